@@ -1,0 +1,80 @@
+// The contract a device fulfils: memory, pages, streams, events, copies. Three backends fulfil it:
+// host (real memory, a thread a stream), model (addresses only, a virtual clock) and cuda (driver).
+// The pool calls nothing else; placement, caching and order are its business, not the backend's.
+//
+// Rules for every call
+//   - may come from any thread, also several at once, and never needs the GIL;
+//   - reports by Status, never by exception, and on failure leaves the device as it was;
+//   - checks its handles: an unknown one is Code::invalid, not undefined behaviour.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "types.hpp"
+
+namespace vram {
+
+struct DeviceInfo {
+  std::string name;               // "host", "model:0", "cuda:0"
+  std::uint64_t total_bytes = 0;  // physical capacity
+  bool pages = false;             // the page calls work
+  bool host_accessible = false;   // addresses may be dereferenced by the host
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const DeviceInfo& info() const = 0;
+  // post: *free_bytes <= *total_bytes. Physical memory, everyone's use counted.
+  virtual Status memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) = 0;
+
+  // ---- plain memory -------------------------------------------------------------------------
+  // pre: bytes > 0 and a multiple of kSlotBytes. post: *out is aligned to kUnit and usable.
+  virtual Status reserve(std::uint64_t bytes, Address* out) = 0;
+  // pre: (address, bytes) came from reserve and nothing on any stream uses it any more.
+  virtual Status release(Address address, std::uint64_t bytes) = 0;
+
+  // ---- pages (only where info().pages) --------------------------------------------------------
+  // Addresses without memory. pre: bytes is a multiple of kSlotBytes. post: *out aligned to kSlotBytes.
+  virtual Status space_reserve(std::uint64_t bytes, Address* out) = 0;
+  // pre: nothing is mapped in it.
+  virtual Status space_release(Address address, std::uint64_t bytes) = 0;
+  // Physical memory without an address. pre: bytes is kPageSlots[i] * kSlotBytes for some i.
+  virtual Status page_create(std::uint64_t bytes, PageHandle* out) = 0;
+  // pre: mapped nowhere.
+  virtual Status page_release(PageHandle page, std::uint64_t bytes) = 0;
+  // Backs [address, address + bytes) with the whole page. One page may be mapped at several
+  // addresses at once. pre: address is slot-aligned inside a space and nothing is mapped there.
+  // post: usable only after set_access.
+  virtual Status map(Address address, std::uint64_t bytes, PageHandle page) = 0;
+  // Grants the device access to a range that is wholly mapped; may span several pages.
+  virtual Status set_access(Address address, std::uint64_t bytes) = 0;
+  // pre: the range is one whole mapping and no work on any stream touches it any more.
+  virtual Status unmap(Address address, std::uint64_t bytes) = 0;
+
+  // ---- streams and events ---------------------------------------------------------------------
+  virtual Status stream_create(StreamHandle* out) = 0;
+  // Lets the queued work finish; the handle is invalid afterwards. Stream 0 cannot be destroyed.
+  virtual Status stream_destroy(StreamHandle stream) = 0;
+  virtual Status stream_synchronize(StreamHandle stream) = 0;
+  // ok when everything queued has finished, else not_ready.
+  virtual Status stream_query(StreamHandle stream) = 0;
+  virtual Status stream_wait(StreamHandle stream, EventHandle event) = 0;  // later work waits for it
+  virtual Status event_create(EventHandle* out) = 0;
+  virtual Status event_destroy(EventHandle event) = 0;  // safe while pending
+  // Marks "everything queued on stream so far". Recording again moves the mark.
+  virtual Status event_record(EventHandle event, StreamHandle stream) = 0;
+  virtual Status event_query(EventHandle event) = 0;  // ok (passed or never recorded) or not_ready
+  virtual Status event_synchronize(EventHandle event) = 0;
+
+  // ---- work -----------------------------------------------------------------------------------
+  // Both ordered on stream; either side of a copy may be host memory.
+  virtual Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) = 0;
+  virtual Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) = 0;
+  // Runs a host function in stream order. It must not call back into this stream's waits.
+  virtual Status launch(StreamHandle stream, std::function<void()> work) = 0;
+};
+
+}  // namespace vram

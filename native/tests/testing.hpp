@@ -1,0 +1,62 @@
+// A test is a function with a name; CHECK reports and counts, main runs all and prints the tally.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+namespace vram::testing {
+
+struct Case {
+  const char* name;
+  void (*run)();
+};
+inline std::vector<Case>& cases() {
+  static std::vector<Case> all;
+  return all;
+}
+inline int failures = 0;
+
+struct Register {
+  Register(const char* name, void (*run)()) { cases().push_back({name, run}); }
+};
+
+inline int run_all() {
+  int failed_cases = 0;
+  for (const Case& test : cases()) {
+    const int before = failures;
+    test.run();
+    const bool ok = failures == before;
+    failed_cases += ok ? 0 : 1;
+    std::printf("%s %s\n", ok ? "ok  " : "FAIL", test.name);
+    std::fflush(stdout);
+  }
+  std::printf("%zu passed, %d failed\n", cases().size() - static_cast<std::size_t>(failed_cases),
+              failed_cases);
+  return failed_cases == 0 ? 0 : 1;
+}
+
+}  // namespace vram::testing
+
+#define TEST(name)                                                    \
+  static void name();                                                 \
+  static const ::vram::testing::Register register_##name{#name, name}; \
+  static void name()
+
+#define CHECK(condition)                                                             \
+  do {                                                                               \
+    if (!(condition)) {                                                              \
+      std::printf("%s:%d: CHECK(%s) does not hold\n", __FILE__, __LINE__, #condition); \
+      ++::vram::testing::failures;                                                   \
+    }                                                                                \
+  } while (0)
+#define REQUIRE(condition)                                                             \
+  do {                                                                                 \
+    if (!(condition)) {                                                                \
+      std::printf("%s:%d: REQUIRE(%s) does not hold\n", __FILE__, __LINE__, #condition); \
+      ++::vram::testing::failures;                                                     \
+      return;                                                                          \
+    }                                                                                  \
+  } while (0)
+#define TEST_MAIN() \
+  int main() { return ::vram::testing::run_all(); }
