@@ -1,0 +1,177 @@
+# From a fresh clone: `make demo` shows the engine at work, `make test` checks all of it.
+# Needs Python >= 3.11, gcc >= 12 and make; everything else is installed into .venv.
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST_ARGS ?=
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:  # each step is parallel inside (ninja, ctest); their output stays readable
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+STAMPS := $(VENV)/stamps
+export PATH := $(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CTEST_PARALLEL_LEVEL := $(JOBS)
+
+# -qq: silent unless it fails, and then with the whole story.
+PIP_INSTALL := $(BIN)/python -m pip install -qq
+
+# Requirements are written once, in pyproject.toml: $(call requirements,project.dependencies ...).
+requirements = $(BIN)/python -c 'import sys, tomllib; from functools import reduce; \
+  project = tomllib.load(open("pyproject.toml", "rb")); \
+  print(*(line for path in sys.argv[1:] for line in reduce(dict.__getitem__, path.split("."), project)), sep="\n")' $(1)
+
+# Directories are listed too, so that a deleted file counts as a change.
+PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
+  $(shell find native src -name tests -prune -o -name __pycache__ -prune -o -print 2>/dev/null)
+CXX_FILES = $(shell find native benchmarks -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
+
+.PHONY: help demo test check stubs format sanitize bench clean distclean setup native-test python-test \
+  native-build sanitize-address sanitize-thread sanitize-python
+
+help:
+	@echo "make demo      set up .venv and run the tour on whatever device there is"
+	@echo "make test      set up .venv, then checks, native tests and Python tests"
+	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
+	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
+	@echo "make bench     every benchmark"
+	@echo "make format    format Python and C++;  make stubs: regenerate src/vram/_native.pyi"
+	@echo "make clean     remove build outputs;   make distclean: remove .venv too"
+
+# ---- setup: one stamp a step ------------------------------------------------------------------
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "vram needs Python 3.11 or later, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "== creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv." >&2; exit 1; }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/build: $(STAMPS)/venv pyproject.toml
+	@echo "== installing build tools"
+	@list=$$($(call requirements,build-system.requires project.dependencies)); \
+	  $(PIP_INSTALL) -r <(echo "$$list") 'cmake>=3.20' 'ninja>=1.10'
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/build pyproject.toml
+	@echo "== installing test and development tools"
+	@list=$$($(call requirements,project.optional-dependencies.test project.optional-dependencies.dev)); \
+	  $(PIP_INSTALL) -r <(echo "$$list")
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/build $(PACKAGE_SOURCES)
+	@echo "== building and installing vram"
+	@$(PIP_INSTALL) --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+setup: $(STAMPS)/dev $(STAMPS)/package
+
+# ---- use ----------------------------------------------------------------------------------------
+
+demo: $(STAMPS)/package
+	@$(BIN)/python examples/tour.py
+
+bench: setup native-build
+	@found=0; for file in benchmarks/*.py; do \
+	  [ -e "$$file" ] || continue; found=1; echo "== $$file"; $(BIN)/python "$$file"; done; \
+	  [ $$found = 1 ] || echo "no benchmarks yet"
+
+# ---- checks and tests -----------------------------------------------------------------------------
+
+test: setup
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory native-test
+	@$(MAKE) --no-print-directory python-test
+
+check: setup
+	@echo "== ruff"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . ; exit 1; }
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== import contracts"
+	@rm -rf build/imports && mkdir -p build/imports && cp -r src/vram build/imports/vram
+	@cp src/vram/_native.pyi build/imports/vram/_native.py
+	@PYTHONPATH=build/imports $(BIN)/lint-imports --no-cache
+	@echo "== clang-format"
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	@echo "== stub of the native module"
+	@$(BIN)/python -m nanobind.stubgen -q -m vram._native -o build/_native.pyi
+	@diff -u src/vram/_native.pyi build/_native.pyi || { \
+	  echo "src/vram/_native.pyi is not what the bindings say; run 'make stubs' and commit it." >&2; exit 1; }
+
+stubs: setup
+	@$(BIN)/python -m nanobind.stubgen -q -m vram._native -o src/vram/_native.pyi
+
+format: $(STAMPS)/dev
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+# One CMake directory a configuration: $(call configure,name,options). Ninja decides what is stale.
+configure = [ -f build/$(1)/build.ninja ] || $(BIN)/cmake -S . -B build/$(1) -G Ninja \
+  -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -DPython_EXECUTABLE=$(BIN)/python \
+  -DVRAM_NATIVE_TESTS=ON $(2) --log-level=WARNING
+build = $(BIN)/cmake --build build/$(1) -- --quiet
+ctest = $(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error --timeout 600
+
+native-build: $(STAMPS)/build
+	@$(call configure,tests,-DVRAM_MODULE=OFF -DVRAM_CHECKS=ON)
+	@$(call build,tests)
+
+native-test: native-build
+	@echo "== native tests"
+	@$(call ctest,tests)
+
+python-test: setup
+	@echo "== Python tests"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# ---- sanitizers -------------------------------------------------------------------------------------
+
+sanitize: sanitize-address sanitize-thread sanitize-python
+
+# ThreadSanitizer of older compilers cannot stand a widely randomised address space.
+FIXED_ADDRESSES = $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)
+
+sanitize-address: setup
+	@echo "== native tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@$(call configure,asan,-DVRAM_MODULE=ON -DVRAM_CHECKS=ON -DVRAM_SANITIZE=address$(comma)undefined)
+	@$(call build,asan)
+	@UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(call ctest,asan)
+
+sanitize-thread: setup
+	@echo "== native tests under ThreadSanitizer"
+	@$(call configure,tsan,-DVRAM_MODULE=OFF -DVRAM_SANITIZE=thread)
+	@$(call build,tsan)
+	@TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $(FIXED_ADDRESSES) $(call ctest,tsan)
+
+# The package with the sanitized module lies in build/asan/overlay and hides the installed one.
+# libstdc++ is preloaded too: AddressSanitizer must find it at start to follow C++ exceptions.
+sanitize-python: sanitize-address
+	@echo "== Python tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@rm -rf build/asan/overlay && mkdir -p build/asan/overlay && cp -r src/vram build/asan/overlay/vram
+	@$(BIN)/cmake --install build/asan --prefix build/asan/overlay >/dev/null
+	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/asan/overlay" \
+	  $(BIN)/python -m pytest -m "not slow and not fork" --hypothesis-profile=sanitize $(PYTEST_ARGS)
+
+comma := ,
+
+# ---- housekeeping -----------------------------------------------------------------------------------
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find native src tests -name __pycache__ -type d -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean
+	rm -rf $(VENV)
