@@ -1,0 +1,551 @@
+// Real memory by mmap and one worker thread a stream. books.cpp judges the memory calls; this file
+// does the deeds.
+#include "backends/host.hpp"
+
+#include <cxxabi.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <system_error>
+#include <thread>
+
+namespace vram {
+
+// ---- forks --------------------------------------------------------------------------------------
+
+namespace {
+
+std::atomic<std::uint64_t> process_generation{0};
+
+std::uint64_t current_generation() {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { process_generation.fetch_add(1, std::memory_order_relaxed); });
+  (void)registered;
+  return process_generation.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+// ---- streams ------------------------------------------------------------------------------------
+
+// An ordered queue and the thread that empties it. The thread starts with the first operation and
+// holds a reference to the stream, not to the backend.
+class HostStream : public std::enable_shared_from_this<HostStream> {
+ public:
+  // Code::closed once close() was called, Code::failed where no thread can be started.
+  Code enqueue(std::function<void()> work, int* native) {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return Code::closed;
+    if (!thread_.joinable()) {
+      if (const int error = start(); error != 0) return *native = error, Code::failed;
+    }
+    queue_.push_back(std::move(work));
+    ++queued_;
+    changed_.notify_all();
+    return Code::ok;
+  }
+  std::uint64_t queued() {
+    const std::lock_guard lock(mutex_);
+    return queued_;
+  }
+  bool reached(std::uint64_t position) const { return finished_.load(std::memory_order_acquire) >= position; }
+  void wait(std::uint64_t position) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return reached(position); });
+  }
+  void close() {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    changed_.notify_all();
+  }
+  bool on_own_thread() const { return current == this; }
+  // Whether join() would return at once.
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  // pre: closed, and not started or not called on its own thread.
+  void join() {
+    if (thread_.joinable()) thread_.join();
+  }
+  // The end of a stream whose backend is destroyed by the stream's own work: what is queued still
+  // runs, here and now, because the memory it uses is about to go.
+  void drain_on_own_thread() {
+    while (run_next()) {
+    }
+    thread_.detach();
+  }
+
+ private:
+  // Signals are left to the program's own threads.
+  int start() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = 0;
+    try {
+      thread_ = std::thread([self = shared_from_this()] { self->run(); });
+    } catch (const std::system_error& failure) {
+      error = failure.code().value();
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return error;
+  }
+  void run() {
+    current = this;
+    while (wait_for_work()) run_next();
+    ended_.store(true, std::memory_order_release);
+  }
+  // False when the stream is closed and nothing is left to do.
+  bool wait_for_work() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return closing_ || !queue_.empty(); });
+    return !queue_.empty();
+  }
+  // The work is destroyed before it counts as finished: what it held is gone when a wait returns.
+  bool run_next() {
+    std::function<void()> work;
+    {
+      const std::lock_guard lock(mutex_);
+      if (queue_.empty()) return false;
+      work = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    run_guarded(work);
+    work = nullptr;
+    const std::lock_guard lock(mutex_);
+    finished_.fetch_add(1, std::memory_order_release);
+    changed_.notify_all();
+    return true;
+  }
+
+  // Swallows what the work throws, but not the unwinding by which a thread is ended from outside.
+  static void run_guarded(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const abi::__forced_unwind&) {
+      throw;
+    } catch (...) {
+    }
+  }
+
+  static thread_local const HostStream* current;  // the stream whose thread this is
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  std::uint64_t queued_ = 0;
+  std::atomic<std::uint64_t> finished_{0};
+  bool closing_ = false;
+  std::atomic<bool> ended_{false};
+  std::thread thread_;
+};
+
+thread_local const HostStream* HostStream::current = nullptr;
+
+// ---- the backend --------------------------------------------------------------------------------
+
+namespace {
+
+constexpr Status kOk{};
+
+std::uint64_t physical_bytes() {
+  struct sysinfo machine{};
+  if (sysinfo(&machine) != 0) return 0;
+  return std::uint64_t{machine.totalram} * machine.mem_unit;
+}
+
+Status from_errno(const char* call) {
+  return {errno == ENOMEM ? Code::out_of_memory : Code::failed, errno, call};
+}
+
+void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+// Takes a range out of use without giving its addresses up.
+bool block_range(Address address, std::uint64_t bytes) {
+  return mmap(pointer(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+              0) != MAP_FAILED;
+}
+
+int page_size_index(std::uint64_t bytes) {
+  int index = 0;
+  while (kPageSlots[index] * kSlotBytes != bytes) ++index;
+  return index;
+}
+
+}  // namespace
+
+HostBackend::HostBackend(std::uint64_t capacity_bytes)
+    : generation_(current_generation()),
+      books_((capacity_bytes == 0 ? physical_bytes() : capacity_bytes) / kSlotBytes * kSlotBytes) {
+  info_.name = "host";
+  info_.total_bytes = books_.capacity();
+  info_.pages = open_store();
+  info_.host_accessible = true;
+  streams_.emplace(0, std::make_shared<HostStream>());
+}
+
+HostBackend::~HostBackend() {
+  if (inherited()) return;
+  const auto streams = all_streams();
+  for (const auto& stream : streams) stream->close();
+  for (const auto& stream : streams) {
+    if (stream->on_own_thread()) {
+      stream->drain_on_own_thread();
+    } else {
+      stream->join();
+    }
+  }
+  books_.each_range([](Address address, std::uint64_t bytes) { munmap(pointer(address), bytes); });
+  if (store_ >= 0) close(store_);
+}
+
+bool HostBackend::inherited() const { return generation_ != current_generation(); }
+
+// False where the system has no memory files or cannot take memory back out of them.
+bool HostBackend::open_store() {
+  store_ = memfd_create("vram", MFD_CLOEXEC);
+  if (store_ < 0) return false;
+  const off_t length = static_cast<off_t>(kSlotBytes);
+  if (ftruncate(store_, length) == 0 &&
+      fallocate(store_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, length) == 0) {
+    store_bytes_ = kSlotBytes;
+    free_offsets_[0].push_back(0);
+    return true;
+  }
+  close(store_);
+  store_ = -1;
+  return false;
+}
+
+Status HostBackend::memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) {
+  if (inherited()) return {Code::closed, 0, "memory_info"};
+  const std::lock_guard lock(mutex_);
+  *total_bytes = books_.capacity();
+  *free_bytes = books_.capacity() - books_.used_bytes();
+  return kOk;
+}
+
+// ---- plain memory -------------------------------------------------------------------------------
+
+Status HostBackend::reserve(std::uint64_t bytes, Address* out) {
+  if (inherited()) return {Code::closed, 0, "reserve"};
+  const std::lock_guard lock(mutex_);
+  if (const Code code = books_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
+  void* memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return from_errno("reserve");
+  *out = reinterpret_cast<Address>(memory);
+  books_.reserve(*out, bytes);
+  return kOk;
+}
+
+Status HostBackend::release(Address address, std::uint64_t bytes) {
+  if (inherited()) return {Code::closed, 0, "release"};
+  const std::lock_guard lock(mutex_);
+  if (const Code code = books_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
+  if (munmap(pointer(address), bytes) != 0) return from_errno("release");
+  books_.release(address);
+  return kOk;
+}
+
+// ---- pages --------------------------------------------------------------------------------------
+
+Status HostBackend::space_reserve(std::uint64_t bytes, Address* out) {
+  if (inherited()) return {Code::closed, 0, "space_reserve"};
+  if (!info_.pages) return {Code::unsupported, 0, "space_reserve"};
+  const std::lock_guard lock(mutex_);
+  if (const Code code = books_.may_space_reserve(bytes); code != Code::ok) return {code, 0, "space_reserve"};
+  const std::uint64_t wanted = bytes + kSlotBytes;
+  if (wanted < bytes) return {Code::out_of_memory, 0, "space_reserve"};
+  void* memory = mmap(nullptr, wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return from_errno("space_reserve");
+  const Address start = reinterpret_cast<Address>(memory);
+  *out = round_up(start, kSlotBytes);
+  if (*out > start) munmap(memory, *out - start);
+  if (*out + bytes < start + wanted) munmap(pointer(*out + bytes), start + wanted - *out - bytes);
+  books_.space_reserve(*out, bytes);
+  return kOk;
+}
+
+Status HostBackend::space_release(Address address, std::uint64_t bytes) {
+  if (inherited()) return {Code::closed, 0, "space_release"};
+  const std::lock_guard lock(mutex_);
+  const Code code = books_.may_space_release(address, bytes);
+  if (code != Code::ok) return {code, 0, "space_release"};
+  if (munmap(pointer(address), bytes) != 0) return from_errno("space_release");
+  books_.space_release(address);
+  return kOk;
+}
+
+// Offsets return to a list for each page size, so the store grows to at most three times the
+// capacity in addresses, never in memory.
+Status HostBackend::take_offset(std::uint64_t bytes, std::uint64_t* out) {
+  std::vector<std::uint64_t>& free_offsets = free_offsets_[page_size_index(bytes)];
+  if (!free_offsets.empty()) {
+    *out = free_offsets.back();
+    free_offsets.pop_back();
+    return kOk;
+  }
+  if (ftruncate(store_, static_cast<off_t>(store_bytes_ + bytes)) != 0) return from_errno("page_create");
+  *out = store_bytes_;
+  store_bytes_ += bytes;
+  return kOk;
+}
+
+Status HostBackend::page_create(std::uint64_t bytes, PageHandle* out) {
+  if (inherited()) return {Code::closed, 0, "page_create"};
+  if (!info_.pages) return {Code::unsupported, 0, "page_create"};
+  const std::lock_guard lock(mutex_);
+  if (const Code code = books_.may_page_create(bytes); code != Code::ok) return {code, 0, "page_create"};
+  std::uint64_t offset = 0;
+  if (const Status status = take_offset(bytes, &offset); !status.ok()) return status;
+  *out = books_.page_create(bytes, offset);
+  return kOk;
+}
+
+Status HostBackend::page_release(PageHandle page, std::uint64_t bytes) {
+  if (inherited()) return {Code::closed, 0, "page_release"};
+  const std::lock_guard lock(mutex_);
+  const Code code = books_.may_page_release(page, bytes);
+  if (code != Code::ok) return {code, 0, "page_release"};
+  const std::uint64_t offset = books_.page(page)->offset;
+  if (fallocate(store_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                static_cast<off_t>(bytes)) != 0) {
+    return from_errno("page_release");
+  }
+  free_offsets_[page_size_index(bytes)].push_back(offset);
+  books_.page_release(page);
+  return kOk;
+}
+
+Status HostBackend::map(Address address, std::uint64_t bytes, PageHandle page) {
+  if (inherited()) return {Code::closed, 0, "map"};
+  const std::lock_guard lock(mutex_);
+  if (const Code code = books_.may_map(address, bytes, page); code != Code::ok) return {code, 0, "map"};
+  const off_t offset = static_cast<off_t>(books_.page(page)->offset);
+  if (mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, store_, offset) == MAP_FAILED) {
+    return from_errno("map");
+  }
+  books_.map(address, bytes, page);
+  return kOk;
+}
+
+Status HostBackend::set_access(Address address, std::uint64_t bytes) {
+  if (inherited()) return {Code::closed, 0, "set_access"};
+  const std::lock_guard lock(mutex_);
+  const Code code = books_.may_set_access(address, bytes);
+  if (code != Code::ok) return {code, 0, "set_access"};
+  if (mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE) != 0) return from_errno("set_access");
+  books_.set_access(address, bytes);
+  return kOk;
+}
+
+Status HostBackend::unmap(Address address, std::uint64_t bytes) {
+  if (inherited()) return {Code::closed, 0, "unmap"};
+  const std::lock_guard lock(mutex_);
+  if (const Code code = books_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
+  if (!block_range(address, bytes)) return from_errno("unmap");
+  books_.unmap(address, bytes);
+  return kOk;
+}
+
+// ---- streams ------------------------------------------------------------------------------------
+
+std::shared_ptr<HostStream> HostBackend::stream_of(StreamHandle handle) {
+  const auto found = streams_.find(handle);
+  return found == streams_.end() ? nullptr : found->second;
+}
+
+std::vector<std::shared_ptr<HostStream>> HostBackend::all_streams() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<HostStream>> all = retired_;
+  for (const auto& [handle, stream] : streams_) all.push_back(stream);
+  return all;
+}
+
+// Joins the threads of destroyed streams that have ended meanwhile. pre: the lock is held.
+void HostBackend::reap() {
+  std::erase_if(retired_, [](const std::shared_ptr<HostStream>& stream) {
+    if (!stream->ended()) return false;
+    stream->join();
+    return true;
+  });
+}
+
+Status HostBackend::stream_create(StreamHandle* out) {
+  if (inherited()) return {Code::closed, 0, "stream_create"};
+  const std::lock_guard lock(mutex_);
+  reap();
+  *out = next_stream_++;
+  streams_.emplace(*out, std::make_shared<HostStream>());
+  return kOk;
+}
+
+Status HostBackend::stream_destroy(StreamHandle stream) {
+  if (inherited()) return {Code::closed, 0, "stream_destroy"};
+  const std::lock_guard lock(mutex_);
+  const auto found = streams_.find(stream);
+  if (found == streams_.end() || stream == 0) return {Code::invalid, 0, "stream_destroy"};
+  found->second->close();
+  if (found->second->queued() > 0) retired_.push_back(found->second);
+  streams_.erase(found);
+  reap();
+  return kOk;
+}
+
+Status HostBackend::stream_synchronize(StreamHandle stream) {
+  if (inherited()) return {Code::closed, 0, "stream_synchronize"};
+  std::shared_ptr<HostStream> target;
+  {
+    const std::lock_guard lock(mutex_);
+    target = stream_of(stream);
+  }
+  if (!target || target->on_own_thread()) return {Code::invalid, 0, "stream_synchronize"};
+  target->wait(target->queued());
+  return kOk;
+}
+
+Status HostBackend::stream_query(StreamHandle stream) {
+  if (inherited()) return {Code::closed, 0, "stream_query"};
+  const std::lock_guard lock(mutex_);
+  const auto target = stream_of(stream);
+  if (!target) return {Code::invalid, 0, "stream_query"};
+  return {target->reached(target->queued()) ? Code::ok : Code::not_ready, 0, "stream_query"};
+}
+
+Status HostBackend::stream_wait(StreamHandle stream, EventHandle event) {
+  if (inherited()) return {Code::closed, 0, "stream_wait"};
+  Event mark;
+  {
+    const std::lock_guard lock(mutex_);
+    const Event* found = events_.find(event);
+    if (!found || !stream_of(stream)) return {Code::invalid, 0, "stream_wait"};
+    mark = *found;
+  }
+  if (!mark.stream || mark.stream->reached(mark.position)) return kOk;
+  return enqueue(stream, [mark = std::move(mark)] { mark.stream->wait(mark.position); }, "stream_wait");
+}
+
+Status HostBackend::synchronize() {
+  if (inherited()) return {Code::closed, 0, "synchronize"};
+  for (const auto& stream : all_streams()) {
+    if (stream->on_own_thread()) return {Code::invalid, 0, "synchronize"};
+    stream->wait(stream->queued());
+  }
+  return kOk;
+}
+
+// ---- events -------------------------------------------------------------------------------------
+
+Status HostBackend::event_create(EventHandle* out) {
+  if (inherited()) return {Code::closed, 0, "event_create"};
+  const std::lock_guard lock(mutex_);
+  *out = events_.add({});
+  return kOk;
+}
+
+Status HostBackend::event_destroy(EventHandle event) {
+  if (inherited()) return {Code::closed, 0, "event_destroy"};
+  const std::lock_guard lock(mutex_);
+  if (!events_.find(event)) return {Code::invalid, 0, "event_destroy"};
+  events_.remove(event);
+  return kOk;
+}
+
+Status HostBackend::event_record(EventHandle event, StreamHandle stream) {
+  if (inherited()) return {Code::closed, 0, "event_record"};
+  const std::lock_guard lock(mutex_);
+  Event* found = events_.find(event);
+  auto target = stream_of(stream);
+  if (!found || !target) return {Code::invalid, 0, "event_record"};
+  const std::uint64_t position = target->queued();
+  *found = {std::move(target), position};
+  return kOk;
+}
+
+Status HostBackend::event_query(EventHandle event) {
+  if (inherited()) return {Code::closed, 0, "event_query"};
+  const std::lock_guard lock(mutex_);
+  const Event* found = events_.find(event);
+  if (!found) return {Code::invalid, 0, "event_query"};
+  const bool passed = !found->stream || found->stream->reached(found->position);
+  return {passed ? Code::ok : Code::not_ready, 0, "event_query"};
+}
+
+Status HostBackend::event_synchronize(EventHandle event) {
+  if (inherited()) return {Code::closed, 0, "event_synchronize"};
+  Event mark;
+  {
+    const std::lock_guard lock(mutex_);
+    const Event* found = events_.find(event);
+    if (!found) return {Code::invalid, 0, "event_synchronize"};
+    mark = *found;
+  }
+  if (!mark.stream || mark.stream->reached(mark.position)) return kOk;
+  if (mark.stream->on_own_thread()) return {Code::invalid, 0, "event_synchronize"};
+  mark.stream->wait(mark.position);
+  return kOk;
+}
+
+// ---- work ---------------------------------------------------------------------------------------
+
+Status HostBackend::enqueue(StreamHandle stream, std::function<void()> work, const char* call) {
+  std::shared_ptr<HostStream> target;
+  {
+    const std::lock_guard lock(mutex_);
+    target = stream_of(stream);
+  }
+  if (!target) return {Code::invalid, 0, call};
+  int native = 0;
+  const Code code = target->enqueue(std::move(work), &native);
+  return {code, native, call};
+}
+
+Status HostBackend::copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) {
+  if (inherited()) return {Code::closed, 0, "copy"};
+  {
+    const std::lock_guard lock(mutex_);
+    if (books_.may_touch(to, bytes) != Code::ok) return {Code::invalid, 0, "copy"};
+    if (books_.may_touch(from, bytes) != Code::ok) return {Code::invalid, 0, "copy"};
+  }
+  return enqueue(
+      stream,
+      [=] {
+        if (bytes > 0) std::memmove(pointer(to), pointer(from), bytes);
+      },
+      "copy");
+}
+
+Status HostBackend::fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) {
+  if (inherited()) return {Code::closed, 0, "fill"};
+  {
+    const std::lock_guard lock(mutex_);
+    if (books_.may_touch(to, bytes) != Code::ok) return {Code::invalid, 0, "fill"};
+  }
+  return enqueue(
+      stream,
+      [=] {
+        if (bytes > 0) std::memset(pointer(to), value, bytes);
+      },
+      "fill");
+}
+
+Status HostBackend::launch(StreamHandle stream, std::function<void()> work) {
+  if (inherited()) return {Code::closed, 0, "launch"};
+  if (!work) return {Code::invalid, 0, "launch"};
+  return enqueue(stream, std::move(work), "launch");
+}
+
+bool HostBackend::check(std::string* why) {
+  const std::lock_guard lock(mutex_);
+  return books_.check(why);
+}
+
+}  // namespace vram

@@ -1,0 +1,99 @@
+// The host as a device: real memory, and one worker thread a stream, so work really is asynchronous,
+// overlap really happens and a missing synchronisation really races. Where memory goes is the
+// pool's business; Python callables are the bindings'.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "backend.hpp"
+#include "backends/books.hpp"
+#include "backends/handles.hpp"
+
+namespace vram {
+
+class HostStream;
+
+// Plain memory is anonymous; pages are ranges of one sparse memory file, so that a page mapped at
+// two addresses is one memory seen twice. Nothing is committed before it is touched; `capacity`
+// bounds what may be promised.
+//
+// A point in a stream is the number of operations queued before it, so recording an event queues
+// nothing, and an event has passed when the stream has finished that many.
+//
+// Fork: the child has no worker threads, so there every call answers Code::closed and destruction
+// leaves everything alone. Pages are then shared with the parent, plain memory is a private copy.
+class HostBackend final : public Backend {
+ public:
+  // 0: the machine's physical memory. Otherwise rounded down to whole slots.
+  explicit HostBackend(std::uint64_t capacity_bytes = 0);
+  // Lets all queued work of all streams finish first.
+  ~HostBackend() override;
+  HostBackend(const HostBackend&) = delete;
+  HostBackend& operator=(const HostBackend&) = delete;
+
+  const DeviceInfo& info() const override { return info_; }
+  Status memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) override;
+
+  Status reserve(std::uint64_t bytes, Address* out) override;
+  Status release(Address address, std::uint64_t bytes) override;
+
+  Status space_reserve(std::uint64_t bytes, Address* out) override;
+  Status space_release(Address address, std::uint64_t bytes) override;
+  Status page_create(std::uint64_t bytes, PageHandle* out) override;
+  Status page_release(PageHandle page, std::uint64_t bytes) override;
+  Status map(Address address, std::uint64_t bytes, PageHandle page) override;
+  Status set_access(Address address, std::uint64_t bytes) override;
+  Status unmap(Address address, std::uint64_t bytes) override;
+
+  Status stream_create(StreamHandle* out) override;
+  // Returns at once; the stream's thread ends when its queue is empty.
+  Status stream_destroy(StreamHandle stream) override;
+  // Both waits answer Code::invalid on the thread of the stream they would wait for.
+  Status stream_synchronize(StreamHandle stream) override;
+  Status stream_query(StreamHandle stream) override;
+  Status stream_wait(StreamHandle stream, EventHandle event) override;
+  Status event_create(EventHandle* out) override;
+  Status event_destroy(EventHandle event) override;
+  Status event_record(EventHandle event, StreamHandle stream) override;
+  Status event_query(EventHandle event) override;
+  Status event_synchronize(EventHandle event) override;
+
+  Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override;
+  Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
+  // An exception that leaves `work` is dropped.
+  Status launch(StreamHandle stream, std::function<void()> work) override;
+
+  // Waits for everything queued so far on every stream, destroyed ones included.
+  Status synchronize();
+  bool check(std::string* why);
+
+ private:
+  struct Event {
+    std::shared_ptr<HostStream> stream;  // null: never recorded
+    std::uint64_t position = 0;
+  };
+  bool inherited() const;  // this process is a fork's child
+  std::shared_ptr<HostStream> stream_of(StreamHandle handle);
+  std::vector<std::shared_ptr<HostStream>> all_streams();
+  void reap();
+  bool open_store();
+  Status take_offset(std::uint64_t bytes, std::uint64_t* out);
+  Status enqueue(StreamHandle stream, std::function<void()> work, const char* call);
+
+  const std::uint64_t generation_;  // of the process that made this, see inherited()
+  DeviceInfo info_;
+  std::mutex mutex_;  // guards everything below; streams have their own
+  Books books_;
+  int store_ = -1;  // the memory file behind all pages
+  std::uint64_t store_bytes_ = 0;
+  std::vector<std::uint64_t> free_offsets_[kPageSizes];
+  std::unordered_map<StreamHandle, std::shared_ptr<HostStream>> streams_;
+  std::vector<std::shared_ptr<HostStream>> retired_;  // destroyed, their threads not yet joined
+  StreamHandle next_stream_ = 1;
+  HandleTable<Event> events_;
+};
+
+}  // namespace vram

@@ -1,0 +1,715 @@
+// The virtual device: books.cpp judges the memory calls; this file gives out addresses, moves the
+// clock, executes streams, fails on demand and counts.
+#include "backends/model.hpp"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace vram {
+
+// ---- prices (the table is in model.hpp) -----------------------------------------------------------
+
+namespace {
+
+constexpr Status kOk{};
+constexpr std::uint64_t kTiB = 1024 * kGiB;
+constexpr std::uint64_t kPlainRoom = 32 * kTiB;
+constexpr std::uint64_t kSpaceRoom = 64 * kTiB;
+
+struct PagePrice {
+  double create, map, set_access, unmap, release;
+};
+constexpr PagePrice kPagePrices[kPageSizes] = {
+    {11.0, 1.6, 29.0, 20.0, 11.0},
+    {10.2, 1.3, 27.75, 19.5, 15.0},
+    {9.4, 1.0, 26.5, 19.0, 19.0},
+};
+const PagePrice& page_price(std::uint64_t bytes) {
+  return kPagePrices[bytes == kSlotBytes ? 0 : bytes == 4 * kSlotBytes ? 1 : 2];
+}
+
+struct PlainPrice {
+  double bytes, us;
+};
+constexpr PlainPrice kPlainPrices[] = {
+    {2.0 * kMiB, 86.0}, {64.0 * kMiB, 156.0}, {512.0 * kMiB, 429.0}, {4.0 * kGiB, 3100.0}};
+constexpr double kReserveShare = 0.6;
+constexpr double kSpaceUs = 29.0;
+constexpr double kEventCreateUs = 0.27;
+constexpr double kEventDestroyUs = 0.20;
+constexpr double kEventRecordUs = 0.45;
+constexpr double kQueryUs = 0.33;
+constexpr double kStreamWaitUs = 0.43;
+
+// Of reserve and release together.
+double plain_price(std::uint64_t bytes) {
+  const double size = static_cast<double>(bytes);
+  const PlainPrice* low = kPlainPrices;
+  while (low + 2 < std::end(kPlainPrices) && size > low[1].bytes) ++low;
+  return low[0].us + (size - low[0].bytes) / (low[1].bytes - low[0].bytes) * (low[1].us - low[0].us);
+}
+
+bool overlap(Address a, std::uint64_t a_bytes, Address b, std::uint64_t b_bytes) {
+  return a < b + b_bytes && b < a + a_bytes;
+}
+
+}  // namespace
+
+const char* const ModelBackend::kCallNames[kCalls] = {"reserve",
+                                                      "release",
+                                                      "space_reserve",
+                                                      "space_release",
+                                                      "page_create",
+                                                      "page_release",
+                                                      "map",
+                                                      "set_access",
+                                                      "unmap",
+                                                      "memory_info",
+                                                      "stream_create",
+                                                      "stream_destroy",
+                                                      "stream_synchronize",
+                                                      "stream_query",
+                                                      "stream_wait",
+                                                      "event_create",
+                                                      "event_destroy",
+                                                      "event_record",
+                                                      "event_query",
+                                                      "event_synchronize",
+                                                      "copy",
+                                                      "fill",
+                                                      "launch"};
+
+int ModelBackend::call_of(std::string_view name) {
+  for (int call = 0; call < kCalls; ++call) {
+    if (name == kCallNames[call]) return call;
+  }
+  return -1;
+}
+
+ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
+    : books_(capacity_bytes / kSlotBytes * kSlotBytes), schedule_(options.schedule), lag_us_(options.lag_us) {
+  info_.name = "model:0";
+  info_.total_bytes = books_.capacity();
+  info_.pages = options.pages;
+  plain_addresses_.next = round_up(options.base, kSlotBytes);
+  plain_addresses_.end = plain_addresses_.next + kPlainRoom;
+  space_addresses_.next = plain_addresses_.end;
+  space_addresses_.end = space_addresses_.next + kSpaceRoom;
+  streams_.push_back(std::make_unique<Stream>());
+}
+
+// ---- counting and failing -------------------------------------------------------------------------
+
+// Counts the call. False when it is to fail, with *status saying how.
+bool ModelBackend::begin(Call call, Status* status) {
+  ++calls_[call];
+  ++total_calls_;
+  memory_calls_ += call <= kUnmap ? 1 : 0;
+  if (failures_.empty()) [[likely]]
+    return true;
+  for (auto failure = failures_.begin(); failure != failures_.end(); ++failure) {
+    const std::uint64_t count = failure->call == kCalls ? total_calls_ : calls_[call];
+    if ((failure->call != kCalls && failure->call != call) || failure->at != count) continue;
+    *status = {failure->status.code, failure->status.native, kCallNames[call]};
+    failures_.erase(failure);
+    return false;
+  }
+  return true;
+}
+
+void ModelBackend::charge(Call call, double us) {
+  driver_us_ += us;
+  if (call <= kUnmap) memory_us_ += us;
+}
+
+bool ModelBackend::fail(std::string_view name, std::uint64_t nth, Status status) {
+  const std::lock_guard lock(mutex_);
+  const int call = call_of(name);
+  if (call < 0) return false;
+  failures_.push_back({call, calls_[call] + nth, status});
+  return true;
+}
+
+void ModelBackend::fail_any(std::uint64_t nth, Status status) {
+  const std::lock_guard lock(mutex_);
+  failures_.push_back({kCalls, total_calls_ + nth, status});
+}
+
+void ModelBackend::clear_failures() {
+  const std::lock_guard lock(mutex_);
+  failures_.clear();
+}
+
+std::uint64_t ModelBackend::calls(std::string_view name) {
+  const std::lock_guard lock(mutex_);
+  const int call = call_of(name);
+  return call < 0 ? 0 : calls_[call];
+}
+
+std::uint64_t ModelBackend::total_calls() {
+  const std::lock_guard lock(mutex_);
+  return total_calls_;
+}
+
+std::uint64_t ModelBackend::memory_calls() {
+  const std::lock_guard lock(mutex_);
+  return memory_calls_;
+}
+
+double ModelBackend::driver_us() {
+  const std::lock_guard lock(mutex_);
+  return driver_us_;
+}
+
+double ModelBackend::memory_us() {
+  const std::lock_guard lock(mutex_);
+  return memory_us_;
+}
+
+std::uint64_t ModelBackend::host_waits() {
+  const std::lock_guard lock(mutex_);
+  return host_waits_;
+}
+
+double ModelBackend::host_wait_us() {
+  const std::lock_guard lock(mutex_);
+  return host_wait_us_;
+}
+
+// ---- memory ---------------------------------------------------------------------------------------
+
+// Ranges are given out in powers of two, so each class spans at most twice the capacity and a long
+// run of reserve and release does not wander out of the address range. 0: the range is full.
+Address ModelBackend::Addresses::take(std::uint64_t bytes) {
+  const std::uint64_t span = std::bit_ceil(bytes);
+  std::vector<Address>& reusable = free[std::countr_zero(span)];
+  if (!reusable.empty()) {
+    const Address address = reusable.back();
+    reusable.pop_back();
+    return address;
+  }
+  if (span > end - next) return 0;
+  next += span;
+  return next - span;
+}
+
+void ModelBackend::Addresses::give(Address address, std::uint64_t bytes) {
+  free[std::countr_zero(std::bit_ceil(bytes))].push_back(address);
+}
+
+// Whether queued work touches the range.
+bool ModelBackend::busy(Address address, std::uint64_t bytes) const {
+  if (queued_ == 0) return false;
+  for (const auto& stream : streams_) {
+    for (const Operation& operation : stream->operations) {
+      for (const Touch& touch : operation.touches) {
+        if (touch.bytes > 0 && overlap(address, bytes, touch.address, touch.bytes)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+Status ModelBackend::memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kMemoryInfo, &status)) return status;
+  *total_bytes = books_.capacity();
+  *free_bytes = books_.capacity() - books_.used_bytes();
+  return kOk;
+}
+
+Status ModelBackend::reserve(std::uint64_t bytes, Address* out) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kReserve, &status)) return status;
+  charge(kReserve, kReserveShare * plain_price(bytes));
+  if (const Code code = books_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
+  const Address address = plain_addresses_.take(bytes);
+  if (address == 0) return {Code::out_of_memory, 0, "reserve"};
+  books_.reserve(address, bytes);
+  *out = address;
+  return kOk;
+}
+
+Status ModelBackend::release(Address address, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kRelease, &status)) return status;
+  charge(kRelease, (1.0 - kReserveShare) * plain_price(bytes));
+  if (const Code code = books_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
+  if (busy(address, bytes)) return {Code::invalid, 0, "release"};
+  books_.release(address);
+  plain_addresses_.give(address, bytes);
+  return kOk;
+}
+
+Status ModelBackend::space_reserve(std::uint64_t bytes, Address* out) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kSpaceReserve, &status)) return status;
+  if (!info_.pages) return {Code::unsupported, 0, "space_reserve"};
+  charge(kSpaceReserve, kSpaceUs);
+  if (const Code code = books_.may_space_reserve(bytes); code != Code::ok) return {code, 0, "space_reserve"};
+  const Address address = bytes > kSpaceRoom ? 0 : space_addresses_.take(bytes);
+  if (address == 0) return {Code::out_of_memory, 0, "space_reserve"};
+  books_.space_reserve(address, bytes);
+  *out = address;
+  return kOk;
+}
+
+Status ModelBackend::space_release(Address address, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kSpaceRelease, &status)) return status;
+  charge(kSpaceRelease, kSpaceUs);
+  const Code code = books_.may_space_release(address, bytes);
+  if (code != Code::ok) return {code, 0, "space_release"};
+  books_.space_release(address);
+  space_addresses_.give(address, bytes);
+  return kOk;
+}
+
+Status ModelBackend::page_create(std::uint64_t bytes, PageHandle* out) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kPageCreate, &status)) return status;
+  if (!info_.pages) return {Code::unsupported, 0, "page_create"};
+  charge(kPageCreate, page_price(bytes).create);
+  if (const Code code = books_.may_page_create(bytes); code != Code::ok) return {code, 0, "page_create"};
+  *out = books_.page_create(bytes);
+  return kOk;
+}
+
+Status ModelBackend::page_release(PageHandle page, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kPageRelease, &status)) return status;
+  charge(kPageRelease, page_price(bytes).release);
+  const Code code = books_.may_page_release(page, bytes);
+  if (code != Code::ok) return {code, 0, "page_release"};
+  books_.page_release(page);
+  return kOk;
+}
+
+Status ModelBackend::map(Address address, std::uint64_t bytes, PageHandle page) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kMap, &status)) return status;
+  charge(kMap, page_price(bytes).map);
+  if (const Code code = books_.may_map(address, bytes, page); code != Code::ok) return {code, 0, "map"};
+  books_.map(address, bytes, page);
+  return kOk;
+}
+
+Status ModelBackend::set_access(Address address, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kSetAccess, &status)) return status;
+  const Code code = books_.may_set_access(address, bytes);
+  if (code != Code::ok) return {code, 0, "set_access"};
+  books_.each_mapping(address, bytes, [this](std::uint64_t page_bytes) {
+    charge(kSetAccess, page_price(page_bytes).set_access);
+  });
+  books_.set_access(address, bytes);
+  return kOk;
+}
+
+Status ModelBackend::unmap(Address address, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kUnmap, &status)) return status;
+  charge(kUnmap, page_price(bytes).unmap);
+  if (const Code code = books_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
+  if (busy(address, bytes)) return {Code::invalid, 0, "unmap"};
+  books_.unmap(address, bytes);
+  return kOk;
+}
+
+// ---- streams and events ---------------------------------------------------------------------------
+
+ModelBackend::Stream* ModelBackend::stream_of(StreamHandle handle) {
+  return handle < streams_.size() && streams_[handle]->alive ? streams_[handle].get() : nullptr;
+}
+
+bool ModelBackend::passed(const Event& event) const {
+  if (schedule_ == Schedule::lag) return event.passes <= now_us_;
+  return streams_[event.stream]->done >= event.position;
+}
+
+Status ModelBackend::stream_create(StreamHandle* out) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kStreamCreate, &status)) return status;
+  *out = streams_.size();
+  streams_.push_back(std::make_unique<Stream>());
+  ++streams_alive_;
+  return kOk;
+}
+
+Status ModelBackend::stream_destroy(StreamHandle handle) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kStreamDestroy, &status)) return status;
+  Stream* stream = stream_of(handle);
+  if (!stream || handle == 0) return {Code::invalid, 0, "stream_destroy"};
+  stream->alive = false;
+  --streams_alive_;
+  return kOk;
+}
+
+Status ModelBackend::stream_query(StreamHandle handle) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kStreamQuery, &status)) return status;
+  charge(kStreamQuery, kQueryUs);
+  const Stream* stream = stream_of(handle);
+  if (!stream) return {Code::invalid, 0, "stream_query"};
+  const bool idle = schedule_ == Schedule::lag ? stream->tail <= now_us_ : stream->done == stream->queued;
+  return {idle ? Code::ok : Code::not_ready, 0, "stream_query"};
+}
+
+Status ModelBackend::stream_wait(StreamHandle handle, EventHandle event) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kStreamWait, &status)) return status;
+  charge(kStreamWait, kStreamWaitUs);
+  Stream* stream = stream_of(handle);
+  const Event* mark = events_.find(event);
+  if (!stream || !mark) return {Code::invalid, 0, "stream_wait"};
+  if (passed(*mark)) return kOk;
+  if (schedule_ == Schedule::lag) {
+    stream->tail = std::max(stream->tail, mark->passes);
+    return kOk;
+  }
+  Operation wait;
+  wait.kind = Operation::Kind::wait;
+  wait.other = mark->stream;
+  wait.position = mark->position;
+  enqueue(handle, std::move(wait));
+  return kOk;
+}
+
+Status ModelBackend::event_create(EventHandle* out) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kEventCreate, &status)) return status;
+  charge(kEventCreate, kEventCreateUs);
+  *out = events_.add({});
+  return kOk;
+}
+
+Status ModelBackend::event_destroy(EventHandle event) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kEventDestroy, &status)) return status;
+  charge(kEventDestroy, kEventDestroyUs);
+  if (!events_.find(event)) return {Code::invalid, 0, "event_destroy"};
+  events_.remove(event);
+  return kOk;
+}
+
+Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kEventRecord, &status)) return status;
+  charge(kEventRecord, kEventRecordUs);
+  Stream* stream = stream_of(handle);
+  Event* mark = events_.find(event);
+  if (!stream || !mark) return {Code::invalid, 0, "event_record"};
+  if (schedule_ == Schedule::lag) {
+    stream->tail = std::max(stream->tail, now_us_ + lag_us_);
+  } else {
+    Operation operation;
+    operation.kind = Operation::Kind::mark;
+    enqueue(handle, std::move(operation));
+  }
+  *mark = {handle, stream->queued, stream->tail};
+  return kOk;
+}
+
+Status ModelBackend::event_query(EventHandle event) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kEventQuery, &status)) return status;
+  charge(kEventQuery, kQueryUs);
+  const Event* mark = events_.find(event);
+  if (!mark) return {Code::invalid, 0, "event_query"};
+  return {passed(*mark) ? Code::ok : Code::not_ready, 0, "event_query"};
+}
+
+Status ModelBackend::stream_synchronize(StreamHandle handle) {
+  Lock lock(mutex_);
+  Status status;
+  if (!begin(kStreamSynchronize, &status)) return status;
+  const Stream* stream = stream_of(handle);
+  if (!stream) return {Code::invalid, 0, "stream_synchronize"};
+  return wait_for(kStreamSynchronize, handle, stream->queued, stream->tail, lock);
+}
+
+Status ModelBackend::event_synchronize(EventHandle event) {
+  Lock lock(mutex_);
+  Status status;
+  if (!begin(kEventSynchronize, &status)) return status;
+  const Event* mark = events_.find(event);
+  if (!mark) return {Code::invalid, 0, "event_synchronize"};
+  return wait_for(kEventSynchronize, mark->stream, mark->position, mark->passes, lock);
+}
+
+// The host's wait for a point of a stream: `moment` on the clock or `position` in the queue.
+Status ModelBackend::wait_for(Call call, StreamHandle handle, std::uint64_t position, double moment,
+                              Lock& lock) {
+  if (schedule_ == Schedule::lag) {
+    if (moment <= now_us_) return kOk;
+    ++host_waits_;
+    host_wait_us_ += moment - now_us_;
+    move_clock(moment, lock);
+    return kOk;
+  }
+  const Stream* stream = streams_[handle].get();
+  if (stream->done >= position) return kOk;
+  ++host_waits_;
+  const bool reached = run_until([stream, position] { return stream->done >= position; }, lock);
+  return {reached ? Code::ok : Code::failed, 0, kCallNames[call]};
+}
+
+// ---- work -----------------------------------------------------------------------------------------
+
+// Under the lag schedule only work is queued, and the stream's tail says when it finishes.
+void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
+  Stream& stream = *streams_[handle];
+  if (schedule_ == Schedule::lag) {
+    stream.tail = std::max(stream.tail, now_us_ + lag_us_);
+    operation.finish = stream.tail;
+    operation.sequence = next_sequence_++;
+  }
+  stream.operations.push_back(std::move(operation));
+  ++stream.queued;
+  ++queued_;
+}
+
+Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation operation) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(call, &status)) return status;
+  if (!stream_of(stream)) return {Code::invalid, 0, kCallNames[call]};
+  for (const Touch& touch : operation.touches) {
+    if (books_.may_touch(touch.address, touch.bytes) != Code::ok) return {Code::invalid, 0, kCallNames[call]};
+  }
+  operation.id = next_own_id_++;
+  enqueue(stream, std::move(operation));
+  return kOk;
+}
+
+Status ModelBackend::copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) {
+  Operation operation;
+  operation.touches[0] = {to, bytes};
+  operation.touches[1] = {from, bytes};
+  return enqueue_work(kCopy, stream, std::move(operation));
+}
+
+Status ModelBackend::fill(Address to, std::uint8_t, std::uint64_t bytes, StreamHandle stream) {
+  Operation operation;
+  operation.touches[0] = {to, bytes};
+  return enqueue_work(kFill, stream, std::move(operation));
+}
+
+Status ModelBackend::launch(StreamHandle stream, std::function<void()> work) {
+  if (!work) return {Code::invalid, 0, "launch"};
+  Operation operation;
+  operation.function = std::move(work);
+  return enqueue_work(kLaunch, stream, std::move(operation));
+}
+
+Status ModelBackend::work(StreamHandle stream, std::uint64_t id, Address address, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (!stream_of(stream) || books_.may_touch(address, bytes) != Code::ok) return {Code::invalid, 0, "work"};
+  Operation operation;
+  operation.id = id;
+  operation.touches[0] = {address, bytes};
+  enqueue(stream, std::move(operation));
+  return kOk;
+}
+
+// ---- executing ------------------------------------------------------------------------------------
+
+// Waits until no other thread executes. False on the executing thread itself: a launched function
+// cannot execute what stands behind it.
+bool ModelBackend::may_execute(Lock& lock) {
+  if (executing_ && executor_ == std::this_thread::get_id()) return false;
+  executed_one_.wait(lock, [this] { return !executing_; });
+  return true;
+}
+
+bool ModelBackend::ready(const Operation& operation) const {
+  if (schedule_ == Schedule::lag) return operation.finish <= now_us_;
+  return operation.kind != Operation::Kind::wait || streams_[operation.other]->done >= operation.position;
+}
+
+// pre: may_execute, and the stream's first operation is ready.
+void ModelBackend::execute(Stream& stream, Lock& lock) {
+  Operation operation = std::move(stream.operations.front());
+  stream.operations.pop_front();
+  if (operation.function) {
+    executing_ = true;
+    executor_ = std::this_thread::get_id();
+    lock.unlock();
+    try {
+      operation.function();
+    } catch (const abi::__forced_unwind&) {
+      throw;
+    } catch (...) {
+    }
+    operation.function = nullptr;
+    lock.lock();
+    executing_ = false;
+    executed_one_.notify_all();
+  }
+  if (operation.kind == Operation::Kind::work) executed_.push_back(operation.id);
+  ++stream.done;
+  --queued_;
+}
+
+bool ModelBackend::step_locked(StreamHandle handle, Lock& lock) {
+  if (handle >= streams_.size()) return false;
+  Stream& stream = *streams_[handle];
+  if (stream.operations.empty() || !ready(stream.operations.front())) return false;
+  execute(stream, lock);
+  return true;
+}
+
+// One step of every stream that can take one. pre: may_execute.
+bool ModelBackend::step_round(Lock& lock) {
+  bool moved = false;
+  for (StreamHandle handle = 0; handle < streams_.size(); ++handle) {
+    moved = (may_execute(lock) && step_locked(handle, lock)) || moved;
+  }
+  return moved;
+}
+
+template <class Reached>
+bool ModelBackend::run_until(Reached reached, Lock& lock) {
+  while (!reached()) {
+    if (!may_execute(lock)) return false;
+    if (!reached() && !step_round(lock)) return reached();
+  }
+  return true;
+}
+
+bool ModelBackend::step(StreamHandle stream) {
+  Lock lock(mutex_);
+  return schedule_ == Schedule::manual && may_execute(lock) && step_locked(stream, lock);
+}
+
+bool ModelBackend::run_all() {
+  Lock lock(mutex_);
+  if (schedule_ == Schedule::manual) {
+    return run_until([this] { return queued_ == 0; }, lock);
+  }
+  double last = now_us_;
+  for (const auto& stream : streams_) last = std::max(last, stream->tail);
+  move_clock(last, lock);
+  return queued_ == 0;
+}
+
+// Lag: executes what the clock has passed, in the order of finishing.
+void ModelBackend::settle(Lock& lock) {
+  while (queued_ > 0 && may_execute(lock)) {
+    Stream* first = nullptr;
+    for (const auto& stream : streams_) {
+      if (stream->operations.empty() || !ready(stream->operations.front())) continue;
+      const Operation& candidate = stream->operations.front();
+      const Operation* best = first ? &first->operations.front() : nullptr;
+      const bool earlier = !best || candidate.finish < best->finish ||
+                           (candidate.finish == best->finish && candidate.sequence < best->sequence);
+      if (earlier) first = stream.get();
+    }
+    if (!first) return;
+    execute(*first, lock);
+  }
+}
+
+void ModelBackend::move_clock(double us, Lock& lock) {
+  now_us_ = std::max(now_us_, us);
+  if (queued_ > 0 && schedule_ == Schedule::lag) settle(lock);
+}
+
+double ModelBackend::now() {
+  const std::lock_guard lock(mutex_);
+  return now_us_;
+}
+
+void ModelBackend::advance(double us) {
+  Lock lock(mutex_);
+  move_clock(now_us_ + us, lock);
+}
+
+void ModelBackend::set_time(double us) {
+  Lock lock(mutex_);
+  move_clock(us, lock);
+}
+
+void ModelBackend::set_lag(double us) {
+  const std::lock_guard lock(mutex_);
+  lag_us_ = us;
+}
+
+Status ModelBackend::set_schedule(Schedule schedule) {
+  const std::lock_guard lock(mutex_);
+  const bool idle = std::all_of(streams_.begin(), streams_.end(), [this](const auto& stream) {
+    return stream->done == stream->queued && (schedule_ == Schedule::manual || stream->tail <= now_us_);
+  });
+  if (!idle) return {Code::invalid, 0, "set_schedule"};
+  schedule_ = schedule;
+  return kOk;
+}
+
+std::vector<std::uint64_t> ModelBackend::executed() {
+  const std::lock_guard lock(mutex_);
+  return executed_;
+}
+
+void ModelBackend::clear_executed() {
+  const std::lock_guard lock(mutex_);
+  executed_.clear();
+}
+
+// ---- what there is --------------------------------------------------------------------------------
+
+ModelCounts ModelBackend::counts() {
+  const std::lock_guard lock(mutex_);
+  return {books_.plain_count(), books_.plain_bytes(), books_.space_count(),
+          books_.page_count(),  books_.page_bytes(),  books_.mapping_count(),
+          events_.size(),       streams_alive_,       queued_};
+}
+
+bool ModelBackend::check(std::string* why) {
+  const std::lock_guard lock(mutex_);
+  const auto broken = [why](const char* what) {
+    if (why) *why = what;
+    return false;
+  };
+  std::uint64_t queued = 0, alive = 0;
+  for (const auto& stream : streams_) {
+    const std::uint64_t open = stream->queued - stream->done;
+    const std::uint64_t running = executing_ ? 1 : 0;
+    if (open < stream->operations.size() || open > stream->operations.size() + running) {
+      return broken("a stream miscounts its operations");
+    }
+    queued += open;
+    alive += stream->alive ? 1 : 0;
+  }
+  if (queued != queued_) return broken("the queued operations are miscounted");
+  if (alive != streams_alive_) return broken("the streams are miscounted");
+  bool recorded_on_known_stream = true;
+  events_.each([&](EventHandle, const Event& event) {
+    recorded_on_known_stream &=
+        event.stream < streams_.size() && event.position <= streams_[event.stream]->queued;
+  });
+  if (!recorded_on_known_stream) return broken("an event marks a point that does not exist");
+  return books_.check(why);
+}
+
+}  // namespace vram

@@ -1,0 +1,271 @@
+// A device of addresses only: a set capacity, a virtual clock, a schedule the test chooses, failures
+// on demand and a count of what the driver would have charged. Tests and replay run on it; it holds
+// no memory and starts no thread.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "backend.hpp"
+#include "backends/books.hpp"
+#include "backends/handles.hpp"
+
+namespace vram {
+
+// How work on streams gets done.
+enum class Schedule : std::uint8_t {
+  // Whatever is queued at time t has finished at t + lag, and no sooner than what its stream waits
+  // for. Time moves by advance, set_time and the host's waits; launched functions run when it does.
+  lag,
+  // Nothing happens until step() or run_all() executes it, one operation at a time: work, event
+  // marks and waits alike. The host's waits step all streams in turn until they are satisfied, and
+  // answer Code::failed when nothing can move.
+  manual,
+};
+
+// What a call charges, in microseconds, as measured on an H200. Prices of 8 MiB pages lie halfway
+// (in doublings) between those of 2 and 32 MiB.
+//
+//   call             2 MiB   8 MiB   32 MiB   per
+//   page_create       11.0   10.2      9.4    page
+//   map                1.6    1.3      1.0    page
+//   set_access        29.0   27.75    26.5    page in the range
+//   unmap             20.0   19.5     19.0    page
+//   page_release      11.0   15.0     19.0    page
+//
+//   reserve + release   86 (2 MiB), 156 (64 MiB), 429 (512 MiB), 3100 (4 GiB), linear between and
+//                       beyond; 60 % is charged to reserve, 40 % to release
+//   space_reserve       29;  space_release the same, by assumption
+//   event_create .27, event_destroy .20, event_record .45, event_query and stream_query .33,
+//   stream_wait .43
+//   Everything else was not measured: it is counted and charged nothing. What the host waits in
+//   synchronize calls is host_wait_us, not a charge of the driver.
+struct ModelOptions {
+  bool pages = true;
+  Schedule schedule = Schedule::lag;
+  double lag_us = 5000.0;
+  Address base = 0x1000'0000'0000;  // of all its addresses, which stay below base + 96 TiB
+};
+
+// What exists now; a test that has cleaned up finds only streams == 1 (the default stream).
+struct ModelCounts {
+  std::uint64_t plain_ranges = 0;
+  std::uint64_t plain_bytes = 0;
+  std::uint64_t spaces = 0;
+  std::uint64_t pages = 0;
+  std::uint64_t page_bytes = 0;
+  std::uint64_t mappings = 0;
+  std::uint64_t events = 0;
+  std::uint64_t streams = 0;
+  std::uint64_t queued = 0;  // operations not yet executed
+};
+
+// Addresses are a function of the calls made, so equal runs see equal addresses. Beyond the
+// contract's preconditions it refuses to release or unmap what queued work still touches.
+class ModelBackend final : public Backend {
+ public:
+  explicit ModelBackend(std::uint64_t capacity_bytes, ModelOptions options = {});
+
+  const DeviceInfo& info() const override { return info_; }
+  Status memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) override;
+
+  Status reserve(std::uint64_t bytes, Address* out) override;
+  Status release(Address address, std::uint64_t bytes) override;
+
+  Status space_reserve(std::uint64_t bytes, Address* out) override;
+  Status space_release(Address address, std::uint64_t bytes) override;
+  Status page_create(std::uint64_t bytes, PageHandle* out) override;
+  Status page_release(PageHandle page, std::uint64_t bytes) override;
+  Status map(Address address, std::uint64_t bytes, PageHandle page) override;
+  Status set_access(Address address, std::uint64_t bytes) override;
+  Status unmap(Address address, std::uint64_t bytes) override;
+
+  Status stream_create(StreamHandle* out) override;
+  // The queued work stays queued and is still executed; only the handle goes.
+  Status stream_destroy(StreamHandle stream) override;
+  Status stream_synchronize(StreamHandle stream) override;
+  Status stream_query(StreamHandle stream) override;
+  Status stream_wait(StreamHandle stream, EventHandle event) override;
+  Status event_create(EventHandle* out) override;
+  Status event_destroy(EventHandle event) override;
+  Status event_record(EventHandle event, StreamHandle stream) override;
+  Status event_query(EventHandle event) override;
+  Status event_synchronize(EventHandle event) override;
+
+  Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override;
+  Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
+  Status launch(StreamHandle stream, std::function<void()> work) override;
+
+  // ---- work and its schedule --------------------------------------------------------------------
+  // Queues work called `id`; where bytes > 0 it touches that range, which must be usable, until
+  // it is executed. Not a call of the contract: neither counted nor made to fail.
+  Status work(StreamHandle stream, std::uint64_t id, Address address = 0, std::uint64_t bytes = 0);
+  // The ids of executed work, in order. copy, fill and launch take ids from kFirstOwnId upwards.
+  static constexpr std::uint64_t kFirstOwnId = std::uint64_t{1} << 32;
+  std::vector<std::uint64_t> executed();
+  void clear_executed();
+  // Code::invalid while anything is unfinished.
+  Status set_schedule(Schedule schedule);
+  // Manual only: executes the stream's first operation. False when there is none or it is a wait
+  // for something that has not happened. Also steps what a destroyed stream has left.
+  bool step(StreamHandle stream);
+  // Steps streams in turn until nothing moves (manual), or moves the clock past everything queued
+  // (lag). True when nothing is left.
+  bool run_all();
+
+  // ---- the clock, in microseconds; it never goes back ---------------------------------------------
+  double now();
+  void advance(double us);
+  void set_time(double us);
+  void set_lag(double us);
+
+  // ---- failures ---------------------------------------------------------------------------------
+  // The nth call (1 is the next) of that method fails once with this status and changes nothing.
+  // False when the contract has no such method.
+  bool fail(std::string_view call, std::uint64_t nth, Status status);
+  void fail_any(std::uint64_t nth, Status status);
+  void clear_failures();  // forgets those that have not happened
+
+  // ---- what was asked of it -----------------------------------------------------------------------
+  std::uint64_t calls(std::string_view call);
+  std::uint64_t total_calls();
+  std::uint64_t driver_calls() { return total_calls(); }
+  // reserve, release, space_*, page_*, map, set_access and unmap.
+  std::uint64_t memory_calls();
+  double driver_us();
+  double memory_us();
+  std::uint64_t host_waits();  // synchronize calls that had to wait
+  double host_wait_us();
+
+  ModelCounts counts();
+  bool check(std::string* why);
+
+ private:
+  // In the order of kCallNames. The memory calls are those up to `unmap`.
+  enum Call : std::uint8_t {
+    kReserve,
+    kRelease,
+    kSpaceReserve,
+    kSpaceRelease,
+    kPageCreate,
+    kPageRelease,
+    kMap,
+    kSetAccess,
+    kUnmap,
+    kMemoryInfo,
+    kStreamCreate,
+    kStreamDestroy,
+    kStreamSynchronize,
+    kStreamQuery,
+    kStreamWait,
+    kEventCreate,
+    kEventDestroy,
+    kEventRecord,
+    kEventQuery,
+    kEventSynchronize,
+    kCopy,
+    kFill,
+    kLaunch,
+    kCalls,
+  };
+  static const char* const kCallNames[kCalls];
+  static int call_of(std::string_view name);
+
+  struct Failure {
+    int call;  // kCalls: any
+    std::uint64_t at;
+    Status status;
+  };
+  struct Touch {
+    Address address = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct Operation {
+    enum class Kind : std::uint8_t { work, mark, wait } kind = Kind::work;
+    std::uint64_t id = 0;
+    std::function<void()> function;
+    Touch touches[2];
+    StreamHandle other = 0;  // wait: until `other` has done `position` operations
+    std::uint64_t position = 0;
+    double finish = 0;           // lag: when it is done
+    std::uint64_t sequence = 0;  // lag: order among those that finish together
+  };
+  // Under the lag schedule marks and waits only move `tail`; operations then holds work alone.
+  struct Stream {
+    bool alive = true;
+    double tail = 0;                  // lag: when everything queued so far is done
+    std::uint64_t queued = 0;         // operations ever queued
+    std::uint64_t done = 0;           // operations ever executed
+    std::list<Operation> operations;  // queued - done of them, less the one being executed
+  };
+  struct Event {
+    StreamHandle stream = 0;
+    std::uint64_t position = 0;  // manual: passed when the stream has done that many
+    double passes = 0;           // lag: the moment it passes
+  };
+  // Addresses from one range: by size class, so that reuse bounds how far they spread.
+  struct Addresses {
+    Address next = 0;
+    Address end = 0;
+    std::array<std::vector<Address>, 64> free;
+    Address take(std::uint64_t bytes);
+    void give(Address address, std::uint64_t bytes);
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  bool begin(Call call, Status* status);
+  void charge(Call call, double us);
+  Stream* stream_of(StreamHandle handle);
+  bool passed(const Event& event) const;
+  bool busy(Address address, std::uint64_t bytes) const;
+  void enqueue(StreamHandle stream, Operation operation);
+  Status enqueue_work(Call call, StreamHandle stream, Operation operation);
+  bool ready(const Operation& operation) const;
+  void execute(Stream& stream, Lock& lock);
+  bool may_execute(Lock& lock);
+  bool step_locked(StreamHandle handle, Lock& lock);
+  bool step_round(Lock& lock);
+  void settle(Lock& lock);
+  void move_clock(double us, Lock& lock);
+  template <class Reached>
+  bool run_until(Reached reached, Lock& lock);
+  Status wait_for(Call call, StreamHandle stream, std::uint64_t position, double moment, Lock& lock);
+
+  DeviceInfo info_;
+  std::mutex mutex_;  // guards everything below; never held while a launched function runs
+  Books books_;
+  Addresses plain_addresses_;
+  Addresses space_addresses_;
+
+  Schedule schedule_;
+  double lag_us_;
+  double now_us_ = 0;
+  std::vector<std::unique_ptr<Stream>> streams_;  // by handle; never reused
+  std::uint64_t streams_alive_ = 1;
+  HandleTable<Event> events_;
+  std::uint64_t queued_ = 0;  // operations in all streams
+  std::uint64_t next_sequence_ = 0;
+  std::uint64_t next_own_id_ = kFirstOwnId;
+  std::vector<std::uint64_t> executed_;
+  bool executing_ = false;  // one launched function at a time, in the order of the schedule
+  std::thread::id executor_;
+  std::condition_variable executed_one_;
+
+  std::array<std::uint64_t, kCalls> calls_{};
+  std::uint64_t total_calls_ = 0;
+  std::uint64_t memory_calls_ = 0;
+  double driver_us_ = 0;
+  double memory_us_ = 0;
+  std::uint64_t host_waits_ = 0;
+  double host_wait_us_ = 0;
+  std::vector<Failure> failures_;
+};
+
+}  // namespace vram
