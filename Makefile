@@ -79,10 +79,14 @@ setup: $(STAMPS)/dev $(STAMPS)/package
 demo: $(STAMPS)/package
 	@$(BIN)/python examples/tour.py
 
-bench: setup native-build
-	@found=0; for file in benchmarks/*.py; do \
-	  [ -e "$$file" ] || continue; found=1; echo "== $$file"; $(BIN)/python "$$file"; done; \
-	  [ $$found = 1 ] || echo "no benchmarks yet"
+# Native benchmarks are built without check() calls, unlike the tests: build/bench/bench_*.
+NATIVE_BENCHMARKS = $(patsubst benchmarks/native/%.cpp,bench_%,$(wildcard benchmarks/native/*.cpp))
+
+bench: setup
+	@$(call configure,bench,-DVRAM_MODULE=OFF)
+	@[ -z "$(NATIVE_BENCHMARKS)" ] || $(BIN)/ninja -C build/bench --quiet $(NATIVE_BENCHMARKS)
+	@for file in benchmarks/*.py; do \
+	  if [ -e "$$file" ]; then echo "== $$file"; $(BIN)/python "$$file"; fi; done
 
 # ---- checks and tests -----------------------------------------------------------------------------
 
@@ -94,13 +98,13 @@ test: setup
 check: setup
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . ; exit 1; }
+	@$(BIN)/ruff format --check --quiet .
 	@echo "== mypy"
 	@$(BIN)/mypy
 	@echo "== import contracts"
 	@rm -rf build/imports && mkdir -p build/imports && cp -r src/vram build/imports/vram
 	@cp src/vram/_native.pyi build/imports/vram/_native.py
-	@PYTHONPATH=build/imports $(BIN)/lint-imports --no-cache
+	@PYTHONPATH=build/imports $(BIN)/lint-imports --no-cache --no-logo
 	@echo "== clang-format"
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	@echo "== stub of the native module"
@@ -117,9 +121,8 @@ format: $(STAMPS)/dev
 	@$(BIN)/clang-format -i $(CXX_FILES)
 
 # One CMake directory a configuration: $(call configure,name,options). Ninja decides what is stale.
-configure = [ -f build/$(1)/build.ninja ] || $(BIN)/cmake -S . -B build/$(1) -G Ninja \
-  -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -DPython_EXECUTABLE=$(BIN)/python \
-  -DVRAM_NATIVE_TESTS=ON $(2) --log-level=WARNING
+configure = $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja \
+  -DVRAM_NATIVE_TESTS=ON $(2) >/dev/null
 build = $(BIN)/cmake --build build/$(1) -- --quiet
 ctest = $(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error --timeout 600
 
@@ -137,6 +140,9 @@ python-test: setup
 
 # ---- sanitizers -------------------------------------------------------------------------------------
 
+UBSAN_OPTIONS := halt_on_error=1:print_stacktrace=1
+comma := ,
+
 sanitize: sanitize-address sanitize-thread sanitize-python
 
 # ThreadSanitizer of older compilers cannot stand a widely randomised address space.
@@ -144,28 +150,28 @@ FIXED_ADDRESSES = $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo set
 
 sanitize-address: setup
 	@echo "== native tests under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@$(call configure,asan,-DVRAM_MODULE=ON -DVRAM_CHECKS=ON -DVRAM_SANITIZE=address$(comma)undefined)
+	@$(call configure,asan,-DVRAM_MODULE=ON -DPython_EXECUTABLE=$(BIN)/python -DVRAM_CHECKS=ON \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=address$(comma)undefined)
 	@$(call build,asan)
-	@UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(call ctest,asan)
+	@UBSAN_OPTIONS=$(UBSAN_OPTIONS) $(call ctest,asan)
 
 sanitize-thread: setup
 	@echo "== native tests under ThreadSanitizer"
-	@$(call configure,tsan,-DVRAM_MODULE=OFF -DVRAM_SANITIZE=thread)
+	@$(call configure,tsan,-DVRAM_MODULE=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=thread)
 	@$(call build,tsan)
 	@TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $(FIXED_ADDRESSES) $(call ctest,tsan)
 
 # The package with the sanitized module lies in build/asan/overlay and hides the installed one.
 # libstdc++ is preloaded too: AddressSanitizer must find it at start to follow C++ exceptions.
+# pytest leaves file descriptor 2 alone (--capture=sys), so that a report is seen when the process dies.
 sanitize-python: sanitize-address
 	@echo "== Python tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@rm -rf build/asan/overlay && mkdir -p build/asan/overlay && cp -r src/vram build/asan/overlay/vram
 	@$(BIN)/cmake --install build/asan --prefix build/asan/overlay >/dev/null
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=$(UBSAN_OPTIONS) \
 	  PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/asan/overlay" \
-	  $(BIN)/python -m pytest -m "not slow and not fork" --hypothesis-profile=sanitize $(PYTEST_ARGS)
-
-comma := ,
+	  $(BIN)/python -m pytest --capture=sys -m "not slow and not fork" --hypothesis-profile=sanitize $(PYTEST_ARGS)
 
 # ---- housekeeping -----------------------------------------------------------------------------------
 
