@@ -1,0 +1,137 @@
+"""Bytes of a trace file, decompressed as they are asked for and never more of them than allowed.
+
+Knows compression by its first bytes, not by the name. What the bytes mean is for the readers of each format.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib
+import io
+import lzma
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vram.errors import TraceError
+
+__all__ = ["DEFAULT_MAX_BYTES", "BoundedReader", "open_regular_file"]
+
+DEFAULT_MAX_BYTES = 2 << 30
+CHUNK_BYTES = 256 << 10
+
+# A recording shrinks 20 to 40 times; a file that grows far beyond that is made to fill memory.
+MAX_EXPANSION = 512
+UNQUESTIONED_BYTES = 64 << 20
+
+ZSTD_MODULES = ("compression.zstd", "backports.zstd", "zstandard")
+
+
+def open_regular_file(path: str | os.PathLike[str], max_bytes: int) -> io.FileIO:
+    """Open `path`, refusing what is not a file (a pipe would block) or is larger than `max_bytes`."""
+    try:
+        # O_NONBLOCK so that opening a pipe returns; it has no effect on regular files.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise TraceError(f"cannot open {Path(path)}: {error.strerror}", place="file") from error
+    file = io.FileIO(descriptor)
+    status = os.fstat(descriptor)
+    try:
+        if not stat.S_ISREG(status.st_mode):
+            raise TraceError(
+                f"{Path(path)} is not a regular file; save the recording to one first", place="file"
+            )
+        if status.st_size > max_bytes:
+            raise TraceError(
+                f"{Path(path)} has {status.st_size} bytes, more than the {max_bytes} allowed; "
+                "pass a larger max_bytes if you trust it",
+                place="file",
+                limit=max_bytes,
+            )
+    except TraceError:
+        file.close()
+        raise
+    return file
+
+
+def _open_zstd(file: BinaryIO) -> Any:
+    for name in ZSTD_MODULES:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        if name == "zstandard":
+            return module.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        return module.ZstdFile(file)
+    raise TraceError(
+        "the file is compressed with zstd, and no zstd module is installed; "
+        "install one (pip install backports.zstd) or decompress the file first (zstd -d)",
+        place="compression",
+    )
+
+
+_OPENERS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
+    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+    (b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file, mode="rb")),
+    (b"BZh", bz2.BZ2File),
+    (b"\x28\xb5\x2f\xfd", _open_zstd),
+)
+
+
+class BoundedReader(io.RawIOBase):
+    """The decompressed bytes of `file`, at most `max_bytes`. `on_progress(count)` is told after every chunk.
+
+    Invariant: `count` bytes were handed out, `count <= max_bytes`.
+    """
+
+    def __init__(
+        self, file: io.FileIO, max_bytes: int, on_progress: Callable[[int], None] | None = None
+    ) -> None:
+        super().__init__()
+        self.count = 0
+        self.stored_bytes = os.fstat(file.fileno()).st_size
+        self._max_bytes = max_bytes
+        self._on_progress = on_progress
+        source = io.BufferedReader(file, CHUNK_BYTES)
+        head = source.peek(8)
+        opener = next((opener for magic, opener in _OPENERS if head.startswith(magic)), None)
+        self.compressed = opener is not None
+        self._source: Any = opener(source) if opener else source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._source.read1(len(buffer))
+        except (MemoryError, TraceError):
+            raise
+        except Exception as error:  # each module has its own: LZMAError, zlib.error, EOFError, OSError
+            raise TraceError(
+                f"the compressed data is damaged or cut off after {self.count} bytes unpacked: {error}",
+                place=f"byte {self.count}",
+            ) from error
+        self._account(len(data))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _account(self, arrived: int) -> None:
+        self.count += arrived
+        if self.count > self._max_bytes:
+            raise TraceError(
+                f"the file unpacks to more than the {self._max_bytes} bytes allowed; "
+                "pass a larger max_bytes if you trust it",
+                place=f"byte {self._max_bytes}",
+                limit=self._max_bytes,
+            )
+        if self.compressed and self.count > max(UNQUESTIONED_BYTES, MAX_EXPANSION * self.stored_bytes):
+            raise TraceError(
+                f"{self.stored_bytes} bytes unpack to more than {MAX_EXPANSION} times as many; this is not a "
+                "recording. Decompress the file first if you trust it",
+                place=f"byte {self.count}",
+            )
+        if self._on_progress is not None:
+            self._on_progress(self.count)

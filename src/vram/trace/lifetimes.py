@@ -1,0 +1,188 @@
+"""A trace as a program of allocations and frees that a pool can run again.
+
+Addresses are gone: an allocation has a dense id instead, so that any pool may place it anywhere. What a pool
+does with the program is for replay.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .model import Action, BlockState, Trace
+
+__all__ = ["ALLOCATE", "FREE", "Lifetimes", "lifetimes", "peak_allocated"]
+
+ALLOCATE = 0
+FREE = 1
+AT_ONCE = -1
+"""In `completed_us`: the memory was free for its own stream the moment the program freed it."""
+BEFORE = -1
+"""In `event`: the operation happened before the first event."""
+
+GRANULE_BYTES = 512
+"""Every allocator compared here rounds requests up to at least this."""
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """One entry an operation, in the order the program made them.
+
+    - `op`: ALLOCATE or FREE; `id`: which allocation, dense from 0 in order of allocation
+    - `size`: requested bytes, the same at an allocation and at its free
+    - `stream`: the allocation's, an index into `Trace.streams` (`streams` of them)
+    - `time_us`: as in the trace; 0 for what was live before its beginning
+    - `completed_us`: for a free that another stream's work delayed, the time the memory really became free
+      (the end of the recording where that is not in it); else AT_ONCE
+    - `event`: index of the event in the trace, or BEFORE
+
+    The first operations are the allocations that were live before the first event (`carried` of them).
+    """
+
+    allocations: int
+    carried: int
+    streams: int
+    op: array[int]
+    id: array[int]
+    size: array[int]
+    stream: array[int]
+    time_us: array[int]
+    completed_us: array[int]
+    event: array[int]
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+class _Carried(NamedTuple):
+    """An allocation made before the first event. `pending`: its free was requested before it as well."""
+
+    address: int
+    size: int
+    stream: int
+    pending: bool
+
+
+def lifetimes(trace: Trace) -> Lifetimes:
+    """The program in `trace`. An allocation ends when its free is requested.
+
+    What was live before the beginning is allocated first, in order of address: blocks whose free is in the
+    trace without their allocation, and blocks in use at the end that the trace never mentions.
+    """
+    carried = _carried(trace)
+    writer = _Writer()
+    for allocation in carried:
+        writer.allocate(allocation.address, allocation.size, allocation.stream, 0, BEFORE)
+        if allocation.pending:
+            writer.free(allocation.address, 0, BEFORE)
+    _write_events(trace, writer)
+    writer.finish(trace.span_us)
+    return Lifetimes(
+        allocations=len(writer.sizes),
+        carried=len(carried),
+        streams=len(trace.streams),
+        op=writer.op,
+        id=writer.id,
+        size=array("Q", map(writer.sizes.__getitem__, writer.id)),
+        stream=array("I", map(writer.streams.__getitem__, writer.id)),
+        time_us=writer.time_us,
+        completed_us=writer.completed_us,
+        event=writer.event,
+    )
+
+
+def _carried(trace: Trace) -> list[_Carried]:
+    """What the first mention of each address tells about the time before the first event."""
+    found: list[_Carried] = []
+    mentioned: set[int] = set()
+    rows = zip(trace.action, trace.address, trace.size, trace.stream, strict=True)
+    for action, address, size, stream in rows:
+        if action <= Action.FREE_COMPLETED and address not in mentioned:
+            mentioned.add(address)
+            if action != Action.ALLOC:
+                found.append(_Carried(address, size, stream, action == Action.FREE_COMPLETED))
+    for segment in trace.segments:
+        for block in segment.blocks:
+            if block.state != BlockState.FREE and block.address not in mentioned:
+                pending = block.state == BlockState.PENDING
+                found.append(_Carried(block.address, block.requested_size, segment.stream, pending))
+    # Those already freed come first: their memory was still in use, but no longer held by the program.
+    return sorted(found, key=lambda each: (not each.pending, each.address))
+
+
+def _write_events(trace: Trace, writer: _Writer) -> None:
+    allocate, free, complete = int(Action.ALLOC), int(Action.FREE_REQUESTED), int(Action.FREE_COMPLETED)
+    rows = zip(trace.action, trace.address, trace.size, trace.stream, trace.time_us, strict=True)
+    for event, (action, address, size, stream, time) in enumerate(rows):
+        if action == allocate:
+            writer.allocate(address, size, stream, time, event)
+        elif action == free:
+            writer.free(address, time, event)
+        elif action == complete:
+            writer.complete(address, time, event)
+
+
+class _Writer:
+    """Operations as they are found. `live`: id by address; `freed`: row and event of frees not completed."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.streams: list[int] = []
+        self.op = array("B")
+        self.id = array("I")
+        self.time_us = array("q")
+        self.completed_us = array("q")
+        self.event = array("q")
+        self.live: dict[int, int] = {}
+        self.freed: dict[int, tuple[int, int]] = {}
+
+    def allocate(self, address: int, size: int, stream: int, time: int, event: int) -> None:
+        if address in self.live:  # its free was not recorded; memory has one owner at a time
+            self.free(address, time, event)
+        self.live[address] = identity = len(self.sizes)
+        self.sizes.append(size)
+        self.streams.append(stream)
+        self._write(ALLOCATE, identity, time, event)
+
+    def free(self, address: int, time: int, event: int) -> None:
+        identity = self.live.pop(address, None)
+        if identity is not None:
+            self.freed[address] = (len(self.op), event)
+            self._write(FREE, identity, time, event)
+
+    def complete(self, address: int, time: int, event: int) -> None:
+        """A free that nothing delayed completes in the very next event."""
+        row, requested = self.freed.pop(address, (None, 0))
+        if row is not None and event != requested + 1:
+            self.completed_us[row] = time
+
+    def finish(self, end: int) -> None:
+        for row, _ in self.freed.values():
+            self.completed_us[row] = end
+
+    def _write(self, op: int, identity: int, time: int, event: int) -> None:
+        self.op.append(op)
+        self.id.append(identity)
+        self.time_us.append(time)
+        self.completed_us.append(AT_ONCE)
+        self.event.append(event)
+
+
+def peak_allocated(program: Lifetimes) -> int:
+    """The most bytes the program held at once, each request rounded up to 512 bytes.
+
+    An allocation counts from the event that makes it until its free is requested (not until the free
+    completes): what the program holds is its own doing, when the memory can be used again is the allocator's.
+    PyTorch counts `allocated_bytes` so, apart from what it adds by handing out blocks larger than asked.
+    """
+    current = peak = 0
+    mask = GRANULE_BYTES - 1
+    for op, size in zip(program.op, program.size, strict=True):
+        if op == ALLOCATE:
+            current += (size + mask) & ~mask
+            if current > peak:
+                peak = current
+        else:
+            current -= (size + mask) & ~mask
+    return peak

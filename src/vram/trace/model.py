@@ -1,0 +1,148 @@
+"""The recording in memory: one row an event in columns, stacks interned once, segments and blocks at the end.
+
+Only plain data and the questions it answers by itself. Reading files is for `files`, `torch_snapshot` and
+`sandbox`; turning events into a program of allocations for `lifetimes`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+__all__ = ["Action", "Annotation", "Block", "BlockState", "Frame", "Segment", "Trace"]
+
+EMPTY_STACK = 0
+"""Index of the stack of an event that was recorded without one: `stacks[0]` is always `()`."""
+
+
+class Action(IntEnum):
+    """What an event says; the lower-case names are PyTorch's."""
+
+    ALLOC = 0
+    FREE_REQUESTED = 1
+    FREE_COMPLETED = 2
+    SEGMENT_ALLOC = 3
+    SEGMENT_FREE = 4
+    SEGMENT_MAP = 5
+    SEGMENT_UNMAP = 6
+    SNAPSHOT = 7
+    OOM = 8
+    USER_DEFINED = 9
+
+
+class BlockState(IntEnum):
+    """A block is live, pending (freed, but a stream may still use it) or free."""
+
+    FREE = 0
+    LIVE = 1
+    PENDING = 2
+
+
+class Frame(NamedTuple):
+    """One place in a program."""
+
+    filename: str
+    line: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a segment when the recording ended. `stack` indexes `Trace.stacks`."""
+
+    address: int
+    size: int
+    requested_size: int
+    state: BlockState
+    stack: int = EMPTY_STACK
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A range the allocator held when the recording ended. `stream` indexes `Trace.streams`."""
+
+    address: int
+    total_size: int
+    stream: int
+    kind: str
+    is_expandable: bool = False
+    pool_id: tuple[int, int] = (0, 0)
+    stack: int = EMPTY_STACK
+    blocks: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """A mark beside the events, such as the start or end of an optimizer step; `time_us` as in `Trace`."""
+
+    stage: str
+    name: str
+    time_us: int
+
+
+@dataclass(frozen=True, repr=False)
+class Trace:
+    """Every event of one device, and the segments at the end. Columns have one entry an event:
+
+    - `action`: an `Action`; `stream`: index into `streams` (the handles); `stack`: index into `stacks`
+    - `address`: where; for `OOM` the bytes the device had free
+    - `size`: bytes as the program asked for them (not rounded) for allocations and frees
+    - `time_us`: microseconds since the first event, which happened at `start_us`; all zero unless `timed`
+    """
+
+    source: str
+    device: int
+    devices: tuple[int, ...]
+    start_us: int
+    timed: bool
+    action: array[int]
+    stream: array[int]
+    address: array[int]
+    size: array[int]
+    time_us: array[int]
+    stack: array[int]
+    streams: tuple[int, ...]
+    frames: tuple[Frame, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    segments: tuple[Segment, ...] = ()
+    annotations: tuple[Annotation, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def events(self) -> int:
+        return len(self.action)
+
+    @property
+    def span_us(self) -> int:
+        """Recorded time from the first to the last event."""
+        return self.time_us[-1] if self.time_us else 0
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether the recording holds every allocation it mentions, so that nothing was live before it."""
+        allocated: set[int] = set()
+        for action, address in zip(self.action, self.address, strict=True):
+            if action == Action.ALLOC:
+                allocated.add(address)
+            elif action <= Action.FREE_COMPLETED and address not in allocated:
+                return False
+        return all(
+            block.address in allocated
+            for segment in self.segments
+            for block in segment.blocks
+            if block.state != BlockState.FREE
+        )
+
+    def frames_of(self, stack: int) -> tuple[Frame, ...]:
+        """The frames of a stack, innermost first."""
+        return tuple(self.frames[index] for index in self.stacks[stack])
+
+    def __repr__(self) -> str:
+        return (
+            f"<Trace {self.source!r}: {self.events} events on device {self.device}, "
+            f"{len(self.streams)} streams, {len(self.stacks)} stacks, {len(self.segments)} segments>"
+        )
