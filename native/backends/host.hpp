@@ -25,7 +25,7 @@ class HostStream;
 //
 // Fork: the child has no worker threads, so there every call answers Code::closed and destruction
 // leaves everything alone. Pages are then shared with the parent, plain memory is a private copy.
-class HostBackend final : public Backend {
+class HostBackend : public Backend {
  public:
   // 0: the machine's physical memory. Otherwise rounded down to whole slots.
   explicit HostBackend(std::uint64_t capacity_bytes = 0);

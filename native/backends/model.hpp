@@ -69,7 +69,7 @@ struct ModelCounts {
 
 // Addresses are a function of the calls made, so equal runs see equal addresses. Beyond the
 // contract's preconditions it refuses to release or unmap what queued work still touches.
-class ModelBackend final : public Backend {
+class ModelBackend : public Backend {
  public:
   explicit ModelBackend(std::uint64_t capacity_bytes, ModelOptions options = {});
 
