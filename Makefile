@@ -148,14 +148,14 @@ sanitize: sanitize-address sanitize-thread sanitize-python
 # ThreadSanitizer of older compilers cannot stand a widely randomised address space.
 FIXED_ADDRESSES = $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)
 
-sanitize-address: setup
+sanitize-address: $(STAMPS)/build
 	@echo "== native tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(call configure,asan,-DVRAM_MODULE=ON -DPython_EXECUTABLE=$(BIN)/python -DVRAM_CHECKS=ON \
 	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=address$(comma)undefined)
 	@$(call build,asan)
 	@UBSAN_OPTIONS=$(UBSAN_OPTIONS) $(call ctest,asan)
 
-sanitize-thread: setup
+sanitize-thread: $(STAMPS)/build
 	@echo "== native tests under ThreadSanitizer"
 	@$(call configure,tsan,-DVRAM_MODULE=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=thread)
 	@$(call build,tsan)
@@ -164,7 +164,7 @@ sanitize-thread: setup
 # The package with the sanitized module lies in build/asan/overlay and hides the installed one.
 # libstdc++ is preloaded too: AddressSanitizer must find it at start to follow C++ exceptions.
 # pytest leaves file descriptor 2 alone (--capture=sys), so that a report is seen when the process dies.
-sanitize-python: sanitize-address
+sanitize-python: setup sanitize-address
 	@echo "== Python tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@rm -rf build/asan/overlay && mkdir -p build/asan/overlay && cp -r src/vram build/asan/overlay/vram
 	@$(BIN)/cmake --install build/asan --prefix build/asan/overlay >/dev/null
