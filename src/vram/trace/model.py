@@ -114,6 +114,7 @@ class Trace:
 
     @property
     def events(self) -> int:
+        """How many events were recorded."""
         return len(self.action)
 
     @property

@@ -81,7 +81,7 @@ def _unpickle(reader: BoundedReader) -> Any:
         ) from error
     except Exception as error:  # a damaged pickle raises whatever its opcodes happen to hit
         raise TraceError(
-            f"not a readable pickle: {type(error).__name__}: {str(error)[:200]}. "
+            f"not a readable pickle: {type(error).__name__}: {str(error)[:200].rstrip('.')}. "
             "Expected a file written by torch.cuda.memory._dump_snapshot",
             place=f"pickle, before byte {reader.count}",
         ) from error
@@ -236,8 +236,8 @@ class _Stacks:
     def column(self, lists: Iterable[Any]) -> array[int]:
         """`of` over all events: the longest loop of opening a file.
 
-        Most stacks equal the last one of the same length and innermost frame, and comparing lists of shared dicts
-        is cheaper than hashing identities.
+        Most stacks equal the last one of the same length and innermost frame, and comparing lists of shared
+        dicts is cheaper than hashing identities.
         """
         latest: dict[tuple[int, int], tuple[Any, int]] = {}
         column = array("I")

@@ -1,0 +1,22 @@
+"""The `vram` command. A command parses and renders, one file each; what it shows is computed by the library.
+
+Exit codes: 0 fine, 1 a finding (such as an allocator that ran out of memory), 2 wrong usage or a bad file.
+"""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from .console import Commands
+from .replay import replay_command
+
+__all__ = ["main"]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="vram", prog_name="vram", message="%(prog)s %(version)s")
+def main() -> None:
+    """GPU memory: replay what a program allocated, and see what it would cost."""
+
+
+main.add_command(replay_command)

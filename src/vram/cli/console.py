@@ -1,0 +1,74 @@
+"""What all commands share: the console, how their options are read, and how an error reaches the user."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import rich_click as click
+from rich.console import Console
+
+from vram.errors import ConfigError, VramError
+from vram.sizes import parse_size
+
+__all__ = ["FINDING", "Commands", "open_console", "read_conf", "read_duration", "read_size"]
+
+FINDING = 1
+BAD_INPUT = 2
+PIPED_WIDTH = 120
+MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
+
+
+class Commands(click.RichGroup):
+    """A group whose commands end with one line on stderr, not a traceback, when the library refuses."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of the library is the user's to read."""
+        try:
+            return super().invoke(ctx)
+        except VramError as error:
+            click.echo(f"vram: {_one_line(str(error))}", err=True)
+            ctx.exit(BAD_INPUT)
+
+
+def _one_line(message: str) -> str:
+    """A message that may quote a stranger's file: one line, and nothing a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
+
+
+def open_console() -> Console:
+    """Standard output, wide enough for a table where no terminal says how wide it is."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED_WIDTH
+    return console
+
+
+def read_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """`512MiB` as 536870912."""
+    try:
+        return None if value is None else parse_size(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def read_duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """`5ms` as 5000.0 microseconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|µs|ms|s)", value.strip())
+    if match:
+        return float(match[1]) * MICROSECONDS[match[2]]
+    if value.strip() == "0":
+        return 0.0
+    raise click.BadParameter(f"{value!r} is not a time; write 5ms, 250us or 0.1s", ctx, param)
+
+
+def read_conf(ctx: click.Context, param: click.Parameter, value: str) -> dict[str, object]:
+    """`cross_stream:wait,limit:2GiB` as a dict of text; each setting is read by who knows what it wants."""
+    settings: dict[str, object] = {}
+    for entry in filter(None, (part.strip() for part in value.split(","))):
+        key, colon, setting = (part.strip() for part in entry.partition(":"))
+        if not (key and colon and setting):
+            raise click.BadParameter(f"{entry!r} is not key:value", ctx, param)
+        settings[key] = setting
+    return settings

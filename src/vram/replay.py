@@ -1,0 +1,183 @@
+"""Runs the program of a trace through an allocator on a model device, and says what it would have cost.
+
+The loop over operations is native; this prepares its columns and names its answer. Reading files is for
+`trace`, drawing for the front ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vram.errors import ConfigError, DeviceError
+from vram.sizes import parse_size
+from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
+
+__all__ = ["POLICIES", "ReplayReport", "ReplayResult", "Run", "compare", "replay"]
+
+UNBOUNDED_CAPACITY = 1 << 40
+"""Bytes of the model device when no capacity is asked for: more than any program here holds."""
+DEFAULT_LAG_US = 5000.0
+"""How long after it was issued the model device finishes work, in recorded time."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a policy is asked to do: a program, a device of `capacity` bytes that lags `lag_us`, settings."""
+
+    program: Lifetimes
+    capacity: int
+    conf: Mapping[str, object]
+    lag_us: float
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What one policy did. Bytes, counts and microseconds.
+
+    `driver_us` is modelled from measured costs of driver calls. `oom` is None, or the first request that
+    failed: `event` (index in the trace), `size`, `allocated` and `reserved` at that moment.
+    `events_per_second` counts allocations and frees that were run, against the clock of this machine.
+    """
+
+    policy: str
+    peak_allocated: int
+    peak_reserved: int
+    ratio: float
+    driver_calls: int
+    driver_us: float
+    events_per_second: float
+    oom: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """One trace through several policies. `peak_allocated` is the trace's, as `vram.trace` defines it."""
+
+    source: str
+    events: int
+    span_us: int
+    peak_allocated: int
+    capacity: int | None
+    results: tuple[ReplayResult, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data; the shape is part of the command line's contract."""
+        return {
+            "trace": {"events": self.events, "peak_allocated": self.peak_allocated},
+            "policies": [asdict(result) for result in self.results],
+        }
+
+
+def replay(
+    trace: Trace | Lifetimes,
+    policy: str = "vram",
+    *,
+    capacity: int | str | None = None,
+    conf: Mapping[str, object] | None = None,
+    lag_us: float = DEFAULT_LAG_US,
+) -> ReplayResult:
+    """Run `trace` through `policy` on a model device of `capacity` bytes (default: never full).
+
+    `conf` holds the policy's settings. Work on the device finishes `lag_us` after it was issued, so memory
+    used on one stream is not at once free for another.
+    """
+    run_policy = _policy(policy)
+    if lag_us < 0:
+        raise ConfigError(f"lag_us is {lag_us}; work cannot finish before it was issued, use 0 or more")
+    program = trace if isinstance(trace, Lifetimes) else lifetimes(trace)
+    size = UNBOUNDED_CAPACITY if capacity is None else parse_size(capacity)
+    answer = run_policy(Run(program, size, dict(conf or {}), float(lag_us)))
+    return _result(policy, program, answer)
+
+
+def compare(
+    trace: Trace,
+    policies: Iterable[str] = ("vram",),
+    *,
+    capacity: int | str | None = None,
+    conf: Mapping[str, object] | None = None,
+    lag_us: float = DEFAULT_LAG_US,
+) -> ReplayReport:
+    """Run `trace` through each of `policies` under the same conditions."""
+    program = lifetimes(trace)
+    results = [replay(program, name, capacity=capacity, conf=conf, lag_us=lag_us) for name in policies]
+    return ReplayReport(
+        source=trace.source,
+        events=trace.events,
+        span_us=trace.span_us,
+        peak_allocated=peak_allocated(program),
+        capacity=None if capacity is None else parse_size(capacity),
+        results=tuple(results),
+    )
+
+
+def _policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
+    try:
+        return POLICIES[name]
+    except KeyError:
+        raise ConfigError(f"no policy {name!r}; there is {', '.join(sorted(POLICIES))}") from None
+
+
+def _result(policy: str, program: Lifetimes, answer: Mapping[str, Any]) -> ReplayResult:
+    failure = answer["oom"]
+    operations = len(program) if failure is None else failure["operation"]
+    allocated, reserved = answer["peak_allocated"], answer["peak_reserved"]
+    return ReplayResult(
+        policy=policy,
+        peak_allocated=allocated,
+        peak_reserved=reserved,
+        ratio=reserved / allocated if allocated else 1.0,
+        driver_calls=answer["driver_calls"],
+        driver_us=answer["driver_us"],
+        events_per_second=operations / max(answer["seconds"], 1e-9),
+        oom=None if failure is None else _out_of_memory(program, failure),
+    )
+
+
+def _out_of_memory(program: Lifetimes, failure: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "event": program.event[failure["operation"]],
+        "size": failure["size"],
+        "allocated": failure["allocated"],
+        "reserved": failure["reserved"],
+    }
+
+
+def _run_vram(run: Run) -> Mapping[str, Any]:
+    """The real pool. The columns are handed over without a copy."""
+    program = run.program
+    answer: Mapping[str, Any] = _native_replay()(
+        program.op,
+        program.id,
+        program.size,
+        program.stream,
+        program.time_us,
+        program.completed_us,
+        max(program.streams, 1),
+        run.capacity,
+        dict(run.conf),
+        run.lag_us,
+    )
+    return answer
+
+
+def _native_replay() -> Callable[..., Mapping[str, Any]]:
+    try:
+        native = importlib.import_module("vram._native")
+    except ImportError as error:
+        raise DeviceError(
+            f"replay needs the native core, which is not built here ({error}); install vram with pip, "
+            "or build it with `pip install .` in the source tree",
+            call="import",
+        ) from error
+    function: Callable[..., Mapping[str, Any]] = native.replay
+    return function
+
+
+POLICIES: dict[str, Callable[[Run], Mapping[str, Any]]] = {"vram": _run_vram}
+"""Every allocator a trace can be replayed through. A policy takes a Run and returns `peak_allocated`,
+`peak_reserved`, `driver_calls`, `driver_us`, `seconds` and `oom`: None, or the `operation` (an index into the
+program) that failed, with its `size` and the bytes `allocated` and `reserved` then."""
