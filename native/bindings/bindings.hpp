@@ -1,0 +1,21 @@
+// What the binding files share: the parts of the module, and how a native object keeps the backend
+// that Python gave it. Each bind_ function is written in the file of its name.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+#include "backend.hpp"
+
+namespace vram {
+
+void bind_devices(nanobind::module_& module);
+void bind_pool(nanobind::module_& module);
+void bind_replay(nanobind::module_& module);
+
+// The C++ owner of a backend object of Python. Whoever keeps it keeps the backend alive without a
+// reference to Python, and may drop it on any thread, with or without the GIL.
+std::shared_ptr<Backend> backend_of(Backend& backend);
+
+}  // namespace vram

@@ -1,0 +1,538 @@
+// Backends as Python objects: the calls of the contract one by one, Python functions as work on
+// streams, and the model's controls. The classes people use are built on this in vram/device.py.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "backends/host.hpp"
+#include "backends/model.hpp"
+#include "bindings.hpp"
+#include "errors.hpp"
+
+namespace nb = nanobind;
+
+namespace vram {
+
+// ---- Python at the end of the process ---------------------------------------------------------------
+
+namespace {
+
+std::atomic<bool> launches_open{true};  // Python functions may be launched
+std::atomic<bool> python_up{true};      // threads other than the interpreter's may take the GIL
+std::atomic<int> calls_under_way{0};    // Python functions that a stream's thread will still run
+
+// Whether this thread may touch Python objects now (taking the GIL if need be).
+bool may_touch_python() { return python_up || (nb::is_alive() && PyGILState_Check()); }
+
+void wait_for_calls() {
+  for (int left = calls_under_way; left > 0; left = calls_under_way) calls_under_way.wait(left);
+}
+
+// An owned Python object that native threads may drop. Once Python is gone it is left behind.
+class PythonReference {
+ public:
+  PythonReference() = default;
+  explicit PythonReference(nb::object object) : object_(object.release()) {}
+  PythonReference(PythonReference&& other) noexcept : object_(std::exchange(other.object_, nb::handle())) {}
+  PythonReference& operator=(PythonReference&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~PythonReference() {
+    if (!object_ || !may_touch_python()) return;
+    const nb::gil_scoped_acquire gil;
+    object_.dec_ref();
+  }
+  nb::handle get() const { return object_; }
+  nb::object take() { return nb::steal(std::exchange(object_, nb::handle())); }
+
+ private:
+  nb::handle object_;
+};
+
+// ---- Python functions as work -----------------------------------------------------------------------
+
+// What the functions launched on one backend have raised, and on which stream each event was last
+// recorded, so that a wait for either can raise it. Used with the GIL held; the lock is for builds
+// of Python without one and is never held while Python code runs.
+class Launches {
+ public:
+  // The first error of a stream waits for its synchronize; later ones are reported at once.
+  void store(StreamHandle stream, nb::python_error& error) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!errors_.contains(stream)) {
+        errors_.emplace(stream, PythonReference(nb::borrow(error.value())));
+        return;
+      }
+    }
+    error.restore();
+    PyErr_WriteUnraisable(nullptr);
+  }
+  void raise(StreamHandle stream) {
+    PythonReference error;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = errors_.find(stream);
+      if (found == errors_.end()) return;
+      error = std::move(found->second);
+      errors_.erase(found);
+    }
+    const nb::object value = error.take();
+    PyErr_SetObject(value.type().ptr(), value.ptr());
+    throw nb::python_error();
+  }
+  // Errors that nobody waited for, when nobody will any more.
+  void report_all() {
+    std::unordered_map<StreamHandle, PythonReference> errors;
+    {
+      const std::lock_guard lock(mutex_);
+      errors.swap(errors_);
+    }
+    for (auto& [stream, error] : errors) {
+      const nb::object value = error.take();
+      PyErr_SetObject(value.type().ptr(), value.ptr());
+      PyErr_WriteUnraisable(nullptr);
+    }
+  }
+  void recorded(EventHandle event, StreamHandle stream) {
+    const std::lock_guard lock(mutex_);
+    events_[event] = stream;
+  }
+  void destroyed(EventHandle event) {
+    const std::lock_guard lock(mutex_);
+    events_.erase(event);
+  }
+  std::optional<StreamHandle> stream_of(EventHandle event) {
+    const std::lock_guard lock(mutex_);
+    const auto found = events_.find(event);
+    return found == events_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<StreamHandle, PythonReference> errors_;
+  std::unordered_map<EventHandle, StreamHandle> events_;
+};
+
+// One launched function. It lets go of Python before the work counts as finished.
+class PythonCall {
+ public:
+  PythonCall(nb::object function, std::shared_ptr<Launches> launches, StreamHandle stream, bool counted)
+      : function_(std::move(function)), launches_(std::move(launches)), stream_(stream), counted_(counted) {
+    if (counted_) ++calls_under_way;
+  }
+  PythonCall(const PythonCall&) = delete;
+  PythonCall& operator=(const PythonCall&) = delete;
+  ~PythonCall() {
+    function_ = PythonReference();
+    if (!counted_) return;
+    --calls_under_way;
+    calls_under_way.notify_all();
+  }
+  void run() {
+    if (!may_touch_python()) return;
+    const nb::gil_scoped_acquire gil;
+    const nb::object function = function_.take();
+    try {
+      function();
+    } catch (nb::python_error& error) {
+      launches_->store(stream_, error);
+    }
+  }
+
+ private:
+  PythonReference function_;
+  std::shared_ptr<Launches> launches_;
+  StreamHandle stream_;
+  bool counted_;  // a thread of the backend runs it by itself, so exit waits for it
+};
+
+// ---- backends as Python holds them --------------------------------------------------------------------
+
+// The side of a bound backend that is about Python.
+struct Bound {
+  virtual ~Bound() = default;
+  std::shared_ptr<Launches> launches = std::make_shared<Launches>();
+  std::weak_ptr<Backend> self;
+  bool threaded = false;  // it runs launched functions on threads of its own
+};
+
+template <class Base>
+class BoundBackend final : public Base, public Bound {
+ public:
+  using Base::Base;
+};
+
+Bound& bound(Backend& backend) { return dynamic_cast<Bound&>(backend); }
+
+std::vector<std::weak_ptr<Launches>>& all_launches() {
+  static std::vector<std::weak_ptr<Launches>> all;
+  return all;
+}
+
+// Destruction may wait for launched functions, which need the GIL.
+template <class Base>
+void destroy(BoundBackend<Base>* backend) {
+  if (python_up && PyGILState_Check()) {
+    const nb::gil_scoped_release released;
+    delete backend;
+  } else {
+    delete backend;
+  }
+}
+
+template <class Base, class... Arguments>
+std::shared_ptr<Base> make_bound(bool threaded, Arguments... arguments) {
+  const std::shared_ptr<BoundBackend<Base>> made(new BoundBackend<Base>(arguments...), destroy<Base>);
+  made->self = std::weak_ptr<Backend>(made);
+  made->threaded = threaded;
+  std::erase_if(all_launches(), [](const auto& launches) { return launches.expired(); });
+  all_launches().push_back(made->launches);
+  return made;
+}
+
+// ---- the calls --------------------------------------------------------------------------------------
+
+// Runs a call without the GIL; a failure becomes an exception.
+template <class Call>
+void without_gil(const char* what, Call call) {
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = call();
+  }
+  require_ok(status, what);
+}
+
+bool ready(const Status& status, const char* what) {
+  if (status.code == Code::not_ready) return false;
+  require_ok(status, what);
+  return true;
+}
+
+void launch(Backend& backend, StreamHandle stream, nb::object function) {
+  if (!launches_open) raise_status({Code::closed, 0, "launch"}, "launch a function");
+  if (!PyCallable_Check(function.ptr())) throw nb::type_error("launch needs a callable");
+  Bound& side = bound(backend);
+  auto call = std::make_shared<PythonCall>(std::move(function), side.launches, stream, side.threaded);
+  require_ok(backend.launch(stream, [call = std::move(call)] { call->run(); }), "launch a function");
+}
+
+void stream_synchronize(Backend& backend, StreamHandle stream) {
+  without_gil("synchronise a stream", [&] { return backend.stream_synchronize(stream); });
+  bound(backend).launches->raise(stream);
+}
+
+void event_record(Backend& backend, EventHandle event, StreamHandle stream) {
+  require_ok(backend.event_record(event, stream), "record an event");
+  bound(backend).launches->recorded(event, stream);
+}
+
+void event_destroy(Backend& backend, EventHandle event) {
+  require_ok(backend.event_destroy(event), "destroy an event");
+  bound(backend).launches->destroyed(event);
+}
+
+void event_synchronize(Backend& backend, EventHandle event) {
+  without_gil("synchronise an event", [&] { return backend.event_synchronize(event); });
+  if (const auto stream = bound(backend).launches->stream_of(event)) bound(backend).launches->raise(*stream);
+}
+
+void bind_memory(nb::class_<Backend>& type) {
+  using namespace nb::literals;
+  type.def("memory_info",
+           [](Backend& backend) {
+             std::uint64_t free_bytes = 0, total_bytes = 0;
+             require_ok(backend.memory_info(&free_bytes, &total_bytes), "ask how much memory is free");
+             return std::pair(free_bytes, total_bytes);
+           })
+      .def(
+          "reserve",
+          [](Backend& backend, std::uint64_t bytes) {
+            Address address = 0;
+            without_gil("reserve memory", [&] { return backend.reserve(bytes, &address); });
+            return address;
+          },
+          "bytes"_a)
+      .def(
+          "release",
+          [](Backend& backend, Address address, std::uint64_t bytes) {
+            without_gil("release memory", [&] { return backend.release(address, bytes); });
+          },
+          "address"_a, "bytes"_a)
+      .def(
+          "space_reserve",
+          [](Backend& backend, std::uint64_t bytes) {
+            Address address = 0;
+            without_gil("reserve addresses", [&] { return backend.space_reserve(bytes, &address); });
+            return address;
+          },
+          "bytes"_a)
+      .def(
+          "space_release",
+          [](Backend& backend, Address address, std::uint64_t bytes) {
+            without_gil("release addresses", [&] { return backend.space_release(address, bytes); });
+          },
+          "address"_a, "bytes"_a)
+      .def(
+          "page_create",
+          [](Backend& backend, std::uint64_t bytes) {
+            PageHandle page = 0;
+            without_gil("create a page", [&] { return backend.page_create(bytes, &page); });
+            return page;
+          },
+          "bytes"_a)
+      .def(
+          "page_release",
+          [](Backend& backend, PageHandle page, std::uint64_t bytes) {
+            without_gil("release a page", [&] { return backend.page_release(page, bytes); });
+          },
+          "page"_a, "bytes"_a)
+      .def(
+          "map",
+          [](Backend& backend, Address address, std::uint64_t bytes, PageHandle page) {
+            without_gil("map a page", [&] { return backend.map(address, bytes, page); });
+          },
+          "address"_a, "bytes"_a, "page"_a)
+      .def(
+          "set_access",
+          [](Backend& backend, Address address, std::uint64_t bytes) {
+            without_gil("grant access to pages", [&] { return backend.set_access(address, bytes); });
+          },
+          "address"_a, "bytes"_a)
+      .def(
+          "unmap",
+          [](Backend& backend, Address address, std::uint64_t bytes) {
+            without_gil("unmap a page", [&] { return backend.unmap(address, bytes); });
+          },
+          "address"_a, "bytes"_a);
+}
+
+void bind_order(nb::class_<Backend>& type) {
+  using namespace nb::literals;
+  type.def("stream_create",
+           [](Backend& backend) {
+             StreamHandle stream = 0;
+             require_ok(backend.stream_create(&stream), "create a stream");
+             return stream;
+           })
+      .def(
+          "stream_destroy",
+          [](Backend& backend, StreamHandle stream) {
+            without_gil("destroy a stream", [&] { return backend.stream_destroy(stream); });
+          },
+          "stream"_a)
+      .def("stream_synchronize", &stream_synchronize, "stream"_a)
+      .def(
+          "stream_query",
+          [](Backend& backend, StreamHandle stream) {
+            return ready(backend.stream_query(stream), "query a stream");
+          },
+          "stream"_a)
+      .def(
+          "stream_wait",
+          [](Backend& backend, StreamHandle stream, EventHandle event) {
+            require_ok(backend.stream_wait(stream, event), "make a stream wait for an event");
+          },
+          "stream"_a, "event"_a)
+      .def("event_create",
+           [](Backend& backend) {
+             EventHandle event = 0;
+             require_ok(backend.event_create(&event), "create an event");
+             return event;
+           })
+      .def("event_destroy", &event_destroy, "event"_a)
+      .def("event_record", &event_record, "event"_a, "stream"_a)
+      .def(
+          "event_query",
+          [](Backend& backend, EventHandle event) {
+            return ready(backend.event_query(event), "query an event");
+          },
+          "event"_a)
+      .def("event_synchronize", &event_synchronize, "event"_a);
+}
+
+void bind_work(nb::class_<Backend>& type) {
+  using namespace nb::literals;
+  type.def(
+          "copy",
+          [](Backend& backend, Address to, Address from, std::uint64_t bytes, StreamHandle stream) {
+            without_gil("copy memory", [&] { return backend.copy(to, from, bytes, stream); });
+          },
+          "to"_a, "source"_a, "bytes"_a, "stream"_a)
+      .def(
+          "fill",
+          [](Backend& backend, Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) {
+            without_gil("fill memory", [&] { return backend.fill(to, value, bytes, stream); });
+          },
+          "to"_a, "value"_a, "bytes"_a, "stream"_a)
+      .def("launch", &launch, "stream"_a, "function"_a,
+           "Runs function() in stream order. What it raises comes out of the next synchronize.");
+}
+
+void bind_backend(nb::module_& module) {
+  nb::class_<Backend> type(module, "Backend", "The contract a device fulfils; see native/backend.hpp.");
+  type.def_prop_ro("name", [](const Backend& backend) { return backend.info().name; })
+      .def_prop_ro("total_bytes", [](const Backend& backend) { return backend.info().total_bytes; })
+      .def_prop_ro("pages", [](const Backend& backend) { return backend.info().pages; })
+      .def_prop_ro("host_accessible", [](const Backend& backend) { return backend.info().host_accessible; });
+  bind_memory(type);
+  bind_order(type);
+  bind_work(type);
+}
+
+template <class Type>
+std::optional<std::string> check(Type& backend) {
+  std::string why;
+  return backend.check(&why) ? std::nullopt : std::optional(why);
+}
+
+void bind_host(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<HostBackend, Backend>(module, "HostBackend", "Real memory; a thread for each stream.")
+      .def(nb::new_([](std::uint64_t capacity) { return make_bound<HostBackend>(true, capacity); }),
+           "capacity"_a = 0)
+      .def("synchronize",
+           [](HostBackend& host) {
+             without_gil("synchronise the device", [&] { return host.synchronize(); });
+           })
+      .def("check", &check<HostBackend>, "What is wrong with its books, or None.");
+}
+
+// ---- the model's controls -----------------------------------------------------------------------------
+
+std::shared_ptr<ModelBackend> make_model(std::uint64_t capacity, bool pages, double lag_us, bool manual) {
+  ModelOptions options;
+  options.pages = pages;
+  options.lag_us = lag_us;
+  options.schedule = manual ? Schedule::manual : Schedule::lag;
+  return make_bound<ModelBackend>(false, capacity, options);
+}
+
+Status status_named(const std::string& code, std::int32_t native) {
+  Status status{Code::failed, native, ""};
+  if (code_from_name(code.c_str(), &status.code)) return status;
+  throw nb::value_error(("there is no code " + code + "; try failed, out_of_memory or not_ready").c_str());
+}
+
+nb::dict counts(ModelBackend& model) {
+  const ModelCounts now = model.counts();
+  nb::dict result;
+  result["plain_ranges"] = now.plain_ranges;
+  result["plain_bytes"] = now.plain_bytes;
+  result["spaces"] = now.spaces;
+  result["pages"] = now.pages;
+  result["page_bytes"] = now.page_bytes;
+  result["mappings"] = now.mappings;
+  result["events"] = now.events;
+  result["streams"] = now.streams;
+  result["queued"] = now.queued;
+  return result;
+}
+
+void bind_schedule(nb::class_<ModelBackend, Backend>& type) {
+  using namespace nb::literals;
+  using release_gil = nb::call_guard<nb::gil_scoped_release>;  // launched functions take it themselves
+  type.def("now", &ModelBackend::now, "Microseconds on the virtual clock.")
+      .def("advance", &ModelBackend::advance, "us"_a, release_gil())
+      .def("set_time", &ModelBackend::set_time, "us"_a, release_gil())
+      .def("set_lag", &ModelBackend::set_lag, "us"_a)
+      .def(
+          "set_manual",
+          [](ModelBackend& model, bool manual) {
+            require_ok(model.set_schedule(manual ? Schedule::manual : Schedule::lag),
+                       "change the schedule while work is unfinished");
+          },
+          "manual"_a)
+      .def("step", &ModelBackend::step, "stream"_a, release_gil())
+      .def("run_all", &ModelBackend::run_all, release_gil())
+      .def(
+          "work",
+          [](ModelBackend& model, StreamHandle stream, std::uint64_t id, Address address,
+             std::uint64_t bytes) { require_ok(model.work(stream, id, address, bytes), "queue work"); },
+          "stream"_a, "id"_a, "address"_a = 0, "bytes"_a = 0)
+      .def("executed", &ModelBackend::executed)
+      .def("clear_executed", &ModelBackend::clear_executed);
+}
+
+void bind_failures_and_counts(nb::class_<ModelBackend, Backend>& type) {
+  using namespace nb::literals;
+  type.def(
+          "fail",
+          [](ModelBackend& model, const std::string& call, std::uint64_t nth, const std::string& code,
+             std::int32_t native) {
+            if (model.fail(call, nth, status_named(code, native))) return;
+            throw nb::value_error(("a backend has no call named " + call).c_str());
+          },
+          "call"_a, "nth"_a = 1, "code"_a = "failed", "native"_a = 0)
+      .def(
+          "fail_any",
+          [](ModelBackend& model, std::uint64_t nth, const std::string& code, std::int32_t native) {
+            model.fail_any(nth, status_named(code, native));
+          },
+          "nth"_a = 1, "code"_a = "failed", "native"_a = 0)
+      .def("clear_failures", &ModelBackend::clear_failures)
+      .def(
+          "calls", [](ModelBackend& model, const std::string& call) { return model.calls(call); }, "call"_a)
+      .def("total_calls", &ModelBackend::total_calls)
+      .def("driver_calls", &ModelBackend::driver_calls)
+      .def("memory_calls", &ModelBackend::memory_calls)
+      .def("driver_us", &ModelBackend::driver_us)
+      .def("memory_us", &ModelBackend::memory_us)
+      .def("host_waits", &ModelBackend::host_waits)
+      .def("host_wait_us", &ModelBackend::host_wait_us)
+      .def("counts", &counts, "What exists now, by name.")
+      .def("check", &check<ModelBackend>, "What is wrong with its books, or None.");
+}
+
+void bind_model(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<ModelBackend, Backend> type(module, "ModelBackend",
+                                         "Addresses only, a virtual clock, failures on demand.");
+  type.def(nb::new_(&make_model), "capacity"_a, "pages"_a = true, "lag_us"_a = 5000.0, "manual"_a = false)
+      .def("synchronize", [](ModelBackend& model) {
+        without_gil("synchronise the device",
+                    [&] { return model.run_all() ? Status{} : Status{Code::failed, 0, "synchronize"}; });
+      });
+  bind_schedule(type);
+  bind_failures_and_counts(type);
+}
+
+// For exit, while Python still runs: functions under way finish, later ones are refused, and from
+// here on no stream's thread touches Python.
+void stop_launches() {
+  {
+    const nb::gil_scoped_release released;
+    wait_for_calls();
+    launches_open = false;
+    wait_for_calls();
+  }
+  for (const auto& launches : all_launches()) {
+    if (const auto alive = launches.lock()) alive->report_all();
+  }
+  python_up = false;
+}
+
+}  // namespace
+
+std::shared_ptr<Backend> backend_of(Backend& backend) { return bound(backend).self.lock(); }
+
+void bind_devices(nb::module_& module) {
+  bind_backend(module);
+  bind_host(module);
+  bind_model(module);
+  module.def("stop_launches", &stop_launches, "Called once at exit; see vram/device.py.");
+  // The threads that would have run them do not exist in the child of a fork.
+  pthread_atfork(nullptr, nullptr, [] { calls_under_way = 0; });
+}
+
+}  // namespace vram

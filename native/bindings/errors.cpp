@@ -1,0 +1,75 @@
+// The texts of errors that begin in the core, and which exception each becomes.
+#include "errors.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <string>
+
+namespace nb = nanobind;
+
+namespace vram {
+
+namespace {
+
+constexpr const char* kCodeNames[] = {"ok",          "not_ready", "out_of_memory", "invalid",
+                                      "unsupported", "failed",    "closed"};
+
+bool is_free(const Status& status) {
+  return status.code == Code::invalid && std::strcmp(status.call, "free") == 0;
+}
+
+const char* exception_name(const Status& status) {
+  if (status.code == Code::out_of_memory) return "OutOfMemory";
+  return is_free(status) ? "InvalidFree" : "DeviceError";
+}
+
+// What happened and what to do next.
+const char* advice(const Status& status) {
+  if (is_free(status)) {
+    return "the pointer is not a live allocation of this pool: it was freed before, points inside an "
+           "allocation, or came from elsewhere. Free the pointer that was allocated, once.";
+  }
+  switch (status.code) {
+    case Code::out_of_memory:
+      return "the device has no room for it. Free memory here or in other processes on the device, or ask "
+             "for less.";
+    case Code::invalid:
+      return "a handle, address or size is not valid on this device. It may have been closed already, or "
+             "belong to another device.";
+    case Code::unsupported:
+      return "the device does not offer this. Device.pages says whether it has pages.";
+    case Code::closed:
+      return "the device is closed, the interpreter is exiting, or the device was inherited through fork. "
+             "After a fork, open the device again in the child.";
+    default:
+      return "the driver refused it. The device may need to be reset; the native code says why.";
+  }
+}
+
+}  // namespace
+
+const char* code_name(Code code) { return kCodeNames[static_cast<int>(code)]; }
+
+bool code_from_name(const char* name, Code* out) {
+  for (int code = 0; code < static_cast<int>(std::size(kCodeNames)); ++code) {
+    if (std::strcmp(name, kCodeNames[code]) != 0) continue;
+    *out = static_cast<Code>(code);
+    return true;
+  }
+  return false;
+}
+
+void raise_status(const Status& status, const char* what) {
+  std::string message = std::string("vram could not ") + what + ": " + advice(status);
+  message += std::string(" [call ") + status.call + ", code " + code_name(status.code);
+  message += status.native != 0 ? ", native " + std::to_string(status.native) + "]" : "]";
+  const nb::object type = nb::module_::import_("vram.errors").attr(exception_name(status));
+  const nb::object error = type(message, nb::arg("call") = status.call,
+                                nb::arg("code") = code_name(status.code), nb::arg("native") = status.native);
+  PyErr_SetObject(type.ptr(), error.ptr());
+  throw nb::python_error();
+}
+
+}  // namespace vram
