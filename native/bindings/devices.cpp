@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -60,11 +61,40 @@ class PythonReference {
 
 // ---- Python functions as work -----------------------------------------------------------------------
 
-// What the functions launched on one backend have raised, and on which stream each event was last
-// recorded, so that a wait for either can raise it. Used with the GIL held; the lock is for builds
-// of Python without one and is never held while Python code runs.
+// The functions launched on one backend and not yet begun, what others have raised, and on which
+// stream each event was last recorded, so that a wait for either can raise it. The lock is never
+// held while Python code runs or the GIL is taken.
 class Launches {
  public:
+  Launches() = default;
+  Launches(const Launches&) = delete;
+  Launches& operator=(const Launches&) = delete;
+  ~Launches() {
+    if (errors_.empty() || !may_touch_python()) return;
+    const nb::gil_scoped_acquire gil;
+    report_all();
+  }
+  std::uint64_t add(nb::object function) {
+    const std::lock_guard lock(mutex_);
+    waiting_.emplace(++last_call_, PythonReference(std::move(function)));
+    return last_call_;
+  }
+  // Empty when it was taken before.
+  PythonReference take(std::uint64_t call) {
+    PythonReference function;
+    const std::lock_guard lock(mutex_);
+    const auto found = waiting_.find(call);
+    if (found == waiting_.end()) return function;
+    function = std::move(found->second);
+    waiting_.erase(found);
+    return function;
+  }
+  // At exit: what nobody will run lets go of what it holds, cycles through the queue included.
+  void forget_waiting() {
+    std::unordered_map<std::uint64_t, PythonReference> waiting;  // dropped after the lock
+    const std::lock_guard lock(mutex_);
+    waiting.swap(waiting_);
+  }
   // The first error of a stream waits for its synchronize; later ones are reported at once.
   void store(StreamHandle stream, nb::python_error& error) {
     {
@@ -90,9 +120,19 @@ class Launches {
     PyErr_SetObject(value.type().ptr(), value.ptr());
     throw nb::python_error();
   }
+  // After a wait for the whole device: the first stream with an error speaks, the others keep theirs.
+  void raise_any() {
+    StreamHandle stream = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (errors_.empty()) return;
+      stream = errors_.begin()->first;
+    }
+    raise(stream);
+  }
   // Errors that nobody waited for, when nobody will any more.
   void report_all() {
-    std::unordered_map<StreamHandle, PythonReference> errors;
+    std::map<StreamHandle, PythonReference> errors;
     {
       const std::lock_guard lock(mutex_);
       errors.swap(errors_);
@@ -119,7 +159,9 @@ class Launches {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<StreamHandle, PythonReference> errors_;
+  std::uint64_t last_call_ = 0;
+  std::unordered_map<std::uint64_t, PythonReference> waiting_;
+  std::map<StreamHandle, PythonReference> errors_;
   std::unordered_map<EventHandle, StreamHandle> events_;
 };
 
@@ -127,13 +169,18 @@ class Launches {
 class PythonCall {
  public:
   PythonCall(nb::object function, std::shared_ptr<Launches> launches, StreamHandle stream, bool counted)
-      : function_(std::move(function)), launches_(std::move(launches)), stream_(stream), counted_(counted) {
+      : launches_(std::move(launches)),
+        call_(launches_->add(std::move(function))),
+        stream_(stream),
+        counted_(counted) {
     if (counted_) ++calls_under_way;
   }
   PythonCall(const PythonCall&) = delete;
   PythonCall& operator=(const PythonCall&) = delete;
   ~PythonCall() {
-    function_ = PythonReference();
+    {
+      const PythonReference never_run = launches_->take(call_);
+    }
     if (!counted_) return;
     --calls_under_way;
     calls_under_way.notify_all();
@@ -141,7 +188,8 @@ class PythonCall {
   void run() {
     if (!may_touch_python()) return;
     const nb::gil_scoped_acquire gil;
-    const nb::object function = function_.take();
+    const nb::object function = launches_->take(call_).take();
+    if (!function) return;
     try {
       function();
     } catch (nb::python_error& error) {
@@ -150,8 +198,8 @@ class PythonCall {
   }
 
  private:
-  PythonReference function_;
   std::shared_ptr<Launches> launches_;
+  std::uint64_t call_;
   StreamHandle stream_;
   bool counted_;  // a thread of the backend runs it by itself, so exit waits for it
 };
@@ -404,6 +452,7 @@ void bind_host(nb::module_& module) {
       .def("synchronize",
            [](HostBackend& host) {
              without_gil("synchronise the device", [&] { return host.synchronize(); });
+             bound(host).launches->raise_any();
            })
       .def("check", &check<HostBackend>, "What is wrong with its books, or None.");
 }
@@ -424,9 +473,9 @@ Status status_named(const std::string& code, std::int32_t native) {
   throw nb::value_error(("there is no code " + code + "; try failed, out_of_memory or not_ready").c_str());
 }
 
-nb::dict counts(ModelBackend& model) {
+nb::typed<nb::dict, std::string, int> counts(ModelBackend& model) {
   const ModelCounts now = model.counts();
-  nb::dict result;
+  nb::typed<nb::dict, std::string, int> result;
   result["plain_ranges"] = now.plain_ranges;
   result["plain_bytes"] = now.plain_bytes;
   result["spaces"] = now.spaces;
@@ -502,6 +551,7 @@ void bind_model(nb::module_& module) {
       .def("synchronize", [](ModelBackend& model) {
         without_gil("synchronise the device",
                     [&] { return model.run_all() ? Status{} : Status{Code::failed, 0, "synchronize"}; });
+        bound(model).launches->raise_any();
       });
   bind_schedule(type);
   bind_failures_and_counts(type);
@@ -516,8 +566,12 @@ void stop_launches() {
     launches_open = false;
     wait_for_calls();
   }
-  for (const auto& launches : all_launches()) {
-    if (const auto alive = launches.lock()) alive->report_all();
+  const auto known = all_launches();
+  for (const auto& launches : known) {
+    const auto alive = launches.lock();
+    if (!alive) continue;
+    alive->report_all();
+    alive->forget_waiting();
   }
   python_up = false;
 }

@@ -1,0 +1,494 @@
+"""Devices, their streams and events: the Python side of the backend contract.
+
+A `Device` is a light handle of one backend; a `Stream` is an ordered queue of its work; an `Event` is a point
+in a stream. Memory is the pool's business. `observer` lets a race checker watch what orders what.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Protocol, TypeAlias
+
+from vram import _native
+from vram.errors import ConfigError, DeviceError
+from vram.sizes import format_size, parse_size
+
+__all__ = ["Device", "Event", "Observer", "Stream", "devices", "stream_handle"]
+
+
+class Observer(Protocol):
+    """What a watcher of stream order implements; each method is called after the deed was queued."""
+
+    def on_record(self, event: Event, stream: Stream) -> None:
+        """`event` now marks everything queued on `stream` so far."""
+
+    def on_wait(self, stream: Stream, event: Event) -> None:
+        """Later work on `stream` waits for the mark of `event`."""
+
+    def on_sync(self, what: Stream | Event | Device) -> None:
+        """The host has waited for everything queued on a stream or device, or for an event."""
+
+    def on_launch(self, stream: Stream) -> None:
+        """Work was queued on `stream`."""
+
+
+observer: Observer | None = None
+"""The one watcher of stream order in this process, or None. Set it as `vram.device.observer = …`."""
+
+
+# ---- devices ----------------------------------------------------------------------------------------------
+
+
+_AnyBackend: TypeAlias = _native.HostBackend | _native.ModelBackend
+
+
+class _Core:
+    """What all `Device` objects of one device share: its backend and who listens to it."""
+
+    def __init__(self, kind: str, index: int, name: str, backend: _AnyBackend) -> None:
+        self.kind = kind
+        self.index = index
+        self.name = name
+        self.backend = backend
+        self.process = os.getpid()
+        self.stream_listeners: list[Callable[[], Callable[[int], object] | None]] = []
+
+    def stream_closing(self, handle: int) -> None:
+        for find in tuple(self.stream_listeners):
+            listener = find()
+            if listener is not None:
+                listener(handle)
+
+
+class Device:
+    """Where memory lives: "host", a "model" of a device (addresses only), or "cuda:0".
+
+    `Device("host")` is the same device every time in a process; after a fork the child gets its own, and what
+    it inherited answers with DeviceError. `Device()` is the default device: the host, where there is no GPU.
+    `Device("model:16GiB")` makes a new model each time, as `Device.model` does.
+    """
+
+    __slots__ = ("__weakref__", "_core")
+
+    def __init__(self, name_or_device: str | Device | None = None) -> None:
+        """Open a device by name, or take another handle of the same device."""
+        self._core = _core_of(name_or_device)
+
+    @classmethod
+    def model(
+        cls,
+        capacity: int | str = "141GiB",
+        *,
+        pages: bool = True,
+        lag_us: float = 5000.0,
+        manual: bool = False,
+    ) -> Device:
+        """Make a new model of a device: addresses only, a virtual clock, failures on demand.
+
+        Work takes `lag_us` on the virtual clock, or with `manual` happens only when it is stepped. The
+        controls are methods of `.backend`: advance, step, fail, counts and others.
+        """
+        return cls._of(_model_core(capacity, pages, lag_us, manual))
+
+    @classmethod
+    def _of(cls, core: _Core) -> Device:
+        device = cls.__new__(cls)
+        device._core = core
+        return device
+
+    @property
+    def name(self) -> str:
+        """The name: "host", "cuda:0", "model:0"."""
+        return self._core.name
+
+    @property
+    def kind(self) -> str:
+        """One of "host", "model" and "cuda"."""
+        return self._core.kind
+
+    @property
+    def index(self) -> int:
+        """The number among devices of its kind."""
+        return self._core.index
+
+    @property
+    def backend(self) -> _native.Backend:
+        """The native backend object; pools and tests talk to it."""
+        return self._core.backend
+
+    @property
+    def pages(self) -> bool:
+        """Whether pages can be mapped at chosen addresses here."""
+        return self._core.backend.pages
+
+    @property
+    def total_memory(self) -> int:
+        """The bytes of physical memory."""
+        return self._core.backend.total_bytes
+
+    @property
+    def free_memory(self) -> int:
+        """The bytes that are not taken by anyone."""
+        return self._core.backend.memory_info()[0]
+
+    def synchronize(self) -> None:
+        """Wait until everything queued on every stream is done; raises what launched functions raised."""
+        self._core.backend.synchronize()
+        if observer is not None:
+            observer.on_sync(self)
+
+    def on_stream_close(self, listener: Callable[[int], object]) -> None:
+        """Have `listener(handle)` called before any stream of this device is destroyed.
+
+        A bound method is held weakly: it leaves with its object. It runs on the thread that closes the
+        stream, possibly during garbage collection, so it must not block.
+        """
+        listeners = self._core.stream_listeners
+        if isinstance(listener, MethodType):
+            listeners.append(weakref.WeakMethod(listener, lambda dead: _forget(listeners, dead)))
+        else:
+            listeners.append(lambda: listener)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and self._core is other._core
+
+    def __hash__(self) -> int:
+        return hash(id(self._core))
+
+    def __repr__(self) -> str:
+        return f"<vram.Device {self.name}, {format_size(self.total_memory)}>"
+
+
+def devices() -> list[Device]:
+    """List the devices of this machine, GPUs first. Models are not listed: they are made on demand."""
+    return [Device("host")]
+
+
+_host: _Core | None = None
+_host_lock = threading.Lock()
+_model_numbers = itertools.count()
+_CUDA_NAME = re.compile(r"cuda(?::(\d+))?")
+
+
+def _core_of(what: str | Device | None) -> _Core:
+    if isinstance(what, Device):
+        return what._core
+    if what is None or what == "host":
+        return _host_core()
+    if not isinstance(what, str):
+        raise TypeError(f"a device is a name or a vram.Device, not {type(what).__name__}")
+    if what.startswith("model:"):
+        return _model_core(what.removeprefix("model:"), True, 5000.0, False)
+    if _CUDA_NAME.fullmatch(what):
+        raise DeviceError(
+            f"there is no device {what}: no CUDA driver is in use here (libcuda.so.1 was looked for). "
+            f"vram.devices() lists what is there: {_known_names()}.",
+            device=what,
+            code="missing",
+        )
+    raise DeviceError(
+        f"{what!r} is not the name of a device. There are: {_known_names()}; "
+        '"model:<capacity>" makes a model of a device.',
+        device=what,
+        code="missing",
+    )
+
+
+def _known_names() -> str:
+    return ", ".join(device.name for device in devices())
+
+
+def _host_core() -> _Core:
+    global _host
+    core = _host
+    if core is not None and core.process == os.getpid():
+        return core
+    with _host_lock:
+        if _host is None or _host.process != os.getpid():
+            _host = _Core("host", 0, "host", _native.HostBackend())
+        return _host
+
+
+def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool) -> _Core:
+    size = parse_size(capacity)
+    if size == 0 or not lag_us >= 0:
+        raise ConfigError(
+            f"a model needs a capacity above 0 and a lag of at least 0, not {capacity!r} and {lag_us!r}",
+            capacity=capacity,
+            lag_us=lag_us,
+        )
+    number = next(_model_numbers)
+    return _Core("model", number, f"model:{number}", _native.ModelBackend(size, pages, lag_us, manual))
+
+
+def _forget(listeners: list[Any], dead: Any) -> None:
+    with contextlib.suppress(ValueError):
+        listeners.remove(dead)
+
+
+def _after_fork_in_child() -> None:
+    global _host_lock
+    _host_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+# While Python still runs: launched functions finish, later ones are refused. The threads of the host's
+# streams never touch Python after this.
+atexit.register(_native.stop_launches)
+
+
+# ---- streams ----------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """An ordered queue of work on a device. Work on different streams may overlap.
+
+    `Stream(device)` makes one and owns it: `close()`, the end of a `with` block or garbage collection gives
+    it back after its queued work. `Stream.default(device)` is the device's default stream, which nobody owns.
+    """
+
+    __slots__ = ("__weakref__", "_core", "_handle", "_open", "_owner")
+
+    def __init__(self, device: str | Device | None = None) -> None:
+        """Make a new stream on a device (the default device where none is given)."""
+        self._core = _core_of(device)
+        self._handle = self._core.backend.stream_create()
+        self._owner = True
+        self._open = [self._handle]  # close() pops it: one step, so it happens once
+
+    @classmethod
+    def default(cls, device: str | Device | None = None) -> Stream:
+        """Return the default stream of a device."""
+        return cls._view(_core_of(device), 0)
+
+    @classmethod
+    def _view(cls, core: _Core, handle: int) -> Stream:
+        """Return a stream that somebody else owns."""
+        stream = cls.__new__(cls)
+        stream._core = core
+        stream._handle = handle
+        stream._owner = False
+        stream._open = [handle]
+        return stream
+
+    @property
+    def handle(self) -> int:
+        """The backend's own handle; 0 is the default stream."""
+        if not self._open:
+            raise DeviceError(
+                f"stream {self._handle} of {self._core.name} was closed; make a new vram.Stream",
+                device=self._core.name,
+                stream=self._handle,
+                code="closed",
+            )
+        return self._handle
+
+    @property
+    def device(self) -> Device:
+        """The device whose work this stream orders."""
+        return Device._of(self._core)
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return not self._open
+
+    def synchronize(self) -> None:
+        """Wait until everything queued here has finished; raises what a launched function raised."""
+        self._core.backend.stream_synchronize(self.handle)
+        if observer is not None:
+            observer.on_sync(self)
+
+    def query(self) -> bool:
+        """Whether everything queued here has finished. Never waits."""
+        return self._core.backend.stream_query(self.handle)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Mark everything queued here so far with an event, a new one where none is given."""
+        if event is None:
+            event = Event(self.device)
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Make later work here wait for what `event` marks now. The host does not wait."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Make later work here wait for everything queued on `stream` so far."""
+        self.wait_event(stream.record_event())
+
+    def launch(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Queue `function(*arguments)` as work of this stream (host and model devices).
+
+        It runs on the stream's thread. What it raises comes out of the next synchronize of this stream, its
+        device or an event recorded on it. It must not wait for its own stream.
+        """
+        work = functools.partial(function, *arguments) if arguments else function
+        self._core.backend.launch(self.handle, work)
+        if observer is not None:
+            observer.on_launch(self)
+
+    def close(self) -> None:
+        """Give the stream back; its queued work still finishes. Closing again does nothing.
+
+        Nor does closing a stream that is not owned here, such as the default stream.
+        """
+        if not self._owner:
+            return
+        try:
+            handle = self._open.pop()
+        except IndexError:
+            return
+        try:
+            self._core.stream_closing(handle)
+        finally:
+            self._core.backend.stream_destroy(handle)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # In the child of a fork the backend refuses, and there is nothing to give back.
+        with contextlib.suppress(DeviceError, AttributeError):
+            self.close()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return (protocol version, handle), as other libraries ask for it."""
+        return (0, self.handle)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self._core is other._core and self._handle == other._handle
+
+    def __hash__(self) -> int:
+        return hash((id(self._core), self._handle))
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<vram.Stream {self._handle} of {self._core.name}{state}>"
+
+
+def stream_handle(stream: Any, device: Device) -> int:
+    """Return the backend's handle of a stream, whoever's object it is.
+
+    Takes None (the default stream), a handle, a vram.Stream of this device, any object with
+    `__cuda_stream__`, and the streams of PyTorch, CuPy and Numba.
+    """
+    if stream is None:
+        return 0
+    if isinstance(stream, Stream):
+        if stream._core is not device._core:
+            raise _other_device("stream", stream._core, device._core)
+        return stream.handle
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return _checked_handle(stream)
+    found = _foreign_handle(stream)
+    if found is None:
+        raise TypeError(
+            f"{type(stream).__name__} is not a stream: pass None, an int handle, a vram.Stream, an object "
+            "with __cuda_stream__, or a stream of PyTorch, CuPy or Numba"
+        )
+    return _checked_handle(found)
+
+
+def _foreign_handle(stream: Any) -> int | None:
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        pair = protocol() if callable(protocol) else protocol
+        return int(pair[1])
+    for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, Numba
+        value = getattr(stream, name, None)
+        if name == "handle" and value is not None and hasattr(value, "value"):
+            value = value.value or 0  # ctypes gives None for the default stream
+        if isinstance(value, int) and not isinstance(value, bool):
+            return int(value)
+    return None
+
+
+def _checked_handle(handle: int) -> int:
+    if not 0 <= handle < 2**64:
+        raise ValueError(f"a stream's handle lies in 0 … 2**64 - 1, not {handle}")
+    return handle
+
+
+def _other_device(what: str, theirs: _Core, ours: _Core) -> DeviceError:
+    same = theirs.name == ours.name
+    return DeviceError(
+        f"the {what} belongs to {theirs.name}"
+        + (" of another process" if same else f", not to {ours.name}")
+        + f"; use one made on the same device ({ours.name})",
+        device=ours.name,
+        other=theirs.name,
+        code="invalid",
+    )
+
+
+# ---- events -----------------------------------------------------------------------------------------------
+
+
+class Event:
+    """A point in a stream. One that was never recorded counts as passed; recording again moves it."""
+
+    __slots__ = ("__weakref__", "_core", "_handle")
+
+    def __init__(self, device: str | Device | None = None) -> None:
+        """Make an event on a device (the default device where none is given)."""
+        self._core = _core_of(device)
+        self._handle: int = self._core.backend.event_create()
+
+    @property
+    def handle(self) -> int:
+        """The backend's own handle."""
+        return self._handle
+
+    @property
+    def device(self) -> Device:
+        """The device whose work it marks."""
+        return Device._of(self._core)
+
+    def record(self, stream: Any = None) -> None:
+        """Mark everything queued on `stream` so far (None: the default stream)."""
+        target = self._stream(stream)
+        self._core.backend.event_record(self._handle, target.handle)
+        if observer is not None:
+            observer.on_record(self, target)
+
+    def query(self) -> bool:
+        """Whether the point has passed. Never waits."""
+        return self._core.backend.event_query(self._handle)
+
+    def synchronize(self) -> None:
+        """Wait until the point has passed; raises what a function launched on that stream raised."""
+        self._core.backend.event_synchronize(self._handle)
+        if observer is not None:
+            observer.on_sync(self)
+
+    def wait(self, stream: Any = None) -> None:
+        """Make later work on `stream` wait for what this event marks now. The host does not wait."""
+        target = self._stream(stream)
+        self._core.backend.stream_wait(target.handle, self._handle)
+        if observer is not None:
+            observer.on_wait(target, self)
+
+    def _stream(self, stream: Any) -> Stream:
+        handle = stream_handle(stream, self.device)
+        return stream if isinstance(stream, Stream) else Stream._view(self._core, handle)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(DeviceError, AttributeError):
+            self._core.backend.event_destroy(self._handle)
+
+    def __repr__(self) -> str:
+        return f"<vram.Event {self._handle:#x} of {self._core.name}>"

@@ -1,0 +1,82 @@
+"""Sizes as people write them: "512MiB" to bytes and back. Knows nothing of devices or pools.
+
+KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB are powers of 1000; the bare letters K, M, G, T mean
+the powers of 1024, as GPU tools use them. Upper and lower case are the same.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+from vram.errors import ConfigError
+
+__all__ = ["format_size", "parse_size"]
+
+MAX_SIZE = 2**63
+"""Sizes must stay below this, so that they fit every integer on the way to the driver."""
+
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE | re.ASCII)
+_MAX_TEXT = 64
+
+
+def parse_size(size: int | float | str) -> int:
+    """Return the bytes that an int, a whole float, or a text such as "512MiB" or "1.5G" stands for.
+
+    A text with a fraction of a byte is rounded down. Raises ConfigError for anything else.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise _bad(size, "it must be a number of bytes or a text")
+    if isinstance(size, str):
+        return _checked(_parse_text(size), size)
+    if isinstance(size, float) and not (math.isfinite(size) and size.is_integer()):
+        raise _bad(size, "a number of bytes must be whole and finite")
+    return _checked(int(size), size)
+
+
+def format_size(size: int) -> str:
+    """Return a size in the largest binary unit that keeps it at least 1: 1610612736 is "1.5 GiB"."""
+    sign = "-" if size < 0 else ""
+    value = abs(size)
+    if value < 1024:
+        return f"{sign}{value} B"
+    units = ("KiB", "MiB", "GiB", "TiB")
+    power = min((value.bit_length() - 1) // 10, len(units))
+    # 1023.99 KiB would print as "1024 KiB": go up a unit instead.
+    if power < len(units) and round(value / 1024**power, 2) >= 1024:
+        power += 1
+    number = f"{value / 1024**power:.2f}".rstrip("0").rstrip(".")
+    return f"{sign}{number} {units[power - 1]}"
+
+
+def _parse_text(text: str) -> int:
+    match = _SIZE.fullmatch(text) if len(text) <= _MAX_TEXT else None
+    if match is None:
+        raise _bad(text, "write a number and a unit")
+    number, prefix, suffix = match[1].replace("_", ""), match[2].lower(), match[3].lower()
+    if not prefix and suffix.startswith("i"):
+        raise _bad(text, "write a number and a unit")
+    if suffix == "i":
+        raise _bad(text, "the unit lacks its B")
+    base = 1000 if prefix and suffix == "b" else 1024
+    return int(Fraction(number) * base ** _POWERS[prefix])
+
+
+def _checked(count: int, size: int | float | str) -> int:
+    if count < 0:
+        raise _bad(size, "it is negative")
+    if count >= MAX_SIZE:
+        raise _bad(size, "it is 2**63 bytes or more")
+    return count
+
+
+def _bad(size: object, why: str) -> ConfigError:
+    shown = repr(size) if len(repr(size)) <= _MAX_TEXT else repr(size)[:_MAX_TEXT] + "…"
+    return ConfigError(
+        f"{shown} is not a size: {why}. "
+        'Sizes are bytes as an int, or a text such as "512MiB", "1.5GiB", "2GB" or "64K" '
+        "(units B, KiB, MiB, GiB, TiB; KB, MB, GB, TB; K, M, G, T).",
+        value=size,
+    )
