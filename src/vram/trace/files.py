@@ -24,7 +24,7 @@ DEFAULT_MAX_BYTES = 2 << 30
 CHUNK_BYTES = 256 << 10
 
 # A recording shrinks 20 to 40 times; a file that grows far beyond that is made to fill memory.
-MAX_EXPANSION = 512
+MAX_EXPANSION = 100
 UNQUESTIONED_BYTES = 64 << 20
 
 ZSTD_MODULES = ("compression.zstd", "backports.zstd", "zstandard")
@@ -37,7 +37,6 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int) -> io.FileIO
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
         raise TraceError(f"cannot open {Path(path)}: {error.strerror}", place="file") from error
-    file = io.FileIO(descriptor)
     status = os.fstat(descriptor)
     try:
         if not stat.S_ISREG(status.st_mode):
@@ -52,9 +51,9 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int) -> io.FileIO
                 limit=max_bytes,
             )
     except TraceError:
-        file.close()
+        os.close(descriptor)
         raise
-    return file
+    return io.FileIO(descriptor)
 
 
 def _open_zstd(file: BinaryIO) -> Any:
@@ -95,14 +94,20 @@ class BoundedReader(io.RawIOBase):
         self.stored_bytes = os.fstat(file.fileno()).st_size
         self._max_bytes = max_bytes
         self._on_progress = on_progress
-        source = io.BufferedReader(file, CHUNK_BYTES)
-        head = source.peek(8)
+        self._stored = io.BufferedReader(file, CHUNK_BYTES)
+        head = self._stored.peek(8)
         opener = next((opener for magic, opener in _OPENERS if head.startswith(magic)), None)
         self.compressed = opener is not None
-        self._source: Any = opener(source) if opener else source
+        self._source: Any = opener(self._stored) if opener else self._stored
 
     def readable(self) -> bool:
         return True
+
+    def close(self) -> None:
+        """Close the file too."""
+        if not self.closed and hasattr(self, "_stored"):
+            self._stored.close()
+        super().close()
 
     def readinto(self, buffer: Any) -> int:
         try:

@@ -154,7 +154,7 @@ class _Writer:
     def complete(self, address: int, time: int, event: int) -> None:
         """A free that nothing delayed completes in the very next event."""
         row, requested = self.freed.pop(address, (None, 0))
-        if row is not None and event != requested + 1:
+        if row is not None and (requested == BEFORE or event != requested + 1):
             self.completed_us[row] = time
 
     def finish(self, end: int) -> None:

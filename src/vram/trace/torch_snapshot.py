@@ -71,7 +71,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _unpickle(reader: BoundedReader) -> Any:
     try:
-        return _PlainUnpickler(io.BufferedReader(reader, CHUNK_BYTES)).load()
+        with io.BufferedReader(reader, CHUNK_BYTES) as buffered:
+            return _PlainUnpickler(buffered).load()
     except TraceError:
         raise
     except (MemoryError, RecursionError) as error:
@@ -162,7 +163,9 @@ def _decode(snapshot: Any, source: str, device: int | None) -> Trace:
     streams = _Streams()
     place = f"device_traces[{chosen}]"
     try:
-        columns = _columns(events, stacks, streams)
+        columns = _columns(events, stacks, streams, place)
+    except TraceError:
+        raise
     except _NOT_A_COLUMN as error:
         _blame_event(events, place)
         raise TraceError(f"{place} cannot be read: {type(error).__name__}", place=place) from error
@@ -233,7 +236,7 @@ class _Stacks:
             known = self._by_identity[identity] = self._intern(frames, place)
         return known
 
-    def column(self, lists: Iterable[Any]) -> array[int]:
+    def column(self, lists: Iterable[Any], place: str) -> array[int]:
         """`of` over all events: the longest loop of opening a file.
 
         Most stacks equal the last one of the same length and innermost frame, and comparing lists of shared
@@ -247,8 +250,8 @@ class _Stacks:
                 continue
             shape = (len(frames), id(frames[0]))
             seen, number = latest.get(shape, (None, 0))
-            if seen != frames:
-                number = self.of(frames, f"frames of event {index}")
+            if seen is not frames and seen != frames:
+                number = self.of(frames, f"{place}[{index}].frames")
                 latest[shape] = (frames, number)
             column.append(number)
         return column
@@ -267,7 +270,7 @@ class _Stacks:
         return self.frames.setdefault(key, len(self.frames))
 
 
-def _columns(events: list[Any], stacks: _Stacks, streams: _Streams) -> dict[str, Any]:
+def _columns(events: list[Any], stacks: _Stacks, streams: _Streams, place: str) -> dict[str, Any]:
     """All columns, or one of `_NOT_A_COLUMN`."""
     if set(map(type, events)) - {dict}:
         raise TypeError
@@ -280,7 +283,7 @@ def _columns(events: list[Any], stacks: _Stacks, streams: _Streams) -> dict[str,
         "address": _addresses(events),
         "size": _integers("Q", map(itemgetter("size"), events), MAX_INT64),
         "time_us": _times(events),
-        "stack": _stack_column(events, stacks),
+        "stack": _stack_column(events, stacks, place),
     }
 
 
@@ -309,11 +312,11 @@ def _times(events: list[Any]) -> array[int]:
     return _integers("q", map(itemgetter("time_us"), events), MAX_INT64)
 
 
-def _stack_column(events: list[Any], stacks: _Stacks) -> array[int]:
+def _stack_column(events: list[Any], stacks: _Stacks, place: str) -> array[int]:
     lists = [event.get("frames", ()) for event in events]
     if set(map(type, lists)) - {list, tuple}:
         raise TypeError
-    return stacks.column(lists)
+    return stacks.column(lists, place)
 
 
 def _blame_event(events: list[Any], place: str) -> None:

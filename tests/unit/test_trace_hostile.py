@@ -1,0 +1,335 @@
+"""Files made to do harm: each is a TraceError in bounded time and memory, and nothing in it is ever run."""
+
+from __future__ import annotations
+
+import bz2
+import copy
+import gzip
+import lzma
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vram.errors import TraceError
+from vram.trace import lifetimes, open_trace
+
+MARKER = "executed"
+LIMIT_SECONDS = 10.0  # of processor time the child may take 3; the rest is for a busy machine
+LIMIT_MEMORY_MIB = 1024
+
+
+def touch(tmp_path: Path) -> bytes:
+    return f"touch {tmp_path / MARKER}".encode()
+
+
+# --- opcodes that name code ---------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[bytes], bytes]] = {
+    "GLOBAL REDUCE": lambda command: b"cos\nsystem\n(V" + command + b"\ntR.",
+    "STACK_GLOBAL": lambda command: (
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c" + bytes([len(command)]) + command + b"\x85R."
+    ),
+    "INST": lambda command: b"(V" + command + b"\nios\nsystem\n.",
+    "OBJ": lambda command: b"(cos\nsystem\nV" + command + b"\no.",
+    "NEWOBJ": lambda command: b"\x80\x02csubprocess\nPopen\nV" + command + b"\n\x85\x81.",
+    "NEWOBJ_EX": lambda command: b"\x80\x04csubprocess\nPopen\nV" + command + b"\n\x85}\x92.",
+    "BUILD of a class": lambda command: b"cbuiltins\nobject\n}b.",
+    "inside a snapshot": lambda command: b"}Vsegments\ncos\nsystem\n(V" + command + b"\ntRs.",
+    "PERSID": lambda command: b"P" + command + b"\n.",
+    "BINPERSID": lambda command: b"\x80\x02V" + command + b"\nQ.",
+    "EXT1": lambda command: b"\x80\x02\x82\x01.",
+    "EXT2": lambda command: b"\x80\x02\x83\x01\x00.",
+    "EXT4": lambda command: b"\x80\x02\x84\x01\x00\x00\x00.",
+}
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("family", CALLS)
+def test_nothing_is_ever_executed(family: str, trusted: bool, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.pickle"
+    path.write_bytes(CALLS[family](touch(tmp_path)))
+    with pytest.raises(TraceError) as caught:
+        open_trace(path, trusted=trusted)
+    assert "pickle" in caught.value.place
+    assert not (tmp_path / MARKER).exists()
+
+
+def test_the_marker_would_appear_if_code_ran(tmp_path: Path) -> None:
+    pickle.loads(CALLS["GLOBAL REDUCE"](touch(tmp_path)))
+    assert (tmp_path / MARKER).exists()
+
+
+# --- malformed and oversized --------------------------------------------------------------------------------
+
+
+def uint32(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def uint64(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
+def shared(depth: int) -> list[Any]:
+    """A list that prints as 2**depth elements and is stored as `depth`."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+def in_snapshot(**fields: Any) -> bytes:
+    return pickle.dumps({"segments": [], "device_traces": [], **fields})
+
+
+FRAME = {"filename": "a", "line": 1, "name": "b"}
+STACKS = [[FRAME] * 10_000 + [{**FRAME, "line": line}] for line in range(2)]
+HOSTILE: dict[str, bytes] = {
+    "empty": b"",
+    "only STOP": b".",
+    "text": b"hello, world\n",
+    "unknown opcode": b"\x80\x04\xff.",
+    "protocol 99": b"\x80\x63N.",
+    "stack underflow": b"aaaa.",
+    "unbalanced marks": b"(((t" * 1000 + b".",
+    "POP of nothing": b"0000.",
+    "REDUCE of data": b"](tR.",
+    "OBJ of data": b"(]o.",
+    "NEWOBJ of data": b"\x80\x02])\x81.",
+    "BUILD of data": b"}}Va\nNsb.",
+    "NEXT_BUFFER": b"\x80\x05\x97.",
+    "READONLY_BUFFER": b"\x80\x05C\x00\x98.",
+    "missing memo": b"\x80\x02h\x05.",
+    "memo of 2**32": b"\x80\x02Nr\xff\xff\xff\xff.",
+    "memo of 2**27": b"\x80\x02Nr\x00\x00\x00\x08.",
+    "text memo of 10**18": b"Np1000000000000000000\n.",
+    "negative memo": b"Np-1\n.",
+    "unhashable key": b"}]Ns.",
+    "BINBYTES of 4 GiB": b"\x80\x03B" + uint32(0xFFFFFFFF) + b"x.",
+    "BINBYTES8 of 2**62": b"\x80\x04\x8e" + uint64(1 << 62) + b"x.",
+    "BINBYTES8 of 1 GiB, absent": b"\x80\x04\x8e" + uint64(1 << 30) + b"x.",
+    "BINUNICODE of 4 GiB": b"\x80\x02X" + uint32(0xFFFFFFFF) + b"x.",
+    "BINUNICODE8 of 2**63": b"\x80\x04\x8d" + uint64(1 << 63) + b"x.",
+    "BYTEARRAY8 of 2**40": b"\x80\x05\x96" + uint64(1 << 40) + b"x.",
+    "BINSTRING of -1": b"T\xff\xff\xff\xff.",
+    "FRAME of 2**62": b"\x80\x04\x95" + uint64(1 << 62) + b"N.",
+    "LONG4 of 2**31-1": b"\x80\x02\x8b\xff\xff\xff\x7f\x01.",
+    "LONG4 of -1": b"\x80\x02\x8b\xff\xff\xff\xff.",
+    "LONG4 of 8 MB": b"\x80\x02\x8b" + struct.pack("<i", 8_000_000) + b"\x01" * 8_000_000 + b".",
+    "LONG of a million digits": b"L" + b"9" * 1_000_000 + b"L\n.",
+    "line without end": b"S'" + b"x" * 5_000_000,
+    "bad UTF-8": b"\x80\x02X\x04\x00\x00\x00\xff\xfe\xfd\xfc.",
+    "lists nested 2 million deep": b"]" * 2_000_000 + b"a" * 1_999_999 + b".",
+    "tuples nested 2 million deep": b")" + b"\x85" * 2_000_000 + b".",
+    "dicts nested 1 million deep": b"}N" * 1_000_000 + b"}" + b"s" * 1_000_000 + b".",
+    "deep tuple as key": b"})" + b"\x85" * 2_000_000 + b"Ns.",
+    "billion laughs as key": b"})" + b"2\x86" * 100 + b"Ns.",
+    "5 million dicts": b"}" * 5_000_000 + b".",
+    "5 million marks": b"(" * 5_000_000 + b".",
+    "list that holds itself": b"]q\x00h\x00a.",
+    "events that hold themselves": b"}(Vsegments\n]Vdevice_traces\n]q\x00h\x00au.",
+    "billion laughs as events": in_snapshot(device_traces=[shared(100)]),
+    "billion laughs as segments": in_snapshot(segments=shared(100)),
+    "billion laughs as settings": in_snapshot(allocator_settings={"a": shared(100)}),
+    "settings nested deep": in_snapshot(allocator_settings={"a": [[[[[[[[[[[[]]]]]]]]]]]]}),
+    "blocks without number": in_snapshot(
+        segments=[
+            {
+                "address": 0,
+                "total_size": 1,
+                "stream": 0,
+                "segment_type": "large",
+                "blocks": [{"size": 0, "state": "inactive"}] * 1000,
+            }
+        ]
+        * 100_000
+    ),
+    "stacks without number": in_snapshot(
+        device_traces=[
+            [
+                {"action": "alloc", "addr": i, "size": 1, "stream": 0, "frames": STACKS[i % 2]}
+                for i in range(100_000)
+            ]
+        ]
+    ),
+}
+
+MEASURE = """
+import resource, sys, time
+from vram.errors import TraceError
+from vram.trace import open_trace
+start = time.perf_counter()
+try:
+    open_trace(sys.argv[1])
+    print("read")
+except TraceError as error:
+    assert error.place
+    print("TraceError")
+print(time.perf_counter() - start)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def open_measured(path: Path) -> str:
+    """Open `path` in a process of its own and hold it to the limits; "read" or "TraceError"."""
+    command = [sys.executable, "-c", MEASURE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    outcome, seconds, child_mib, caller_mib = done.stdout.split()
+    assert float(seconds) < LIMIT_SECONDS
+    assert float(child_mib) < LIMIT_MEMORY_MIB
+    assert float(caller_mib) < LIMIT_MEMORY_MIB
+    return outcome
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_file_is_refused_in_bounds(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.pickle"
+    path.write_bytes(HOSTILE[case])
+    assert open_measured(path) == "TraceError"
+
+
+# --- compression --------------------------------------------------------------------------------------------
+
+BOMB_BYTES = 96 << 20
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "one long string": lambda: b"\x80\x04\x8e" + uint64(BOMB_BYTES) + bytes(BOMB_BYTES),
+    "many empty tuples": lambda: b")" * BOMB_BYTES,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", BOMBS)
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compression_bomb_is_refused_in_bounds(pack: Any, content: str, tmp_path: Path) -> None:
+    path = tmp_path / "bomb"
+    options = {"preset": 0} if pack is lzma.compress else {"compresslevel": 1}
+    path.write_bytes(pack(BOMBS[content](), **options))
+    assert path.stat().st_size < BOMB_BYTES / 100
+    assert open_measured(path) == "TraceError"
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("trusted", [True, False])
+def test_cut_off_compression(pack: Any, trusted: bool, tmp_path: Path) -> None:
+    path = tmp_path / "cut"
+    packed = pack(pickle.dumps(random.Random(1).randbytes(10_000)))
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(TraceError, match="damaged or cut off"):
+        open_trace(path, trusted=trusted)
+
+
+# --- mutations of a good file -------------------------------------------------------------------------------
+
+
+def good_snapshot() -> dict[str, Any]:
+    frames = [{"filename": f"file{i}.py", "line": i, "name": f"f{i}"} for i in range(4)]
+    events = [
+        {"action": action, "addr": 512 * i, "size": 100 + i, "stream": i % 2, "time_us": 10**15 + i,
+         "frames": frames[i % 4 :]}
+        for i in range(30)
+        for action in ("alloc", "free_requested", "free_completed")
+    ]  # fmt: skip
+    blocks = [{"address": 512 * i, "size": 512, "requested_size": 9, "state": "inactive"} for i in range(4)]
+    segment = {"device": 0, "address": 0, "total_size": 2048, "stream": 0, "segment_type": "small",
+               "is_expandable": False, "segment_pool_id": (0, 0), "blocks": blocks}  # fmt: skip
+    return {"segments": [segment], "device_traces": [events], "allocator_settings": {"a": {"b": 1}}}
+
+
+def flip_bit(data: bytearray, chance: random.Random) -> bytearray:
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return data
+
+
+def cut(data: bytearray, chance: random.Random) -> bytearray:
+    return data[: chance.randrange(len(data))]
+
+
+def splice(data: bytearray, chance: random.Random) -> bytearray:
+    source, target, length = (
+        chance.randrange(len(data)),
+        chance.randrange(len(data)),
+        chance.randrange(1, 64),
+    )
+    data[target : target + length] = data[source : source + length]
+    return data
+
+
+def overwrite(data: bytearray, chance: random.Random) -> bytearray:
+    at = chance.randrange(len(data))
+    data[at : at + 8] = chance.choice([b"\xff" * 8, b"\x00" * 8, b"\x7f" * 8, uint64(1 << 63)])
+    return data
+
+
+def read_or_refuse(path: Path, *, trusted: bool) -> str:
+    """Either a trace that hangs together, or a TraceError."""
+    try:
+        trace = open_trace(path, trusted=trusted)
+    except TraceError as error:
+        assert error.place
+        return "refused"
+    assert len(lifetimes(trace)) <= 2 * trace.events + 2 * sum(len(s.blocks) for s in trace.segments)
+    return "read"
+
+
+@pytest.mark.slow
+def test_mutated_bytes_are_read_or_refused(tmp_path: Path) -> None:
+    chance = random.Random(20240601)
+    base = pickle.dumps(good_snapshot())
+    paths = []
+    for index in range(300):
+        data = bytearray(base)
+        for _ in range(chance.choice([1, 1, 2, 5])):
+            data = chance.choice([flip_bit, flip_bit, cut, splice, overwrite])(data, chance) or bytearray(
+                b"."
+            )
+        paths.append(tmp_path / str(index))
+        paths[-1].write_bytes(chance.choice([bytes, gzip.compress])(data))
+    start = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(lambda path: read_or_refuse(path, trusted=False), paths))
+    assert time.perf_counter() - start < 150
+    assert set(outcomes) == {"read", "refused"}
+
+
+STRANGE: list[Any] = [
+    None, True, -1, 0, 1 << 63, (1 << 63) - 1, 1 << 64, 1 << 70, 1.5, float("nan"), float("inf"), "", "x",
+    "alloc", "\ud800", b"x", [], {}, (), [[]], {"a": 1}, ["alloc"], (1, 2), {1: 2}, {(): ()},
+]  # fmt: skip
+
+
+def mutate_value(value: Any, chance: random.Random) -> Any:
+    """A copy of plain data with one place, somewhere inside, replaced, removed or doubled."""
+    if chance.random() < 0.15 or not isinstance(value, dict | list) or not value:
+        return copy.deepcopy(chance.choice(STRANGE))
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    key = chance.choice(list(keys))
+    changed: Any = value.copy()
+    if chance.random() < 0.1:
+        del changed[key]
+    elif isinstance(changed, list) and chance.random() < 0.1:
+        changed.insert(chance.randrange(len(changed)), changed[key])
+    else:
+        changed[key] = mutate_value(value[key], chance)
+    return changed
+
+
+def test_mutated_values_are_read_or_refused(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    base = good_snapshot()
+    path = tmp_path / "mutant.pickle"
+    outcomes = set()
+    for _ in range(3000):
+        path.write_bytes(pickle.dumps(mutate_value(base, chance)))
+        outcomes.add(read_or_refuse(path, trusted=True))
+    assert outcomes == {"read", "refused"}
