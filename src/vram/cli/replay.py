@@ -105,7 +105,7 @@ def _draw(report: ReplayReport, console: Console) -> None:
         table.add_row(*_row(result, report))
     console.print(table)
     for result in report.results:
-        console.print(Text(_sentence(result, report)))
+        console.print(Text(_sentence(result, report)), soft_wrap=True)
     console.print()
 
 

@@ -1,0 +1,259 @@
+"""`vram replay` and the function behind it: exit codes, the JSON contract, what a person reads."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vram.errors import ConfigError, DeviceError
+from vram.trace import lifetimes, open_trace
+
+engine = importlib.import_module("vram.replay")
+main = importlib.import_module("vram.cli").main
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+SMALL = str(TRACES / "oom_gpt2_train_9000.pickle.xz")
+MIB = 1 << 20
+
+POLICY_KEYS = [
+    "policy", "peak_allocated", "peak_reserved", "ratio",
+    "driver_calls", "driver_us", "events_per_second", "oom",
+]  # fmt: skip
+
+
+def native_can_replay() -> bool:
+    try:
+        return hasattr(importlib.import_module("vram._native"), "replay")
+    except ImportError:
+        return False
+
+
+needs_native = pytest.mark.skipif(not native_can_replay(), reason="the native core has no replay")
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    plain = {"peak_allocated": 1000, "peak_reserved": 1010, "driver_calls": 3, "driver_us": 2500.0}
+    return {**plain, "seconds": 0.001, "oom": None, **changes}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Let a made-up pool answer; returns the list of runs it is asked for."""
+
+    def install(**changes: Any) -> list[Any]:
+        runs: list[Any] = []
+
+        def policy(run: Any) -> Mapping[str, Any]:
+            runs.append(run)
+            return answer(**changes)
+
+        monkeypatch.setitem(engine.POLICIES, "vram", policy)
+        return runs
+
+    return install
+
+
+@pytest.fixture
+def vram_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments), prog_name="vram")
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0), captured.out, captured.err
+
+    return run
+
+
+OUT_OF_MEMORY = {"operation": 1, "size": 5 * MIB, "allocated": 2 * MIB, "reserved": 3 * MIB}
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def test_json_of_one_file_is_one_object(fake: Any, vram_command: Any) -> None:
+    fake()
+    code, out, err = vram_command("replay", SMALL, "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert list(document) == ["trace", "policies"]
+    assert document["trace"] == {"events": 1152, "peak_allocated": 8_473_424_384}
+    assert [list(policy) for policy in document["policies"]] == [POLICY_KEYS]
+    assert document["policies"][0]["ratio"] == 1.01
+    assert document["policies"][0]["oom"] is None
+
+
+def test_json_of_several_files_is_a_list(fake: Any, vram_command: Any) -> None:
+    fake()
+    code, out, _ = vram_command("replay", SMALL, SMALL, "--json", "--policy", "vram", "--policy", "vram")
+    assert code == 0
+    assert [len(document["policies"]) for document in json.loads(out)] == [2, 2]
+
+
+def test_running_out_of_memory_is_a_finding(fake: Any, vram_command: Any) -> None:
+    fake(oom=OUT_OF_MEMORY)
+    code, out, _ = vram_command("replay", SMALL, "--json")
+    assert code == 1
+    expected = {"event": 3, "size": 5 * MIB, "allocated": 2 * MIB, "reserved": 3 * MIB}
+    assert json.loads(out)["policies"][0]["oom"] == expected
+
+
+def test_the_table_and_its_meaning(fake: Any, vram_command: Any) -> None:
+    fake(peak_allocated=1000 * MIB, peak_reserved=1020 * MIB)
+    code, out, err = vram_command("replay", SMALL)
+    assert (code, err) == (0, "")
+    assert "oom_gpt2_train_9000.pickle.xz: 1152 events over 1.36 s" in out
+    assert "1020 MiB" in out and "1.0200" in out
+    assert "vram takes 2.00 % more from the device than the program holds at its peak" in " ".join(
+        out.split()
+    )
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_a_person_reads_what_ran_out(fake: Any, vram_command: Any) -> None:
+    fake(oom=OUT_OF_MEMORY)
+    code, out, _ = vram_command("replay", SMALL, "--capacity", "4MiB")
+    assert code == 1
+    assert "runs out of memory at event 3: 5 MiB asked, 2 MiB allocated and 3 MiB reserved of 4 MiB" in out
+
+
+def test_options_reach_the_policy(fake: Any, vram_command: Any) -> None:
+    runs = fake()
+    options = ["--capacity", "40GiB", "--conf", "cross_stream:wait, limit:2GiB,", "--lag", "2.5ms", "--json"]
+    assert vram_command("replay", SMALL, *options)[0] == 0
+    assert (runs[0].capacity, runs[0].lag_us) == (40 << 30, 2500.0)
+    assert runs[0].conf == {"cross_stream": "wait", "limit": "2GiB"}
+
+
+@pytest.mark.parametrize(("text", "microseconds"), [("0", 0), ("250us", 250), ("5 ms", 5000), ("0.1s", 1e5)])
+def test_lag_with_units(text: str, microseconds: float, fake: Any, vram_command: Any) -> None:
+    runs = fake()
+    assert vram_command("replay", SMALL, "--lag", text, "--json")[0] == 0
+    assert runs[0].lag_us == microseconds
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        [SMALL, "--policy", "magic"],
+        [SMALL, "--capacity", "much"],
+        [SMALL, "--lag", "5"],
+        [SMALL, "--conf", "cross_stream"],
+        [SMALL, "--unknown"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], fake: Any, vram_command: Any) -> None:
+    fake()
+    code, out, err = vram_command("replay", *arguments)
+    assert (code, out) == (2, "")
+    assert "Usage" in err
+
+
+def test_a_bad_file_is_one_line_on_stderr(fake: Any, vram_command: Any, tmp_path: Path) -> None:
+    fake()
+    bad = tmp_path / "bad.pickle"
+    bad.write_bytes(b"c\x1b[31mos\nsystem\n(tR.")
+    code, out, err = vram_command("replay", str(bad), "--json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"vram: {bad}: the pickle asks for")
+    assert "\x1b" not in err
+    code, _, err = vram_command("replay", str(tmp_path / "nowhere"))
+    assert (code, err) == (2, f"vram: cannot open {tmp_path / 'nowhere'}: No such file or directory\n")
+
+
+def test_a_setting_the_pool_refuses_is_one_line_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, vram_command: Any
+) -> None:
+    def refuse(run: Any) -> Mapping[str, Any]:
+        raise ConfigError("no setting 'colour'; there is limit")
+
+    monkeypatch.setitem(engine.POLICIES, "vram", refuse)
+    assert vram_command("replay", SMALL) == (2, "", "vram: no setting 'colour'; there is limit\n")
+
+
+def test_python_m_vram_is_the_command() -> None:
+    command = [sys.executable, "-m", "vram", "replay", "/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "vram: cannot open /nowhere: No such file or directory\n"
+
+
+# --- the function -------------------------------------------------------------------------------------------
+
+
+def test_without_capacity_the_device_is_never_full(fake: Any) -> None:
+    runs = fake()
+    engine.replay(open_trace(SMALL))
+    assert runs[0].capacity >= 1 << 40
+    engine.replay(open_trace(SMALL), capacity="512MiB")
+    assert runs[1].capacity == 512 * MIB
+
+
+def test_speed_counts_only_operations_that_ran(fake: Any) -> None:
+    trace = open_trace(SMALL)
+    fake(seconds=0.5)
+    assert engine.replay(trace).events_per_second == 2 * len(lifetimes(trace))
+    fake(seconds=0.5, oom={**OUT_OF_MEMORY, "operation": 100})
+    assert engine.replay(trace).events_per_second == 200
+
+
+def test_an_empty_program_has_ratio_one(fake: Any) -> None:
+    fake(peak_allocated=0, peak_reserved=0, seconds=0.0)
+    assert engine.replay(open_trace(SMALL)).ratio == 1.0
+
+
+def test_unknown_policies_and_negative_lags_are_refused() -> None:
+    trace = open_trace(SMALL)
+    with pytest.raises(ConfigError, match="no policy 'magic'; there is vram"):
+        engine.replay(trace, "magic")
+    with pytest.raises(ConfigError, match="lag_us is -1"):
+        engine.replay(trace, lag_us=-1)
+
+
+def test_a_missing_native_core_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vram._native", None)
+    with pytest.raises(DeviceError, match="needs the native core, which is not built"):
+        engine.replay(open_trace(SMALL))
+
+
+# --- through the real pool ----------------------------------------------------------------------------------
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["gpt2_train", "llama_varlen_ckpt", "resnet_multiscale", "llm_serve"])
+def test_the_pool_reserves_hardly_more_than_the_program_holds(name: str, vram_command: Any) -> None:
+    code, out, _ = vram_command("replay", str(TRACES / f"{name}.pickle.xz"), "--json")
+    document = json.loads(out)
+    policy = document["policies"][0]
+    assert code == 0
+    assert policy["peak_allocated"] == document["trace"]["peak_allocated"]
+    assert policy["ratio"] <= 1.01
+
+
+@needs_native
+@pytest.mark.parametrize(("conf", "bound"), [("cross_stream:wait", 1.01), ("", 1.10)])
+def test_streams_share_what_they_may(conf: str, bound: float, vram_command: Any) -> None:
+    path = str(TRACES / "multistream_prefetch.pickle.xz")
+    code, out, _ = vram_command("replay", path, "--json", "--conf", conf)
+    assert code == 0
+    assert json.loads(out)["policies"][0]["ratio"] <= bound
+
+
+@needs_native
+def test_too_small_a_device_runs_out(vram_command: Any) -> None:
+    code, out, _ = vram_command(
+        "replay", str(TRACES / "gpt2_train.pickle.xz"), "--json", "--capacity", "4GiB"
+    )
+    failure = json.loads(out)["policies"][0]["oom"]
+    assert code == 1
+    assert failure["reserved"] <= 4 << 30 < failure["allocated"] + failure["size"]
