@@ -450,7 +450,6 @@ def test_the_observer_sees_what_orders_what(host: Device, log: Log) -> None:
 
 
 @pytest.mark.fork
-@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_forks_child_gets_a_device_of_its_own() -> None:
     result = run_python("""
         import os, threading, warnings
