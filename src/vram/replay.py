@@ -17,15 +17,18 @@ from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
 
 __all__ = ["POLICIES", "ReplayReport", "ReplayResult", "Run", "compare", "replay"]
 
-UNBOUNDED_CAPACITY = 1 << 40
-"""Bytes of the model device when no capacity is asked for: more than any program here holds."""
+NEVER_FULL = 0
+"""As a capacity: the model device has as much memory as is ever needed."""
 DEFAULT_LAG_US = 5000.0
 """How long after it was issued the model device finishes work, in recorded time."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a policy is asked to do: a program, a device of `capacity` bytes that lags `lag_us`, settings."""
+    """What a policy is asked to do: run `program` with settings `conf` on a model device.
+
+    The device has `capacity` bytes (or is NEVER_FULL) and finishes work `lag_us` after it was issued.
+    """
 
     program: Lifetimes
     capacity: int
@@ -85,11 +88,10 @@ def replay(
     used on one stream is not at once free for another.
     """
     run_policy = _policy(policy)
-    if lag_us < 0:
+    if not lag_us >= 0:
         raise ConfigError(f"lag_us is {lag_us}; work cannot finish before it was issued, use 0 or more")
     program = trace if isinstance(trace, Lifetimes) else lifetimes(trace)
-    size = UNBOUNDED_CAPACITY if capacity is None else parse_size(capacity)
-    answer = run_policy(Run(program, size, dict(conf or {}), float(lag_us)))
+    answer = run_policy(Run(program, _capacity(capacity), dict(conf or {}), float(lag_us)))
     return _result(policy, program, answer)
 
 
@@ -114,6 +116,17 @@ def compare(
     )
 
 
+def _capacity(capacity: int | str | None) -> int:
+    if capacity is None:
+        return NEVER_FULL
+    size = parse_size(capacity)
+    if size == 0:
+        raise ConfigError(
+            "a device of 0 bytes serves nothing; leave the capacity out for one that is never full"
+        )
+    return size
+
+
 def _policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
     try:
         return POLICIES[name]
@@ -123,7 +136,7 @@ def _policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
 
 def _result(policy: str, program: Lifetimes, answer: Mapping[str, Any]) -> ReplayResult:
     failure = answer["oom"]
-    operations = len(program) if failure is None else failure["operation"]
+    operations = len(program) if failure is None else failure["event"]
     allocated, reserved = answer["peak_allocated"], answer["peak_reserved"]
     return ReplayResult(
         policy=policy,
@@ -139,7 +152,7 @@ def _result(policy: str, program: Lifetimes, answer: Mapping[str, Any]) -> Repla
 
 def _out_of_memory(program: Lifetimes, failure: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "event": program.event[failure["operation"]],
+        "event": program.event[failure["event"]],
         "size": failure["size"],
         "allocated": failure["allocated"],
         "reserved": failure["reserved"],
@@ -179,5 +192,5 @@ def _native_replay() -> Callable[..., Mapping[str, Any]]:
 
 POLICIES: dict[str, Callable[[Run], Mapping[str, Any]]] = {"vram": _run_vram}
 """Every allocator a trace can be replayed through. A policy takes a Run and returns `peak_allocated`,
-`peak_reserved`, `driver_calls`, `driver_us`, `seconds` and `oom`: None, or the `operation` (an index into the
-program) that failed, with its `size` and the bytes `allocated` and `reserved` then."""
+`peak_reserved`, `driver_calls`, `driver_us`, `seconds` and `oom`: None, or the first failure: `event` (here the
+index of the operation in the program), its `size`, and the bytes `allocated` and `reserved` at that moment."""

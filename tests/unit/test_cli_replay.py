@@ -74,7 +74,7 @@ def vram_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int,
     return run
 
 
-OUT_OF_MEMORY = {"operation": 1, "size": 5 * MIB, "allocated": 2 * MIB, "reserved": 3 * MIB}
+OUT_OF_MEMORY = {"event": 1, "size": 5 * MIB, "allocated": 2 * MIB, "reserved": 3 * MIB}
 
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_python_m_vram_is_the_command() -> None:
 def test_without_capacity_the_device_is_never_full(fake: Any) -> None:
     runs = fake()
     engine.replay(open_trace(SMALL))
-    assert runs[0].capacity >= 1 << 40
+    assert runs[0].capacity == engine.NEVER_FULL
     engine.replay(open_trace(SMALL), capacity="512MiB")
     assert runs[1].capacity == 512 * MIB
 
@@ -203,7 +203,7 @@ def test_speed_counts_only_operations_that_ran(fake: Any) -> None:
     trace = open_trace(SMALL)
     fake(seconds=0.5)
     assert engine.replay(trace).events_per_second == 2 * len(lifetimes(trace))
-    fake(seconds=0.5, oom={**OUT_OF_MEMORY, "operation": 100})
+    fake(seconds=0.5, oom={**OUT_OF_MEMORY, "event": 100})
     assert engine.replay(trace).events_per_second == 200
 
 
@@ -212,12 +212,14 @@ def test_an_empty_program_has_ratio_one(fake: Any) -> None:
     assert engine.replay(open_trace(SMALL)).ratio == 1.0
 
 
-def test_unknown_policies_and_negative_lags_are_refused() -> None:
+def test_unknown_policies_negative_lags_and_empty_devices_are_refused() -> None:
     trace = open_trace(SMALL)
     with pytest.raises(ConfigError, match="no policy 'magic'; there is vram"):
         engine.replay(trace, "magic")
     with pytest.raises(ConfigError, match="lag_us is -1"):
         engine.replay(trace, lag_us=-1)
+    with pytest.raises(ConfigError, match="a device of 0 bytes"):
+        engine.replay(trace, capacity=0)
 
 
 def test_a_missing_native_core_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
