@@ -192,5 +192,5 @@ def _native_replay() -> Callable[..., Mapping[str, Any]]:
 
 POLICIES: dict[str, Callable[[Run], Mapping[str, Any]]] = {"vram": _run_vram}
 """Every allocator a trace can be replayed through. A policy takes a Run and returns `peak_allocated`,
-`peak_reserved`, `driver_calls`, `driver_us`, `seconds` and `oom`: None, or the first failure: `event` (here an
-index into the program), its `size`, and the bytes `allocated` and `reserved` at that moment."""
+`peak_reserved`, `driver_calls`, `driver_us`, `seconds` and `oom`: None, or the first failure: `event` (an
+index into the program here), its `size`, and the bytes `allocated` and `reserved` at that moment."""
