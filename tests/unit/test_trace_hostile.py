@@ -11,7 +11,6 @@ import random
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,7 @@ from vram.errors import TraceError
 from vram.trace import lifetimes, open_trace
 
 MARKER = "executed"
-LIMIT_SECONDS = 10.0  # of processor time the child may take 3; the rest is for a busy machine
+LIMIT_SECONDS = 5.0  # of processor time, which a busy machine does not lengthen
 LIMIT_MEMORY_MIB = 1024
 
 
@@ -164,19 +163,18 @@ HOSTILE: dict[str, bytes] = {
 }
 
 MEASURE = """
-import resource, sys, time
+import resource, sys
 from vram.errors import TraceError
 from vram.trace import open_trace
-start = time.perf_counter()
 try:
     open_trace(sys.argv[1])
     print("read")
 except TraceError as error:
     assert error.place
     print("TraceError")
-print(time.perf_counter() - start)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+caller, child = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+print(sum(usage.ru_utime + usage.ru_stime for usage in (caller, child)))
+print(max(caller.ru_maxrss, child.ru_maxrss) / 1024)
 """
 
 
@@ -185,10 +183,9 @@ def open_measured(path: Path) -> str:
     command = [sys.executable, "-c", MEASURE, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    outcome, seconds, child_mib, caller_mib = done.stdout.split()
+    outcome, seconds, memory_mib = done.stdout.split()
     assert float(seconds) < LIMIT_SECONDS
-    assert float(child_mib) < LIMIT_MEMORY_MIB
-    assert float(caller_mib) < LIMIT_MEMORY_MIB
+    assert float(memory_mib) < LIMIT_MEMORY_MIB
     return outcome
 
 
@@ -287,7 +284,7 @@ def test_mutated_bytes_are_read_or_refused(tmp_path: Path) -> None:
     chance = random.Random(20240601)
     base = pickle.dumps(good_snapshot())
     paths = []
-    for index in range(300):
+    for index in range(200):
         data = bytearray(base)
         for _ in range(chance.choice([1, 1, 2, 5])):
             data = chance.choice([flip_bit, flip_bit, cut, splice, overwrite])(data, chance) or bytearray(
@@ -295,10 +292,8 @@ def test_mutated_bytes_are_read_or_refused(tmp_path: Path) -> None:
             )
         paths.append(tmp_path / str(index))
         paths[-1].write_bytes(chance.choice([bytes, gzip.compress])(data))
-    start = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(lambda path: read_or_refuse(path, trusted=False), paths))
-    assert time.perf_counter() - start < 150
     assert set(outcomes) == {"read", "refused"}
 
 
