@@ -1,0 +1,451 @@
+// Pages under addresses: which ones a range has, which it lacks, where the missing ones come from and how
+// they go back to the driver. Part of Segments; blocks and segments themselves are in segments.cpp.
+#include <algorithm>
+
+#include "segments.hpp"
+
+namespace vram {
+
+namespace {
+
+constexpr std::uint64_t kLargeRequest = 128 * kMiB;  // worth pages of 8 MiB at once
+constexpr std::uint64_t kHugeRequest = 512 * kMiB;   // worth pages of 32 MiB
+constexpr std::uint64_t kMiddlePagesFrom = 1780 * kMiB;  // held by the pool: pages of 8 MiB for all
+constexpr std::uint64_t kWholePagesFrom = 2600 * kMiB;   // held by the pool: growth in whole ones
+
+// Fills a gap from counts of pages as fill_gap does from lists; what remains must be created.
+std::uint32_t fill_by_count(std::uint32_t* counts, std::uint32_t slots, std::uint32_t room) {
+  for (int size = kPageSizes - 1; size >= 0; --size) {
+    const std::uint32_t used = std::min(counts[size], slots / kPageSlots[size]);
+    counts[size] -= used;
+    slots -= used * kPageSlots[size];
+  }
+  for (int size = 0; size < kPageSizes && slots > 0; ++size) {
+    if (counts[size] == 0 || kPageSlots[size] > slots + room) continue;
+    --counts[size];
+    slots = 0;
+  }
+  return slots;
+}
+
+}  // namespace
+
+// ---- free pages ----------------------------------------------------------------------------------------
+
+void Segments::list_push(Index i) {
+  Page& page = pages_[i];
+  Shelf& owner = shelf(page.owner);
+  PageList& list = owner.pages[page.size];
+  page.list_after = 0;
+  page.list_before = list.tail;
+  (list.tail != 0 ? pages_[list.tail].list_after : list.head) = i;
+  list.tail = i;
+  ++list.count;
+  owner.free_page_bytes += page.bytes();
+}
+
+void Segments::list_remove(Index i) {
+  Page& page = pages_[i];
+  Shelf& owner = shelf(page.owner);
+  PageList& list = owner.pages[page.size];
+  (page.list_before != 0 ? pages_[page.list_before].list_after : list.head) = page.list_after;
+  (page.list_after != 0 ? pages_[page.list_after].list_before : list.tail) = page.list_before;
+  --list.count;
+  owner.free_page_bytes -= page.bytes();
+}
+
+void Segments::hold(Index page, Index mapping) {
+  list_remove(page);
+  pages_[page].holder = mapping;
+}
+
+void Segments::let_go(Index page, Tick tick) {
+  pages_[page].holder = 0;
+  pages_[page].tick = tick;
+  list_push(page);
+}
+
+void Segments::transfer(Index i, std::uint16_t to, Tick tick) {
+  list_remove(i);
+  pages_[i].owner = to;
+  pages_[i].tick = tick;
+  list_push(i);
+}
+
+// ---- what a range has and lacks ----------------------------------------------------------------------------
+
+// Whether the mapping's page is free for the stream. A page that is mapped twice in the range under survey
+// serves only the first of the two.
+bool Segments::counts_on(Index m, std::uint16_t stream) {
+  Page& page = pages_[mappings_[m].page];
+  if (!page.free() || page.owner != stream || page.counted == survey_) return false;
+  page.counted = survey_;
+  return true;
+}
+
+Segments::Survey Segments::survey(const Spot& spot, Units units) {
+  ++survey_;
+  Survey result;
+  const Block& block = blocks_[spot.block];
+  const std::uint16_t stream = segments_[block.segment].stream;
+  const std::uint32_t first = spot.offset / kSlotUnits;
+  const std::uint32_t past = (spot.offset + units - 1) / kSlotUnits + 1;
+  std::uint32_t open = 0;  // slots of the gap that ends at `slot`
+  const auto close = [&](std::uint32_t slot) {
+    if (open != 0) result.gaps.push_back({slot - open, open, 0});
+    open = 0;
+  };
+  for (std::uint32_t slot = first; slot < past;) {
+    const Index m = slots_[slot];
+    if (m == 0) {
+      ++open;
+      ++slot;
+      continue;
+    }
+    const Mapping& mapping = mappings_[m];
+    const Page& page = pages_[mapping.page];
+    const std::uint32_t next = std::min(past, mapping.slot + page.slots());
+    if (page.holder == m) {
+      close(slot);
+    } else if (counts_on(m, stream)) {
+      close(slot);
+      result.own.push_back(m);
+    } else {
+      result.lost.push_back(m);
+      open += next - slot;
+    }
+    slot = next;
+  }
+  close(past);
+  if (!result.gaps.empty() && result.gaps.back().slot + result.gaps.back().slots == past) {
+    // Whole slots of the same free block behind the request that have no page either.
+    const Index last_lost = result.lost.empty() ? 0 : result.lost.back();
+    std::uint32_t slot = past;
+    while ((slot + 1) * std::uint64_t{kSlotUnits} <= block.end() &&
+           (slots_[slot] == 0 || slots_[slot] == last_lost))
+      ++slot;
+    result.gaps.back().room = slot - past;
+  }
+  return result;
+}
+
+// Slides the request over the addresses of a free block and keeps the place where the driver has least
+// to do: cost is counted in handles to map, a lost mapping costs more because it must be unmapped first,
+// and one that queued work may still use cannot be had at all.
+void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, double* least) {
+  constexpr double kImpossible = 1e9;
+  constexpr double kLost = 1.6;
+  const Block& block = blocks_[i];
+  const Units start = aligned(block, want.align);
+  if (std::uint64_t{start} + want.units > block.end()) return;
+  const std::uint32_t first = start / kSlotUnits;
+  const std::uint32_t touched = (segments_[block.segment].touched + kSlotUnits - 1) / kSlotUnits;
+  const std::uint32_t past = std::min((block.end() - 1) / kSlotUnits + 1,
+                                      std::max(first, touched) + want.units / kSlotUnits + 2);
+  const double per_slot =
+      1.0 / kPageSlots[size_to_create(want.units / kSlotUnits + 1, std::uint64_t{want.units} * kUnit)];
+  // cost_[k]: of the slots before first + k
+  cost_.assign(1, 0.0);
+  for (std::uint32_t slot = first; slot < past; ++slot) {
+    const Index m = slots_[slot];
+    double cost = per_slot;
+    if (m != 0) {
+      const Mapping& mapping = mappings_[m];
+      const Page& page = pages_[mapping.page];
+      if (page.holder == m || (page.free() && page.owner == want.stream)) {
+        cost = 0;
+      } else {
+        cost = mapping.tick > passed ? kImpossible : kLost / page.slots();
+      }
+    }
+    cost_.push_back(cost_.back() + cost);
+  }
+  const auto consider = [&](Units offset) {
+    const std::uint32_t from = offset / kSlotUnits - first;
+    const std::uint32_t to = (offset + want.units - 1) / kSlotUnits + 1 - first;
+    if (to >= cost_.size()) return;
+    const double cost = cost_[to] - cost_[from];
+    if (cost >= kImpossible || (best->block != 0 && cost >= *least)) return;
+    *best = {i, offset};
+    *least = cost;
+  };
+  consider(start);
+  const Units step = static_cast<Units>(std::max<std::uint64_t>(want.align, kSlotBytes) / kUnit);
+  for (Units offset = aligned_up(block, start + 1, std::max<std::uint64_t>(want.align, kSlotBytes));
+       std::uint64_t{offset} + want.units <= block.end() && offset / kSlotUnits < past; offset += step)
+    consider(offset);
+  if (want.align <= kUnit) consider(block.end() - want.units);
+}
+
+std::uint32_t Segments::lacking_slots(std::uint16_t stream, const Survey& result) const {
+  std::uint32_t counts[kPageSizes];
+  for (int size = 0; size < kPageSizes; ++size) counts[size] = shelf(stream).pages[size].count;
+  for (Index m : result.own) --counts[pages_[mappings_[m].page].size];
+  std::uint32_t lacking = 0;
+  for (const Gap& gap : result.gaps) lacking += fill_by_count(counts, gap.slots, gap.room);
+  return lacking;
+}
+
+// The place for the request that costs the driver least, and what it takes. Where that is new memory,
+// addresses that were never used may take less of it: no gap there is too short for a free page.
+Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan) {
+  Spot best;
+  double least = 0;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), [&](Index i) {
+      weigh(i, want, passed, &best, &least);
+      return false;
+    });
+    if (best.block != 0 || !new_strip(want).ok()) break;
+  }
+  if (best.block == 0) return best;
+  *plan = survey(best, want.units);
+  const std::uint32_t lacking = lacking_slots(want.stream, *plan);
+  if (lacking == 0 || plan->gaps.size() == 1) return best;
+  const Spot fresh = untouched_spot(want);
+  if (fresh.block == 0) return best;
+  Survey other = survey(fresh, want.units);
+  if (lacking_slots(want.stream, other) >= lacking) return best;
+  *plan = std::move(other);
+  return fresh;
+}
+
+// A place behind everything that was ever mapped in some strip, if one has room.
+Segments::Spot Segments::untouched_spot(const Want& want) const {
+  for (Index s = 1; s < segments_.end(); ++s) {
+    const Segment& segment = segments_[s];
+    if (segment.units == 0 || segment.plain || segment.stream != want.stream || segment.band != want.band) continue;
+    const Block& tail = blocks_[segment.tail];
+    if (!tail.is(BlockState::free)) continue;
+    const Units offset = aligned_up(tail, std::max(segment.touched, tail.offset), want.align);
+    if (std::uint64_t{offset} + want.units <= segment.end()) return {segment.tail, offset};
+  }
+  return {};
+}
+
+std::uint64_t Segments::lacking(const Want& want, Tick passed) {
+  if (!options_.pages) return std::uint64_t{want.units} * kUnit;
+  Survey plan;
+  const Spot spot = cheapest_spot(want, passed, &plan);
+  if (spot.block == 0) return std::uint64_t{want.units} * kUnit;
+  return lacking_slots(want.stream, plan) * kSlotBytes;
+}
+
+// ---- backing a range -------------------------------------------------------------------------------------------
+
+Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed, Index* out) {
+  *out = 0;
+  if (!options_.pages) {
+    if (Status status = new_plain(want, create_bytes); !status.ok()) return status;
+    *out = take(want);
+    return {};
+  }
+  Survey plan;
+  const Spot spot = cheapest_spot(want, passed, &plan);
+  if (spot.block == 0) return {Code::out_of_memory, 0, "space_reserve"};
+  if (lacking_slots(want.stream, plan) * kSlotBytes > create_bytes) return {Code::out_of_memory, 0, "page_create"};
+  std::vector<Index> held;  // pages taken so far, to be let go if a call fails
+  moved_ = false;
+  for (Index m : plan.own) {
+    hold(mappings_[m].page, m);
+    held.push_back(mappings_[m].page);
+  }
+  Status status;
+  for (Index m : plan.lost)
+    if (status.ok()) status = unmap(m);
+  for (const Gap& gap : plan.gaps)
+    if (status.ok()) status = fill_gap(want, gap, &create_bytes, &held);
+  if (!status.ok()) {
+    // What was mapped or created meanwhile stays: free pages at free addresses.
+    for (Index page : held) let_go(page, pages_[page].tick);
+    return status;
+  }
+  *out = carve(spot, want.units);
+  return {};
+}
+
+// Maps pages over the gap and holds them: free ones first, largest first, then new ones.
+Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, std::vector<Index>* held) {
+  const Shelf& own = shelf(want.stream);
+  std::vector<Index> pages;
+  std::uint32_t left = gap.slots;
+  Status status;
+  const auto use = [&](Index page) {
+    pages.push_back(page);
+    moved_ = moved_ || pages_[page].mappings != 0;
+    left -= std::min(left, pages_[page].slots());
+    list_remove(page);  // so that it is not picked twice; hold() comes when it is mapped
+  };
+  for (int size = kPageSizes - 1; size >= 0; --size)
+    while (kPageSlots[size] <= left && own.pages[size].head != 0) use(own.pages[size].head);
+  for (int size = 0; size < kPageSizes && left > 0; ++size)
+    if (own.pages[size].head != 0 && kPageSlots[size] <= left + gap.room) use(own.pages[size].head);
+  // New memory beyond the need, where free addresses follow: the rest of a middling page, or what was configured.
+  const std::uint32_t grain = reserved_bytes_ >= kWholePagesFrom && options_.max_page >= 8 * kMiB ? kPageSlots[1] : 1;
+  auto wished = static_cast<std::uint32_t>(std::max(options_.segment_size / kSlotBytes, round_up(left, grain)));
+  if (left == 0) wished = 0;
+  wished = std::min({wished, left + gap.room, static_cast<std::uint32_t>(*create_bytes / kSlotBytes)});
+  std::uint32_t to_create = std::max(left, wished);
+  while (to_create > 0 && status.ok()) {
+    Index page = 0;
+    status = create_page(want, to_create, &page);
+    if (!status.ok()) break;
+    *create_bytes -= std::min(*create_bytes, pages_[page].bytes());
+    to_create -= pages_[page].slots();
+    use(page);
+  }
+  if (left == 0) status = Status{};  // what was only wished for may be missing
+  for (Index page : pages) list_push(page);
+  if (status.ok()) status = map_pages(gap.slot, pages);
+  if (!status.ok()) return status;
+  std::uint32_t slot = gap.slot;
+  for (Index page : pages) {
+    // Pages wholly behind the request stay free.
+    if (slot < gap.slot + gap.slots) {
+      hold(page, slots_[slot]);
+      held->push_back(page);
+    }
+    slot += pages_[page].slots();
+  }
+  return {};
+}
+
+// One new page of at most `slots`; a smaller one where the driver has no larger left.
+Status Segments::create_page(const Want& want, std::uint32_t slots, Index* out) {
+  Status status;
+  for (int size = size_to_create(slots, std::uint64_t{want.units} * kUnit); size >= 0; --size) {
+    PageHandle handle = 0;
+    const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+    status = backend_.page_create(bytes, &handle);
+    if (status.code == Code::out_of_memory) continue;
+    if (!status.ok()) return status;
+    const Index i = pages_.add();
+    Page& page = pages_[i];
+    page.handle = handle;
+    page.size = static_cast<std::uint8_t>(size);
+    page.owner = want.stream;
+    list_push(i);
+    reserved_bytes_ += bytes;
+    *out = i;
+    return {};
+  }
+  return status;
+}
+
+// A page costs the driver about the same whatever its size, and strands what its holders leave of it: large
+// pages for large requests, small ones while the pool is small.
+int Segments::size_to_create(std::uint32_t slots, std::uint64_t request_bytes) const {
+  int size = 0;
+  if (request_bytes >= kLargeRequest || reserved_bytes_ >= kMiddlePagesFrom) size = 1;
+  if (request_bytes >= kHugeRequest) size = 2;
+  while (size > 0 && (kPageSlots[size] > slots || kPageSlots[size] * kSlotBytes > options_.max_page)) --size;
+  return size;
+}
+
+// Maps pages one after another from `slot` on. On failure nothing stays mapped.
+Status Segments::map_pages(std::uint32_t slot, const std::vector<Index>& pages) {
+  const Address base = slot_address(slot);
+  std::uint64_t bytes = 0;
+  Status status;
+  std::size_t done = 0;
+  for (; done < pages.size() && status.ok(); ++done) {
+    const Page& page = pages_[pages[done]];
+    status = backend_.map(base + bytes, page.bytes(), page.handle);
+    if (!status.ok()) break;
+    bytes += page.bytes();
+  }
+  if (status.ok()) status = backend_.set_access(base, bytes);
+  if (!status.ok()) {
+    Address at = base;
+    for (std::size_t i = 0; i < done; ++i) {
+      (void)backend_.unmap(at, pages_[pages[i]].bytes());
+      at += pages_[pages[i]].bytes();
+    }
+    return status;
+  }
+  const Index s = segment_at(slot);
+  for (Index p : pages) {
+    Page& page = pages_[p];
+    const Index m = mappings_.add();
+    if (m == 0) throw std::bad_alloc();
+    mappings_[m] = {p, page.mappings, s, slot, 0};
+    page.mappings = m;
+    for (std::uint32_t k = 0; k < page.slots(); ++k) slots_[slot + k] = m;
+    slot += page.slots();
+    ++segments_[s].mappings;
+  }
+  segments_[s].touched = std::max(segments_[s].touched, slot * kSlotUnits);
+  return {};
+}
+
+Index Segments::segment_at(std::uint32_t slot) const {
+  const Units unit = slot * kSlotUnits;
+  for (Index s = 1; s < segments_.end(); ++s)
+    if (unit - segments_[s].first < segments_[s].units) return s;
+  return 0;
+}
+
+// ---- giving back -----------------------------------------------------------------------------------------------
+
+// pre: the mapping does not hold its page, and nothing uses these addresses any more.
+Status Segments::unmap(Index m) {
+  Mapping& mapping = mappings_[m];
+  Page& page = pages_[mapping.page];
+  if (Status status = backend_.unmap(slot_address(mapping.slot), page.bytes()); !status.ok()) return status;
+  Index* link = &page.mappings;
+  while (*link != m) link = &mappings_[*link].next;
+  *link = mapping.next;
+  for (std::uint32_t k = 0; k < page.slots(); ++k) slots_[mapping.slot + k] = 0;
+  --segments_[mapping.segment].mappings;
+  mapping = Mapping();
+  mappings_.drop(m);
+  return {};
+}
+
+Status Segments::release_page(Index i) {
+  while (pages_[i].mappings != 0)
+    if (Status status = unmap(pages_[i].mappings); !status.ok()) return status;
+  if (Status status = backend_.page_release(pages_[i].handle, pages_[i].bytes()); !status.ok()) return status;
+  list_remove(i);
+  reserved_bytes_ -= pages_[i].bytes();
+  pages_[i] = Page();
+  pages_.drop(i);
+  return {};
+}
+
+Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished) {
+  for (Index i = 1; i < pages_.end() && reserved_bytes_ > keep_bytes; ++i) {
+    const Page& page = pages_[i];
+    // Uses at other addresses, by other streams, are ordered before the last one.
+    if (page.handle == 0 || !page.free() || !finished(page.owner, page.tick)) continue;
+    if (Status status = release_page(i); !status.ok()) return status;
+  }
+  for (Index s = 1; s < segments_.end(); ++s) {
+    const Segment& segment = segments_[s];
+    if (segment.units == 0 || segment.in_use != 0 || segment.mappings != 0) continue;
+    if (!segment.plain) {
+      drop_segment(s);
+    } else if (reserved_bytes_ > keep_bytes && finished(segment.stream, blocks_[segment.head].tick)) {
+      if (Status status = release_plain(s); !status.ok()) return status;
+    }
+  }
+  return {};
+}
+
+Status Segments::release_all() {
+  Status first;
+  const auto note = [&first](Status status) {
+    if (first.ok() && !status.ok()) first = status;
+  };
+  for (Index m = 1; m < mappings_.end(); ++m)
+    if (mappings_[m].page != 0)
+      note(backend_.unmap(slot_address(mappings_[m].slot), pages_[mappings_[m].page].bytes()));
+  for (Index p = 1; p < pages_.end(); ++p)
+    if (pages_[p].handle != 0) note(backend_.page_release(pages_[p].handle, pages_[p].bytes()));
+  for (const auto& [base, s] : plain_) note(backend_.release(base, std::uint64_t{segments_[s].units} * kUnit));
+  if (space_ != 0) note(backend_.space_release(space_, options_.space_bytes));
+  reserved_bytes_ = 0;
+  return first;
+}
+
+}  // namespace vram

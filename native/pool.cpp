@@ -1,0 +1,1099 @@
+// The ladder, frees, pending blocks and what the pool says of itself. Placement is in segments.cpp,
+// fences and the stream cache in streams.cpp.
+#include "pool.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace vram {
+
+namespace {
+
+// With several streams, a fence is recorded after this many freed bytes, so that others find out early
+// what has finished.
+constexpr std::uint64_t kFenceBytes = 16 * kMiB;
+
+std::atomic<std::uint32_t> forks{1};
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+std::uint64_t bytes_of(const Block& block) { return std::uint64_t{block.units} * kUnit; }
+
+PlacementOptions placement(const Backend& backend, const PoolConfig& config) {
+  PlacementOptions options;
+  const DeviceInfo& device = backend.info();
+  options.pages = config.pages && device.pages;
+  // Addresses for the device many times over: pages find new addresses without anyone unmapping old ones.
+  const std::uint64_t wished = std::max<std::uint64_t>(16 * device.total_bytes, 16 * kGiB);
+  options.space_bytes = std::min(round_up(wished, kSlotBytes), kMaxSpaceBytes - kSlotBytes);
+  options.segment_size = config.segment_size;
+  options.max_page = config.max_page;
+  options.best_fit = config.best_fit;
+  return options;
+}
+
+}  // namespace
+
+const char* name_of(Rung rung) {
+  static constexpr const char* kNames[kRungs] = {
+      "stream_cache", "own_blocks", "passed_pending", "finished_elsewhere", "free_pages", "growth",
+      "stream_wait",  "flush",      "callbacks",      "host_wait",          "give_back"};
+  return kNames[static_cast<int>(rung)];
+}
+
+std::uint32_t Pool::fork_generation() { return forks.load(std::memory_order_relaxed); }
+
+Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
+    : backend_(std::move(backend)),
+      config_(config),
+      segments_(*backend_, placement(*backend_, config)),
+      fences_(*backend_),
+      finished_([this](std::uint16_t number, Tick tick) { return fences_.finished(streams_[number], tick); }),
+      stream_cache_(config.stream_cache),
+      zero_on_allocate_(config.zero_on_allocate),
+      zero_on_free_(config.zero_on_free) {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  (void)registered;
+  generation_.store(fork_generation(), std::memory_order_relaxed);
+  arrange_ladder();
+  if (config.journal != 0) start_journal(config.journal);
+}
+
+Pool::~Pool() { (void)close(); }
+
+// ---- the fast paths -------------------------------------------------------------------------------------
+
+bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
+  if (closed()) [[unlikely]]
+    return false;
+  StreamState* stream = streams_.find(handle);
+  if (stream == nullptr) return false;
+  const Units units = units_of(size);
+  const Kind kind = kind_of(units);
+  const std::uint64_t bytes = std::uint64_t{units} * kUnit;
+  stream->lock.lock();
+  Index* head = stream->cache.find(units);
+  if (head == nullptr || *head == 0 || stream->live + bytes > stream->ceiling) {
+    stream->lock.unlock();
+    return false;
+  }
+  Block& block = segments_.blocks()[*head];
+  *head = block.link_after;
+  --stream->cache.count;
+  stream->cache.large_count -= kind == Kind::large;
+  stream->cache.bytes -= bytes;
+  ++stream->hits;
+  stream->live += bytes;
+  stream->allocations[static_cast<int>(kind)].add(1);
+  stream->bytes[static_cast<int>(kind)].add(bytes);
+  stream->requested[static_cast<int>(kind)].add(size);
+  block.requested = size;
+  block.tag = tag;
+  block.serial = static_cast<std::uint32_t>(stream->hits);
+  block.set(BlockState::live);
+  *out = segments_.address_of(block);
+  if (stream->journaling) [[unlikely]]
+    note(*stream, Action::allocate, *out, size, tag, block.serial);
+  stream->lock.unlock();
+  if (zero_on_allocate_.load(std::memory_order_relaxed)) [[unlikely]]
+    (void)backend_->fill(*out, 0, bytes, handle);
+  return true;
+}
+
+bool Pool::try_free_cached(Address address) {
+  if (closed()) [[unlikely]]
+    return false;
+  const Index i = segments_.find(address);
+  if (i == 0) return false;
+  Block& block = segments_.blocks()[i];
+  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
+  if (zero_on_free_.load(std::memory_order_relaxed)) [[unlikely]]
+    return false;
+  stream.lock.lock();
+  if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
+      block.used_elsewhere || stream.cache.count >= stream_cache_.load(std::memory_order_relaxed)) {
+    stream.lock.unlock();
+    return false;
+  }
+  Index* head = stream.cache.claim(block.units);
+  if (head == nullptr) {
+    stream.lock.unlock();
+    return false;
+  }
+  const Kind kind = kind_of(block.units);
+  const std::uint64_t bytes = bytes_of(block);
+  block.link_after = *head;
+  *head = i;
+  block.set(BlockState::cached);
+  ++stream.cache.count;
+  stream.cache.large_count += kind == Kind::large;
+  stream.cache.bytes += bytes;
+  stream.live -= bytes;
+  stream.allocations[static_cast<int>(kind)].subtract(1);
+  stream.bytes[static_cast<int>(kind)].subtract(bytes);
+  stream.requested[static_cast<int>(kind)].subtract(block.requested);
+  if (stream.journaling) [[unlikely]]
+    note(stream, Action::free, address, bytes, block.tag, block.serial);
+  stream.lock.unlock();
+  return true;
+}
+
+// ---- the ladder ----------------------------------------------------------------------------------------------
+
+void Pool::arrange_ladder() {
+  const Step own{Rung::own_blocks, &Pool::serve_own_blocks};
+  const Step pending{Rung::passed_pending, &Pool::serve_passed_pending};
+  const Step elsewhere{Rung::finished_elsewhere, &Pool::serve_finished_elsewhere};
+  const Step pages{Rung::free_pages, &Pool::serve_free_pages};
+  const Step growth{Rung::growth, &Pool::serve_growth};
+  const Step waiting{Rung::stream_wait, &Pool::serve_stream_wait};
+  switch (config_.cross_stream) {
+    case CrossStream::ready:
+      ladder_ = {own, pending, elsewhere, pages, growth, waiting};
+      break;
+    case CrossStream::wait:
+      ladder_ = {own, pending, elsewhere, pages, waiting, growth};
+      break;
+    case CrossStream::never:
+      ladder_ = {own, pending, pages, growth};
+      break;
+  }
+  ladder_.push_back({Rung::flush, &Pool::serve_flush});
+  ladder_.push_back({Rung::callbacks, &Pool::serve_callbacks});
+  ladder_.push_back({Rung::host_wait, &Pool::serve_host_wait});
+  ladder_.push_back({Rung::give_back, &Pool::serve_give_back});
+}
+
+// Walks the ladder and stops at the first rung that serves. 0 with an error in the request, or out of memory.
+Index Pool::climb(Request& request) {
+  for (const Step& step : ladder_) {
+    if (step.rung == Rung::flush) ++retries_;
+    const Index block = (this->*step.serve)(request);
+    if (block != 0) {
+      ++rungs_[static_cast<int>(step.rung)];
+      return block;
+    }
+    if (!request.error.ok()) return 0;
+  }
+  return 0;
+}
+
+// The rungs before `flush` once more, after one of the later rungs has changed what is free.
+Index Pool::search(Request& request) {
+  for (const Step& step : ladder_) {
+    if (step.rung == Rung::flush) break;
+    const Index block = (this->*step.serve)(request);
+    if (block != 0 || !request.error.ok()) return block;
+  }
+  return 0;
+}
+
+Index Pool::serve_own_blocks(Request& request) {
+  // Cached large blocks are merged before a search: kept apart they would cost memory.
+  StreamState& stream = *request.stream;
+  const bool large = request.want.band != 0;
+  if (large) drain(stream, false, true);
+  Index block = segments_.take(request.want);
+  if (block == 0 && stream.cache.count != 0) {
+    drain(stream, true, false);
+    block = segments_.take(request.want);
+  }
+  return block;
+}
+
+Index Pool::serve_passed_pending(Request& request) {
+  if (pending_blocks_ == 0) return 0;
+  const std::uint64_t before = pending_blocks_;
+  complete_passed();
+  return pending_blocks_ == before ? 0 : segments_.take(request.want);
+}
+
+// Whether memory of `owner`, last used there at `tick`, may serve `taker` now; with by_waiting it is made so.
+bool Pool::ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_waiting) {
+  if (tick <= owner.passed || owner.retired || taker.seen_of(owner.number) >= tick) return true;
+  if (by_waiting) return fences_.order(taker, owner, tick).ok();
+  return fences_.finished(owner, tick);
+}
+
+// A block in another stream's segment, used on ours; when freed it goes home (give_home).
+Index Pool::lend(Request& request, bool by_waiting) {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
+    if (&owner == request.stream) continue;
+    Want want = request.want;
+    want.stream = owner.number;
+    const Index block = segments_.peek(want);
+    if (block == 0 || !ordered(*request.stream, owner, segments_.blocks()[block].tick, by_waiting)) continue;
+    if (const Index taken = segments_.take(want)) return taken;
+  }
+  return 0;
+}
+
+Index Pool::serve_finished_elsewhere(Request& request) {
+  if (streams_.size() == 1) return 0;
+  // Large blocks move by whole pages instead (free_pages), which leaves no foreign islands in a segment.
+  if (segments_.paged() && request.want.band != 0) return 0;
+  return lend(request, false);
+}
+
+Index Pool::back(Request& request, std::uint64_t create_bytes) {
+  Index block = 0;
+  (void)fences_.poll(*request.stream);
+  const Status status = segments_.back(request.want, create_bytes, request.stream->passed, &block);
+  note_reserved();
+  if (!status.ok() && status.code != Code::out_of_memory) request.error = status;
+  // A fence behind the addresses that lost their pages: when it passes they may be mapped anew.
+  if (block != 0 && segments_.moved()) (void)fences_.record(*request.stream);
+  return block;
+}
+
+// Moves free pages of other streams to ours, as many as the request lacks.
+void Pool::gather_pages(Request& request, bool by_waiting) {
+  StreamState& taker = *request.stream;
+  std::uint64_t lacking = segments_.lacking(request.want, taker.passed);
+  for (std::uint32_t n = 0; n < streams_.size() && lacking > 0; ++n) {
+    StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
+    if (&owner == &taker) continue;
+    if (owner.cache.large_count != 0) drain(owner, false, true);
+    if (segments_.free_page_bytes(owner.number) == 0) continue;
+    for (int turn = 0; turn < 2 * kPageSizes && lacking > 0; ++turn) {
+      // Pages that fit the need, largest first; then, if need be, one that is larger.
+      const bool fitting = turn < kPageSizes;
+      const int size = fitting ? kPageSizes - 1 - turn : turn - kPageSizes;
+      const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+      Index page = 0;
+      while (lacking > 0 && (!fitting || bytes <= lacking) && (page = segments_.oldest_page(owner.number, size)) != 0) {
+        const Tick tick = segments_.pages()[page].tick;
+        if (!ordered(taker, owner, tick, by_waiting)) break;
+        segments_.transfer(page, taker.number, tick <= owner.passed ? 0 : taker.tick);
+        lacking -= std::min(lacking, bytes);
+      }
+    }
+  }
+}
+
+Index Pool::serve_free_pages(Request& request) {
+  const bool others = config_.cross_stream != CrossStream::never && streams_.size() > 1;
+  if (!segments_.paged()) return others ? take_segment(request) : 0;
+  if (others) {
+    gather_pages(request, false);
+    // Addresses that these pages already had here may serve without a call to the driver.
+    if (const Index block = segments_.take(request.want)) return block;
+  }
+  return back(request, 0);
+}
+
+// Without pages, whole segments change hands.
+Index Pool::take_segment(Request& request) {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
+    if (&owner == request.stream) continue;
+    const Index segment = segments_.free_plain_segment(owner.number, request.want.padded());
+    if (segment == 0) continue;
+    const Tick tick = segments_.blocks()[segments_.segments()[segment].head].tick;
+    if (!ordered(*request.stream, owner, tick, false)) continue;
+    segments_.transfer_segment(segment, request.stream->number, request.want.band);
+    if (const Index block = segments_.take(request.want)) return block;
+  }
+  return 0;
+}
+
+Index Pool::serve_growth(Request& request) {
+  const std::uint64_t bytes = budget();
+  return bytes == 0 ? 0 : back(request, bytes);
+}
+
+Index Pool::serve_stream_wait(Request& request) {
+  if (streams_.size() == 1) return 0;
+  if (!segments_.paged() || request.want.band == 0)
+    if (const Index block = lend(request, true)) return block;
+  if (!segments_.paged()) return 0;
+  gather_pages(request, true);
+  if (const Index block = segments_.take(request.want)) return block;
+  return back(request, 0);
+}
+
+Index Pool::serve_flush(Request& request) {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  return search(request);
+}
+
+Index Pool::serve_callbacks(Request& request) {
+  if (!callback_) return 0;
+  const auto callback = callback_;
+  request.lock->unlock();
+  const bool again = callback(request.size, request.stream->handle);
+  request.lock->lock();
+  if (closed()) {
+    request.error = {Code::closed, 0, "allocate"};
+    return 0;
+  }
+  return again ? serve_flush(request) : 0;
+}
+
+// Waits for the stream whose pending work is oldest, one fence at a time, until the request fits.
+Index Pool::serve_host_wait(Request& request) {
+  while (pending_blocks_ != 0) {
+    StreamState* oldest = nullptr;
+    for (std::uint32_t n = 0; n < streams_.size() && oldest == nullptr; ++n)
+      if (!streams_[static_cast<std::uint16_t>(n)].waiting.empty()) oldest = &streams_[static_cast<std::uint16_t>(n)];
+    if (oldest == nullptr) return 0;
+    if (Status status = wait_for(*oldest, *request.lock); !status.ok()) {
+      request.error = status;
+      return 0;
+    }
+    complete_passed();
+    if (const Index block = search(request)) return block;
+    if (!request.error.ok()) return 0;
+  }
+  return 0;
+}
+
+Index Pool::serve_give_back(Request& request) {
+  if (Status status = wait_for_all(*request.lock); !status.ok()) {
+    request.error = status;
+    return 0;
+  }
+  complete_passed();
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  if (Status status = wait_for_all(*request.lock); !status.ok()) {
+    request.error = status;
+    return 0;
+  }
+  if (Status status = segments_.trim(0, finished_); !status.ok()) {
+    request.error = status;
+    return 0;
+  }
+  note_reserved();
+  return search(request);
+}
+
+std::uint64_t Pool::budget() const {
+  const std::uint64_t limit = config_.limit != 0 ? config_.limit : ~std::uint64_t{0};
+  return limit > segments_.reserved_bytes() ? limit - segments_.reserved_bytes() : 0;
+}
+
+StreamState& Pool::stream_of(StreamHandle handle) {
+  StreamState* known = streams_.find(handle);
+  if (known != nullptr) return *known;
+  StreamState* stream = streams_.add(handle);
+  if (stream == nullptr) throw std::bad_alloc();
+  if (config_.journal != 0) {
+    std::lock_guard guard(stream->lock);
+    stream->journal = std::make_unique<JournalRing>(config_.journal);
+    stream->journaling = true;
+  }
+  return *stream;
+}
+
+Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_t align, std::uint32_t tag,
+                           Address* out, OutOfMemoryReport* report) {
+  if (closed()) return {Code::closed, 0, "allocate"};
+  if ((align & (align - 1)) != 0) return {Code::invalid, 0, "align"};
+  if (align > kMaxRequest) return {Code::invalid, 0, "align"};
+  std::unique_lock lock(mutex_);
+  StreamState& stream = stream_of(handle);
+  Request request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock, {}};
+  if (size > kMaxRequest) {
+    ++out_of_memory_;
+    if (report != nullptr) *report = explain(request);
+    return {Code::out_of_memory, 0, "allocate"};
+  }
+  request.want.units = units_of(size);
+  request.want.band = band_of(request.want.units);
+  // The stream's cache missed, or its ceiling was in the way.
+  const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
+  raise(stream, bytes);
+  if (align <= kUnit && try_cached(size, handle, tag, out)) return {};
+  const Index block = climb(request);
+  verify();
+  if (block != 0) {
+    *out = hand_out(block, request);
+    lock.unlock();
+    if (zero_on_allocate_.load(std::memory_order_relaxed)) return backend_->fill(*out, 0, bytes, handle);
+    return {};
+  }
+  if (!request.error.ok()) return request.error;
+  ++out_of_memory_;
+  {
+    std::lock_guard guard(stream.lock);
+    note(stream, Action::out_of_memory, 0, size, tag, 0);
+  }
+  if (report != nullptr) *report = explain(request);
+  return {Code::out_of_memory, 0, "allocate"};
+}
+
+// Turns a block that a rung produced into a live one of the request's stream.
+Address Pool::hand_out(Index i, Request& request) {
+  StreamState& stream = *request.stream;
+  Block& block = segments_.blocks()[i];
+  const std::uint64_t bytes = bytes_of(block);
+  raise(stream, bytes);
+  const Address address = segments_.address_of(block);
+  std::lock_guard guard(stream.lock);
+  block.owner.store(stream.number, std::memory_order_relaxed);
+  block.requested = request.size;
+  block.tag = request.tag;
+  block.used_elsewhere = false;
+  block.serial = static_cast<std::uint32_t>(++stream.slow_serial + stream.hits);
+  stream.live += bytes;
+  const int kind = static_cast<int>(kind_of(block.units));
+  stream.allocations[kind].add(1);
+  stream.bytes[kind].add(bytes);
+  stream.requested[kind].add(request.size);
+  block.set(BlockState::live);
+  note(stream, Action::allocate, address, request.size, request.tag, block.serial);
+  return address;
+}
+
+// `live` of a stream may rise to its ceiling without looking at the others, because the ceilings add up to no
+// more than the peak that is already recorded. When it must rise further, all ceilings are lowered to
+// what is live, the sum is compared with the peak, and what the peak leaves goes to this stream.
+void Pool::raise(StreamState& stream, std::uint64_t bytes) {
+  {
+    std::lock_guard guard(stream.lock);
+    if (stream.live + bytes <= stream.ceiling) return;
+  }
+  std::uint64_t live = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& each = streams_[static_cast<std::uint16_t>(n)];
+    std::lock_guard guard(each.lock);
+    each.ceiling = each.live;
+    live += each.live;
+  }
+  peak_live_ = std::max(peak_live_, live + bytes);
+  peak_active_ = std::max(peak_active_, live + bytes + pending_.current);
+  std::lock_guard guard(stream.lock);
+  stream.ceiling += peak_live_ - live;
+}
+
+Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle handle, std::uint32_t tag,
+                            std::vector<Address>& out, OutOfMemoryReport* report) {
+  out.assign(sizes.size(), 0);
+  // Largest first: equal sizes come to lie side by side.
+  std::vector<std::size_t> order(sizes.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return sizes[a] > sizes[b]; });
+  std::size_t done = 0;
+  Status status;
+  while (done < order.size()) {
+    // One run: as many of one band as one block of the pool's space may hold together.
+    std::uint64_t units = 0;
+    std::size_t run = done;
+    while (run < order.size() && sizes[order[run]] <= kMaxRequest &&
+           band_of(units_of(sizes[order[run]])) == band_of(units_of(sizes[order[done]])) &&
+           (units + units_of(sizes[order[run]])) * kUnit <= kMaxRequest)
+      units += units_of(sizes[order[run++]]);
+    if (run > done + 1 && carve(sizes, order, done, run, static_cast<Units>(units), handle, tag, out)) {
+      done = run;
+      continue;
+    }
+    const std::size_t stop = std::max(run, done + 1);
+    for (; done < stop && status.ok(); ++done)
+      status = allocate(sizes[order[done]], handle, 0, tag, &out[order[done]], report);
+    if (!status.ok()) break;
+  }
+  if (status.ok()) return status;
+  for (Address& address : out) {
+    if (address != 0) (void)free(address);
+    address = 0;
+  }
+  return status;
+}
+
+// Serves a run of a batch from one block cut into pieces. False: there is none without asking the later rungs.
+bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std::size_t>& order, std::size_t from,
+                 std::size_t to, Units units, StreamHandle handle, std::uint32_t tag, std::vector<Address>& out) {
+  if (closed()) return false;
+  std::unique_lock lock(mutex_);
+  StreamState& stream = stream_of(handle);
+  Request request{0, {stream.number, band_of(units_of(sizes[order[from]])), units, kUnit}, tag, &stream, &lock, {}};
+  raise(stream, std::uint64_t{units} * kUnit);
+  Index block = 0;
+  for (const Step& step : ladder_) {
+    if (step.rung == Rung::stream_wait || step.rung == Rung::flush) break;
+    // A lent block must go home in one piece, so it is not cut.
+    if (step.rung == Rung::finished_elsewhere) continue;
+    block = (this->*step.serve)(request);
+    if (block != 0 || !request.error.ok()) break;
+  }
+  if (block == 0) return false;
+  for (std::size_t i = from; i < to; ++i) {
+    const std::uint64_t size = sizes[order[i]];
+    const Index piece = i + 1 < to ? segments_.split_in_use(block, units_of(size)) : block;
+    Request part{size, request.want, tag, &stream, &lock, {}};
+    out[order[i]] = hand_out(piece, part);
+    ++rungs_[static_cast<int>(Rung::own_blocks)];
+  }
+  verify();
+  lock.unlock();
+  if (zero_on_allocate_.load(std::memory_order_relaxed))
+    for (std::size_t i = from; i < to; ++i)
+      (void)backend_->fill(out[order[i]], 0, std::uint64_t{units_of(sizes[order[i]])} * kUnit, handle);
+  return true;
+}
+
+Status Pool::warmup(std::uint64_t size, std::uint32_t count, StreamHandle handle, OutOfMemoryReport* report) {
+  if (closed()) return {Code::closed, 0, "warmup"};
+  std::vector<std::uint64_t> sizes(count, size);
+  std::vector<Address> blocks;
+  if (Status status = allocate_batch(sizes, handle, 0, blocks, report); !status.ok()) return status;
+  {
+    // The cache must have room for what it is to hold.
+    std::lock_guard lock(mutex_);
+    StreamState& stream = stream_of(handle);
+    std::lock_guard guard(stream.lock);
+    const std::uint32_t wanted = stream.cache.count + count;
+    if (wanted > config_.stream_cache) {
+      config_.stream_cache = wanted;
+      stream_cache_.store(wanted, std::memory_order_relaxed);
+    }
+  }
+  for (Address address : blocks)
+    if (Status status = free(address); !status.ok()) return status;
+  return {};
+}
+
+// ---- frees -----------------------------------------------------------------------------------------------------
+
+// Takes a live block out of its stream's hands; 0 if the address is not one.
+Index Pool::claim_for_free(Address address) {
+  const Index i = segments_.find(address);
+  if (i == 0) return 0;
+  Block& block = segments_.blocks()[i];
+  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
+  std::lock_guard guard(stream.lock);
+  if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number) return 0;
+  block.set(BlockState::moving);
+  const std::uint64_t bytes = bytes_of(block);
+  const int kind = static_cast<int>(kind_of(block.units));
+  stream.live -= bytes;
+  stream.allocations[kind].subtract(1);
+  stream.bytes[kind].subtract(bytes);
+  stream.requested[kind].subtract(block.requested);
+  note(stream, block.used_elsewhere ? Action::free_pending : Action::free, address, bytes, block.tag, block.serial);
+  return i;
+}
+
+Status Pool::free_slow(Address address) {
+  if (closed()) return {Code::closed, 0, "free"};
+  if (zero_on_free_.load(std::memory_order_relaxed)) {
+    BlockInfo info_;
+    if (Status status = info(address, &info_); !status.ok()) return status;
+    if (Status status = backend_->fill(address, 0, info_.bytes, info_.stream); !status.ok()) return status;
+  }
+  std::unique_lock lock(mutex_);
+  const Index block = claim_for_free(address);
+  if (block == 0) return {Code::invalid, 0, "free"};
+  if (segments_.blocks()[block].used_elsewhere) {
+    make_pending(block);
+  } else {
+    give_home(block);
+  }
+  keep_idle_limit();
+  verify();
+  return {};
+}
+
+// A block nobody uses any more except in its owner's order goes back to its segment's stream.
+void Pool::give_home(Index i) {
+  Block& block = segments_.blocks()[i];
+  StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  StreamState& home = streams_[segments_.segments()[block.segment].stream];
+  const std::uint64_t bytes = bytes_of(block);
+  const Tick tick = owner.tick;
+  if (&owner != &home && !fences_.finished(owner, tick)) {
+    // Lent: its home may have it when our work on it has finished.
+    wait_in_queue({i, {{owner.number, tick}}});
+    return;
+  }
+  segments_.put(i, &owner == &home ? tick : 0);
+  home.unfenced_bytes += bytes;
+  if (streams_.size() > 1 && home.unfenced_bytes >= kFenceBytes && !home.retired) (void)fences_.record(home);
+}
+
+// Freed while other streams may still use it: it waits for one fence on each of them.
+void Pool::make_pending(Index i) {
+  Block& block = segments_.blocks()[i];
+  PendingBlock pending{i, {}};
+  const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
+  if (segments_.segments()[block.segment].stream != owner) uses_[i].push_back(owner);
+  for (std::uint16_t number : uses_[i]) {
+    StreamState& stream = streams_[number];
+    if (stream.retired) continue;
+    pending.uses.push_back({number, stream.tick});
+    (void)fences_.record(stream);  // where it fails, it is recorded later, when somebody asks
+  }
+  uses_.erase(i);
+  block.used_elsewhere = false;
+  wait_in_queue(std::move(pending));
+}
+
+void Pool::wait_in_queue(PendingBlock&& pending) {
+  Block& block = segments_.blocks()[pending.block];
+  block.set(BlockState::pending);
+  pending_.add(bytes_of(block));
+  ++pending_blocks_;
+  requeue(std::move(pending));
+}
+
+// Puts a pending block into the queue of the next stream it waits for, or gives it home.
+void Pool::requeue(PendingBlock&& pending) {
+  while (!pending.uses.empty()) {
+    const Use use = pending.uses.back();
+    StreamState& stream = streams_[use.stream];
+    if (!stream.retired && use.tick > stream.passed) {
+      stream.waiting.push_back(std::move(pending));
+      return;
+    }
+    pending.uses.pop_back();
+  }
+  Block& block = segments_.blocks()[pending.block];
+  pending_.subtract(bytes_of(block));
+  --pending_blocks_;
+  block.set(BlockState::moving);
+  StreamState& home = streams_[segments_.segments()[block.segment].stream];
+  StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  if (owner.journaling) {
+    std::lock_guard guard(owner.lock);
+    note(owner, Action::free_complete, segments_.address_of(block), bytes_of(block), block.tag, block.serial);
+  }
+  segments_.put(pending.block, &owner == &home ? home.tick : 0);
+}
+
+// Gives home every pending block whose uses have finished; asks each stream once and never waits.
+void Pool::complete_passed() {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    if (stream.waiting.empty()) continue;
+    (void)fences_.finished(stream, stream.waiting.front().uses.back().tick);
+    std::deque<PendingBlock> waiting;
+    waiting.swap(stream.waiting);
+    for (PendingBlock& pending : waiting) requeue(std::move(pending));
+  }
+}
+
+void Pool::drain(StreamState& stream, bool small, bool large) {
+  std::vector<Index> blocks;
+  {
+    std::lock_guard guard(stream.lock);
+    stream.cache.drain(segments_.blocks(), small, large, blocks);
+    for (Index i : blocks) segments_.blocks()[i].set(BlockState::moving);
+  }
+  for (Index i : blocks) give_home(i);
+}
+
+Status Pool::record_stream(Address address, StreamHandle handle) {
+  if (closed()) return {Code::closed, 0, "record_stream"};
+  std::unique_lock lock(mutex_);
+  Index i = segments_.find(address);
+  if (i == 0) i = segments_.containing(address);
+  if (i == 0) return {Code::invalid, 0, "record_stream"};
+  Block& block = segments_.blocks()[i];
+  StreamState& user = stream_of(handle);
+  StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  std::lock_guard guard(owner.lock);
+  if (!block.is(BlockState::live)) return {Code::invalid, 0, "record_stream"};
+  if (&user == &owner) return {};
+  std::vector<std::uint16_t>& uses = uses_[i];
+  if (std::find(uses.begin(), uses.end(), user.number) == uses.end()) uses.push_back(user.number);
+  block.used_elsewhere = true;
+  return {};
+}
+
+// ---- housekeeping ---------------------------------------------------------------------------------------------------
+
+// Waits on the host for the oldest fence of a stream that a pending block needs. The mutex is not held meanwhile.
+Status Pool::wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock) {
+  EventHandle event = 0;
+  const Tick tick = stream.waiting.empty() ? stream.tick - 1 : stream.waiting.front().uses.back().tick;
+  if (Status status = fences_.event_for(stream, tick, &event); !status.ok()) return status;
+  if (event == 0) return {};
+  lock.unlock();
+  const Status status = backend_->event_synchronize(event);
+  lock.lock();
+  if (closed()) return {Code::closed, 0, "allocate"};
+  if (!status.ok()) return status;
+  return fences_.poll(stream);
+}
+
+Status Pool::wait_for_all(std::unique_lock<std::mutex>& lock) {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    if (stream.retired) continue;
+    if (Status status = fences_.record(stream); !status.ok()) return status;
+    const Tick tick = stream.tick - 1;
+    while (stream.passed < tick) {
+      EventHandle event = 0;
+      if (Status status = fences_.event_for(stream, tick, &event); !status.ok()) return status;
+      if (event == 0) break;
+      lock.unlock();
+      const Status status = backend_->event_synchronize(event);
+      lock.lock();
+      if (closed()) return {Code::closed, 0, "allocate"};
+      if (!status.ok()) return status;
+      if (Status polled = fences_.poll(stream); !polled.ok()) return polled;
+    }
+  }
+  return {};
+}
+
+Status Pool::coalesce() {
+  if (closed()) return {Code::closed, 0, "coalesce"};
+  std::unique_lock lock(mutex_);
+  complete_passed();
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  verify();
+  return {};
+}
+
+Status Pool::trim(std::uint64_t keep, bool wait) {
+  if (closed()) return {Code::closed, 0, "trim"};
+  std::unique_lock lock(mutex_);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  if (wait)
+    if (Status status = wait_for_all(lock); !status.ok()) return status;
+  complete_passed();
+  const Status status = segments_.trim(keep, finished_);
+  note_reserved();
+  verify();
+  return status;
+}
+
+void Pool::keep_idle_limit() {
+  if (config_.idle_limit == ~std::uint64_t{0}) return;
+  std::uint64_t idle = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) idle += segments_.free_page_bytes(static_cast<std::uint16_t>(n));
+  if (idle <= config_.idle_limit) return;
+  (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_);
+  note_reserved();
+}
+
+Status Pool::set_limit(std::uint64_t bytes) {
+  if (closed()) return {Code::closed, 0, "limit"};
+  std::lock_guard lock(mutex_);
+  config_.limit = bytes;
+  return {};
+}
+
+Status Pool::configure(const PoolConfig& config) {
+  if (closed()) return {Code::closed, 0, "configure"};
+  {
+    std::lock_guard lock(mutex_);
+    const bool pages = config_.pages;
+    const std::uint32_t journal_entries = config_.journal;
+    config_ = config;
+    config_.pages = pages;
+    config_.journal = journal_entries;
+    segments_.configure(placement(*backend_, config_));
+    stream_cache_.store(config.stream_cache, std::memory_order_relaxed);
+    zero_on_allocate_.store(config.zero_on_allocate, std::memory_order_relaxed);
+    zero_on_free_.store(config.zero_on_free, std::memory_order_relaxed);
+    arrange_ladder();
+    keep_idle_limit();
+  }
+  return {};
+}
+
+PoolConfig Pool::config() const {
+  std::lock_guard lock(mutex_);
+  return config_;
+}
+
+Status Pool::retire_stream(StreamHandle handle) {
+  if (closed()) return {Code::closed, 0, "retire_stream"};
+  std::unique_lock lock(mutex_);
+  StreamState* stream = streams_.find(handle);
+  if (stream == nullptr) return {};
+  if (stream->number == 0) return {Code::invalid, 0, "retire_stream"};
+  drain(*stream, true, true);
+  fences_.clear(*stream);
+  streams_.retire(*stream);
+  complete_passed();
+  segments_.inherit(stream->number, 0);
+  verify();
+  return {};
+}
+
+void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) {
+  std::lock_guard lock(mutex_);
+  callback_ = std::move(callback);
+}
+
+Status Pool::close() {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  // In the child of a fork the locks and the memory are the parent's; nothing is touched.
+  if (closed()) return {};
+  lock.lock();
+  if (closed()) return {};
+  Status status = wait_for_all(lock);
+  if (closed()) return {};
+  generation_.store(0, std::memory_order_relaxed);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) fences_.clear(streams_[static_cast<std::uint16_t>(n)]);
+  const Status released = segments_.release_all();
+  fences_.close();
+  callback_ = nullptr;
+  return status.ok() ? released : status;
+}
+
+// ---- looking ------------------------------------------------------------------------------------------------------------
+
+void Pool::note_reserved() {
+  const auto follow = [](Meter& meter, std::uint64_t value) {
+    if (value > meter.current) {
+      meter.add(value - meter.current);
+    } else {
+      meter.subtract(meter.current - value);
+    }
+  };
+  follow(reserved_, segments_.reserved_bytes());
+  follow(segment_count_, segments_.pieces());
+}
+
+void Pool::note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
+                std::uint32_t serial) {
+  if (!stream.journaling) return;
+  JournalEntry entry;
+  entry.sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
+  entry.time_ns = now_ns();
+  entry.address = address;
+  entry.bytes = bytes;
+  entry.tag = tag;
+  entry.serial = serial;
+  entry.stream = stream.number;
+  entry.action = action;
+  stream.journal->add(entry);
+}
+
+void Pool::start_journal(std::uint32_t entries) {
+  std::lock_guard lock(mutex_);
+  config_.journal = entries;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    auto ring = entries != 0 ? std::make_unique<JournalRing>(entries) : nullptr;
+    std::lock_guard guard(stream.lock);
+    stream.journaling = entries != 0;
+    stream.journal.swap(ring);
+  }
+}
+
+void Pool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const {
+  std::lock_guard lock(mutex_);
+  *dropped = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    std::lock_guard guard(stream.lock);
+    if (stream.journal == nullptr) continue;
+    stream.journal->copy_to(out);
+    *dropped += stream.journal->dropped();
+  }
+  std::sort(out.begin(), out.end(),
+            [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; });
+}
+
+OutOfMemoryReport Pool::explain(const Request& request) const {
+  OutOfMemoryReport report;
+  report.requested = request.size;
+  report.limit = config_.limit;
+  (void)backend_->memory_info(&report.device_free, &report.device_total);
+  report.reserved = segments_.reserved_bytes();
+  report.pending = pending_.current;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    const auto number = static_cast<std::uint16_t>(n);
+    StreamState& stream = streams_[number];
+    std::lock_guard guard(stream.lock);
+    report.live += stream.live;
+    report.cached += stream.cache.bytes;
+    (&stream == request.stream ? report.free_pages : report.free_elsewhere) += segments_.free_page_bytes(number);
+    for (Band band = 0; band < kBands; ++band)
+      segments_.free_blocks(number, band).each(segments_.blocks(), [&](Index i) {
+        report.largest_free = std::max(report.largest_free, bytes_of(segments_.blocks()[i]));
+        return false;
+      });
+  }
+  const std::uint64_t accounted =
+      report.live + report.pending + report.cached + report.free_pages + report.free_elsewhere;
+  report.stranded = report.reserved > accounted ? report.reserved - accounted : 0;
+  return report;
+}
+
+PoolStats Pool::stats() const {
+  std::lock_guard lock(mutex_);
+  PoolStats stats;
+  const auto sum = [](Meter& into, const Meter& from) {
+    into.current += from.current;
+    into.peak += from.peak;
+    into.total += from.total;
+  };
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    const auto number = static_cast<std::uint16_t>(n);
+    StreamState& stream = streams_[number];
+    std::lock_guard guard(stream.lock);
+    for (int kind = 0; kind < 2; ++kind) {
+      sum(stats.allocations[kind], stream.allocations[kind]);
+      sum(stats.bytes[kind], stream.bytes[kind]);
+      sum(stats.requested[kind], stream.requested[kind]);
+    }
+    StreamStats each;
+    for (Band band = 0; band < kBands; ++band) {
+      const FreeIndex& index = segments_.free_blocks(number, band);
+      each.free += index.bytes();
+      stats.free_blocks += index.count();
+      index.each(segments_.blocks(), [&](Index i) {
+        stats.largest_free = std::max(stats.largest_free, bytes_of(segments_.blocks()[i]));
+        return false;
+      });
+    }
+    each.handle = stream.handle;
+    each.live = stream.live;
+    each.cached = stream.cache.bytes;
+    each.pending_blocks = stream.waiting.size();
+    each.retired = stream.retired;
+    stats.streams.push_back(each);
+    stats.live += stream.live;
+    stats.cached += stream.cache.bytes;
+    stats.cached_blocks += stream.cache.count;
+    stats.free_page_bytes += segments_.free_page_bytes(number);
+    stats.hits += stream.hits;
+  }
+  stats.peak_live = peak_live_;
+  stats.peak_active = std::max(peak_active_, peak_live_);
+  stats.reserved = reserved_;
+  stats.segments = segment_count_;
+  stats.pending = pending_;
+  stats.pending_blocks = pending_blocks_;
+  const std::uint64_t used = stats.live + stats.cached + pending_.current;
+  stats.free_bytes = reserved_.current > used ? reserved_.current - used : 0;
+  std::copy(rungs_, rungs_ + kRungs, stats.rungs);
+  stats.rungs[static_cast<int>(Rung::stream_cache)] = stats.hits;
+  stats.retries = retries_;
+  stats.out_of_memory = out_of_memory_;
+  stats.mappings = segments_.mappings().size();
+  stats.paged = segments_.paged();
+  return stats;
+}
+
+std::uint64_t Pool::live_bytes() const {
+  std::lock_guard lock(mutex_);
+  std::uint64_t live = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    std::lock_guard guard(stream.lock);
+    live += stream.live;
+  }
+  return live;
+}
+
+void Pool::reset_peak() {
+  std::lock_guard lock(mutex_);
+  std::uint64_t live = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    std::lock_guard guard(stream.lock);
+    for (int kind = 0; kind < 2; ++kind)
+      for (Meter* meter : {&stream.allocations[kind], &stream.bytes[kind], &stream.requested[kind]})
+        meter->peak = meter->current;
+    stream.ceiling = stream.live;
+    live += stream.live;
+  }
+  peak_live_ = live;
+  peak_active_ = live + pending_.current;
+  for (Meter* meter : {&reserved_, &segment_count_, &pending_}) meter->peak = meter->current;
+}
+
+BlockInfo Pool::describe(const Block& block) const {
+  BlockInfo info;
+  info.address = segments_.address_of(block);
+  info.bytes = bytes_of(block);
+  info.requested = block.requested;
+  info.state = block.state.load(std::memory_order_relaxed);
+  info.stream = streams_[block.owner.load(std::memory_order_relaxed)].handle;
+  info.tag = block.tag;
+  info.serial = block.serial;
+  return info;
+}
+
+Status Pool::info(Address address, BlockInfo* out) const {
+  if (closed()) return {Code::closed, 0, "info"};
+  const Index i = segments_.find(address);
+  if (i == 0) return {Code::invalid, 0, "info"};
+  const Block& block = segments_.blocks()[i];
+  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
+  std::lock_guard guard(stream.lock);
+  if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number)
+    return {Code::invalid, 0, "info"};
+  *out = describe(block);
+  return {};
+}
+
+std::vector<SegmentInfo> Pool::snapshot() const {
+  std::lock_guard lock(mutex_);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.lock();
+  std::vector<SegmentInfo> all;
+  for (Index s = 1; s < segments_.segments().end(); ++s) {
+    const Segment& segment = segments_.segments()[s];
+    if (segment.units == 0) continue;
+    SegmentInfo info;
+    info.address = segment.base;
+    info.bytes = std::uint64_t{segment.units} * kUnit;
+    info.stream = streams_[segment.stream].handle;
+    info.small = segment.band == 0;
+    info.plain = segment.plain;
+    for (Index b = segment.head; b != 0; b = segments_.blocks()[b].after)
+      info.blocks.push_back(describe(segments_.blocks()[b]));
+    all.push_back(std::move(info));
+  }
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.unlock();
+  return all;
+}
+
+bool Pool::check(std::string* why) const {
+  std::lock_guard lock(mutex_);
+  if (closed()) return true;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.lock();
+  bool good = segments_.check(why);
+  std::vector<std::uint64_t> live(streams_.size(), 0);
+  std::vector<std::uint64_t> cached(streams_.size(), 0);
+  std::uint64_t pending = 0;
+  for (Index i = 1; i < segments_.blocks().end() && good; ++i) {
+    const Block& block = segments_.blocks()[i];
+    const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
+    if (block.is(BlockState::live)) live[owner] += bytes_of(block);
+    if (block.is(BlockState::cached)) cached[owner] += bytes_of(block);
+    if (block.is(BlockState::pending)) pending += bytes_of(block);
+  }
+  std::uint64_t ceilings = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    const bool agrees = stream.live == live[n] && stream.cache.bytes == cached[n] && stream.live <= stream.ceiling;
+    if (good && !agrees) {
+      good = false;
+      if (why != nullptr) *why = "accounts of stream #" + std::to_string(n);
+    }
+    ceilings += stream.ceiling;
+    stream.lock.unlock();
+  }
+  if (good && (pending != pending_.current || ceilings > peak_live_)) {
+    good = false;
+    if (why != nullptr) *why = pending != pending_.current ? "pending bytes" : "ceilings above the peak";
+  }
+  return good;
+}
+
+// In builds with checks, every walk on the slow path ends with one. Called with the mutex held.
+void Pool::verify() const {
+#ifdef VRAM_CHECKS
+  std::string why;
+  if (segments_.blocks().size() < 20000 && !segments_.check(&why)) {
+    std::fprintf(stderr, "vram: pool check failed: %s\n", why.c_str());
+    std::abort();
+  }
+#endif
+}
+
+}  // namespace vram

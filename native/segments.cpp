@@ -1,0 +1,441 @@
+// Blocks in segments: placing, cutting, merging, and the addresses they lie in. How pages come under
+// them is in pages.cpp; the order of streams and the ladder are in streams.cpp and pool.cpp.
+#include "segments.hpp"
+
+#include <algorithm>
+#include <mutex>
+
+namespace vram {
+
+namespace {
+
+constexpr std::size_t kMaxBlocks = std::size_t{1} << 26;
+constexpr std::size_t kMaxPages = std::size_t{1} << 20;
+constexpr std::size_t kMaxMappings = std::size_t{1} << 21;
+constexpr std::size_t kMaxSegments = std::size_t{1} << 20;
+// Addresses set aside for a strip; a larger request gets a strip of its own size.
+constexpr std::uint32_t kStripSlots[kBands] = {128, 8192};  // 256 MiB for small, 16 GiB for large blocks
+// Plain segments for large blocks are at least this long, so that middling blocks share one.
+constexpr std::uint64_t kPlainSegmentBytes = 20 * kMiB;
+// Free blocks looked at before the driver is asked, by band.
+constexpr int kCandidates[kBands] = {8, 32};
+
+}  // namespace
+
+Segments::Segments(Backend& backend, const PlacementOptions& options)
+    : backend_(backend),
+      options_(options),
+      blocks_(kMaxBlocks),
+      pages_(kMaxPages),
+      mappings_(kMaxMappings),
+      segments_(kMaxSegments),
+      starts_(options.space_bytes / kUnit),
+      slots_(options.space_bytes / kSlotBytes) {
+  // Slot 0 stays unused so that no block has offset 0 by accident.
+  space_free_[1] = static_cast<std::uint32_t>(options.space_bytes / kSlotBytes) - 1;
+}
+
+void Segments::configure(const PlacementOptions& options) {
+  options_.segment_size = options.segment_size;
+  options_.max_page = options.max_page;
+  options_.best_fit = options.best_fit;
+}
+
+// ---- addresses --------------------------------------------------------------------------------------
+
+Index Segments::find(Address address) const {
+  if (address % kUnit != 0) return 0;
+  if (options_.pages) {
+    const std::uint64_t unit = (address - space_) / kUnit;
+    if (address < space_ || unit >= starts_.capacity()) return 0;
+    return starts_[unit].load(std::memory_order_relaxed);
+  }
+  std::shared_lock lock(plain_lock_);
+  auto it = plain_.upper_bound(address);
+  if (it == plain_.begin()) return 0;
+  const Segment& segment = segments_[std::prev(it)->second];
+  const std::uint64_t unit = (address - segment.base) / kUnit;
+  if (unit >= segment.units) return 0;
+  return starts_[segment.first + unit].load(std::memory_order_relaxed);
+}
+
+Index Segments::containing(Address address) const {
+  for (Index i = 1; i < segments_.end(); ++i) {
+    const Segment& segment = segments_[i];
+    if (segment.units == 0 || address < segment.base) continue;
+    if (address >= segment.base + std::uint64_t{segment.units} * kUnit) continue;
+    Units unit = segment.first + static_cast<Units>((address - segment.base) / kUnit);
+    while (starts_[unit].load(std::memory_order_relaxed) == 0) --unit;
+    return starts_[unit].load(std::memory_order_relaxed);
+  }
+  return 0;
+}
+
+std::uint32_t Segments::space_take(std::uint32_t slots) {
+  auto best = space_free_.end();
+  for (auto it = space_free_.begin(); it != space_free_.end(); ++it)
+    if (it->second >= slots && (best == space_free_.end() || it->second < best->second)) best = it;
+  if (best == space_free_.end()) return 0;
+  const auto [slot, length] = *best;
+  space_free_.erase(best);
+  if (length > slots) space_free_[slot + slots] = length - slots;
+  return slot;
+}
+
+void Segments::space_give(std::uint32_t slot, std::uint32_t slots) {
+  starts_.forget(std::size_t{slot} * kSlotUnits, std::size_t{slots} * kSlotUnits);
+  auto next = space_free_.lower_bound(slot);
+  if (next != space_free_.end() && next->first == slot + slots) {
+    slots += next->second;
+    next = space_free_.erase(next);
+  }
+  if (next != space_free_.begin()) {
+    auto previous = std::prev(next);
+    if (previous->first + previous->second == slot) {
+      previous->second += slots;
+      return;
+    }
+  }
+  space_free_[slot] = slots;
+}
+
+// ---- the list of blocks ------------------------------------------------------------------------------
+
+Index Segments::new_block(Index segment, Units offset, Units units, BlockState state) {
+  const Index i = blocks_.add();
+  if (i == 0) throw std::bad_alloc();
+  Block& block = blocks_[i];
+  block.segment = segment;
+  block.units = units;
+  block.owner.store(segments_[segment].stream, std::memory_order_relaxed);
+  block.set(state);
+  set_start(i, offset);
+  return i;
+}
+
+void Segments::set_start(Index i, Units offset) {
+  blocks_[i].offset = offset;
+  starts_[offset].store(i, std::memory_order_relaxed);
+}
+
+void Segments::insert_before(Index block, Index next) {
+  Segment& segment = segments_[blocks_[next].segment];
+  const Index previous = blocks_[next].before;
+  blocks_[block].before = previous;
+  blocks_[block].after = next;
+  blocks_[next].before = block;
+  (previous != 0 ? blocks_[previous].after : segment.head) = block;
+}
+
+void Segments::drop_block(Index i) {
+  Block& block = blocks_[i];
+  Segment& segment = segments_[block.segment];
+  (block.before != 0 ? blocks_[block.before].after : segment.head) = block.after;
+  (block.after != 0 ? blocks_[block.after].before : segment.tail) = block.before;
+  starts_[block.offset].store(0, std::memory_order_relaxed);
+  block.set(BlockState::none);
+  blocks_.drop(i);
+}
+
+// Splits off the first `units` of a block as a new one. pre: the block is in no index.
+Index Segments::cut_front(Index i, Units units) {
+  Block& block = blocks_[i];
+  const Index front = new_block(block.segment, block.offset, units, BlockState::moving);
+  insert_before(front, i);
+  set_start(i, block.offset + units);
+  block.units -= units;
+  blocks_[front].tick = block.tick;
+  return front;
+}
+
+// The first offset at or after `offset`, in the block's segment, that has the alignment.
+Units Segments::aligned_up(const Block& block, Units offset, std::uint64_t align) const {
+  if (align <= kUnit) return offset;
+  const Segment& segment = segments_[block.segment];
+  const Address address = segment.base + std::uint64_t{offset - segment.first} * kUnit;
+  return offset + static_cast<Units>((round_up(address, align) - address) / kUnit);
+}
+
+// Joins a free block (in no index) with its free neighbours and indexes the result.
+Index Segments::merge(Index i) {
+  const Index before = blocks_[i].before;
+  const Index after = blocks_[i].after;
+  if (after != 0 && blocks_[after].is(BlockState::free)) {
+    remove_free(after);
+    blocks_[i].units += blocks_[after].units;
+    blocks_[i].tick = std::max(blocks_[i].tick, blocks_[after].tick);
+    drop_block(after);
+  }
+  if (before != 0 && blocks_[before].is(BlockState::free)) {
+    remove_free(before);
+    blocks_[before].units += blocks_[i].units;
+    blocks_[before].tick = std::max(blocks_[i].tick, blocks_[before].tick);
+    drop_block(i);
+    i = before;
+  }
+  add_free(i);
+  return i;
+}
+
+// Cuts [offset, offset + units) out of a free block; the rest stays free.
+Index Segments::carve(const Spot& spot, Units units) {
+  const Index i = spot.block;
+  remove_free(i);
+  if (const Units pad = spot.offset - blocks_[i].offset; pad != 0) {
+    const Index front = cut_front(i, pad);
+    blocks_[front].set(BlockState::free);
+    add_free(front);
+  }
+  Index taken = i;
+  if (blocks_[i].units > units) {
+    taken = cut_front(i, units);
+    add_free(i);
+  }
+  blocks_[taken].set(BlockState::moving);
+  ++segments_[blocks_[taken].segment].in_use;
+  return taken;
+}
+
+// ---- taking and giving back ----------------------------------------------------------------------------
+
+Index Segments::peek(const Want& want) const {
+  const FreeIndex& index = free_blocks(want.stream, want.band);
+  return index.find(blocks_, want.padded(), false, options_.best_fit ? FreeIndex::kWalk : 1);
+}
+
+// Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already.
+std::uint64_t Segments::newly_held(const Spot& spot, Units units) const {
+  const std::uint32_t last = (spot.offset + units - 1) / kSlotUnits;
+  std::uint64_t bytes = 0;
+  for (std::uint32_t slot = spot.offset / kSlotUnits; slot <= last;) {
+    const Index m = slots_[slot];
+    if (m == 0) {
+      bytes += kSlotBytes;
+      ++slot;
+      continue;
+    }
+    const Page& page = pages_[mappings_[m].page];
+    if (page.holder != m) bytes += page.bytes();
+    slot = mappings_[m].slot + page.slots();
+  }
+  return bytes;
+}
+
+// Whether every page under the spot is held by a neighbour already or free for the stream.
+bool Segments::backed(const Spot& spot, const Want& want) {
+  const std::uint32_t last = (spot.offset + want.units - 1) / kSlotUnits;
+  ++survey_;
+  for (std::uint32_t slot = spot.offset / kSlotUnits; slot <= last;) {
+    const Index m = slots_[slot];
+    const Page& page = pages_[mappings_[m].page];
+    if (m == 0 || (page.holder != m && !counts_on(m, want.stream))) return false;
+    slot = mappings_[m].slot + page.slots();
+  }
+  return true;
+}
+
+Segments::Spot Segments::find_spot(const Want& want) {
+  const FreeIndex& index = free_blocks(want.stream, want.band);
+  if (!options_.pages) {
+    const Index block = peek(want);
+    return block == 0 ? Spot{} : Spot{block, aligned(blocks_[block], want.align)};
+  }
+  // Of the tightest candidates, the one that takes the least from the free pages.
+  Spot best;
+  std::uint64_t least = 0;
+  int looked = 0;
+  const auto consider = [&](const Spot& spot) {
+    if (!backed(spot, want)) return;
+    const std::uint64_t bytes = newly_held(spot, want.units);
+    const Units units = blocks_[spot.block].units;
+    const Units best_units = best.block == 0 ? 0 : blocks_[best.block].units;
+    const bool better = best.block == 0 || units < best_units ||
+                        (units == best_units && (bytes < least || (bytes == least && spot.offset < best.offset)));
+    if (!better) return;
+    best = spot;
+    least = bytes;
+  };
+  index.candidates(blocks_, want.padded(), [&](Index i) {
+    const Block& block = blocks_[i];
+    consider({i, aligned(block, want.align)});
+    // At the block's other end it may share a page with the next neighbour.
+    if (want.band != 0 && want.align <= kUnit && block.units > want.units) consider({i, block.end() - want.units});
+    return ++looked >= kCandidates[want.band];
+  });
+  return best;
+}
+
+Index Segments::take(const Want& want) {
+  const Spot spot = find_spot(want);
+  if (spot.block == 0) return 0;
+  if (segments_[blocks_[spot.block].segment].plain) return carve(spot, want.units);
+  const std::uint32_t last = (spot.offset + want.units - 1) / kSlotUnits;
+  for (std::uint32_t slot = spot.offset / kSlotUnits; slot <= last;) {
+    const Index m = slots_[slot];
+    const Index page = mappings_[m].page;
+    if (pages_[page].free()) hold(page, m);
+    slot = mappings_[m].slot + pages_[page].slots();
+  }
+  return carve(spot, want.units);
+}
+
+void Segments::put(Index i, Tick tick) {
+  Block& block = blocks_[i];
+  const Units from = block.offset;
+  const Units to = block.end();
+  Segment& segment = segments_[block.segment];
+  --segment.in_use;
+  block.tick = tick;
+  block.owner.store(segment.stream, std::memory_order_relaxed);
+  block.set(BlockState::free);
+  const Block& whole = blocks_[merge(i)];
+  if (segment.plain) return;
+  // The pages that this block was the last to hold: they touch it and lie wholly in the merged block.
+  for (std::uint32_t slot = from / kSlotUnits; slot * kSlotUnits < to;) {
+    Mapping& mapping = mappings_[slots_[slot]];
+    const std::uint32_t next = mapping.slot + pages_[mapping.page].slots();
+    if (mapping.slot * kSlotUnits >= whole.offset && next * kSlotUnits <= whole.end()) {
+      mapping.tick = tick;
+      let_go(mapping.page, tick);
+    }
+    slot = next;
+  }
+}
+
+Index Segments::split_in_use(Index i, Units units) {
+  const Index front = cut_front(i, units);
+  ++segments_[blocks_[i].segment].in_use;
+  return front;
+}
+
+// ---- segments ----------------------------------------------------------------------------------------------
+
+// New addresses for a stream and band: one free block without memory.
+Status Segments::new_strip(const Want& want) {
+  if (space_ == 0)
+    if (Status status = backend_.space_reserve(options_.space_bytes, &space_); !status.ok()) return status;
+  const std::uint64_t bytes = std::uint64_t{want.padded()} * kUnit;
+  const auto needed = static_cast<std::uint32_t>(round_up(bytes, kSlotBytes) / kSlotBytes) + 1;
+  const auto all = static_cast<std::uint32_t>(options_.space_bytes / kSlotBytes);
+  std::uint32_t slots = std::max(needed, std::min(kStripSlots[want.band], all / 64));
+  std::uint32_t slot = space_take(slots);
+  if (slot == 0) slot = space_take(slots = needed);
+  if (slot == 0) return {Code::out_of_memory, 0, "space_reserve"};
+  const Index i = segments_.add();
+  Segment& segment = segments_[i];
+  segment.stream = want.stream;
+  segment.band = want.band;
+  segment.first = segment.touched = slot * kSlotUnits;
+  segment.units = slots * kSlotUnits;
+  segment.base = slot_address(slot);
+  segment.head = segment.tail = new_block(i, segment.first, segment.units, BlockState::free);
+  add_free(segment.head);
+  return {};
+}
+
+// Memory from the driver in one piece, for devices without pages.
+Status Segments::new_plain(const Want& want, std::uint64_t budget) {
+  const std::uint64_t need = round_up(std::uint64_t{want.padded()} * kUnit, kSlotBytes);
+  std::uint64_t bytes = std::max(need, round_up(options_.segment_size, kSlotBytes));
+  if (want.band != 0 && need < kPlainSegmentBytes / 2) bytes = std::max(bytes, kPlainSegmentBytes);
+  if (bytes > budget) bytes = need;
+  if (bytes > budget) return {Code::out_of_memory, 0, "reserve"};
+  const auto slots = static_cast<std::uint32_t>(bytes / kSlotBytes);
+  const std::uint32_t slot = space_take(slots);
+  if (slot == 0) return {Code::out_of_memory, 0, "reserve"};
+  Address base = 0;
+  if (Status status = backend_.reserve(bytes, &base); !status.ok()) {
+    space_give(slot, slots);
+    return status;
+  }
+  const Index i = segments_.add();
+  Segment& segment = segments_[i];
+  segment.plain = true;
+  segment.base = base;
+  segment.first = slot * kSlotUnits;
+  segment.units = slots * kSlotUnits;
+  segment.stream = want.stream;
+  segment.band = want.band;
+  {
+    std::unique_lock lock(plain_lock_);
+    plain_[base] = i;
+  }
+  ++plain_segments_;
+  reserved_bytes_ += bytes;
+  segment.head = segment.tail = new_block(i, segment.first, segment.units, BlockState::free);
+  add_free(segment.head);
+  return {};
+}
+
+Status Segments::release_plain(Index s) {
+  Segment& segment = segments_[s];
+  const std::uint64_t bytes = std::uint64_t{segment.units} * kUnit;
+  if (Status status = backend_.release(segment.base, bytes); !status.ok()) return status;
+  {
+    std::unique_lock lock(plain_lock_);
+    plain_.erase(segment.base);
+  }
+  --plain_segments_;
+  reserved_bytes_ -= bytes;
+  drop_segment(s);
+  return {};
+}
+
+// pre: one free block, nothing mapped.
+void Segments::drop_segment(Index s) {
+  Segment& segment = segments_[s];
+  remove_free(segment.head);
+  drop_block(segment.head);
+  space_give(segment.first / kSlotUnits, segment.units / kSlotUnits);
+  segment = Segment();
+  segments_.drop(s);
+}
+
+Index Segments::free_plain_segment(std::uint16_t stream, Units units) const {
+  Index best = 0;
+  for (const auto& [base, i] : plain_) {
+    const Segment& segment = segments_[i];
+    if (segment.stream != stream || segment.in_use != 0 || segment.units < units) continue;
+    if (best == 0 || segment.units < segments_[best].units) best = i;
+  }
+  return best;
+}
+
+void Segments::transfer_segment(Index i, std::uint16_t to, Band band) {
+  Segment& segment = segments_[i];
+  remove_free(segment.head);
+  segment.stream = to;
+  segment.band = band;
+  blocks_[segment.head].owner.store(to, std::memory_order_relaxed);
+  blocks_[segment.head].tick = 0;
+  add_free(segment.head);
+}
+
+void Segments::inherit(std::uint16_t from, std::uint16_t to) {
+  for (Index m = 1; m < mappings_.end(); ++m)
+    if (mappings_[m].page != 0 && segments_[mappings_[m].segment].stream == from) mappings_[m].tick = 0;
+  for (Index i = 1; i < pages_.end(); ++i) {
+    Page& page = pages_[i];
+    if (page.handle == 0 || page.owner != from) continue;
+    if (page.free()) {
+      transfer(i, to, 0);
+    } else {
+      page.owner = to;
+    }
+  }
+  for (Index s = 1; s < segments_.end(); ++s) {
+    Segment& segment = segments_[s];
+    if (segment.units == 0 || segment.stream != from) continue;
+    for (Index b = segment.head; b != 0; b = blocks_[b].after)
+      if (blocks_[b].is(BlockState::free)) remove_free(b);
+    segment.stream = to;
+    for (Index b = segment.head; b != 0; b = blocks_[b].after) {
+      if (!blocks_[b].is(BlockState::free)) continue;
+      blocks_[b].owner.store(to, std::memory_order_relaxed);
+      blocks_[b].tick = 0;
+      add_free(b);
+    }
+  }
+}
+
+}  // namespace vram

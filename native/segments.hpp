@@ -1,0 +1,261 @@
+// Placement: segments tiled by blocks, with pages that move under them. Any free page may back any
+// address, so memory is wasted only at the edges of holes. Knows streams as numbers and uses as
+// ticks; when memory is safe to reuse is decided above, in streams.hpp and pool.hpp.
+//
+// How pages move. Placement is by addresses alone, best fit, as if there were memory everywhere: a loop of
+// equal steps therefore places its blocks alike in every step. Then the pages under the chosen addresses
+// are looked at. A page is *free* when no block holds a byte of it; it stays mapped where it was, and an
+// address takes back the page it last had without a call to the driver. Only where that page has gone
+// elsewhere meanwhile is another one mapped in its place: a free one, or a new one. A page may be
+// mapped at many addresses, of which at most one *holds* it.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "backend.hpp"
+#include "blocks.hpp"
+
+namespace vram {
+
+// A band of sizes. Each band has addresses of its own, so that small blocks never break up the addresses
+// of large ones; as any free page may serve any band, keeping them apart costs next to no memory.
+using Band = std::uint8_t;
+inline constexpr int kBands = 2;
+inline constexpr Units kSmallUnits = static_cast<Units>(kMiB / kUnit);
+constexpr Band band_of(Units units) { return units <= kSmallUnits ? 0 : 1; }
+
+// One physical page.
+//   holder == 0  ⇔  no block in use holds a byte of it  ⇔  it is on its owner's list of free pages
+struct Page {
+  PageHandle handle = 0;  // 0: no such page
+  Tick tick = 0;          // its last use in the order of `owner`, valid while free
+  Index mappings = 0;     // head of the list of its mappings
+  Index holder = 0;       // the mapping through which it is in use
+  Index list_before = 0;  // neighbours in its owner's list of free pages
+  Index list_after = 0;
+  std::uint32_t counted = 0;  // the last survey that counted on it (Segments::counts_on)
+  std::uint16_t owner = 0;    // the stream whose order governs it
+  std::uint8_t size = 0;      // index into kPageSlots
+  bool free() const { return holder == 0; }
+  std::uint32_t slots() const { return kPageSlots[size]; }
+  std::uint64_t bytes() const { return slots() * kSlotBytes; }
+};
+
+// One page at one address. The addresses are in use only while the page's holder is this mapping.
+struct Mapping {
+  Index page = 0;  // 0: no such mapping
+  Index next = 0;  // of the same page
+  Index segment = 0;
+  std::uint32_t slot = 0;
+  Tick tick = 0;  // last use through this mapping, in the order of the segment's stream
+};
+
+// A contiguous range of addresses of one stream and band: one plain allocation, or a strip of the space.
+struct Segment {
+  Address base = 0;    // address of unit `first`
+  Units first = 0;     // blocks tile [first, first + units)
+  Units units = 0;     // 0: no such segment
+  Units touched = 0;   // nothing was ever mapped from here on
+  Index head = 0;      // its first and last block
+  Index tail = 0;
+  std::uint32_t mappings = 0;
+  std::uint32_t in_use = 0;  // blocks that are not free
+  std::uint16_t stream = 0;
+  Band band = 0;
+  bool plain = false;
+  Units end() const { return first + units; }
+};
+
+// Free pages of one stream and size, oldest first.
+struct PageList {
+  Index head = 0;
+  Index tail = 0;
+  std::uint32_t count = 0;
+};
+
+struct PlacementOptions {
+  bool pages = true;
+  std::uint64_t space_bytes = 0;
+  std::uint64_t segment_size = 0;      // the least bytes to get from the driver at a time
+  std::uint64_t max_page = 32 * kMiB;  // the largest page to create
+  bool best_fit = true;                // else the first block of a sufficient bin
+};
+
+// What is to be placed, for whom.
+struct Want {
+  std::uint16_t stream = 0;
+  Band band = 0;
+  Units units = 0;
+  std::uint64_t align = kUnit;  // bytes
+  Units padded() const { return units + static_cast<Units>(align / kUnit) - 1; }
+};
+
+// Says whether everything up to a tick of a stream has finished.
+using Finished = std::function<bool(std::uint16_t stream, Tick tick)>;
+
+class Segments {
+ public:
+  Segments(Backend& backend, const PlacementOptions& options);
+
+  // ---- blocks ---------------------------------------------------------------------------------
+  // The stream's best free block, cut to size, in state moving, if its addresses have their memory.
+  Index take(const Want& want);
+  // The free block that take would cut, or 0; for asking before taking.
+  Index peek(const Want& want) const;
+  // As take, where addresses lack memory: maps free pages of the stream there, then at most
+  // `create_bytes` of new ones. out_of_memory: it would need more; nothing has changed.
+  // `passed`: the tick of the stream up to which everything has finished.
+  Status back(const Want& want, std::uint64_t create_bytes, Tick passed, Index* out);
+  // Whether the last call of back left addresses behind that lost their page.
+  bool moved() const { return moved_; }
+  // Bytes of pages that back would need beyond the stream's own free ones.
+  std::uint64_t lacking(const Want& want, Tick passed);
+  // Gives a block back to its segment's stream; merges it and frees the pages it was the last to hold.
+  void put(Index block, Tick tick);
+  // Splits the first `units` off a block in use; both parts stay in use.
+  Index split_in_use(Index block, Units units);
+
+  // ---- between streams --------------------------------------------------------------------------
+  // The stream's oldest free page of a size, or 0.
+  Index oldest_page(std::uint16_t stream, int size) const { return shelf(stream).pages[size].head; }
+  // Makes a free page the property of another stream. pre: its last use is ordered before whatever that
+  // stream is given next. `tick` is a point in the new owner's order that lies after that last use.
+  void transfer(Index page, std::uint16_t to, Tick tick);
+  // A wholly free plain segment of the stream, and the same for it.
+  Index free_plain_segment(std::uint16_t stream, Units units) const;
+  void transfer_segment(Index segment, std::uint16_t to, Band band);
+  // Every segment and page of a stream, free or not, goes to another. pre: nothing is running on it.
+  void inherit(std::uint16_t from, std::uint16_t to);
+
+  // ---- giving back ------------------------------------------------------------------------------
+  // Releases free pages and wholly free plain segments whose last use has finished, until at most
+  // `keep_bytes` stay reserved.
+  Status trim(std::uint64_t keep_bytes, const Finished& finished);
+  Status release_all();  // pre: nothing on any stream uses any of it
+
+  // ---- looking ------------------------------------------------------------------------------------
+  // The block that starts at the address, or 0. Needs no lock; the caller verifies the block under one.
+  Index find(Address address) const;
+  Index containing(Address address) const;  // the block that holds the address; under the mutex
+  Address address_of(const Block& block) const {
+    const Segment& segment = segments_[block.segment];
+    return segment.base + std::uint64_t{block.offset - segment.first} * kUnit;
+  }
+  Blocks& blocks() { return blocks_; }
+  const Blocks& blocks() const { return blocks_; }
+  const Slab<Page>& pages() const { return pages_; }
+  const Slab<Segment>& segments() const { return segments_; }
+  const Slab<Mapping>& mappings() const { return mappings_; }
+  std::uint64_t reserved_bytes() const { return reserved_bytes_; }
+  std::uint64_t free_page_bytes(std::uint16_t stream) const { return shelf(stream).free_page_bytes; }
+  const FreeIndex& free_blocks(std::uint16_t stream, Band band) const { return shelf(stream).free[band]; }
+  std::uint64_t pieces() const { return pages_.size() + plain_segments_; }  // of driver memory
+  bool paged() const { return options_.pages; }
+  // Takes over what can change: segment_size, max_page, best_fit.
+  void configure(const PlacementOptions& options);
+  bool check(std::string* why) const;
+
+ private:
+  // What one stream has free.
+  struct Shelf {
+    FreeIndex free[kBands];
+    PageList pages[kPageSizes];
+    std::uint64_t free_page_bytes = 0;
+  };
+  // Consecutive slots that need pages. `room` more behind them could take the rest of a larger page.
+  struct Gap {
+    std::uint32_t slot = 0;
+    std::uint32_t slots = 0;
+    std::uint32_t room = 0;
+  };
+  // What it takes to back a range of addresses.
+  struct Survey {
+    std::vector<Index> own;   // mappings whose page is free
+    std::vector<Index> lost;  // mappings to be unmapped: their page is elsewhere
+    std::vector<Gap> gaps;
+  };
+  struct Spot {
+    Index block = 0;
+    Units offset = 0;  // where in the block's addresses the request goes
+  };
+
+  Shelf& shelf(std::uint16_t stream) {
+    while (shelves_.size() <= stream) shelves_.emplace_back();
+    return shelves_[stream];
+  }
+  const Shelf& shelf(std::uint16_t stream) const {
+    static const Shelf kEmpty;
+    return stream < shelves_.size() ? shelves_[stream] : kEmpty;
+  }
+  FreeIndex& index_of(const Segment& segment) { return shelf(segment.stream).free[segment.band]; }
+
+  // blocks
+  void add_free(Index block) { index_of(segments_[blocks_[block].segment]).add(blocks_, block); }
+  void remove_free(Index block) { index_of(segments_[blocks_[block].segment]).remove(blocks_, block); }
+  Index new_block(Index segment, Units offset, Units units, BlockState state);
+  void insert_before(Index block, Index next);
+  void drop_block(Index block);
+  void set_start(Index block, Units offset);
+  Index cut_front(Index block, Units units);
+  Index carve(const Spot& spot, Units units);
+  Index merge(Index block);
+  Units aligned(const Block& block, std::uint64_t align) const { return aligned_up(block, block.offset, align); }
+  Units aligned_up(const Block& block, Units offset, std::uint64_t align) const;
+
+  // pages
+  bool counts_on(Index mapping, std::uint16_t stream);
+  Survey survey(const Spot& spot, Units units);
+  Spot find_spot(const Want& want);
+  std::uint64_t newly_held(const Spot& spot, Units units) const;
+  bool backed(const Spot& spot, const Want& want);
+  Spot cheapest_spot(const Want& want, Tick passed, Survey* plan);
+  Spot untouched_spot(const Want& want) const;
+  void weigh(Index block, const Want& want, Tick passed, Spot* best, double* least);
+  std::uint32_t lacking_slots(std::uint16_t stream, const Survey& survey) const;
+  void hold(Index page, Index mapping);
+  void let_go(Index page, Tick tick);
+  void list_push(Index page);
+  void list_remove(Index page);
+  Status fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, std::vector<Index>* held);
+  Status create_page(const Want& want, std::uint32_t slots, Index* out);
+  int size_to_create(std::uint32_t slots, std::uint64_t request_bytes) const;
+  Status map_pages(std::uint32_t slot, const std::vector<Index>& pages);
+  Status unmap(Index mapping);
+  Status release_page(Index page);
+  Address slot_address(std::uint32_t slot) const { return space_ + slot * kSlotBytes; }
+
+  // segments
+  Index segment_at(std::uint32_t slot) const;
+  Status new_strip(const Want& want);
+  Status new_plain(const Want& want, std::uint64_t budget);
+  Status release_plain(Index segment);
+  void drop_segment(Index segment);
+  std::uint32_t space_take(std::uint32_t slots);
+  void space_give(std::uint32_t slot, std::uint32_t slots);
+
+  Backend& backend_;
+  PlacementOptions options_;
+  Address space_ = 0;                                  // 0 until the first strip needs it
+  std::map<std::uint32_t, std::uint32_t> space_free_;  // slot → slots, in no segment
+  std::map<Address, Index> plain_;                     // plain segments by base address
+  mutable std::shared_mutex plain_lock_;               // guards plain_ against find(), which has no other lock
+  Blocks blocks_;
+  Slab<Page> pages_;
+  Slab<Mapping> mappings_;
+  Slab<Segment> segments_;
+  LazyArray<std::atomic<Index>> starts_;  // unit → the block that starts there
+  LazyArray<Index> slots_;                // slot → the mapping there
+  std::deque<Shelf> shelves_;             // by stream number
+  std::uint64_t reserved_bytes_ = 0;
+  std::uint64_t plain_segments_ = 0;
+  std::uint32_t survey_ = 0;  // number of the survey under way
+  std::vector<double> cost_;  // scratch of weigh()
+  bool moved_ = false;
+};
+
+}  // namespace vram

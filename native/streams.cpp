@@ -1,0 +1,154 @@
+// Fences and the stream cache. The decisions that use them are in pool.cpp.
+#include "streams.hpp"
+
+#include <mutex>
+
+namespace vram {
+
+void StreamCache::drain(Blocks& blocks, bool small, bool large, std::vector<Index>& out) {
+  const auto empty = [&](Index& head) {
+    for (Index i = head; i != 0; i = blocks[i].link_after) {
+      out.push_back(i);
+      --count;
+      bytes -= std::uint64_t{blocks[i].units} * kUnit;
+    }
+    head = 0;
+  };
+  if (large && large_count != 0) {
+    for (Place& place : places_) empty(place.head);
+    large_count = 0;
+  }
+  if (small && count != large_count)
+    for (Index& head : small_) empty(head);
+}
+
+StreamTable::StreamTable() : numbers_(kMaxStreams), places_(kPlaces) { add(0); }
+
+// Where the handle stands, or the empty place where it would.
+std::uint32_t StreamTable::place_of(StreamHandle handle) const {
+  auto i = static_cast<std::uint32_t>((handle * 0x9E3779B97F4A7C15u) >> 47);
+  for (;; i = (i + 1) % kPlaces) {
+    const StreamHandle there = places_[i].handle.load(std::memory_order_relaxed);
+    if (there == handle || there == 0) return i;
+  }
+}
+
+StreamState* StreamTable::find(StreamHandle handle) const {
+  if (handle == 0) return numbers_[0].load(std::memory_order_acquire);
+  return places_[place_of(handle)].state.load(std::memory_order_acquire);
+}
+
+StreamState* StreamTable::add(StreamHandle handle) {
+  if (count_ != 0)
+    if (StreamState* known = find(handle); known != nullptr) return known;
+  const std::uint32_t place = place_of(handle);
+  const bool new_place = handle != 0 && places_[place].handle.load(std::memory_order_relaxed) == 0;
+  if (new_place && occupied_ > kPlaces / 2) return nullptr;
+  StreamState* state = nullptr;
+  for (std::size_t i = 0; i < retired_.size() && state == nullptr; ++i) {
+    StreamState& old = (*this)[retired_[i]];
+    std::lock_guard guard(old.lock);
+    if (old.live != 0 || old.cache.count != 0 || !old.waiting.empty()) continue;
+    retired_.erase(retired_.begin() + static_cast<std::ptrdiff_t>(i));
+    state = &old;
+  }
+  if (state == nullptr) {
+    if (count_ >= kMaxStreams) return nullptr;
+    states_.push_back(std::make_unique<StreamState>());
+    state = states_.back().get();
+    state->number = static_cast<std::uint16_t>(count_);
+    numbers_[count_].store(state, std::memory_order_release);
+    ++count_;
+  }
+  state->handle = handle;
+  state->retired = false;
+  if (handle == 0) return state;
+  if (new_place) {
+    ++occupied_;
+    places_[place].handle.store(handle, std::memory_order_relaxed);
+  }
+  places_[place].state.store(state, std::memory_order_release);
+  return state;
+}
+
+void StreamTable::retire(StreamState& stream) {
+  stream.retired = true;
+  places_[place_of(stream.handle)].state.store(nullptr, std::memory_order_release);
+  retired_.push_back(stream.number);
+}
+
+Status EventPool::take(EventHandle* out) {
+  if (idle_.empty()) return backend_.event_create(out);
+  *out = idle_.back();
+  idle_.pop_back();
+  return {};
+}
+
+void EventPool::destroy_all() {
+  for (EventHandle event : idle_) (void)backend_.event_destroy(event);
+  idle_.clear();
+}
+
+Status Fences::record(StreamState& stream) {
+  EventHandle event = 0;
+  if (Status status = events_.take(&event); !status.ok()) return status;
+  if (Status status = backend_.event_record(event, stream.handle); !status.ok()) {
+    events_.give(event);
+    return status;
+  }
+  stream.fences.push_back({stream.tick, event});
+  ++stream.tick;
+  stream.unfenced_bytes = 0;
+  return {};
+}
+
+Status Fences::poll(StreamState& stream) {
+  while (!stream.fences.empty()) {
+    const Fence fence = stream.fences.front();
+    const Status status = backend_.event_query(fence.event);
+    if (status.code == Code::not_ready) return {};
+    if (!status.ok()) return status;
+    stream.passed = fence.tick;
+    stream.fences.pop_front();
+    events_.give(fence.event);
+  }
+  return {};
+}
+
+bool Fences::finished(StreamState& stream, Tick tick) {
+  if (tick <= stream.passed || stream.retired) return true;
+  if ((stream.fences.empty() || stream.fences.back().tick < tick) && !record(stream).ok()) return false;
+  (void)poll(stream);
+  return tick <= stream.passed;
+}
+
+Status Fences::order(StreamState& waiter, StreamState& stream, Tick tick) {
+  EventHandle event = 0;
+  if (Status status = event_for(stream, tick, &event); !status.ok()) return status;
+  if (event != 0)
+    if (Status status = backend_.stream_wait(waiter.handle, event); !status.ok()) return status;
+  waiter.saw(stream.number, tick);
+  return {};
+}
+
+Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out) {
+  *out = 0;
+  if (tick <= stream.passed || stream.retired) return {};
+  if (stream.fences.empty() || stream.fences.back().tick < tick)
+    if (Status status = record(stream); !status.ok()) return status;
+  for (const Fence& fence : stream.fences)
+    if (fence.tick >= tick) {
+      *out = fence.event;
+      break;
+    }
+  return {};
+}
+
+void Fences::clear(StreamState& stream) {
+  for (const Fence& fence : stream.fences) events_.give(fence.event);
+  stream.fences.clear();
+  stream.passed = stream.tick;
+  ++stream.tick;
+}
+
+}  // namespace vram

@@ -1,0 +1,208 @@
+// What the pool keeps for each stream: the cache of freed blocks in front of everything, what it
+// counts, and the fences that tell which of its work has finished. Where blocks lie is the business of
+// segments.hpp; who may take what and when is decided in pool.cpp.
+//
+// Order. A tick is a number of the stream's order: work issued before a fence is recorded belongs to
+// ticks up to the fence's. A block freed now carries the stream's current tick; its last use has
+// finished once a fence of that tick or later has passed. Fences are recorded when somebody asks.
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "backend.hpp"
+#include "blocks.hpp"
+#include "journal.hpp"
+
+namespace vram {
+
+// Held for tens of nanoseconds and never across a call to the backend or to Python.
+class SpinLock {
+ public:
+  void lock() {
+    for (int spins = 0; held_.exchange(true, std::memory_order_acquire); ++spins)
+      while (held_.load(std::memory_order_relaxed))
+        if (++spins > kSpins) sched_yield();
+  }
+  void unlock() { held_.store(false, std::memory_order_release); }
+
+ private:
+  static constexpr int kSpins = 64;
+  std::atomic<bool> held_{false};
+};
+
+// A quantity with its peak and its total; freed = total - current.
+struct Meter {
+  std::uint64_t current = 0;
+  std::uint64_t peak = 0;
+  std::uint64_t total = 0;
+  void add(std::uint64_t n) {
+    current += n;
+    total += n;
+    if (current > peak) peak = current;
+  }
+  void subtract(std::uint64_t n) { current -= n; }
+};
+
+// Freed blocks kept whole, by exact size, last in first out. Guarded by the stream's lock.
+class StreamCache {
+ public:
+  static constexpr Units kSmallUnits = 2048;  // up to 1 MiB every size has a place of its own
+  static constexpr Units kPlaces = 256;       // larger sizes share these; one size a place
+
+  // The head of the list for a size, or null where a larger size has no place (yet).
+  Index* find(Units units) {
+    if (units <= kSmallUnits) return &small_[units];
+    Place& place = place_of(units);
+    return place.units == units ? &place.head : nullptr;
+  }
+  // The same, taking the place if it is empty; null where another size holds it.
+  Index* claim(Units units) {
+    if (units <= kSmallUnits) return &small_[units];
+    Place& place = place_of(units);
+    if (place.head == 0) place.units = units;
+    return place.units == units ? &place.head : nullptr;
+  }
+  // Appends every cached block of the kinds asked for and forgets them.
+  void drain(Blocks& blocks, bool small, bool large, std::vector<Index>& out);
+
+  std::uint32_t count = 0;        // blocks held
+  std::uint32_t large_count = 0;  // of these, larger than kSmallUnits
+  std::uint64_t bytes = 0;
+
+ private:
+  struct Place {
+    Units units = 0;
+    Index head = 0;
+  };
+  Place& place_of(Units units) { return places_[(units * 2654435761u) >> 24]; }
+  static_assert(kPlaces == 256, "place_of takes the top 8 bits of the hash");
+
+  Index small_[kSmallUnits + 1] = {};
+  Place places_[kPlaces];
+};
+
+// A recorded event: once it passes, everything up to `tick` on its stream has finished.
+struct Fence {
+  Tick tick = 0;
+  EventHandle event = 0;
+};
+
+struct Use {
+  std::uint16_t stream = 0;
+  Tick tick = 0;
+};
+
+// A freed block that other streams may still use; it waits in the queue of one of them.
+struct PendingBlock {
+  Index block = 0;
+  std::vector<Use> uses;
+};
+
+struct alignas(64) StreamState {
+  // ---- guarded by `lock` ----------------------------------------------------------------------
+  SpinLock lock;
+  std::uint16_t number = 0;
+  bool journaling = false;
+  std::uint64_t live = 0;     // bytes of live blocks
+  std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::raise)
+  Meter allocations[2];       // by kind
+  Meter bytes[2];
+  Meter requested[2];
+  std::uint64_t hits = 0;         // served from the cache
+  std::uint64_t slow_serial = 0;  // served by the later rungs
+  StreamCache cache;
+  std::unique_ptr<JournalRing> journal;
+
+  // ---- guarded by the pool's mutex --------------------------------------------------------------
+  StreamHandle handle = 0;
+  bool retired = false;  // the stream was destroyed; live blocks may remain
+  Tick tick = 1;         // the current one
+  Tick passed = 0;       // everything up to here has finished
+  std::uint64_t unfenced_bytes = 0;
+  std::deque<Fence> fences;           // not yet passed, in order
+  std::deque<PendingBlock> waiting;   // blocks whose next use is on this stream, in order of its tick
+  std::vector<Tick> seen;             // seen[t]: work of stream t up to that tick is ordered before ours
+
+  Tick seen_of(std::uint16_t other) const { return other < seen.size() ? seen[other] : 0; }
+  void saw(std::uint16_t other, Tick tick_seen) {
+    if (seen.size() <= other) seen.resize(other + 1u, 0);
+    seen[other] = std::max(seen[other], tick_seen);
+  }
+};
+
+// The streams of a pool, by number (0 is the default stream) and by handle. Readers need no lock;
+// writers hold the pool's mutex. States never move and live as long as the table.
+class StreamTable {
+ public:
+  StreamTable();
+  StreamState& operator[](std::uint16_t number) const {
+    return *numbers_[number].load(std::memory_order_acquire);
+  }
+  StreamState* find(StreamHandle handle) const;
+  // The state for a handle, made if need be; null when all numbers are in use.
+  StreamState* add(StreamHandle handle);
+  // Forgets the handle; the number is used again once `add` finds its state idle.
+  void retire(StreamState& stream);
+  std::uint32_t size() const { return count_; }  // numbers in use, retired ones included
+
+ private:
+  static constexpr std::uint32_t kMaxStreams = 1 << 15;
+  static constexpr std::uint32_t kPlaces = 1 << 17;  // at most a quarter is ever occupied
+  struct Place {
+    std::atomic<StreamHandle> handle;
+    std::atomic<StreamState*> state;
+  };
+  std::uint32_t place_of(StreamHandle handle) const;
+
+  LazyArray<std::atomic<StreamState*>> numbers_;
+  LazyArray<Place> places_;
+  std::vector<std::unique_ptr<StreamState>> states_;
+  std::vector<std::uint16_t> retired_;
+  std::uint32_t count_ = 0;
+  std::uint32_t occupied_ = 0;
+};
+
+// Events are made once and used again. Guarded by the pool's mutex.
+class EventPool {
+ public:
+  explicit EventPool(Backend& backend) : backend_(backend) {}
+  Status take(EventHandle* out);
+  void give(EventHandle event) { idle_.push_back(event); }
+  void destroy_all();
+
+ private:
+  Backend& backend_;
+  std::vector<EventHandle> idle_;
+};
+
+// The fences of streams. Guarded by the pool's mutex.
+class Fences {
+ public:
+  explicit Fences(Backend& backend) : backend_(backend), events_(backend) {}
+  void close() { events_.destroy_all(); }
+
+  // Records a fence behind everything issued on the stream so far.
+  Status record(StreamState& stream);
+  // Looks how far the stream has come; never waits.
+  Status poll(StreamState& stream);
+  // Whether everything up to `tick` has finished; records a fence if none covers it yet.
+  bool finished(StreamState& stream, Tick tick);
+  // Makes later work of `waiter` wait for everything on `stream` up to `tick`.
+  Status order(StreamState& waiter, StreamState& stream, Tick tick);
+  // The event to wait for on the host so that `tick` has finished; 0 when it has already.
+  Status event_for(StreamState& stream, Tick tick, EventHandle* out);
+  // Everything has finished (the stream was synchronised): drops its fences.
+  void clear(StreamState& stream);
+
+ private:
+  Backend& backend_;
+  EventPool events_;
+};
+
+}  // namespace vram
