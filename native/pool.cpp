@@ -396,6 +396,9 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   if (closed()) return {Code::closed, 0, "allocate"};
   if ((align & (align - 1)) != 0) return {Code::invalid, 0, "align"};
   if (align > kMaxRequest) return {Code::invalid, 0, "align"};
+  // A stream seen for the first time must be one of the device's; asking it once is enough.
+  if (streams_.find(handle) == nullptr)
+    if (Status status = backend_->stream_query(handle); status.code == Code::invalid) return status;
   std::unique_lock lock(mutex_);
   StreamState& stream = stream_of(handle);
   Request request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock, {}};
@@ -509,7 +512,7 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
 // Serves a run of a batch from one block cut into pieces. False: there is none without asking the later rungs.
 bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std::size_t>& order, std::size_t from,
                  std::size_t to, Units units, StreamHandle handle, std::uint32_t tag, std::vector<Address>& out) {
-  if (closed()) return false;
+  if (closed() || streams_.find(handle) == nullptr) return false;
   std::unique_lock lock(mutex_);
   StreamState& stream = stream_of(handle);
   Request request{0, {stream.number, band_of(units_of(sizes[order[from]])), units, kUnit}, tag, &stream, &lock, {}};
@@ -690,6 +693,8 @@ void Pool::drain(StreamState& stream, bool small, bool large) {
 
 Status Pool::record_stream(Address address, StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "record_stream"};
+  if (streams_.find(handle) == nullptr)
+    if (Status status = backend_->stream_query(handle); status.code == Code::invalid) return status;
   std::unique_lock lock(mutex_);
   Index i = segments_.find(address);
   if (i == 0) i = segments_.containing(address);

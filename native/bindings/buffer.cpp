@@ -1,0 +1,438 @@
+// Buffer: the Python handle of one live block. Dropping it frees the block; memoryviews and DLPack
+// capsules keep it alive. Allocation itself is in pool.cpp.
+#include "python_types.hpp"
+
+#include <structmember.h>
+
+#include <cstring>
+
+namespace vram {
+
+PyTypeObject* buffer_type = nullptr;
+
+namespace {
+
+// ---- DLPack, the parts of its binary interface that a flat array of bytes needs -----------------------
+
+struct DlDevice {
+  std::int32_t type;
+  std::int32_t id;
+};
+struct DlTensor {
+  void* data;
+  DlDevice device;
+  std::int32_t dimensions;
+  std::uint8_t type_code;
+  std::uint8_t type_bits;
+  std::uint16_t type_lanes;
+  std::int64_t* shape;
+  std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+struct DlManaged {
+  DlTensor tensor;
+  void* context;
+  void (*deleter)(DlManaged*);
+};
+struct DlManagedVersioned {
+  std::uint32_t major;
+  std::uint32_t minor;
+  void* context;
+  void (*deleter)(DlManagedVersioned*);
+  std::uint64_t flags;
+  DlTensor tensor;
+};
+constexpr std::int32_t kDlCpu = 1;
+
+template <typename Managed>
+struct Export {
+  Managed managed;
+  std::int64_t shape;
+  std::int64_t stride;
+  PyBuffer* buffer;
+};
+
+PyBuffer* self_of(PyObject* object) { return reinterpret_cast<PyBuffer*>(object); }
+
+bool require_live(PyBuffer* self) {
+  if (self->live && !self->pool->pool->closed()) return true;
+  raise({self->live ? Code::closed : Code::invalid, 0, "free"}, "use the buffer");
+  return false;
+}
+
+bool host_accessible(PyBuffer* self) { return self->pool->pool->backend().info().host_accessible; }
+
+void add_view(PyBuffer* self) {
+  ++self->views;
+  ++self->pool->views;
+}
+void drop_view(PyBuffer* self) {
+  --self->views;
+  --self->pool->views;
+}
+
+// ---- life ---------------------------------------------------------------------------------------------
+
+Status release(PyBuffer* self) {
+  self->live = false;
+  return free_address(*self->pool->pool, self->address);
+}
+
+void dealloc(PyObject* object) {
+  PyBuffer* self = self_of(object);
+  if (self->live) {
+    if (watcher != nullptr) [[unlikely]] {
+      PyObject *type, *value, *traceback;
+      PyErr_Fetch(&type, &value, &traceback);
+      if (!tell_watcher("on_free", "OK", self->pool, static_cast<unsigned long long>(self->address)))
+        PyErr_WriteUnraisable(reinterpret_cast<PyObject*>(self->pool));
+      PyErr_Restore(type, value, traceback);
+    }
+    (void)release(self);  // a pool that is closed, or a parent's after a fork, needs nothing
+  }
+  if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
+  Py_DECREF(self->pool);
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_Free(object);
+  Py_DECREF(type);
+}
+
+PyObject* free_method(PyObject* object, PyObject*) {
+  PyBuffer* self = self_of(object);
+  if (!require_live(self)) return nullptr;
+  if (self->views != 0)
+    return PyErr_Format(PyExc_BufferError, "%zd view(s) of the buffer exist; drop them before free()", self->views);
+  if (watcher != nullptr && !tell_watcher("on_free", "OK", self->pool, static_cast<unsigned long long>(self->address)))
+    return nullptr;
+  if (const Status status = release(self); !status.ok()) return raise(status, "free the buffer");
+  Py_RETURN_NONE;
+}
+
+PyObject* enter(PyObject* object, PyObject*) { return Py_NewRef(object); }
+
+PyObject* leave(PyObject* object, PyObject*) {
+  if (!self_of(object)->live) Py_RETURN_NONE;
+  return free_method(object, nullptr);
+}
+
+// ---- use on streams -------------------------------------------------------------------------------------
+
+// The stream of a call: the one given, else the buffer's. A use on another stream is recorded, so that the
+// memory is not reused before it.
+bool stream_for_use(PyBuffer* self, PyObject* given, StreamHandle* out) {
+  *out = self->stream;
+  if (given == nullptr || given == Py_None) return true;
+  return stream_from(given, self->pool, out);
+}
+
+bool note_use(PyBuffer* self, StreamHandle stream, bool writes, const char* what) {
+  if (watcher != nullptr &&
+      !tell_watcher("on_use", "OKKKOs", self->pool, static_cast<unsigned long long>(self->address),
+                    static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(stream),
+                    writes ? Py_True : Py_False, what))
+    return false;
+  if (stream == self->stream) return true;
+  const Status status = self->pool->pool->record_stream(self->address, stream);
+  if (!status.ok()) raise(status, "record the use on another stream");
+  return status.ok();
+}
+
+PyObject* record_stream(PyObject* object, PyObject* argument) {
+  PyBuffer* self = self_of(object);
+  StreamHandle stream = 0;
+  if (!require_live(self) || !stream_from(argument, self->pool, &stream)) return nullptr;
+  if (watcher != nullptr &&
+      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
+                    static_cast<unsigned long long>(stream)))
+    return nullptr;
+  if (const Status status = self->pool->pool->record_stream(self->address, stream); !status.ok())
+    return raise(status, "record the use on another stream");
+  Py_RETURN_NONE;
+}
+
+PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
+  static const char* names[] = {"value", "stream", nullptr};
+  PyBuffer* self = self_of(object);
+  int value = 0;
+  PyObject* given = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "i|$O:fill", const_cast<char**>(names), &value, &given))
+    return nullptr;
+  if (value < 0 || value > 255) return PyErr_Format(PyExc_ValueError, "a byte is 0 to 255, not %d", value);
+  StreamHandle stream = 0;
+  if (!require_live(self) || !stream_for_use(self, given, &stream) || !note_use(self, stream, true, "fill"))
+    return nullptr;
+  if (self->size == 0) Py_RETURN_NONE;
+  const Status status =
+      self->pool->pool->backend().fill(self->address, static_cast<std::uint8_t>(value), self->size, stream);
+  if (!status.ok()) return raise(status, "fill the buffer");
+  Py_RETURN_NONE;
+}
+
+// Copies between the buffer and `other`: a Buffer (queued on the stream) or host memory (waits, so that
+// the memory need not outlive the call).
+PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other) {
+  const char* what = from_other ? "copy_from" : "copy_to";
+  StreamHandle stream = 0;
+  if (!require_live(self) || !stream_for_use(self, given, &stream)) return nullptr;
+  if (!note_use(self, stream, from_other, what)) return nullptr;
+  Backend& backend = self->pool->pool->backend();
+  if (Py_TYPE(other) == buffer_type) {
+    PyBuffer* peer = self_of(other);
+    if (!require_live(peer) || !note_use(peer, stream, !from_other, what)) return nullptr;
+    if (peer->size != self->size)
+      return PyErr_Format(PyExc_ValueError, "sizes differ: %llu and %llu bytes",
+                          static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(peer->size));
+    if (self->size == 0) Py_RETURN_NONE;
+    const Status status = backend.copy(from_other ? self->address : peer->address,
+                                       from_other ? peer->address : self->address, self->size, stream);
+    if (!status.ok()) return raise(status, "copy between buffers");
+    Py_RETURN_NONE;
+  }
+  Py_buffer view;
+  if (PyObject_GetBuffer(other, &view, from_other ? PyBUF_SIMPLE : PyBUF_WRITABLE) != 0) return nullptr;
+  if (static_cast<std::uint64_t>(view.len) != self->size) {
+    PyErr_Format(PyExc_ValueError, "sizes differ: %llu and %zd bytes", static_cast<unsigned long long>(self->size),
+                 view.len);
+    PyBuffer_Release(&view);
+    return nullptr;
+  }
+  Status status;
+  if (self->size != 0) {
+    const auto host = reinterpret_cast<Address>(view.buf);
+    status = backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size, stream);
+    if (status.ok()) {
+      Py_BEGIN_ALLOW_THREADS;
+      status = backend.stream_synchronize(stream);
+      Py_END_ALLOW_THREADS;
+    }
+  }
+  PyBuffer_Release(&view);
+  if (!status.ok()) return raise(status, from_other ? "copy from host memory" : "copy to host memory");
+  Py_RETURN_NONE;
+}
+
+PyObject* copy_method(PyObject* object, PyObject* arguments, PyObject* keywords, bool from_other) {
+  static const char* names[] = {"", "stream", nullptr};
+  PyObject* other = nullptr;
+  PyObject* stream = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|$O", const_cast<char**>(names), &other, &stream))
+    return nullptr;
+  return copy(self_of(object), other, stream, from_other);
+}
+PyObject* copy_from(PyObject* object, PyObject* arguments, PyObject* keywords) {
+  return copy_method(object, arguments, keywords, true);
+}
+PyObject* copy_to(PyObject* object, PyObject* arguments, PyObject* keywords) {
+  return copy_method(object, arguments, keywords, false);
+}
+
+// ---- views ----------------------------------------------------------------------------------------------
+
+int get_view(PyObject* object, Py_buffer* view, int flags) {
+  PyBuffer* self = self_of(object);
+  if (!require_live(self)) return -1;
+  if (!host_accessible(self)) {
+    PyErr_SetString(PyExc_BufferError, "the memory of this device cannot be read by the host; use copy_to()");
+    return -1;
+  }
+  if (PyBuffer_FillInfo(view, object, reinterpret_cast<void*>(self->address), static_cast<Py_ssize_t>(self->size), 0,
+                        flags) != 0)
+    return -1;
+  add_view(self);
+  return 0;
+}
+
+void release_view(PyObject* object, Py_buffer*) { drop_view(self_of(object)); }
+
+template <typename Managed>
+void delete_export(Managed* managed) {
+  auto* exported = static_cast<Export<Managed>*>(managed->context);
+  const PyGILState_STATE state = PyGILState_Ensure();
+  drop_view(exported->buffer);
+  Py_DECREF(exported->buffer);
+  PyGILState_Release(state);
+  delete exported;
+}
+
+template <typename Managed>
+void delete_capsule(PyObject* capsule) {
+  // A consumer renames the capsule and calls the deleter itself.
+  const char* name = PyCapsule_GetName(capsule);
+  if (name == nullptr || std::strncmp(name, "used_", 5) == 0) return;
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
+  if (managed != nullptr) managed->deleter(managed);
+}
+
+template <typename Managed>
+PyObject* make_capsule(PyBuffer* self, const char* name) {
+  auto* exported = new Export<Managed>();
+  Managed& managed = exported->managed;
+  exported->shape = static_cast<std::int64_t>(self->size);
+  exported->stride = 1;
+  exported->buffer = self;
+  managed.tensor = {reinterpret_cast<void*>(self->address), {kDlCpu, 0},          1, 1, 8, 1,
+                    &exported->shape,                       &exported->stride, 0};
+  managed.context = exported;
+  managed.deleter = delete_export<Managed>;
+  if constexpr (std::is_same_v<Managed, DlManagedVersioned>) {
+    managed.major = 1;
+    managed.minor = 0;
+  }
+  PyObject* capsule = PyCapsule_New(&managed, name, delete_capsule<Managed>);
+  if (capsule == nullptr) {
+    delete exported;
+    return nullptr;
+  }
+  Py_INCREF(self);
+  add_view(self);
+  return capsule;
+}
+
+PyObject* dlpack(PyObject* object, PyObject* arguments, PyObject* keywords) {
+  static const char* names[] = {"stream", "max_version", "dl_device", "copy", nullptr};
+  PyBuffer* self = self_of(object);
+  PyObject* stream = nullptr;
+  PyObject* max_version = nullptr;
+  PyObject* device = nullptr;
+  PyObject* make_copy = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|$OOOO:__dlpack__", const_cast<char**>(names), &stream,
+                                   &max_version, &device, &make_copy))
+    return nullptr;
+  if (!require_live(self)) return nullptr;
+  if (!host_accessible(self) || (stream != nullptr && stream != Py_None)) {
+    PyErr_SetString(PyExc_BufferError, "only host memory is exported by DLPack here, and without a stream");
+    return nullptr;
+  }
+  if (make_copy == Py_True) {
+    PyErr_SetString(PyExc_BufferError, "a Buffer is exported without a copy; copy it with copy_to()");
+    return nullptr;
+  }
+  if (device != nullptr && device != Py_None) {
+    long type = 0;
+    long id = 0;
+    if (!PyArg_ParseTuple(device, "ll", &type, &id)) return nullptr;
+    if (type != kDlCpu) {
+      PyErr_SetString(PyExc_BufferError, "the buffer is in host memory (device type 1)");
+      return nullptr;
+    }
+  }
+  bool versioned = false;
+  if (max_version != nullptr && max_version != Py_None) {
+    long major = 0;
+    long minor = 0;
+    if (!PyArg_ParseTuple(max_version, "ll", &major, &minor)) return nullptr;
+    versioned = major >= 1;
+  }
+  return versioned ? make_capsule<DlManagedVersioned>(self, "dltensor_versioned")
+                   : make_capsule<DlManaged>(self, "dltensor");
+}
+
+PyObject* dlpack_device(PyObject* object, PyObject*) {
+  if (!host_accessible(self_of(object))) {
+    PyErr_SetString(PyExc_BufferError, "the memory of this device cannot be read by the host");
+    return nullptr;
+  }
+  return Py_BuildValue("(ii)", kDlCpu, 0);
+}
+
+// ---- attributes ---------------------------------------------------------------------------------------------
+
+PyObject* get_ptr(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(self_of(object)->address); }
+PyObject* get_size(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(self_of(object)->size); }
+PyObject* get_device(PyObject* object, void*) { return Py_NewRef(self_of(object)->pool->device); }
+PyObject* get_pool(PyObject* object, void*) { return Py_NewRef(reinterpret_cast<PyObject*>(self_of(object)->pool)); }
+PyObject* get_stream(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(self_of(object)->stream); }
+PyObject* get_tag(PyObject* object, void*) { return tag_name(self_of(object)->pool, self_of(object)->tag); }
+PyObject* get_freed(PyObject* object, void*) { return PyBool_FromLong(!self_of(object)->live); }
+
+Py_ssize_t length(PyObject* object) { return static_cast<Py_ssize_t>(self_of(object)->size); }
+
+PyObject* repr(PyObject* object) {
+  PyBuffer* self = self_of(object);
+  return PyUnicode_FromFormat("<vram.Buffer %llu bytes at %p on %R%s>", static_cast<unsigned long long>(self->size),
+                              reinterpret_cast<void*>(self->address), self->pool->device,
+                              self->live ? "" : ", freed");
+}
+
+PyMethodDef methods[] = {
+    {"free", free_method, METH_NOARGS, "free()\n--\n\nGive the memory back now; later use raises InvalidFree."},
+    {"record_stream", record_stream, METH_O,
+     "record_stream(stream, /)\n--\n\nTell the pool that work on another stream uses the buffer: once freed, it is not "
+     "reused before that work has finished."},
+    {"fill", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fill)), METH_VARARGS | METH_KEYWORDS,
+     "fill(value, *, stream=None)\n--\n\nSet every byte, in stream order."},
+    {"copy_from", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_from)), METH_VARARGS | METH_KEYWORDS,
+     "copy_from(source, /, *, stream=None)\n--\n\nCopy a Buffer (queued on the stream) or host memory (done when it "
+     "returns) of the same size into this one."},
+    {"copy_to", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_to)), METH_VARARGS | METH_KEYWORDS,
+     "copy_to(target, /, *, stream=None)\n--\n\nCopy into a Buffer (queued on the stream) or writable host memory "
+     "(done when it returns) of the same size."},
+    {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(dlpack)), METH_VARARGS | METH_KEYWORDS,
+     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nThe memory as a DLPack capsule of "
+     "bytes, without a copy."},
+    {"__dlpack_device__", dlpack_device, METH_NOARGS, "__dlpack_device__()\n--\n\nDLPack's device of the memory."},
+    {"__enter__", enter, METH_NOARGS, nullptr},
+    {"__exit__", leave, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef attributes[] = {
+    {"ptr", get_ptr, nullptr, "Address of the first byte.", nullptr},
+    {"size", get_size, nullptr, "Bytes asked for.", nullptr},
+    {"device", get_device, nullptr, "The device the memory is on.", nullptr},
+    {"pool", get_pool, nullptr, "The pool it came from, kept alive by it.", nullptr},
+    {"stream", get_stream, nullptr, "Handle of the stream whose order governs it.", nullptr},
+    {"tag", get_tag, nullptr, "The label it was allocated under, or None.", nullptr},
+    {"freed", get_freed, nullptr, "Whether free() was called.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(PyBuffer, weak_references), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_doc, const_cast<char*>("One live block of a pool. Dropping it frees the block; it keeps its pool alive.")},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, attributes},
+    {Py_tp_members, members},
+    {Py_tp_repr, reinterpret_cast<void*>(repr)},
+    {Py_sq_length, reinterpret_cast<void*>(length)},
+    {Py_bf_getbuffer, reinterpret_cast<void*>(get_view)},
+    {Py_bf_releasebuffer, reinterpret_cast<void*>(release_view)},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"vram._native.Buffer", sizeof(PyBuffer), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE, slots};
+
+}  // namespace
+
+PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream, std::uint32_t tag) {
+  auto* self = static_cast<PyBuffer*>(PyObject_Malloc(sizeof(PyBuffer)));
+  if (self == nullptr) {
+    (void)free_address(*pool->pool, address);
+    return PyErr_NoMemory();
+  }
+  PyObject_Init(reinterpret_cast<PyObject*>(self), buffer_type);
+  self->pool = reinterpret_cast<PyPool*>(Py_NewRef(reinterpret_cast<PyObject*>(pool)));
+  self->address = address;
+  self->size = size;
+  self->stream = stream;
+  self->tag = tag;
+  self->views = 0;
+  self->weak_references = nullptr;
+  self->live = true;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+bool add_buffer_type(PyObject* module) {
+  PyObject* type = PyType_FromModuleAndSpec(module, &spec, nullptr);
+  if (type == nullptr) return false;
+  buffer_type = reinterpret_cast<PyTypeObject*>(type);
+  return PyModule_AddObjectRef(module, "Buffer", type) == 0;
+}
+
+}  // namespace vram

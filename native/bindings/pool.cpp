@@ -1,0 +1,876 @@
+// PoolCore: the pool as a Python type, which vram.Pool extends. Its malloc, free and allocate are written for
+// speed; what it says of itself goes out as plain dicts for the Python side to dress.
+#include <nanobind/nanobind.h>
+
+#include <cstring>
+
+#include "bindings.hpp"
+#include "errors.hpp"
+#include "python_types.hpp"
+
+namespace nb = nanobind;
+
+namespace vram {
+
+PyObject* watcher = nullptr;
+
+namespace {
+
+PyTypeObject* pool_type = nullptr;
+PyObject* tag_variable = nullptr;  // the ContextVar of vram.tag, once somebody uses it
+
+PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
+unsigned long long wide(std::uint64_t value) { return value; }
+
+// Looks up module.name once. Borrowed; null with an error set where it is missing.
+PyObject* python_function(PyObject*& cache, const char* module, const char* name) {
+  if (cache != nullptr) return cache;
+  PyObject* imported = PyImport_ImportModule(module);
+  if (imported == nullptr) return nullptr;
+  cache = PyObject_GetAttrString(imported, name);
+  Py_DECREF(imported);
+  return cache;
+}
+
+// Keeps the GIL away while the slow paths run; they may wait for the device.
+template <typename Work>
+Status without_gil(Work work) {
+  Status status;
+  PyThreadState* state = PyEval_SaveThread();
+  try {
+    status = work();
+  } catch (const std::bad_alloc&) {
+    status = {Code::failed, 0, "host memory"};
+  }
+  PyEval_RestoreThread(state);
+  return status;
+}
+
+PyObject* done(const Status& status, const char* what) {
+  if (!status.ok()) return raise(status, what);
+  Py_RETURN_NONE;
+}
+
+// ---- tags ------------------------------------------------------------------------------------------------
+
+// The number of a tag, new ones counted up from 1; 0 for None. -1 with an error set on failure.
+long tag_id(PyPool* self, PyObject* name) {
+  if (name == nullptr || name == Py_None) return 0;
+  if (!PyUnicode_Check(name)) {
+    PyErr_Format(PyExc_TypeError, "a tag is a str, not %.100s", Py_TYPE(name)->tp_name);
+    return -1;
+  }
+  if (PyObject* known = PyDict_GetItemWithError(self->tag_ids, name); known != nullptr) return PyLong_AsLong(known);
+  if (PyErr_Occurred()) return -1;
+  if (PyList_Append(self->tag_names, name) != 0) return -1;
+  const long id = static_cast<long>(PyList_GET_SIZE(self->tag_names));
+  PyObject* number = PyLong_FromLong(id);
+  const bool stored = number != nullptr && PyDict_SetItem(self->tag_ids, name, number) == 0;
+  Py_XDECREF(number);
+  return stored ? id : -1;
+}
+
+// The tag in force: the one given, else that of vram.tag in this context.
+long current_tag(PyPool* self, PyObject* given) {
+  if (given != nullptr && given != Py_None) return tag_id(self, given);
+  if (tag_variable == nullptr) return 0;
+  PyObject* value = nullptr;
+  if (PyContextVar_Get(tag_variable, Py_None, &value) != 0) return -1;
+  const long id = tag_id(self, value);
+  Py_XDECREF(value);
+  return id;
+}
+
+// ---- allocation -----------------------------------------------------------------------------------------------
+
+PyObject* report_dict(const OutOfMemoryReport& report) {
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit", wide(report.limit),
+                       "device_total", wide(report.device_total), "device_free", wide(report.device_free), "reserved",
+                       wide(report.reserved), "allocated", wide(report.live), "pending", wide(report.pending), "cached",
+                       wide(report.cached), "free_pages", wide(report.free_pages), "free_elsewhere",
+                       wide(report.free_elsewhere), "stranded", wide(report.stranded), "largest_free",
+                       wide(report.largest_free));
+}
+
+// Raises OutOfMemory as vram.pool words it.
+PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle stream, const OutOfMemoryReport& report) {
+  static PyObject* words = nullptr;
+  PyObject* function = python_function(words, "vram.pool", "_out_of_memory");
+  if (function == nullptr) return nullptr;
+  PyObject* facts = report_dict(report);
+  if (facts == nullptr) return nullptr;
+  PyObject* error = PyObject_CallFunction(function, "OKKO", self, wide(size), wide(stream), facts);
+  Py_DECREF(facts);
+  if (error == nullptr) return nullptr;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+  Py_DECREF(error);
+  return nullptr;
+}
+
+// The whole of an allocation after its arguments are known; false with an error set.
+bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag,
+                      Address* out) {
+  Pool& pool = *self->pool;
+  if (align > kUnit || size > kMaxRequest || !pool.try_cached(size, stream, tag, out)) {
+    OutOfMemoryReport report;
+    const std::shared_ptr<Pool> keep = self->pool;
+    const Status status =
+        without_gil([&] { return keep->allocate_slow(size, stream, align, tag, out, &report); });
+    if (status.code == Code::out_of_memory) {
+      raise_out_of_memory(self, size, stream, report);
+      return false;
+    }
+    if (!status.ok()) {
+      raise(status, "allocate");
+      return false;
+    }
+  }
+  if (watcher != nullptr) [[unlikely]] {
+    if (tell_watcher("on_allocate", "OKKK", self, wide(*out), wide(size), wide(stream))) return true;
+    (void)free_address(pool, *out);
+    return false;
+  }
+  return true;
+}
+
+PyObject* malloc_method(PyObject* object, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+  PyPool* self = self_of(object);
+  PyObject* stream_object = count > 1 ? arguments[1] : nullptr;
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  if (count == 1 && named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "stream") == 0) {
+    stream_object = arguments[1];
+  } else if (count < 1 || count > 2 || named != 0) {
+    PyErr_SetString(PyExc_TypeError, "malloc(size, stream=0) takes a size and optionally a stream");
+    return nullptr;
+  }
+  std::uint64_t size = 0;
+  StreamHandle stream = 0;
+  Address address = 0;
+  if (!size_from(arguments[0], &size) || !stream_from(stream_object, self, &stream)) return nullptr;
+  const long tag = tag_variable == nullptr ? 0 : current_tag(self, nullptr);
+  if (tag < 0) return nullptr;
+  if (!allocate_address(self, size, stream, 0, static_cast<std::uint32_t>(tag), &address)) return nullptr;
+  return PyLong_FromUnsignedLongLong(address);
+}
+
+PyObject* free_method(PyObject* object, PyObject* pointer) {
+  PyPool* self = self_of(object);
+  const unsigned long long address = PyLong_AsUnsignedLongLong(pointer);
+  if (address == static_cast<unsigned long long>(-1) && PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return nullptr;
+    PyErr_Clear();
+    return raise({Code::invalid, 0, "free"}, "free the pointer");
+  }
+  if (watcher != nullptr && !tell_watcher("on_free", "OK", self, address)) return nullptr;
+  const Status status = free_address(*self->pool, address);
+  if (!status.ok()) return raise(status, "free the pointer");
+  Py_RETURN_NONE;
+}
+
+struct AllocateArguments {
+  PyObject* size = nullptr;
+  PyObject* stream = nullptr;
+  PyObject* align = nullptr;
+  PyObject* tag = nullptr;
+};
+
+bool parse_allocate(PyObject* const* arguments, Py_ssize_t count, PyObject* names, AllocateArguments* out) {
+  if (count == 1) out->size = arguments[0];
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    PyObject* value = arguments[count + i];
+    if (PyUnicode_CompareWithASCIIString(name, "stream") == 0) {
+      out->stream = value;
+    } else if (PyUnicode_CompareWithASCIIString(name, "align") == 0) {
+      out->align = value;
+    } else if (PyUnicode_CompareWithASCIIString(name, "tag") == 0) {
+      out->tag = value;
+    } else if (PyUnicode_CompareWithASCIIString(name, "size") == 0 && out->size == nullptr) {
+      out->size = value;
+    } else {
+      PyErr_Format(PyExc_TypeError, "allocate() got an unexpected keyword argument '%U'", name);
+      return false;
+    }
+  }
+  if (out->size != nullptr && count <= 1) return true;
+  PyErr_SetString(PyExc_TypeError, "allocate(size, *, stream=None, align=None, tag=None) takes one size");
+  return false;
+}
+
+bool align_from(PyObject* object, std::uint64_t* out) {
+  *out = 0;
+  if (object == nullptr || object == Py_None) return true;
+  if (!size_from(object, out)) return false;
+  if (*out != 0 && (*out & (*out - 1)) == 0 && *out <= kMaxRequest) return true;
+  PyErr_Format(PyExc_ValueError, "align must be a power of two, not %llu", wide(*out));
+  return false;
+}
+
+PyObject* allocate_method(PyObject* object, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+  PyPool* self = self_of(object);
+  AllocateArguments given;
+  if (count == 1 && names == nullptr) {
+    given.size = arguments[0];
+  } else if (!parse_allocate(arguments, count, names, &given)) {
+    return nullptr;
+  }
+  std::uint64_t size = 0;
+  std::uint64_t align = 0;
+  StreamHandle stream = 0;
+  Address address = 0;
+  if (!size_from(given.size, &size) || !stream_from(given.stream, self, &stream) || !align_from(given.align, &align))
+    return nullptr;
+  const long tag = given.tag == nullptr && tag_variable == nullptr ? 0 : current_tag(self, given.tag);
+  if (tag < 0) return nullptr;
+  if (!allocate_address(self, size, stream, align, static_cast<std::uint32_t>(tag), &address)) return nullptr;
+  return make_buffer(self, address, size, stream, static_cast<std::uint32_t>(tag));
+}
+
+bool sizes_from(PyObject* object, std::vector<std::uint64_t>* out) {
+  PyObject* list = PySequence_Fast(object, "sizes must be a sequence of sizes");
+  if (list == nullptr) return false;
+  out->resize(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(list)));
+  bool good = true;
+  for (std::size_t i = 0; i < out->size() && good; ++i)
+    good = size_from(PySequence_Fast_GET_ITEM(list, static_cast<Py_ssize_t>(i)), &(*out)[i]);
+  Py_DECREF(list);
+  return good;
+}
+
+// Buffers or raw addresses for all sizes, or none.
+PyObject* batch(PyObject* object, PyObject* arguments, PyObject* keywords, bool buffers) {
+  static const char* names[] = {"sizes", "stream", "tag", nullptr};
+  PyPool* self = self_of(object);
+  PyObject* sizes_object = nullptr;
+  PyObject* stream_object = nullptr;
+  PyObject* tag_object = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|OO", const_cast<char**>(names), &sizes_object,
+                                   &stream_object, &tag_object))
+    return nullptr;
+  std::vector<std::uint64_t> sizes;
+  StreamHandle stream = 0;
+  if (!sizes_from(sizes_object, &sizes) || !stream_from(stream_object, self, &stream)) return nullptr;
+  const long tag = current_tag(self, tag_object);
+  if (tag < 0) return nullptr;
+  std::vector<Address> addresses;
+  OutOfMemoryReport report;
+  const Status status = without_gil([&] {
+    return self->pool->allocate_batch(sizes, stream, static_cast<std::uint32_t>(tag), addresses, &report);
+  });
+  if (status.code == Code::out_of_memory) {
+    std::uint64_t total = 0;
+    for (std::uint64_t size : sizes) total += size;
+    return raise_out_of_memory(self, total, stream, report);
+  }
+  if (!status.ok()) return raise(status, "allocate the batch");
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(sizes.size()));
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (list != nullptr && watcher != nullptr &&
+        !tell_watcher("on_allocate", "OKKK", self, wide(addresses[i]), wide(sizes[i]), wide(stream)))
+      Py_CLEAR(list);
+    PyObject* item = nullptr;
+    if (list != nullptr)
+      item = buffers ? make_buffer(self, addresses[i], sizes[i], stream, static_cast<std::uint32_t>(tag))
+                     : PyLong_FromUnsignedLongLong(addresses[i]);
+    if (item == nullptr) {
+      if (list != nullptr && buffers) addresses[i] = 0;  // make_buffer has freed it
+      Py_CLEAR(list);
+      if (addresses[i] != 0) (void)free_address(*self->pool, addresses[i]);
+      continue;
+    }
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), item);
+  }
+  return list;
+}
+PyObject* allocate_batch(PyObject* object, PyObject* arguments, PyObject* keywords) {
+  return batch(object, arguments, keywords, true);
+}
+PyObject* malloc_batch(PyObject* object, PyObject* arguments, PyObject* keywords) {
+  return batch(object, arguments, keywords, false);
+}
+
+PyObject* record_stream(PyObject* object, PyObject* arguments) {
+  PyPool* self = self_of(object);
+  unsigned long long address = 0;
+  PyObject* stream_object = nullptr;
+  StreamHandle stream = 0;
+  if (!PyArg_ParseTuple(arguments, "KO:record_stream", &address, &stream_object)) return nullptr;
+  if (!stream_from(stream_object, self, &stream)) return nullptr;
+  if (watcher != nullptr && !tell_watcher("on_record_stream", "OKK", self, address, wide(stream))) return nullptr;
+  return done(self->pool->record_stream(address, stream), "record the use on another stream");
+}
+
+PyObject* warm(PyObject* object, PyObject* arguments) {
+  PyPool* self = self_of(object);
+  PyObject* size_object = nullptr;
+  PyObject* stream_object = nullptr;
+  unsigned int count = 0;
+  std::uint64_t size = 0;
+  StreamHandle stream = 0;
+  if (!PyArg_ParseTuple(arguments, "OI|O:warm", &size_object, &count, &stream_object)) return nullptr;
+  if (!size_from(size_object, &size) || !stream_from(stream_object, self, &stream)) return nullptr;
+  OutOfMemoryReport report;
+  const Status status = without_gil([&] { return self->pool->warmup(size, count, stream, &report); });
+  if (status.code == Code::out_of_memory) return raise_out_of_memory(self, size * count, stream, report);
+  return done(status, "warm the cache");
+}
+
+// ---- housekeeping ---------------------------------------------------------------------------------------------
+
+PyObject* trim_to(PyObject* object, PyObject* arguments) {
+  PyPool* self = self_of(object);
+  unsigned long long keep = 0;
+  int wait = 0;
+  if (!PyArg_ParseTuple(arguments, "Kp:trim_to", &keep, &wait)) return nullptr;
+  return done(without_gil([&] { return self->pool->trim(keep, wait != 0); }), "trim the pool");
+}
+
+PyObject* coalesce(PyObject* object, PyObject*) {
+  return done(without_gil([&] { return self_of(object)->pool->coalesce(); }), "coalesce free blocks");
+}
+
+PyObject* set_limit(PyObject* object, PyObject* argument) {
+  const unsigned long long bytes = PyLong_AsUnsignedLongLong(argument);
+  if (PyErr_Occurred()) return nullptr;
+  return done(self_of(object)->pool->set_limit(bytes), "set the limit");
+}
+
+PyObject* retire_stream(PyObject* object, PyObject* argument) {
+  const unsigned long long handle = PyLong_AsUnsignedLongLong(argument);
+  if (PyErr_Occurred()) return nullptr;
+  PyPool* self = self_of(object);
+  return done(without_gil([&] {
+                if (self->pool->closed()) return Status{};
+                if (Status status = self->pool->backend().stream_synchronize(handle); !status.ok()) return status;
+                return self->pool->retire_stream(handle);
+              }),
+              "retire the stream");
+}
+
+PyObject* close_method(PyObject* object, PyObject*) {
+  PyPool* self = self_of(object);
+  if (self->views != 0 && !self->pool->closed())
+    return PyErr_Format(PyExc_BufferError, "%zd view(s) of the pool's buffers exist; drop them before close()",
+                        self->views);
+  return done(without_gil([&] { return self->pool->close(); }), "close the pool");
+}
+
+// The callback runs without any lock of the pool; what it raises is reported and counts as "no".
+bool call_back(PyObject* function, std::uint64_t size, StreamHandle stream) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  PyObject* result = PyObject_CallFunction(function, "KK", wide(size), wide(stream));
+  const int again = result == nullptr ? -1 : PyObject_IsTrue(result);
+  if (again < 0) PyErr_WriteUnraisable(function);
+  Py_XDECREF(result);
+  PyGILState_Release(state);
+  return again > 0;
+}
+
+PyObject* set_oom_callback(PyObject* object, PyObject* function) {
+  if (function == Py_None) {
+    self_of(object)->pool->on_out_of_memory(nullptr);
+    Py_RETURN_NONE;
+  }
+  const std::shared_ptr<PyObject> keep(Py_NewRef(function), [](PyObject* owned) {
+    if (!Py_IsInitialized()) return;
+    const PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF(owned);
+    PyGILState_Release(state);
+  });
+  self_of(object)->pool->on_out_of_memory(
+      [keep](std::uint64_t size, StreamHandle stream) { return call_back(keep.get(), size, stream); });
+  Py_RETURN_NONE;
+}
+
+// ---- configuration ----------------------------------------------------------------------------------------------
+
+struct Option {
+  const char* name;
+  bool (*set)(PoolConfig&, PyObject*);
+  PyObject* (*get)(const PoolConfig&);
+};
+
+template <auto Member>
+bool set_number(PoolConfig& config, PyObject* value) {
+  const unsigned long long number = PyLong_AsUnsignedLongLongMask(value);
+  if (PyErr_Occurred()) return false;
+  config.*Member = static_cast<std::remove_reference_t<decltype(config.*Member)>>(number);
+  return true;
+}
+template <auto Member>
+PyObject* get_number(const PoolConfig& config) {
+  return PyLong_FromUnsignedLongLong(config.*Member);
+}
+template <auto Member>
+bool set_flag(PoolConfig& config, PyObject* value) {
+  const int truth = PyObject_IsTrue(value);
+  config.*Member = truth > 0;
+  return truth >= 0;
+}
+template <auto Member>
+PyObject* get_flag(const PoolConfig& config) {
+  return PyBool_FromLong(config.*Member);
+}
+
+constexpr const char* kCrossStream[] = {"ready", "wait", "never"};
+
+bool set_cross_stream(PoolConfig& config, PyObject* value) {
+  const char* text = PyUnicode_AsUTF8(value);
+  if (text == nullptr) return false;
+  for (int i = 0; i < 3; ++i)
+    if (std::strcmp(text, kCrossStream[i]) == 0) {
+      config.cross_stream = static_cast<CrossStream>(i);
+      return true;
+    }
+  PyErr_Format(PyExc_ValueError, "cross_stream is ready, wait or never, not %R", value);
+  return false;
+}
+PyObject* get_cross_stream(const PoolConfig& config) {
+  return PyUnicode_FromString(kCrossStream[static_cast<int>(config.cross_stream)]);
+}
+
+constexpr Option kOptions[] = {
+    {"limit", set_number<&PoolConfig::limit>, get_number<&PoolConfig::limit>},
+    {"cross_stream", set_cross_stream, get_cross_stream},
+    {"pages", set_flag<&PoolConfig::pages>, get_flag<&PoolConfig::pages>},
+    {"best_fit", set_flag<&PoolConfig::best_fit>, get_flag<&PoolConfig::best_fit>},
+    {"segment_size", set_number<&PoolConfig::segment_size>, get_number<&PoolConfig::segment_size>},
+    {"max_page", set_number<&PoolConfig::max_page>, get_number<&PoolConfig::max_page>},
+    {"stream_cache", set_number<&PoolConfig::stream_cache>, get_number<&PoolConfig::stream_cache>},
+    {"idle_limit", set_number<&PoolConfig::idle_limit>, get_number<&PoolConfig::idle_limit>},
+    {"journal", set_number<&PoolConfig::journal>, get_number<&PoolConfig::journal>},
+    {"zero_on_allocate", set_flag<&PoolConfig::zero_on_allocate>, get_flag<&PoolConfig::zero_on_allocate>},
+    {"zero_on_free", set_flag<&PoolConfig::zero_on_free>, get_flag<&PoolConfig::zero_on_free>},
+};
+
+}  // namespace
+
+bool config_from(PyObject* dict, PoolConfig* config) {
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(dict, &position, &key, &value)) {
+    const char* name = PyUnicode_AsUTF8(key);
+    if (name == nullptr) return false;
+    const Option* option = nullptr;
+    for (const Option& each : kOptions)
+      if (std::strcmp(each.name, name) == 0) option = &each;
+    if (option == nullptr) {
+      PyErr_Format(PyExc_ValueError, "the pool has no option %R", key);
+      return false;
+    }
+    if (!option->set(*config, value)) return false;
+  }
+  return true;
+}
+
+namespace {
+
+PyObject* reconfigure(PyObject* object, PyObject* dict) {
+  if (!PyDict_Check(dict)) return PyErr_Format(PyExc_TypeError, "options are a dict, not %R", dict);
+  PyPool* self = self_of(object);
+  PoolConfig config = self->pool->config();
+  if (!config_from(dict, &config)) return nullptr;
+  return done(without_gil([&] { return self->pool->configure(config); }), "configure the pool");
+}
+
+PyObject* config_method(PyObject* object, PyObject*) {
+  const PoolConfig config = self_of(object)->pool->config();
+  PyObject* dict = PyDict_New();
+  for (const Option& option : kOptions) {
+    PyObject* value = dict == nullptr ? nullptr : option.get(config);
+    if (value == nullptr || PyDict_SetItemString(dict, option.name, value) != 0) Py_CLEAR(dict);
+    Py_XDECREF(value);
+  }
+  return dict;
+}
+
+// ---- what it says of itself -----------------------------------------------------------------------------------------
+
+nb::dict meter_dict(const Meter& meter) {
+  nb::dict dict;
+  dict["current"] = meter.current;
+  dict["peak"] = meter.peak;
+  dict["total"] = meter.total;
+  return dict;
+}
+
+nb::dict kinds_dict(const Meter (&meters)[2]) {
+  nb::dict dict;
+  dict["small"] = meter_dict(meters[0]);
+  dict["large"] = meter_dict(meters[1]);
+  return dict;
+}
+
+nb::dict stats_dict(const PoolStats& stats) {
+  nb::dict dict;
+  dict["allocations"] = kinds_dict(stats.allocations);
+  dict["bytes"] = kinds_dict(stats.bytes);
+  dict["requested"] = kinds_dict(stats.requested);
+  dict["reserved"] = meter_dict(stats.reserved);
+  dict["segments"] = meter_dict(stats.segments);
+  dict["pending"] = meter_dict(stats.pending);
+  dict["live"] = stats.live;
+  dict["peak_live"] = stats.peak_live;
+  dict["pending_blocks"] = stats.pending_blocks;
+  dict["peak_active"] = stats.peak_active;
+  dict["cached"] = stats.cached;
+  dict["cached_blocks"] = stats.cached_blocks;
+  dict["free_blocks"] = stats.free_blocks;
+  dict["free_bytes"] = stats.free_bytes;
+  dict["free_page_bytes"] = stats.free_page_bytes;
+  dict["largest_free"] = stats.largest_free;
+  dict["hits"] = stats.hits;
+  dict["retries"] = stats.retries;
+  dict["out_of_memory"] = stats.out_of_memory;
+  dict["mappings"] = stats.mappings;
+  dict["paged"] = stats.paged;
+  nb::dict rungs;
+  for (int i = 0; i < kRungs; ++i) rungs[name_of(static_cast<Rung>(i))] = stats.rungs[i];
+  dict["rungs"] = rungs;
+  nb::list streams;
+  for (const StreamStats& each : stats.streams) {
+    nb::dict stream;
+    stream["handle"] = each.handle;
+    stream["live"] = each.live;
+    stream["cached"] = each.cached;
+    stream["free"] = each.free;
+    stream["pending_blocks"] = each.pending_blocks;
+    stream["retired"] = each.retired;
+    streams.append(stream);
+  }
+  dict["streams"] = streams;
+  return dict;
+}
+
+// Runs a function that may throw, as nanobind's objects do, under C calling conventions.
+template <typename Make>
+PyObject* guarded(Make make) {
+  try {
+    return make().release().ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject* raw_stats(PyObject* object, PyObject*) {
+  return guarded([&] { return stats_dict(self_of(object)->pool->stats()); });
+}
+
+constexpr const char* kStateNames[] = {"none", "live", "cached", "moving", "pending", "free"};
+
+nb::object tag_object(PyPool* self, std::uint32_t tag) { return nb::steal(tag_name(self, tag)); }
+
+PyObject* raw_snapshot(PyObject* object, PyObject*) {
+  PyPool* self = self_of(object);
+  return guarded([&] {
+    nb::list segments;
+    for (const SegmentInfo& info : self->pool->snapshot()) {
+      nb::list blocks;
+      for (const BlockInfo& block : info.blocks)
+        blocks.append(nb::make_tuple(block.address, block.bytes, block.requested,
+                                     kStateNames[static_cast<int>(block.state)], block.stream,
+                                     tag_object(self, block.tag), block.serial));
+      nb::dict segment;
+      segment["address"] = info.address;
+      segment["bytes"] = info.bytes;
+      segment["stream"] = info.stream;
+      segment["small"] = info.small;
+      segment["plain"] = info.plain;
+      segment["blocks"] = blocks;
+      segments.append(segment);
+    }
+    return segments;
+  });
+}
+
+constexpr const char* kActionNames[] = {"allocate", "free",   "free_pending", "free_complete",
+                                        "grow",     "shrink", "out_of_memory"};
+
+PyObject* journal(PyObject* object, PyObject*) {
+  PyPool* self = self_of(object);
+  return guarded([&] {
+    std::vector<JournalEntry> entries;
+    std::uint64_t dropped = 0;
+    self->pool->journal(entries, &dropped);
+    nb::list list;
+    for (const JournalEntry& entry : entries)
+      list.append(nb::make_tuple(entry.sequence, entry.time_ns, kActionNames[static_cast<int>(entry.action)],
+                                 entry.address, entry.bytes, entry.stream, tag_object(self, entry.tag),
+                                 entry.serial));
+    return nb::make_tuple(list, dropped);
+  });
+}
+
+PyObject* journal_start(PyObject* object, PyObject* argument) {
+  const unsigned long entries = PyLong_AsUnsignedLong(argument);
+  if (PyErr_Occurred()) return nullptr;
+  self_of(object)->pool->start_journal(static_cast<std::uint32_t>(entries));
+  Py_RETURN_NONE;
+}
+
+PyObject* info(PyObject* object, PyObject* argument) {
+  PyPool* self = self_of(object);
+  const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
+  if (PyErr_Occurred()) return nullptr;
+  BlockInfo block;
+  if (const Status status = self->pool->info(address, &block); !status.ok()) return raise(status, "look up the pointer");
+  return guarded([&] {
+    nb::dict dict;
+    dict["address"] = block.address;
+    dict["bytes"] = block.bytes;
+    dict["requested"] = block.requested;
+    dict["stream"] = block.stream;
+    dict["tag"] = tag_object(self, block.tag);
+    dict["serial"] = block.serial;
+    return dict;
+  });
+}
+
+PyObject* reset_peak(PyObject* object, PyObject*) {
+  self_of(object)->pool->reset_peak();
+  Py_RETURN_NONE;
+}
+
+PyObject* live_bytes(PyObject* object, PyObject*) {
+  return PyLong_FromUnsignedLongLong(self_of(object)->pool->live_bytes());
+}
+
+PyObject* check(PyObject* object, PyObject*) {
+  std::string why;
+  if (self_of(object)->pool->check(&why)) Py_RETURN_NONE;
+  return PyUnicode_FromStringAndSize(why.data(), static_cast<Py_ssize_t>(why.size()));
+}
+
+PyObject* get_closed(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->pool->closed()); }
+PyObject* get_device(PyObject* object, void*) { return Py_NewRef(self_of(object)->device); }
+
+// ---- the type ------------------------------------------------------------------------------------------------------------
+
+PyObject* new_pool(PyTypeObject* type, PyObject*, PyObject*) {
+  PyObject* object = type->tp_alloc(type, 0);
+  if (object == nullptr) return nullptr;
+  new (&self_of(object)->pool) std::shared_ptr<Pool>();
+  self_of(object)->tag_names = PyList_New(0);
+  self_of(object)->tag_ids = PyDict_New();
+  self_of(object)->device = Py_NewRef(Py_None);
+  return object;
+}
+
+int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
+  static const char* names[] = {"device", "config", nullptr};
+  PyPool* self = self_of(object);
+  PyObject* device = nullptr;
+  PyObject* dict = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!:PoolCore", const_cast<char**>(names), &device,
+                                   &PyDict_Type, &dict))
+    return -1;
+  PoolConfig config;
+  if (!config_from(dict, &config)) return -1;
+  try {
+    const nb::object backend = nb::borrow(device).attr("backend");
+    auto pool = std::make_shared<Pool>(backend_of(nb::cast<Backend&>(backend)), config);
+    self->pool = std::move(pool);
+  } catch (nb::python_error& error) {
+    error.restore();
+    return -1;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return -1;
+  }
+  Py_SETREF(self->device, Py_NewRef(device));
+  return 0;
+}
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(self_of(object)->device);
+  Py_VISIT(Py_TYPE(object));
+  return 0;
+}
+
+int clear(PyObject* object) {
+  Py_CLEAR(self_of(object)->device);
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyPool* self = self_of(object);
+  PyObject_GC_UnTrack(object);
+  {
+    // Closing waits for the device.
+    std::shared_ptr<Pool> last = std::move(self->pool);
+    if (last != nullptr) {
+      PyThreadState* state = PyEval_SaveThread();
+      last.reset();
+      PyEval_RestoreThread(state);
+    }
+  }
+  self->pool.~shared_ptr<Pool>();
+  Py_CLEAR(self->device);
+  Py_CLEAR(self->tag_names);
+  Py_CLEAR(self->tag_ids);
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+template <typename Function>
+PyCFunction as_method(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+PyMethodDef methods[] = {
+    {"malloc", as_method(malloc_method), METH_FASTCALL | METH_KEYWORDS,
+     "malloc(size, stream=0)\n--\n\nThe address of new memory, without a handle object; give it back with free()."},
+    {"free", free_method, METH_O, "free(ptr, /)\n--\n\nGive back what malloc() returned."},
+    {"allocate", as_method(allocate_method), METH_FASTCALL | METH_KEYWORDS,
+     "allocate(size, *, stream=None, align=None, tag=None)\n--\n\nA Buffer of `size` bytes, ordered by `stream`."},
+    {"allocate_batch", as_method(allocate_batch), METH_VARARGS | METH_KEYWORDS,
+     "allocate_batch(sizes, stream=None, tag=None)\n--\n\nBuffers for all sizes or none, side by side where possible."},
+    {"malloc_batch", as_method(malloc_batch), METH_VARARGS | METH_KEYWORDS,
+     "malloc_batch(sizes, stream=None, tag=None)\n--\n\nAs allocate_batch, with raw addresses."},
+    {"record_stream", record_stream, METH_VARARGS,
+     "record_stream(ptr, stream, /)\n--\n\nWork on another stream uses the allocation that holds this address."},
+    {"warm", warm, METH_VARARGS, "warm(size, count, stream=0, /)\n--\n\nMake blocks ready in the stream's cache."},
+    {"trim_to", trim_to, METH_VARARGS,
+     "trim_to(keep, wait, /)\n--\n\nGive unused memory back until at most `keep` bytes are reserved."},
+    {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge what is free."},
+    {"set_limit", set_limit, METH_O, "set_limit(bytes, /)\n--\n\nThe most to hold from the device; 0 for no limit."},
+    {"retire_stream", retire_stream, METH_O,
+     "retire_stream(handle, /)\n--\n\nThe stream is about to go: wait for it and take its memory over."},
+    {"set_oom_callback", set_oom_callback, METH_O,
+     "set_oom_callback(function, /)\n--\n\nfunction(size, stream) -> bool, called before an allocation fails."},
+    {"reconfigure", reconfigure, METH_O, "reconfigure(options, /)\n--\n\nChange options of a pool in use."},
+    {"config", config_method, METH_NOARGS, "config()\n--\n\nThe options in force."},
+    {"raw_stats", raw_stats, METH_NOARGS, "raw_stats()\n--\n\nAll counters."},
+    {"raw_snapshot", raw_snapshot, METH_NOARGS, "raw_snapshot()\n--\n\nAll segments and blocks."},
+    {"journal", journal, METH_NOARGS, "journal()\n--\n\nThe events kept, in order, and how many were dropped."},
+    {"journal_start", journal_start, METH_O,
+     "journal_start(entries, /)\n--\n\nKeep that many events for each stream; 0 stops."},
+    {"info", info, METH_O, "info(ptr, /)\n--\n\nWhat is known of a live allocation."},
+    {"reset_peak", reset_peak, METH_NOARGS, "reset_peak()\n--\n\nStart all peaks anew."},
+    {"live_bytes", live_bytes, METH_NOARGS, "live_bytes()\n--\n\nBytes of live allocations."},
+    {"check", check, METH_NOARGS, "check()\n--\n\nVerify every invariant; None, or what is wrong."},
+    {"close", close_method, METH_NOARGS,
+     "close()\n--\n\nWait for the device and return all memory; live buffers become invalid."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef attributes[] = {
+    {"closed", get_closed, nullptr, "Whether close() was called, or the pool is a parent's after a fork.", nullptr},
+    {"device", get_device, nullptr, "The device it was made for.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_doc, const_cast<char*>("The native part of vram.Pool.")},
+    {Py_tp_new, reinterpret_cast<void*>(new_pool)},
+    {Py_tp_init, reinterpret_cast<void*>(init_pool)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, attributes},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"vram._native.PoolCore", sizeof(PyPool), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+
+}  // namespace
+
+// ---- shared with buffer.cpp ------------------------------------------------------------------------------------------------
+
+Status free_address(Pool& pool, Address address) {
+  if (pool.try_free_cached(address)) return {};
+  return without_gil([&] { return pool.free_slow(address); });
+}
+
+bool size_from(PyObject* object, std::uint64_t* out) {
+  static PyObject* parse_size = nullptr;
+  PyObject* number = object;
+  if (!PyLong_CheckExact(object)) {
+    if (PyUnicode_Check(object)) {
+      PyObject* function = python_function(parse_size, "vram.sizes", "parse_size");
+      number = function == nullptr ? nullptr : PyObject_CallOneArg(function, object);
+    } else {
+      number = PyNumber_Index(object);
+    }
+    if (number == nullptr) return false;
+  } else {
+    Py_INCREF(number);
+  }
+  *out = PyLong_AsUnsignedLongLong(number);
+  const bool failed = *out == ~std::uint64_t{0} && PyErr_Occurred();
+  if (failed && PyErr_ExceptionMatches(PyExc_OverflowError)) {
+    PyErr_Clear();
+    PyObject* zero = PyLong_FromLong(0);
+    const bool negative = PyObject_RichCompareBool(number, zero, Py_LT) == 1;
+    Py_DECREF(zero);
+    Py_DECREF(number);
+    if (!negative) return true;  // larger than any device: the pool says so
+    static PyObject* config_error = nullptr;
+    if (PyObject* type = python_function(config_error, "vram.errors", "ConfigError"))
+      PyErr_Format(type, "a size cannot be negative: %R", object);
+    return false;
+  }
+  Py_DECREF(number);
+  return !failed;
+}
+
+bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out) {
+  static PyObject* stream_handle = nullptr;
+  *out = 0;
+  if (object == nullptr || object == Py_None) return true;
+  PyObject* number = nullptr;
+  if (PyLong_CheckExact(object)) {
+    number = Py_NewRef(object);
+  } else {
+    PyObject* function = python_function(stream_handle, "vram.device", "stream_handle");
+    if (function != nullptr) number = PyObject_CallFunctionObjArgs(function, object, pool->device, nullptr);
+    if (number == nullptr) return false;
+  }
+  *out = PyLong_AsUnsignedLongLong(number);
+  Py_DECREF(number);
+  if (*out != ~std::uint64_t{0} || !PyErr_Occurred()) return true;
+  PyErr_Clear();
+  PyErr_Format(PyExc_ValueError, "a stream handle is a number from 0 to 2**64 - 1, not %R", object);
+  return false;
+}
+
+PyObject* raise(const Status& status, const char* what) {
+  try {
+    raise_status(status, what);
+  } catch (nb::python_error& error) {
+    error.restore();
+  }
+  return nullptr;
+}
+
+PyObject* tag_name(PyPool* self, std::uint32_t tag) {
+  if (tag == 0 || static_cast<Py_ssize_t>(tag) > PyList_GET_SIZE(self->tag_names)) Py_RETURN_NONE;
+  return Py_NewRef(PyList_GET_ITEM(self->tag_names, static_cast<Py_ssize_t>(tag) - 1));
+}
+
+void bind_pool(nb::module_& module) {
+  PyObject* type = PyType_FromModuleAndSpec(module.ptr(), &spec, nullptr);
+  if (type == nullptr || !add_buffer_type(module.ptr())) throw nb::python_error();
+  pool_type = reinterpret_cast<PyTypeObject*>(type);
+  if (PyModule_AddObjectRef(module.ptr(), "PoolCore", type) != 0) throw nb::python_error();
+  module.def(
+      "set_tag_source",
+      [](nb::handle variable) {
+        Py_XSETREF(tag_variable, variable.is_none() ? nullptr : Py_NewRef(variable.ptr()));
+      },
+      nb::arg("variable").none(), "The ContextVar that holds the tag in force, or None.");
+  module.def(
+      "set_watcher",
+      [](nb::handle object) { Py_XSETREF(watcher, object.is_none() ? nullptr : Py_NewRef(object.ptr())); },
+      nb::arg("watcher").none(), "The object told of allocations, frees and uses, or None.");
+}
+
+}  // namespace vram

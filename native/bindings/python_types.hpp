@@ -1,0 +1,71 @@
+// The two types on the hot path, written against Python's C interface because a call through a general
+// binding layer costs more than the allocation itself. Everything else is bound with nanobind.
+#pragma once
+
+#include <Python.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pool.hpp"
+
+namespace vram {
+
+// vram._native.PoolCore: a pool and the device object it was made for.
+struct PyPool {
+  PyObject_HEAD
+  std::shared_ptr<Pool> pool;
+  PyObject* device;     // strong
+  PyObject* tag_names;  // list: id - 1 → str
+  PyObject* tag_ids;    // dict: str → id
+  Py_ssize_t views;     // memoryviews and DLPack capsules over its buffers
+};
+
+// vram._native.Buffer: one live block. Not known to the garbage collector: it refers only to its pool.
+struct PyBuffer {
+  PyObject_HEAD
+  PyPool* pool;  // strong
+  Address address;
+  std::uint64_t size;
+  StreamHandle stream;
+  std::uint32_t tag;
+  Py_ssize_t views;
+  PyObject* weak_references;
+  bool live;
+};
+
+extern PyTypeObject* buffer_type;
+
+// A new Buffer over an allocation; on failure the allocation is freed.
+PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream, std::uint32_t tag);
+
+// Argument conversion. Each sets a Python error and returns false where it fails.
+bool size_from(PyObject* object, std::uint64_t* out);
+bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out);
+// Raises what the status stands for; returns null for convenience.
+PyObject* raise(const Status& status, const char* what);
+// The name of a tag, a new reference; None for 0.
+PyObject* tag_name(PyPool* pool, std::uint32_t tag);
+
+// The watcher of allocations and uses (race checking), or null. Its methods are called with the GIL held:
+//   on_allocate(pool, address, size, stream)   on_free(pool, address)
+//   on_record_stream(pool, address, stream)    on_use(pool, address, size, stream, writes, what)
+extern PyObject* watcher;
+// False with a Python error set when the watcher raised.
+template <typename... Arguments>
+bool tell_watcher(const char* method, const char* format, Arguments... arguments) {
+  PyObject* result = PyObject_CallMethod(watcher, method, format, arguments...);
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
+// Frees with the fast path first; gives the GIL away for the slow one.
+Status free_address(Pool& pool, Address address);
+
+// Reads options by name into a config.
+bool config_from(PyObject* dict, PoolConfig* config);
+
+bool add_buffer_type(PyObject* module);
+
+}  // namespace vram
