@@ -116,7 +116,7 @@ bool Pool::try_free_cached(Address address) {
     return false;
   stream.lock.lock();
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
-      block.used_elsewhere || stream.cache.count >= stream_cache_.load(std::memory_order_relaxed)) {
+      block.used_elsewhere || stream.retired || stream.cache.count >= stream_cache_.load(std::memory_order_relaxed)) {
     stream.lock.unlock();
     return false;
   }
@@ -227,9 +227,10 @@ Index Pool::lend(Request& request, bool by_waiting) {
     if (&owner == request.stream) continue;
     Want want = request.want;
     want.stream = owner.number;
-    const Index block = segments_.peek(want);
-    if (block == 0 || !ordered(*request.stream, owner, segments_.blocks()[block].tick, by_waiting)) continue;
-    if (const Index taken = segments_.take(want)) return taken;
+    const std::function<bool(Tick)> allowed = [&](Tick tick) {
+      return ordered(*request.stream, owner, tick, by_waiting);
+    };
+    if (const Index taken = segments_.take(want, &allowed)) return taken;
   }
   return 0;
 }
@@ -409,10 +410,12 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   }
   request.want.units = units_of(size);
   request.want.band = band_of(request.want.units);
-  // The stream's cache missed, or its ceiling was in the way.
+  // The stream's cache missed, or its ceiling was in the way of what it holds.
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
-  raise(stream, bytes);
-  if (align <= kUnit && try_cached(size, handle, tag, out)) return {};
+  if (align <= kUnit && caches(stream, request.want.units)) {
+    raise(stream, bytes);
+    if (try_cached(size, handle, tag, out)) return {};
+  }
   const Index block = climb(request);
   verify();
   if (block != 0) {
@@ -429,6 +432,12 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   }
   if (report != nullptr) *report = explain(request);
   return {Code::out_of_memory, 0, "allocate"};
+}
+
+bool Pool::caches(StreamState& stream, Units units) {
+  std::lock_guard guard(stream.lock);
+  const Index* head = stream.cache.find(units);
+  return head != nullptr && *head != 0;
 }
 
 // Turns a block that a rung produced into a live one of the request's stream.
@@ -516,7 +525,6 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   std::unique_lock lock(mutex_);
   StreamState& stream = stream_of(handle);
   Request request{0, {stream.number, band_of(units_of(sizes[order[from]])), units, kUnit}, tag, &stream, &lock, {}};
-  raise(stream, std::uint64_t{units} * kUnit);
   Index block = 0;
   for (const Step& step : ladder_) {
     if (step.rung == Rung::stream_wait || step.rung == Rung::flush) break;

@@ -244,6 +244,7 @@ class Pool {
              std::size_t to, Units units, StreamHandle stream, std::uint32_t tag, std::vector<Address>& out);
   Address hand_out(Index block, Request& request);
   Index claim_for_free(Address address);
+  bool caches(StreamState& stream, Units units);
   void raise(StreamState& stream, std::uint64_t bytes);
   void note_reserved();
   void note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,

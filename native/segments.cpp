@@ -265,9 +265,24 @@ Segments::Spot Segments::find_spot(const Want& want) {
   return best;
 }
 
-Index Segments::take(const Want& want) {
+// Of the addresses and of the free pages under them: a page may have been used elsewhere since.
+Tick Segments::last_use(const Spot& spot, Units units) const {
+  Tick tick = blocks_[spot.block].tick;
+  if (segments_[blocks_[spot.block].segment].plain) return tick;
+  const std::uint32_t last = (spot.offset + units - 1) / kSlotUnits;
+  for (std::uint32_t slot = spot.offset / kSlotUnits; slot <= last;) {
+    const Mapping& mapping = mappings_[slots_[slot]];
+    const Page& page = pages_[mapping.page];
+    if (page.free()) tick = std::max(tick, page.tick);
+    slot = mapping.slot + page.slots();
+  }
+  return tick;
+}
+
+Index Segments::take(const Want& want, const std::function<bool(Tick)>* allowed) {
   const Spot spot = find_spot(want);
   if (spot.block == 0) return 0;
+  if (allowed != nullptr && !(*allowed)(last_use(spot, want.units))) return 0;
   if (segments_[blocks_[spot.block].segment].plain) return carve(spot, want.units);
   const std::uint32_t last = (spot.offset + want.units - 1) / kSlotUnits;
   for (std::uint32_t slot = spot.offset / kSlotUnits; slot <= last;) {

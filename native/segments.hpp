@@ -104,7 +104,8 @@ class Segments {
 
   // ---- blocks ---------------------------------------------------------------------------------
   // The stream's best free block, cut to size, in state moving, if its addresses have their memory.
-  Index take(const Want& want);
+  // `allowed`, if given, is asked about the last use of what would be taken, in the order of want.stream.
+  Index take(const Want& want, const std::function<bool(Tick)>* allowed = nullptr);
   // The free block that take would cut, or 0; for asking before taking.
   Index peek(const Want& want) const;
   // As take, where addresses lack memory: maps free pages of the stream there, then at most
@@ -213,6 +214,7 @@ class Segments {
   Spot find_spot(const Want& want);
   std::uint64_t newly_held(const Spot& spot, Units units) const;
   bool backed(const Spot& spot, const Want& want);
+  Tick last_use(const Spot& spot, Units units) const;
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan);
   Spot untouched_spot(const Want& want) const;
   void weigh(Index block, const Want& want, Tick passed, Spot* best, double* least);

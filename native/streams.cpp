@@ -60,8 +60,11 @@ StreamState* StreamTable::add(StreamHandle handle) {
     numbers_[count_].store(state, std::memory_order_release);
     ++count_;
   }
-  state->handle = handle;
-  state->retired = false;
+  {
+    std::lock_guard guard(state->lock);
+    state->handle = handle;
+    state->retired = false;
+  }
   if (handle == 0) return state;
   if (new_place) {
     ++occupied_;
@@ -72,7 +75,10 @@ StreamState* StreamTable::add(StreamHandle handle) {
 }
 
 void StreamTable::retire(StreamState& stream) {
-  stream.retired = true;
+  {
+    std::lock_guard guard(stream.lock);
+    stream.retired = true;
+  }
   places_[place_of(stream.handle)].state.store(nullptr, std::memory_order_release);
   retired_.push_back(stream.number);
 }
@@ -124,14 +130,14 @@ bool Fences::finished(StreamState& stream, Tick tick) {
 
 Status Fences::order(StreamState& waiter, StreamState& stream, Tick tick) {
   EventHandle event = 0;
-  if (Status status = event_for(stream, tick, &event); !status.ok()) return status;
+  if (Status status = event_for(stream, tick, &event, &tick); !status.ok()) return status;
   if (event != 0)
     if (Status status = backend_.stream_wait(waiter.handle, event); !status.ok()) return status;
   waiter.saw(stream.number, tick);
   return {};
 }
 
-Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out) {
+Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out, Tick* covers) {
   *out = 0;
   if (tick <= stream.passed || stream.retired) return {};
   if (stream.fences.empty() || stream.fences.back().tick < tick)
@@ -139,6 +145,7 @@ Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out) {
   for (const Fence& fence : stream.fences)
     if (fence.tick >= tick) {
       *out = fence.event;
+      if (covers != nullptr) *covers = fence.tick;
       break;
     }
   return {};

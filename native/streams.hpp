@@ -121,7 +121,7 @@ struct alignas(64) StreamState {
 
   // ---- guarded by the pool's mutex --------------------------------------------------------------
   StreamHandle handle = 0;
-  bool retired = false;  // the stream was destroyed; live blocks may remain
+  bool retired = false;  // the stream was destroyed, live blocks may remain; changed under `lock` too
   Tick tick = 1;         // the current one
   Tick passed = 0;       // everything up to here has finished
   std::uint64_t unfenced_bytes = 0;
@@ -195,8 +195,8 @@ class Fences {
   bool finished(StreamState& stream, Tick tick);
   // Makes later work of `waiter` wait for everything on `stream` up to `tick`.
   Status order(StreamState& waiter, StreamState& stream, Tick tick);
-  // The event to wait for on the host so that `tick` has finished; 0 when it has already.
-  Status event_for(StreamState& stream, Tick tick, EventHandle* out);
+  // The event to wait for so that `tick` has finished, and up to which tick it tells; 0 when it has already.
+  Status event_for(StreamState& stream, Tick tick, EventHandle* out, Tick* covers = nullptr);
   // Everything has finished (the stream was synchronised): drops its fences.
   void clear(StreamState& stream);
 
