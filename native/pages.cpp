@@ -200,12 +200,16 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
   }
   if (best.block == 0) return best;
   *plan = survey(best, want.units);
+  // A page mapped there twice serves only once; the other mapping may still be in use by queued work.
+  const bool busy = std::any_of(plan->lost.begin(), plan->lost.end(),
+                                [&](Index m) { return mappings_[m].tick > passed; });
   const std::uint32_t lacking = lacking_slots(want.stream, *plan);
-  if (lacking == 0 || plan->gaps.size() == 1) return best;
-  const Spot fresh = untouched_spot(want);
-  if (fresh.block == 0) return best;
+  if (!busy && (lacking == 0 || plan->gaps.size() == 1)) return best;
+  Spot fresh = untouched_spot(want);
+  if (fresh.block == 0 && busy && new_strip(want).ok()) fresh = untouched_spot(want);
+  if (fresh.block == 0) return busy ? Spot{} : best;
   Survey other = survey(fresh, want.units);
-  if (lacking_slots(want.stream, other) >= lacking) return best;
+  if (!busy && lacking_slots(want.stream, other) >= lacking) return best;
   *plan = std::move(other);
   return fresh;
 }

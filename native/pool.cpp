@@ -199,10 +199,7 @@ Index Pool::serve_own_blocks(Request& request) {
   const bool large = request.want.band != 0;
   if (large) drain(stream, false, true);
   Index block = segments_.take(request.want);
-  if (block == 0 && stream.cache.count != 0) {
-    drain(stream, true, false);
-    block = segments_.take(request.want);
-  }
+  if (block == 0 && drain(stream, true, false)) block = segments_.take(request.want);
   return block;
 }
 
@@ -260,7 +257,7 @@ void Pool::gather_pages(Request& request, bool by_waiting) {
   for (std::uint32_t n = 0; n < streams_.size() && lacking > 0; ++n) {
     StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
     if (&owner == &taker) continue;
-    if (owner.cache.large_count != 0) drain(owner, false, true);
+    drain(owner, false, true);
     if (segments_.free_page_bytes(owner.number) == 0) continue;
     for (int turn = 0; turn < 2 * kPageSizes && lacking > 0; ++turn) {
       // Pages that fit the need, largest first; then, if need be, one that is larger.
@@ -298,7 +295,8 @@ Index Pool::take_segment(Request& request) {
     if (segment == 0) continue;
     const Tick tick = segments_.blocks()[segments_.segments()[segment].head].tick;
     if (!ordered(*request.stream, owner, tick, false)) continue;
-    segments_.transfer_segment(segment, request.stream->number, request.want.band);
+    segments_.transfer_segment(segment, request.stream->number, request.want.band,
+                               tick <= owner.passed ? 0 : request.stream->tick);
     if (const Index block = segments_.take(request.want)) return block;
   }
   return 0;
@@ -356,13 +354,7 @@ Index Pool::serve_host_wait(Request& request) {
 }
 
 Index Pool::serve_give_back(Request& request) {
-  if (Status status = wait_for_all(*request.lock); !status.ok()) {
-    request.error = status;
-    return 0;
-  }
-  complete_passed();
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
-  if (Status status = wait_for_all(*request.lock); !status.ok()) {
+  if (Status status = settle(*request.lock); !status.ok()) {
     request.error = status;
     return 0;
   }
@@ -593,12 +585,9 @@ Index Pool::claim_for_free(Address address) {
 
 Status Pool::free_slow(Address address) {
   if (closed()) return {Code::closed, 0, "free"};
-  if (zero_on_free_.load(std::memory_order_relaxed)) {
-    BlockInfo info_;
-    if (Status status = info(address, &info_); !status.ok()) return status;
-    if (Status status = backend_->fill(address, 0, info_.bytes, info_.stream); !status.ok()) return status;
-  }
   std::unique_lock lock(mutex_);
+  if (zero_on_free_.load(std::memory_order_relaxed))
+    if (Status status = zero(address); !status.ok()) return status;
   const Index block = claim_for_free(address);
   if (block == 0) return {Code::invalid, 0, "free"};
   if (segments_.blocks()[block].used_elsewhere) {
@@ -611,6 +600,19 @@ Status Pool::free_slow(Address address) {
   return {};
 }
 
+// Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, is
+// zeroed when those uses have finished (requeue).
+Status Pool::zero(Address address) {
+  const Index i = segments_.find(address);
+  if (i == 0) return {Code::invalid, 0, "free"};
+  const Block& block = segments_.blocks()[i];
+  const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
+  if (block.used_elsewhere) return {};
+  const StreamState& home = streams_[segments_.segments()[block.segment].stream];
+  return backend_->fill(address, 0, bytes_of(block), owner.retired ? home.handle : owner.handle);
+}
+
 // A block nobody uses any more except in its owner's order goes back to its segment's stream.
 void Pool::give_home(Index i) {
   Block& block = segments_.blocks()[i];
@@ -620,10 +622,11 @@ void Pool::give_home(Index i) {
   const Tick tick = owner.tick;
   if (&owner != &home && !fences_.finished(owner, tick)) {
     // Lent: its home may have it when our work on it has finished.
-    wait_in_queue({i, {{owner.number, tick}}});
+    wait_in_queue({i, tick, {{owner.number, tick}}});
     return;
   }
-  segments_.put(i, &owner == &home ? tick : 0);
+  // Of a stream that is gone, only what zeroed it may be left, in the order of its home.
+  segments_.put(i, &owner == &home || owner.retired ? home.tick : 0);
   home.unfenced_bytes += bytes;
   if (streams_.size() > 1 && home.unfenced_bytes >= kFenceBytes && !home.retired) (void)fences_.record(home);
 }
@@ -631,8 +634,8 @@ void Pool::give_home(Index i) {
 // Freed while other streams may still use it: it waits for one fence on each of them.
 void Pool::make_pending(Index i) {
   Block& block = segments_.blocks()[i];
-  PendingBlock pending{i, {}};
   const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
+  PendingBlock pending{i, streams_[owner].tick, {}};
   if (segments_.segments()[block.segment].stream != owner) uses_[i].push_back(owner);
   for (std::uint16_t number : uses_[i]) {
     StreamState& stream = streams_[number];
@@ -674,7 +677,12 @@ void Pool::requeue(PendingBlock&& pending) {
     std::lock_guard guard(owner.lock);
     note(owner, Action::free_complete, segments_.address_of(block), bytes_of(block), block.tag, block.serial);
   }
-  segments_.put(pending.block, &owner == &home ? home.tick : 0);
+  Tick tick = &owner == &home ? pending.tick : 0;
+  if (zero_on_free_.load(std::memory_order_relaxed)) {
+    (void)backend_->fill(segments_.address_of(block), 0, bytes_of(block), home.handle);
+    tick = home.tick;
+  }
+  segments_.put(pending.block, tick);
 }
 
 // Gives home every pending block whose uses have finished; asks each stream once and never waits.
@@ -689,7 +697,8 @@ void Pool::complete_passed() {
   }
 }
 
-void Pool::drain(StreamState& stream, bool small, bool large) {
+// Sends cached blocks home; true if there were any.
+bool Pool::drain(StreamState& stream, bool small, bool large) {
   std::vector<Index> blocks;
   {
     std::lock_guard guard(stream.lock);
@@ -697,6 +706,7 @@ void Pool::drain(StreamState& stream, bool small, bool large) {
     for (Index i : blocks) segments_.blocks()[i].set(BlockState::moving);
   }
   for (Index i : blocks) give_home(i);
+  return !blocks.empty();
 }
 
 Status Pool::record_stream(Address address, StreamHandle handle) {
@@ -756,6 +766,15 @@ Status Pool::wait_for_all(std::unique_lock<std::mutex>& lock) {
   return {};
 }
 
+// Waits for all work; nothing is cached or pending afterwards.
+Status Pool::settle(std::unique_lock<std::mutex>& lock) {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  Status status = wait_for_all(lock);
+  if (!status.ok()) return status;
+  complete_passed();
+  return zero_on_free_.load(std::memory_order_relaxed) ? wait_for_all(lock) : status;
+}
+
 Status Pool::coalesce() {
   if (closed()) return {Code::closed, 0, "coalesce"};
   std::unique_lock lock(mutex_);
@@ -768,10 +787,12 @@ Status Pool::coalesce() {
 Status Pool::trim(std::uint64_t keep, bool wait) {
   if (closed()) return {Code::closed, 0, "trim"};
   std::unique_lock lock(mutex_);
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
-  if (wait)
-    if (Status status = wait_for_all(lock); !status.ok()) return status;
-  complete_passed();
+  if (wait) {
+    if (Status status = settle(lock); !status.ok()) return status;
+  } else {
+    complete_passed();
+    for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  }
   const Status status = segments_.trim(keep, finished_);
   note_reserved();
   verify();
@@ -827,8 +848,8 @@ Status Pool::retire_stream(StreamHandle handle) {
   drain(*stream, true, true);
   fences_.clear(*stream);
   streams_.retire(*stream);
-  complete_passed();
   segments_.inherit(stream->number, 0);
+  complete_passed();
   verify();
   return {};
 }

@@ -229,7 +229,8 @@ class Pool {
   bool ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_waiting);
   void arrange_ladder();
 
-  void drain(StreamState& stream, bool small, bool large);
+  bool drain(StreamState& stream, bool small, bool large);
+  Status zero(Address address);
   void give_home(Index block);
   void make_pending(Index block);
   void wait_in_queue(PendingBlock&& pending);
@@ -237,6 +238,7 @@ class Pool {
   void complete_passed();
   Status wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock);
   Status wait_for_all(std::unique_lock<std::mutex>& lock);
+  Status settle(std::unique_lock<std::mutex>& lock);
   void keep_idle_limit();
   std::uint64_t budget() const;
 

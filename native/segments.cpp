@@ -265,7 +265,8 @@ Segments::Spot Segments::find_spot(const Want& want) {
   return best;
 }
 
-// Of the addresses and of the free pages under them: a page may have been used elsewhere since.
+// Of the addresses and of the pages under them, which may have been used elsewhere since. That holds for a
+// page that a neighbour has taken meanwhile, too: it was in order for our stream, not for every other.
 Tick Segments::last_use(const Spot& spot, Units units) const {
   Tick tick = blocks_[spot.block].tick;
   if (segments_[blocks_[spot.block].segment].plain) return tick;
@@ -273,7 +274,7 @@ Tick Segments::last_use(const Spot& spot, Units units) const {
   for (std::uint32_t slot = spot.offset / kSlotUnits; slot <= last;) {
     const Mapping& mapping = mappings_[slots_[slot]];
     const Page& page = pages_[mapping.page];
-    if (page.free()) tick = std::max(tick, page.tick);
+    tick = std::max(tick, page.tick);
     slot = mapping.slot + page.slots();
   }
   return tick;
@@ -310,8 +311,9 @@ void Segments::put(Index i, Tick tick) {
     Mapping& mapping = mappings_[slots_[slot]];
     const std::uint32_t next = mapping.slot + pages_[mapping.page].slots();
     if (mapping.slot * kSlotUnits >= whole.offset && next * kSlotUnits <= whole.end()) {
-      mapping.tick = tick;
-      let_go(mapping.page, tick);
+      // Others freed their part of the page before; the latest use counts, which need not be this one.
+      mapping.tick = whole.tick;
+      let_go(mapping.page, whole.tick);
     }
     slot = next;
   }
@@ -416,13 +418,13 @@ Index Segments::free_plain_segment(std::uint16_t stream, Units units) const {
   return best;
 }
 
-void Segments::transfer_segment(Index i, std::uint16_t to, Band band) {
+void Segments::transfer_segment(Index i, std::uint16_t to, Band band, Tick tick) {
   Segment& segment = segments_[i];
   remove_free(segment.head);
   segment.stream = to;
   segment.band = band;
   blocks_[segment.head].owner.store(to, std::memory_order_relaxed);
-  blocks_[segment.head].tick = 0;
+  blocks_[segment.head].tick = tick;
   add_free(segment.head);
 }
 
@@ -436,6 +438,7 @@ void Segments::inherit(std::uint16_t from, std::uint16_t to) {
       transfer(i, to, 0);
     } else {
       page.owner = to;
+      page.tick = 0;
     }
   }
   for (Index s = 1; s < segments_.end(); ++s) {

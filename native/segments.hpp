@@ -33,7 +33,7 @@ constexpr Band band_of(Units units) { return units <= kSmallUnits ? 0 : 1; }
 //   holder == 0  ⇔  no block in use holds a byte of it  ⇔  it is on its owner's list of free pages
 struct Page {
   PageHandle handle = 0;  // 0: no such page
-  Tick tick = 0;          // its last use in the order of `owner`, valid while free
+  Tick tick = 0;          // its last use in the order of `owner`, before the blocks that hold it now
   Index mappings = 0;     // head of the list of its mappings
   Index holder = 0;       // the mapping through which it is in use
   Index list_before = 0;  // neighbours in its owner's list of free pages
@@ -129,7 +129,7 @@ class Segments {
   void transfer(Index page, std::uint16_t to, Tick tick);
   // A wholly free plain segment of the stream, and the same for it.
   Index free_plain_segment(std::uint16_t stream, Units units) const;
-  void transfer_segment(Index segment, std::uint16_t to, Band band);
+  void transfer_segment(Index segment, std::uint16_t to, Band band, Tick tick);
   // Every segment and page of a stream, free or not, goes to another. pre: nothing is running on it.
   void inherit(std::uint16_t from, std::uint16_t to);
 

@@ -101,6 +101,7 @@ struct Use {
 // A freed block that other streams may still use; it waits in the queue of one of them.
 struct PendingBlock {
   Index block = 0;
+  Tick tick = 0;  // of its owner, when it was freed
   std::vector<Use> uses;
 };
 
