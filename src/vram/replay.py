@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vram.config import parse_pool_options
 from vram.errors import ConfigError, DeviceError
 from vram.sizes import parse_size
 from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
@@ -171,7 +172,7 @@ def _run_vram(run: Run) -> Mapping[str, Any]:
         program.completed_us,
         max(program.streams, 1),
         run.capacity,
-        dict(run.conf),
+        parse_pool_options(run.conf, capacity=run.capacity),
         run.lag_us,
     )
     return answer

@@ -1,0 +1,127 @@
+"""One memory engine for GPU and host memory under Python: fast, frugal, ordered across streams, and able to
+explain itself.
+
+`Pool` allocates, `Buffer` is one allocation, `Stream` and `Event` order work, `get_memory_manager()` is the
+process-wide pool of each device. Everything here is loaded when it is first used; reading recordings
+(`vram.open`, `vram.trace`) works where the native core is not built.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vram.buffer import Buffer as Buffer
+    from vram.device import Device as Device
+    from vram.device import Event as Event
+    from vram.device import Stream as Stream
+    from vram.device import devices as devices
+    from vram.errors import ConfigError as ConfigError
+    from vram.errors import DeviceError as DeviceError
+    from vram.errors import InvalidFree as InvalidFree
+    from vram.errors import OutOfMemory as OutOfMemory
+    from vram.errors import RaceError as RaceError
+    from vram.errors import TraceError as TraceError
+    from vram.errors import VramError as VramError
+    from vram.manager import MemoryManager as MemoryManager
+    from vram.manager import configure as configure
+    from vram.manager import get_memory_manager as get_memory_manager
+    from vram.pool import Pool as Pool
+    from vram.race import race_check as race_check
+    from vram.sizes import format_size as format_size
+    from vram.sizes import parse_size as parse_size
+    from vram.snapshot import Snapshot as Snapshot
+    from vram.stats import Measurement as Measurement
+    from vram.stats import Stats as Stats
+    from vram.tags import tag as tag
+    from vram.trace import open_trace as open
+
+    __version__: str
+
+# Where each name lives: loaded when it is first asked for, then kept here.
+_PLACES = {
+    "Buffer": "vram.buffer",
+    "ConfigError": "vram.errors",
+    "Device": "vram.device",
+    "DeviceError": "vram.errors",
+    "Event": "vram.device",
+    "InvalidFree": "vram.errors",
+    "Measurement": "vram.stats",
+    "MemoryManager": "vram.manager",
+    "OutOfMemory": "vram.errors",
+    "Pool": "vram.pool",
+    "RaceError": "vram.errors",
+    "Snapshot": "vram.snapshot",
+    "Stats": "vram.stats",
+    "Stream": "vram.device",
+    "TraceError": "vram.errors",
+    "VramError": "vram.errors",
+    "configure": "vram.manager",
+    "devices": "vram.device",
+    "format_size": "vram.sizes",
+    "get_memory_manager": "vram.manager",
+    "open": "vram.trace",
+    "parse_size": "vram.sizes",
+    "race_check": "vram.race",
+    "tag": "vram.tags",
+}
+_OTHER_NAMES = {"open": "open_trace"}
+_MODULES = ("config", "errors", "replay", "trace")
+
+__all__ = [
+    "Buffer",
+    "ConfigError",
+    "Device",
+    "DeviceError",
+    "Event",
+    "InvalidFree",
+    "Measurement",
+    "MemoryManager",
+    "OutOfMemory",
+    "Pool",
+    "RaceError",
+    "Snapshot",
+    "Stats",
+    "Stream",
+    "TraceError",
+    "VramError",
+    "__version__",
+    "configure",
+    "devices",
+    "errors",
+    "format_size",
+    "get_memory_manager",
+    "open",
+    "parse_size",
+    "race_check",
+    "replay",
+    "tag",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        value = getattr(importlib.import_module(_PLACES[name]), _OTHER_NAMES.get(name, name))
+    elif name in _MODULES:
+        value = importlib.import_module(f"vram.{name}")
+    elif name == "__version__":
+        value = _version()
+    else:
+        raise AttributeError(f"module 'vram' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("vram")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -1,0 +1,402 @@
+"""Every option in one table, and how a setting is found: keyword, VRAM_CONF, the single variables, default.
+
+Reads and checks values, and names the valid ones where it refuses. What an option does is for the pool and
+the manager.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from vram.errors import ConfigError
+from vram.sizes import format_size, parse_size
+
+__all__ = ["OPTIONS", "Config", "Option", "limit_bytes", "parse_pool_options", "split_settings"]
+
+Scope: TypeAlias = Literal["core", "pool", "manager"]
+"""Who takes an option: "core" ones reach the native pool (and replay), "pool" ones stay in Python, "manager"
+ones belong to `vram.configure` and the process-wide manager."""
+
+MIB = 1 << 20
+MAX_COUNT = 2**32 - 1
+PAGE_SIZES = (2 * MIB, 8 * MIB, 32 * MIB)
+UNLIMITED = -1
+DEFAULT_WARMUP = ((4 << 10, 50), (64 << 10, 20), (1 * MIB, 10))
+"""What VRAM_WARMUP=1 makes ready where no sizes are named: (bytes, blocks)."""
+
+
+# ---- readers: from what a person wrote to a value; ValueError or TypeError where it is none ---------------
+
+
+def _size(value: Any) -> int:
+    return parse_size(value)
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, str):
+        value = {"true": 1, "yes": 1, "on": 1, "1": 1, "false": 0, "no": 0, "off": 0, "0": 0}[value.lower()]
+    if value not in (0, 1):
+        raise ValueError
+    return bool(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError
+    number = int(value)
+    if not 0 <= number <= MAX_COUNT:
+        raise ValueError
+    return number
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _share(value: Any) -> float:
+    number = _number(value)
+    if not 0 <= number <= 1:
+        raise ValueError
+    return number
+
+
+def _factor(value: Any) -> float:
+    number = _number(value)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _choice(*names: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in names:
+            raise ValueError
+        return str(value)
+
+    return read
+
+
+def _limit(value: Any) -> int | float:
+    """Bytes as an int (0: none), or a share of the device as a float above 0 and at most 1."""
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return 0
+    share = _written_share(value)
+    if share is None:
+        return parse_size(value)
+    if not 0 < share <= 1:
+        raise ValueError
+    return share
+
+
+def _written_share(value: Any) -> float | None:
+    """The number of 0.9 or "0.9"; None for what is written as bytes: 1, 2e9, "1", "1.5GiB"."""
+    if isinstance(value, float):
+        return value if value <= 1 else None
+    if isinstance(value, str) and "." in value and value.replace(".", "", 1).isdecimal():
+        return float(value)
+    return None
+
+
+def _idle_limit(value: Any) -> int:
+    if value is None or value == UNLIMITED or (isinstance(value, str) and value.lower() in ("none", "-1")):
+        return UNLIMITED
+    return parse_size(value)
+
+
+def _page(value: Any) -> int:
+    size = parse_size(value)
+    if size not in PAGE_SIZES:
+        raise ValueError
+    return size
+
+
+def _stacks(value: Any) -> str:
+    return _choice("none", "python")("none" if value is None else value)
+
+
+def _strategy(value: Any) -> str:
+    return _choice("best_fit", "good_fit")(value)
+
+
+def _warmup(value: Any) -> tuple[tuple[int, int], ...]:
+    """Pairs of (bytes, blocks), from pairs, a dict, or the text "4KiB:50,64KiB:20" with or without []."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = split_settings(value.strip().removeprefix("[").removesuffix("]"))
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return tuple((parse_size(size), _count(count)) for size, count in pairs)
+
+
+def _cache_sizes(value: Any) -> dict[str, int]:
+    known: dict[str, Callable[[Any], int]] = {"stream_local": _count, "global": _global_cache}
+    if not isinstance(value, Mapping) or not set(value) <= set(known):
+        raise TypeError
+    return {name: known[name](count) for name, count in value.items()}
+
+
+def _global_cache(value: Any) -> int:
+    """Bytes of idle memory to keep; a bare number counts pages of the smallest size."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _count(value) * PAGE_SIZES[0]
+    return _idle_limit(value)
+
+
+# ---- the table --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: how it is read, what it is without, what it takes in words, what it is for."""
+
+    name: str
+    scope: Scope
+    read: Callable[[Any], Any]
+    default: object
+    takes: str
+    doc: str
+    live: bool = True
+    """Whether it can change while a pool is in use."""
+
+
+_BOOL = "true or false"
+_SIZE = 'bytes, as an int or a text such as "512MiB"'
+_COUNT = "a whole number of at least 0"
+_SHARE = "a number from 0 to 1"
+
+OPTIONS: dict[str, Option] = {
+    option.name: option
+    for option in (
+        Option("limit", "core", _limit, 0,
+               'bytes, a text such as "20GiB", a share of the device above 0 and at most 1.0, or none',
+               "the most memory to hold from the device"),
+        Option("cross_stream", "core", _choice("ready", "wait", "never"), "ready", "ready, wait or never",
+               "when memory freed on one stream may serve another"),
+        Option("pages", "core", _bool, True, _BOOL, "map pages where the device can", live=False),
+        Option("best_fit", "core", _bool, True, _BOOL, "take the tightest block, not the first that will do"),
+        Option("segment_size", "core", _size, 0, _SIZE, "the least to get from the device at a time"),
+        Option("max_page", "core", _page, 32 * MIB, "2MiB, 8MiB or 32MiB", "the largest page to create"),
+        Option("stream_cache", "core", _count, 4096, _COUNT, "blocks each stream may keep in its cache"),
+        Option("idle_limit", "core", _idle_limit, UNLIMITED, _SIZE + ", or none",
+               "unused memory beyond this goes back to the device"),
+        Option("journal", "core", _count, 0, _COUNT, "events to keep for each stream", live=False),
+        Option("zero_on_allocate", "core", _bool, False, _BOOL, "fill new allocations with zeros"),
+        Option("zero_on_free", "core", _bool, False, _BOOL, "fill freed memory with zeros"),
+        Option("stacks", "pool", _stacks, "none", "none or python",
+               "record the Python stack of every allocation, for leaks()", live=False),
+        Option("enable_warmup", "manager", _bool, None, _BOOL,
+               "make blocks ready in the caches of new pools; by default where warmup_sizes are given"),
+        Option("warmup_sizes", "manager", _warmup, (), "pairs of size and count, such as [4KiB:50,1MiB:10]",
+               "the blocks to make ready"),
+        Option("enable_stats", "manager", _bool, False, _BOOL,
+               "keep a journal, for allocation traces and patterns"),
+        Option("allocation_strategy", "manager", _strategy, "best_fit", "best_fit or good_fit",
+               "another name for best_fit:true or best_fit:false"),
+        Option("cache_sizes", "manager", _cache_sizes, {}, "a dict with stream_local and global",
+               "another name for stream_cache (blocks) and idle_limit (2 MiB pages, or a size)"),
+        Option("coalescing_threshold", "manager", _share, 0.3, _SHARE,
+               "merge free blocks when fragmentation rises above this"),
+        Option("adaptive", "manager", _bool, False, _BOOL, "clean up under pressure, else expand the caches"),
+        Option("pressure_high", "manager", _share, 0.8, _SHARE, "clean up above this share of the memory"),
+        Option("pressure_low", "manager", _share, 0.3, _SHARE, "expand the caches below this share"),
+        Option("expand_factor", "manager", _factor, 1.5, "a number of at least 1", "how much to expand by"),
+        Option("adapt_every", "manager", _count, 256, _COUNT, "operations between two looks at the pressure"),
+    )
+}  # fmt: skip
+"""Every option by name."""
+
+VARIABLES = {
+    "VRAM_SEGMENT_SIZE": "segment_size",
+    "VRAM_CACHE_SIZE": "stream_cache",
+    "VRAM_WARMUP": "enable_warmup",
+    "VRAM_STATS": "enable_stats",
+}
+"""Environment variables that set one option each. VRAM_WARMUP also takes the sizes themselves."""
+
+ALIASES = ("allocation_strategy", "cache_sizes")
+"""Options that are only other names; a `Config` keeps what they stand for."""
+
+EVERYWHERE: tuple[Scope, ...] = ("core", "pool", "manager")
+
+
+def read_options(
+    settings: Mapping[str, object], scopes: Iterable[Scope] = EVERYWHERE, *, source: str = ""
+) -> dict[str, Any]:
+    """Return `settings` with every value read; ConfigError names what is wrong and what is valid."""
+    return {name: _read(_option(name, scopes, source), value, source) for name, value in settings.items()}
+
+
+def _option(name: str, scopes: Iterable[Scope], source: str) -> Option:
+    scopes = tuple(scopes)
+    option = OPTIONS.get(name)
+    if option is not None and option.scope in scopes:
+        return option
+    valid = sorted(known for known, other in OPTIONS.items() if other.scope in scopes)
+    raise ConfigError(
+        f"{_prefix(source)}{_why_unknown(name, option, valid)} The options are: {', '.join(valid)}.",
+        option=name,
+        valid=valid,
+    )
+
+
+def _why_unknown(name: str, option: Option | None, valid: list[str]) -> str:
+    if option is not None and option.scope == "manager":
+        return f"{name} is an option of the memory manager; set it with vram.configure."
+    if option is not None:
+        return f"{name} is an option of vram.Pool and has no meaning here."
+    close = difflib.get_close_matches(str(name), valid, n=1)
+    return f"there is no option {name!r}" + (f"; did you mean {close[0]}?" if close else ".")
+
+
+def _read(option: Option, value: object, source: str) -> Any:
+    try:
+        return option.read(value)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise ConfigError(
+            f"{_prefix(source)}{option.name} cannot be {value!r}; it takes {option.takes} ({option.doc}).",
+            option=option.name,
+            value=value,
+        ) from error
+
+
+def _prefix(source: str) -> str:
+    return f"{source}: " if source else ""
+
+
+def split_settings(text: str, source: str = "") -> dict[str, str]:
+    """Split `key:value,key:[a:1,b:2]` into a dict of text; the grammar is that of PYTORCH_ALLOC_CONF."""
+    settings: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in _split_outside_brackets(text))):
+        key, colon, value = (part.strip() for part in entry.partition(":"))
+        if not (key and colon and value):
+            raise ConfigError(
+                f"{_prefix(source)}{entry!r} is not key:value; write key:value,key:value", value=text
+            )
+        settings[key] = value
+    return settings
+
+
+def _split_outside_brackets(text: str) -> Iterator[str]:
+    start = depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth <= 0:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]
+
+
+def limit_bytes(limit: float, total: int | None) -> int:
+    """Return a limit in bytes, 0 for none; a share is one of the `total` bytes of the device."""
+    if isinstance(limit, int):
+        return limit
+    if not total:
+        raise ConfigError(
+            f"limit cannot be {limit}: a share needs a device with a known capacity; give it in bytes",
+            option="limit",
+            value=limit,
+        )
+    return max(1, int(limit * total))
+
+
+def parse_pool_options(settings: Mapping[str, object], *, capacity: int | None = None) -> dict[str, object]:
+    """Return settings of a pool as the native core takes them; only those given, so nothing is reset.
+
+    `capacity` is the bytes of the device, for a limit given as a share of it.
+    """
+    options: dict[str, object] = read_options(settings, ("core",))
+    if "limit" in options:
+        options["limit"] = limit_bytes(options["limit"], capacity)  # type: ignore[arg-type]
+    return options
+
+
+class Config(Mapping[str, Any]):
+    """The settings in force: what was given, over VRAM_CONF, over the single variables, over the defaults.
+
+    Setting one knob never resets another. The environment is read once, when the object is made.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, object] | None = None,
+        scopes: Iterable[Scope] = EVERYWHERE,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Read and check everything; ConfigError where something is wrong."""
+        environ = os.environ if environ is None else environ
+        self._scopes = tuple(scopes)
+        self._environment = _from_environment(environ)
+        self._given: dict[str, Any] = {}
+        self.set(given or {})
+
+    def set(self, settings: Mapping[str, object]) -> dict[str, Any]:
+        """Set options over what was set before; returns them as read. Nothing changes where one is wrong."""
+        read = _without_aliases(read_options(settings, self._scopes))
+        self._given.update(read)
+        return read
+
+    def core_options(self, total: int) -> dict[str, object]:
+        """Every option of the native pool, for a device of `total` bytes."""
+        options = {name: self[name] for name, option in OPTIONS.items() if option.scope == "core"}
+        return {**options, "limit": limit_bytes(options["limit"], total)}
+
+    def is_set(self, name: str) -> bool:
+        """Whether somebody set the option, so that its value is not just the default."""
+        return name in self._given or name in self._environment
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._given:
+            return self._given[name]
+        if name in self._environment:
+            return self._environment[name]
+        return OPTIONS[name].default
+
+    def __iter__(self) -> Iterator[str]:
+        names = (name for name, option in OPTIONS.items() if option.scope in self._scopes)
+        return (name for name in names if name not in ALIASES)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        chosen = {name: self[name] for name in self if self.is_set(name)}
+        return f"Config({', '.join(f'{name}={_shown(value)}' for name, value in chosen.items())})"
+
+
+def _shown(value: object) -> str:
+    return format_size(value).replace(" ", "") if type(value) is int and value >= MIB else repr(value)
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for variable, name in VARIABLES.items():
+        if text := environ.get(variable, "").strip():
+            if variable == "VRAM_WARMUP" and ":" in text:
+                settings.update(read_options({"warmup_sizes": text, "enable_warmup": True}, source=variable))
+            else:
+                settings.update({name: _read(OPTIONS[name], text, variable)})
+    conf = read_options(split_settings(environ.get("VRAM_CONF", ""), "VRAM_CONF"), source="VRAM_CONF")
+    return {**settings, **_without_aliases(conf)}
+
+
+def _without_aliases(options: dict[str, Any]) -> dict[str, Any]:
+    """Write the reference design's names for options of the pool as those options."""
+    plain = dict(options)
+    strategy, caches = plain.pop("allocation_strategy", None), plain.pop("cache_sizes", {})
+    if strategy is not None:
+        plain.setdefault("best_fit", strategy == "best_fit")
+    for part, name in (("stream_local", "stream_cache"), ("global", "idle_limit")):
+        if part in caches:
+            plain.setdefault(name, caches[part])
+    return plain

@@ -1,0 +1,122 @@
+"""The words of OutOfMemory: what was asked, what is free and why it does not serve, what would have helped.
+
+Turns the native report and a pool's state into an error. The decision that memory is out was the ladder's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vram.errors import OutOfMemory
+from vram.sizes import format_size
+
+__all__ = ["explain_out_of_memory"]
+
+MOST_TAGS = 3
+"""So many of the largest holders are named."""
+
+
+def explain_out_of_memory(
+    device: str,
+    size: int,
+    stream: int,
+    report: Mapping[str, int],
+    *,
+    tags: Mapping[str | None, int],
+    pending_streams: Mapping[int, int],
+    cross_stream: str,
+    callback_errors: tuple[str, ...] = (),
+) -> OutOfMemory:
+    """Build the error of a request for `size` bytes on `stream`.
+
+    `tags` has the live bytes under each tag, `pending_streams` the bytes pending on each stream.
+    """
+    facts: dict[str, Any] = {
+        **report,
+        "outside": max(0, report["device_total"] - report["device_free"] - report["reserved"]),
+        "tags": dict(tags),
+        "pending_streams": dict(pending_streams),
+        "callback_errors": callback_errors,
+    }
+    lines = [
+        f"out of memory: {format_size(size)} asked on stream {stream} of {device}, {_room(facts)}.",
+        *_holders(facts),
+        f"What would help: {'; '.join(_remedies(size, facts, cross_stream))}.",
+    ]
+    return OutOfMemory(
+        "\n".join(lines),
+        requested=size,
+        stream=stream,
+        device=device,
+        allocated=report["allocated"],
+        reserved=report["reserved"],
+        limit=report["limit"] or None,
+        report=facts,
+    )
+
+
+def _capacity(facts: Mapping[str, int]) -> int:
+    return min(facts["limit"] or facts["device_total"], facts["device_total"])
+
+
+def _room(facts: Mapping[str, int]) -> str:
+    """How much more could be had, and what bounds it."""
+    total = format_size(facts["device_total"])
+    if facts["limit"] and facts["limit"] < facts["device_total"]:
+        left = max(0, min(facts["limit"] - facts["reserved"], facts["device_free"]))
+        return f"but only {format_size(left)} is left of the pool's limit of {format_size(facts['limit'])}"
+    return f"but the device has only {format_size(facts['device_free'])} left of {total}"
+
+
+def _holders(facts: Mapping[str, Any]) -> Iterator[str]:
+    reserved = facts["reserved"]
+    yield f"The pool holds {format_size(reserved)}: {format_size(facts['allocated'])} allocated{_tags(facts)}"
+    if facts["pending"]:
+        yield f"  {format_size(facts['pending'])} freed but pending{_streams(facts)}"
+    if facts["cached"]:
+        yield f"  {format_size(facts['cached'])} in the caches of streams"
+    if facts["free_pages"]:
+        yield f"  {format_size(facts['free_pages'])} in free pages, less than asked"
+    if facts["free_elsewhere"]:
+        yield f"  {format_size(facts['free_elsewhere'])} in free pages of other streams"
+    if facts["stranded"]:
+        yield f"  {format_size(facts['stranded'])} fragmented: free between blocks that are in use"
+    if facts["outside"]:
+        yield f"Held outside the pool, by other pools or processes: {format_size(facts['outside'])}"
+
+
+def _tags(facts: Mapping[str, Any]) -> str:
+    named = [(tag, size) for tag, size in facts["tags"].items() if tag is not None][:MOST_TAGS]
+    if not named:
+        return ""
+    return ", most under the tag " + ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named)
+
+
+def _streams(facts: Mapping[str, Any]) -> str:
+    named = [f"stream {handle} ({format_size(size)})" for handle, size in facts["pending_streams"].items()]
+    return f", allocated on {', '.join(named)}" if named else ""
+
+
+def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:
+    capacity, short = _capacity(facts), size + facts["allocated"]
+    if size > capacity:
+        yield f"a smaller request: this one alone is more than the {format_size(capacity)} there are"
+        if facts["limit"] and size <= facts["device_total"]:
+            yield f"or a limit of at least {format_size(short)}"
+        return
+    unused = facts["reserved"] - facts["allocated"]
+    if facts["pending"] >= size:
+        yield "waiting for the streams that still use freed memory"
+    if facts["free_elsewhere"] and cross_stream == "never":
+        yield 'cross_stream="ready" or "wait", so that streams share free memory'
+    if facts["stranded"] and unused >= size:
+        yield "freeing neighbours of long-lived blocks, or keeping these in a pool of their own"
+    if facts["outside"] >= size and not (facts["limit"] and facts["limit"] <= facts["reserved"] + size):
+        yield f"giving back what others hold on the device ({format_size(facts['outside'])})"
+    if facts["limit"] and facts["limit"] < facts["device_total"]:
+        yield f"a limit of at least {format_size(short)}"
+    if short > capacity:
+        yield f"freeing {format_size(short - capacity)} of what is allocated"
+    else:
+        yield "freeing part of what is allocated, or asking for less"

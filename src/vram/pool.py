@@ -1,0 +1,438 @@
+"""`Pool`: the allocator as Python uses it. Allocating and freeing are the native base class's own methods.
+
+Added here: configuration, asynchronous allocation, callbacks, and the pool's account of itself. Numbers are
+worded by `stats`, blocks by `snapshot`, failures by `explain`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from vram import _native
+from vram.buffer import Buffer
+from vram.config import Config, limit_bytes, read_options
+from vram.device import Device
+from vram.errors import ConfigError, OutOfMemory
+from vram.explain import explain_out_of_memory
+from vram.patterns import Patterns, find_patterns
+from vram.sizes import format_size, parse_size
+from vram.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
+from vram.stats import Measurement, Peaks, Raw, Stats
+from vram.tags import current_tag
+from vram.trace.model import Frame
+
+__all__ = ["OomHandle", "Pool"]
+
+ASYNC_WORKERS = 2
+"""Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
+STACK_DEPTH = 32
+"""Frames kept of each recorded stack."""
+MOST_EXPLAINED = 200_000
+"""With more live blocks than this, OutOfMemory does not look at each of them."""
+
+_log = logging.getLogger("vram")
+
+
+class Pool(_native.PoolCore):
+    """An allocator of one device's memory: `allocate` gives a Buffer, `malloc` and `free` plain addresses.
+
+    `device` is a name or a Device (by default the default device); `config` takes the options of
+    `vram.config`: limit, cross_stream, pages, stream_cache, journal, stacks and others, which otherwise come
+    from VRAM_CONF. Any thread may use it. `close()`, the end of a `with` block, or garbage collection after
+    the last Buffer gives the memory back.
+    """
+
+    def __new__(cls, device: str | Device | None = None, **config: Any) -> Pool:
+        """Choose the variant that records stacks where the options ask for it."""
+        traced = cls is Pool and Config(config, ("core", "pool"))["stacks"] == "python"
+        made: Pool = super().__new__(_TracedPool if traced else cls)
+        return made
+
+    def __init__(self, device: str | Device | None = None, **config: Any) -> None:
+        """Make a pool; it takes nothing from the device before the first allocation."""
+        settings = Config(config, ("core", "pool"))
+        place = device if isinstance(device, Device) else Device(device)
+        super().__init__(place, settings.core_options(place.total_memory))
+        self._peaks = Peaks()
+        self._callbacks = _Callbacks()
+        self._futures: set[Future[Any]] = set()
+        place.on_stream_close(self._stream_closing)
+
+    def _stream_closing(self, handle: int) -> None:
+        self.retire_stream(handle)
+
+    # ---- allocation -------------------------------------------------------------------------------------
+
+    def allocate_async(
+        self, size: int | str, *, stream: Any = None, tag: str | None = None
+    ) -> Future[Buffer]:
+        """Allocate on another thread; returns a Future of the Buffer, or of the error.
+
+        The tag in force here counts. Closing the pool cancels what has not begun.
+        """
+        label = current_tag() if tag is None else tag
+        return self._submit(lambda: self.allocate(size, stream=stream, tag=label))
+
+    def _submit(self, work: Callable[[], Any]) -> Future[Any]:
+        future = _workers().submit(work)
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return future
+
+    def warmup(
+        self, sizes: Mapping[int | str, int] | Iterable[tuple[int | str, int]], *, stream: Any = None
+    ) -> None:
+        """Make blocks ready in the cache of `stream`: `{size: count}`, or pairs of these; all or none.
+
+        The cache is allowed to hold them all, whatever `stream_cache` says.
+        """
+        pairs = sizes.items() if isinstance(sizes, Mapping) else sizes
+        wanted = [parse_size(size) for size, count in pairs for _ in range(_checked_count(count))]
+        # All at once: what one size made ready, a search for the next would merge again.
+        addresses = _native.PoolCore.malloc_batch(self, wanted, stream)
+        room = self.raw_stats()["cached_blocks"] + len(wanted)
+        if room > self.config()["stream_cache"]:
+            self.reconfigure({"stream_cache": room})
+        for address in addresses:
+            self.free(address)
+
+    # ---- limits and housekeeping ------------------------------------------------------------------------
+
+    @property
+    def limit(self) -> int | None:
+        """The most bytes to hold from the device, or None. Set it in bytes, as "20GiB" or a share (0.9)."""
+        return self.config()["limit"] or None
+
+    @limit.setter
+    def limit(self, value: int | float | str | None) -> None:
+        read = read_options({"limit": value})["limit"]
+        self.set_limit(limit_bytes(read, self.device.total_memory))
+
+    def trim(self, to: int | str = 0, *, wait: bool = False) -> int:
+        """Give unused memory back until at most `to` bytes are reserved; returns how many bytes went.
+
+        What queued work still uses stays, unless `wait` waits for it.
+        """
+        before = self._reserved()
+        self.trim_to(parse_size(to), wait)
+        return max(0, before - self._reserved())
+
+    def _reserved(self) -> int:
+        return int(self.raw_stats()["reserved"]["current"])
+
+    def on_oom(self, callback: Callable[..., object]) -> OomHandle:
+        """Have `callback(size, stream)` called before an allocation fails; true: the allocation is tried again.
+
+        Callbacks run in the order they were added, in the allocating thread, and may free, trim or allocate.
+        One that takes fewer arguments gets fewer. What one raises is logged, and found in the
+        error's `report` if the allocation fails. `remove()` of what is returned takes it out again.
+        """
+        first = not self._callbacks
+        handle = self._callbacks.add(callback)
+        if first:
+            self.set_oom_callback(_weakly(self))
+        return handle
+
+    # ---- what it says of itself -------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """The statistics now, under the keys of torch.cuda.memory_stats and our own."""
+        return Stats(self._peaks.raw_stats(self))
+
+    def reset_peak(self) -> None:
+        """Let all peaks start anew from what is current. Measurements under way keep theirs."""
+        self._peaks.reset(self)
+
+    def _restart_peaks(self) -> None:
+        super().reset_peak()
+
+    def measure(self) -> Measurement:
+        """Measure a `with` block: its own allocations, bytes, frees, peak, hits and fragmentation."""
+        return Measurement(self, self._peaks)
+
+    def snapshot(self) -> Snapshot:
+        """Every segment and block at this moment."""
+        return Snapshot.of(self.device.name, self.raw_snapshot(), self.raw_stats())
+
+    def mark(self) -> Mark:
+        """Remember what is live now, for `leaks(since=...)`."""
+        return mark_of(self.snapshot())
+
+    def leaks(self, since: Mark | None = None) -> list[Leak]:
+        """Live allocations, newer than the mark if one is given, grouped by tag and size; most bytes first.
+
+        With the option `stacks="python"` each group has the stacks that made it.
+        """
+        return leaks_of(self.snapshot(), since, self._recorded_stacks())
+
+    def _recorded_stacks(self) -> Mapping[tuple[int, int], Stack]:
+        return {}
+
+    def patterns(self) -> Patterns:
+        """Diagnose the program: sizes, hit rate, churn, and suggestions in words.
+
+        Sizes are known where a journal is kept (option `journal`, or `journal_start()`).
+        """
+        events, dropped = self.journal()
+        return find_patterns(self._peaks.raw_stats(self), self.config(), events, dropped)
+
+    # ---- end --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for the device and give all memory back; live buffers become invalid. Again: nothing."""
+        for future in tuple(self._futures):
+            future.cancel()
+        wait(tuple(self._futures))
+        super().close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if "_futures" not in self.__dict__:
+            return "<vram.Pool, not made>"
+        if self.closed:
+            return f"<vram.Pool on {self.device.name}, closed>"
+        raw: Raw = self.raw_stats()
+        held = f"{format_size(raw['live'])} allocated, {format_size(raw['reserved']['current'])} reserved"
+        return f"<vram.Pool on {self.device.name}: {held}>"
+
+
+def _checked_count(count: object) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**32:
+        raise ConfigError(f"{count!r} is not a number of blocks; write {{size: count}}", value=count)
+    return count
+
+
+# ---- asynchronous allocation ------------------------------------------------------------------------------
+
+_executor: ThreadPoolExecutor | None = None
+_executor_lock = threading.Lock()
+
+
+def _workers() -> ThreadPoolExecutor:
+    """The threads shared by all pools. Python waits for them at exit."""
+    global _executor
+    with _executor_lock:
+        if _executor is None:
+            _executor = ThreadPoolExecutor(ASYNC_WORKERS, thread_name_prefix="vram-allocate")
+        return _executor
+
+
+def _after_fork_in_child() -> None:
+    global _executor, _executor_lock
+    _executor, _executor_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# ---- out of memory ----------------------------------------------------------------------------------------
+
+
+class OomHandle:
+    """A callback registered with `Pool.on_oom`."""
+
+    def __init__(self, callbacks: _Callbacks, callback: Callable[..., object]) -> None:
+        """Made by `Pool.on_oom`."""
+        self.callback = callback
+        self._callbacks = callbacks
+        self._arguments = _arguments_taken(callback)
+
+    def remove(self) -> None:
+        """Take the callback out; once more does nothing."""
+        self._callbacks.remove(self)
+
+    def __call__(self, size: int, stream: int) -> bool:
+        """Call it as the pool does."""
+        return bool(self.callback(*(size, stream)[: self._arguments]))
+
+
+def _arguments_taken(callback: Callable[..., object]) -> int:
+    try:
+        parameters = inspect.signature(callback).parameters.values()
+    except (ValueError, TypeError):
+        return 2
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return 2
+    return min(2, sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters))
+
+
+class _Here(threading.local):
+    """What the callbacks of one thread are doing."""
+
+    busy = False
+    errors: tuple[str, ...] = ()
+
+
+class _Callbacks:
+    """The out-of-memory callbacks of one pool, in order."""
+
+    def __init__(self) -> None:
+        self._handles: tuple[OomHandle, ...] = ()
+        self._lock = threading.Lock()
+        self._here = _Here()
+
+    def __bool__(self) -> bool:
+        return bool(self._handles)
+
+    def add(self, callback: Callable[..., object]) -> OomHandle:
+        if not callable(callback):
+            raise TypeError(f"on_oom takes a callable, not {type(callback).__name__}")
+        handle = OomHandle(self, callback)
+        with self._lock:
+            self._handles = (*self._handles, handle)
+        return handle
+
+    def remove(self, handle: OomHandle) -> None:
+        with self._lock:
+            self._handles = tuple(each for each in self._handles if each is not handle)
+
+    def call(self, size: int, stream: int) -> bool:
+        """Call all of them; true if one wants another try. Allocations inside do not call them again."""
+        if self._here.busy:
+            return False
+        self._here.busy, self._here.errors = True, ()
+        try:
+            return any([self._call_one(handle, size, stream) for handle in self._handles])
+        finally:
+            self._here.busy = False
+
+    def _call_one(self, handle: OomHandle, size: int, stream: int) -> bool:
+        try:
+            return handle(size, stream)
+        except Exception as error:
+            self._here.errors += (repr(error),)
+            _log.exception("the out-of-memory callback %r failed", handle.callback)
+            return False
+
+    def take_errors(self) -> tuple[str, ...]:
+        """What callbacks of this thread raised during the last request."""
+        errors, self._here.errors = self._here.errors, ()
+        return errors
+
+
+def _weakly(pool: Pool) -> Callable[[int, int], bool]:
+    """What the native pool calls: it neither keeps the pool alive nor hides callbacks from the collector."""
+    find = weakref.ref(pool)
+
+    def call(size: int, stream: int) -> bool:
+        found = find()
+        return found is not None and found._callbacks.call(size, stream)
+
+    return call
+
+
+def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[str, int]) -> OutOfMemory:
+    """Called by the native core to word its report."""
+    tags, pending = _holders(pool)
+    return explain_out_of_memory(
+        pool.device.name,
+        size,
+        stream,
+        report,
+        tags=tags,
+        pending_streams=pending,
+        cross_stream=pool.config()["cross_stream"],
+        callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
+    )
+
+
+def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, int]]:
+    """Live bytes by tag and pending bytes by stream, most first."""
+    tags: defaultdict[str | None, int] = defaultdict(int)
+    pending: defaultdict[int, int] = defaultdict(int)
+    counts = pool.raw_stats()["allocations"]
+    if counts["small"]["current"] + counts["large"]["current"] <= MOST_EXPLAINED:
+        for segment in pool.raw_snapshot():
+            for _address, size, _requested, state, stream, tag, _serial in segment["blocks"]:
+                if state == "live":
+                    tags[tag] += size
+                elif state == "pending":
+                    pending[stream] += size
+    return _most_first(tags), _most_first(pending)
+
+
+def _most_first(totals: Mapping[Any, int]) -> dict[Any, int]:
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+# ---- stacks -----------------------------------------------------------------------------------------------
+
+
+class _TracedPool(Pool):
+    """A pool that remembers the Python stack of every allocation. Made by the option stacks="python"."""
+
+    def __init__(self, device: str | Device | None = None, **config: Any) -> None:
+        super().__init__(device, **config)
+        self._stacks: dict[tuple[int, int], Stack] = {}
+        self._stacks_lock = threading.Lock()
+        self._room = 1024
+
+    def malloc(self, size: int | str, stream: Any = 0) -> int:
+        """As Pool.malloc."""
+        address: int = super().malloc(size, stream)
+        self._remember([address])
+        return address
+
+    def allocate(
+        self, size: int | str, *, stream: Any = None, align: int | str | None = None, tag: str | None = None
+    ) -> Buffer:
+        """As Pool.allocate."""
+        buffer: Buffer = super().allocate(size, stream=stream, align=align, tag=tag)
+        self._remember([buffer.ptr])
+        return buffer
+
+    def malloc_batch(self, sizes: Any, stream: Any = None, tag: str | None = None) -> list[int]:
+        """As Pool.malloc_batch."""
+        addresses: list[int] = super().malloc_batch(sizes, stream=stream, tag=tag)
+        self._remember(addresses)
+        return addresses
+
+    def allocate_batch(self, sizes: Any, stream: Any = None, tag: str | None = None) -> list[Buffer]:
+        """As Pool.allocate_batch."""
+        buffers: list[Buffer] = super().allocate_batch(sizes, stream=stream, tag=tag)
+        self._remember([buffer.ptr for buffer in buffers])
+        return buffers
+
+    def _remember(self, addresses: list[int]) -> None:
+        stack = _stack_of_caller()
+        with self._stacks_lock:
+            for address in addresses:
+                self._stacks[address, self.info(address)["serial"]] = stack
+            if len(self._stacks) > self._room:
+                self._forget_freed()
+
+    def _forget_freed(self) -> None:
+        """Frees are not watched, so that dropping a Buffer stays native; what is gone is found here."""
+        live = self.mark().live
+        self._stacks = {key: stack for key, stack in self._stacks.items() if key in live}
+        self._room = max(1024, 2 * len(self._stacks))
+
+    def _recorded_stacks(self) -> Mapping[tuple[int, int], Stack]:
+        with self._stacks_lock:
+            return dict(self._stacks)
+
+
+def _stack_of_caller() -> Stack:
+    """The stack outside this module, innermost first."""
+    frames: list[Frame] = []
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back  # type: ignore[assignment]
+    while frame is not None and len(frames) < STACK_DEPTH:
+        frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(frames)

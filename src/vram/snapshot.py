@@ -1,0 +1,167 @@
+"""The state of a pool at one moment: segments, blocks, and which allocations outlived a mark.
+
+Plain data and questions about it. Taking it is the pool's, drawing it the front ends'.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vram.sizes import format_size
+from vram.trace.model import Frame
+
+__all__ = ["Block", "Leak", "Mark", "Segment", "Snapshot", "Stack"]
+
+Stack = tuple[Frame, ...]
+"""Where an allocation was made, innermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a segment. `state` is "live", "cached", "pending" or "free"; `size` is in bytes."""
+
+    address: int
+    size: int
+    requested: int
+    state: str
+    stream: int
+    tag: str | None
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A range of addresses. Its free blocks need not have memory behind them unless it is `plain`."""
+
+    address: int
+    size: int
+    stream: int
+    kind: str
+    plain: bool
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Every segment and block of a pool at one moment, with the totals of that moment in bytes."""
+
+    device: str
+    segments: tuple[Segment, ...]
+    allocated: int
+    reserved: int
+    pending: int
+    cached: int
+
+    @classmethod
+    def of(cls, device: str, segments: Iterable[Mapping[str, Any]], raw: Mapping[str, Any]) -> Snapshot:
+        """Dress what the native `raw_snapshot()` and `raw_stats()` returned."""
+        return cls(
+            device=device,
+            segments=tuple(_segment(segment) for segment in segments),
+            allocated=raw["live"],
+            reserved=raw["reserved"]["current"],
+            pending=raw["pending"]["current"],
+            cached=raw["cached"],
+        )
+
+    def blocks(self, state: str | None = None) -> Iterator[Block]:
+        """Every block, or those of one state."""
+        for segment in self.segments:
+            for block in segment.blocks:
+                if state is None or block.state == state:
+                    yield block
+
+    def by_tag(self) -> dict[str | None, int]:
+        """Live bytes under each tag, most first; None for those without."""
+        totals: defaultdict[str | None, int] = defaultdict(int)
+        for block in self.blocks("live"):
+            totals[block.tag] += block.size
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The snapshot as plain dicts and lists, ready for JSON."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        live = sum(1 for _ in self.blocks("live"))
+        return (
+            f"<vram.Snapshot of {self.device}: {len(self.segments)} segments, {live} live blocks, "
+            f"{format_size(self.allocated)} allocated, {format_size(self.reserved)} reserved>"
+        )
+
+
+def _segment(raw: Mapping[str, Any]) -> Segment:
+    return Segment(
+        address=raw["address"],
+        size=raw["bytes"],
+        stream=raw["stream"],
+        kind="small" if raw["small"] else "large",
+        plain=raw["plain"],
+        blocks=tuple(Block(*block) for block in raw["blocks"]),
+    )
+
+
+# ---- what outlived a mark ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment of a pool, from `Pool.mark()`: the allocations that were live then."""
+
+    live: frozenset[tuple[int, int]]
+
+    def __repr__(self) -> str:
+        return f"<vram.Mark, {len(self.live)} live>"
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Live allocations of one tag and requested size. `stacks` has where they were made, if recorded."""
+
+    tag: str | None
+    size: int
+    count: int
+    addresses: tuple[int, ...]
+    stacks: tuple[Stack, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes asked for by all of them."""
+        return self.size * self.count
+
+    def __str__(self) -> str:
+        label = f" tagged {self.tag!r}" if self.tag is not None else ""
+        text = f"{self.count} × {format_size(self.size)}{label}"
+        if self.stacks and self.stacks[0]:
+            frame = self.stacks[0][0]
+            text += f", allocated at {frame.filename}:{frame.line} in {frame.name}"
+        return text
+
+
+def mark_of(snapshot: Snapshot) -> Mark:
+    """Remember which allocations are live."""
+    return Mark(frozenset((block.address, block.serial) for block in snapshot.blocks("live")))
+
+
+def leaks_of(snapshot: Snapshot, since: Mark | None, stacks: Mapping[tuple[int, int], Stack]) -> list[Leak]:
+    """Group what is live, and newer than `since`, by tag and requested size; most bytes first.
+
+    `stacks` has the stack of each (address, serial) that was recorded.
+    """
+    old = since.live if since is not None else frozenset()
+    groups: defaultdict[tuple[str | None, int], list[tuple[int, int]]] = defaultdict(list)
+    for block in snapshot.blocks("live"):
+        if (block.address, block.serial) not in old:
+            groups[block.tag, block.requested].append((block.address, block.serial))
+    found = [_leak(tag, size, members, stacks) for (tag, size), members in groups.items()]
+    return sorted(found, key=lambda leak: (-leak.bytes, leak.tag or ""))
+
+
+def _leak(
+    tag: str | None, size: int, members: list[tuple[int, int]], stacks: Mapping[tuple[int, int], Stack]
+) -> Leak:
+    found = dict.fromkeys(stacks[member] for member in members if member in stacks)
+    return Leak(tag, size, len(members), tuple(address for address, _ in members), tuple(found))
