@@ -116,7 +116,7 @@ bool Pool::try_free_cached(Address address) {
     return false;
   stream.lock.lock();
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
-      block.used_elsewhere || stream.retired || stream.cache.count >= stream_cache_.load(std::memory_order_relaxed)) {
+      block.used_elsewhere || stream.leaving || stream.cache.count >= stream_cache_.load(std::memory_order_relaxed)) {
     stream.lock.unlock();
     return false;
   }
@@ -204,10 +204,10 @@ Index Pool::serve_own_blocks(Request& request) {
 }
 
 Index Pool::serve_passed_pending(Request& request) {
-  if (pending_blocks_ == 0) return 0;
-  const std::uint64_t before = pending_blocks_;
+  if (pending_blocks_ == 0 && leaving_.empty()) return 0;
+  const std::uint64_t before = pending_blocks_ + leaving_.size();
   complete_passed();
-  return pending_blocks_ == before ? 0 : segments_.take(request.want);
+  return pending_blocks_ + leaving_.size() == before ? 0 : segments_.take(request.want);
 }
 
 // Whether memory of `owner`, last used there at `tick`, may serve `taker` now; with by_waiting it is made so.
@@ -619,7 +619,7 @@ void Pool::give_home(Index i) {
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   StreamState& home = streams_[segments_.segments()[block.segment].stream];
   const std::uint64_t bytes = bytes_of(block);
-  const Tick tick = owner.tick;
+  const Tick tick = owner.now();
   if (&owner != &home && !fences_.finished(owner, tick)) {
     // Lent: its home may have it when our work on it has finished.
     wait_in_queue({i, tick, {{owner.number, tick}}});
@@ -640,7 +640,7 @@ void Pool::make_pending(Index i) {
   for (std::uint16_t number : uses_[i]) {
     StreamState& stream = streams_[number];
     if (stream.retired) continue;
-    pending.uses.push_back({number, stream.tick});
+    pending.uses.push_back({number, stream.now()});
     (void)fences_.record(stream);  // where it fails, it is recorded later, when somebody asks
   }
   uses_.erase(i);
@@ -695,6 +695,7 @@ void Pool::complete_passed() {
     waiting.swap(stream.waiting);
     for (PendingBlock& pending : waiting) requeue(std::move(pending));
   }
+  if (!leaving_.empty()) let_leave();
 }
 
 // Sends cached blocks home; true if there were any.
@@ -734,7 +735,7 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
 // Waits on the host for the oldest fence of a stream that a pending block needs. The mutex is not held meanwhile.
 Status Pool::wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock) {
   EventHandle event = 0;
-  const Tick tick = stream.waiting.empty() ? stream.tick - 1 : stream.waiting.front().uses.back().tick;
+  const Tick tick = stream.waiting.empty() ? stream.now() : stream.waiting.front().uses.back().tick;
   if (Status status = fences_.event_for(stream, tick, &event); !status.ok()) return status;
   if (event == 0) return {};
   lock.unlock();
@@ -750,7 +751,7 @@ Status Pool::wait_for_all(std::unique_lock<std::mutex>& lock) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     if (stream.retired) continue;
     if (Status status = fences_.record(stream); !status.ok()) return status;
-    const Tick tick = stream.tick - 1;
+    const Tick tick = stream.last != 0 ? stream.last : stream.tick - 1;
     while (stream.passed < tick) {
       EventHandle event = 0;
       if (Status status = fences_.event_for(stream, tick, &event); !status.ok()) return status;
@@ -839,19 +840,33 @@ PoolConfig Pool::config() const {
   return config_;
 }
 
+// A last fence covers all the work of the stream. Its memory stays with it until that has passed and then
+// goes to the default stream; neither the caller nor anyone else waits.
 Status Pool::retire_stream(StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "retire_stream"};
   std::unique_lock lock(mutex_);
   StreamState* stream = streams_.find(handle);
   if (stream == nullptr) return {};
   if (stream->number == 0) return {Code::invalid, 0, "retire_stream"};
+  if (Status status = fences_.record(*stream); !status.ok()) return status;
+  streams_.forget(*stream);
+  stream->last = stream->tick - 1;
+  leaving_.push_back(stream->number);
   drain(*stream, true, true);
-  fences_.clear(*stream);
-  streams_.retire(*stream);
-  segments_.inherit(stream->number, 0);
   complete_passed();
   verify();
   return {};
+}
+
+// Streams on their way out whose last fence has passed leave their memory to the default stream.
+void Pool::let_leave() {
+  std::erase_if(leaving_, [this](std::uint16_t number) {
+    StreamState& stream = streams_[number];
+    if (!fences_.finished(stream, stream.last) || !stream.waiting.empty()) return false;
+    streams_.retire(stream);
+    segments_.inherit(number, 0);
+    return true;
+  });
 }
 
 void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) {

@@ -171,7 +171,7 @@ class Pool {
   Status set_limit(std::uint64_t bytes);
   Status configure(const PoolConfig& config);  // what can change while in use: all but pages and journal
   PoolConfig config() const;
-  // The stream is about to be destroyed and its work has finished: its memory goes to the default stream.
+  // The stream is about to be destroyed: its memory goes to the default stream once its work has finished.
   Status retire_stream(StreamHandle stream);
   // Called with the request's size when everything else failed; true: try again.
   void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback);
@@ -236,6 +236,7 @@ class Pool {
   void wait_in_queue(PendingBlock&& pending);
   void requeue(PendingBlock&& pending);
   void complete_passed();
+  void let_leave();
   Status wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock);
   Status wait_for_all(std::unique_lock<std::mutex>& lock);
   Status settle(std::unique_lock<std::mutex>& lock);
@@ -264,6 +265,7 @@ class Pool {
   const Finished finished_;  // fences_.finished by number
   StreamTable streams_;
   std::vector<Step> ladder_;
+  std::vector<std::uint16_t> leaving_;  // streams whose last fence has not passed
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   std::function<bool(std::uint64_t, StreamHandle)> callback_;
   std::atomic<std::uint64_t> sequence_{0};

@@ -41,9 +41,9 @@ StreamState* StreamTable::find(StreamHandle handle) const {
 StreamState* StreamTable::add(StreamHandle handle) {
   if (count_ != 0)
     if (StreamState* known = find(handle); known != nullptr) return known;
+  if (occupied_ > kPlaces / 2) sweep();
   const std::uint32_t place = place_of(handle);
   const bool new_place = handle != 0 && places_[place].handle.load(std::memory_order_relaxed) == 0;
-  if (new_place && occupied_ > kPlaces / 2) return nullptr;
   StreamState* state = nullptr;
   for (std::size_t i = 0; i < retired_.size() && state == nullptr; ++i) {
     StreamState& old = (*this)[retired_[i]];
@@ -63,8 +63,11 @@ StreamState* StreamTable::add(StreamHandle handle) {
   {
     std::lock_guard guard(state->lock);
     state->handle = handle;
-    state->retired = false;
+    state->leaving = false;
   }
+  state->retired = false;
+  state->last = 0;
+  if (state->passed >= state->tick) state->tick = state->passed + 1;
   if (handle == 0) return state;
   if (new_place) {
     ++occupied_;
@@ -74,12 +77,32 @@ StreamState* StreamTable::add(StreamHandle handle) {
   return state;
 }
 
-void StreamTable::retire(StreamState& stream) {
+// Clears the places of forgotten handles. A reader that misses a stream meanwhile takes the mutex and looks again.
+void StreamTable::sweep() {
+  std::vector<StreamState*> kept;
+  for (std::uint32_t i = 0; i < kPlaces; ++i) {
+    if (StreamState* state = places_[i].state.load(std::memory_order_relaxed)) kept.push_back(state);
+    places_[i].state.store(nullptr, std::memory_order_release);
+    places_[i].handle.store(0, std::memory_order_relaxed);
+  }
+  for (StreamState* state : kept) {
+    Place& place = places_[place_of(state->handle)];
+    place.handle.store(state->handle, std::memory_order_relaxed);
+    place.state.store(state, std::memory_order_release);
+  }
+  occupied_ = static_cast<std::uint32_t>(kept.size());
+}
+
+void StreamTable::forget(StreamState& stream) {
   {
     std::lock_guard guard(stream.lock);
-    stream.retired = true;
+    stream.leaving = true;
   }
   places_[place_of(stream.handle)].state.store(nullptr, std::memory_order_release);
+}
+
+void StreamTable::retire(StreamState& stream) {
+  stream.retired = true;
   retired_.push_back(stream.number);
 }
 
@@ -96,6 +119,7 @@ void EventPool::destroy_all() {
 }
 
 Status Fences::record(StreamState& stream) {
+  if (stream.last != 0) return {};
   EventHandle event = 0;
   if (Status status = events_.take(&event); !status.ok()) return status;
   if (Status status = backend_.event_record(event, stream.handle); !status.ok()) {
@@ -122,6 +146,7 @@ Status Fences::poll(StreamState& stream) {
 }
 
 bool Fences::finished(StreamState& stream, Tick tick) {
+  if (stream.last != 0) tick = std::min(tick, stream.last);
   if (tick <= stream.passed || stream.retired) return true;
   if ((stream.fences.empty() || stream.fences.back().tick < tick) && !record(stream).ok()) return false;
   (void)poll(stream);
@@ -139,6 +164,7 @@ Status Fences::order(StreamState& waiter, StreamState& stream, Tick tick) {
 
 Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out, Tick* covers) {
   *out = 0;
+  if (stream.last != 0) tick = std::min(tick, stream.last);
   if (tick <= stream.passed || stream.retired) return {};
   if (stream.fences.empty() || stream.fences.back().tick < tick)
     if (Status status = record(stream); !status.ok()) return status;

@@ -110,6 +110,7 @@ struct alignas(64) StreamState {
   SpinLock lock;
   std::uint16_t number = 0;
   bool journaling = false;
+  bool leaving = false;  // its cache takes no more blocks
   std::uint64_t live = 0;     // bytes of live blocks
   std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::raise)
   Meter allocations[2];       // by kind
@@ -122,7 +123,8 @@ struct alignas(64) StreamState {
 
   // ---- guarded by the pool's mutex --------------------------------------------------------------
   StreamHandle handle = 0;
-  bool retired = false;  // the stream was destroyed, live blocks may remain; changed under `lock` too
+  bool retired = false;  // the stream is gone and its work has finished; live blocks may remain
+  Tick last = 0;         // not 0: the stream is leaving, and this tick covers all its work (Pool::retire_stream)
   Tick tick = 1;         // the current one
   Tick passed = 0;       // everything up to here has finished
   std::uint64_t unfenced_bytes = 0;
@@ -130,6 +132,8 @@ struct alignas(64) StreamState {
   std::deque<PendingBlock> waiting;   // blocks whose next use is on this stream, in order of its tick
   std::vector<Tick> seen;             // seen[t]: work of stream t up to that tick is ordered before ours
 
+  // The tick of what happens now.
+  Tick now() const { return last != 0 ? last : tick; }
   Tick seen_of(std::uint16_t other) const { return other < seen.size() ? seen[other] : 0; }
   void saw(std::uint16_t other, Tick tick_seen) {
     if (seen.size() <= other) seen.resize(other + 1u, 0);
@@ -148,18 +152,21 @@ class StreamTable {
   StreamState* find(StreamHandle handle) const;
   // The state for a handle, made if need be; null when all numbers are in use.
   StreamState* add(StreamHandle handle);
-  // Forgets the handle; the number is used again once `add` finds its state idle.
+  // Forgets the handle: nothing new is allocated on the stream.
+  void forget(StreamState& stream);
+  // The number may be used again once `add` finds the state idle. pre: forgotten, all its work has finished.
   void retire(StreamState& stream);
   std::uint32_t size() const { return count_; }  // numbers in use, retired ones included
 
  private:
   static constexpr std::uint32_t kMaxStreams = 1 << 15;
-  static constexpr std::uint32_t kPlaces = 1 << 17;  // at most a quarter is ever occupied
+  static constexpr std::uint32_t kPlaces = 1 << 17;
   struct Place {
     std::atomic<StreamHandle> handle;
     std::atomic<StreamState*> state;
   };
   std::uint32_t place_of(StreamHandle handle) const;
+  void sweep();
 
   LazyArray<std::atomic<StreamState*>> numbers_;
   LazyArray<Place> places_;
@@ -188,7 +195,7 @@ class Fences {
   explicit Fences(Backend& backend) : backend_(backend), events_(backend) {}
   void close() { events_.destroy_all(); }
 
-  // Records a fence behind everything issued on the stream so far.
+  // Records a fence behind everything issued on the stream so far; a leaving stream has its last one already.
   Status record(StreamState& stream);
   // Looks how far the stream has come; never waits.
   Status poll(StreamState& stream);

@@ -13,6 +13,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "backends/cuda.hpp"
 #include "backends/host.hpp"
 #include "backends/model.hpp"
 #include "bindings.hpp"
@@ -576,12 +577,28 @@ void stop_launches() {
   python_up = false;
 }
 
+void bind_cuda(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<CudaBackend, Backend>(module, "CudaBackend", "A CUDA device, through the driver found at run time.")
+      .def(nb::new_([](int index) { return make_bound<CudaBackend>(true, index); }), "index"_a)
+      .def("synchronize", [](CudaBackend& cuda) { stream_synchronize(cuda, 0); });
+  module.def(
+      "cuda_devices",
+      [] {
+        std::string why;
+        const int count = CudaBackend::device_count(&why);
+        return std::pair(count, why);
+      },
+      "How many CUDA devices there are, and why there are none.");
+}
+
 }  // namespace
 
 std::shared_ptr<Backend> backend_of(Backend& backend) { return bound(backend).self.lock(); }
 
 void bind_devices(nb::module_& module) {
   bind_backend(module);
+  bind_cuda(module);
   bind_host(module);
   bind_model(module);
   module.def("stop_launches", &stop_launches, "Called once at exit; see vram/device.py.");

@@ -340,12 +340,8 @@ PyObject* retire_stream(PyObject* object, PyObject* argument) {
   const unsigned long long handle = PyLong_AsUnsignedLongLong(argument);
   if (PyErr_Occurred()) return nullptr;
   PyPool* self = self_of(object);
-  return done(without_gil([&] {
-                if (self->pool->closed()) return Status{};
-                if (Status status = self->pool->backend().stream_synchronize(handle); !status.ok()) return status;
-                return self->pool->retire_stream(handle);
-              }),
-              "retire the stream");
+  if (self->pool->closed()) Py_RETURN_NONE;
+  return done(without_gil([&] { return self->pool->retire_stream(handle); }), "retire the stream");
 }
 
 PyObject* close_method(PyObject* object, PyObject*) {
@@ -741,7 +737,7 @@ PyMethodDef methods[] = {
     {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge what is free."},
     {"set_limit", set_limit, METH_O, "set_limit(bytes, /)\n--\n\nThe most to hold from the device; 0 for no limit."},
     {"retire_stream", retire_stream, METH_O,
-     "retire_stream(handle, /)\n--\n\nThe stream is about to go: wait for it and take its memory over."},
+     "retire_stream(handle, /)\n--\n\nThe stream is about to go: take its memory over once its work has finished."},
     {"set_oom_callback", set_oom_callback, METH_O,
      "set_oom_callback(function, /)\n--\n\nfunction(size, stream) -> bool, called before an allocation fails."},
     {"reconfigure", reconfigure, METH_O, "reconfigure(options, /)\n--\n\nChange options of a pool in use."},

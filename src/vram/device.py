@@ -48,7 +48,7 @@ observer: Observer | None = None
 # ---- devices ----------------------------------------------------------------------------------------------
 
 
-_AnyBackend: TypeAlias = _native.HostBackend | _native.ModelBackend
+_AnyBackend: TypeAlias = _native.HostBackend | _native.ModelBackend | _native.CudaBackend
 
 
 class _Core:
@@ -170,10 +170,12 @@ class Device:
 
 def devices() -> list[Device]:
     """List the devices of this machine, GPUs first. Models are not listed: they are made on demand."""
-    return [Device("host")]
+    gpus, _ = _native.cuda_devices()
+    return [*(Device(f"cuda:{index}") for index in range(gpus)), Device("host")]
 
 
 _host: _Core | None = None
+_cuda: dict[int, _Core] = {}
 _host_lock = threading.Lock()
 _model_numbers = itertools.count()
 _CUDA_NAME = re.compile(r"cuda(?::(\d+))?")
@@ -182,19 +184,16 @@ _CUDA_NAME = re.compile(r"cuda(?::(\d+))?")
 def _core_of(what: str | Device | None) -> _Core:
     if isinstance(what, Device):
         return what._core
-    if what is None or what == "host":
+    if what is None:
+        return _cuda_core(0) if _native.cuda_devices()[0] else _host_core()
+    if what == "host":
         return _host_core()
     if not isinstance(what, str):
         raise TypeError(f"a device is a name or a vram.Device, not {type(what).__name__}")
     if what.startswith("model:"):
         return _model_core(what.removeprefix("model:"), True, 5000.0, False)
-    if _CUDA_NAME.fullmatch(what):
-        raise DeviceError(
-            f"there is no device {what}: no CUDA driver is in use here (libcuda.so.1 was looked for). "
-            f"vram.devices() lists what is there: {_known_names()}.",
-            device=what,
-            code="missing",
-        )
+    if match := _CUDA_NAME.fullmatch(what):
+        return _cuda_core(int(match[1] or 0))
     raise DeviceError(
         f"{what!r} is not the name of a device. There are: {_known_names()}; "
         '"model:<capacity>" makes a model of a device.',
@@ -216,6 +215,24 @@ def _host_core() -> _Core:
         if _host is None or _host.process != os.getpid():
             _host = _Core("host", 0, "host", _native.HostBackend())
         return _host
+
+
+def _cuda_core(index: int) -> _Core:
+    with _host_lock:
+        core = _cuda.get(index)
+        if core is not None and core.process == os.getpid():
+            return core
+        count, why = _native.cuda_devices()
+        if core is not None or index >= count:
+            why = "a CUDA device cannot be used after a fork" if core is not None else why
+            raise DeviceError(
+                f"there is no device cuda:{index}: {why or f'the driver has {count} device(s)'} "
+                "(libcuda.so.1 was looked for). vram.devices() lists what is there.",
+                device=f"cuda:{index}",
+                code="missing",
+            )
+        core = _cuda[index] = _Core("cuda", index, f"cuda:{index}", _native.CudaBackend(index))
+        return core
 
 
 def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool) -> _Core:
