@@ -78,7 +78,7 @@ void Segments::transfer(Index i, std::uint16_t to, Tick tick) {
 // serves only the first of the two.
 bool Segments::counts_on(Index m, std::uint16_t stream) {
   Page& page = pages_[mappings_[m].page];
-  if (!page.free() || page.owner != stream || page.counted == survey_) return false;
+  if (!page.free() || page.owner != stream || page.counted == survey_ || !mappings_[m].usable) return false;
   page.counted = survey_;
   return true;
 }
@@ -152,7 +152,7 @@ void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, double*
     if (m != 0) {
       const Mapping& mapping = mappings_[m];
       const Page& page = pages_[mapping.page];
-      if (page.holder == m || (page.free() && page.owner == want.stream)) {
+      if (page.holder == m || (page.free() && page.owner == want.stream && mapping.usable)) {
         cost = 0;
       } else {
         cost = mapping.tick > passed ? kImpossible : kLost / page.slots();
@@ -346,7 +346,8 @@ int Segments::size_to_create(std::uint32_t slots, std::uint64_t request_bytes) c
   return size;
 }
 
-// Maps pages one after another from `slot` on. On failure nothing stays mapped.
+// Maps pages one after another from `slot` on. On failure nothing stays mapped, except where the driver
+// refuses to undo it; that is remembered as not usable.
 Status Segments::map_pages(std::uint32_t slot, const std::vector<Index>& pages) {
   const Address base = slot_address(slot);
   std::uint64_t bytes = 0;
@@ -360,26 +361,29 @@ Status Segments::map_pages(std::uint32_t slot, const std::vector<Index>& pages) 
   }
   if (status.ok()) status = backend_.set_access(base, bytes);
   if (!status.ok()) {
-    Address at = base;
     for (std::size_t i = 0; i < done; ++i) {
-      (void)backend_.unmap(at, pages_[pages[i]].bytes());
-      at += pages_[pages[i]].bytes();
+      if (!backend_.unmap(slot_address(slot), pages_[pages[i]].bytes()).ok()) enter_mapping(slot, pages[i], false);
+      slot += pages_[pages[i]].slots();
     }
     return status;
   }
-  const Index s = segment_at(slot);
   for (Index p : pages) {
-    Page& page = pages_[p];
-    const Index m = mappings_.add();
-    if (m == 0) throw std::bad_alloc();
-    mappings_[m] = {p, page.mappings, s, slot, 0};
-    page.mappings = m;
-    for (std::uint32_t k = 0; k < page.slots(); ++k) slots_[slot + k] = m;
-    slot += page.slots();
-    ++segments_[s].mappings;
+    enter_mapping(slot, p, true);
+    slot += pages_[p].slots();
   }
-  segments_[s].touched = std::max(segments_[s].touched, slot * kSlotUnits);
   return {};
+}
+
+void Segments::enter_mapping(std::uint32_t slot, Index p, bool usable) {
+  Page& page = pages_[p];
+  Segment& segment = segments_[segment_at(slot)];
+  const Index m = mappings_.add();
+  if (m == 0) throw std::bad_alloc();
+  mappings_[m] = {p, page.mappings, segment_at(slot), slot, 0, usable};
+  page.mappings = m;
+  for (std::uint32_t k = 0; k < page.slots(); ++k) slots_[slot + k] = m;
+  ++segment.mappings;
+  segment.touched = std::max(segment.touched, (slot + page.slots()) * kSlotUnits);
 }
 
 Index Segments::segment_at(std::uint32_t slot) const {

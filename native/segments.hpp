@@ -53,6 +53,7 @@ struct Mapping {
   Index segment = 0;
   std::uint32_t slot = 0;
   Tick tick = 0;  // last use through this mapping, in the order of the segment's stream
+  bool usable = true;  // false: access was refused and so was the unmapping; to be unmapped when possible
 };
 
 // A contiguous range of addresses of one stream and band: one plain allocation, or a strip of the space.
@@ -227,6 +228,7 @@ class Segments {
   Status create_page(const Want& want, std::uint32_t slots, Index* out);
   int size_to_create(std::uint32_t slots, std::uint64_t request_bytes) const;
   Status map_pages(std::uint32_t slot, const std::vector<Index>& pages);
+  void enter_mapping(std::uint32_t slot, Index page, bool usable);
   Status unmap(Index mapping);
   Status release_page(Index page);
   Address slot_address(std::uint32_t slot) const { return space_ + slot * kSlotBytes; }

@@ -354,7 +354,8 @@ struct Watched {
     if (Status status = device->event_create(&event); !status.ok()) return status;
     (void)oracle->event_record(event, held[i].stream);
     (void)oracle->stream_wait(stream, event);
-    (void)oracle->event_destroy(event);
+    while (!oracle->event_destroy(event).ok()) {
+    }
     oracle->used(held[i].address, bytes_of(held[i].size), stream);
     if (stream != held[i].stream) held[i].users.push_back(stream);
     return {};
