@@ -84,7 +84,7 @@ void dealloc(PyObject* object) {
     if (watcher != nullptr) [[unlikely]] {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
-      if (!tell_watcher("on_free", "OK", self->pool, static_cast<unsigned long long>(self->address)))
+      if (!tell_watcher("on_drop", "OK", self->pool, static_cast<unsigned long long>(self->address)))
         PyErr_WriteUnraisable(reinterpret_cast<PyObject*>(self->pool));
       PyErr_Restore(type, value, traceback);
     }
@@ -208,6 +208,9 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   }
   PyBuffer_Release(&view);
   if (!status.ok()) return raise(status, from_other ? "copy from host memory" : "copy to host memory");
+  if (watcher != nullptr && self->size != 0 &&
+      !tell_watcher("on_host_wait", "OK", self->pool, static_cast<unsigned long long>(stream)))
+    return nullptr;
   Py_RETURN_NONE;
 }
 

@@ -49,8 +49,10 @@ PyObject* raise(const Status& status, const char* what);
 PyObject* tag_name(PyPool* pool, std::uint32_t tag);
 
 // The watcher of allocations and uses (race checking), or null. Its methods are called with the GIL held:
-//   on_allocate(pool, address, size, stream)   on_free(pool, address)
+//   on_allocate(pool, address, size, stream)   on_free(pool, address)   on_drop(pool, address): a Buffer dies
 //   on_record_stream(pool, address, stream)    on_use(pool, address, size, stream, writes, what)
+//   on_host_wait(pool, stream): the host has waited for all that was queued there
+// What it raises comes out of the call; before a free or a use, that is then not done. on_drop must not raise.
 extern PyObject* watcher;
 // False with a Python error set when the watcher raised.
 template <typename... Arguments>

@@ -22,11 +22,11 @@ from vram import _native
 from vram.errors import ConfigError, DeviceError
 from vram.sizes import format_size, parse_size
 
-__all__ = ["Device", "Event", "Observer", "Stream", "devices", "stream_handle"]
+__all__ = ["Device", "Event", "Observer", "Reads", "Stream", "devices", "stream_handle"]
 
 
 class Observer(Protocol):
-    """What a watcher of stream order implements; each method is called after the deed was queued."""
+    """What a watcher of stream order implements. What it raises comes out of the call that it watches."""
 
     def on_record(self, event: Event, stream: Stream) -> None:
         """`event` now marks everything queued on `stream` so far."""
@@ -34,15 +34,45 @@ class Observer(Protocol):
     def on_wait(self, stream: Stream, event: Event) -> None:
         """Later work on `stream` waits for the mark of `event`."""
 
-    def on_sync(self, what: Stream | Event | Device) -> None:
-        """The host has waited for everything queued on a stream or device, or for an event."""
+    def on_sync(self, what: Stream | Event | Device) -> Callable[[], None]:
+        """The host asks for all that is queued now on a stream or device, or for what an event marks now.
 
-    def on_launch(self, stream: Stream) -> None:
-        """Work was queued on `stream`."""
+        What is returned is called once the host knows that it has finished.
+        """
+
+    def on_launch(
+        self, stream: Stream, work: Callable[[], object], arguments: tuple[Any, ...]
+    ) -> Callable[[], object]:
+        """`work` is about to be queued on `stream`; what is returned is queued in its place.
+
+        `arguments` are those of launch as they were given, `Reads` included.
+        """
+
+    def on_close(self, stream: Stream) -> None:
+        """The handle of `stream` is about to become invalid. Must not raise."""
 
 
 observer: Observer | None = None
 """The one watcher of stream order in this process, or None. Set it as `vram.device.observer = …`."""
+
+
+class Reads:
+    """An argument of `Stream.launch` that the work only reads. The function gets the plain value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        """Mark a value; see `vram.race.reads`."""
+        self.value = value
+
+
+def _nothing() -> None:
+    pass
+
+
+def _asked(what: Stream | Event | Device) -> Callable[[], None]:
+    """Tell the observer that the host asks for `what`; returns what to call once it knows."""
+    return _nothing if observer is None else observer.on_sync(what)
 
 
 # ---- devices ----------------------------------------------------------------------------------------------
@@ -142,9 +172,11 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait until everything queued on every stream is done; raises what launched functions raised."""
-        self._core.backend.synchronize()
-        if observer is not None:
-            observer.on_sync(self)
+        known = _asked(self)
+        try:
+            self._core.backend.synchronize()
+        finally:
+            known()
 
     def on_stream_close(self, listener: Callable[[int], object]) -> None:
         """Have `listener(handle)` called before any stream of this device is destroyed.
@@ -321,13 +353,19 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait until everything queued here has finished; raises what a launched function raised."""
-        self._core.backend.stream_synchronize(self.handle)
-        if observer is not None:
-            observer.on_sync(self)
+        handle, known = self.handle, _asked(self)
+        try:
+            self._core.backend.stream_synchronize(handle)
+        finally:
+            known()
 
     def query(self) -> bool:
         """Whether everything queued here has finished. Never waits."""
-        return self._core.backend.stream_query(self.handle)
+        known = _asked(self)
+        finished: bool = self._core.backend.stream_query(self.handle)
+        if finished:
+            known()
+        return finished
 
     def record_event(self, event: Event | None = None) -> Event:
         """Mark everything queued here so far with an event, a new one where none is given."""
@@ -350,10 +388,12 @@ class Stream:
         It runs on the stream's thread. What it raises comes out of the next synchronize of this stream, its
         device or an event recorded on it. It must not wait for its own stream.
         """
-        work = functools.partial(function, *arguments) if arguments else function
-        self._core.backend.launch(self.handle, work)
+        values = [each.value if type(each) is Reads else each for each in arguments]
+        work = functools.partial(function, *values) if values else function
+        handle = self.handle
         if observer is not None:
-            observer.on_launch(self)
+            work = observer.on_launch(self, work, arguments)
+        self._core.backend.launch(handle, work)
 
     def close(self) -> None:
         """Give the stream back; its queued work still finishes. Closing again does nothing.
@@ -366,6 +406,8 @@ class Stream:
             handle = self._open.pop()
         except IndexError:
             return
+        if observer is not None:
+            observer.on_close(self)
         try:
             self._core.stream_closing(handle)
         finally:
@@ -484,13 +526,19 @@ class Event:
 
     def query(self) -> bool:
         """Whether the point has passed. Never waits."""
-        return self._core.backend.event_query(self._handle)
+        known = _asked(self)
+        passed: bool = self._core.backend.event_query(self._handle)
+        if passed:
+            known()
+        return passed
 
     def synchronize(self) -> None:
         """Wait until the point has passed; raises what a function launched on that stream raised."""
-        self._core.backend.event_synchronize(self._handle)
-        if observer is not None:
-            observer.on_sync(self)
+        known = _asked(self)
+        try:
+            self._core.backend.event_synchronize(self._handle)
+        finally:
+            known()
 
     def wait(self, stream: Any = None) -> None:
         """Make later work on `stream` wait for what this event marks now. The host does not wait."""

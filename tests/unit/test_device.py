@@ -9,14 +9,14 @@ import sys
 import textwrap
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vram import device as device_module
-from vram.device import Device, Event, Stream, devices, stream_handle
+from vram.device import Device, Event, Reads, Stream, devices, stream_handle
 from vram.errors import ConfigError, DeviceError, OutOfMemory
 
 MIB = 1 << 20
@@ -411,11 +411,17 @@ class Log:
     def on_wait(self, stream: Stream, event: Event) -> None:
         self.lines.append(f"wait {stream.handle}")
 
-    def on_sync(self, what: Stream | Event | Device) -> None:
-        self.lines.append(f"sync {type(what).__name__}")
+    def on_sync(self, what: Stream | Event | Device) -> Callable[[], None]:
+        return lambda: self.lines.append(f"sync {type(what).__name__}")
 
-    def on_launch(self, stream: Stream) -> None:
-        self.lines.append(f"launch {stream.handle}")
+    def on_launch(
+        self, stream: Stream, work: Callable[[], object], arguments: tuple[Any, ...]
+    ) -> Callable[[], object]:
+        self.lines.append(f"launch {stream.handle} {arguments}")
+        return work
+
+    def on_close(self, stream: Stream) -> None:
+        self.lines.append(f"close {stream._handle}")
 
 
 @pytest.fixture
@@ -428,22 +434,33 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
 def test_the_observer_sees_what_orders_what(host: Device, log: Log) -> None:
     with Stream(host) as stream:
         handle = stream.handle
-        stream.launch(lambda: None)
+        stream.launch(lambda *_: None, 1, 2)
         Stream.default(host).wait_stream(stream)
         event = Event(host)
+        assert event.query()
         event.record(handle)
         event.synchronize()
         stream.synchronize()
         host.synchronize()
     assert log.lines == [
-        f"launch {handle}",
+        f"launch {handle} (1, 2)",
         f"record {handle}",
         "wait 0",
+        "sync Event",
         f"record {handle}",
         "sync Event",
         "sync Stream",
         "sync Device",
+        f"close {handle}",
     ]
+
+
+def test_an_argument_that_is_only_read_arrives_plain(host: Device) -> None:
+    seen: list[object] = []
+    with Stream(host) as stream:
+        stream.launch(lambda *values: seen.extend(values), Reads("x"), "y")
+        stream.synchronize()
+    assert seen == ["x", "y"]
 
 
 # ---- forks and exit ---------------------------------------------------------------------------
