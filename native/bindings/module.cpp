@@ -2,6 +2,8 @@
 #include "bindings.hpp"
 
 NB_MODULE(_native, module) {
+  // Devices live until the process ends; that is no leak.
+  nanobind::set_leak_warnings(false);
   module.doc() = "The native core of vram. Private: use the classes of the vram package.";
   vram::bind_devices(module);
   vram::bind_pool(module);

@@ -40,7 +40,8 @@ class Gate {
   bool open_ = false;
 };
 
-char* bytes_at(Address address) { return reinterpret_cast<char*>(address); }
+// Volatile: the compiler must not assume that two addresses are two memories.
+volatile char* bytes_at(Address address) { return reinterpret_cast<volatile char*>(address); }
 
 Code code(Status status) { return status.code; }
 
