@@ -131,7 +131,7 @@ TEST(one_page_at_two_addresses_is_one_memory) {
 TEST(a_page_keeps_its_bytes_when_it_moves_and_loses_them_when_released) {
   HostBackend host;
   Mapped made = mapped_page(host, kPage);
-  std::memset(bytes_at(made.address), 9, kPage);
+  std::memset(reinterpret_cast<void*>(made.address), 9, kPage);
   CHECK(host.unmap(made.address, kPage).ok());
   CHECK(host.map(made.address, kPage, made.page).ok());
   CHECK(host.set_access(made.address, kPage).ok());
