@@ -61,12 +61,15 @@ def _capacity(facts: Mapping[str, int]) -> int:
 
 
 def _room(facts: Mapping[str, int]) -> str:
-    """How much more could be had, and what bounds it."""
-    total = format_size(facts["device_total"])
-    if facts["limit"] and facts["limit"] < facts["device_total"]:
-        left = max(0, min(facts["limit"] - facts["reserved"], facts["device_free"]))
-        return f"but only {format_size(left)} is left of the pool's limit of {format_size(facts['limit'])}"
-    return f"but the device has only {format_size(facts['device_free'])} left of {total}"
+    """How much more could be had at once, and what bounds it."""
+    limited = 0 < facts["limit"] < facts["device_total"]
+    left = facts["device_free"]
+    if limited:
+        left = min(left, max(0, facts["limit"] - facts["reserved"]))
+    room = format_size(left + facts["free_pages"])
+    if limited:
+        return f"but only {room} can be had within the pool's limit of {format_size(facts['limit'])}"
+    return f"but only {room} can be had of the {format_size(facts['device_total'])} of the device"
 
 
 def _holders(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -338,11 +338,11 @@ class MemoryManager:
 
         Ends aggressive coalescing.
         """
-        if not (isinstance(factor, (int, float)) and 0 < factor < math.inf):
+        if not 0 < factor < math.inf:
             raise ConfigError(f"a cache is expanded by a factor above 0, not {factor!r}")
         with self._lock:
             self.enable_aggressive_coalescing(False)
-            blocks = min(MOST_STREAM_CACHE, math.ceil(max(1, self._config["stream_cache"]) * factor))
+            blocks: int = min(MOST_STREAM_CACHE, math.ceil(max(1, self._config["stream_cache"]) * factor))
             self.configure(stream_cache=blocks)
             return blocks
 

@@ -15,6 +15,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import FrameType
 from typing import Any
 
 from vram import _native
@@ -130,7 +131,7 @@ class Pool(_native.PoolCore):
         return int(self.raw_stats()["reserved"]["current"])
 
     def on_oom(self, callback: Callable[..., object]) -> OomHandle:
-        """Have `callback(size, stream)` called before an allocation fails; true: the allocation is tried again.
+        """Have `callback(size, stream)` called before an allocation fails; true: it is tried again.
 
         Callbacks run in the order they were added, in the allocating thread, and may free, trim or allocate.
         One that takes fewer arguments gets fewer. What one raises is logged, and found in the
@@ -429,10 +430,10 @@ class _TracedPool(Pool):
 def _stack_of_caller() -> Stack:
     """The stack outside this module, innermost first."""
     frames: list[Frame] = []
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     while frame is not None and len(frames) < STACK_DEPTH:
         frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return tuple(frames)

@@ -19,6 +19,10 @@ Raw: TypeAlias = dict[str, Any]
 
 KINDS = ("small", "large")
 MEASURES = ("current", "peak", "allocated", "freed")
+MEASURED = (
+    *("allocations", "frees", "bytes", "requested", "kept", "peak", "peak_allocated"),
+    *("peak_reserved", "hits", "hit_rate", "fragmentation"),
+)
 
 
 class Stats(Mapping[str, float]):
@@ -152,7 +156,7 @@ class Stats(Mapping[str, float]):
 
 
 def fragmentation(raw: Raw) -> float:
-    """Return the share of reserved memory that is free, but not in whole pages (or one block, without them)."""
+    """Return the share of reserved memory that is free, but not in whole pages (without: in one block)."""
     usable = raw["free_page_bytes"] if raw["paged"] else raw["largest_free"]
     return _ratio(max(0, raw["free_bytes"] - usable), raw["reserved"]["current"], 0.0)
 
@@ -450,9 +454,7 @@ class Measurement:
 
     def to_dict(self) -> dict[str, float]:
         """Every number by name."""
-        names = ("allocations", "frees", "bytes", "requested", "kept", "peak", "peak_allocated")
-        names += ("peak_reserved", "hits", "hit_rate", "fragmentation")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in MEASURED}
 
     def _both_ends(self) -> tuple[Raw, Raw]:
         if self._start is None or self._watch is None:

@@ -1,0 +1,182 @@
+# Types of what the C interface gives no signature for: PoolCore and Buffer (pool.cpp, buffer.cpp).
+# Read by nanobind.stubgen -p; a name, then what stands for it in src/vram/_native.pyi.
+
+vram._native.__prefix__:
+    \from collections.abc import Callable, Sequence
+    \from typing import Any, Self
+    \from vram.device import Device
+
+vram._native.PoolCore.__init__$:
+    def __init__(self, device: Device, config: dict[str, Any]) -> None:
+        """Make a pool on a device, with options as in PoolConfig."""
+
+vram._native.PoolCore.malloc$:
+    def malloc(self, size: int | str, stream: Any = 0) -> int:
+        \doc
+
+vram._native.PoolCore.free$:
+    def free(self, ptr: int, /) -> None:
+        \doc
+
+vram._native.PoolCore.allocate$:
+    def allocate(self, size: int | str, *, stream: Any = None, align: int | str | None = None, tag: str | None = None) -> Buffer:
+        \doc
+
+vram._native.PoolCore.allocate_batch$:
+    def allocate_batch(self, sizes: Sequence[int | str], stream: Any = None, tag: str | None = None) -> list[Buffer]:
+        \doc
+
+vram._native.PoolCore.malloc_batch$:
+    def malloc_batch(self, sizes: Sequence[int | str], stream: Any = None, tag: str | None = None) -> list[int]:
+        \doc
+
+vram._native.PoolCore.record_stream$:
+    def record_stream(self, ptr: int, stream: Any, /) -> None:
+        \doc
+
+vram._native.PoolCore.warm$:
+    def warm(self, size: int | str, count: int, stream: Any = 0, /) -> None:
+        \doc
+
+vram._native.PoolCore.trim_to$:
+    def trim_to(self, keep: int, wait: bool, /) -> None:
+        \doc
+
+vram._native.PoolCore.coalesce$:
+    def coalesce(self) -> None:
+        \doc
+
+vram._native.PoolCore.set_limit$:
+    def set_limit(self, bytes: int, /) -> None:
+        \doc
+
+vram._native.PoolCore.retire_stream$:
+    def retire_stream(self, handle: int, /) -> None:
+        \doc
+
+vram._native.PoolCore.set_oom_callback$:
+    def set_oom_callback(self, function: Callable[[int, int], bool] | None, /) -> None:
+        \doc
+
+vram._native.PoolCore.reconfigure$:
+    def reconfigure(self, options: dict[str, Any], /) -> None:
+        \doc
+
+vram._native.PoolCore.config$:
+    def config(self) -> dict[str, Any]:
+        \doc
+
+vram._native.PoolCore.raw_stats$:
+    def raw_stats(self) -> dict[str, Any]:
+        \doc
+
+vram._native.PoolCore.raw_snapshot$:
+    def raw_snapshot(self) -> list[dict[str, Any]]:
+        \doc
+
+vram._native.PoolCore.journal$:
+    def journal(self) -> tuple[list[tuple[Any, ...]], int]:
+        \doc
+
+vram._native.PoolCore.journal_start$:
+    def journal_start(self, entries: int, /) -> None:
+        \doc
+
+vram._native.PoolCore.info$:
+    def info(self, ptr: int, /) -> dict[str, Any]:
+        \doc
+
+vram._native.PoolCore.reset_peak$:
+    def reset_peak(self) -> None:
+        \doc
+
+vram._native.PoolCore.live_bytes$:
+    def live_bytes(self) -> int:
+        \doc
+
+vram._native.PoolCore.check$:
+    def check(self) -> str | None:
+        \doc
+
+vram._native.PoolCore.close$:
+    def close(self) -> None:
+        \doc
+
+vram._native.PoolCore.closed$:
+    @property
+    def closed(self) -> bool:
+        \doc
+
+vram._native.PoolCore.device$:
+    @property
+    def device(self) -> Device:
+        \doc
+
+vram._native.Buffer.__repr__$:
+    def __repr__(self) -> str: ...
+
+vram._native.Buffer.__len__$:
+    def __len__(self) -> int: ...
+
+vram._native.Buffer.free$:
+    def free(self) -> None:
+        \doc
+
+vram._native.Buffer.record_stream$:
+    def record_stream(self, stream: Any, /) -> None:
+        \doc
+
+vram._native.Buffer.fill$:
+    def fill(self, value: int, *, stream: Any = None) -> None:
+        \doc
+
+vram._native.Buffer.copy_from$:
+    def copy_from(self, source: Any, /, *, stream: Any = None) -> None:
+        \doc
+
+vram._native.Buffer.copy_to$:
+    def copy_to(self, target: Any, /, *, stream: Any = None) -> None:
+        \doc
+
+vram._native.Buffer.__dlpack__$:
+    def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
+        \doc
+
+vram._native.Buffer.__dlpack_device__$:
+    def __dlpack_device__(self) -> tuple[int, int]:
+        \doc
+
+vram._native.Buffer.__enter__$:
+    def __enter__(self) -> Self: ...
+
+vram._native.Buffer.__exit__$:
+    def __exit__(self, *exception: object) -> None: ...
+
+vram._native.Buffer.(ptr|size|stream)$:
+    @property
+    def \1(self) -> int:
+        \doc
+
+vram._native.Buffer.device$:
+    @property
+    def device(self) -> Device:
+        \doc
+
+vram._native.Buffer.pool$:
+    @property
+    def pool(self) -> PoolCore:
+        \doc
+
+vram._native.Buffer.tag$:
+    @property
+    def tag(self) -> str | None:
+        \doc
+
+vram._native.Buffer.freed$:
+    @property
+    def freed(self) -> bool:
+        \doc
+
+vram._native.replay$:
+    def replay(op: Any, id: Any, size: Any, stream: Any, time_us: Any, completed_us: Any, streams: int, capacity: int, conf: dict[str, Any], lag_us: float) -> dict[str, Any]:
+        \doc
