@@ -101,7 +101,10 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
     note(*stream, Action::allocate, *out, size, tag, block.serial);
   stream->lock.unlock();
   if (zero_on_allocate_.load(std::memory_order_relaxed)) [[unlikely]]
-    (void)backend_->fill(*out, 0, bytes, handle);
+    if (!backend_->fill(*out, 0, bytes, handle).ok()) {
+      take_back(*out);
+      return false;
+    }
   return true;
 }
 
@@ -404,17 +407,16 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   request.want.band = band_of(request.want.units);
   // The stream's cache missed, or its ceiling was in the way of what it holds.
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
-  if (align <= kUnit && caches(stream, request.want.units)) {
-    raise(stream, bytes);
-    if (try_cached(size, handle, tag, out)) return {};
-  }
-  const Index block = climb(request);
+  Index block = align <= kUnit ? take_cached(stream, request.want.units) : 0;
+  if (block == 0) block = climb(request);
   verify();
   if (block != 0) {
     *out = hand_out(block, request);
     lock.unlock();
-    if (zero_on_allocate_.load(std::memory_order_relaxed)) return backend_->fill(*out, 0, bytes, handle);
-    return {};
+    if (!zero_on_allocate_.load(std::memory_order_relaxed)) return {};
+    const Status status = backend_->fill(*out, 0, bytes, handle);
+    if (!status.ok()) take_back(*out);
+    return status;
   }
   if (!request.error.ok()) return request.error;
   ++out_of_memory_;
@@ -426,10 +428,26 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   return {Code::out_of_memory, 0, "allocate"};
 }
 
-bool Pool::caches(StreamState& stream, Units units) {
+// A block out of the stream's cache, in state moving, or 0.
+Index Pool::take_cached(StreamState& stream, Units units) {
   std::lock_guard guard(stream.lock);
-  const Index* head = stream.cache.find(units);
-  return head != nullptr && *head != 0;
+  Index* head = stream.cache.find(units);
+  if (head == nullptr || *head == 0) return 0;
+  const Index i = *head;
+  Block& block = segments_.blocks()[i];
+  *head = block.link_after;
+  --stream.cache.count;
+  stream.cache.large_count -= kind_of(units) == Kind::large;
+  stream.cache.bytes -= bytes_of(block);
+  ++stream.hits;
+  block.set(BlockState::moving);
+  return i;
+}
+
+// Undoes an allocation that the program has not seen.
+void Pool::take_back(Address address) {
+  std::lock_guard lock(mutex_);
+  if (const Index block = claim_for_free(address)) give_home(block);
 }
 
 // Turns a block that a rung produced into a live one of the request's stream.
@@ -437,7 +455,7 @@ Address Pool::hand_out(Index i, Request& request) {
   StreamState& stream = *request.stream;
   Block& block = segments_.blocks()[i];
   const std::uint64_t bytes = bytes_of(block);
-  raise(stream, bytes);
+  add_live(stream, bytes);
   const Address address = segments_.address_of(block);
   std::lock_guard guard(stream.lock);
   block.owner.store(stream.number, std::memory_order_relaxed);
@@ -445,7 +463,6 @@ Address Pool::hand_out(Index i, Request& request) {
   block.tag = request.tag;
   block.used_elsewhere = false;
   block.serial = static_cast<std::uint32_t>(++stream.slow_serial + stream.hits);
-  stream.live += bytes;
   const int kind = static_cast<int>(kind_of(block.units));
   stream.allocations[kind].add(1);
   stream.bytes[kind].add(bytes);
@@ -458,10 +475,13 @@ Address Pool::hand_out(Index i, Request& request) {
 // `live` of a stream may rise to its ceiling without looking at the others, because the ceilings add up to no
 // more than the peak that is already recorded. When it must rise further, all ceilings are lowered to
 // what is live, the sum is compared with the peak, and what the peak leaves goes to this stream.
-void Pool::raise(StreamState& stream, std::uint64_t bytes) {
+void Pool::add_live(StreamState& stream, std::uint64_t bytes) {
   {
     std::lock_guard guard(stream.lock);
-    if (stream.live + bytes <= stream.ceiling) return;
+    if (stream.live + bytes <= stream.ceiling) {
+      stream.live += bytes;
+      return;
+    }
   }
   std::uint64_t live = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
@@ -474,6 +494,7 @@ void Pool::raise(StreamState& stream, std::uint64_t bytes) {
   peak_active_ = std::max(peak_active_, live + bytes + pending_.current);
   std::lock_guard guard(stream.lock);
   stream.ceiling += peak_live_ - live;
+  stream.live += bytes;
 }
 
 Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle handle, std::uint32_t tag,
@@ -504,7 +525,7 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
   }
   if (status.ok()) return status;
   for (Address& address : out) {
-    if (address != 0) (void)free(address);
+    if (address != 0) take_back(address);
     address = 0;
   }
   return status;
@@ -535,10 +556,15 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   }
   verify();
   lock.unlock();
+  bool good = true;
   if (zero_on_allocate_.load(std::memory_order_relaxed))
-    for (std::size_t i = from; i < to; ++i)
-      (void)backend_->fill(out[order[i]], 0, std::uint64_t{units_of(sizes[order[i]])} * kUnit, handle);
-  return true;
+    for (std::size_t i = from; i < to && good; ++i)
+      good = backend_->fill(out[order[i]], 0, std::uint64_t{units_of(sizes[order[i]])} * kUnit, handle).ok();
+  for (std::size_t i = from; i < to && !good; ++i) {
+    take_back(out[order[i]]);
+    out[order[i]] = 0;
+  }
+  return good;
 }
 
 Status Pool::warmup(std::uint64_t size, std::uint32_t count, StreamHandle handle, OutOfMemoryReport* report) {
@@ -590,7 +616,8 @@ Status Pool::free_slow(Address address) {
     if (Status status = zero(address); !status.ok()) return status;
   const Index block = claim_for_free(address);
   if (block == 0) return {Code::invalid, 0, "free"};
-  if (segments_.blocks()[block].used_elsewhere) {
+  const StreamState& owner = streams_[segments_.blocks()[block].owner.load(std::memory_order_relaxed)];
+  if (segments_.blocks()[block].used_elsewhere || (zero_on_free_.load(std::memory_order_relaxed) && owner.gone())) {
     make_pending(block);
   } else {
     give_home(block);
@@ -600,17 +627,16 @@ Status Pool::free_slow(Address address) {
   return {};
 }
 
-// Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, is
-// zeroed when those uses have finished (requeue).
+// Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, or
+// whose owner is gone, is zeroed when those uses have finished (requeue).
 Status Pool::zero(Address address) {
   const Index i = segments_.find(address);
   if (i == 0) return {Code::invalid, 0, "free"};
   const Block& block = segments_.blocks()[i];
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
-  if (block.used_elsewhere) return {};
-  const StreamState& home = streams_[segments_.segments()[block.segment].stream];
-  return backend_->fill(address, 0, bytes_of(block), owner.retired ? home.handle : owner.handle);
+  if (block.used_elsewhere || owner.gone()) return {};
+  return backend_->fill(address, 0, bytes_of(block), owner.handle);
 }
 
 // A block nobody uses any more except in its owner's order goes back to its segment's stream.
@@ -625,8 +651,7 @@ void Pool::give_home(Index i) {
     wait_in_queue({i, tick, {{owner.number, tick}}});
     return;
   }
-  // Of a stream that is gone, only what zeroed it may be left, in the order of its home.
-  segments_.put(i, &owner == &home || owner.retired ? home.tick : 0);
+  segments_.put(i, &owner == &home ? tick : 0);
   home.unfenced_bytes += bytes;
   if (streams_.size() > 1 && home.unfenced_bytes >= kFenceBytes && !home.retired) (void)fences_.record(home);
 }
@@ -635,8 +660,10 @@ void Pool::give_home(Index i) {
 void Pool::make_pending(Index i) {
   Block& block = segments_.blocks()[i];
   const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
-  PendingBlock pending{i, streams_[owner].tick, {}};
-  if (segments_.segments()[block.segment].stream != owner) uses_[i].push_back(owner);
+  PendingBlock pending{i, streams_[owner].now(), {}};
+  // What is to be zeroed may be zeroed on another stream than its owner.
+  if (segments_.segments()[block.segment].stream != owner || zero_on_free_.load(std::memory_order_relaxed))
+    uses_[i].push_back(owner);
   for (std::uint16_t number : uses_[i]) {
     StreamState& stream = streams_[number];
     if (stream.retired) continue;
@@ -668,19 +695,26 @@ void Pool::requeue(PendingBlock&& pending) {
     pending.uses.pop_back();
   }
   Block& block = segments_.blocks()[pending.block];
+  StreamState& home = streams_[segments_.segments()[block.segment].stream];
+  StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  Tick tick = &owner == &home ? pending.tick : 0;
+  if (zero_on_free_.load(std::memory_order_relaxed) && !pending.zeroed) {
+    StreamState& zeroing = home.gone() ? streams_[0] : home;
+    (void)backend_->fill(segments_.address_of(block), 0, bytes_of(block), zeroing.handle);
+    tick = home.tick;
+    if (&zeroing != &home) {
+      pending.zeroed = true;
+      pending.uses.push_back({zeroing.number, zeroing.tick});
+      zeroing.waiting.push_back(std::move(pending));
+      return;
+    }
+  }
   pending_.subtract(bytes_of(block));
   --pending_blocks_;
   block.set(BlockState::moving);
-  StreamState& home = streams_[segments_.segments()[block.segment].stream];
-  StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   if (owner.journaling) {
     std::lock_guard guard(owner.lock);
     note(owner, Action::free_complete, segments_.address_of(block), bytes_of(block), block.tag, block.serial);
-  }
-  Tick tick = &owner == &home ? pending.tick : 0;
-  if (zero_on_free_.load(std::memory_order_relaxed)) {
-    (void)backend_->fill(segments_.address_of(block), 0, bytes_of(block), home.handle);
-    tick = home.tick;
   }
   segments_.put(pending.block, tick);
 }
@@ -747,24 +781,35 @@ Status Pool::wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock) {
 }
 
 Status Pool::wait_for_all(std::unique_lock<std::mutex>& lock) {
+  Status first;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     if (stream.retired) continue;
-    if (Status status = fences_.record(stream); !status.ok()) return status;
-    const Tick tick = stream.last != 0 ? stream.last : stream.tick - 1;
-    while (stream.passed < tick) {
-      EventHandle event = 0;
-      if (Status status = fences_.event_for(stream, tick, &event); !status.ok()) return status;
-      if (event == 0) break;
-      lock.unlock();
-      const Status status = backend_->event_synchronize(event);
-      lock.lock();
-      if (closed()) return {Code::closed, 0, "allocate"};
-      if (!status.ok()) return status;
-      if (Status polled = fences_.poll(stream); !polled.ok()) return polled;
-    }
+    const Status status = wait_for_stream(stream, lock);
+    if (status.code == Code::closed) return status;
+    if (first.ok()) first = status;
   }
-  return {};
+  return first;
+}
+
+// Waits for everything issued on the stream so far: by a fence, or where the driver refuses that, as a whole.
+Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& lock) {
+  EventHandle event = 0;
+  Status status = fences_.event_for(stream, stream.now(), &event);
+  if (status.ok() && event == 0) return status;
+  const bool leaving = stream.last != 0;
+  const Tick tick = leaving ? stream.last : status.ok() ? stream.tick - 1 : fences_.mark(stream);
+  const StreamHandle handle = stream.handle;
+  for (const bool by_event : {true, leaving}) {
+    if (by_event && !status.ok() && event == 0) continue;
+    lock.unlock();
+    status = by_event ? backend_->event_synchronize(event) : backend_->stream_synchronize(handle);
+    lock.lock();
+    if (closed()) return {Code::closed, 0, "allocate"};
+    if (status.ok()) break;
+  }
+  if (status.ok()) fences_.pass(stream, tick);
+  return status;
 }
 
 // Waits for all work; nothing is cached or pending afterwards.
@@ -773,7 +818,11 @@ Status Pool::settle(std::unique_lock<std::mutex>& lock) {
   Status status = wait_for_all(lock);
   if (!status.ok()) return status;
   complete_passed();
-  return zero_on_free_.load(std::memory_order_relaxed) ? wait_for_all(lock) : status;
+  if (!zero_on_free_.load(std::memory_order_relaxed)) return status;
+  // What has just been zeroed.
+  status = wait_for_all(lock);
+  if (status.ok()) complete_passed();
+  return status;
 }
 
 Status Pool::coalesce() {
@@ -884,10 +933,10 @@ Status Pool::close() {
   if (closed()) return {};
   generation_.store(0, std::memory_order_relaxed);
   for (std::uint32_t n = 0; n < streams_.size(); ++n) fences_.clear(streams_[static_cast<std::uint16_t>(n)]);
-  const Status released = segments_.release_all();
-  fences_.close();
+  for (const Status& each : {segments_.release_all(), fences_.close()})
+    if (status.ok()) status = each;
   callback_ = nullptr;
-  return status.ok() ? released : status;
+  return status;
 }
 
 // ---- looking ------------------------------------------------------------------------------------------------------------

@@ -140,7 +140,8 @@ class Pool {
   // align: a power of two or 0 for kUnit. On out_of_memory, *report (if given) says why.
   Status allocate(std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag, Address* out,
                   OutOfMemoryReport* report = nullptr) {
-    if (align <= kUnit && size <= kMaxRequest && try_cached(size, stream, tag, out)) return {};
+    const bool plain = align <= kUnit && (align & (align - 1)) == 0;
+    if (plain && size <= kMaxRequest && try_cached(size, stream, tag, out)) return {};
     return allocate_slow(size, stream, align, tag, out, report);
   }
   // Only the first rung: true if the stream's cache served. Never blocks, calls nothing.
@@ -239,6 +240,7 @@ class Pool {
   void let_leave();
   Status wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock);
   Status wait_for_all(std::unique_lock<std::mutex>& lock);
+  Status wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& lock);
   Status settle(std::unique_lock<std::mutex>& lock);
   void keep_idle_limit();
   std::uint64_t budget() const;
@@ -247,8 +249,9 @@ class Pool {
              std::size_t to, Units units, StreamHandle stream, std::uint32_t tag, std::vector<Address>& out);
   Address hand_out(Index block, Request& request);
   Index claim_for_free(Address address);
-  bool caches(StreamState& stream, Units units);
-  void raise(StreamState& stream, std::uint64_t bytes);
+  Index take_cached(StreamState& stream, Units units);
+  void take_back(Address address);
+  void add_live(StreamState& stream, std::uint64_t bytes);
   void note_reserved();
   void note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
             std::uint32_t serial);

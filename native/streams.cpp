@@ -35,7 +35,10 @@ std::uint32_t StreamTable::place_of(StreamHandle handle) const {
 
 StreamState* StreamTable::find(StreamHandle handle) const {
   if (handle == 0) return numbers_[0].load(std::memory_order_acquire);
-  return places_[place_of(handle)].state.load(std::memory_order_acquire);
+  const Place& place = places_[place_of(handle)];
+  StreamState* const state = place.state.load(std::memory_order_acquire);
+  // sweep() may have given the place to another handle meanwhile.
+  return place.handle.load(std::memory_order_relaxed) == handle ? state : nullptr;
 }
 
 StreamState* StreamTable::add(StreamHandle handle) {
@@ -113,9 +116,14 @@ Status EventPool::take(EventHandle* out) {
   return {};
 }
 
-void EventPool::destroy_all() {
-  for (EventHandle event : idle_) (void)backend_.event_destroy(event);
+Status EventPool::destroy_all() {
+  Status first;
+  for (EventHandle event : idle_) {
+    const Status status = backend_.event_destroy(event);
+    if (first.ok()) first = status;
+  }
   idle_.clear();
+  return first;
 }
 
 Status Fences::record(StreamState& stream) {
@@ -138,9 +146,7 @@ Status Fences::poll(StreamState& stream) {
     const Status status = backend_.event_query(fence.event);
     if (status.code == Code::not_ready) return {};
     if (!status.ok()) return status;
-    stream.passed = fence.tick;
-    stream.fences.pop_front();
-    events_.give(fence.event);
+    pass(stream, fence.tick);
   }
   return {};
 }
@@ -177,11 +183,14 @@ Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out, Tick*
   return {};
 }
 
-void Fences::clear(StreamState& stream) {
-  for (const Fence& fence : stream.fences) events_.give(fence.event);
-  stream.fences.clear();
-  stream.passed = stream.tick;
-  ++stream.tick;
+void Fences::clear(StreamState& stream) { pass(stream, mark(stream)); }
+
+void Fences::pass(StreamState& stream, Tick tick) {
+  stream.passed = std::max(stream.passed, tick);
+  while (!stream.fences.empty() && stream.fences.front().tick <= stream.passed) {
+    events_.give(stream.fences.front().event);
+    stream.fences.pop_front();
+  }
 }
 
 }  // namespace vram

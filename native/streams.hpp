@@ -103,6 +103,7 @@ struct PendingBlock {
   Index block = 0;
   Tick tick = 0;  // of its owner, when it was freed
   std::vector<Use> uses;
+  bool zeroed = false;  // by zero_on_free
 };
 
 struct alignas(64) StreamState {
@@ -112,7 +113,7 @@ struct alignas(64) StreamState {
   bool journaling = false;
   bool leaving = false;  // its cache takes no more blocks
   std::uint64_t live = 0;     // bytes of live blocks
-  std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::raise)
+  std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::add_live)
   Meter allocations[2];       // by kind
   Meter bytes[2];
   Meter requested[2];
@@ -132,6 +133,8 @@ struct alignas(64) StreamState {
   std::deque<PendingBlock> waiting;   // blocks whose next use is on this stream, in order of its tick
   std::vector<Tick> seen;             // seen[t]: work of stream t up to that tick is ordered before ours
 
+  // Nothing can be queued on it any more.
+  bool gone() const { return retired || last != 0; }
   // The tick of what happens now.
   Tick now() const { return last != 0 ? last : tick; }
   Tick seen_of(std::uint16_t other) const { return other < seen.size() ? seen[other] : 0; }
@@ -182,7 +185,7 @@ class EventPool {
   explicit EventPool(Backend& backend) : backend_(backend) {}
   Status take(EventHandle* out);
   void give(EventHandle event) { idle_.push_back(event); }
-  void destroy_all();
+  Status destroy_all();  // the first failure; it carries on
 
  private:
   Backend& backend_;
@@ -193,7 +196,7 @@ class EventPool {
 class Fences {
  public:
   explicit Fences(Backend& backend) : backend_(backend), events_(backend) {}
-  void close() { events_.destroy_all(); }
+  Status close() { return events_.destroy_all(); }
 
   // Records a fence behind everything issued on the stream so far; a leaving stream has its last one already.
   Status record(StreamState& stream);
@@ -207,6 +210,10 @@ class Fences {
   Status event_for(StreamState& stream, Tick tick, EventHandle* out, Tick* covers = nullptr);
   // Everything has finished (the stream was synchronised): drops its fences.
   void clear(StreamState& stream);
+  // The same without an event: whatever is issued from now on comes after the tick that is returned, and
+  // once the stream was synchronised, everything up to it has finished.
+  Tick mark(StreamState& stream) { return stream.tick++; }
+  void pass(StreamState& stream, Tick tick);
 
  private:
   Backend& backend_;

@@ -360,9 +360,8 @@ struct Watched {
     if (stream != held[i].stream) held[i].users.push_back(stream);
     return {};
   }
-  // The stream's work is done and it goes.
+  // The stream goes; its work need not be done.
   Status retire(StreamHandle stream) {
-    if (Status status = oracle->stream_synchronize(stream); !status.ok()) return status;
     if (Status status = pool->retire_stream(stream); !status.ok()) return status;
     return oracle->stream_destroy(stream);
   }

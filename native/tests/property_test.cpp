@@ -151,6 +151,7 @@ class Program {
     const std::size_t i = 1 + random_.below(streams_.size() - 1);
     const StreamHandle stream = streams_[i];
     streams_.erase(streams_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (random_.chance(50)) (void)world_.oracle->stream_synchronize(stream);
     return fine(world_.retire(stream), "retire_stream", why);
   }
   static bool fine(Status status, const char* what, std::string* why) {
