@@ -1,0 +1,405 @@
+"""The memory manager: every name of the reference design does real work, on one pool a device."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vram
+from vram.device import Device
+from vram.manager import MemoryManager
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def manager() -> Iterator[MemoryManager]:
+    made = MemoryManager()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def model() -> Device:
+    return Device.model("256MiB", lag_us=0.0)
+
+
+def run_python(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+# ---- the one of the process -------------------------------------------------------------------------------
+
+
+def test_there_is_one_manager_and_one_pool_a_device(manager: MemoryManager, model: Device) -> None:
+    assert vram.get_memory_manager() is vram.get_memory_manager()
+    assert manager.pool() is manager.pool("host") is manager.pool(vram.Device())
+    assert manager.pool(model) is manager.pool(model) is not manager.pool()
+    assert manager.pools == (manager.pool(), manager.pool(model))
+
+
+def test_many_threads_get_the_same_pool(manager: MemoryManager) -> None:
+    found: list[Any] = []
+    start = threading.Barrier(8, timeout=30)
+
+    def work() -> None:
+        start.wait()
+        found.append(manager.pool())
+        manager.free_memory(manager.allocate_memory(4096), 4096)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1 and manager.get_statistics().total_freed == 8
+
+
+def test_the_environment_configures_it() -> None:
+    done = run_python(
+        """
+        import vram
+        manager = vram.get_memory_manager()
+        pool = manager.pool()
+        assert pool.config()["segment_size"] == 8 << 20
+        assert pool.config()["stream_cache"] == 500
+        assert pool.config()["cross_stream"] == "wait"
+        assert pool.stats()["cache.blocks"] == 30, pool.stats()["cache.blocks"]
+        assert pool.journal()[0]
+        """,
+        VRAM_SEGMENT_SIZE="8MiB",
+        VRAM_CACHE_SIZE="500",
+        VRAM_WARMUP="4KiB:20,64KiB:10",
+        VRAM_STATS="1",
+        VRAM_CONF="cross_stream:wait",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wrong_environment_is_named() -> None:
+    done = run_python("import vram; vram.get_memory_manager()", VRAM_CONF="limt:5")
+    assert "VRAM_CONF: there is no option 'limt'; did you mean limit?" in done.stderr
+
+
+@pytest.mark.fork
+def test_a_child_gets_a_fresh_manager() -> None:
+    done = run_python(
+        """
+        import os, vram
+        manager = vram.get_memory_manager()
+        pointer = manager.allocate_memory(4096)
+        child = os.fork()
+        if child == 0:
+            try:
+                manager.allocate_memory(4096)
+            except vram.DeviceError:
+                fresh = vram.get_memory_manager()
+                assert fresh is not manager
+                fresh.free_memory(fresh.allocate_memory(4096), 4096)
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        manager.free_memory(pointer, 4096)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- allocation -------------------------------------------------------------------------------------------
+
+
+def test_allocate_and_free(manager: MemoryManager) -> None:
+    pointer = manager.allocate_memory(MIB)
+    assert manager.get_statistics().current_memory_usage == MIB
+    manager.free_memory(pointer, MIB)
+    manager.free_memory(manager.allocate_memory("1MiB"))
+    stats = manager.get_statistics()
+    assert (stats.total_allocations, stats.total_freed, stats.current_memory_usage) == (2, 2, 0)
+
+
+def test_wrong_frees_are_refused_and_leave_everything(manager: MemoryManager) -> None:
+    pointer = manager.allocate_memory(1000)
+    with pytest.raises(vram.InvalidFree, match="has 1000 bytes, not 1024") as caught:
+        manager.free_memory(pointer, 1024)
+    assert (caught.value.requested, caught.value.size) == (1000, 1024)
+    for wrong in (pointer + 1, 12345, 0):
+        with pytest.raises(vram.VramError):
+            manager.free_memory(wrong)
+        with pytest.raises(vram.VramError):
+            manager.free_memory(wrong, 1000)
+    manager.free_memory(pointer, 1000)
+    with pytest.raises(vram.InvalidFree):
+        manager.free_memory(pointer)
+
+
+def test_a_pointer_is_given_back_to_the_pool_it_came_from(manager: MemoryManager, model: Device) -> None:
+    here, there = manager.allocate_memory(4096), manager.allocate_memory(4096, device=model)
+    manager.free_memory(there, 4096)
+    manager.free_memory(here, 4096)
+    assert manager.pool().stats().live == manager.pool(model).stats().live == 0
+    with pytest.raises(vram.InvalidFree):
+        manager.free_memory(there, device=model)
+
+
+def test_batches_and_futures(manager: MemoryManager) -> None:
+    pointers = manager.allocate_batch([4096] * 4)
+    assert [pointer - pointers[0] for pointer in pointers] == [0, 4096, 8192, 12288]
+    later = manager.allocate_async(MIB).result(timeout=30)
+    for pointer in (*pointers, later):
+        manager.free_memory(pointer)
+    assert manager.get_statistics().current_memory_usage == 0
+
+
+def test_warm_up_fills_the_cache(manager: MemoryManager) -> None:
+    manager.warmup_cache([4096, "64KiB"], [10, 5])
+    with manager.performance_context() as perf:
+        manager.allocate_batch([])
+        pointers = [manager.allocate_memory(size) for size in (4096, 65536) for _ in range(5)]
+    assert perf.stats.cache_hits == perf.stats.total_allocations == 10
+    assert perf.stats.efficiency_score() == perf.stats.cache_hit_rate == 1
+    with pytest.raises(vram.ConfigError, match="2 sizes need as many counts, not 1"):
+        manager.warmup_cache([1, 2], [3])
+    for pointer in pointers:
+        manager.free_memory(pointer)
+
+
+# ---- settings ---------------------------------------------------------------------------------------------
+
+
+def test_configure_changes_pools_in_use_and_those_to_come(manager: MemoryManager, model: Device) -> None:
+    pool = manager.pool()
+    manager.configure(
+        segment_size=8 * MIB,
+        cache_sizes={"stream_local": 100, "global": 500},
+        warmup_sizes=[(4096, 5), (65536, 2)],
+    )
+    for each in (pool, manager.pool(model)):
+        assert each.config()["segment_size"] == 8 * MIB
+        assert (each.config()["stream_cache"], each.config()["idle_limit"]) == (100, 1000 * MIB)
+        assert each.stats()["cache.blocks"] == 7
+
+
+def test_configure_resets_nothing_else(manager: MemoryManager) -> None:
+    pool = manager.pool()
+    manager.configure(stream_cache=77, cross_stream="wait")
+    manager.configure({"segment_size": "4MiB", "coalescing_threshold": 0.1}, enable_stats=True)
+    options = pool.config()
+    assert (options["stream_cache"], options["cross_stream"]) == (77, "wait")
+    assert options["segment_size"] == 4 * MIB and manager.settings["coalescing_threshold"] == 0.1
+
+
+def test_the_limit_may_be_a_share(manager: MemoryManager, model: Device) -> None:
+    manager.configure(limit=0.5)
+    assert manager.pool(model).limit == 128 * MIB
+    manager.configure(limit=0.25)
+    assert manager.pool(model).limit == 64 * MIB
+    assert manager.pool().limit == vram.Device().total_memory // 4
+
+
+def test_wrong_settings_are_named_and_change_nothing(manager: MemoryManager) -> None:
+    pool = manager.pool()
+    with pytest.raises(vram.ConfigError, match="no option 'cachesize'"):
+        manager.configure(stream_cache=5, cachesize=3)
+    assert pool.config()["stream_cache"] == 4096 == manager.settings["stream_cache"]
+    with pytest.raises(vram.ConfigError, match="pages cannot change while a pool is in use"):
+        manager.configure(pages=False)
+    manager.close()
+    manager.configure(pages=False)
+    assert manager.pool().config()["pages"] is False
+
+
+def test_strategy_and_warm_up_switches(manager: MemoryManager) -> None:
+    manager.configure({"allocation_strategy": "good_fit", "enable_warmup": False, "warmup_sizes": {4096: 3}})
+    assert manager.pool().config()["best_fit"] is False
+    assert manager.pool().stats()["cache.blocks"] == 0
+    manager.configure(enable_warmup=True)
+    assert manager.pool().stats()["cache.blocks"] == 3
+
+
+def test_configure_of_the_module_is_that_of_the_process() -> None:
+    done = run_python(
+        """
+        import vram
+        vram.configure({
+            "segment_size": 8 << 20, "enable_warmup": True, "enable_stats": True,
+            "allocation_strategy": "best_fit", "coalescing_threshold": 0.1,
+        })
+        pool = vram.get_memory_manager().pool()
+        assert pool.config()["segment_size"] == 8 << 20 and pool.config()["best_fit"]
+        assert pool.stats()["cache.blocks"] == 80
+        vram.configure(limit="1GiB")
+        assert pool.limit == 1 << 30
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- numbers ----------------------------------------------------------------------------------------------
+
+
+def test_statistics_in_the_words_of_the_reference(manager: MemoryManager) -> None:
+    empty = manager.get_statistics()
+    assert (empty.total_allocations, empty.efficiency_score(), empty.cache_hit_rate) == (0, 1.0, 0.0)
+    for _ in range(10):
+        manager.free_memory(manager.allocate_memory(4096), 4096)
+    stats = manager.get_statistics()
+    assert (stats.total_allocations, stats.total_freed) == (10, 10)
+    assert (stats.cache_hits, stats.cache_misses) == (9, 1)
+    assert stats.cache_hit_rate == stats.efficiency_score() == 0.9
+    assert stats.peak_memory_usage == 4096 and 0 <= stats.fragmentation_ratio <= 1
+
+
+def test_a_performance_context_sees_only_its_block(manager: MemoryManager, model: Device) -> None:
+    before = manager.allocate_memory(8 * MIB)
+    with manager.performance_context() as perf:
+        with manager.performance_context() as inner:
+            manager.free_memory(manager.allocate_memory(MIB), MIB)
+        kept = manager.allocate_memory(2 * MIB, device=model)  # this pool is made inside
+    manager.free_memory(before)
+    assert (inner.stats.total_allocations, inner.stats.peak_memory_usage) == (1, MIB)
+    assert (perf.stats.total_allocations, perf.stats.total_freed) == (2, 1)
+    assert perf.stats.peak_memory_usage == 3 * MIB and perf.stats.current_memory_usage == 2 * MIB
+    manager.free_memory(kept, device=model)
+
+
+def test_the_trace_tells_what_is_live_and_what_happened(
+    manager: MemoryManager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager.configure(enable_stats=True)
+    with vram.tag("left"):
+        pointer = manager.allocate_memory(5000)
+    text = manager.dump_allocation_trace(io.StringIO())
+    assert "live: 1 × 4.88 KiB tagged 'left'" in text
+    assert "allocate" in text and f"{pointer:#x}" in text and "tag 'left'" in text
+    manager.dump_allocation_trace(tmp_path / "trace.txt")
+    assert (tmp_path / "trace.txt").read_text(encoding="utf-8") == text
+    manager.dump_allocation_trace()
+    assert capsys.readouterr().err == text
+    assert "allocations seen (journal)" in str(manager.analyze_allocation_patterns())
+    manager.free_memory(pointer)
+
+
+# ---- caches and pressure ----------------------------------------------------------------------------------
+
+
+def test_cleanup_gives_unused_memory_back(manager: MemoryManager, model: Device) -> None:
+    kept = manager.allocate_memory(10 * MIB, device=model)
+    manager.free_memory(manager.allocate_memory(90 * MIB, device=model), device=model)
+    reserved = manager.get_statistics().reserved_memory
+    assert manager.cleanup_cache(threshold=1.0) == 0
+    some = manager.cleanup_cache(threshold=0.5)
+    assert 0 < some <= reserved
+    rest = manager.cleanup_cache()
+    assert some + rest == reserved - manager.get_statistics().reserved_memory
+    manager.free_memory(kept, device=model)
+    assert manager.cleanup_cache(force=True) > 0 and manager.get_statistics().reserved_memory == 0
+    with pytest.raises(vram.ConfigError, match="from 0 to 1"):
+        manager.cleanup_cache(threshold=5)
+
+
+def test_force_waits_for_work_that_still_uses_memory(manager: MemoryManager) -> None:
+    model = Device.model("256MiB", lag_us=1000.0)
+    pool, side = manager.pool(model), vram.Stream(model)
+    buffer = pool.allocate(32 * MIB)
+    buffer.record_stream(side)
+    side.launch(lambda: None)
+    buffer.free()
+    assert pool.stats().pending == 32 * MIB
+    manager.cleanup_cache(force=True)
+    assert pool.stats().reserved == pool.stats().pending == 0
+
+
+def test_expanding_and_aggressive_coalescing(manager: MemoryManager) -> None:
+    pool = manager.pool()
+    manager.configure(stream_cache=100)
+    assert manager.expand_cache_size(1.5) == 150 == pool.config()["stream_cache"]
+    manager.free_memory(manager.allocate_memory(4096))
+    assert pool.stats()["cache.blocks"] == 1
+    manager.enable_aggressive_coalescing()
+    assert pool.stats()["cache.blocks"] == 0
+    manager.free_memory(manager.allocate_memory(4096))
+    assert pool.stats()["cache.blocks"] == 0 == pool.config()["stream_cache"]
+    manager.enable_aggressive_coalescing()
+    manager.enable_aggressive_coalescing(False)
+    assert pool.config()["stream_cache"] == 150
+    manager.enable_aggressive_coalescing()
+    assert manager.expand_cache_size(2) == 300
+    assert manager.expand_cache_size(1e9) == 65536
+    with pytest.raises(vram.ConfigError, match="factor above 0"):
+        manager.expand_cache_size(0)
+
+
+def test_coalescing_empties_the_caches(manager: MemoryManager) -> None:
+    manager.warmup_cache([4096], [20])
+    manager.coalesce_free_blocks()
+    assert manager.pool().stats()["cache.blocks"] == 0
+
+
+def test_garbage_collection_frees_what_only_cycles_hold(manager: MemoryManager) -> None:
+    buffer: Any = manager.pool().allocate("8MiB")
+    cycle: list[Any] = [buffer]
+    cycle.append(cycle)
+    del buffer, cycle
+    assert manager.garbage_collect() >= 8 * MIB
+    assert manager.get_statistics().current_memory_usage == 0
+
+
+def test_adapting_to_pressure(manager: MemoryManager, model: Device) -> None:
+    manager.configure(limit="100MiB", stream_cache=100)
+    pool = manager.pool(model)
+    kept = pool.allocate(40 * MIB)
+    pool.allocate(50 * MIB).free()
+    assert manager.memory_pressure() == pytest.approx(pool.stats().reserved / (100 * MIB))
+    assert manager.memory_pressure() > 0.8 and manager.adapt() == "clean"
+    assert pool.stats().reserved < 60 * MIB and pool.config()["stream_cache"] == 0
+    assert manager.adapt() == "rest" and pool.config()["stream_cache"] == 100
+    kept.free()
+    pool.trim()
+    assert manager.adapt() == "expand" and pool.config()["stream_cache"] == 150
+    manager.configure(pressure_low=0.0, pressure_high=0.1)
+    assert manager.adapt() == "rest"
+    assert manager.adapt(0.2) == "clean"
+
+
+def test_the_adaptive_mode_looks_every_so_many_operations(manager: MemoryManager, model: Device) -> None:
+    manager.configure(stream_cache=100, adaptive=True, adapt_every=10, expand_factor=2)
+    pool = manager.pool(model)
+    for _ in range(5):
+        manager.free_memory(manager.allocate_memory(4096, device=model), device=model)
+    assert pool.config()["stream_cache"] == 200
+    manager.configure(adaptive=False)
+    for _ in range(50):
+        manager.free_memory(manager.allocate_memory(4096, device=model), device=model)
+    assert pool.config()["stream_cache"] == 200
+
+
+def test_fragmentation_above_the_threshold_is_merged(manager: MemoryManager, model: Device) -> None:
+    manager.configure(coalescing_threshold=0.0, pressure_low=0.0)
+    pool = manager.pool(model)
+    kept = pool.allocate(1000)
+    pool.allocate(4096).free()
+    assert manager.adapt() == "rest" and pool.stats()["cache.blocks"] == 0 and kept.size
+
+
+def test_closing_makes_room_for_new_pools(manager: MemoryManager) -> None:
+    old = manager.pool()
+    manager.close()
+    assert old.closed and manager.pools == () and manager.pool() is not old
+    manager.pool().close()
+    assert not manager.pool().closed
+    assert "vram.MemoryManager" in repr(manager)

@@ -1,0 +1,531 @@
+"""The pool's Python side: options, asynchronous allocation, warm-up, limits, callbacks, errors, leaks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+import vram
+from vram.device import Device
+from vram.explain import explain_out_of_memory
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def model() -> Device:
+    return Device.model("256MiB", lag_us=0.0)
+
+
+@pytest.fixture
+def pool(model: Device) -> vram.Pool:
+    return vram.Pool(model)
+
+
+def run_python(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+# ---- making one -------------------------------------------------------------------------------------------
+
+
+def test_a_pool_is_made_on_the_default_device_a_name_or_a_device(model: Device) -> None:
+    assert vram.Pool().device == vram.Device() and vram.Pool("host").device.name == "host"
+    assert vram.Pool(model).device == model
+    assert vram.Pool("model:1GiB").device.total_memory == 1 << 30
+
+
+def test_a_new_pool_takes_nothing(pool: vram.Pool) -> None:
+    assert pool.stats().reserved == 0
+    assert "0 B allocated, 0 B reserved" in repr(pool)
+
+
+def test_options_reach_the_native_pool(model: Device) -> None:
+    pool = vram.Pool(model, cross_stream="wait", stream_cache=7, segment_size="4MiB", limit=0.5)
+    options = pool.config()
+    assert (options["cross_stream"], options["stream_cache"]) == ("wait", 7)
+    assert (options["segment_size"], options["limit"]) == (4 * MIB, 128 * MIB)
+
+
+def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, model: Device) -> None:
+    monkeypatch.setenv("VRAM_CONF", "cross_stream:never,adaptive:true,limit:64MiB")
+    monkeypatch.setenv("VRAM_CACHE_SIZE", "9")
+    pool = vram.Pool(model, limit="32MiB")
+    assert (pool.config()["cross_stream"], pool.config()["stream_cache"]) == ("never", 9)
+    assert pool.limit == 32 * MIB
+
+
+def test_wrong_options_make_no_pool(model: Device) -> None:
+    with pytest.raises(vram.ConfigError, match="did you mean limit"):
+        vram.Pool(model, limt=5)
+    with pytest.raises(vram.ConfigError, match="memory manager"):
+        vram.Pool(model, adaptive=True)
+    with pytest.raises(vram.DeviceError):
+        vram.Pool("nowhere")
+
+
+def test_subclasses_are_pools(model: Device) -> None:
+    class Own(vram.Pool):
+        pass
+
+    assert type(Own(model)) is Own and Own(model).allocate(5).size == 5
+
+
+# ---- allocation -------------------------------------------------------------------------------------------
+
+
+def test_asynchronous_allocation_gives_a_buffer_or_the_error(pool: vram.Pool) -> None:
+    with vram.tag("later"):
+        futures = [pool.allocate_async("1MiB") for _ in range(20)]
+    buffers = [future.result(timeout=30) for future in futures]
+    assert len({buffer.ptr for buffer in buffers}) == 20
+    assert {buffer.tag for buffer in buffers} == {"later"}
+    assert pool.allocate_async(5, tag="own").result(timeout=30).tag == "own"
+    with pytest.raises(vram.OutOfMemory):
+        pool.allocate_async("1GiB").result(timeout=30)
+    with pytest.raises(vram.ConfigError):
+        pool.allocate_async(-1).result(timeout=30)
+
+
+def test_a_result_nobody_takes_is_freed(pool: vram.Pool) -> None:
+    future = pool.allocate_async(MIB)
+    future.result(timeout=30)
+    del future
+    gc.collect()
+    assert pool.stats().live == 0
+
+
+def test_closing_waits_for_what_runs_and_cancels_the_rest(model: Device) -> None:
+    pool, gate, entered = vram.Pool(model), threading.Event(), threading.Event()
+
+    def callback() -> bool:
+        entered.set()
+        return gate.wait(30)
+
+    pool.on_oom(callback)
+    futures = [pool.allocate_async("1GiB") for _ in range(50)]
+    assert entered.wait(30)
+    threading.Timer(0.05, gate.set).start()
+    pool.close()
+    assert all(future.done() for future in futures)
+    assert any(future.cancelled() for future in futures)
+    with pytest.raises(vram.DeviceError):
+        pool.allocate_async(5).result(timeout=30)
+
+
+def test_warm_sizes_are_served_by_the_cache(pool: vram.Pool) -> None:
+    pool.warmup({4096: 50, "64KiB": 20, MIB: 10})
+    assert pool.stats()["cache.blocks"] == 80
+    before = pool.stats()
+    kept = [pool.allocate(size) for size in (4096, 65536, MIB) for _ in range(10)]
+    after = pool.stats()
+    assert after.hits - before.hits == len(kept) and after.reserved == before.reserved
+
+
+def test_warm_up_goes_to_the_stream_named(model: Device, pool: vram.Pool) -> None:
+    side = vram.Stream(model)
+    pool.warmup([(4096, 3)], stream=side)
+    cached = {stream["handle"]: stream["cached"] for stream in pool.stats().streams}
+    assert cached[side.handle] == 3 * 4096 and cached.get(0, 0) == 0
+
+
+def test_warm_up_is_all_or_nothing(pool: vram.Pool) -> None:
+    with pytest.raises(vram.OutOfMemory):
+        pool.warmup({MIB: 10, "100MiB": 10})
+    assert pool.stats().live == 0
+    for wrong in ({4096: -1}, {4096: True}, {4096: 1.5}, {"x": 1}):
+        with pytest.raises(vram.ConfigError):
+            pool.warmup(wrong)  # type: ignore[arg-type]
+    pool.warmup({})
+
+
+def test_warm_up_may_exceed_the_cache(model: Device) -> None:
+    pool = vram.Pool(model, stream_cache=2)
+    pool.warmup({4096: 10})
+    assert pool.stats()["cache.blocks"] == 10
+
+
+# ---- limits and housekeeping ------------------------------------------------------------------------------
+
+
+def test_the_limit_is_bytes_a_text_a_share_or_none(pool: vram.Pool) -> None:
+    assert pool.limit is None
+    for given, limit in [
+        (64 * MIB, 64 * MIB),
+        ("32MiB", 32 * MIB),
+        (0.25, 64 * MIB),
+        (None, None),
+        (1.0, 256 * MIB),
+    ]:
+        pool.limit = given
+        assert pool.limit == limit
+    with pytest.raises(vram.ConfigError, match="limit cannot be -5"):
+        pool.limit = -5
+    assert pool.limit == 256 * MIB
+
+
+def test_the_limit_holds(pool: vram.Pool) -> None:
+    pool.limit = "16MiB"
+    kept = pool.allocate("12MiB")
+    with pytest.raises(vram.OutOfMemory) as caught:
+        pool.allocate("12MiB")
+    assert caught.value.limit == 16 * MIB and pool.stats().peak_reserved <= 16 * MIB
+    pool.limit = None
+    assert pool.allocate("12MiB").size == kept.size
+
+
+def test_trim_returns_what_went(pool: vram.Pool) -> None:
+    kept = pool.allocate("10MiB")
+    pool.allocate("50MiB").free()
+    reserved = pool.stats().reserved
+    released = pool.trim()
+    assert released == reserved - pool.stats().reserved >= 48 * MIB
+    assert pool.trim("1GiB") == 0
+    kept.free()
+    assert pool.trim() > 0 and pool.stats().reserved == 0
+
+
+def test_a_closed_stream_leaves_its_memory_to_others(model: Device, pool: vram.Pool) -> None:
+    side = vram.Stream(model)
+    pool.allocate("200MiB", stream=side).free()
+    side.close()
+    model.synchronize()
+    assert pool.allocate("200MiB").size == 200 * MIB
+
+
+def test_a_dropped_pool_is_gone_and_gives_its_memory_back(model: Device) -> None:
+    pool = vram.Pool(model)
+    pool.on_oom(pool.coalesce)  # a cycle through the callback
+    buffer = pool.allocate(MIB)
+    gone = weakref.ref(pool)
+    del pool
+    gc.collect()
+    assert gone() is not None  # the buffer keeps it
+    del buffer
+    gc.collect()
+    assert gone() is None and model.free_memory == model.total_memory
+    vram.Stream(model).close()  # nobody listens any more
+
+
+def test_closing(model: Device) -> None:
+    with vram.Pool(model) as pool:
+        buffer = pool.allocate(MIB)
+    assert pool.closed and repr(pool) == f"<vram.Pool on {model.name}, closed>"
+    assert model.free_memory == model.total_memory
+    pool.close()
+    for use in (lambda: pool.allocate(1), lambda: pool.malloc(1), buffer.free, lambda: pool.trim(),
+                lambda: pool.warmup({4096: 1}), lambda: setattr(pool, "limit", 5)):  # fmt: skip
+        with pytest.raises(vram.VramError):
+            use()
+
+
+# ---- out of memory ----------------------------------------------------------------------------------------
+
+
+def full(pool: vram.Pool) -> vram.OutOfMemory:
+    with pytest.raises(vram.OutOfMemory) as caught:
+        pool.allocate("200MiB")
+    return caught.value
+
+
+def test_the_error_says_what_was_asked_and_who_holds_it(model: Device, pool: vram.Pool) -> None:
+    with vram.tag("weights"):
+        kept = pool.allocate("100MiB")
+    error = full(pool)
+    text = str(error)
+    assert f"200 MiB asked on stream 0 of {model.name}" in text
+    assert "100 MiB allocated" in text and "'weights' (100 MiB)" in text
+    assert "What would help: freeing 44 MiB of what is allocated" in text
+    assert (error.requested, error.allocated, error.limit) == (200 * MIB, kept.size, None)
+    assert error.report["tags"] == {"weights": 100 * MIB}
+    assert error.report["device_total"] == 256 * MIB
+    assert isinstance(error, MemoryError)
+
+
+def test_the_error_survives_pickling(pool: vram.Pool) -> None:
+    kept = pool.allocate("100MiB")
+    error = full(pool)
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (str(other), other.requested, other.report) == (str(error), 200 * MIB, error.report)
+    assert kept.size == error.allocated
+
+
+def test_the_error_names_what_holds_memory_outside(model: Device) -> None:
+    other = vram.Pool(model)
+    theirs = other.allocate("150MiB")
+    error = full(vram.Pool(model))
+    assert error.report["outside"] >= theirs.size
+    assert "Held outside the pool" in str(error)
+
+
+def test_the_error_names_the_limit(model: Device) -> None:
+    error = full(vram.Pool(model, limit="150MiB"))
+    assert "limit of 150 MiB" in str(error) and "this one alone is more" in str(error)
+    assert "a limit of at least 200 MiB" in str(error)
+    pool = vram.Pool(model, limit="220MiB")
+    kept = pool.allocate("50MiB")
+    assert "a limit of at least 250 MiB" in str(full(pool)) and kept.size
+
+
+def explained(**changes: Any) -> str:
+    nothing = ("limit", "device_free", "pending", "cached", "free_pages", "free_elsewhere", "stranded")
+    facts = dict.fromkeys(nothing, 0)
+    facts |= {"requested": 8 * MIB, "device_total": 64 * MIB, "reserved": 64 * MIB, "allocated": 40 * MIB}
+    cross_stream = changes.pop("cross_stream", "ready")
+    streams = changes.pop("pending_streams", {})
+    error = explain_out_of_memory(
+        "model:0", 8 * MIB, 0, facts | changes, tags={}, pending_streams=streams, cross_stream=cross_stream
+    )
+    return str(error)
+
+
+def test_the_error_says_why_free_memory_does_not_serve() -> None:
+    text = explained(stranded=24 * MIB)
+    assert "24 MiB fragmented" in text and "keeping these in a pool of their own" in text
+    text = explained(pending=24 * MIB, pending_streams={7: 24 * MIB})
+    assert "24 MiB freed but pending, allocated on stream 7 (24 MiB)" in text
+    assert "waiting for the streams that still use freed memory" in text
+    text = explained(free_elsewhere=24 * MIB, cross_stream="never")
+    assert "24 MiB in free pages of other streams" in text and 'cross_stream="ready"' in text
+    assert 'cross_stream="ready"' not in explained(free_elsewhere=24 * MIB)
+    text = explained(cached=4 * MIB, free_pages=2 * MIB)
+    assert "4 MiB in the caches of streams" in text and "2 MiB in free pages, less than asked" in text
+
+
+def test_absurd_sizes_are_out_of_memory(pool: vram.Pool) -> None:
+    for size in (1 << 62, 2**64 - 1, 2**70):
+        with pytest.raises(vram.OutOfMemory, match="a smaller request"):
+            pool.allocate(size)
+    assert pool.check() is None
+
+
+def test_callbacks_run_in_order_and_may_free(pool: vram.Pool) -> None:
+    kept, calls = [pool.allocate("100MiB")], []
+
+    def first(size: int, stream: int) -> None:
+        calls.append(("first", size, stream))
+
+    def second(size: int) -> bool:
+        calls.append(("second", size))
+        kept.clear()
+        return True
+
+    pool.on_oom(first)
+    pool.on_oom(second)
+    assert pool.allocate("200MiB").size == 200 * MIB
+    assert calls == [("first", 200 * MIB, 0), ("second", 200 * MIB)]
+
+
+def test_a_removed_callback_is_not_called(pool: vram.Pool) -> None:
+    calls: list[int] = []
+    handle = pool.on_oom(lambda *arguments: calls.append(len(arguments)))
+    kept = pool.allocate("100MiB")
+    full(pool)
+    handle.remove()
+    handle.remove()
+    full(pool)
+    assert calls == [2] and kept.size
+    with pytest.raises(TypeError, match="takes a callable"):
+        pool.on_oom(5)  # type: ignore[arg-type]
+
+
+def test_a_failing_callback_corrupts_nothing(pool: vram.Pool, caplog: pytest.LogCaptureFixture) -> None:
+    kept = [pool.allocate("100MiB")]
+    pool.on_oom(lambda: 1 / 0)
+    with caplog.at_level(logging.ERROR, "vram"):
+        error = full(pool)
+    assert error.report["callback_errors"] == ("ZeroDivisionError('division by zero')",)
+    assert "out-of-memory callback" in caplog.text
+    pool.on_oom(lambda: kept.clear() or True)
+    with caplog.at_level(logging.CRITICAL, "vram"):
+        assert pool.allocate("200MiB").size == 200 * MIB
+    assert pool.check() is None
+
+
+def test_a_callback_that_runs_out_itself_is_not_called_again(pool: vram.Pool) -> None:
+    kept, calls = pool.allocate("100MiB"), []
+
+    def callback() -> bool:
+        calls.append(1)
+        with pytest.raises(vram.OutOfMemory):
+            pool.allocate("250MiB")
+        return False
+
+    pool.on_oom(callback)
+    full(pool)
+    assert calls == [1] and kept.size and pool.check() is None
+
+
+# ---- snapshots, leaks, patterns ---------------------------------------------------------------------------
+
+
+def test_a_snapshot_holds_every_block(pool: vram.Pool) -> None:
+    with vram.tag("big"):
+        big = pool.allocate("5MiB")
+    small = pool.allocate(100)
+    pool.allocate(200).free()
+    shot = pool.snapshot()
+    live = {block.address: block for block in shot.blocks("live")}
+    assert set(live) == {big.ptr, small.ptr}
+    assert (live[big.ptr].tag, live[big.ptr].requested, live[small.ptr].size) == ("big", 5 * MIB, 512)
+    assert shot.by_tag() == {"big": 5 * MIB, None: 512}
+    assert (shot.allocated, shot.reserved) == (pool.stats().allocated, pool.stats().reserved)
+    assert {segment.kind for segment in shot.segments} == {"small", "large"}
+    assert len(list(shot.blocks("cached"))) == 1
+    plain = shot.to_dict()
+    assert plain["segments"][0]["blocks"][0]["address"] and "2 live blocks" in repr(shot)
+
+
+def test_leaks_are_what_outlived_the_mark(pool: vram.Pool) -> None:
+    old = pool.allocate(1000)
+    mark = pool.mark()
+    assert pool.leaks(since=mark) == []
+    with vram.tag("cache"):
+        kept = [pool.allocate(5000) for _ in range(3)]
+    other = pool.allocate(MIB)
+    first, second = pool.leaks(since=mark)
+    assert (first.tag, first.size, first.count, first.bytes) == (None, MIB, 1, MIB)
+    assert (second.tag, second.size, second.count) == ("cache", 5000, 3)
+    assert set(second.addresses) == {buffer.ptr for buffer in kept}
+    assert str(second) == "3 × 4.88 KiB tagged 'cache'"
+    assert len(pool.leaks()) == 3 and old.size and other.size
+    del kept, other, first
+    assert pool.leaks(since=mark) == []
+
+
+def test_a_block_allocated_again_at_the_same_address_is_new(pool: vram.Pool) -> None:
+    buffer = pool.allocate(4096)
+    address, mark = buffer.ptr, pool.mark()
+    del buffer
+    again = pool.allocate(4096)
+    assert again.ptr == address
+    assert [leak.addresses for leak in pool.leaks(since=mark)] == [(address,)]
+
+
+def test_stacks_say_who_allocated(model: Device) -> None:
+    pool = vram.Pool(model, stacks="python")
+
+    def guilty() -> vram.Buffer:
+        return pool.allocate(777)
+
+    kept = [guilty(), guilty(), *pool.allocate_batch([1, 2])]
+    raw = [pool.malloc(888), *pool.malloc_batch([3])]
+    leaks = {leak.size: leak for leak in pool.leaks()}
+    (stack,) = leaks[777].stacks[:1]
+    assert stack[0].name.endswith("guilty") and stack[0].filename == __file__
+    assert "allocated at" in str(leaks[777]) and len(kept) == 4
+    assert leaks[888].stacks[0][0].name == "test_stacks_say_who_allocated"
+    assert leaks[1].stacks and leaks[3].stacks
+    for address in raw:
+        pool.free(address)
+
+
+def test_stacks_of_what_was_freed_are_forgotten(model: Device) -> None:
+    pool: Any = vram.Pool(model, stacks="python", stream_cache=0)
+    kept = [pool.allocate(512) for _ in range(10)]
+    for _ in range(5000):
+        pool.allocate(512)
+    assert len(pool._recorded_stacks()) <= 2048
+    assert len(pool.leaks()[0].stacks) == 1 and pool.leaks()[0].count == len(kept)
+
+
+def test_plain_pools_keep_native_methods(pool: vram.Pool) -> None:
+    for name in ("malloc", "free", "allocate", "allocate_batch", "record_stream"):
+        assert name not in vars(vram.Pool)
+
+
+def test_patterns_from_the_journal(model: Device) -> None:
+    pool = vram.Pool(model, journal=10_000, stream_cache=0)
+    for _ in range(100):
+        both = [pool.allocate(4096), pool.allocate(4096)]
+        del both
+    kept = pool.allocate(MIB)
+    found = pool.patterns()
+    assert found.source == "journal" and found.allocations == 201
+    assert (found.sizes[0].size, found.sizes[0].allocations, found.sizes[0].most_live) == (4096, 200, 2)
+    assert found.histogram == {4096: 200, MIB: 1} and found.warmup == {4096: 2}
+    assert found.hit_rate == 0 and found.churn == 200 / 201
+    assert any("stream_cache" in text for text in found.suggestions), found.suggestions
+    assert "up to 4 KiB: 200" in str(found) and found.to_dict()["allocations"] == 201
+    assert kept.size
+
+
+def test_patterns_suggest_a_warm_up(model: Device) -> None:
+    pool = vram.Pool(model, journal=10_000)
+    for size in range(2000, 2000 + 512 * 150, 512):
+        pool.allocate(size).free()
+    (text,) = [text for text in pool.patterns().suggestions if "caches served only" in text]
+    assert "most" in text or "journal" in text or "warm" in text
+
+
+def test_patterns_without_a_journal_and_without_history(pool: vram.Pool) -> None:
+    assert pool.patterns().source == "statistics"
+    assert pool.patterns().suggestions == ("only 0 allocations so far: too few for a pattern",)
+    kept = [pool.allocate(MIB // 2) for _ in range(200)]
+    assert any("little to reuse" in text for text in pool.patterns().suggestions) and kept
+
+
+# ---- processes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fork
+def test_a_child_allocates_asynchronously_in_pools_of_its_own() -> None:
+    done = run_python(
+        """
+        import os, vram
+        pool = vram.Pool("host")
+        pool.allocate_async(5).result()
+        child = os.fork()
+        if child == 0:
+            try:
+                pool.allocate(5)
+            except vram.DeviceError:
+                vram.Pool("host").allocate_async(5).result(timeout=30)
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_exit_with_live_buffers_callbacks_and_futures() -> None:
+    done = run_python(
+        """
+        import vram
+        pool = vram.Pool("host", limit="64MiB", stacks="python")
+        pool.on_oom(lambda: False)
+        kept = [pool.allocate("1MiB"), pool.allocate_async("1MiB").result()]
+        future = pool.allocate_async("2MiB")
+        try:
+            pool.allocate("1GiB")
+        except vram.OutOfMemory as error:
+            text = str(error)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tour_runs() -> None:
+    tour = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "tour.py")
+    done = subprocess.run([sys.executable, "-W", "error", tour], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for line in ("What would help: freeing 76 MiB", "3 × 64 KiB tagged 'kv-cache'", "the copy saw 7, 7"):
+        assert line in done.stdout
