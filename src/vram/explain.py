@@ -13,6 +13,8 @@ from vram.sizes import format_size
 
 __all__ = ["explain_out_of_memory"]
 
+PAGE = 2 << 20
+"""The least memory a device gives."""
 MOST_TAGS = 3
 """So many of the largest holders are named."""
 
@@ -60,14 +62,18 @@ def _capacity(facts: Mapping[str, int]) -> int:
     return min(facts["limit"] or facts["device_total"], facts["device_total"])
 
 
+def _is_limited(facts: Mapping[str, int]) -> bool:
+    return 0 < facts["limit"] < facts["device_total"]
+
+
+def _room_in_limit(facts: Mapping[str, int]) -> int:
+    return max(0, _capacity(facts) - facts["reserved"])
+
+
 def _room(facts: Mapping[str, int]) -> str:
     """How much more could be had at once, and what bounds it."""
-    limited = 0 < facts["limit"] < facts["device_total"]
-    left = facts["device_free"]
-    if limited:
-        left = min(left, max(0, facts["limit"] - facts["reserved"]))
-    room = format_size(left + facts["free_pages"])
-    if limited:
+    room = format_size(min(facts["device_free"], _room_in_limit(facts)) + facts["free_pages"])
+    if _is_limited(facts):
         return f"but only {room} can be had within the pool's limit of {format_size(facts['limit'])}"
     return f"but only {room} can be had of the {format_size(facts['device_total'])} of the device"
 
@@ -102,24 +108,30 @@ def _streams(facts: Mapping[str, Any]) -> str:
 
 
 def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:
-    capacity, short = _capacity(facts), size + facts["allocated"]
+    capacity, demand = _capacity(facts), size + facts["allocated"]
     if size > capacity:
         yield f"a smaller request: this one alone is more than the {format_size(capacity)} there are"
-        if facts["limit"] and size <= facts["device_total"]:
-            yield f"or a limit of at least {format_size(short)}"
+        if size <= facts["device_total"]:
+            yield f"or a limit of at least {format_size(demand)}"
         return
-    unused = facts["reserved"] - facts["allocated"]
-    if facts["pending"] >= size:
+    yield from _remedies_inside(size, facts, cross_stream)
+    if facts["outside"] >= size and _room_in_limit(facts) >= size:
+        yield f"giving back what others hold on the device ({format_size(facts['outside'])})"
+    if _is_limited(facts):
+        # What is unused may be of no use, so the limit must leave room for all of the request.
+        larger = demand if demand > facts["limit"] else facts["reserved"] + max(size, PAGE)
+        yield f"a limit of at least {format_size(larger)}"
+    if demand > capacity:
+        yield f"freeing {format_size(demand - capacity)} of what is allocated"
+    else:
+        yield "freeing part of what is allocated, or asking for less"
+
+
+def _remedies_inside(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:
+    """What would make memory that the pool already holds serve."""
+    if facts["pending"] >= max(size, 1):
         yield "waiting for the streams that still use freed memory"
     if facts["free_elsewhere"] and cross_stream == "never":
         yield 'cross_stream="ready" or "wait", so that streams share free memory'
-    if facts["stranded"] and unused >= size:
+    if facts["stranded"] and facts["reserved"] - facts["allocated"] >= size:
         yield "freeing neighbours of long-lived blocks, or keeping these in a pool of their own"
-    if facts["outside"] >= size and not (facts["limit"] and facts["limit"] <= facts["reserved"] + size):
-        yield f"giving back what others hold on the device ({format_size(facts['outside'])})"
-    if facts["limit"] and facts["limit"] < facts["device_total"]:
-        yield f"a limit of at least {format_size(short)}"
-    if short > capacity:
-        yield f"freeing {format_size(short - capacity)} of what is allocated"
-    else:
-        yield "freeing part of what is allocated, or asking for less"

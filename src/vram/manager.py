@@ -104,7 +104,7 @@ class MemoryManager:
         self._contexts: list[tuple[PerformanceContext, contextlib.ExitStack]] = []
         self._process = os.getpid()
         self._operations = itertools.count(1)
-        self._default: Pool | None = None
+        self._only: Pool | None = None  # while it is the only one, and on the default device: the usual case
         self._adapt_every = 0
         self._note_adaptive()
         self._stream_cache_before: int | None = None
@@ -113,15 +113,9 @@ class MemoryManager:
 
     def pool(self, device: str | Device | None = None) -> Pool:
         """The pool of a device (the default one where none is named), made now if need be."""
-        if device is None and self._default is not None and not self._default.closed:
-            return self._default
         place = device if isinstance(device, Device) else Device(device)
         found = self._pools.get(place)
-        if found is None or found.closed:
-            found = self._make_pool(place)
-        if device is None:
-            self._default = found
-        return found
+        return found if found is not None and not found.closed else self._make_pool(place)
 
     def _make_pool(self, place: Device) -> Pool:
         self._require_own_process()
@@ -135,6 +129,7 @@ class MemoryManager:
             for context, stack in self._contexts:
                 context._measurements.append(stack.enter_context(pool.measure()))
             self._pools[place] = pool
+            self._only = pool if set(self._pools) == {Device()} else None
             return pool
 
     def _pool_settings(self) -> dict[str, Any]:
@@ -168,26 +163,34 @@ class MemoryManager:
         self, size: int | str, *, stream: Any = None, device: str | Device | None = None
     ) -> int:
         """Allocate and return the address; `free_memory` gives it back."""
-        address: int = self.pool(device).malloc(size, stream)
-        self._tick()
+        pool = self._only
+        if pool is None or device is not None or pool.closed:
+            pool = self.pool(device)
+        address = pool.malloc(size, stream)
+        if self._adapt_every:
+            self._tick()
         return address
 
     def free_memory(
         self, ptr: int, size: int | str | None = None, *, device: str | Device | None = None
     ) -> None:
         """Give back what `allocate_memory` returned. A `size` other than the one asked for is InvalidFree."""
-        pool = self._pool_of(ptr, device)
+        pool = self._only
+        if pool is None or device is not None:
+            pool = self._pool_of(ptr, device)
         if size is not None:
-            _require_size(pool, ptr, parse_size(size))
+            _require_size(pool, ptr, size if type(size) is int else parse_size(size))
         pool.free(ptr)
-        self._tick()
+        if self._adapt_every:
+            self._tick()
 
     def allocate_batch(
         self, sizes: Sequence[int | str], *, stream: Any = None, device: str | Device | None = None
     ) -> list[int]:
         """Allocate all sizes or none, side by side where possible; returns their addresses."""
-        addresses: list[int] = self.pool(device).malloc_batch(sizes, stream=stream)
-        self._tick()
+        addresses = self.pool(device).malloc_batch(sizes, stream=stream)
+        if self._adapt_every:
+            self._tick()
         return addresses
 
     def allocate_async(
@@ -385,7 +388,8 @@ class MemoryManager:
         return "rest"
 
     def _tick(self) -> None:
-        if self._adapt_every and next(self._operations) % self._adapt_every == 0:
+        every = self._adapt_every  # may have become 0 meanwhile
+        if every and next(self._operations) % every == 0:
             self.adapt()
 
     def _note_adaptive(self) -> None:
@@ -394,7 +398,7 @@ class MemoryManager:
     def close(self) -> None:
         """Close every pool; the next allocation makes new ones."""
         with self._lock:
-            pools, self._pools, self._default = self._pools, {}, None
+            pools, self._pools, self._only = self._pools, {}, None
         for pool in pools.values():
             pool.close()
 

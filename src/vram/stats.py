@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from vram.sizes import format_size
@@ -37,7 +38,10 @@ class Stats(Mapping[str, float]):
     def __init__(self, raw: Raw) -> None:
         """Name the numbers of a pool's `raw_stats()`."""
         self._raw = raw
-        self._numbers: dict[str, float] = {**_torch_numbers(raw), **_own_numbers(raw)}
+
+    @cached_property
+    def _numbers(self) -> dict[str, float]:
+        return {**_torch_numbers(self._raw), **_own_numbers(self._raw)}
 
     def __getitem__(self, key: str) -> float:
         return self._numbers[key]
