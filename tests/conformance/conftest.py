@@ -1,0 +1,88 @@
+"""Every pool × backend that the one suite here holds to the same promises.
+
+A new pool or backend is one entry of KINDS: a name, how to open its device, and the options of the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import vram
+from vram import Device, Pool
+
+CAPACITY = "8GiB"
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    device: Callable[[], Device]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, **more: Any) -> Pool:
+        return vram.Pool(self.device(), **{**self.options, **more})
+
+
+def host() -> Device:
+    return Device("host")
+
+
+def model(**options: Any) -> Callable[[], Device]:
+    return lambda: Device.model(CAPACITY, **options)
+
+
+KINDS = [
+    Kind("host", host),
+    Kind("host-plain", host, {"pages": False}),
+    Kind("host-wait", host, {"cross_stream": "wait"}),
+    Kind("host-never", host, {"cross_stream": "never"}),
+    Kind("host-limit", host, {"limit": "512MiB"}),
+    Kind("host-uncached", host, {"stream_cache": 0}),
+    Kind("host-journal", host, {"journal": 64, "stacks": "python"}),
+    Kind("host-zeroing", host, {"zero_on_allocate": True, "zero_on_free": True}),
+    Kind("model", model()),
+    Kind("model-plain", model(pages=False)),
+    Kind("model-wait", model(), {"cross_stream": "wait"}),
+    Kind("model-never", model(), {"cross_stream": "never"}),
+    Kind("model-limit", model(), {"limit": "512MiB"}),
+    Kind("model-uncached", model(), {"stream_cache": 0}),
+    Kind("model-good-fit", model(), {"best_fit": False}),
+    Kind("model-segments", model(), {"segment_size": "64MiB", "max_page": "8MiB", "idle_limit": "64MiB"}),
+]
+
+
+def left_on(device: Device) -> dict[str, int]:
+    """What a model device still holds, but for streams."""
+    backend: Any = device.backend
+    counts = backend.counts() if device.kind == "model" else {}
+    return {name: number for name, number in counts.items() if number and name not in ("streams", "queued")}
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
+@pytest.fixture
+def pool(kind: Kind) -> Iterator[Pool]:
+    """A pool that must be intact after the test, and leave nothing on its device once closed."""
+    made = kind.make()
+    yield made
+    assert made.check() is None
+    device = made.device
+    made.close()
+    assert left_on(device) == {}
+
+
+@pytest.fixture
+def limited(kind: Kind) -> Iterator[Pool]:
+    """The same with room for 64 MiB."""
+    made = kind.make(limit="64MiB")
+    yield made
+    assert made.check() is None
+    made.close()
+    assert left_on(made.device) == {}
