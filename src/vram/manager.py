@@ -240,6 +240,8 @@ class MemoryManager:
             for pool in self.pools:
                 self._apply(pool, core, read)
             self._note_adaptive()
+            if "stream_cache" in read:
+                self._stream_cache_before = None
 
     def _require_changeable(self, changes: Mapping[str, object]) -> None:
         fixed = [name for name in changes if name in OPTIONS and not OPTIONS[name].live and name != "journal"]
@@ -328,11 +330,11 @@ class MemoryManager:
         """Merge free blocks now and with every free: streams keep no cache, until this is disabled again."""
         with self._lock:
             if enabled and self._stream_cache_before is None:
-                self._stream_cache_before = self._config["stream_cache"]
+                before = self._config["stream_cache"]
                 self.configure(stream_cache=0)
+                self._stream_cache_before = before
             elif not enabled and self._stream_cache_before is not None:
-                before, self._stream_cache_before = self._stream_cache_before, None
-                self.configure(stream_cache=before)
+                self.configure(stream_cache=self._stream_cache_before)
         if enabled:
             self.coalesce_free_blocks()
 

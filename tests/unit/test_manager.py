@@ -338,6 +338,11 @@ def test_expanding_and_aggressive_coalescing(manager: MemoryManager) -> None:
     manager.enable_aggressive_coalescing(False)
     assert pool.config()["stream_cache"] == 150
     manager.enable_aggressive_coalescing()
+    manager.configure(stream_cache=60)  # chosen by hand: nothing is left to return to
+    manager.enable_aggressive_coalescing(False)
+    assert pool.config()["stream_cache"] == 60
+    manager.configure(stream_cache=150)
+    manager.enable_aggressive_coalescing()
     assert manager.expand_cache_size(2) == 300
     assert manager.expand_cache_size(1e9) == 65536
     with pytest.raises(vram.ConfigError, match="factor above 0"):
