@@ -108,12 +108,12 @@ check: setup
 	@echo "== clang-format"
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	@echo "== stub of the native module"
-	@$(BIN)/python -m nanobind.stubgen -q -m vram._native -o build/_native.pyi
+	@$(BIN)/python -m nanobind.stubgen -q -p native/bindings/stubs.pat -m vram._native -o build/_native.pyi
 	@diff -u src/vram/_native.pyi build/_native.pyi || { \
 	  echo "src/vram/_native.pyi is not what the bindings say; run 'make stubs' and commit it." >&2; exit 1; }
 
 stubs: setup
-	@$(BIN)/python -m nanobind.stubgen -q -m vram._native -o src/vram/_native.pyi
+	@$(BIN)/python -m nanobind.stubgen -q -p native/bindings/stubs.pat -m vram._native -o src/vram/_native.pyi
 
 format: $(STAMPS)/dev
 	@$(BIN)/ruff check --fix --quiet . || true

@@ -18,7 +18,7 @@ enum class Action : std::uint8_t {
   out_of_memory,
 };
 
-// One event. 48 bytes, fixed.
+// One event, of fixed size.
 struct JournalEntry {
   std::uint64_t sequence = 0;  // the pool's order of events
   std::uint64_t time_ns = 0;   // monotonic clock
@@ -26,7 +26,7 @@ struct JournalEntry {
   std::uint64_t bytes = 0;  // requested for allocate; the block's for free
   std::uint32_t tag = 0;
   std::uint32_t serial = 0;  // of the allocation
-  std::uint16_t stream = 0;
+  StreamHandle stream = 0;
   Action action = Action::allocate;
 };
 

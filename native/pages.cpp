@@ -250,6 +250,7 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
   if (lacking_slots(want.stream, plan) * kSlotBytes > create_bytes) return {Code::out_of_memory, 0, "page_create"};
   std::vector<Index> held;  // pages taken so far, to be let go if a call fails
   moved_ = false;
+  created_.clear();
   for (Index m : plan.own) {
     hold(mappings_[m].page, m);
     held.push_back(mappings_[m].page);
@@ -260,8 +261,9 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
   for (const Gap& gap : plan.gaps)
     if (status.ok()) status = fill_gap(want, gap, &create_bytes, &held);
   if (!status.ok()) {
-    // What was mapped or created meanwhile stays: free pages at free addresses.
+    // What was mapped meanwhile stays: free pages at free addresses. New pages go back to the driver.
     for (Index page : held) let_go(page, pages_[page].tick);
+    for (Index page : created_) (void)release_page(page);
     return status;
   }
   *out = carve(spot, want.units);
@@ -329,6 +331,7 @@ Status Segments::create_page(const Want& want, std::uint32_t slots, Index* out) 
     page.size = static_cast<std::uint8_t>(size);
     page.owner = want.stream;
     list_push(i);
+    created_.push_back(i);
     reserved_bytes_ += bytes;
     *out = i;
     return {};

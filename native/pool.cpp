@@ -94,7 +94,7 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
   stream->requested[static_cast<int>(kind)].add(size);
   block.requested = size;
   block.tag = tag;
-  block.serial = static_cast<std::uint32_t>(stream->hits);
+  block.serial = static_cast<std::uint32_t>(stream->slow_serial + stream->hits);
   block.set(BlockState::live);
   *out = segments_.address_of(block);
   if (stream->journaling) [[unlikely]]
@@ -936,6 +936,17 @@ Status Pool::close() {
   for (const Status& each : {segments_.release_all(), fences_.close()})
     if (status.ok()) status = each;
   callback_ = nullptr;
+  // Nothing is held any more; totals and peaks stay to be read.
+  note_reserved();
+  pending_.current = pending_blocks_ = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    std::lock_guard guard(stream.lock);
+    stream.live = stream.cache.bytes = 0;
+    stream.cache.count = stream.cache.large_count = 0;
+    for (Meter (&meters)[2] : {std::ref(stream.allocations), std::ref(stream.bytes), std::ref(stream.requested)})
+      for (Meter& meter : meters) meter.current = 0;
+  }
   return status;
 }
 
@@ -963,7 +974,7 @@ void Pool::note(StreamState& stream, Action action, Address address, std::uint64
   entry.bytes = bytes;
   entry.tag = tag;
   entry.serial = serial;
-  entry.stream = stream.number;
+  entry.stream = stream.handle;
   entry.action = action;
   stream.journal->add(entry);
 }
@@ -1008,11 +1019,7 @@ OutOfMemoryReport Pool::explain(const Request& request) const {
     report.live += stream.live;
     report.cached += stream.cache.bytes;
     (&stream == request.stream ? report.free_pages : report.free_elsewhere) += segments_.free_page_bytes(number);
-    for (Band band = 0; band < kBands; ++band)
-      segments_.free_blocks(number, band).each(segments_.blocks(), [&](Index i) {
-        report.largest_free = std::max(report.largest_free, bytes_of(segments_.blocks()[i]));
-        return false;
-      });
+    report.largest_free = std::max(report.largest_free, segments_.largest_free(number));
   }
   const std::uint64_t accounted =
       report.live + report.pending + report.cached + report.free_pages + report.free_elsewhere;
@@ -1042,11 +1049,8 @@ PoolStats Pool::stats() const {
       const FreeIndex& index = segments_.free_blocks(number, band);
       each.free += index.bytes();
       stats.free_blocks += index.count();
-      index.each(segments_.blocks(), [&](Index i) {
-        stats.largest_free = std::max(stats.largest_free, bytes_of(segments_.blocks()[i]));
-        return false;
-      });
     }
+    stats.largest_free = std::max(stats.largest_free, segments_.largest_free(number));
     each.handle = stream.handle;
     each.live = stream.live;
     each.cached = stream.cache.bytes;

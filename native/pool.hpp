@@ -103,8 +103,6 @@ struct PoolStats {
   std::uint64_t rungs[kRungs] = {};  // allocations served by each
   std::uint64_t retries = 0;         // allocations that went past `stream_wait`
   std::uint64_t out_of_memory = 0;
-  std::uint64_t driver_grow = 0;    // pages or segments obtained, pages mapped
-  std::uint64_t driver_shrink = 0;  // pages or segments given back
   std::uint64_t mappings = 0;
   bool paged = false;
   std::vector<StreamStats> streams;

@@ -319,6 +319,18 @@ void Segments::put(Index i, Tick tick) {
   }
 }
 
+// Any free page may serve any address, so with pages all of them count as one piece.
+std::uint64_t Segments::largest_free(std::uint16_t stream) const {
+  if (options_.pages) return free_page_bytes(stream);
+  std::uint64_t most = 0;
+  for (Band band = 0; band < kBands; ++band)
+    free_blocks(stream, band).each(blocks_, [&](Index i) {
+      most = std::max(most, std::uint64_t{blocks_[i].units} * kUnit);
+      return false;
+    });
+  return most;
+}
+
 Index Segments::split_in_use(Index i, Units units) {
   const Index front = cut_front(i, units);
   ++segments_[blocks_[i].segment].in_use;

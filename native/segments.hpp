@@ -155,6 +155,8 @@ class Segments {
   const Slab<Mapping>& mappings() const { return mappings_; }
   std::uint64_t reserved_bytes() const { return reserved_bytes_; }
   std::uint64_t free_page_bytes(std::uint16_t stream) const { return shelf(stream).free_page_bytes; }
+  // The most bytes in one piece that the stream could have without new memory.
+  std::uint64_t largest_free(std::uint16_t stream) const;
   const FreeIndex& free_blocks(std::uint16_t stream, Band band) const { return shelf(stream).free[band]; }
   std::uint64_t pieces() const { return pages_.size() + plain_segments_; }  // of driver memory
   bool paged() const { return options_.pages; }
@@ -260,6 +262,7 @@ class Segments {
   std::uint32_t survey_ = 0;  // number of the survey under way
   std::vector<double> cost_;  // scratch of weigh()
   bool moved_ = false;
+  std::vector<Index> created_;  // pages made by the call of back() under way
 };
 
 }  // namespace vram

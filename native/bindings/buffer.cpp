@@ -2,6 +2,7 @@
 // capsules keep it alive. Allocation itself is in pool.cpp.
 #include "python_types.hpp"
 
+#include <Python.h>
 #include <structmember.h>
 
 #include <cstring>
@@ -168,16 +169,19 @@ PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   Py_RETURN_NONE;
 }
 
-// Copies between the buffer and `other`: a Buffer (queued on the stream) or host memory (waits, so that
-// the memory need not outlive the call).
+// Copies between the buffer and `other`: a Buffer of the device (queued on the stream) or host memory (waits,
+// so that the memory need not outlive the call). For other devices a Buffer of the host is host memory.
 PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other) {
   const char* what = from_other ? "copy_from" : "copy_to";
   StreamHandle stream = 0;
   if (!require_live(self) || !stream_for_use(self, given, &stream)) return nullptr;
-  if (!note_use(self, stream, from_other, what)) return nullptr;
   Backend& backend = self->pool->pool->backend();
-  if (Py_TYPE(other) == buffer_type) {
-    PyBuffer* peer = self_of(other);
+  PyBuffer* peer = Py_TYPE(other) == buffer_type ? self_of(other) : nullptr;
+  const bool same_device = peer != nullptr && &peer->pool->pool->backend() == &backend;
+  if (peer != nullptr && !same_device && !host_accessible(peer))
+    return raise({Code::invalid, 0, "copy"}, "reach the other buffer's device; copy from that buffer's side");
+  if (!note_use(self, stream, from_other, what)) return nullptr;
+  if (same_device) {
     if (!require_live(peer) || !note_use(peer, stream, !from_other, what)) return nullptr;
     if (peer->size != self->size)
       return PyErr_Format(PyExc_ValueError, "sizes differ: %llu and %llu bytes",
@@ -291,6 +295,12 @@ PyObject* make_capsule(PyBuffer* self, const char* name) {
   return capsule;
 }
 
+bool two_numbers(PyObject* pair, const char* name, long* first, long* second) {
+  if (PyTuple_Check(pair)) return PyArg_ParseTuple(pair, "ll", first, second);
+  PyErr_Format(PyExc_TypeError, "%s is a tuple of two numbers, not %.100s", name, Py_TYPE(pair)->tp_name);
+  return false;
+}
+
 PyObject* dlpack(PyObject* object, PyObject* arguments, PyObject* keywords) {
   static const char* names[] = {"stream", "max_version", "dl_device", "copy", nullptr};
   PyBuffer* self = self_of(object);
@@ -310,22 +320,18 @@ PyObject* dlpack(PyObject* object, PyObject* arguments, PyObject* keywords) {
     PyErr_SetString(PyExc_BufferError, "a Buffer is exported without a copy; copy it with copy_to()");
     return nullptr;
   }
-  if (device != nullptr && device != Py_None) {
-    long type = 0;
-    long id = 0;
-    if (!PyArg_ParseTuple(device, "ll", &type, &id)) return nullptr;
-    if (type != kDlCpu) {
-      PyErr_SetString(PyExc_BufferError, "the buffer is in host memory (device type 1)");
-      return nullptr;
-    }
+  long type = kDlCpu;
+  long id = 0;
+  if (device != nullptr && device != Py_None && !two_numbers(device, "dl_device", &type, &id)) return nullptr;
+  if (type != kDlCpu || id != 0) {
+    PyErr_SetString(PyExc_BufferError, "the buffer is in host memory (device type 1, number 0)");
+    return nullptr;
   }
-  bool versioned = false;
-  if (max_version != nullptr && max_version != Py_None) {
-    long major = 0;
-    long minor = 0;
-    if (!PyArg_ParseTuple(max_version, "ll", &major, &minor)) return nullptr;
-    versioned = major >= 1;
-  }
+  long major = 0;
+  long minor = 0;
+  if (max_version != nullptr && max_version != Py_None && !two_numbers(max_version, "max_version", &major, &minor))
+    return nullptr;
+  const bool versioned = major >= 1;
   return versioned ? make_capsule<DlManagedVersioned>(self, "dltensor_versioned")
                    : make_capsule<DlManaged>(self, "dltensor");
 }

@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "backends/model.hpp"
+#include "backends/model.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
 #include "python_types.hpp"
@@ -228,13 +230,13 @@ PyObject* allocate_method(PyObject* object, PyObject* const* arguments, Py_ssize
 }
 
 bool sizes_from(PyObject* object, std::vector<std::uint64_t>* out) {
-  PyObject* list = PySequence_Fast(object, "sizes must be a sequence of sizes");
-  if (list == nullptr) return false;
-  out->resize(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(list)));
+  PyObject* sizes = PySequence_Tuple(object);  // a copy: reading a size may run code that changes a list
+  if (sizes == nullptr) return false;
+  out->resize(static_cast<std::size_t>(PyTuple_GET_SIZE(sizes)));
   bool good = true;
   for (std::size_t i = 0; i < out->size() && good; ++i)
-    good = size_from(PySequence_Fast_GET_ITEM(list, static_cast<Py_ssize_t>(i)), &(*out)[i]);
-  Py_DECREF(list);
+    good = size_from(PyTuple_GET_ITEM(sizes, static_cast<Py_ssize_t>(i)), &(*out)[i]);
+  Py_DECREF(sizes);
   return good;
 }
 
@@ -312,7 +314,7 @@ PyObject* warm(PyObject* object, PyObject* arguments) {
   if (!size_from(size_object, &size) || !stream_from(stream_object, self, &stream)) return nullptr;
   OutOfMemoryReport report;
   const Status status = without_gil([&] { return self->pool->warmup(size, count, stream, &report); });
-  if (status.code == Code::out_of_memory) return raise_out_of_memory(self, size * count, stream, report);
+  if (status.code == Code::out_of_memory) return raise_out_of_memory(self, size, stream, report);
   return done(status, "warm the cache");
 }
 
@@ -353,29 +355,30 @@ PyObject* close_method(PyObject* object, PyObject*) {
 }
 
 // The callback runs without any lock of the pool; what it raises is reported and counts as "no".
-bool call_back(PyObject* function, std::uint64_t size, StreamHandle stream) {
+bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
   const PyGILState_STATE state = PyGILState_Ensure();
-  PyObject* result = PyObject_CallFunction(function, "KK", wide(size), wide(stream));
+  PyObject* function = Py_NewRef(self->oom_callback == nullptr ? Py_None : self->oom_callback);
+  PyObject* result =
+      function == Py_None ? Py_NewRef(Py_False) : PyObject_CallFunction(function, "KK", wide(size), wide(stream));
   const int again = result == nullptr ? -1 : PyObject_IsTrue(result);
   if (again < 0) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
+  Py_DECREF(function);
   PyGILState_Release(state);
   return again > 0;
 }
 
+// The function belongs to the Python object, not to the pool, which would drop it under its lock. Whoever
+// allocates holds the object, so the callback finds it alive.
 PyObject* set_oom_callback(PyObject* object, PyObject* function) {
+  PyPool* self = self_of(object);
   if (function == Py_None) {
-    self_of(object)->pool->on_out_of_memory(nullptr);
-    Py_RETURN_NONE;
+    self->pool->on_out_of_memory(nullptr);
+  } else {
+    self->pool->on_out_of_memory(
+        [self](std::uint64_t size, StreamHandle stream) { return call_back(self, size, stream); });
   }
-  const std::shared_ptr<PyObject> keep(Py_NewRef(function), [](PyObject* owned) {
-    if (!Py_IsInitialized()) return;
-    const PyGILState_STATE state = PyGILState_Ensure();
-    Py_DECREF(owned);
-    PyGILState_Release(state);
-  });
-  self_of(object)->pool->on_out_of_memory(
-      [keep](std::uint64_t size, StreamHandle stream) { return call_back(keep.get(), size, stream); });
+  Py_XSETREF(self->oom_callback, function == Py_None ? nullptr : Py_NewRef(function));
   Py_RETURN_NONE;
 }
 
@@ -554,7 +557,12 @@ PyObject* guarded(Make make) {
 }
 
 PyObject* raw_stats(PyObject* object, PyObject*) {
-  return guarded([&] { return stats_dict(self_of(object)->pool->stats()); });
+  PoolStats stats;
+  (void)without_gil([&] {
+    stats = self_of(object)->pool->stats();
+    return Status{};
+  });
+  return guarded([&] { return stats_dict(stats); });
 }
 
 constexpr const char* kStateNames[] = {"none", "live", "cached", "moving", "pending", "free"};
@@ -647,10 +655,20 @@ PyObject* get_device(PyObject* object, void*) { return Py_NewRef(self_of(object)
 
 // ---- the type ------------------------------------------------------------------------------------------------------------
 
+// Stands in until __init__ has run: every call on it is refused as on a closed pool.
+const std::shared_ptr<Pool>& not_made() {
+  static const std::shared_ptr<Pool> closed = [] {
+    auto pool = std::make_shared<Pool>(std::make_shared<ModelBackend>(kSlotBytes), PoolConfig{});
+    (void)pool->close();
+    return pool;
+  }();
+  return closed;
+}
+
 PyObject* new_pool(PyTypeObject* type, PyObject*, PyObject*) {
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
-  new (&self_of(object)->pool) std::shared_ptr<Pool>();
+  new (&self_of(object)->pool) std::shared_ptr<Pool>(not_made());
   self_of(object)->tag_names = PyList_New(0);
   self_of(object)->tag_ids = PyDict_New();
   self_of(object)->device = Py_NewRef(Py_None);
@@ -665,6 +683,10 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
   if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!:PoolCore", const_cast<char**>(names), &device,
                                    &PyDict_Type, &dict))
     return -1;
+  if (self->pool != not_made()) {
+    PyErr_SetString(PyExc_RuntimeError, "the pool is made already; make another one");
+    return -1;
+  }
   PoolConfig config;
   if (!config_from(dict, &config)) return -1;
   try {
@@ -684,12 +706,14 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self_of(object)->device);
+  Py_VISIT(self_of(object)->oom_callback);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
 
 int clear(PyObject* object) {
-  Py_CLEAR(self_of(object)->device);
+  Py_SETREF(self_of(object)->device, Py_NewRef(Py_None));
+  Py_CLEAR(self_of(object)->oom_callback);
   return 0;
 }
 
@@ -707,6 +731,7 @@ void dealloc(PyObject* object) {
   }
   self->pool.~shared_ptr<Pool>();
   Py_CLEAR(self->device);
+  Py_CLEAR(self->oom_callback);
   Py_CLEAR(self->tag_names);
   Py_CLEAR(self->tag_ids);
   PyTypeObject* type = Py_TYPE(object);

@@ -16,10 +16,11 @@ namespace vram {
 struct PyPool {
   PyObject_HEAD
   std::shared_ptr<Pool> pool;
-  PyObject* device;     // strong
-  PyObject* tag_names;  // list: id - 1 → str
-  PyObject* tag_ids;    // dict: str → id
-  Py_ssize_t views;     // memoryviews and DLPack capsules over its buffers
+  PyObject* device;        // strong
+  PyObject* tag_names;     // list: id - 1 → str
+  PyObject* tag_ids;       // dict: str → id
+  PyObject* oom_callback;  // strong, or null
+  Py_ssize_t views;        // memoryviews and DLPack capsules over its buffers
 };
 
 // vram._native.Buffer: one live block. Not known to the garbage collector: it refers only to its pool.
