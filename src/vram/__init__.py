@@ -67,7 +67,7 @@ _PLACES = {
     "tag": "vram.tags",
 }
 _OTHER_NAMES = {"open": "open_trace"}
-_MODULES = ("config", "errors", "replay", "trace")
+_MODULES = ("config", "errors", "race", "replay", "trace")
 
 __all__ = [
     "Buffer",
