@@ -79,8 +79,17 @@ Status release(PyBuffer* self) {
   return free_address(*self->pool->pool, self->address);
 }
 
+// A pool may reach its buffers, for example through a callback that frees them. Nothing to clear: what
+// closes such a cycle lies on the pool's side.
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(self_of(object)->pool);
+  Py_VISIT(Py_TYPE(object));
+  return 0;
+}
+
 void dealloc(PyObject* object) {
   PyBuffer* self = self_of(object);
+  PyObject_GC_UnTrack(object);
   if (self->live) {
     if (watcher != nullptr) [[unlikely]] {
       PyObject *type, *value, *traceback;
@@ -94,7 +103,7 @@ void dealloc(PyObject* object) {
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
   Py_DECREF(self->pool);
   PyTypeObject* type = Py_TYPE(object);
-  PyObject_Free(object);
+  PyObject_GC_Del(object);
   Py_DECREF(type);
 }
 
@@ -404,6 +413,7 @@ PyMemberDef members[] = {
 PyType_Slot slots[] = {
     {Py_tp_doc, const_cast<char*>("One live block of a pool. Dropping it frees the block; it keeps its pool alive.")},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
     {Py_tp_methods, methods},
     {Py_tp_getset, attributes},
     {Py_tp_members, members},
@@ -415,17 +425,18 @@ PyType_Slot slots[] = {
 };
 
 PyType_Spec spec = {"vram._native.Buffer", sizeof(PyBuffer), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE, slots};
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+                        Py_TPFLAGS_IMMUTABLETYPE,
+                    slots};
 
 }  // namespace
 
 PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream, std::uint32_t tag) {
-  auto* self = static_cast<PyBuffer*>(PyObject_Malloc(sizeof(PyBuffer)));
+  PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
   if (self == nullptr) {
     (void)free_address(*pool->pool, address);
-    return PyErr_NoMemory();
+    return nullptr;
   }
-  PyObject_Init(reinterpret_cast<PyObject*>(self), buffer_type);
   self->pool = reinterpret_cast<PyPool*>(Py_NewRef(reinterpret_cast<PyObject*>(pool)));
   self->address = address;
   self->size = size;
@@ -434,6 +445,7 @@ PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamH
   self->views = 0;
   self->weak_references = nullptr;
   self->live = true;
+  PyObject_GC_Track(self);
   return reinterpret_cast<PyObject*>(self);
 }
 

@@ -23,7 +23,7 @@ struct PyPool {
   Py_ssize_t views;        // memoryviews and DLPack capsules over its buffers
 };
 
-// vram._native.Buffer: one live block. Not known to the garbage collector: it refers only to its pool.
+// vram._native.Buffer: one live block. Known to the garbage collector, because its pool may lead back to it.
 struct PyBuffer {
   PyObject_HEAD
   PyPool* pool;  // strong

@@ -190,9 +190,10 @@ class Pool(_native.PoolCore):
 
     def close(self) -> None:
         """Wait for the device and give all memory back; live buffers become invalid. Again: nothing."""
-        for future in tuple(self._futures):
-            future.cancel()
-        wait(tuple(self._futures))
+        if not self.closed:  # in the child of a fork nobody would finish them
+            for future in tuple(self._futures):
+                future.cancel()
+            wait(tuple(self._futures))
         super().close()
 
     def __enter__(self) -> Pool:

@@ -105,7 +105,7 @@ def test_the_own_stream_reuses_at_once(
 @every_size
 def test_ready_takes_from_another_stream_only_what_has_finished(make_bench: Any, size: int) -> None:
     bench = make_bench(cross_stream="ready", stream_cache=0)
-    busy, rest = bench.take_all(size, bench.one)
+    busy, _rest = bench.take_all(size, bench.one)
     bench.work(1, busy, bench.one)
     busy.free()
     reserved = bench.reserved

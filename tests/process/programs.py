@@ -1,0 +1,24 @@
+"""Runs a program in an interpreter of its own and tells whether it ended in peace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+TIMEOUT = 120.0  # seconds; only a deadlock reaches it
+
+
+def run_program(*parts: str) -> subprocess.CompletedProcess[str]:
+    program = "\n".join(textwrap.dedent(part) for part in parts)
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def assert_quiet(ended: subprocess.CompletedProcess[str]) -> None:
+    assert (ended.returncode, ended.stderr) == (0, ""), f"exit code {ended.returncode}:\n{ended.stderr}"

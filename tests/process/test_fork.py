@@ -1,0 +1,250 @@
+"""Forks: the child never touches what the parent holds, is told so by type, and may start afresh."""
+
+from __future__ import annotations
+
+import pytest
+from programs import assert_quiet, run_program
+
+pytestmark = pytest.mark.fork
+
+PREAMBLE = """
+    import gc, os, sys, threading
+    import vram
+    from vram import Device, DeviceError, Pool, Stream
+
+    def child(body):
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                body()
+                gc.collect()
+                code = 0
+            finally:
+                if code:
+                    import traceback
+                    traceback.print_exc()
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0, status
+
+    def refused(use):
+        try:
+            use()
+        except DeviceError as error:
+            assert error.code == "closed", error
+            assert "fork" in str(error), error
+        else:
+            raise AssertionError("not refused")
+"""
+
+
+def test_the_child_is_told_and_the_parent_goes_on() -> None:
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            pool = Pool("host")
+            stream = Stream("host")
+            buffer, address = pool.allocate(1 << 20), pool.malloc(4096)
+            ours = [pool.allocate(size, stream=stream) for size in (1, 1 << 20, 40 << 20)]
+            buffer.fill(7)
+            stream.synchronize()
+            pool.device.synchronize()
+
+            def body():
+                assert pool.closed
+                for use in (
+                    lambda: pool.allocate(1),
+                    lambda: pool.malloc(1),
+                    lambda: pool.free(address),
+                    lambda: pool.allocate_batch([1, 2]),
+                    lambda: pool.warmup({4096: 2}),
+                    lambda: pool.allocate_async(1).result(),
+                    lambda: pool.record_stream(address, 0),
+                    pool.trim,
+                    pool.coalesce,
+                    buffer.free,
+                    lambda: buffer.fill(1),
+                    lambda: buffer.copy_from(bytes(1 << 20)),
+                    lambda: memoryview(buffer),
+                    lambda: buffer.record_stream(0),
+                    lambda: Stream(pool.device),
+                ):
+                    refused(use)
+                pool.close()
+
+            child(body)
+            again = pool.allocate(1 << 20)
+            assert set(bytes(buffer)) == {7}
+            assert pool.stats().live == 6 and pool.check() is None
+            pool.free(address)
+            """,
+        )
+    )
+
+
+def test_dropping_what_was_inherited_is_silent() -> None:
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            held = {"pool": Pool("host"), "stream": Stream("host")}
+            held["buffers"] = [held["pool"].allocate(size) for size in (0, 4096, 1 << 20, 40 << 20)]
+            held["recorded"] = held["pool"].allocate(4096)
+            held["recorded"].record_stream(held["stream"])
+            held["view"] = memoryview(held["pool"].allocate(4096))
+            held["event"] = held["stream"].record_event()
+            held["cycle"] = held
+
+            child(held.clear)
+            held["buffers"][1].fill(3)
+            held["pool"].device.synchronize()
+            assert set(bytes(held["buffers"][1])) == {3} and held["pool"].check() is None
+            """,
+        )
+    )
+
+
+def test_the_child_may_start_afresh() -> None:
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            parents = Pool("host")
+            kept = parents.allocate(1 << 20)
+            kept.fill(1)
+            parents.device.synchronize()
+
+            def body():
+                device = Device("host")
+                assert device != parents.device
+                with Pool(device) as pool, Stream(device) as stream:
+                    buffer = pool.allocate(1 << 20, stream=stream)
+                    buffer.fill(2)
+                    stream.synchronize()
+                    assert set(bytes(buffer)) == {2}
+                    stream.launch(lambda: None)
+                    stream.synchronize()
+                    assert pool.allocate_async(4096).result().size == 4096
+                    refused(lambda: parents.allocate(1))
+                child(lambda: Pool("host").allocate(1 << 20))
+
+            child(body)
+            child(body)
+            assert set(bytes(kept)) == {1}
+            """,
+        )
+    )
+
+
+def test_a_fork_while_threads_and_streams_are_at_work() -> None:
+    """Locks that other threads held at the fork stay locked in the child; nothing there may want them."""
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            pool = Pool("host")
+            stop = threading.Event()
+            stream = Stream("host")
+
+            def churn():
+                mine = Stream("host")
+                while not stop.is_set():
+                    buffers = [pool.allocate(size, stream=mine) for size in (4096, 3 << 20, 100)]
+                    pool.stats()
+                    buffers[0].fill(1)
+
+            threads = [threading.Thread(target=churn) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            kept = pool.allocate(1 << 20)
+
+            def body():
+                refused(lambda: pool.allocate(4096))
+                refused(lambda: pool.allocate(3 << 20))
+                refused(kept.free)
+                repr(pool)
+                pool.close()
+                with Pool(Device("host")) as fresh:
+                    fresh.allocate(4096).free()
+
+            for _ in range(10):
+                child(body)
+            stop.set()
+            for thread in threads:
+                thread.join()
+            kept.free()
+            assert pool.check() is None and pool.stats().live == 0
+            """,
+        )
+    )
+
+
+def test_a_fork_with_asynchronous_requests_under_way() -> None:
+    """The threads that would serve them do not exist in the child; leaving a pool there must not wait."""
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            from vram import OutOfMemory
+            gate = threading.Event()
+            pool = Pool("host", limit="4MiB")
+            held = pool.allocate("4MiB")
+            pool.on_oom(lambda: gate.wait(30))
+            futures = [pool.allocate_async("1MiB") for _ in range(4)]
+
+            def body():
+                with pool:
+                    pass
+                assert pool.closed
+
+            child(body)
+            held.free()
+            gate.set()
+            assert [future.result().size for future in futures] == [1 << 20] * 4
+            """,
+        )
+    )
+
+
+def test_the_process_wide_manager_starts_afresh_in_the_child() -> None:
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            manager = vram.get_memory_manager()
+            address = manager.allocate_memory(1 << 20)
+
+            def body():
+                fresh = vram.get_memory_manager()
+                mine = fresh.allocate_memory(4096)
+                fresh.free_memory(mine, 4096)
+
+            child(body)
+            manager.free_memory(address, 1 << 20)
+            """,
+        )
+    )
+
+
+def test_a_model_is_refused_in_the_child_as_well() -> None:
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            pool = Pool(Device.model("1GiB"))
+            buffer = pool.allocate(1 << 20)
+
+            def body():
+                refused(lambda: pool.allocate(1))
+                refused(buffer.free)
+                with Pool(Device.model("1GiB")) as fresh:
+                    fresh.allocate(1 << 20)
+
+            child(body)
+            buffer.free()
+            """,
+        )
+    )
