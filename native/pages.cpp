@@ -170,10 +170,13 @@ void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, double*
     *least = cost;
   };
   consider(start);
-  const Units step = static_cast<Units>(std::max<std::uint64_t>(want.align, kSlotBytes) / kUnit);
-  for (Units offset = aligned_up(block, start + 1, std::max<std::uint64_t>(want.align, kSlotBytes));
-       std::uint64_t{offset} + want.units <= block.end() && offset / kSlotUnits < past; offset += step)
-    consider(offset);
+  // Counted in 64 bits: the next aligned place may lie beyond what an offset can say.
+  const std::uint64_t align = std::max<std::uint64_t>(want.align, kSlotBytes);
+  const std::uint64_t step = align / kUnit;
+  const std::uint64_t next = aligned_up(block, start, align);
+  for (std::uint64_t offset = next > start ? next : start + step;
+       offset + want.units <= block.end() && offset / kSlotUnits < past; offset += step)
+    consider(static_cast<Units>(offset));
   if (want.align <= kUnit) consider(block.end() - want.units);
 }
 

@@ -317,7 +317,8 @@ Index Pool::serve_stream_wait(Request& request) {
   if (!segments_.paged()) return 0;
   gather_pages(request, true);
   if (const Index block = segments_.take(request.want)) return block;
-  return back(request, 0);
+  // Behind growth, what the others had and what the driver has left may do together.
+  return back(request, config_.cross_stream == CrossStream::wait ? 0 : budget());
 }
 
 Index Pool::serve_flush(Request& request) {
@@ -721,10 +722,18 @@ void Pool::requeue(PendingBlock&& pending) {
 
 // Gives home every pending block whose uses have finished; asks each stream once and never waits.
 void Pool::complete_passed() {
+  // All are asked before any block is looked at, as one may wait for several of them.
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    if (stream.waiting.empty()) {
+      (void)fences_.poll(stream);
+    } else {
+      (void)fences_.finished(stream, stream.waiting.front().uses.back().tick);
+    }
+  }
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     if (stream.waiting.empty()) continue;
-    (void)fences_.finished(stream, stream.waiting.front().uses.back().tick);
     std::deque<PendingBlock> waiting;
     waiting.swap(stream.waiting);
     for (PendingBlock& pending : waiting) requeue(std::move(pending));

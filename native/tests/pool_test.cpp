@@ -1,0 +1,908 @@
+// The contract of the pool, promise by promise, on the model device (with and without pages) and the host.
+#include "pool.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backends/host.hpp"
+#include "backends/model.hpp"
+#include "testing.hpp"
+
+using namespace vram;
+
+namespace {
+
+Code code(const Status& status) { return status.code; }
+std::uint64_t block_bytes(std::uint64_t size) { return std::uint64_t{units_of(size)} * kUnit; }
+
+PoolConfig plain() {
+  PoolConfig config;
+  config.pages = false;
+  return config;
+}
+PoolConfig across(CrossStream cross, bool pages = true) {
+  PoolConfig config;
+  config.cross_stream = cross;
+  config.pages = pages;
+  return config;
+}
+ModelOptions manual() {
+  ModelOptions options;
+  options.schedule = Schedule::manual;
+  return options;
+}
+
+// A pool on a model device, with calls that are short to write. Streams 0, 1 and 2 exist.
+struct World {
+  explicit World(std::uint64_t capacity = kGiB, const PoolConfig& config = {},
+                 const ModelOptions& options = {})
+      : device(std::make_shared<ModelBackend>(capacity, options)),
+        pool(std::make_unique<Pool>(device, config)) {
+    for (int i = 0; i < 2; ++i) (void)stream();
+  }
+  StreamHandle stream() {
+    StreamHandle handle = 0;
+    (void)device->stream_create(&handle);
+    return handle;
+  }
+  // 0 where it fails.
+  Address get(std::uint64_t size, StreamHandle on = 0, std::uint64_t align = 0) {
+    Address address = 0;
+    return pool->allocate(size, on, align, 0, &address).ok() ? address : 0;
+  }
+  bool good() {
+    std::string why;
+    const bool holds = pool->check(&why);
+    if (!holds) std::printf("     check: %s\n", why.c_str());
+    return holds;
+  }
+  PoolStats stats() { return pool->stats(); }
+  std::uint64_t served(Rung rung) { return stats().rungs[static_cast<int>(rung)]; }
+
+  std::shared_ptr<ModelBackend> device;
+  std::unique_ptr<Pool> pool;
+};
+
+// Runs a promise on both kinds of memory.
+template <class Promise>
+void both_kinds(Promise promise) {
+  promise(PoolConfig{});
+  promise(plain());
+}
+
+}  // namespace
+
+// ---- sizes and addresses --------------------------------------------------------------------------------
+
+TEST(size_zero_is_distinct_and_can_be_freed) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    std::set<Address> all;
+    for (int i = 0; i < 100; ++i) all.insert(world.get(0));
+    CHECK(all.size() == 100 && all.count(0) == 0);
+    BlockInfo info;
+    CHECK(world.pool->info(*all.begin(), &info).ok());
+    CHECK(info.requested == 0 && info.bytes == kUnit);
+    for (Address address : all) CHECK(world.pool->free(address).ok());
+    CHECK(world.pool->live_bytes() == 0 && world.good());
+  });
+}
+
+TEST(every_alignment_is_kept_and_costs_only_padding) {
+  both_kinds([](const PoolConfig& config) {
+    World world(2 * kGiB, config);
+    std::vector<Address> all;
+    for (std::uint64_t align = 1; align <= 64 * kMiB; align *= 2)
+      for (std::uint64_t size : {std::uint64_t{1}, 3 * kKiB, 2 * kMiB + 512}) {
+        const Address address = world.get(size, 0, align);
+        REQUIRE(address != 0);
+        CHECK(address % std::max(align, kUnit) == 0);
+        all.push_back(address);
+      }
+    CHECK(world.good());
+    for (Address address : all) CHECK(world.pool->free(address).ok());
+    CHECK(world.pool->trim(0, true).ok());
+    CHECK(world.stats().reserved.current == 0 && world.good());
+  });
+}
+
+TEST(alignment_must_be_a_power_of_two_whether_or_not_the_cache_could_serve) {
+  World world;
+  Address address = 0;
+  CHECK(code(world.pool->allocate(512, 0, 3, 0, &address)) == Code::invalid);
+  REQUIRE(world.pool->free(world.get(512)).ok());
+  CHECK(code(world.pool->allocate(512, 0, 3, 0, &address)) == Code::invalid);
+  CHECK(code(world.pool->allocate(512, 0, std::uint64_t{1} << 63, 0, &address)) == Code::invalid);
+  CHECK(world.pool->live_bytes() == 0 && world.good());
+}
+
+TEST(huge_alignment_is_served_or_refused_but_ends) {
+  World world(141 * kGiB);
+  for (std::uint64_t align = kGiB; align <= kMaxRequest; align *= 2) {
+    const Address address = world.get(kMiB, 0, align);
+    CHECK(address % align == 0);
+    if (address != 0) CHECK(world.pool->free(address).ok());
+  }
+  CHECK(world.good());
+}
+
+TEST(sizes_that_would_wrap_are_out_of_memory_with_a_report) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    for (std::uint64_t size : {kMaxRequest - 1, kMaxRequest, kMaxRequest + 1, std::uint64_t{1} << 63,
+                               ~std::uint64_t{0} - kUnit, ~std::uint64_t{0}}) {
+      Address address = 0;
+      OutOfMemoryReport report;
+      CHECK(code(world.pool->allocate(size, 0, 0, 0, &address, &report)) == Code::out_of_memory);
+      CHECK(report.requested == size && report.device_total == kGiB);
+      CHECK(address == 0);
+    }
+    CHECK(world.stats().out_of_memory == 6);
+    CHECK(world.stats().peak_live == 0 && world.good());
+    CHECK(world.get(kGiB / 2) != 0);
+  });
+}
+
+// ---- split, merge, fit
+// ---------------------------------------------------------------------------------------
+
+TEST(a_freed_neighbourhood_merges_into_one_block) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    std::vector<Address> all;
+    for (int i = 0; i < 5; ++i) all.push_back(world.get(3 * kMiB));
+    const std::uint64_t reserved = world.stats().reserved.current;
+    for (int i : {1, 3, 0, 4, 2}) CHECK(world.pool->free(all[static_cast<std::size_t>(i)]).ok());
+    CHECK(world.pool->coalesce().ok());
+    CHECK(world.stats().free_blocks == 1);
+    CHECK(world.get(15 * kMiB) != 0);
+    CHECK(world.stats().reserved.current == reserved && world.good());
+  });
+}
+
+TEST(the_tightest_hole_serves) {
+  World world(kGiB, plain());
+  // Holes of 4, 2 and 3 MiB between live blocks, in one segment.
+  const Address whole = world.get(19 * kMiB);
+  REQUIRE(world.pool->free(whole).ok() && world.pool->coalesce().ok());
+  const Address four = world.get(4 * kMiB);
+  REQUIRE(world.get(kMiB + 512) != 0);
+  const Address two = world.get(2 * kMiB);
+  REQUIRE(world.get(kMiB + 512) != 0);
+  const Address three = world.get(3 * kMiB);
+  REQUIRE(world.get(kMiB + 512) != 0);
+  for (Address address : {four, two, three}) REQUIRE(world.pool->free(address).ok());
+  REQUIRE(world.pool->coalesce().ok());
+  CHECK(world.get(3 * kMiB - 512) == three);
+  CHECK(world.get(2 * kMiB - 512) == two);
+  CHECK(world.get(4 * kMiB - 512) == four);
+  CHECK(world.good());
+}
+
+TEST(a_step_repeated_needs_the_driver_no_more) {
+  World world;
+  const auto step = [&] {
+    std::vector<Address> all;
+    for (std::uint64_t size : {40 * kMiB, 3 * kMiB, 700 * kKiB, 9 * kMiB, 100 * kMiB})
+      all.push_back(world.get(size));
+    std::swap(all[0], all[3]);
+    for (Address address : all) (void)world.pool->free(address);
+  };
+  step();
+  step();
+  const std::uint64_t calls = world.device->memory_calls();
+  for (int i = 0; i < 20; ++i) step();
+  CHECK(world.device->memory_calls() == calls);
+}
+
+// ---- misuse
+// ------------------------------------------------------------------------------------------------------
+
+TEST(misuse_is_invalid_and_leaves_the_pool_intact) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    Pool other(world.device, config);
+    const Address kept = world.get(3 * kMiB);
+    const Address freed = world.get(4 * kMiB);
+    const Address small = world.get(100);
+    Address foreign = 0;
+    REQUIRE(other.allocate(kMiB, 0, 0, 0, &foreign).ok());
+    REQUIRE(world.pool->free(freed).ok() && world.pool->free(small).ok());
+    for (int round = 0; round < 2; ++round) {  // cached, then merged
+      for (Address wrong : {freed, small, kept + kUnit, kept + 1, kept + 2 * kMiB, foreign, Address{0},
+                            Address{512}, ~Address{0}, ~Address{0} - kUnit + 1, kept + 8 * kGiB}) {
+        CHECK(code(world.pool->free(wrong)) == Code::invalid);
+        BlockInfo info;
+        CHECK(code(world.pool->info(wrong, &info)) == Code::invalid);
+      }
+      CHECK(code(world.pool->record_stream(foreign, 1)) == Code::invalid);
+      CHECK(code(world.pool->record_stream(freed, 1)) == Code::invalid);
+      CHECK(world.good());
+      REQUIRE(world.pool->coalesce().ok());
+    }
+    CHECK(world.pool->live_bytes() == 3 * kMiB);
+    CHECK(world.pool->free(kept).ok());
+    CHECK(code(world.pool->free(kept)) == Code::invalid);
+    CHECK(other.free(foreign).ok());
+  });
+}
+
+TEST(a_block_that_is_pending_cannot_be_freed_again) {
+  World world;
+  const Address address = world.get(kMiB);
+  REQUIRE(world.pool->record_stream(address, 1).ok() && world.pool->free(address).ok());
+  CHECK(code(world.pool->free(address)) == Code::invalid);
+  CHECK(code(world.pool->record_stream(address, 1)) == Code::invalid);
+  CHECK(world.stats().pending_blocks == 1 && world.good());
+}
+
+TEST(of_two_threads_that_free_one_block_exactly_one_succeeds) {
+  World world;
+  for (int round = 0; round < 2000; ++round) {
+    const Address address = world.get(round % 2 == 0 ? kMiB : 4 * kMiB);
+    std::atomic<int> ready{0}, succeeded{0};
+    const auto release = [&] {
+      ++ready;
+      while (ready.load() < 2) {
+      }
+      succeeded += world.pool->free(address).ok() ? 1 : 0;
+    };
+    if (round % 20 != 0) {  // a thread for each round would take too long
+      (void)world.pool->free(address);
+      continue;
+    }
+    std::thread one(release), two(release);
+    one.join();
+    two.join();
+    CHECK(succeeded == 1);
+  }
+  CHECK(world.pool->live_bytes() == 0 && world.good());
+}
+
+// ---- the cache
+// -----------------------------------------------------------------------------------------------------
+
+TEST(the_cache_serves_last_in_first_out_and_never_another_stream) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    const Address first = world.get(10 * kKiB), second = world.get(10 * kKiB);
+    REQUIRE(world.pool->free(first).ok() && world.pool->free(second).ok());
+    CHECK(world.stats().cached == 2 * block_bytes(10 * kKiB) && world.stats().cached_blocks == 2);
+    Address address = 0;
+    CHECK(!world.pool->try_cached(10 * kKiB, 1, 0, &address));
+    CHECK(!world.pool->try_cached(11 * kKiB, 0, 0, &address));
+    CHECK(world.get(10 * kKiB) == second && world.get(10 * kKiB) == first);
+    CHECK(world.stats().hits == 2 && world.served(Rung::stream_cache) == 2);
+  });
+}
+
+TEST(the_cache_keeps_no_more_blocks_than_allowed) {
+  PoolConfig config;
+  config.stream_cache = 3;
+  World world(kGiB, config);
+  std::vector<Address> all;
+  for (int i = 0; i < 10; ++i) all.push_back(world.get(4 * kKiB));
+  for (Address address : all) REQUIRE(world.pool->free(address).ok());
+  CHECK(world.stats().cached_blocks == 3 && world.good());
+}
+
+TEST(warmup_makes_hits) {
+  both_kinds([](const PoolConfig& config) {
+    for (std::uint64_t size : {std::uint64_t{3000}, 5 * kMiB}) {
+      World world(kGiB, config);
+      REQUIRE(world.pool->warmup(size, 20, 1, nullptr).ok());
+      const std::uint64_t calls = world.device->total_calls();
+      for (int i = 0; i < 20; ++i) CHECK(world.get(size, 1) != 0);
+      CHECK(world.stats().hits == 20 && world.device->total_calls() == calls);
+      CHECK(world.good());
+    }
+  });
+}
+
+TEST(warmup_that_does_not_fit_changes_nothing) {
+  World world(16 * kMiB);
+  OutOfMemoryReport report;
+  CHECK(code(world.pool->warmup(5 * kMiB, 20, 0, &report)) == Code::out_of_memory);
+  CHECK(world.pool->live_bytes() == 0 && report.requested == 5 * kMiB && world.good());
+}
+
+// ---- batches
+// --------------------------------------------------------------------------------------------------------
+
+TEST(a_batch_lies_side_by_side) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    const std::vector<std::uint64_t> sizes = {3 * kMiB, 5 * kMiB, 3 * kMiB, 5 * kMiB};
+    std::vector<Address> out;
+    REQUIRE(world.pool->allocate_batch(sizes, 0, 0, out, nullptr).ok());
+    std::vector<std::pair<Address, std::uint64_t>> ranges;
+    for (std::size_t i = 0; i < sizes.size(); ++i) ranges.push_back({out[i], sizes[i]});
+    std::sort(ranges.begin(), ranges.end());
+    for (std::size_t i = 1; i < ranges.size(); ++i)
+      CHECK(ranges[i].first == ranges[i - 1].first + ranges[i - 1].second);
+    CHECK(world.good());
+    for (Address address : out) CHECK(world.pool->free(address).ok());
+  });
+}
+
+TEST(a_batch_is_all_or_nothing) {
+  both_kinds([](const PoolConfig& config) {
+    World world(32 * kMiB, config);
+    for (const std::vector<std::uint64_t>& sizes : {std::vector<std::uint64_t>{kMiB, 20 * kMiB, 20 * kMiB},
+                                                    {1, 2, ~std::uint64_t{0}},
+                                                    {0, 33 * kMiB}}) {
+      std::vector<Address> out;
+      OutOfMemoryReport report;
+      CHECK(code(world.pool->allocate_batch(sizes, 0, 0, out, &report)) == Code::out_of_memory);
+      CHECK(std::count(out.begin(), out.end(), Address{0}) == static_cast<std::ptrdiff_t>(sizes.size()));
+      CHECK(world.pool->live_bytes() == 0 && world.good());
+    }
+    std::vector<Address> out;
+    CHECK(world.pool->allocate_batch({}, 0, 0, out, nullptr).ok() && out.empty());
+    CHECK(world.pool->allocate_batch({0, 0, 28 * kMiB}, 0, 0, out, nullptr).ok());
+    CHECK(out[0] != out[1] && world.good());
+  });
+}
+
+// ---- limits, trimming
+// ------------------------------------------------------------------------------------------------
+
+TEST(the_limit_is_exact) {
+  both_kinds([](const PoolConfig& base) {
+    PoolConfig config = base;
+    config.limit = 10 * kMiB;
+    World world(kGiB, config);
+    CHECK(world.get(10 * kMiB + 1) == 0);
+    const Address whole = world.get(10 * kMiB);
+    CHECK(whole != 0);
+    CHECK(world.get(1) == 0);
+    CHECK(world.stats().reserved.peak == 10 * kMiB);
+    REQUIRE(world.pool->set_limit(12 * kMiB).ok());
+    CHECK(world.get(1) != 0 && world.get(2 * kMiB) == 0);
+    REQUIRE(world.pool->set_limit(4 * kMiB).ok());  // below what is held: nothing new, nothing taken away
+    CHECK(world.get(3 * kMiB) == 0 && world.stats().reserved.current == 12 * kMiB);
+    REQUIRE(world.pool->free(whole).ok() && world.pool->trim(0, true).ok());
+    CHECK(world.get(3 * kMiB) == 0 && world.get(2 * kMiB) != 0);
+    CHECK(world.stats().reserved.current == 4 * kMiB && world.good());
+  });
+}
+
+TEST(trim_keeps_what_is_asked_and_what_is_used) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    const Address live = world.get(24 * kMiB);
+    std::vector<Address> rest;
+    for (int i = 0; i < 5; ++i) rest.push_back(world.get(24 * kMiB));
+    for (Address address : rest) REQUIRE(world.pool->free(address).ok());
+    world.device->run_all();
+    REQUIRE(world.pool->trim(72 * kMiB, true).ok());
+    CHECK(world.stats().reserved.current == 72 * kMiB);
+    REQUIRE(world.pool->trim(0, true).ok());
+    CHECK(world.stats().reserved.current == 24 * kMiB);
+    CHECK(world.device->counts().page_bytes + world.device->counts().plain_bytes == 24 * kMiB);
+    CHECK(world.pool->free(live).ok() && world.good());
+  });
+}
+
+TEST(trim_waits_for_queued_work_only_when_told) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config, manual());
+    const Address address = world.get(24 * kMiB, 1);
+    REQUIRE(world.device->work(1, 1, address, 24 * kMiB).ok());
+    REQUIRE(world.pool->free(address).ok());
+    CHECK(world.pool->trim(0, false).ok());
+    CHECK(world.stats().reserved.current == 24 * kMiB && world.device->executed().empty());
+    CHECK(world.pool->trim(0, true).ok());
+    CHECK(world.stats().reserved.current == 0 && world.device->executed().size() == 1);
+    CHECK(world.good());
+  });
+}
+
+TEST(coalesce_empties_the_caches) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    std::vector<Address> all;
+    for (std::uint64_t size : {kKiB, 2 * kKiB, 600 * kKiB, 3 * kMiB}) all.push_back(world.get(size));
+    for (Address address : all) REQUIRE(world.pool->free(address).ok());
+    CHECK(world.stats().cached_blocks == 4);
+    CHECK(world.pool->coalesce().ok());
+    CHECK(world.stats().cached_blocks == 0 && world.stats().cached == 0 && world.good());
+  });
+}
+
+TEST(free_pages_beyond_the_idle_limit_go_back) {
+  PoolConfig config;
+  config.idle_limit = 8 * kMiB;
+  config.stream_cache = 0;
+  World world(kGiB, config);
+  const Address one = world.get(30 * kMiB), two = world.get(6 * kMiB);
+  REQUIRE(world.pool->free(two).ok());
+  CHECK(world.stats().reserved.current == 36 * kMiB);
+  world.device->advance(1e6);
+  REQUIRE(world.pool->free(one).ok());
+  world.device->advance(1e6);
+  REQUIRE(world.pool->free(world.get(512)).ok());
+  CHECK(world.stats().free_page_bytes <= 8 * kMiB && world.good());
+}
+
+// ---- other streams
+// ------------------------------------------------------------------------------------------------------
+
+TEST(a_block_used_elsewhere_is_pending_until_every_stream_has_passed) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config, manual());
+    const Address address = world.get(4 * kMiB, 0);
+    for (StreamHandle stream : {1, 2}) {
+      REQUIRE(world.pool->record_stream(address + 3 * kMiB + 17, stream).ok());  // any address inside will do
+      REQUIRE(world.device->work(stream, stream, address, 4 * kMiB).ok());
+    }
+    REQUIRE(world.pool->free(address).ok());
+    CHECK(world.stats().pending.current == 4 * kMiB && world.stats().pending_blocks == 1);
+    for (StreamHandle stream : {1, 2}) {
+      REQUIRE(world.pool->coalesce().ok());
+      CHECK(world.stats().pending_blocks == 1);
+      while (world.device->step(stream)) {
+      }
+    }
+    REQUIRE(world.pool->coalesce().ok());
+    CHECK(world.stats().pending_blocks == 0 && world.stats().pending.current == 0 && world.good());
+    CHECK(world.get(4 * kMiB, 0) == address);
+  });
+}
+
+TEST(out_of_memory_waits_for_pending_blocks_first) {
+  both_kinds([](const PoolConfig& config) {
+    World world(32 * kMiB, config, manual());
+    const Address address = world.get(30 * kMiB, 0);
+    REQUIRE(world.pool->record_stream(address, 1).ok());
+    REQUIRE(world.device->work(1, 1, address, 30 * kMiB).ok());
+    REQUIRE(world.device->work(2, 2).ok());  // nobody waits for this one
+    REQUIRE(world.pool->free(address).ok());
+    CHECK(world.get(30 * kMiB, 0) == address);
+    CHECK(world.served(Rung::host_wait) == 1 && world.good());
+  });
+}
+
+TEST(record_stream_on_its_own_stream_costs_nothing) {
+  World world;
+  const Address address = world.get(kMiB, 1);
+  REQUIRE(world.pool->record_stream(address, 1).ok() && world.pool->free(address).ok());
+  CHECK(world.stats().pending_blocks == 0 && world.get(kMiB, 1) == address);
+}
+
+TEST(ready_takes_what_has_finished_and_grows_before_it_waits) {
+  both_kinds([](const PoolConfig& base) {
+    PoolConfig config = base;
+    config.cross_stream = CrossStream::ready;
+    World world(64 * kMiB, config, manual());
+    const Address address = world.get(24 * kMiB, 1);
+    REQUIRE(world.device->work(1, 1, address, 24 * kMiB).ok());
+    REQUIRE(world.pool->free(address).ok() && world.pool->coalesce().ok());
+    REQUIRE(world.get(24 * kMiB, 2) != 0);  // unfinished on stream 1: the driver gives more
+    CHECK(world.stats().reserved.current == 48 * kMiB && world.device->calls("stream_wait") == 0);
+    world.device->run_all();
+    REQUIRE(world.get(24 * kMiB, 2) != 0);  // finished there: taken over
+    CHECK(world.stats().reserved.current == 48 * kMiB && world.device->calls("stream_wait") == 0);
+    CHECK(world.device->host_waits() == 0 && world.good());
+  });
+}
+
+TEST(ready_orders_by_a_stream_wait_when_the_driver_has_no_more) {
+  both_kinds([](const PoolConfig& base) {
+    PoolConfig config = base;
+    config.cross_stream = CrossStream::ready;
+    World world(32 * kMiB, config, manual());
+    const Address address = world.get(24 * kMiB, 1);
+    REQUIRE(world.device->work(1, 7, address, 24 * kMiB).ok());
+    REQUIRE(world.pool->free(address).ok() && world.pool->coalesce().ok());
+    const Address again = world.get(24 * kMiB, 2);
+    REQUIRE(again != 0);
+    REQUIRE(world.device->work(2, 8, again, 24 * kMiB).ok());
+    CHECK(world.served(Rung::stream_wait) == 1 && world.device->host_waits() == 0);
+    CHECK(!world.device->step(2));
+    world.device->run_all();
+    CHECK(world.device->executed() == (std::vector<std::uint64_t>{7, 8}) && world.good());
+  });
+}
+
+TEST(wait_orders_before_it_grows) {
+  both_kinds([](const PoolConfig& base) {
+    PoolConfig config = base;
+    config.cross_stream = CrossStream::wait;
+    World world(kGiB, config, manual());
+    const Address address = world.get(24 * kMiB, 1);
+    REQUIRE(world.device->work(1, 7, address, 24 * kMiB).ok());
+    REQUIRE(world.pool->free(address).ok() && world.pool->coalesce().ok());
+    REQUIRE(world.get(24 * kMiB, 2) != 0);
+    CHECK(world.stats().reserved.current == 24 * kMiB && world.device->calls("stream_wait") == 1);
+    CHECK(world.good());
+  });
+}
+
+TEST(never_takes_nothing_of_another_stream) {
+  both_kinds([](const PoolConfig& base) {
+    PoolConfig config = base;
+    config.cross_stream = CrossStream::never;
+    World world(kGiB, config, manual());
+    for (std::uint64_t size : {100 * kKiB, 24 * kMiB}) {
+      const Address address = world.get(size, 1);
+      REQUIRE(world.pool->free(address).ok() && world.pool->coalesce().ok());
+      world.device->run_all();
+      const std::uint64_t reserved = world.stats().reserved.current;
+      REQUIRE(world.get(size, 2) != 0);
+      CHECK(world.stats().reserved.current > reserved);
+    }
+    CHECK(world.device->calls("stream_wait") == 0 && world.good());
+  });
+}
+
+TEST(a_small_block_is_lent_and_goes_home) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config, manual());
+    const Address address = world.get(100 * kKiB, 1);
+    REQUIRE(world.pool->free(address).ok() && world.pool->coalesce().ok());
+    const std::uint64_t reserved = world.stats().reserved.current;
+    REQUIRE(world.pool->trim(0, false).ok());  // asks whether it has finished, so there is a fence
+    world.device->run_all();
+    const Address lent = world.get(100 * kKiB, 2);
+    CHECK(world.stats().reserved.current == reserved && world.served(Rung::finished_elsewhere) == 1);
+    BlockInfo info;
+    REQUIRE(world.pool->info(lent, &info).ok());
+    CHECK(info.stream == 2);
+    REQUIRE(world.device->work(2, 5, lent, 100 * kKiB).ok());
+    REQUIRE(world.pool->free(lent).ok() && world.pool->coalesce().ok());
+    CHECK(world.stats().pending_blocks == 1);  // its home has it when the borrower's work has finished
+    world.device->run_all();
+    REQUIRE(world.pool->coalesce().ok());
+    CHECK(world.stats().pending_blocks == 0 && world.stats().free_blocks == 1);
+    CHECK(world.get(100 * kKiB, 1) == address && world.stats().reserved.current == reserved);
+    CHECK(world.good());
+  });
+}
+
+TEST(a_stream_that_leaves_gives_its_memory_to_the_others) {
+  both_kinds([](const PoolConfig& config) {
+    World world(64 * kMiB, config, manual());
+    const StreamHandle stream = world.stream();
+    const Address live = world.get(20 * kMiB, stream), freed = world.get(20 * kMiB, stream);
+    REQUIRE(world.device->work(stream, 1, freed, 20 * kMiB).ok());
+    REQUIRE(world.pool->free(freed).ok());
+    REQUIRE(world.pool->retire_stream(stream).ok());
+    REQUIRE(world.device->stream_destroy(stream).ok());
+    world.device->run_all();
+    CHECK(world.get(20 * kMiB, 0) != 0);
+    CHECK(world.stats().reserved.current == 40 * kMiB);
+    CHECK(world.pool->free(live).ok());  // what is live outlives its stream
+    CHECK(world.get(20 * kMiB, 1) != 0);
+    CHECK(world.stats().reserved.current <= 60 * kMiB && world.good());
+    CHECK(code(world.pool->retire_stream(0)) == Code::invalid);
+    CHECK(world.pool->retire_stream(12345).ok());  // never seen: nothing to do
+  });
+}
+
+TEST(streams_may_come_and_go_without_end) {
+  World world(64 * kMiB);
+  Address kept = 0;
+  for (int i = 0; i < 100000; ++i) {
+    const StreamHandle handle = world.stream();
+    const Address address = world.get(4 * kKiB, handle);
+    REQUIRE(address != 0);
+    if (kept != 0) REQUIRE(world.pool->free(kept).ok());  // the stream it came from is gone
+    kept = address;
+    REQUIRE(world.pool->retire_stream(handle).ok() && world.device->stream_destroy(handle).ok());
+    if (i % 64 == 0) world.device->advance(1e4);
+  }
+  CHECK(world.stats().streams.size() < 200 && world.good());
+  CHECK(world.stats().reserved.current <= 16 * kMiB);
+}
+
+// ---- out of memory
+// -----------------------------------------------------------------------------------------------------------
+
+TEST(callbacks_may_free_and_allocate) {
+  both_kinds([](const PoolConfig& config) {
+    World world(32 * kMiB, config);
+    std::vector<Address> hoard = {world.get(20 * kMiB)};
+    int calls = 0;
+    world.pool->on_out_of_memory([&](std::uint64_t size, StreamHandle stream) {
+      ++calls;
+      CHECK(size == 24 * kMiB && stream == 1);
+      if (hoard.empty()) return false;
+      CHECK(world.pool->free(hoard.back()).ok());
+      hoard.pop_back();
+      CHECK(world.get(100) != 0);
+      return true;
+    });
+    CHECK(world.get(24 * kMiB, 1) != 0);
+    CHECK(calls == 1 && (!config.pages || world.served(Rung::callbacks) == 1));
+    CHECK(world.get(24 * kMiB, 1) == 0 && calls == 2);
+    CHECK(world.good());
+  });
+}
+
+TEST(the_report_adds_up) {
+  both_kinds([](const PoolConfig& base) {
+    PoolConfig config = base;
+    config.limit = 62 * kMiB;
+    World world(128 * kMiB, config, manual());
+    const Address large = world.get(10 * kMiB, 0), pending = world.get(6 * kMiB, 0),
+                  other = world.get(12 * kMiB, 1);
+    const Address small = world.get(100 * kKiB, 0);
+    REQUIRE(large != 0 && pending != 0 && other != 0 && small != 0);
+    REQUIRE(world.device->work(1, 1, other, 12 * kMiB).ok());
+    REQUIRE(world.pool->record_stream(pending, 1).ok() && world.pool->free(pending).ok());
+    REQUIRE(world.pool->free(other).ok());
+    Address address = 0;
+    OutOfMemoryReport report;
+    REQUIRE(code(world.pool->allocate(63 * kMiB, 0, 0, 0, &address, &report)) == Code::out_of_memory);
+    CHECK(report.live + report.pending + report.cached + report.free_pages + report.free_elsewhere +
+              report.stranded ==
+          report.reserved);
+    CHECK(report.requested == 63 * kMiB && report.limit == 62 * kMiB && report.device_total == 128 * kMiB);
+    CHECK(report.live == 10 * kMiB + block_bytes(100 * kKiB));
+    CHECK(report.device_free + report.reserved == 128 * kMiB);
+    CHECK(world.stats().out_of_memory == 1 && world.good());
+  });
+}
+
+// ---- accounts
+// -------------------------------------------------------------------------------------------------------------------
+
+TEST(the_peak_is_exact_over_several_streams) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    std::vector<std::pair<Address, std::uint64_t>> held;
+    std::uint64_t live = 0, peak = 0, dice = 1;
+    for (int i = 0; i < 4000; ++i) {
+      dice = dice * 6364136223846793005u + 1442695040888963407u;
+      if ((dice >> 33) % 2 == 0 || held.empty()) {
+        const std::uint64_t size = (dice >> 40) % (i % 3 == 0 ? 3 * kMiB : 2 * kKiB);
+        held.push_back({world.get(size, (dice >> 35) % 3), block_bytes(size)});
+        live += held.back().second;
+        peak = std::max(peak, live);
+      } else {
+        std::swap(held[(dice >> 40) % held.size()], held.back());
+        REQUIRE(world.pool->free(held.back().first).ok());
+        live -= held.back().second;
+        held.pop_back();
+      }
+      if (i == 2000) {
+        world.pool->reset_peak();
+        peak = live;
+      }
+      CHECK(world.pool->live_bytes() == live);
+      REQUIRE(world.stats().peak_live == peak);
+    }
+    CHECK(world.good());
+  });
+}
+
+TEST(a_request_that_fails_leaves_the_peak_alone) {
+  World world(32 * kMiB);
+  REQUIRE(world.get(kMiB) != 0);
+  CHECK(world.get(100 * kMiB) == 0);
+  std::vector<Address> out;
+  CHECK(!world.pool->allocate_batch({30 * kMiB, 30 * kMiB}, 0, 0, out, nullptr).ok());
+  CHECK(world.stats().peak_live <= 31 * kMiB);
+}
+
+TEST(statistics_add_up) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    const Address small = world.get(1000), large = world.get(5 * kMiB, 1);
+    PoolStats stats = world.stats();
+    CHECK(stats.live == block_bytes(1000) + 5 * kMiB);
+    CHECK(stats.allocations[0].current == 1 && stats.allocations[1].current == 1);
+    CHECK(stats.requested[0].current == 1000 && stats.bytes[0].current == 1024);
+    CHECK(stats.live + stats.cached + stats.pending.current + stats.free_bytes == stats.reserved.current);
+    REQUIRE(world.pool->free(small).ok() && world.pool->free(large).ok());
+    stats = world.stats();
+    CHECK(stats.live == 0 && stats.requested[0].current == 0 && stats.requested[0].total == 1000);
+    CHECK(stats.allocations[0].peak == 1 && stats.allocations[0].total == 1);
+    world.pool->reset_peak();
+    CHECK(world.stats().allocations[0].peak == 0 && world.stats().peak_live == 0);
+    CHECK(world.stats().reserved.peak == world.stats().reserved.current);
+  });
+}
+
+TEST(a_snapshot_tiles_every_segment) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    std::vector<Address> all;
+    for (int i = 0; i < 60; ++i)
+      all.push_back(world.get((static_cast<std::uint64_t>(i) * 7919 % 300) * 30 * kKiB, i % 3));
+    for (int i = 0; i < 60; i += 3) REQUIRE(world.pool->free(all[static_cast<std::size_t>(i)]).ok());
+    std::uint64_t live = 0, cached = 0;
+    for (const SegmentInfo& segment : world.pool->snapshot()) {
+      Address at = segment.address;
+      for (const BlockInfo& block : segment.blocks) {
+        CHECK(block.address == at && block.bytes > 0);
+        at += block.bytes;
+        live += block.state == BlockState::live ? block.bytes : 0;
+        cached += block.state == BlockState::cached ? block.bytes : 0;
+        CHECK(block.state != BlockState::live || block_bytes(block.requested) == block.bytes);
+      }
+      CHECK(at == segment.address + segment.bytes);
+      CHECK(segment.plain == !config.pages);
+    }
+    CHECK(live == world.stats().live && cached == world.stats().cached);
+  });
+}
+
+// ---- the journal
+// ------------------------------------------------------------------------------------------------------------------
+
+TEST(the_journal_is_in_order_over_streams_and_counts_what_it_drops) {
+  PoolConfig config;
+  config.journal = 8;
+  World world(kGiB, config, manual());
+  std::vector<JournalEntry> entries;
+  std::uint64_t dropped = 99;
+  const Address one = world.get(1000, 0), two = world.get(2000, 1);
+  REQUIRE(world.pool->record_stream(one, 1).ok() && world.pool->free(one).ok());
+  REQUIRE(world.pool->free(two).ok());
+  world.device->run_all();
+  REQUIRE(world.pool->coalesce().ok());
+  world.pool->journal(entries, &dropped);
+  REQUIRE(entries.size() == 5 && dropped == 0);
+  const Action expected[] = {Action::allocate, Action::allocate, Action::free_pending, Action::free,
+                             Action::free_complete};
+  for (std::size_t i = 0; i < 5; ++i) CHECK(entries[i].action == expected[i]);
+  CHECK(entries[0].bytes == 1000 && entries[0].address == one && entries[2].address == one);
+  CHECK(entries[0].serial == entries[2].serial && entries[4].serial == entries[0].serial);
+  for (int i = 0; i < 100; ++i) REQUIRE(world.pool->free(world.get(512, 0)).ok());
+  entries.clear();
+  world.pool->journal(entries, &dropped);
+  CHECK(entries.size() == 8 + 2 && dropped == 200 + 3 - 8);
+  CHECK(std::is_sorted(entries.begin(), entries.end(),
+                       [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; }));
+  world.pool->start_journal(0);
+  entries.clear();
+  world.pool->journal(entries, &dropped);
+  CHECK(entries.empty() && dropped == 0);
+}
+
+// ---- the host: contents
+// --------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+bool all_bytes(Address address, std::uint64_t bytes, std::uint8_t value) {
+  const auto* at = reinterpret_cast<const std::uint8_t*>(address);
+  return std::all_of(at, at + bytes, [value](std::uint8_t byte) { return byte == value; });
+}
+
+}  // namespace
+
+TEST(zeroing_on_allocate_and_on_free_on_the_host) {
+  both_kinds([](const PoolConfig& base) {
+    for (const bool on_free : {false, true}) {
+      PoolConfig config = base;
+      config.zero_on_allocate = !on_free;
+      config.zero_on_free = on_free;
+      auto host = std::make_shared<HostBackend>(256 * kMiB);
+      Pool pool(host, config);
+      for (std::uint64_t size : {std::uint64_t{5000}, 3 * kMiB})
+        for (int round = 0; round < 3; ++round) {
+          Address address = 0;
+          REQUIRE(pool.allocate(size, 0, 0, 0, &address).ok());
+          REQUIRE(host->stream_synchronize(0).ok());
+          CHECK(all_bytes(address, size, 0));
+          std::memset(reinterpret_cast<void*>(address), 0xAB, size);
+          REQUIRE(pool.free(address).ok());
+        }
+    }
+  });
+}
+
+TEST(zeroing_on_free_waits_for_other_streams) {
+  PoolConfig config;
+  config.zero_on_free = true;
+  auto host = std::make_shared<HostBackend>(256 * kMiB);
+  Pool pool(host, config);
+  StreamHandle reader = 0;
+  REQUIRE(host->stream_create(&reader).ok());
+  Address address = 0;
+  REQUIRE(pool.allocate(kMiB, 0, 0, 0, &address).ok());
+  std::memset(reinterpret_cast<void*>(address), 0xAB, kMiB);
+  std::atomic<bool> go{false}, intact{false};
+  REQUIRE(pool.record_stream(address, reader).ok());
+  REQUIRE(host->launch(reader,
+                       [&] {
+                         while (!go) std::this_thread::yield();
+                         intact = all_bytes(address, kMiB, 0xAB);
+                       })
+              .ok());
+  REQUIRE(pool.free(address).ok());
+  REQUIRE(host->stream_synchronize(0).ok());
+  go = true;
+  REQUIRE(pool.trim(~std::uint64_t{0}, true).ok());
+  CHECK(intact);
+  REQUIRE(pool.allocate(kMiB, 0, 0, 0, &address).ok());
+  REQUIRE(host->stream_synchronize(0).ok());
+  CHECK(all_bytes(address, kMiB, 0));
+}
+
+TEST(zeroing_on_free_outlives_the_stream) {
+  both_kinds([](const PoolConfig& base) {
+    PoolConfig config = base;
+    config.zero_on_free = true;
+    World world(kGiB, config);
+    const StreamHandle stream = world.stream();
+    const Address first = world.get(kMiB, stream), second = world.get(3 * kMiB, stream);
+    REQUIRE(world.pool->retire_stream(stream).ok() && world.device->stream_destroy(stream).ok());
+    CHECK(world.pool->free(first).ok());
+    world.device->advance(1e6);
+    CHECK(world.pool->free(second).ok());
+    CHECK(world.pool->trim(0, true).ok());
+    CHECK(world.stats().reserved.current == 0 && world.good());
+  });
+}
+
+// ---- the end
+// -----------------------------------------------------------------------------------------------------------------------------
+
+TEST(close_returns_everything_and_later_calls_say_so) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config, manual());
+    const Address live = world.get(30 * kMiB), pending = world.get(5 * kMiB, 1), cached = world.get(1000, 2);
+    REQUIRE(world.device->work(1, 1, pending, 5 * kMiB).ok());
+    REQUIRE(world.pool->record_stream(pending, 2).ok());
+    REQUIRE(world.pool->free(pending).ok() && world.pool->free(cached).ok());
+    CHECK(world.pool->close().ok());
+    const ModelCounts left = world.device->counts();
+    CHECK(left.plain_ranges + left.spaces + left.pages + left.mappings + left.events + left.queued == 0);
+    Address address = 0;
+    std::vector<Address> out;
+    BlockInfo info;
+    CHECK(world.pool->closed() && world.pool->close().ok());
+    CHECK(code(world.pool->allocate(1, 0, 0, 0, &address)) == Code::closed);
+    CHECK(code(world.pool->allocate(1000, 2, 0, 0, &address)) == Code::closed);
+    CHECK(code(world.pool->allocate_batch({1, 2}, 0, 0, out, nullptr)) == Code::closed);
+    CHECK(code(world.pool->free(live)) == Code::closed);
+    CHECK(code(world.pool->record_stream(live, 1)) == Code::closed);
+    CHECK(code(world.pool->warmup(1, 1, 0, nullptr)) == Code::closed);
+    CHECK(code(world.pool->info(live, &info)) == Code::closed);
+    for (const Status& status : {world.pool->coalesce(), world.pool->trim(0, true), world.pool->set_limit(1),
+                                 world.pool->configure({}), world.pool->retire_stream(1)})
+      CHECK(code(status) == Code::closed);
+    CHECK(world.device->counts().queued == 0 && world.good());
+  });
+}
+
+TEST(a_pool_may_go_while_its_streams_are_busy) {
+  both_kinds([](const PoolConfig& config) {
+    auto host = std::make_shared<HostBackend>(256 * kMiB);
+    std::atomic<int> done{0};
+    {
+      Pool pool(host, config);
+      for (int i = 0; i < 3; ++i) {
+        StreamHandle stream = 0;
+        REQUIRE(host->stream_create(&stream).ok());
+        Address address = 0;
+        REQUIRE(pool.allocate(4 * kMiB, stream, 0, 0, &address).ok());
+        REQUIRE(host->launch(stream,
+                             [&done, address] {
+                               std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                               std::memset(reinterpret_cast<void*>(address), 0x5A, 4 * kMiB);
+                               ++done;
+                             })
+                    .ok());
+        if (i == 1) REQUIRE(pool.free(address).ok());
+        if (i == 2) REQUIRE(pool.retire_stream(stream).ok() && host->stream_destroy(stream).ok());
+      }
+    }
+    CHECK(done == 3);
+    std::uint64_t free_bytes = 0, total_bytes = 0;
+    CHECK(host->memory_info(&free_bytes, &total_bytes).ok());
+    CHECK(free_bytes == total_bytes);
+  });
+}
+
+TEST_MAIN()
