@@ -284,6 +284,7 @@ class Pool {
   std::uint64_t rungs_[kRungs] = {};
   std::uint64_t retries_ = 0;
   std::uint64_t out_of_memory_ = 0;
+  mutable std::uint64_t walks_ = 0;  // of verify
 };
 
 }  // namespace vram

@@ -17,6 +17,8 @@ constexpr std::size_t kMaxSegments = std::size_t{1} << 20;
 constexpr std::uint32_t kStripSlots[kBands] = {128, 8192};  // 256 MiB for small, 16 GiB for large blocks
 // Plain segments for large blocks are at least this long, so that middling blocks share one.
 constexpr std::uint64_t kPlainSegmentBytes = 20 * kMiB;
+// The fewest addresses to begin with.
+constexpr std::uint64_t kLeastSpace = 256 * kMiB;
 // Free blocks looked at before the driver is asked, by band.
 constexpr int kCandidates[kBands] = {8, 32};
 
@@ -339,10 +341,21 @@ Index Segments::split_in_use(Index i, Units units) {
 
 // ---- segments ----------------------------------------------------------------------------------------------
 
+// All the addresses there will be; fewer than wished for where the system has not as many to give.
+Status Segments::reserve_space() {
+  Status status = backend_.space_reserve(options_.space_bytes, &space_);
+  while (status.code == Code::out_of_memory && options_.space_bytes >= 2 * kLeastSpace) {
+    options_.space_bytes = round_up(options_.space_bytes / 2, kSlotBytes);
+    space_free_ = {{1, static_cast<std::uint32_t>(options_.space_bytes / kSlotBytes) - 1}};
+    status = backend_.space_reserve(options_.space_bytes, &space_);
+  }
+  return status;
+}
+
 // New addresses for a stream and band: one free block without memory.
 Status Segments::new_strip(const Want& want) {
   if (space_ == 0)
-    if (Status status = backend_.space_reserve(options_.space_bytes, &space_); !status.ok()) return status;
+    if (Status status = reserve_space(); !status.ok()) return status;
   const std::uint64_t bytes = std::uint64_t{want.padded()} * kUnit;
   const auto needed = static_cast<std::uint32_t>(round_up(bytes, kSlotBytes) / kSlotBytes) + 1;
   const auto all = static_cast<std::uint32_t>(options_.space_bytes / kSlotBytes);

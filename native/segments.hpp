@@ -237,6 +237,7 @@ class Segments {
 
   // segments
   Index segment_at(std::uint32_t slot) const;
+  Status reserve_space();
   Status new_strip(const Want& want);
   Status new_plain(const Want& want, std::uint64_t budget);
   Status release_plain(Index segment);
