@@ -34,6 +34,7 @@ def run(protect: Cure = None) -> bytes:
             free_too_early(pool, s1, s2, protect, gate, seen)
         finally:
             gate.set()
+            s2.synchronize()  # it has read before the pool takes its memory with it
     return bytes(seen)
 
 
@@ -57,7 +58,6 @@ def free_too_early(
         s1.synchronize()  # the memory is overwritten before the gate opens
     # With the wait, stream 1 stands behind stream 2 and stream 2 behind the gate: the host must not wait yet.
     gate.set()
-    s2.synchronize()
     s1.synchronize()
 
 

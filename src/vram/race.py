@@ -262,10 +262,12 @@ class _Watch:
         self._after(self._allocate, key, address, size, self._site("allocated", key))
 
     def on_free(self, pool: Any, address: int) -> None:
-        self._before(self._free, _core_of(pool), address, stack_here())
+        if not pool.closed:
+            self._before(self._free, _core_of(pool), address, stack_here())
 
     def on_drop(self, pool: Any, address: int) -> None:
-        self._quietly(self._free, _core_of(pool), address, stack_here())
+        if not pool.closed:  # else the address may be another pool's by now
+            self._quietly(self._free, _core_of(pool), address, stack_here())
 
     def on_record_stream(self, pool: Any, address: int, handle: int) -> None:
         core = _core_of(pool)
@@ -306,7 +308,7 @@ class _Watch:
             memory = self._memory(key, value)
             if memory is not None:
                 uses.append((memory, writes))
-            elif not isinstance(value, int) and value.freed:
+            elif not isinstance(value, int) and _is_gone(value):
                 self._tell([self._used_after_reuse(value, key, what)])
         self._use(uses, key, now, what)
 
@@ -316,7 +318,7 @@ class _Watch:
             return self._books.find(key.core, value)
         core = _core_of(value.pool)
         known = self._books.find(core, value.ptr)
-        if value.freed:
+        if _is_gone(value):
             return known if known is not None and known.freed else None
         if known is not None and not known.freed:
             return known
@@ -527,6 +529,10 @@ class _Watch:
         stack = stack_here()
         self._names.notice(key.core, key.handle, stack)
         return Site(what, key.handle, "", stack)
+
+
+def _is_gone(buffer: Buffer) -> bool:
+    return bool(buffer.freed or buffer.pool.closed)
 
 
 def _core_of(pool: Any) -> Any:

@@ -429,6 +429,26 @@ def test_what_has_finished_does_not_bind_the_next_owner(host: Host) -> None:
         new.free()
 
 
+def test_memory_that_the_pool_moves_to_another_stream_is_ordered_by_the_pool() -> None:
+    device = vram.Device.model("1GiB")
+    pool = vram.Pool(device, cross_stream="wait")
+    s1, s2, s3 = (vram.Stream(device) for _ in range(3))
+    with vram.race_check():
+        old, neighbour = pool.allocate(UNIT, stream=s1), pool.allocate(UNIT, stream=s1)
+        s1.launch(work, old.ptr)
+        address = old.ptr
+        old.free()
+        pool.coalesce()
+        new = pool.allocate(UNIT, stream=s3)
+        assert new.ptr == address
+        s3.launch(work, new)
+        s2.wait_stream(s3)
+        s2.launch(work, new)
+        s3.wait_stream(s2)
+        new.free()
+        neighbour.free()  # it kept the page where it was
+
+
 def test_a_part_of_freed_memory_that_is_reused_leaves_the_rest_freed(host: Host) -> None:
     pool, s1, _ = host
     with vram.race_check("collect") as checker:
@@ -474,6 +494,23 @@ def test_a_freed_buffer_whose_place_is_taken_is_still_known(host: Host) -> None:
     assert race.kind == "use after free" and race.reuse is not None
 
 
+def test_a_buffer_of_a_closed_pool_is_not_taken_for_one_that_has_its_address(host: Host) -> None:
+    pool, s1, s2 = host
+    with vram.Pool("host") as closed:
+        old = closed.allocate(UNIT, stream=s1)
+    with vram.race_check("collect") as checker:
+        new = pool.allocate(UNIT, stream=s1)
+        if new.ptr != old.ptr:
+            pytest.skip("the operating system gave other addresses")
+        s2.launch(work, reads(new.ptr))
+        s1.launch(work, reads(old))
+        del old
+        new.record_stream(s2)
+        new.free()
+        s1.synchronize()
+    assert [race.kind for race in checker.races] == ["use after free"]
+
+
 VIEWS: dict[str, Callable[[vram.Buffer], tuple[Any, ...]]] = {
     "buffer": lambda x: (work, x),
     "address": lambda x: (work, x.ptr),
@@ -497,7 +534,7 @@ def test_a_launch_uses_what_it_can_reach(host: Host, name: str) -> None:
     with vram.race_check("collect") as checker:
         s1.launch(work, x)
         s2.launch(*VIEWS[name](x))
-        s2.synchronize()
+        vram.Device("host").synchronize()
     assert [(race.kind, race.address) for race in checker.races] == [("unordered", x.ptr)]
 
 
@@ -509,7 +546,7 @@ def test_arrays_over_the_memory_count(host: Host) -> None:
         array = numpy.from_dlpack(x)
         s1.launch(work, array)
         s2.launch(work, array)
-        s2.synchronize()
+        vram.Device("host").synchronize()
     assert [race.kind for race in checker.races] == ["unordered"]
 
 
@@ -639,7 +676,7 @@ def test_asking_and_hearing_no_does_not(host: Host) -> None:
     with vram.race_check("collect") as checker:
         x = pool.allocate(UNIT, stream=s1)
         s2.launch(lambda *_: gate.wait(TIMEOUT), x.ptr)
-        assert not s2.query()
+        assert not s2.query() and not s2.record_event().query()
         x.free()
         gate.set()
     assert len(checker.races) == 1
@@ -707,6 +744,36 @@ def test_a_launched_function_knows_only_what_came_before_it(host: Host) -> None:
         s2.launch(x.free)
         s2.synchronize()
     assert [race.used_on for race in checker.races] == [s3.handle]
+
+
+def test_what_a_launched_function_waits_for_the_program_does_not_know(host: Host) -> None:
+    pool, s1, s2 = host
+    s3 = vram.Stream("host")
+    done = threading.Event()
+
+    def wait_and_free(buffer: vram.Buffer) -> None:
+        s3.synchronize()
+        buffer.free()
+        done.set()
+
+    with vram.race_check("collect") as checker:
+        x, y = pool.allocate(UNIT, stream=s1), pool.allocate(UNIT, stream=s1)
+        s3.launch(work, reads(x.ptr), reads(y.ptr))
+        s2.launch(wait_and_free, reads(x))
+        assert done.wait(TIMEOUT)
+        y.free()
+    assert [race.address for race in checker.races] == [y.ptr]
+
+
+def test_a_device_that_is_done_says_nothing_of_another() -> None:
+    with vram.race_check("collect") as checker:
+        device, other = vram.Device.model("1GiB"), vram.Device.model("1GiB")
+        pool, s1, s2 = vram.Pool(device), vram.Stream(device), vram.Stream(device)
+        x = pool.allocate(UNIT, stream=s1)
+        s2.launch(work, reads(x))
+        other.synchronize()
+        x.free()
+    assert len(checker.races) == 1
 
 
 def test_a_handle_that_comes_again_is_another_stream() -> None:
