@@ -64,9 +64,13 @@ Index FreeIndex::find(const Blocks& blocks, Units units, bool exhaustive, int wa
 bool FreeIndex::check(const Blocks& blocks) const {
   std::uint64_t units = 0;
   std::size_t count = 0;
-  for (int bin = 0; bin < kBins; ++bin) {
-    const bool marked = (columns_[bin / kRow] >> (bin % kRow)) & 1u;
-    if (marked != (heads_[bin] != 0)) return false;
+  for (int row = 0; row < kRows; ++row) {
+    std::uint32_t occupied = 0;
+    for (int column = 0; column < kRow; ++column)
+      occupied |= static_cast<std::uint32_t>(heads_[row * kRow + column] != 0) << column;
+    if (occupied != columns_[row] || ((rows_ >> row) & 1u) != (occupied != 0)) return false;
+  }
+  for (int bin = next_bin(0); bin < kBins; bin = next_bin(bin + 1)) {
     Index previous = 0;
     for (Index i = heads_[bin]; i != 0; previous = i, i = blocks[i].link_after) {
       const Block& block = blocks[i];
@@ -76,8 +80,6 @@ bool FreeIndex::check(const Blocks& blocks) const {
       ++count;
     }
   }
-  for (int row = 0; row < kRows; ++row)
-    if (((rows_ >> row) & 1u) != (columns_[row] != 0)) return false;
   return units == units_ && count == count_;
 }
 

@@ -17,6 +17,13 @@ inline std::vector<Case>& cases() {
 }
 inline int failures = 0;
 
+// Sanitized builds are several times slower; what is exhaustive elsewhere is sampled there.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 struct Register {
   Register(const char* name, void (*run)()) { cases().push_back({name, run}); }
 };
