@@ -504,10 +504,10 @@ def test_a_buffer_of_a_closed_pool_is_not_taken_for_one_that_has_its_address(hos
             pytest.skip("the operating system gave other addresses")
         s2.launch(work, reads(new.ptr))
         s1.launch(work, reads(old))
+        s1.synchronize()
         del old
         new.record_stream(s2)
         new.free()
-        s1.synchronize()
     assert [race.kind for race in checker.races] == ["use after free"]
 
 
