@@ -191,7 +191,7 @@ std::uint32_t Segments::lacking_slots(std::uint16_t stream, const Survey& result
 
 // The place for the request that costs the driver least, and what it takes. Where that is new memory,
 // addresses that were never used may take less of it: no gap there is too short for a free page.
-Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan) {
+Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why) {
   Spot best;
   double least = 0;
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -199,7 +199,7 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
       weigh(i, want, passed, &best, &least);
       return false;
     });
-    if (best.block != 0 || !new_strip(want).ok()) break;
+    if (best.block != 0 || !(*why = new_strip(want)).ok()) break;
   }
   if (best.block == 0) return best;
   *plan = survey(best, want.units);
@@ -209,7 +209,7 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
   const std::uint32_t lacking = lacking_slots(want.stream, *plan);
   if (!busy && (lacking == 0 || plan->gaps.size() == 1)) return best;
   Spot fresh = untouched_spot(want);
-  if (fresh.block == 0 && busy && new_strip(want).ok()) fresh = untouched_spot(want);
+  if (fresh.block == 0 && busy && (*why = new_strip(want)).ok()) fresh = untouched_spot(want);
   if (fresh.block == 0) return busy ? Spot{} : best;
   Survey other = survey(fresh, want.units);
   if (!busy && lacking_slots(want.stream, other) >= lacking) return best;
@@ -233,7 +233,8 @@ Segments::Spot Segments::untouched_spot(const Want& want) const {
 std::uint64_t Segments::lacking(const Want& want, Tick passed) {
   if (!options_.pages) return std::uint64_t{want.units} * kUnit;
   Survey plan;
-  const Spot spot = cheapest_spot(want, passed, &plan);
+  Status why;
+  const Spot spot = cheapest_spot(want, passed, &plan, &why);
   if (spot.block == 0) return std::uint64_t{want.units} * kUnit;
   return lacking_slots(want.stream, plan) * kSlotBytes;
 }
@@ -248,8 +249,9 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
     return {};
   }
   Survey plan;
-  const Spot spot = cheapest_spot(want, passed, &plan);
-  if (spot.block == 0) return {Code::out_of_memory, 0, "space_reserve"};
+  Status why;
+  const Spot spot = cheapest_spot(want, passed, &plan, &why);
+  if (spot.block == 0) return why.ok() ? Status{Code::out_of_memory, 0, "space_reserve"} : why;
   if (lacking_slots(want.stream, plan) * kSlotBytes > create_bytes) return {Code::out_of_memory, 0, "page_create"};
   std::vector<Index> held;  // pages taken so far, to be let go if a call fails
   moved_ = false;

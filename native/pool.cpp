@@ -584,9 +584,14 @@ Status Pool::warmup(std::uint64_t size, std::uint32_t count, StreamHandle handle
       stream_cache_.store(wanted, std::memory_order_relaxed);
     }
   }
-  for (Address address : blocks)
-    if (Status status = free(address); !status.ok()) return status;
-  return {};
+  Status first;
+  for (Address address : blocks) {
+    const Status status = free(address);
+    if (status.ok()) continue;
+    take_back(address);
+    if (first.ok()) first = status;
+  }
+  return first;
 }
 
 // ---- frees -----------------------------------------------------------------------------------------------------
@@ -906,7 +911,16 @@ Status Pool::retire_stream(StreamHandle handle) {
   StreamState* stream = streams_.find(handle);
   if (stream == nullptr) return {};
   if (stream->number == 0) return {Code::invalid, 0, "retire_stream"};
-  if (Status status = fences_.record(*stream); !status.ok()) return status;
+  if (!fences_.record(*stream).ok()) {
+    // Without a fence only waiting tells when its work is done, and it cannot be asked later.
+    const Tick tick = fences_.mark(*stream);
+    lock.unlock();
+    const Status status = backend_->stream_synchronize(handle);
+    lock.lock();
+    if (closed()) return {};
+    if (!status.ok()) return status;
+    fences_.pass(*stream, tick);
+  }
   streams_.forget(*stream);
   stream->last = stream->tick - 1;
   leaving_.push_back(stream->number);

@@ -218,7 +218,7 @@ class Segments {
   std::uint64_t newly_held(const Spot& spot, Units units) const;
   bool backed(const Spot& spot, const Want& want);
   Tick last_use(const Spot& spot, Units units) const;
-  Spot cheapest_spot(const Want& want, Tick passed, Survey* plan);
+  Spot cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why);
   Spot untouched_spot(const Want& want) const;
   void weigh(Index block, const Want& want, Tick passed, Spot* best, double* least);
   std::uint32_t lacking_slots(std::uint16_t stream, const Survey& survey) const;

@@ -74,9 +74,12 @@ void drop_view(PyBuffer* self) {
 
 // ---- life ---------------------------------------------------------------------------------------------
 
+// Where zeroing fails, the buffer stays live and may be freed again.
 Status release(PyBuffer* self) {
-  self->live = false;
-  return free_address(*self->pool->pool, self->address);
+  self->live = false;  // first: the GIL may change hands meanwhile
+  const Status status = free_address(*self->pool->pool, self->address);
+  self->live = status.code == Code::failed;
+  return status;
 }
 
 // A pool may reach its buffers, for example through a callback that frees them. Nothing to clear: what

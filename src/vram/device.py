@@ -19,7 +19,7 @@ from types import MethodType
 from typing import Any, Protocol, TypeAlias
 
 from vram import _native
-from vram.errors import ConfigError, DeviceError
+from vram.errors import ConfigError, DeviceError, VramError
 from vram.sizes import format_size, parse_size
 
 __all__ = ["Device", "Event", "Observer", "Reads", "Stream", "devices", "stream_handle"]
@@ -208,7 +208,7 @@ def devices() -> list[Device]:
 
 _host: _Core | None = None
 _cuda: dict[int, _Core] = {}
-_host_lock = threading.Lock()
+_host_lock = threading.RLock()  # a finalizer may open a device while one is opened
 _model_numbers = itertools.count()
 _CUDA_NAME = re.compile(r"cuda(?::(\d+))?")
 
@@ -245,7 +245,9 @@ def _host_core() -> _Core:
         return core
     with _host_lock:
         if _host is None or _host.process != os.getpid():
-            _host = _Core("host", 0, "host", _native.HostBackend())
+            made = _Core("host", 0, "host", _native.HostBackend())
+            if _host is core:  # nobody came in between
+                _host = made
         return _host
 
 
@@ -286,7 +288,7 @@ def _forget(listeners: list[Any], dead: Any) -> None:
 
 def _after_fork_in_child() -> None:
     global _host_lock
-    _host_lock = threading.Lock()
+    _host_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -421,7 +423,7 @@ class Stream:
 
     def __del__(self) -> None:
         # In the child of a fork the backend refuses, and there is nothing to give back.
-        with contextlib.suppress(DeviceError, AttributeError):
+        with contextlib.suppress(VramError, AttributeError):
             self.close()
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -552,7 +554,7 @@ class Event:
         return stream if isinstance(stream, Stream) else Stream._view(self._core, handle)
 
     def __del__(self) -> None:
-        with contextlib.suppress(DeviceError, AttributeError):
+        with contextlib.suppress(VramError, AttributeError):
             self._core.backend.event_destroy(self._handle)
 
     def __repr__(self) -> str:

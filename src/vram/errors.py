@@ -1,12 +1,12 @@
 """Every error vram raises. They carry numbers as attributes, not only text, and survive pickling.
 
-    VramError
-    ├── OutOfMemory      (also MemoryError)   a request that no rung of the ladder could serve
-    ├── InvalidFree      (also ValueError)    double free, foreign or interior pointer
-    ├── DeviceError      (also RuntimeError)  a device call failed, or the device is not there
-    ├── ConfigError      (also ValueError)    an unknown option or a bad value
-    ├── TraceError       (also ValueError)    a file that cannot be read as a trace
-    └── RaceError        (also RuntimeError)  memory reused while another stream may still use it
+VramError
+├── OutOfMemory      (also MemoryError)   a request that no rung of the ladder could serve
+├── InvalidFree      (also ValueError)    double free, foreign or interior pointer
+├── DeviceError      (also RuntimeError)  a device call failed, or the device is not there
+├── ConfigError      (also ValueError)    an unknown option or a bad value
+├── TraceError       (also ValueError)    a file that cannot be read as a trace
+└── RaceError        (also RuntimeError)  memory reused while another stream may still use it
 """
 
 from __future__ import annotations

@@ -443,7 +443,7 @@ def _trace_lines(pool: Pool) -> Iterable[str]:
 # ---- the one of the process -------------------------------------------------------------------------------
 
 _manager: MemoryManager | None = None
-_manager_lock = threading.Lock()
+_manager_lock = threading.RLock()  # a finalizer may ask while it is made
 
 
 def get_memory_manager() -> MemoryManager:
@@ -454,7 +454,8 @@ def get_memory_manager() -> MemoryManager:
         return found
     with _manager_lock:
         if _manager is None:
-            _manager = MemoryManager()
+            made = MemoryManager()
+            _manager = _manager or made
         return _manager
 
 
@@ -465,7 +466,7 @@ def configure(settings: Mapping[str, object] | None = None, **more: Any) -> None
 
 def _after_fork_in_child() -> None:
     global _manager, _manager_lock
-    _manager, _manager_lock = None, threading.Lock()
+    _manager, _manager_lock = None, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

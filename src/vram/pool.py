@@ -6,6 +6,7 @@ worded by `stats`, blocks by `snapshot`, failures by `explain`.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
@@ -22,7 +23,7 @@ from vram import _native
 from vram.buffer import Buffer
 from vram.config import Config, limit_bytes, read_options
 from vram.device import Device
-from vram.errors import ConfigError, OutOfMemory
+from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.explain import explain_out_of_memory
 from vram.patterns import Patterns, find_patterns
 from vram.sizes import format_size, parse_size
@@ -103,8 +104,16 @@ class Pool(_native.PoolCore):
         room = self.raw_stats()["cached_blocks"] + len(wanted)
         if room > self.config()["stream_cache"]:
             self.reconfigure({"stream_cache": room})
+        failure: DeviceError | None = None
         for address in addresses:
-            self.free(address)
+            try:
+                self.free(address)
+            except DeviceError as error:  # zeroing it failed; the others are given back all the same
+                failure = error
+                with contextlib.suppress(DeviceError):
+                    self.free(address)
+        if failure is not None:
+            raise failure
 
     # ---- limits and housekeeping ------------------------------------------------------------------------
 
@@ -221,7 +230,7 @@ def _checked_count(count: object) -> int:
 # ---- asynchronous allocation ------------------------------------------------------------------------------
 
 _executor: ThreadPoolExecutor | None = None
-_executor_lock = threading.Lock()
+_executor_lock = threading.RLock()  # a finalizer may ask while it is made
 
 
 def _workers() -> ThreadPoolExecutor:
@@ -235,7 +244,7 @@ def _workers() -> ThreadPoolExecutor:
 
 def _after_fork_in_child() -> None:
     global _executor, _executor_lock
-    _executor, _executor_lock = None, threading.Lock()
+    _executor, _executor_lock = None, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -284,7 +293,7 @@ class _Callbacks:
 
     def __init__(self) -> None:
         self._handles: tuple[OomHandle, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may come in between
         self._here = _Here()
 
     def __bool__(self) -> bool:
@@ -379,8 +388,8 @@ class _TracedPool(Pool):
 
     def __init__(self, device: str | Device | None = None, **config: Any) -> None:
         super().__init__(device, **config)
+        # No lock: a finalizer may allocate in the middle of anything here. Each step alone is atomic.
         self._stacks: dict[tuple[int, int], Stack] = {}
-        self._stacks_lock = threading.Lock()
         self._room = 1024
 
     def malloc(self, size: int | str, stream: Any = 0) -> int:
@@ -411,21 +420,22 @@ class _TracedPool(Pool):
 
     def _remember(self, addresses: list[int]) -> None:
         stack = _stack_of_caller()
-        with self._stacks_lock:
-            for address in addresses:
-                self._stacks[address, self.info(address)["serial"]] = stack
-            if len(self._stacks) > self._room:
-                self._forget_freed()
+        for address in addresses:
+            self._stacks[address, self.info(address)["serial"]] = stack
+        if len(self._stacks) > self._room:
+            self._forget_freed()
 
     def _forget_freed(self) -> None:
         """Frees are not watched, so that dropping a Buffer stays native; what is gone is found here."""
+        known = list(self._stacks)  # first: what comes later is kept
         live = self.mark().live
-        self._stacks = {key: stack for key, stack in self._stacks.items() if key in live}
+        for key in known:
+            if key not in live:
+                self._stacks.pop(key, None)
         self._room = max(1024, 2 * len(self._stacks))
 
     def _recorded_stacks(self) -> Mapping[tuple[int, int], Stack]:
-        with self._stacks_lock:
-            return dict(self._stacks)
+        return dict(self._stacks)
 
 
 def _stack_of_caller() -> Stack:

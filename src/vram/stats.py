@@ -302,7 +302,7 @@ class Peaks:
 
     def __init__(self) -> None:
         """Begin without watches; the pool's own peaks are those it counts."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may ask for statistics while they are made
         self._pools: dict[Any, int] = {}
         self._watches: list[dict[Any, int]] = []
 
