@@ -118,10 +118,11 @@ Segments::Survey Segments::survey(const Spot& spot, Units units) {
   }
   close(past);
   if (!result.gaps.empty() && result.gaps.back().slot + result.gaps.back().slots == past) {
-    // Whole slots of the same free block behind the request that have no page either.
+    // Whole slots of the same free block behind the request that have no page either, as far as they matter.
     const Index last_lost = result.lost.empty() ? 0 : result.lost.back();
+    const std::uint64_t enough = std::max<std::uint64_t>(kPageSlots[kPageSizes - 1], options_.segment_size / kSlotBytes);
     std::uint32_t slot = past;
-    while ((slot + 1) * std::uint64_t{kSlotUnits} <= block.end() &&
+    while ((slot + 1) * std::uint64_t{kSlotUnits} <= block.end() && slot - past < enough &&
            (slots_[slot] == 0 || slots_[slot] == last_lost))
       ++slot;
     result.gaps.back().room = slot - past;
@@ -195,10 +196,11 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
   Spot best;
   double least = 0;
   for (int attempt = 0; attempt < 2; ++attempt) {
-    free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), [&](Index i) {
+    const auto visit = [&](Index i) {
       weigh(i, want, passed, &best, &least);
       return false;
-    });
+    };
+    free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), visit, [] { return false; });
     if (best.block != 0 || !new_strip(want).ok()) break;
   }
   if (best.block == 0) return best;

@@ -215,8 +215,7 @@ class Segments {
   bool counts_on(Index mapping, std::uint16_t stream);
   Survey survey(const Spot& spot, Units units);
   Spot find_spot(const Want& want);
-  std::uint64_t newly_held(const Spot& spot, Units units) const;
-  bool backed(const Spot& spot, const Want& want);
+  std::uint64_t newly_held(const Spot& spot, const Want& want);
   Tick last_use(const Spot& spot, Units units) const;
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan);
   Spot untouched_spot(const Want& want) const;
