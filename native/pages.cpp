@@ -146,20 +146,23 @@ void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, double*
   const double per_slot =
       1.0 / kPageSlots[size_to_create(want.units / kSlotUnits + 1, std::uint64_t{want.units} * kUnit)];
   // cost_[k]: of the slots before first + k
-  cost_.assign(1, 0.0);
-  for (std::uint32_t slot = first; slot < past; ++slot) {
+  cost_.resize(past - first + 1);
+  double sum = cost_[0] = 0;
+  for (std::uint32_t slot = first; slot < past;) {
     const Index m = slots_[slot];
     double cost = per_slot;
+    std::uint32_t next = slot + 1;
     if (m != 0) {
       const Mapping& mapping = mappings_[m];
       const Page& page = pages_[mapping.page];
+      next = std::min(past, mapping.slot + page.slots());
       if (page.holder == m || (page.free() && page.owner == want.stream && mapping.usable)) {
         cost = 0;
       } else {
         cost = mapping.tick > passed ? kImpossible : kLost / page.slots();
       }
     }
-    cost_.push_back(cost_.back() + cost);
+    for (; slot < next; ++slot) cost_[slot + 1 - first] = sum += cost;
   }
   const auto consider = [&](Units offset) {
     const std::uint32_t from = offset / kSlotUnits - first;
