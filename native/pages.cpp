@@ -252,6 +252,11 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
     *out = take(want);
     return {};
   }
+  // Pages that others hold already lie under the two ends of the request only; the rest must be free or new.
+  const std::uint64_t at_hand = shelf(want.stream).free_page_bytes + create_bytes;
+  const std::uint64_t ends = 2 * kPageSlots[kPageSizes - 1] * kSlotBytes;
+  if (at_hand < std::uint64_t{want.units} * kUnit && std::uint64_t{want.units} * kUnit - at_hand > ends)
+    return {Code::out_of_memory, 0, "page_create"};
   Survey plan;
   const Spot spot = cheapest_spot(want, passed, &plan);
   if (spot.block == 0) return {Code::out_of_memory, 0, "space_reserve"};

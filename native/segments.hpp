@@ -10,9 +10,9 @@
 // mapped at many addresses, of which at most one *holds* it.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -189,12 +189,12 @@ class Segments {
   };
 
   Shelf& shelf(std::uint16_t stream) {
-    while (shelves_.size() <= stream) shelves_.emplace_back();
-    return shelves_[stream];
+    while (shelves_.size() <= stream) shelves_.push_back(std::make_unique<Shelf>());
+    return *shelves_[stream];
   }
   const Shelf& shelf(std::uint16_t stream) const {
     static const Shelf kEmpty;
-    return stream < shelves_.size() ? shelves_[stream] : kEmpty;
+    return stream < shelves_.size() ? *shelves_[stream] : kEmpty;
   }
   FreeIndex& index_of(const Segment& segment) { return shelf(segment.stream).free[segment.band]; }
 
@@ -256,7 +256,7 @@ class Segments {
   Slab<Segment> segments_;
   LazyArray<std::atomic<Index>> starts_;  // unit → the block that starts there
   LazyArray<Index> slots_;                // slot → the mapping there
-  std::deque<Shelf> shelves_;             // by stream number
+  std::vector<std::unique_ptr<Shelf>> shelves_;  // by stream number
   std::uint64_t reserved_bytes_ = 0;
   std::uint64_t plain_segments_ = 0;
   std::uint32_t survey_ = 0;  // number of the survey under way
