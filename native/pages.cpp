@@ -131,11 +131,13 @@ Segments::Survey Segments::survey(const Spot& spot, Units units) {
 }
 
 // Slides the request over the addresses of a free block and keeps the place where the driver has least
-// to do: cost is counted in handles to map, a lost mapping costs more because it must be unmapped first,
-// and one that queued work may still use cannot be had at all.
-void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, double* least) {
-  constexpr double kImpossible = 1e9;
-  constexpr double kLost = 1.6;
+// to do. A page to be made costs kMap, spread over its slots; a lost mapping costs more because it must be
+// unmapped first, and one that queued work may still use cannot be had at all. A page that is mapped twice
+// under the request serves only the first of the two; the other is as good as lost.
+void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, std::int64_t* least) {
+  constexpr std::int64_t kImpossible = std::int64_t{1} << 40;
+  constexpr std::int64_t kMap = 160;  // divisible by the slots of every page
+  constexpr std::int64_t kLost = 256;
   const Block& block = blocks_[i];
   const Units start = aligned(block, want.align);
   if (std::uint64_t{start} + want.units > block.end()) return;
@@ -143,32 +145,47 @@ void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, double*
   const std::uint32_t touched = (segments_[block.segment].touched + kSlotUnits - 1) / kSlotUnits;
   const std::uint32_t past = std::min((block.end() - 1) / kSlotUnits + 1,
                                       std::max(first, touched) + want.units / kSlotUnits + 2);
-  const double per_slot =
-      1.0 / kPageSlots[size_to_create(want.units / kSlotUnits + 1, std::uint64_t{want.units} * kUnit)];
-  // cost_[k]: of the slots before first + k
-  cost_.resize(past - first + 1);
-  double sum = cost_[0] = 0;
+  const std::int64_t fresh =
+      kMap / kPageSlots[size_to_create(want.units / kSlotUnits + 1, std::uint64_t{want.units} * kUnit)];
+  ++survey_;
+  weights_.assign(past - first, Weight{fresh, 0, kNowhere, 0});
   for (std::uint32_t slot = first; slot < past;) {
     const Index m = slots_[slot];
-    double cost = per_slot;
-    std::uint32_t next = slot + 1;
-    if (m != 0) {
-      const Mapping& mapping = mappings_[m];
-      const Page& page = pages_[mapping.page];
-      next = std::min(past, mapping.slot + page.slots());
-      if (page.holder == m || (page.free() && page.owner == want.stream && mapping.usable)) {
-        cost = 0;
-      } else {
-        cost = mapping.tick > passed ? kImpossible : kLost / page.slots();
-      }
+    if (m == 0) {
+      ++slot;
+      continue;
     }
-    for (; slot < next; ++slot) cost_[slot + 1 - first] = sum += cost;
+    const Mapping& mapping = mappings_[m];
+    Page& page = pages_[mapping.page];
+    const std::uint32_t next = std::min(past, mapping.slot + page.slots());
+    const std::int64_t lost = mapping.tick > passed ? kImpossible : kLost / page.slots();
+    const bool ours = page.free() && page.owner == want.stream && mapping.usable;
+    const std::uint32_t earlier = ours && page.counted == survey_ ? page.counted_at : kNowhere;
+    for (; slot < next; ++slot) {
+      if (page.holder == m || ours) weights_[slot - first] = {0, lost, earlier, 0};
+      else weights_[slot - first].cost = lost;
+    }
+    page.counted = survey_;
+    page.counted_at = next - 1 - first;
   }
+  // The window [from, to) of slots moves to higher addresses only; `cost` is what it takes to back it.
+  std::uint32_t from = 0;
+  std::uint32_t to = 0;
+  std::int64_t cost = 0;
   const auto consider = [&](Units offset) {
-    const std::uint32_t from = offset / kSlotUnits - first;
-    const std::uint32_t to = (offset + want.units - 1) / kSlotUnits + 1 - first;
-    if (to >= cost_.size()) return;
-    const double cost = cost_[to] - cost_[from];
+    const std::uint32_t last = (offset + want.units - 1) / kSlotUnits - first;
+    if (last >= weights_.size()) return;
+    for (; from < offset / kSlotUnits - first; ++from) {
+      if (from >= to) continue;
+      cost -= weights_[from].cost + weights_[from].expires;
+    }
+    for (to = std::max(to, from); to <= last; ++to) {
+      Weight& weight = weights_[to];
+      cost += weight.cost;
+      if (weight.earlier == kNowhere || weight.earlier < from) continue;
+      cost += weight.again;
+      weights_[weight.earlier].expires += weight.again;
+    }
     if (cost >= kImpossible || (best->block != 0 && cost >= *least)) return;
     *best = {i, offset};
     *least = cost;
@@ -197,7 +214,7 @@ std::uint32_t Segments::lacking_slots(std::uint16_t stream, const Survey& result
 // addresses that were never used may take less of it: no gap there is too short for a free page.
 Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan) {
   Spot best;
-  double least = 0;
+  std::int64_t least = 0;
   for (int attempt = 0; attempt < 2; ++attempt) {
     const auto visit = [&](Index i) {
       weigh(i, want, passed, &best, &least);
@@ -208,16 +225,12 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
   }
   if (best.block == 0) return best;
   *plan = survey(best, want.units);
-  // A page mapped there twice serves only once; the other mapping may still be in use by queued work.
-  const bool busy = std::any_of(plan->lost.begin(), plan->lost.end(),
-                                [&](Index m) { return mappings_[m].tick > passed; });
   const std::uint32_t lacking = lacking_slots(want.stream, *plan);
-  if (!busy && (lacking == 0 || plan->gaps.size() == 1)) return best;
-  Spot fresh = untouched_spot(want);
-  if (fresh.block == 0 && busy && new_strip(want).ok()) fresh = untouched_spot(want);
-  if (fresh.block == 0) return busy ? Spot{} : best;
+  if (lacking == 0 || plan->gaps.size() == 1) return best;
+  const Spot fresh = untouched_spot(want);
+  if (fresh.block == 0) return best;
   Survey other = survey(fresh, want.units);
-  if (!busy && lacking_slots(want.stream, other) >= lacking) return best;
+  if (lacking_slots(want.stream, other) >= lacking) return best;
   *plan = std::move(other);
   return fresh;
 }

@@ -39,6 +39,7 @@ struct Page {
   Index list_before = 0;  // neighbours in its owner's list of free pages
   Index list_after = 0;
   std::uint32_t counted = 0;  // the last survey that counted on it (Segments::counts_on)
+  std::uint32_t counted_at = 0;  // and where (Segments::weigh)
   std::uint16_t owner = 0;    // the stream whose order governs it
   std::uint8_t size = 0;      // index into kPageSlots
   bool free() const { return holder == 0; }
@@ -183,6 +184,14 @@ class Segments {
     std::vector<Index> lost;  // mappings to be unmapped: their page is elsewhere
     std::vector<Gap> gaps;
   };
+  // What one slot costs the driver if a request is placed over it.
+  struct Weight {
+    std::int64_t cost = 0;
+    std::int64_t again = 0;  // on top, if slot `earlier` lies under the request, too: it has the same page
+    std::uint32_t earlier = kNowhere;
+    std::int64_t expires = 0;  // of the costs `again` counted so far, those that end with this slot
+  };
+  static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
   struct Spot {
     Index block = 0;
     Units offset = 0;  // where in the block's addresses the request goes
@@ -219,7 +228,7 @@ class Segments {
   Tick last_use(const Spot& spot, Units units) const;
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan);
   Spot untouched_spot(const Want& want) const;
-  void weigh(Index block, const Want& want, Tick passed, Spot* best, double* least);
+  void weigh(Index block, const Want& want, Tick passed, Spot* best, std::int64_t* least);
   std::uint32_t lacking_slots(std::uint16_t stream, const Survey& survey) const;
   void hold(Index page, Index mapping);
   void let_go(Index page, Tick tick);
@@ -260,7 +269,7 @@ class Segments {
   std::uint64_t reserved_bytes_ = 0;
   std::uint64_t plain_segments_ = 0;
   std::uint32_t survey_ = 0;  // number of the survey under way
-  std::vector<double> cost_;  // scratch of weigh()
+  std::vector<Weight> weights_;  // scratch of weigh(), by slot
   bool moved_ = false;
   std::vector<Index> created_;  // pages made by the call of back() under way
 };
