@@ -8,10 +8,12 @@ namespace vram {
 
 namespace {
 
-constexpr std::uint64_t kLargeRequest = 128 * kMiB;  // worth pages of 8 MiB at once
-constexpr std::uint64_t kHugeRequest = 512 * kMiB;   // worth pages of 32 MiB
-constexpr std::uint64_t kMiddlePagesFrom = 1780 * kMiB;  // held by the pool: pages of 8 MiB for all
-constexpr std::uint64_t kWholePagesFrom = 2600 * kMiB;   // held by the pool: growth in whole ones
+// When larger pages are made. A page costs the driver about the same whatever its size, and strands what its
+// holders leave of it, which matters the less the more the pool holds. Found by replaying recorded jobs, each
+// in 35 variants of its sizes.
+constexpr std::uint64_t kLargeRequest = 128 * kMiB;      // pages of 8 MiB at once
+constexpr std::uint64_t kHugeRequest = 1792 * kMiB;      // pages of 32 MiB: few other blocks ever share them
+constexpr std::uint64_t kMiddlePagesFrom = 1800 * kMiB;  // held by the pool: pages of 8 MiB, and whole ones, for all
 
 // Fills a gap from counts of pages as fill_gap does from lists; what remains must be created.
 std::uint32_t fill_by_count(std::uint32_t* counts, std::uint32_t slots, std::uint32_t room) {
@@ -218,7 +220,7 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
   for (int attempt = 0; attempt < 2; ++attempt) {
     const auto visit = [&](Index i) {
       weigh(i, want, passed, &best, &least);
-      return false;
+      return best.block != 0 && least == 0;
     };
     free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), visit, [] { return false; });
     if (best.block != 0 || !new_strip(want).ok()) break;
@@ -313,7 +315,7 @@ Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* creat
   for (int size = 0; size < kPageSizes && left > 0; ++size)
     if (own.pages[size].head != 0 && kPageSlots[size] <= left + gap.room) use(own.pages[size].head);
   // New memory beyond the need, where free addresses follow: the rest of a middling page, or what was configured.
-  const std::uint32_t grain = reserved_bytes_ >= kWholePagesFrom && options_.max_page >= 8 * kMiB ? kPageSlots[1] : 1;
+  const std::uint32_t grain = reserved_bytes_ >= kMiddlePagesFrom && options_.max_page >= 8 * kMiB ? kPageSlots[1] : 1;
   auto wished = static_cast<std::uint32_t>(std::max(options_.segment_size / kSlotBytes, round_up(left, grain)));
   if (left == 0) wished = 0;
   wished = std::min({wished, left + gap.room, static_cast<std::uint32_t>(*create_bytes / kSlotBytes)});
@@ -365,8 +367,6 @@ Status Segments::create_page(const Want& want, std::uint32_t slots, Index* out) 
   return status;
 }
 
-// A page costs the driver about the same whatever its size, and strands what its holders leave of it: large
-// pages for large requests, small ones while the pool is small.
 int Segments::size_to_create(std::uint32_t slots, std::uint64_t request_bytes) const {
   int size = 0;
   if (request_bytes >= kLargeRequest || reserved_bytes_ >= kMiddlePagesFrom) size = 1;

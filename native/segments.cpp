@@ -20,7 +20,7 @@ constexpr std::uint64_t kPlainSegmentBytes = 20 * kMiB;
 // The fewest addresses to begin with.
 constexpr std::uint64_t kLeastSpace = 256 * kMiB;
 // Free blocks looked at before the driver is asked, by band.
-constexpr int kCandidates[kBands] = {8, 32};
+constexpr int kCandidates[kBands] = {8, 16};
 constexpr std::uint64_t kNoMemory = ~std::uint64_t{0};
 
 }  // namespace

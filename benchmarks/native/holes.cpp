@@ -17,6 +17,7 @@ using namespace vram;
 
 constexpr int kRepeats = 9;
 constexpr std::size_t kPairs = 20'000;
+constexpr std::size_t kLive = 256;       // so that holes are used in turn
 constexpr std::uint64_t kMaxUnits = 64;  // blocks of 512 B to 32 KiB
 
 Address get(Pool& pool, std::uint64_t size) {
@@ -41,8 +42,14 @@ double ns_per_pair(std::size_t holes) {
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
     std::vector<std::uint64_t> sizes(kPairs);
     for (std::uint64_t& size : sizes) size = kUnit * (1 + random() % kMaxUnits);
+    Address live[kLive] = {};
     const auto start = std::chrono::steady_clock::now();
-    for (std::uint64_t size : sizes) (void)pool.free(get(pool, size));
+    for (std::size_t i = 0; i < kPairs; ++i) {
+      Address& oldest = live[i % kLive];
+      if (oldest != 0) (void)pool.free(oldest);
+      oldest = get(pool, sizes[i]);
+    }
+    for (Address address : live) (void)pool.free(address);
     const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
     least = std::min(least, spent.count() / kPairs);
   }
