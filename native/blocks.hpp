@@ -57,10 +57,11 @@ class FreeIndex {
   void remove(Blocks& blocks, Index i);
   // The best block of at least `units`, or 0. `exhaustive` looks at every candidate; `walk` bounds the others.
   Index find(const Blocks& blocks, Units units, bool exhaustive = false, int walk = kWalk) const;
-  // Calls visit(i) for each block that may hold `units`, tightest bins first; stops when it returns true.
-  template <typename Visit>
-  void candidates(const Blocks& blocks, Units units, Visit visit) const {
-    for (int bin = next_bin(bin_of(units)); bin < kBins; bin = next_bin(bin + 1))
+  // Calls visit(i) for each block that may hold `units`, tightest bins first; stops when it returns true, or
+  // when content() does so between two bins: all blocks of later bins are larger.
+  template <typename Visit, typename Content>
+  void candidates(const Blocks& blocks, Units units, Visit visit, Content content) const {
+    for (int bin = next_bin(bin_of(units)); bin < kBins && !content(); bin = next_bin(bin + 1))
       for (Index i = heads_[bin]; i != 0; i = blocks[i].link_after)
         if (blocks[i].units >= units && visit(i)) return;
   }

@@ -8,10 +8,12 @@ namespace vram {
 
 namespace {
 
-constexpr std::uint64_t kLargeRequest = 128 * kMiB;  // worth pages of 8 MiB at once
-constexpr std::uint64_t kHugeRequest = 512 * kMiB;   // worth pages of 32 MiB
-constexpr std::uint64_t kMiddlePagesFrom = 1780 * kMiB;  // held by the pool: pages of 8 MiB for all
-constexpr std::uint64_t kWholePagesFrom = 2600 * kMiB;   // held by the pool: growth in whole ones
+// When larger pages are made. A page costs the driver about the same whatever its size, and strands what its
+// holders leave of it, which matters the less the more the pool holds. Found by replaying recorded jobs, each
+// in 35 variants of its sizes.
+constexpr std::uint64_t kLargeRequest = 128 * kMiB;      // pages of 8 MiB at once
+constexpr std::uint64_t kHugeRequest = 1792 * kMiB;      // pages of 32 MiB: few other blocks ever share them
+constexpr std::uint64_t kMiddlePagesFrom = 1800 * kMiB;  // held by the pool: pages of 8 MiB, and whole ones, for all
 
 // Fills a gap from counts of pages as fill_gap does from lists; what remains must be created.
 std::uint32_t fill_by_count(std::uint32_t* counts, std::uint32_t slots, std::uint32_t room) {
@@ -118,10 +120,11 @@ Segments::Survey Segments::survey(const Spot& spot, Units units) {
   }
   close(past);
   if (!result.gaps.empty() && result.gaps.back().slot + result.gaps.back().slots == past) {
-    // Whole slots of the same free block behind the request that have no page either.
+    // Whole slots of the same free block behind the request that have no page either, as far as they matter.
     const Index last_lost = result.lost.empty() ? 0 : result.lost.back();
+    const std::uint64_t enough = std::max<std::uint64_t>(kPageSlots[kPageSizes - 1], options_.segment_size / kSlotBytes);
     std::uint32_t slot = past;
-    while ((slot + 1) * std::uint64_t{kSlotUnits} <= block.end() &&
+    while ((slot + 1) * std::uint64_t{kSlotUnits} <= block.end() && slot - past < enough &&
            (slots_[slot] == 0 || slots_[slot] == last_lost))
       ++slot;
     result.gaps.back().room = slot - past;
@@ -130,11 +133,13 @@ Segments::Survey Segments::survey(const Spot& spot, Units units) {
 }
 
 // Slides the request over the addresses of a free block and keeps the place where the driver has least
-// to do: cost is counted in handles to map, a lost mapping costs more because it must be unmapped first,
-// and one that queued work may still use cannot be had at all.
-void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, double* least) {
-  constexpr double kImpossible = 1e9;
-  constexpr double kLost = 1.6;
+// to do. A page to be made costs kMap, spread over its slots; a lost mapping costs more because it must be
+// unmapped first, and one that queued work may still use cannot be had at all. A page that is mapped twice
+// under the request serves only the first of the two; the other is as good as lost.
+void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, std::int64_t* least) {
+  constexpr std::int64_t kImpossible = std::int64_t{1} << 40;
+  constexpr std::int64_t kMap = 160;  // divisible by the slots of every page
+  constexpr std::int64_t kLost = 256;
   const Block& block = blocks_[i];
   const Units start = aligned(block, want.align);
   if (std::uint64_t{start} + want.units > block.end()) return;
@@ -142,29 +147,47 @@ void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, double*
   const std::uint32_t touched = (segments_[block.segment].touched + kSlotUnits - 1) / kSlotUnits;
   const std::uint32_t past = std::min((block.end() - 1) / kSlotUnits + 1,
                                       std::max(first, touched) + want.units / kSlotUnits + 2);
-  const double per_slot =
-      1.0 / kPageSlots[size_to_create(want.units / kSlotUnits + 1, std::uint64_t{want.units} * kUnit)];
-  // cost_[k]: of the slots before first + k
-  cost_.assign(1, 0.0);
-  for (std::uint32_t slot = first; slot < past; ++slot) {
+  const std::int64_t fresh =
+      kMap / kPageSlots[size_to_create(want.units / kSlotUnits + 1, std::uint64_t{want.units} * kUnit)];
+  ++survey_;
+  weights_.assign(past - first, Weight{fresh, 0, kNowhere, 0});
+  for (std::uint32_t slot = first; slot < past;) {
     const Index m = slots_[slot];
-    double cost = per_slot;
-    if (m != 0) {
-      const Mapping& mapping = mappings_[m];
-      const Page& page = pages_[mapping.page];
-      if (page.holder == m || (page.free() && page.owner == want.stream && mapping.usable)) {
-        cost = 0;
-      } else {
-        cost = mapping.tick > passed ? kImpossible : kLost / page.slots();
-      }
+    if (m == 0) {
+      ++slot;
+      continue;
     }
-    cost_.push_back(cost_.back() + cost);
+    const Mapping& mapping = mappings_[m];
+    Page& page = pages_[mapping.page];
+    const std::uint32_t next = std::min(past, mapping.slot + page.slots());
+    const std::int64_t lost = mapping.tick > passed ? kImpossible : kLost / page.slots();
+    const bool ours = page.free() && page.owner == want.stream && mapping.usable;
+    const std::uint32_t earlier = ours && page.counted == survey_ ? page.counted_at : kNowhere;
+    for (; slot < next; ++slot) {
+      if (page.holder == m || ours) weights_[slot - first] = {0, lost, earlier, 0};
+      else weights_[slot - first].cost = lost;
+    }
+    page.counted = survey_;
+    page.counted_at = next - 1 - first;
   }
+  // The window [from, to) of slots moves to higher addresses only; `cost` is what it takes to back it.
+  std::uint32_t from = 0;
+  std::uint32_t to = 0;
+  std::int64_t cost = 0;
   const auto consider = [&](Units offset) {
-    const std::uint32_t from = offset / kSlotUnits - first;
-    const std::uint32_t to = (offset + want.units - 1) / kSlotUnits + 1 - first;
-    if (to >= cost_.size()) return;
-    const double cost = cost_[to] - cost_[from];
+    const std::uint32_t last = (offset + want.units - 1) / kSlotUnits - first;
+    if (last >= weights_.size()) return;
+    for (; from < offset / kSlotUnits - first; ++from) {
+      if (from >= to) continue;
+      cost -= weights_[from].cost + weights_[from].expires;
+    }
+    for (to = std::max(to, from); to <= last; ++to) {
+      Weight& weight = weights_[to];
+      cost += weight.cost;
+      if (weight.earlier == kNowhere || weight.earlier < from) continue;
+      cost += weight.again;
+      weights_[weight.earlier].expires += weight.again;
+    }
     if (cost >= kImpossible || (best->block != 0 && cost >= *least)) return;
     *best = {i, offset};
     *least = cost;
@@ -193,26 +216,23 @@ std::uint32_t Segments::lacking_slots(std::uint16_t stream, const Survey& result
 // addresses that were never used may take less of it: no gap there is too short for a free page.
 Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why) {
   Spot best;
-  double least = 0;
+  std::int64_t least = 0;
   for (int attempt = 0; attempt < 2; ++attempt) {
-    free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), [&](Index i) {
+    const auto visit = [&](Index i) {
       weigh(i, want, passed, &best, &least);
-      return false;
-    });
+      return best.block != 0 && least == 0;
+    };
+    free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), visit, [] { return false; });
     if (best.block != 0 || !(*why = new_strip(want)).ok()) break;
   }
   if (best.block == 0) return best;
   *plan = survey(best, want.units);
-  // A page mapped there twice serves only once; the other mapping may still be in use by queued work.
-  const bool busy = std::any_of(plan->lost.begin(), plan->lost.end(),
-                                [&](Index m) { return mappings_[m].tick > passed; });
   const std::uint32_t lacking = lacking_slots(want.stream, *plan);
-  if (!busy && (lacking == 0 || plan->gaps.size() == 1)) return best;
-  Spot fresh = untouched_spot(want);
-  if (fresh.block == 0 && busy && (*why = new_strip(want)).ok()) fresh = untouched_spot(want);
-  if (fresh.block == 0) return busy ? Spot{} : best;
+  if (lacking == 0 || plan->gaps.size() == 1) return best;
+  const Spot fresh = untouched_spot(want);
+  if (fresh.block == 0) return best;
   Survey other = survey(fresh, want.units);
-  if (!busy && lacking_slots(want.stream, other) >= lacking) return best;
+  if (lacking_slots(want.stream, other) >= lacking) return best;
   *plan = std::move(other);
   return fresh;
 }
@@ -248,6 +268,11 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
     *out = take(want);
     return {};
   }
+  // Pages that others hold already lie under the two ends of the request only; the rest must be free or new.
+  const std::uint64_t at_hand = shelf(want.stream).free_page_bytes + create_bytes;
+  const std::uint64_t ends = 2 * kPageSlots[kPageSizes - 1] * kSlotBytes;
+  if (at_hand < std::uint64_t{want.units} * kUnit && std::uint64_t{want.units} * kUnit - at_hand > ends)
+    return {Code::out_of_memory, 0, "page_create"};
   Survey plan;
   Status why;
   const Spot spot = cheapest_spot(want, passed, &plan, &why);
@@ -292,7 +317,7 @@ Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* creat
   for (int size = 0; size < kPageSizes && left > 0; ++size)
     if (own.pages[size].head != 0 && kPageSlots[size] <= left + gap.room) use(own.pages[size].head);
   // New memory beyond the need, where free addresses follow: the rest of a middling page, or what was configured.
-  const std::uint32_t grain = reserved_bytes_ >= kWholePagesFrom && options_.max_page >= 8 * kMiB ? kPageSlots[1] : 1;
+  const std::uint32_t grain = reserved_bytes_ >= kMiddlePagesFrom && options_.max_page >= 8 * kMiB ? kPageSlots[1] : 1;
   auto wished = static_cast<std::uint32_t>(std::max(options_.segment_size / kSlotBytes, round_up(left, grain)));
   if (left == 0) wished = 0;
   wished = std::min({wished, left + gap.room, static_cast<std::uint32_t>(*create_bytes / kSlotBytes)});
@@ -344,8 +369,6 @@ Status Segments::create_page(const Want& want, std::uint32_t slots, Index* out) 
   return status;
 }
 
-// A page costs the driver about the same whatever its size, and strands what its holders leave of it: large
-// pages for large requests, small ones while the pool is small.
 int Segments::size_to_create(std::uint32_t slots, std::uint64_t request_bytes) const {
   int size = 0;
   if (request_bytes >= kLargeRequest || reserved_bytes_ >= kMiddlePagesFrom) size = 1;

@@ -748,14 +748,14 @@ void Pool::complete_passed() {
 
 // Sends cached blocks home; true if there were any.
 bool Pool::drain(StreamState& stream, bool small, bool large) {
-  std::vector<Index> blocks;
+  drained_.clear();
   {
     std::lock_guard guard(stream.lock);
-    stream.cache.drain(segments_.blocks(), small, large, blocks);
-    for (Index i : blocks) segments_.blocks()[i].set(BlockState::moving);
+    stream.cache.drain(segments_.blocks(), small, large, drained_);
+    for (Index i : drained_) segments_.blocks()[i].set(BlockState::moving);
   }
-  for (Index i : blocks) give_home(i);
-  return !blocks.empty();
+  for (Index i : drained_) give_home(i);
+  return !drained_.empty();
 }
 
 Status Pool::record_stream(Address address, StreamHandle handle) {

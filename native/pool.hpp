@@ -266,6 +266,7 @@ class Pool {
   const Finished finished_;  // fences_.finished by number
   StreamTable streams_;
   std::vector<Step> ladder_;
+  std::vector<Index> drained_;          // scratch of drain()
   std::vector<std::uint16_t> leaving_;  // streams whose last fence has not passed
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   std::function<bool(std::uint64_t, StreamHandle)> callback_;

@@ -2,6 +2,7 @@
 #include "replay.hpp"
 
 #include <chrono>
+#include <utility>
 
 namespace vram {
 
@@ -33,40 +34,43 @@ ReplayResult replay(const ReplayProgram& program, const PoolConfig& config, std:
   std::uint32_t earlier = 0;  // the last one before it that differs
   ReplayResult result;
   std::uint64_t memory_calls = 0;
-  std::int64_t clock = -1;
+  // The model is asked nothing on the fast paths, so its clock and its counts are looked at on the slow ones only.
+  const auto before_slow = [&](std::size_t i) { model->set_time(static_cast<double>(program.time_us[i])); };
+  const auto after_slow = [&](std::size_t i) {
+    const std::uint64_t now = model->memory_calls();
+    if (now != memory_calls) result.last_memory_call = i;
+    memory_calls = now;
+  };
   const auto start = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i < program.events; ++i) {
-    if (program.time_us[i] != clock) {
-      clock = program.time_us[i];
-      model->set_time(static_cast<double>(clock));
-    }
     const std::uint32_t id = program.id[i];
     if (program.op[i] == 0) {
       const std::uint32_t stream = program.stream[i];
       if (stream != recent) earlier = recent;
       recent = stream;
       owner[id] = stream;
-      const bool cached = pool.try_cached(program.size[i], handles[stream], 0, &addresses[id]);
-      if (cached) continue;
+      if (pool.try_cached(program.size[i], handles[stream], 0, &addresses[id])) continue;
+      before_slow(i);
       const Status status = pool.allocate_slow(program.size[i], handles[stream], 0, 0, &addresses[id], nullptr);
+      after_slow(i);
       if (!status.ok()) {
         const PoolStats stats = pool.stats();
         result.failure = ReplayFailure{i, program.size[i], stats.live, stats.reserved.current};
         break;
       }
     } else {
-      if (addresses[id] == 0) continue;
-      if (program.completed_us[i] > program.time_us[i] && program.streams > 1) {
+      const Address address = std::exchange(addresses[id], 0);
+      if (address == 0) continue;
+      const bool delayed = program.completed_us[i] > program.time_us[i] && program.streams > 1;
+      if (!delayed && pool.try_free_cached(address)) continue;
+      before_slow(i);
+      if (delayed) {
         const std::uint32_t own = owner[id];
         const std::uint32_t user = other_stream(own, own == recent ? earlier : recent, program.streams);
-        (void)pool.record_stream(addresses[id], handles[user]);
+        (void)pool.record_stream(address, handles[user]);
       }
-      (void)pool.free(addresses[id]);
-      addresses[id] = 0;
-    }
-    if (const std::uint64_t now = model->memory_calls(); now != memory_calls) {
-      memory_calls = now;
-      result.last_memory_call = i;
+      (void)pool.free(address);
+      after_slow(i);
     }
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -20,7 +20,8 @@ constexpr std::uint64_t kPlainSegmentBytes = 20 * kMiB;
 // The fewest addresses to begin with.
 constexpr std::uint64_t kLeastSpace = 256 * kMiB;
 // Free blocks looked at before the driver is asked, by band.
-constexpr int kCandidates[kBands] = {8, 32};
+constexpr int kCandidates[kBands] = {8, 16};
+constexpr std::uint64_t kNoMemory = ~std::uint64_t{0};
 
 }  // namespace
 
@@ -205,65 +206,57 @@ Index Segments::peek(const Want& want) const {
   return index.find(blocks_, want.padded(), false, options_.best_fit ? FreeIndex::kWalk : 1);
 }
 
-// Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already.
-std::uint64_t Segments::newly_held(const Spot& spot, Units units) const {
-  const std::uint32_t last = (spot.offset + units - 1) / kSlotUnits;
+// Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already; or
+// kNoMemory where a page is neither held by a neighbour nor free for the stream.
+std::uint64_t Segments::newly_held(const Spot& spot, const Want& want) {
+  const std::uint32_t last = (spot.offset + want.units - 1) / kSlotUnits;
   std::uint64_t bytes = 0;
+  ++survey_;
   for (std::uint32_t slot = spot.offset / kSlotUnits; slot <= last;) {
     const Index m = slots_[slot];
-    if (m == 0) {
-      bytes += kSlotBytes;
-      ++slot;
-      continue;
+    if (m == 0) return kNoMemory;
+    const Mapping& mapping = mappings_[m];
+    const Page& page = pages_[mapping.page];
+    if (page.holder != m) {
+      if (!counts_on(m, want.stream)) return kNoMemory;
+      bytes += page.bytes();
     }
-    const Page& page = pages_[mappings_[m].page];
-    if (page.holder != m) bytes += page.bytes();
-    slot = mappings_[m].slot + page.slots();
+    slot = mapping.slot + page.slots();
   }
   return bytes;
 }
 
-// Whether every page under the spot is held by a neighbour already or free for the stream.
-bool Segments::backed(const Spot& spot, const Want& want) {
-  const std::uint32_t last = (spot.offset + want.units - 1) / kSlotUnits;
-  ++survey_;
-  for (std::uint32_t slot = spot.offset / kSlotUnits; slot <= last;) {
-    const Index m = slots_[slot];
-    const Page& page = pages_[mappings_[m].page];
-    if (m == 0 || (page.holder != m && !counts_on(m, want.stream))) return false;
-    slot = mappings_[m].slot + page.slots();
-  }
-  return true;
-}
-
+// Of the free blocks whose addresses have their memory, the tightest; of equal ones, the place that takes the
+// least from the free pages.
 Segments::Spot Segments::find_spot(const Want& want) {
   const FreeIndex& index = free_blocks(want.stream, want.band);
   if (!options_.pages) {
     const Index block = peek(want);
     return block == 0 ? Spot{} : Spot{block, aligned(blocks_[block], want.align)};
   }
-  // Of the tightest candidates, the one that takes the least from the free pages.
   Spot best;
-  std::uint64_t least = 0;
+  Units best_units = ~Units{0};
+  std::uint64_t least = kNoMemory;
   int looked = 0;
-  const auto consider = [&](const Spot& spot) {
-    if (!backed(spot, want)) return;
-    const std::uint64_t bytes = newly_held(spot, want.units);
-    const Units units = blocks_[spot.block].units;
-    const Units best_units = best.block == 0 ? 0 : blocks_[best.block].units;
-    const bool better = best.block == 0 || units < best_units ||
-                        (units == best_units && (bytes < least || (bytes == least && spot.offset < best.offset)));
-    if (!better) return;
+  const auto consider = [&](const Spot& spot, Units units) {
+    const std::uint64_t bytes = newly_held(spot, want);
+    if (bytes == kNoMemory) return;
+    if (units == best_units && (bytes > least || (bytes == least && spot.offset >= best.offset))) return;
     best = spot;
+    best_units = units;
     least = bytes;
   };
-  index.candidates(blocks_, want.padded(), [&](Index i) {
+  const auto visit = [&](Index i) {
     const Block& block = blocks_[i];
-    consider({i, aligned(block, want.align)});
-    // At the block's other end it may share a page with the next neighbour.
-    if (want.band != 0 && want.align <= kUnit && block.units > want.units) consider({i, block.end() - want.units});
+    if (block.units <= best_units) {
+      consider({i, aligned(block, want.align)}, block.units);
+      // At the block's other end it may share a page with the next neighbour.
+      if (want.band != 0 && want.align <= kUnit && block.units > want.units)
+        consider({i, block.end() - want.units}, block.units);
+    }
     return ++looked >= kCandidates[want.band];
-  });
+  };
+  index.candidates(blocks_, want.padded(), visit, [&] { return best.block != 0; });
   return best;
 }
 

@@ -10,9 +10,9 @@
 // mapped at many addresses, of which at most one *holds* it.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -39,6 +39,7 @@ struct Page {
   Index list_before = 0;  // neighbours in its owner's list of free pages
   Index list_after = 0;
   std::uint32_t counted = 0;  // the last survey that counted on it (Segments::counts_on)
+  std::uint32_t counted_at = 0;  // and where (Segments::weigh)
   std::uint16_t owner = 0;    // the stream whose order governs it
   std::uint8_t size = 0;      // index into kPageSlots
   bool free() const { return holder == 0; }
@@ -183,18 +184,26 @@ class Segments {
     std::vector<Index> lost;  // mappings to be unmapped: their page is elsewhere
     std::vector<Gap> gaps;
   };
+  // What one slot costs the driver if a request is placed over it.
+  struct Weight {
+    std::int64_t cost = 0;
+    std::int64_t again = 0;  // on top, if slot `earlier` lies under the request, too: it has the same page
+    std::uint32_t earlier = kNowhere;
+    std::int64_t expires = 0;  // of the costs `again` counted so far, those that end with this slot
+  };
+  static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
   struct Spot {
     Index block = 0;
     Units offset = 0;  // where in the block's addresses the request goes
   };
 
   Shelf& shelf(std::uint16_t stream) {
-    while (shelves_.size() <= stream) shelves_.emplace_back();
-    return shelves_[stream];
+    while (shelves_.size() <= stream) shelves_.push_back(std::make_unique<Shelf>());
+    return *shelves_[stream];
   }
   const Shelf& shelf(std::uint16_t stream) const {
     static const Shelf kEmpty;
-    return stream < shelves_.size() ? shelves_[stream] : kEmpty;
+    return stream < shelves_.size() ? *shelves_[stream] : kEmpty;
   }
   FreeIndex& index_of(const Segment& segment) { return shelf(segment.stream).free[segment.band]; }
 
@@ -215,12 +224,11 @@ class Segments {
   bool counts_on(Index mapping, std::uint16_t stream);
   Survey survey(const Spot& spot, Units units);
   Spot find_spot(const Want& want);
-  std::uint64_t newly_held(const Spot& spot, Units units) const;
-  bool backed(const Spot& spot, const Want& want);
+  std::uint64_t newly_held(const Spot& spot, const Want& want);
   Tick last_use(const Spot& spot, Units units) const;
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why);
   Spot untouched_spot(const Want& want) const;
-  void weigh(Index block, const Want& want, Tick passed, Spot* best, double* least);
+  void weigh(Index block, const Want& want, Tick passed, Spot* best, std::int64_t* least);
   std::uint32_t lacking_slots(std::uint16_t stream, const Survey& survey) const;
   void hold(Index page, Index mapping);
   void let_go(Index page, Tick tick);
@@ -257,11 +265,11 @@ class Segments {
   Slab<Segment> segments_;
   LazyArray<std::atomic<Index>> starts_;  // unit → the block that starts there
   LazyArray<Index> slots_;                // slot → the mapping there
-  std::deque<Shelf> shelves_;             // by stream number
+  std::vector<std::unique_ptr<Shelf>> shelves_;  // by stream number
   std::uint64_t reserved_bytes_ = 0;
   std::uint64_t plain_segments_ = 0;
   std::uint32_t survey_ = 0;  // number of the survey under way
-  std::vector<double> cost_;  // scratch of weigh()
+  std::vector<Weight> weights_;  // scratch of weigh(), by slot
   bool moved_ = false;
   std::vector<Index> created_;  // pages made by the call of back() under way
 };

@@ -84,7 +84,7 @@ bool Segments::check(std::string* why) const {
   std::size_t indexed = 0;
   std::size_t listed = 0;
   for (std::size_t stream = 0; stream < shelves_.size(); ++stream) {
-    const Shelf& owner = shelves_[stream];
+    const Shelf& owner = *shelves_[stream];
     std::uint64_t bytes = 0;
     for (int size = 0; size < kPageSizes; ++size) {
       std::uint32_t count = 0;

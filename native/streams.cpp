@@ -14,12 +14,18 @@ void StreamCache::drain(Blocks& blocks, bool small, bool large, std::vector<Inde
     }
     head = 0;
   };
+  const auto each = [](auto& words, auto visit) {
+    std::size_t at = 0;
+    for (std::uint64_t& word : words) {
+      for (; word != 0; word &= word - 1) visit(at + static_cast<std::size_t>(std::countr_zero(word)));
+      at += 64;
+    }
+  };
   if (large && large_count != 0) {
-    for (Place& place : places_) empty(place.head);
+    each(places_used_, [&](std::size_t i) { empty(places_[i].head); });
     large_count = 0;
   }
-  if (small && count != large_count)
-    for (Index& head : small_) empty(head);
+  if (small && count != large_count) each(small_used_, [&](std::size_t i) { empty(small_[i]); });
 }
 
 StreamTable::StreamTable() : numbers_(kMaxStreams), places_(kPlaces) { add(0); }

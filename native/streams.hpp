@@ -62,11 +62,18 @@ class StreamCache {
     return place.units == units ? &place.head : nullptr;
   }
   // The same, taking the place if it is empty; null where another size holds it.
+  // The caller puts a block there.
   Index* claim(Units units) {
-    if (units <= kSmallUnits) return &small_[units];
+    if (units <= kSmallUnits) {
+      small_used_[units / 64] |= std::uint64_t{1} << (units % 64);
+      return &small_[units];
+    }
     Place& place = place_of(units);
     if (place.head == 0) place.units = units;
-    return place.units == units ? &place.head : nullptr;
+    if (place.units != units) return nullptr;
+    const auto at = static_cast<std::uint32_t>(&place - places_);
+    places_used_[at / 64] |= std::uint64_t{1} << (at % 64);
+    return &place.head;
   }
   // Appends every cached block of the kinds asked for and forgets them.
   void drain(Blocks& blocks, bool small, bool large, std::vector<Index>& out);
@@ -85,6 +92,9 @@ class StreamCache {
 
   Index small_[kSmallUnits + 1] = {};
   Place places_[kPlaces];
+  // The lists that a block was put on since the last drain.
+  std::uint64_t small_used_[kSmallUnits / 64 + 1] = {};
+  std::uint64_t places_used_[kPlaces / 64] = {};
 };
 
 // A recorded event: once it passes, everything up to `tick` on its stream has finished.

@@ -244,10 +244,11 @@ def _host_core() -> _Core:
     if core is not None and core.process == os.getpid():
         return core
     with _host_lock:
-        if _host is None or _host.process != os.getpid():
+        core = _host
+        if core is None or core.process != os.getpid():
             made = _Core("host", 0, "host", _native.HostBackend())
-            if _host is core:  # nobody came in between
-                _host = made
+            _host = made if _host is core else _host  # unless one came in between
+        assert _host is not None
         return _host
 
 
