@@ -36,7 +36,9 @@ def pair_loop(make: Callable[[int], object], drop: Callable[[object], object] | 
     return (time.perf_counter_ns() - start) / count
 
 
-def many_then_free(make: Callable[[int], object], drop: Callable[[object], object] | None, size: int) -> float:
+def many_then_free(
+    make: Callable[[int], object], drop: Callable[[object], object] | None, size: int
+) -> float:
     """A thousand live, then all freed."""
     count = 1000
     live: list[object] = []

@@ -35,7 +35,7 @@ struct Block {
   std::uint64_t requested = 0;  // bytes asked for; units_of(requested) <= units
   Tick tick = 0;                // of a free block: its last use in its owner's order
   std::uint32_t tag = 0;
-  std::uint32_t serial = 0;          // grows with every allocation of the pool (wraps)
+  std::uint32_t serial = 0;             // grows with every allocation of the pool (wraps)
   std::atomic<std::uint16_t> owner{0};  // the stream whose order governs it
   std::atomic<BlockState> state{BlockState::none};
   bool used_elsewhere = false;  // record_stream was called; the uses are in the pool's table
@@ -55,7 +55,8 @@ class FreeIndex {
  public:
   void add(Blocks& blocks, Index i);
   void remove(Blocks& blocks, Index i);
-  // The best block of at least `units`, or 0. `exhaustive` looks at every candidate; `walk` bounds the others.
+  // The best block of at least `units`, or 0. `exhaustive` looks at every candidate; `walk` bounds the
+  // others.
   Index find(const Blocks& blocks, Units units, bool exhaustive = false, int walk = kWalk) const;
   // Calls visit(i) for each block that may hold `units`, tightest bins first; stops when it returns true, or
   // when content() does so between two bins: all blocks of later bins are larger.
@@ -93,7 +94,7 @@ class FreeIndex {
   int next_bin(int from) const;  // the first occupied bin >= from, or kBins
 
   Index heads_[kBins] = {};
-  std::uint32_t rows_ = 0;            // bit r: some bin of row r is occupied
+  std::uint32_t rows_ = 0;             // bit r: some bin of row r is occupied
   std::uint32_t columns_[kRows] = {};  // bit c of row r: bin (r, c) is occupied
   std::uint64_t units_ = 0;
   std::size_t count_ = 0;

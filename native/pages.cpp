@@ -11,9 +11,10 @@ namespace {
 // When larger pages are made. A page costs the driver about the same whatever its size, and strands what its
 // holders leave of it, which matters the less the more the pool holds. Found by replaying recorded jobs, each
 // in 35 variants of its sizes.
-constexpr std::uint64_t kLargeRequest = 128 * kMiB;      // pages of 8 MiB at once
-constexpr std::uint64_t kHugeRequest = 1792 * kMiB;      // pages of 32 MiB: few other blocks ever share them
-constexpr std::uint64_t kMiddlePagesFrom = 1800 * kMiB;  // held by the pool: pages of 8 MiB, and whole ones, for all
+constexpr std::uint64_t kLargeRequest = 128 * kMiB;  // pages of 8 MiB at once
+constexpr std::uint64_t kHugeRequest = 1792 * kMiB;  // pages of 32 MiB: few other blocks ever share them
+constexpr std::uint64_t kMiddlePagesFrom =
+    1800 * kMiB;  // held by the pool: pages of 8 MiB, and whole ones, for all
 
 // Fills a gap from counts of pages as fill_gap does from lists; what remains must be created.
 std::uint32_t fill_by_count(std::uint32_t* counts, std::uint32_t slots, std::uint32_t room) {
@@ -74,7 +75,8 @@ void Segments::transfer(Index i, std::uint16_t to, Tick tick) {
   list_push(i);
 }
 
-// ---- what a range has and lacks ----------------------------------------------------------------------------
+// ---- what a range has and lacks
+// ----------------------------------------------------------------------------
 
 // Whether the mapping's page is free for the stream. A page that is mapped twice in the range under survey
 // serves only the first of the two.
@@ -122,7 +124,8 @@ Segments::Survey Segments::survey(const Spot& spot, Units units) {
   if (!result.gaps.empty() && result.gaps.back().slot + result.gaps.back().slots == past) {
     // Whole slots of the same free block behind the request that have no page either, as far as they matter.
     const Index last_lost = result.lost.empty() ? 0 : result.lost.back();
-    const std::uint64_t enough = std::max<std::uint64_t>(kPageSlots[kPageSizes - 1], options_.segment_size / kSlotBytes);
+    const std::uint64_t enough =
+        std::max<std::uint64_t>(kPageSlots[kPageSizes - 1], options_.segment_size / kSlotBytes);
     std::uint32_t slot = past;
     while ((slot + 1) * std::uint64_t{kSlotUnits} <= block.end() && slot - past < enough &&
            (slots_[slot] == 0 || slots_[slot] == last_lost))
@@ -145,8 +148,8 @@ void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, std::in
   if (std::uint64_t{start} + want.units > block.end()) return;
   const std::uint32_t first = start / kSlotUnits;
   const std::uint32_t touched = (segments_[block.segment].touched + kSlotUnits - 1) / kSlotUnits;
-  const std::uint32_t past = std::min((block.end() - 1) / kSlotUnits + 1,
-                                      std::max(first, touched) + want.units / kSlotUnits + 2);
+  const std::uint32_t past =
+      std::min((block.end() - 1) / kSlotUnits + 1, std::max(first, touched) + want.units / kSlotUnits + 2);
   const std::int64_t fresh =
       kMap / kPageSlots[size_to_create(want.units / kSlotUnits + 1, std::uint64_t{want.units} * kUnit)];
   ++survey_;
@@ -164,8 +167,10 @@ void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, std::in
     const bool ours = page.free() && page.owner == want.stream && mapping.usable;
     const std::uint32_t earlier = ours && page.counted == survey_ ? page.counted_at : kNowhere;
     for (; slot < next; ++slot) {
-      if (page.holder == m || ours) weights_[slot - first] = {0, lost, earlier, 0};
-      else weights_[slot - first].cost = lost;
+      if (page.holder == m || ours)
+        weights_[slot - first] = {0, lost, earlier, 0};
+      else
+        weights_[slot - first].cost = lost;
     }
     page.counted = survey_;
     page.counted_at = next - 1 - first;
@@ -241,7 +246,8 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
 Segments::Spot Segments::untouched_spot(const Want& want) const {
   for (Index s = 1; s < segments_.end(); ++s) {
     const Segment& segment = segments_[s];
-    if (segment.units == 0 || segment.plain || segment.stream != want.stream || segment.band != want.band) continue;
+    if (segment.units == 0 || segment.plain || segment.stream != want.stream || segment.band != want.band)
+      continue;
     const Block& tail = blocks_[segment.tail];
     if (!tail.is(BlockState::free)) continue;
     const Units offset = aligned_up(tail, std::max(segment.touched, tail.offset), want.align);
@@ -259,7 +265,8 @@ std::uint64_t Segments::lacking(const Want& want, Tick passed) {
   return lacking_slots(want.stream, plan) * kSlotBytes;
 }
 
-// ---- backing a range -------------------------------------------------------------------------------------------
+// ---- backing a range
+// -------------------------------------------------------------------------------------------
 
 Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed, Index* out) {
   *out = 0;
@@ -277,7 +284,8 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
   Status why;
   const Spot spot = cheapest_spot(want, passed, &plan, &why);
   if (spot.block == 0) return why.ok() ? Status{Code::out_of_memory, 0, "space_reserve"} : why;
-  if (lacking_slots(want.stream, plan) * kSlotBytes > create_bytes) return {Code::out_of_memory, 0, "page_create"};
+  if (lacking_slots(want.stream, plan) * kSlotBytes > create_bytes)
+    return {Code::out_of_memory, 0, "page_create"};
   std::vector<Index> held;  // pages taken so far, to be let go if a call fails
   moved_ = false;
   created_.clear();
@@ -301,7 +309,8 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
 }
 
 // Maps pages over the gap and holds them: free ones first, largest first, then new ones.
-Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, std::vector<Index>* held) {
+Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes,
+                          std::vector<Index>* held) {
   const Shelf& own = shelf(want.stream);
   std::vector<Index> pages;
   std::uint32_t left = gap.slots;
@@ -316,9 +325,12 @@ Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* creat
     while (kPageSlots[size] <= left && own.pages[size].head != 0) use(own.pages[size].head);
   for (int size = 0; size < kPageSizes && left > 0; ++size)
     if (own.pages[size].head != 0 && kPageSlots[size] <= left + gap.room) use(own.pages[size].head);
-  // New memory beyond the need, where free addresses follow: the rest of a middling page, or what was configured.
-  const std::uint32_t grain = reserved_bytes_ >= kMiddlePagesFrom && options_.max_page >= 8 * kMiB ? kPageSlots[1] : 1;
-  auto wished = static_cast<std::uint32_t>(std::max(options_.segment_size / kSlotBytes, round_up(left, grain)));
+  // New memory beyond the need, where free addresses follow: the rest of a middling page, or what was
+  // configured.
+  const std::uint32_t grain =
+      reserved_bytes_ >= kMiddlePagesFrom && options_.max_page >= 8 * kMiB ? kPageSlots[1] : 1;
+  auto wished =
+      static_cast<std::uint32_t>(std::max(options_.segment_size / kSlotBytes, round_up(left, grain)));
   if (left == 0) wished = 0;
   wished = std::min({wished, left + gap.room, static_cast<std::uint32_t>(*create_bytes / kSlotBytes)});
   std::uint32_t to_create = std::max(left, wished);
@@ -393,7 +405,8 @@ Status Segments::map_pages(std::uint32_t slot, const std::vector<Index>& pages) 
   if (status.ok()) status = backend_.set_access(base, bytes);
   if (!status.ok()) {
     for (std::size_t i = 0; i < done; ++i) {
-      if (!backend_.unmap(slot_address(slot), pages_[pages[i]].bytes()).ok()) enter_mapping(slot, pages[i], false);
+      if (!backend_.unmap(slot_address(slot), pages_[pages[i]].bytes()).ok())
+        enter_mapping(slot, pages[i], false);
       slot += pages_[pages[i]].slots();
     }
     return status;
@@ -424,7 +437,8 @@ Index Segments::segment_at(std::uint32_t slot) const {
   return 0;
 }
 
-// ---- giving back -----------------------------------------------------------------------------------------------
+// ---- giving back
+// -----------------------------------------------------------------------------------------------
 
 // pre: the mapping does not hold its page, and nothing uses these addresses any more.
 Status Segments::unmap(Index m) {
@@ -481,7 +495,8 @@ Status Segments::release_all() {
       note(backend_.unmap(slot_address(mappings_[m].slot), pages_[mappings_[m].page].bytes()));
   for (Index p = 1; p < pages_.end(); ++p)
     if (pages_[p].handle != 0) note(backend_.page_release(pages_[p].handle, pages_[p].bytes()));
-  for (const auto& [base, s] : plain_) note(backend_.release(base, std::uint64_t{segments_[s].units} * kUnit));
+  for (const auto& [base, s] : plain_)
+    note(backend_.release(base, std::uint64_t{segments_[s].units} * kUnit));
   if (space_ != 0) note(backend_.space_release(space_, options_.space_bytes));
   reserved_bytes_ = 0;
   return first;

@@ -119,7 +119,8 @@ bool Pool::try_free_cached(Address address) {
     return false;
   stream.lock.lock();
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
-      block.used_elsewhere || stream.leaving || stream.cache.count >= stream_cache_.load(std::memory_order_relaxed)) {
+      block.used_elsewhere || stream.leaving ||
+      stream.cache.count >= stream_cache_.load(std::memory_order_relaxed)) {
     stream.lock.unlock();
     return false;
   }
@@ -146,7 +147,8 @@ bool Pool::try_free_cached(Address address) {
   return true;
 }
 
-// ---- the ladder ----------------------------------------------------------------------------------------------
+// ---- the ladder
+// ----------------------------------------------------------------------------------------------
 
 void Pool::arrange_ladder() {
   const Step own{Rung::own_blocks, &Pool::serve_own_blocks};
@@ -268,7 +270,8 @@ void Pool::gather_pages(Request& request, bool by_waiting) {
       const int size = fitting ? kPageSizes - 1 - turn : turn - kPageSizes;
       const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
       Index page = 0;
-      while (lacking > 0 && (!fitting || bytes <= lacking) && (page = segments_.oldest_page(owner.number, size)) != 0) {
+      while (lacking > 0 && (!fitting || bytes <= lacking) &&
+             (page = segments_.oldest_page(owner.number, size)) != 0) {
         const Tick tick = segments_.pages()[page].tick;
         if (!ordered(taker, owner, tick, by_waiting)) break;
         segments_.transfer(page, taker.number, tick <= owner.passed ? 0 : taker.tick);
@@ -322,7 +325,8 @@ Index Pool::serve_stream_wait(Request& request) {
 }
 
 Index Pool::serve_flush(Request& request) {
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n)
+    drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   return search(request);
 }
 
@@ -344,7 +348,8 @@ Index Pool::serve_host_wait(Request& request) {
   while (pending_blocks_ != 0) {
     StreamState* oldest = nullptr;
     for (std::uint32_t n = 0; n < streams_.size() && oldest == nullptr; ++n)
-      if (!streams_[static_cast<std::uint16_t>(n)].waiting.empty()) oldest = &streams_[static_cast<std::uint16_t>(n)];
+      if (!streams_[static_cast<std::uint16_t>(n)].waiting.empty())
+        oldest = &streams_[static_cast<std::uint16_t>(n)];
     if (oldest == nullptr) return 0;
     if (Status status = wait_for(*oldest, *request.lock); !status.ok()) {
       request.error = status;
@@ -504,7 +509,8 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
   // Largest first: equal sizes come to lie side by side.
   std::vector<std::size_t> order(sizes.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return sizes[a] > sizes[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return sizes[a] > sizes[b]; });
   std::size_t done = 0;
   Status status;
   while (done < order.size()) {
@@ -532,13 +538,16 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
   return status;
 }
 
-// Serves a run of a batch from one block cut into pieces. False: there is none without asking the later rungs.
-bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std::size_t>& order, std::size_t from,
-                 std::size_t to, Units units, StreamHandle handle, std::uint32_t tag, std::vector<Address>& out) {
+// Serves a run of a batch from one block cut into pieces. False: there is none without asking the later
+// rungs.
+bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std::size_t>& order,
+                 std::size_t from, std::size_t to, Units units, StreamHandle handle, std::uint32_t tag,
+                 std::vector<Address>& out) {
   if (closed() || streams_.find(handle) == nullptr) return false;
   std::unique_lock lock(mutex_);
   StreamState& stream = stream_of(handle);
-  Request request{0, {stream.number, band_of(units_of(sizes[order[from]])), units, kUnit}, tag, &stream, &lock, {}};
+  Request request{
+      0, {stream.number, band_of(units_of(sizes[order[from]])), units, kUnit}, tag, &stream, &lock, {}};
   Index block = 0;
   for (const Step& step : ladder_) {
     if (step.rung == Rung::stream_wait || step.rung == Rung::flush) break;
@@ -594,7 +603,8 @@ Status Pool::warmup(std::uint64_t size, std::uint32_t count, StreamHandle handle
   return first;
 }
 
-// ---- frees -----------------------------------------------------------------------------------------------------
+// ---- frees
+// -----------------------------------------------------------------------------------------------------
 
 // Takes a live block out of its stream's hands; 0 if the address is not one.
 Index Pool::claim_for_free(Address address) {
@@ -611,7 +621,8 @@ Index Pool::claim_for_free(Address address) {
   stream.allocations[kind].subtract(1);
   stream.bytes[kind].subtract(bytes);
   stream.requested[kind].subtract(block.requested);
-  note(stream, block.used_elsewhere ? Action::free_pending : Action::free, address, bytes, block.tag, block.serial);
+  note(stream, block.used_elsewhere ? Action::free_pending : Action::free, address, bytes, block.tag,
+       block.serial);
   return i;
 }
 
@@ -623,7 +634,8 @@ Status Pool::free_slow(Address address) {
   const Index block = claim_for_free(address);
   if (block == 0) return {Code::invalid, 0, "free"};
   const StreamState& owner = streams_[segments_.blocks()[block].owner.load(std::memory_order_relaxed)];
-  if (segments_.blocks()[block].used_elsewhere || (zero_on_free_.load(std::memory_order_relaxed) && owner.gone())) {
+  if (segments_.blocks()[block].used_elsewhere ||
+      (zero_on_free_.load(std::memory_order_relaxed) && owner.gone())) {
     make_pending(block);
   } else {
     give_home(block);
@@ -778,9 +790,11 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   return {};
 }
 
-// ---- housekeeping ---------------------------------------------------------------------------------------------------
+// ---- housekeeping
+// ---------------------------------------------------------------------------------------------------
 
-// Waits on the host for the oldest fence of a stream that a pending block needs. The mutex is not held meanwhile.
+// Waits on the host for the oldest fence of a stream that a pending block needs. The mutex is not held
+// meanwhile.
 Status Pool::wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock) {
   EventHandle event = 0;
   const Tick tick = stream.waiting.empty() ? stream.now() : stream.waiting.front().uses.back().tick;
@@ -828,7 +842,8 @@ Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& 
 
 // Waits for all work; nothing is cached or pending afterwards.
 Status Pool::settle(std::unique_lock<std::mutex>& lock) {
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n)
+    drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   Status status = wait_for_all(lock);
   if (!status.ok()) return status;
   complete_passed();
@@ -843,7 +858,8 @@ Status Pool::coalesce() {
   if (closed()) return {Code::closed, 0, "coalesce"};
   std::unique_lock lock(mutex_);
   complete_passed();
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n)
+    drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   verify();
   return {};
 }
@@ -855,7 +871,8 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
     if (Status status = settle(lock); !status.ok()) return status;
   } else {
     complete_passed();
-    for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+    for (std::uint32_t n = 0; n < streams_.size(); ++n)
+      drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   }
   const Status status = segments_.trim(keep, finished_);
   note_reserved();
@@ -866,7 +883,8 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
 void Pool::keep_idle_limit() {
   if (config_.idle_limit == ~std::uint64_t{0}) return;
   std::uint64_t idle = 0;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) idle += segments_.free_page_bytes(static_cast<std::uint16_t>(n));
+  for (std::uint32_t n = 0; n < streams_.size(); ++n)
+    idle += segments_.free_page_bytes(static_cast<std::uint16_t>(n));
   if (idle <= config_.idle_limit) return;
   (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_);
   note_reserved();
@@ -967,13 +985,15 @@ Status Pool::close() {
     std::lock_guard guard(stream.lock);
     stream.live = stream.cache.bytes = 0;
     stream.cache.count = stream.cache.large_count = 0;
-    for (Meter (&meters)[2] : {std::ref(stream.allocations), std::ref(stream.bytes), std::ref(stream.requested)})
+    for (Meter(&meters)[2] :
+         {std::ref(stream.allocations), std::ref(stream.bytes), std::ref(stream.requested)})
       for (Meter& meter : meters) meter.current = 0;
   }
   return status;
 }
 
-// ---- looking ------------------------------------------------------------------------------------------------------------
+// ---- looking
+// ------------------------------------------------------------------------------------------------------------
 
 void Pool::note_reserved() {
   const auto follow = [](Meter& meter, std::uint64_t value) {
@@ -1041,7 +1061,8 @@ OutOfMemoryReport Pool::explain(const Request& request) const {
     std::lock_guard guard(stream.lock);
     report.live += stream.live;
     report.cached += stream.cache.bytes;
-    (&stream == request.stream ? report.free_pages : report.free_elsewhere) += segments_.free_page_bytes(number);
+    (&stream == request.stream ? report.free_pages : report.free_elsewhere) +=
+        segments_.free_page_bytes(number);
     report.largest_free = std::max(report.largest_free, segments_.largest_free(number));
   }
   const std::uint64_t accounted =
@@ -1195,7 +1216,8 @@ bool Pool::check(std::string* why) const {
   std::uint64_t ceilings = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    const bool agrees = stream.live == live[n] && stream.cache.bytes == cached[n] && stream.live <= stream.ceiling;
+    const bool agrees =
+        stream.live == live[n] && stream.cache.bytes == cached[n] && stream.live <= stream.ceiling;
     if (good && !agrees) {
       good = false;
       if (why != nullptr) *why = "accounts of stream #" + std::to_string(n);
@@ -1210,8 +1232,8 @@ bool Pool::check(std::string* why) const {
   return good;
 }
 
-// In builds with checks, a walk on the slow path ends with one; in a large pool not every walk, as a check looks
-// at every block. Called with the mutex held.
+// In builds with checks, a walk on the slow path ends with one; in a large pool not every walk, as a check
+// looks at every block. Called with the mutex held.
 void Pool::verify() const {
 #ifdef VRAM_CHECKS
   constexpr std::size_t kSmall = 64;

@@ -26,13 +26,13 @@ enum class CrossStream : std::uint8_t {
 struct PoolConfig {
   std::uint64_t limit = 0;  // most bytes to hold from the driver; 0: what the device has
   CrossStream cross_stream = CrossStream::ready;
-  bool pages = true;                    // where the device can
-  bool best_fit = true;                 // else good fit: the first block of a sufficient bin
-  std::uint64_t segment_size = 0;       // the least bytes to get from the driver at a time
-  std::uint64_t max_page = 32 * kMiB;   // the largest page to create: 2, 8 or 32 MiB
-  std::uint32_t stream_cache = 4096;    // blocks each stream may keep in its cache
+  bool pages = true;                             // where the device can
+  bool best_fit = true;                          // else good fit: the first block of a sufficient bin
+  std::uint64_t segment_size = 0;                // the least bytes to get from the driver at a time
+  std::uint64_t max_page = 32 * kMiB;            // the largest page to create: 2, 8 or 32 MiB
+  std::uint32_t stream_cache = 4096;             // blocks each stream may keep in its cache
   std::uint64_t idle_limit = ~std::uint64_t{0};  // free pages beyond this go back to the driver
-  std::uint32_t journal = 0;            // entries to keep for each stream; 0: off
+  std::uint32_t journal = 0;                     // entries to keep for each stream; 0: off
   bool zero_on_allocate = false;
   bool zero_on_free = false;
 };
@@ -136,8 +136,8 @@ class Pool {
 
   // ---- allocation ---------------------------------------------------------------------------------
   // align: a power of two or 0 for kUnit. On out_of_memory, *report (if given) says why.
-  Status allocate(std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag, Address* out,
-                  OutOfMemoryReport* report = nullptr) {
+  Status allocate(std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag,
+                  Address* out, OutOfMemoryReport* report = nullptr) {
     const bool plain = align <= kUnit && (align & (align - 1)) == 0;
     if (plain && size <= kMaxRequest && try_cached(size, stream, tag, out)) return {};
     return allocate_slow(size, stream, align, tag, out, report);
@@ -266,8 +266,8 @@ class Pool {
   const Finished finished_;  // fences_.finished by number
   StreamTable streams_;
   std::vector<Step> ladder_;
-  std::vector<Index> drained_;          // scratch of drain()
-  std::vector<std::uint16_t> leaving_;  // streams whose last fence has not passed
+  std::vector<Index> drained_;                                  // scratch of drain()
+  std::vector<std::uint16_t> leaving_;                          // streams whose last fence has not passed
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   std::function<bool(std::uint64_t, StreamHandle)> callback_;
   std::atomic<std::uint64_t> sequence_{0};

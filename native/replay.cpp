@@ -19,7 +19,8 @@ std::uint32_t other_stream(std::uint32_t own, std::uint32_t recent, std::uint32_
 
 }  // namespace
 
-ReplayResult replay(const ReplayProgram& program, const PoolConfig& config, std::uint64_t capacity, double lag_us) {
+ReplayResult replay(const ReplayProgram& program, const PoolConfig& config, std::uint64_t capacity,
+                    double lag_us) {
   ModelOptions options;
   options.lag_us = lag_us;
   auto model = std::make_shared<ModelBackend>(capacity != 0 ? capacity : kUnlimited, options);
@@ -34,7 +35,8 @@ ReplayResult replay(const ReplayProgram& program, const PoolConfig& config, std:
   std::uint32_t earlier = 0;  // the last one before it that differs
   ReplayResult result;
   std::uint64_t memory_calls = 0;
-  // The model is asked nothing on the fast paths, so its clock and its counts are looked at on the slow ones only.
+  // The model is asked nothing on the fast paths, so its clock and its counts are looked at on the slow ones
+  // only.
   const auto before_slow = [&](std::size_t i) { model->set_time(static_cast<double>(program.time_us[i])); };
   const auto after_slow = [&](std::size_t i) {
     const std::uint64_t now = model->memory_calls();
@@ -51,7 +53,8 @@ ReplayResult replay(const ReplayProgram& program, const PoolConfig& config, std:
       owner[id] = stream;
       if (pool.try_cached(program.size[i], handles[stream], 0, &addresses[id])) continue;
       before_slow(i);
-      const Status status = pool.allocate_slow(program.size[i], handles[stream], 0, 0, &addresses[id], nullptr);
+      const Status status =
+          pool.allocate_slow(program.size[i], handles[stream], 0, 0, &addresses[id], nullptr);
       after_slow(i);
       if (!status.ok()) {
         const PoolStats stats = pool.stats();

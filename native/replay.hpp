@@ -12,11 +12,11 @@ namespace vram {
 // One row an event, in order of time.
 struct ReplayProgram {
   std::size_t events = 0;
-  const std::uint8_t* op = nullptr;        // 0: allocate, 1: free
-  const std::uint32_t* id = nullptr;       // of the allocation; dense, below `allocations`
-  const std::uint64_t* size = nullptr;     // bytes requested
-  const std::uint32_t* stream = nullptr;   // number of the stream, below `streams`
-  const std::int64_t* time_us = nullptr;   // since the first event
+  const std::uint8_t* op = nullptr;            // 0: allocate, 1: free
+  const std::uint32_t* id = nullptr;           // of the allocation; dense, below `allocations`
+  const std::uint64_t* size = nullptr;         // bytes requested
+  const std::uint32_t* stream = nullptr;       // number of the stream, below `streams`
+  const std::int64_t* time_us = nullptr;       // since the first event
   const std::int64_t* completed_us = nullptr;  // of a free that waited for other streams, else -1
   std::uint32_t allocations = 0;
   std::uint32_t streams = 1;
@@ -42,6 +42,7 @@ struct ReplayResult {
 };
 
 // capacity: of the model device, 0 for as much as is ever needed.
-ReplayResult replay(const ReplayProgram& program, const PoolConfig& config, std::uint64_t capacity, double lag_us);
+ReplayResult replay(const ReplayProgram& program, const PoolConfig& config, std::uint64_t capacity,
+                    double lag_us);
 
 }  // namespace vram

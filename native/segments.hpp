@@ -38,10 +38,10 @@ struct Page {
   Index holder = 0;       // the mapping through which it is in use
   Index list_before = 0;  // neighbours in its owner's list of free pages
   Index list_after = 0;
-  std::uint32_t counted = 0;  // the last survey that counted on it (Segments::counts_on)
+  std::uint32_t counted = 0;     // the last survey that counted on it (Segments::counts_on)
   std::uint32_t counted_at = 0;  // and where (Segments::weigh)
-  std::uint16_t owner = 0;    // the stream whose order governs it
-  std::uint8_t size = 0;      // index into kPageSlots
+  std::uint16_t owner = 0;       // the stream whose order governs it
+  std::uint8_t size = 0;         // index into kPageSlots
   bool free() const { return holder == 0; }
   std::uint32_t slots() const { return kPageSlots[size]; }
   std::uint64_t bytes() const { return slots() * kSlotBytes; }
@@ -53,17 +53,17 @@ struct Mapping {
   Index next = 0;  // of the same page
   Index segment = 0;
   std::uint32_t slot = 0;
-  Tick tick = 0;  // last use through this mapping, in the order of the segment's stream
+  Tick tick = 0;       // last use through this mapping, in the order of the segment's stream
   bool usable = true;  // false: access was refused and so was the unmapping; to be unmapped when possible
 };
 
 // A contiguous range of addresses of one stream and band: one plain allocation, or a strip of the space.
 struct Segment {
-  Address base = 0;    // address of unit `first`
-  Units first = 0;     // blocks tile [first, first + units)
-  Units units = 0;     // 0: no such segment
-  Units touched = 0;   // nothing was ever mapped from here on
-  Index head = 0;      // its first and last block
+  Address base = 0;   // address of unit `first`
+  Units first = 0;    // blocks tile [first, first + units)
+  Units units = 0;    // 0: no such segment
+  Units touched = 0;  // nothing was ever mapped from here on
+  Index head = 0;     // its first and last block
   Index tail = 0;
   std::uint32_t mappings = 0;
   std::uint32_t in_use = 0;  // blocks that are not free
@@ -217,7 +217,9 @@ class Segments {
   Index cut_front(Index block, Units units);
   Index carve(const Spot& spot, Units units);
   Index merge(Index block);
-  Units aligned(const Block& block, std::uint64_t align) const { return aligned_up(block, block.offset, align); }
+  Units aligned(const Block& block, std::uint64_t align) const {
+    return aligned_up(block, block.offset, align);
+  }
   Units aligned_up(const Block& block, Units offset, std::uint64_t align) const;
 
   // pages
@@ -258,17 +260,17 @@ class Segments {
   Address space_ = 0;                                  // 0 until the first strip needs it
   std::map<std::uint32_t, std::uint32_t> space_free_;  // slot → slots, in no segment
   std::map<Address, Index> plain_;                     // plain segments by base address
-  mutable std::shared_mutex plain_lock_;               // guards plain_ against find(), which has no other lock
+  mutable std::shared_mutex plain_lock_;  // guards plain_ against find(), which has no other lock
   Blocks blocks_;
   Slab<Page> pages_;
   Slab<Mapping> mappings_;
   Slab<Segment> segments_;
-  LazyArray<std::atomic<Index>> starts_;  // unit → the block that starts there
-  LazyArray<Index> slots_;                // slot → the mapping there
+  LazyArray<std::atomic<Index>> starts_;         // unit → the block that starts there
+  LazyArray<Index> slots_;                       // slot → the mapping there
   std::vector<std::unique_ptr<Shelf>> shelves_;  // by stream number
   std::uint64_t reserved_bytes_ = 0;
   std::uint64_t plain_segments_ = 0;
-  std::uint32_t survey_ = 0;  // number of the survey under way
+  std::uint32_t survey_ = 0;     // number of the survey under way
   std::vector<Weight> weights_;  // scratch of weigh(), by slot
   bool moved_ = false;
   std::vector<Index> created_;  // pages made by the call of back() under way

@@ -33,12 +33,14 @@ bool Segments::check(std::string* why) const {
       if (block.segment != s) return fail(why, "block names another segment", b);
       if (block.offset != at || block.units == 0) return fail(why, "blocks do not tile the segment", b);
       if (block.before != previous) return fail(why, "neighbour links disagree", b);
-      if (starts_[block.offset].load(std::memory_order_relaxed) != b) return fail(why, "start not in the table", b);
+      if (starts_[block.offset].load(std::memory_order_relaxed) != b)
+        return fail(why, "start not in the table", b);
       at += block.units;
       if (block.is(BlockState::none)) return fail(why, "block without a state", b);
       if (block.is(BlockState::free)) {
         ++free_count;
-        if (previous != 0 && blocks_[previous].is(BlockState::free)) return fail(why, "two free neighbours", b);
+        if (previous != 0 && blocks_[previous].is(BlockState::free))
+          return fail(why, "two free neighbours", b);
         if (block.owner.load(std::memory_order_relaxed) != segment.stream)
           return fail(why, "free block of a foreign owner", b);
         continue;
@@ -48,7 +50,8 @@ bool Segments::check(std::string* why) const {
       for (std::uint32_t slot = block.offset / kSlotUnits; slot * kSlotUnits < block.end(); ++slot) {
         const Index m = slots_[slot];
         if (m == 0) return fail(why, "block in use over nothing", b);
-        if (pages_[mappings_[m].page].holder != m) return fail(why, "block in use over a page it does not hold", b);
+        if (pages_[mappings_[m].page].holder != m)
+          return fail(why, "block in use over a page it does not hold", b);
         if (pages_[mappings_[m].page].owner != segment.stream)
           return fail(why, "page in use belongs to another stream", m);
         holds[m] = true;
@@ -58,7 +61,8 @@ bool Segments::check(std::string* why) const {
     if (at != segment.end()) return fail(why, "end of the segment", s);
     if (in_use != segment.in_use) return fail(why, "count of blocks in use", s);
   }
-  if (block_count != blocks_.size()) return fail(why, "a block is in no segment", static_cast<Index>(blocks_.size()));
+  if (block_count != blocks_.size())
+    return fail(why, "a block is in no segment", static_cast<Index>(blocks_.size()));
 
   std::size_t mapping_count = 0;
   for (Index p = 1; p < pages_.end(); ++p) {
@@ -74,7 +78,8 @@ bool Segments::check(std::string* why) const {
         if (slots_[mapping.slot + k] != m) return fail(why, "mapping and slot disagree", m);
       if (segments_[mapping.segment].units == 0) return fail(why, "mapping in no segment", m);
       if (m == page.holder) holder_found = true;
-      if ((m == page.holder) != (holds.count(m) != 0)) return fail(why, "a page is held by nobody, or by two", m);
+      if ((m == page.holder) != (holds.count(m) != 0))
+        return fail(why, "a page is held by nobody, or by two", m);
     }
     if (!holder_found) return fail(why, "holder of a page", p);
   }

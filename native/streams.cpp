@@ -86,7 +86,8 @@ StreamState* StreamTable::add(StreamHandle handle) {
   return state;
 }
 
-// Clears the places of forgotten handles. A reader that misses a stream meanwhile takes the mutex and looks again.
+// Clears the places of forgotten handles. A reader that misses a stream meanwhile takes the mutex and looks
+// again.
 void StreamTable::sweep() {
   std::vector<StreamState*> kept;
   for (std::uint32_t i = 0; i < kPlaces; ++i) {

@@ -121,7 +121,7 @@ struct alignas(64) StreamState {
   SpinLock lock;
   std::uint16_t number = 0;
   bool journaling = false;
-  bool leaving = false;  // its cache takes no more blocks
+  bool leaving = false;       // its cache takes no more blocks
   std::uint64_t live = 0;     // bytes of live blocks
   std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::add_live)
   Meter allocations[2];       // by kind
@@ -135,13 +135,13 @@ struct alignas(64) StreamState {
   // ---- guarded by the pool's mutex --------------------------------------------------------------
   StreamHandle handle = 0;
   bool retired = false;  // the stream is gone and its work has finished; live blocks may remain
-  Tick last = 0;         // not 0: the stream is leaving, and this tick covers all its work (Pool::retire_stream)
-  Tick tick = 1;         // the current one
-  Tick passed = 0;       // everything up to here has finished
+  Tick last = 0;    // not 0: the stream is leaving, and this tick covers all its work (Pool::retire_stream)
+  Tick tick = 1;    // the current one
+  Tick passed = 0;  // everything up to here has finished
   std::uint64_t unfenced_bytes = 0;
-  std::deque<Fence> fences;           // not yet passed, in order
-  std::deque<PendingBlock> waiting;   // blocks whose next use is on this stream, in order of its tick
-  std::vector<Tick> seen;             // seen[t]: work of stream t up to that tick is ordered before ours
+  std::deque<Fence> fences;          // not yet passed, in order
+  std::deque<PendingBlock> waiting;  // blocks whose next use is on this stream, in order of its tick
+  std::vector<Tick> seen;            // seen[t]: work of stream t up to that tick is ordered before ours
 
   // Nothing can be queued on it any more.
   bool gone() const { return retired || last != 0; }

@@ -41,7 +41,8 @@ std::size_t thousand_live(Pool& pool, std::uint64_t size) {
 
 // Every layer keeps what it makes until the way back, except two temporaries.
 std::size_t transformer_step(Pool& pool) {
-  constexpr std::uint64_t kKept[] = {96 * kKiB, 24 * kMiB, 6 * kMiB, 384 * kKiB, 12 * kMiB, 64 * kMiB, 1536 * kKiB, 16 * kKiB};
+  constexpr std::uint64_t kKept[] = {96 * kKiB, 24 * kMiB, 6 * kMiB,    384 * kKiB,
+                                     12 * kMiB, 64 * kMiB, 1536 * kKiB, 16 * kKiB};
   constexpr std::uint64_t kTemporary[] = {24 * kMiB, 6 * kMiB};
   constexpr int kLayers = 12;
   static std::vector<Address> live;

@@ -72,12 +72,14 @@ double throughput(std::size_t threads, bool handed_over) {
 
 int main(int count, char** arguments) {
   const bool json = count > 1 && std::strcmp(arguments[1], "--json") == 0;
-  std::printf(json ? "{" : "%-26s %10s %10s %8s\n", "million pairs a second", "1 thread", "2 threads", "ratio");
+  std::printf(json ? "{" : "%-26s %10s %10s %8s\n", "million pairs a second", "1 thread", "2 threads",
+              "ratio");
   for (const bool handed_over : {false, true}) {
     const char* const name = handed_over ? "half freed by the other" : "own frees";
     const double one = throughput(1, handed_over);
     const double two = throughput(2, handed_over);
-    std::printf(json ? "%s\"%s\": {\"one\": %.1f, \"two\": %.1f, \"ratio\": %.2f}" : "%.0s%-26s %10.1f %10.1f %8.2f\n",
+    std::printf(json ? "%s\"%s\": {\"one\": %.1f, \"two\": %.1f, \"ratio\": %.2f}"
+                     : "%.0s%-26s %10.1f %10.1f %8.2f\n",
                 handed_over ? ", " : "", name, one, two, two / one);
   }
   if (json) std::printf("}\n");

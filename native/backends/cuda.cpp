@@ -187,7 +187,8 @@ CudaBackend::CudaBackend(int index) : driver_(driver()) {
   if (index < 0 || index >= count)
     throw std::runtime_error("the driver has " + std::to_string(count) + " device(s)");
   const auto require = [](CuResult result, const char* call) {
-    if (result != kCuSuccess) throw std::runtime_error(std::string(call) + " failed with code " + std::to_string(result));
+    if (result != kCuSuccess)
+      throw std::runtime_error(std::string(call) + " failed with code " + std::to_string(result));
   };
   std::size_t total = 0;
   require(driver_.device_get(&device_, index), "cuDeviceGet");
@@ -238,7 +239,8 @@ Status CudaBackend::release(Address address, std::uint64_t) {
   return in_context("cuMemFree", [&] { return driver_.memory_free(address); });
 }
 Status CudaBackend::space_reserve(std::uint64_t bytes, Address* out) {
-  return in_context("cuMemAddressReserve", [&] { return driver_.address_reserve(out, bytes, kSlotBytes, 0, 0); });
+  return in_context("cuMemAddressReserve",
+                    [&] { return driver_.address_reserve(out, bytes, kSlotBytes, 0, 0); });
 }
 Status CudaBackend::space_release(Address address, std::uint64_t bytes) {
   return in_context("cuMemAddressFree", [&] { return driver_.address_free(address, bytes); });
@@ -264,11 +266,13 @@ Status CudaBackend::unmap(Address address, std::uint64_t bytes) {
   return in_context("cuMemUnmap", [&] { return driver_.unmap(address, bytes); });
 }
 
-// ---- streams and events -------------------------------------------------------------------------------------
+// ---- streams and events
+// -------------------------------------------------------------------------------------
 
 Status CudaBackend::stream_create(StreamHandle* out) {
   void* stream = nullptr;
-  const Status status = in_context("cuStreamCreate", [&] { return driver_.stream_create(&stream, kCuStreamNonBlocking); });
+  const Status status =
+      in_context("cuStreamCreate", [&] { return driver_.stream_create(&stream, kCuStreamNonBlocking); });
   *out = reinterpret_cast<StreamHandle>(stream);
   return status;
 }
@@ -283,11 +287,13 @@ Status CudaBackend::stream_query(StreamHandle stream) {
   return in_context("cuStreamQuery", [&] { return driver_.stream_query(pointer(stream)); });
 }
 Status CudaBackend::stream_wait(StreamHandle stream, EventHandle event) {
-  return in_context("cuStreamWaitEvent", [&] { return driver_.stream_wait(pointer(stream), pointer(event), 0); });
+  return in_context("cuStreamWaitEvent",
+                    [&] { return driver_.stream_wait(pointer(stream), pointer(event), 0); });
 }
 Status CudaBackend::event_create(EventHandle* out) {
   void* event = nullptr;
-  const Status status = in_context("cuEventCreate", [&] { return driver_.event_create(&event, kCuEventDisableTiming); });
+  const Status status =
+      in_context("cuEventCreate", [&] { return driver_.event_create(&event, kCuEventDisableTiming); });
   *out = reinterpret_cast<EventHandle>(event);
   return status;
 }
@@ -304,7 +310,8 @@ Status CudaBackend::event_synchronize(EventHandle event) {
   return in_context("cuEventSynchronize", [&] { return driver_.event_synchronize(pointer(event)); });
 }
 
-// ---- work -----------------------------------------------------------------------------------------------------
+// ---- work
+// -----------------------------------------------------------------------------------------------------
 
 Status CudaBackend::copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) {
   return in_context("cuMemcpyAsync", [&] { return driver_.copy(to, from, bytes, pointer(stream)); });
@@ -318,7 +325,8 @@ Status CudaBackend::launch(StreamHandle stream, std::function<void()> work) {
     const std::unique_ptr<std::function<void()>> function(static_cast<std::function<void()>*>(argument));
     (*function)();
   };
-  const Status status = in_context("cuLaunchHostFunc", [&] { return driver_.launch_host(pointer(stream), run, owned); });
+  const Status status =
+      in_context("cuLaunchHostFunc", [&] { return driver_.launch_host(pointer(stream), run, owned); });
   if (!status.ok()) delete owned;
   return status;
 }

@@ -1,11 +1,11 @@
 // Buffer: the Python handle of one live block. Dropping it frees the block; memoryviews and DLPack
 // capsules keep it alive. Allocation itself is in pool.cpp.
-#include "python_types.hpp"
-
 #include <Python.h>
 #include <structmember.h>
 
 #include <cstring>
+
+#include "python_types.hpp"
 
 namespace vram {
 
@@ -78,7 +78,7 @@ void drop_view(PyBuffer* self) {
 Status release(PyBuffer* self) {
   self->live = false;  // first: the GIL may change hands meanwhile
   const Status status = free_address(*self->pool->pool, self->address);
-  self->live = status.code == Code::failed;
+  self->live = status.code == Code::failed || status.code == Code::out_of_memory;
   return status;
 }
 
@@ -114,8 +114,10 @@ PyObject* free_method(PyObject* object, PyObject*) {
   PyBuffer* self = self_of(object);
   if (!require_live(self)) return nullptr;
   if (self->views != 0)
-    return PyErr_Format(PyExc_BufferError, "%zd view(s) of the buffer exist; drop them before free()", self->views);
-  if (watcher != nullptr && !tell_watcher("on_free", "OK", self->pool, static_cast<unsigned long long>(self->address)))
+    return PyErr_Format(PyExc_BufferError, "%zd view(s) of the buffer exist; drop them before free()",
+                        self->views);
+  if (watcher != nullptr &&
+      !tell_watcher("on_free", "OK", self->pool, static_cast<unsigned long long>(self->address)))
     return nullptr;
   if (const Status status = release(self); !status.ok()) return raise(status, "free the buffer");
   Py_RETURN_NONE;
@@ -168,7 +170,8 @@ PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   PyBuffer* self = self_of(object);
   int value = 0;
   PyObject* given = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "i|$O:fill", const_cast<char**>(names), &value, &given))
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "i|$O:fill", const_cast<char**>(names), &value,
+                                   &given))
     return nullptr;
   if (value < 0 || value > 255) return PyErr_Format(PyExc_ValueError, "a byte is 0 to 255, not %d", value);
   StreamHandle stream = 0;
@@ -197,7 +200,8 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
     if (!require_live(peer) || !note_use(peer, stream, !from_other, what)) return nullptr;
     if (peer->size != self->size)
       return PyErr_Format(PyExc_ValueError, "sizes differ: %llu and %llu bytes",
-                          static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(peer->size));
+                          static_cast<unsigned long long>(self->size),
+                          static_cast<unsigned long long>(peer->size));
     if (self->size == 0) Py_RETURN_NONE;
     const Status status = backend.copy(from_other ? self->address : peer->address,
                                        from_other ? peer->address : self->address, self->size, stream);
@@ -207,15 +211,16 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   Py_buffer view;
   if (PyObject_GetBuffer(other, &view, from_other ? PyBUF_SIMPLE : PyBUF_WRITABLE) != 0) return nullptr;
   if (static_cast<std::uint64_t>(view.len) != self->size) {
-    PyErr_Format(PyExc_ValueError, "sizes differ: %llu and %zd bytes", static_cast<unsigned long long>(self->size),
-                 view.len);
+    PyErr_Format(PyExc_ValueError, "sizes differ: %llu and %zd bytes",
+                 static_cast<unsigned long long>(self->size), view.len);
     PyBuffer_Release(&view);
     return nullptr;
   }
   Status status;
   if (self->size != 0) {
     const auto host = reinterpret_cast<Address>(view.buf);
-    status = backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size, stream);
+    status = backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size,
+                          stream);
     if (status.ok()) {
       Py_BEGIN_ALLOW_THREADS;
       status = backend.stream_synchronize(stream);
@@ -254,8 +259,8 @@ int get_view(PyObject* object, Py_buffer* view, int flags) {
     PyErr_SetString(PyExc_BufferError, "the memory of this device cannot be read by the host; use copy_to()");
     return -1;
   }
-  if (PyBuffer_FillInfo(view, object, reinterpret_cast<void*>(self->address), static_cast<Py_ssize_t>(self->size), 0,
-                        flags) != 0)
+  if (PyBuffer_FillInfo(view, object, reinterpret_cast<void*>(self->address),
+                        static_cast<Py_ssize_t>(self->size), 0, flags) != 0)
     return -1;
   add_view(self);
   return 0;
@@ -289,8 +294,15 @@ PyObject* make_capsule(PyBuffer* self, const char* name) {
   exported->shape = static_cast<std::int64_t>(self->size);
   exported->stride = 1;
   exported->buffer = self;
-  managed.tensor = {reinterpret_cast<void*>(self->address), {kDlCpu, 0},          1, 1, 8, 1,
-                    &exported->shape,                       &exported->stride, 0};
+  managed.tensor = {reinterpret_cast<void*>(self->address),
+                    {kDlCpu, 0},
+                    1,
+                    1,
+                    8,
+                    1,
+                    &exported->shape,
+                    &exported->stride,
+                    0};
   managed.context = exported;
   managed.deleter = delete_export<Managed>;
   if constexpr (std::is_same_v<Managed, DlManagedVersioned>) {
@@ -320,8 +332,8 @@ PyObject* dlpack(PyObject* object, PyObject* arguments, PyObject* keywords) {
   PyObject* max_version = nullptr;
   PyObject* device = nullptr;
   PyObject* make_copy = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|$OOOO:__dlpack__", const_cast<char**>(names), &stream,
-                                   &max_version, &device, &make_copy))
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|$OOOO:__dlpack__", const_cast<char**>(names),
+                                   &stream, &max_version, &device, &make_copy))
     return nullptr;
   if (!require_live(self)) return nullptr;
   if (!host_accessible(self) || (stream != nullptr && stream != Py_None)) {
@@ -341,7 +353,8 @@ PyObject* dlpack(PyObject* object, PyObject* arguments, PyObject* keywords) {
   }
   long major = 0;
   long minor = 0;
-  if (max_version != nullptr && max_version != Py_None && !two_numbers(max_version, "max_version", &major, &minor))
+  if (max_version != nullptr && max_version != Py_None &&
+      !two_numbers(max_version, "max_version", &major, &minor))
     return nullptr;
   const bool versioned = major >= 1;
   return versioned ? make_capsule<DlManagedVersioned>(self, "dltensor_versioned")
@@ -356,12 +369,15 @@ PyObject* dlpack_device(PyObject* object, PyObject*) {
   return Py_BuildValue("(ii)", kDlCpu, 0);
 }
 
-// ---- attributes ---------------------------------------------------------------------------------------------
+// ---- attributes
+// ---------------------------------------------------------------------------------------------
 
 PyObject* get_ptr(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(self_of(object)->address); }
 PyObject* get_size(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(self_of(object)->size); }
 PyObject* get_device(PyObject* object, void*) { return Py_NewRef(self_of(object)->pool->device); }
-PyObject* get_pool(PyObject* object, void*) { return Py_NewRef(reinterpret_cast<PyObject*>(self_of(object)->pool)); }
+PyObject* get_pool(PyObject* object, void*) {
+  return Py_NewRef(reinterpret_cast<PyObject*>(self_of(object)->pool));
+}
 PyObject* get_stream(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(self_of(object)->stream); }
 PyObject* get_tag(PyObject* object, void*) { return tag_name(self_of(object)->pool, self_of(object)->tag); }
 PyObject* get_freed(PyObject* object, void*) { return PyBool_FromLong(!self_of(object)->live); }
@@ -370,28 +386,36 @@ Py_ssize_t length(PyObject* object) { return static_cast<Py_ssize_t>(self_of(obj
 
 PyObject* repr(PyObject* object) {
   PyBuffer* self = self_of(object);
-  return PyUnicode_FromFormat("<vram.Buffer %llu bytes at %p on %R%s>", static_cast<unsigned long long>(self->size),
-                              reinterpret_cast<void*>(self->address), self->pool->device,
-                              self->live ? "" : ", freed");
+  return PyUnicode_FromFormat(
+      "<vram.Buffer %llu bytes at %p on %R%s>", static_cast<unsigned long long>(self->size),
+      reinterpret_cast<void*>(self->address), self->pool->device, self->live ? "" : ", freed");
 }
 
 PyMethodDef methods[] = {
-    {"free", free_method, METH_NOARGS, "free()\n--\n\nGive the memory back now; later use raises InvalidFree."},
+    {"free", free_method, METH_NOARGS,
+     "free()\n--\n\nGive the memory back now; later use raises InvalidFree."},
     {"record_stream", record_stream, METH_O,
-     "record_stream(stream, /)\n--\n\nTell the pool that work on another stream uses the buffer: once freed, it is not "
+     "record_stream(stream, /)\n--\n\nTell the pool that work on another stream uses the buffer: once freed, "
+     "it is not "
      "reused before that work has finished."},
     {"fill", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fill)), METH_VARARGS | METH_KEYWORDS,
      "fill(value, *, stream=None)\n--\n\nSet every byte, in stream order."},
-    {"copy_from", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_from)), METH_VARARGS | METH_KEYWORDS,
-     "copy_from(source, /, *, stream=None)\n--\n\nCopy a Buffer (queued on the stream) or host memory (done when it "
+    {"copy_from", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_from)),
+     METH_VARARGS | METH_KEYWORDS,
+     "copy_from(source, /, *, stream=None)\n--\n\nCopy a Buffer (queued on the stream) or host memory (done "
+     "when it "
      "returns) of the same size into this one."},
     {"copy_to", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_to)), METH_VARARGS | METH_KEYWORDS,
-     "copy_to(target, /, *, stream=None)\n--\n\nCopy into a Buffer (queued on the stream) or writable host memory "
+     "copy_to(target, /, *, stream=None)\n--\n\nCopy into a Buffer (queued on the stream) or writable host "
+     "memory "
      "(done when it returns) of the same size."},
-    {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(dlpack)), METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nThe memory as a DLPack capsule of "
+    {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(dlpack)),
+     METH_VARARGS | METH_KEYWORDS,
+     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nThe memory as a DLPack "
+     "capsule of "
      "bytes, without a copy."},
-    {"__dlpack_device__", dlpack_device, METH_NOARGS, "__dlpack_device__()\n--\n\nDLPack's device of the memory."},
+    {"__dlpack_device__", dlpack_device, METH_NOARGS,
+     "__dlpack_device__()\n--\n\nDLPack's device of the memory."},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", leave, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
@@ -414,7 +438,8 @@ PyMemberDef members[] = {
 };
 
 PyType_Slot slots[] = {
-    {Py_tp_doc, const_cast<char*>("One live block of a pool. Dropping it frees the block; it keeps its pool alive.")},
+    {Py_tp_doc,
+     const_cast<char*>("One live block of a pool. Dropping it frees the block; it keeps its pool alive.")},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
     {Py_tp_methods, methods},
@@ -427,14 +452,15 @@ PyType_Slot slots[] = {
     {0, nullptr},
 };
 
-PyType_Spec spec = {"vram._native.Buffer", sizeof(PyBuffer), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
-                        Py_TPFLAGS_IMMUTABLETYPE,
-                    slots};
+PyType_Spec spec = {
+    "vram._native.Buffer", sizeof(PyBuffer), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    slots};
 
 }  // namespace
 
-PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream, std::uint32_t tag) {
+PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
+                      std::uint32_t tag) {
   PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
   if (self == nullptr) {
     (void)free_address(*pool->pool, address);

@@ -579,7 +579,8 @@ void stop_launches() {
 
 void bind_cuda(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<CudaBackend, Backend>(module, "CudaBackend", "A CUDA device, through the driver found at run time.")
+  nb::class_<CudaBackend, Backend>(module, "CudaBackend",
+                                   "A CUDA device, through the driver found at run time.")
       .def(nb::new_([](int index) { return make_bound<CudaBackend>(true, index); }), "index"_a)
       .def("synchronize", [](CudaBackend& cuda) { stream_synchronize(cuda, 0); });
   module.def(

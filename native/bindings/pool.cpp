@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "backends/model.hpp"
-#include "backends/model.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
 #include "python_types.hpp"
@@ -62,7 +61,8 @@ long tag_id(PyPool* self, PyObject* name) {
     PyErr_Format(PyExc_TypeError, "a tag is a str, not %.100s", Py_TYPE(name)->tp_name);
     return -1;
   }
-  if (PyObject* known = PyDict_GetItemWithError(self->tag_ids, name); known != nullptr) return PyLong_AsLong(known);
+  if (PyObject* known = PyDict_GetItemWithError(self->tag_ids, name); known != nullptr)
+    return PyLong_AsLong(known);
   if (PyErr_Occurred()) return -1;
   if (PyList_Append(self->tag_names, name) != 0) return -1;
   const long id = static_cast<long>(PyList_GET_SIZE(self->tag_names));
@@ -83,19 +83,21 @@ long current_tag(PyPool* self, PyObject* given) {
   return id;
 }
 
-// ---- allocation -----------------------------------------------------------------------------------------------
+// ---- allocation
+// -----------------------------------------------------------------------------------------------
 
 PyObject* report_dict(const OutOfMemoryReport& report) {
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit", wide(report.limit),
-                       "device_total", wide(report.device_total), "device_free", wide(report.device_free), "reserved",
-                       wide(report.reserved), "allocated", wide(report.live), "pending", wide(report.pending), "cached",
-                       wide(report.cached), "free_pages", wide(report.free_pages), "free_elsewhere",
-                       wide(report.free_elsewhere), "stranded", wide(report.stranded), "largest_free",
-                       wide(report.largest_free));
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
+                       wide(report.limit), "device_total", wide(report.device_total), "device_free",
+                       wide(report.device_free), "reserved", wide(report.reserved), "allocated",
+                       wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
+                       "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
+                       "stranded", wide(report.stranded), "largest_free", wide(report.largest_free));
 }
 
 // Raises OutOfMemory as vram.pool words it.
-PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle stream, const OutOfMemoryReport& report) {
+PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle stream,
+                              const OutOfMemoryReport& report) {
   static PyObject* words = nullptr;
   PyObject* function = python_function(words, "vram.pool", "_out_of_memory");
   if (function == nullptr) return nullptr;
@@ -110,8 +112,8 @@ PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle str
 }
 
 // The whole of an allocation after its arguments are known; false with an error set.
-bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag,
-                      Address* out) {
+bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std::uint64_t align,
+                      std::uint32_t tag, Address* out) {
   Pool& pool = *self->pool;
   if (align > kUnit || size > kMaxRequest || !pool.try_cached(size, stream, tag, out)) {
     OutOfMemoryReport report;
@@ -139,7 +141,8 @@ PyObject* malloc_method(PyObject* object, PyObject* const* arguments, Py_ssize_t
   PyPool* self = self_of(object);
   PyObject* stream_object = count > 1 ? arguments[1] : nullptr;
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-  if (count == 1 && named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "stream") == 0) {
+  if (count == 1 && named == 1 &&
+      PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "stream") == 0) {
     stream_object = arguments[1];
   } else if (count < 1 || count > 2 || named != 0) {
     PyErr_SetString(PyExc_TypeError, "malloc(size, stream=0) takes a size and optionally a stream");
@@ -221,7 +224,8 @@ PyObject* allocate_method(PyObject* object, PyObject* const* arguments, Py_ssize
   std::uint64_t align = 0;
   StreamHandle stream = 0;
   Address address = 0;
-  if (!size_from(given.size, &size) || !stream_from(given.stream, self, &stream) || !align_from(given.align, &align))
+  if (!size_from(given.size, &size) || !stream_from(given.stream, self, &stream) ||
+      !align_from(given.align, &align))
     return nullptr;
   const long tag = given.tag == nullptr && tag_variable == nullptr ? 0 : current_tag(self, given.tag);
   if (tag < 0) return nullptr;
@@ -299,7 +303,8 @@ PyObject* record_stream(PyObject* object, PyObject* arguments) {
   StreamHandle stream = 0;
   if (!PyArg_ParseTuple(arguments, "KO:record_stream", &address, &stream_object)) return nullptr;
   if (!stream_from(stream_object, self, &stream)) return nullptr;
-  if (watcher != nullptr && !tell_watcher("on_record_stream", "OKK", self, address, wide(stream))) return nullptr;
+  if (watcher != nullptr && !tell_watcher("on_record_stream", "OKK", self, address, wide(stream)))
+    return nullptr;
   return done(self->pool->record_stream(address, stream), "record the use on another stream");
 }
 
@@ -318,7 +323,8 @@ PyObject* warm(PyObject* object, PyObject* arguments) {
   return done(status, "warm the cache");
 }
 
-// ---- housekeeping ---------------------------------------------------------------------------------------------
+// ---- housekeeping
+// ---------------------------------------------------------------------------------------------
 
 PyObject* trim_to(PyObject* object, PyObject* arguments) {
   PyPool* self = self_of(object);
@@ -349,8 +355,8 @@ PyObject* retire_stream(PyObject* object, PyObject* argument) {
 PyObject* close_method(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
   if (self->views != 0 && !self->pool->closed())
-    return PyErr_Format(PyExc_BufferError, "%zd view(s) of the pool's buffers exist; drop them before close()",
-                        self->views);
+    return PyErr_Format(PyExc_BufferError,
+                        "%zd view(s) of the pool's buffers exist; drop them before close()", self->views);
   return done(without_gil([&] { return self->pool->close(); }), "close the pool");
 }
 
@@ -358,8 +364,8 @@ PyObject* close_method(PyObject* object, PyObject*) {
 bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
   const PyGILState_STATE state = PyGILState_Ensure();
   PyObject* function = Py_NewRef(self->oom_callback == nullptr ? Py_None : self->oom_callback);
-  PyObject* result =
-      function == Py_None ? Py_NewRef(Py_False) : PyObject_CallFunction(function, "KK", wide(size), wide(stream));
+  PyObject* result = function == Py_None ? Py_NewRef(Py_False)
+                                         : PyObject_CallFunction(function, "KK", wide(size), wide(stream));
   const int again = result == nullptr ? -1 : PyObject_IsTrue(result);
   if (again < 0) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
@@ -382,7 +388,8 @@ PyObject* set_oom_callback(PyObject* object, PyObject* function) {
   Py_RETURN_NONE;
 }
 
-// ---- configuration ----------------------------------------------------------------------------------------------
+// ---- configuration
+// ----------------------------------------------------------------------------------------------
 
 struct Option {
   const char* name;
@@ -485,7 +492,8 @@ PyObject* config_method(PyObject* object, PyObject*) {
   return dict;
 }
 
-// ---- what it says of itself -----------------------------------------------------------------------------------------
+// ---- what it says of itself
+// -----------------------------------------------------------------------------------------
 
 nb::dict meter_dict(const Meter& meter) {
   nb::dict dict;
@@ -622,7 +630,8 @@ PyObject* info(PyObject* object, PyObject* argument) {
   const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
   if (PyErr_Occurred()) return nullptr;
   BlockInfo block;
-  if (const Status status = self->pool->info(address, &block); !status.ok()) return raise(status, "look up the pointer");
+  if (const Status status = self->pool->info(address, &block); !status.ok())
+    return raise(status, "look up the pointer");
   return guarded([&] {
     nb::dict dict;
     dict["address"] = block.address;
@@ -653,7 +662,8 @@ PyObject* check(PyObject* object, PyObject*) {
 PyObject* get_closed(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->pool->closed()); }
 PyObject* get_device(PyObject* object, void*) { return Py_NewRef(self_of(object)->device); }
 
-// ---- the type ------------------------------------------------------------------------------------------------------------
+// ---- the type
+// ------------------------------------------------------------------------------------------------------------
 
 // Stands in until __init__ has run: every call on it is refused as on a closed pool.
 const std::shared_ptr<Pool>& not_made() {
@@ -746,30 +756,39 @@ PyCFunction as_method(Function function) {
 
 PyMethodDef methods[] = {
     {"malloc", as_method(malloc_method), METH_FASTCALL | METH_KEYWORDS,
-     "malloc(size, stream=0)\n--\n\nThe address of new memory, without a handle object; give it back with free()."},
+     "malloc(size, stream=0)\n--\n\nThe address of new memory, without a handle object; give it back with "
+     "free()."},
     {"free", free_method, METH_O, "free(ptr, /)\n--\n\nGive back what malloc() returned."},
     {"allocate", as_method(allocate_method), METH_FASTCALL | METH_KEYWORDS,
-     "allocate(size, *, stream=None, align=None, tag=None)\n--\n\nA Buffer of `size` bytes, ordered by `stream`."},
+     "allocate(size, *, stream=None, align=None, tag=None)\n--\n\nA Buffer of `size` bytes, ordered by "
+     "`stream`."},
     {"allocate_batch", as_method(allocate_batch), METH_VARARGS | METH_KEYWORDS,
-     "allocate_batch(sizes, stream=None, tag=None)\n--\n\nBuffers for all sizes or none, side by side where possible."},
+     "allocate_batch(sizes, stream=None, tag=None)\n--\n\nBuffers for all sizes or none, side by side where "
+     "possible."},
     {"malloc_batch", as_method(malloc_batch), METH_VARARGS | METH_KEYWORDS,
      "malloc_batch(sizes, stream=None, tag=None)\n--\n\nAs allocate_batch, with raw addresses."},
     {"record_stream", record_stream, METH_VARARGS,
-     "record_stream(ptr, stream, /)\n--\n\nWork on another stream uses the allocation that holds this address."},
-    {"warm", warm, METH_VARARGS, "warm(size, count, stream=0, /)\n--\n\nMake blocks ready in the stream's cache."},
+     "record_stream(ptr, stream, /)\n--\n\nWork on another stream uses the allocation that holds this "
+     "address."},
+    {"warm", warm, METH_VARARGS,
+     "warm(size, count, stream=0, /)\n--\n\nMake blocks ready in the stream's cache."},
     {"trim_to", trim_to, METH_VARARGS,
      "trim_to(keep, wait, /)\n--\n\nGive unused memory back until at most `keep` bytes are reserved."},
     {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge what is free."},
-    {"set_limit", set_limit, METH_O, "set_limit(bytes, /)\n--\n\nThe most to hold from the device; 0 for no limit."},
+    {"set_limit", set_limit, METH_O,
+     "set_limit(bytes, /)\n--\n\nThe most to hold from the device; 0 for no limit."},
     {"retire_stream", retire_stream, METH_O,
-     "retire_stream(handle, /)\n--\n\nThe stream is about to go: take its memory over once its work has finished."},
+     "retire_stream(handle, /)\n--\n\nThe stream is about to go: take its memory over once its work has "
+     "finished."},
     {"set_oom_callback", set_oom_callback, METH_O,
-     "set_oom_callback(function, /)\n--\n\nfunction(size, stream) -> bool, called before an allocation fails."},
+     "set_oom_callback(function, /)\n--\n\nfunction(size, stream) -> bool, called before an allocation "
+     "fails."},
     {"reconfigure", reconfigure, METH_O, "reconfigure(options, /)\n--\n\nChange options of a pool in use."},
     {"config", config_method, METH_NOARGS, "config()\n--\n\nThe options in force."},
     {"raw_stats", raw_stats, METH_NOARGS, "raw_stats()\n--\n\nAll counters."},
     {"raw_snapshot", raw_snapshot, METH_NOARGS, "raw_snapshot()\n--\n\nAll segments and blocks."},
-    {"journal", journal, METH_NOARGS, "journal()\n--\n\nThe events kept, in order, and how many were dropped."},
+    {"journal", journal, METH_NOARGS,
+     "journal()\n--\n\nThe events kept, in order, and how many were dropped."},
     {"journal_start", journal_start, METH_O,
      "journal_start(entries, /)\n--\n\nKeep that many events for each stream; 0 stops."},
     {"info", info, METH_O, "info(ptr, /)\n--\n\nWhat is known of a live allocation."},
@@ -782,7 +801,8 @@ PyMethodDef methods[] = {
 };
 
 PyGetSetDef attributes[] = {
-    {"closed", get_closed, nullptr, "Whether close() was called, or the pool is a parent's after a fork.", nullptr},
+    {"closed", get_closed, nullptr, "Whether close() was called, or the pool is a parent's after a fork.",
+     nullptr},
     {"device", get_device, nullptr, "The device it was made for.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -804,7 +824,8 @@ PyType_Spec spec = {"vram._native.PoolCore", sizeof(PyPool), 0,
 
 }  // namespace
 
-// ---- shared with buffer.cpp ------------------------------------------------------------------------------------------------
+// ---- shared with buffer.cpp
+// ------------------------------------------------------------------------------------------------
 
 Status free_address(Pool& pool, Address address) {
   if (pool.try_free_cached(address)) return {};

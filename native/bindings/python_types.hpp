@@ -14,8 +14,7 @@ namespace vram {
 
 // vram._native.PoolCore: a pool and the device object it was made for.
 struct PyPool {
-  PyObject_HEAD
-  std::shared_ptr<Pool> pool;
+  PyObject_HEAD std::shared_ptr<Pool> pool;
   PyObject* device;        // strong
   PyObject* tag_names;     // list: id - 1 → str
   PyObject* tag_ids;       // dict: str → id
@@ -25,8 +24,7 @@ struct PyPool {
 
 // vram._native.Buffer: one live block. Known to the garbage collector, because its pool may lead back to it.
 struct PyBuffer {
-  PyObject_HEAD
-  PyPool* pool;  // strong
+  PyObject_HEAD PyPool* pool;  // strong
   Address address;
   std::uint64_t size;
   StreamHandle stream;
@@ -39,7 +37,8 @@ struct PyBuffer {
 extern PyTypeObject* buffer_type;
 
 // A new Buffer over an allocation; on failure the allocation is freed.
-PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream, std::uint32_t tag);
+PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
+                      std::uint32_t tag);
 
 // Argument conversion. Each sets a Python error and returns false where it fails.
 bool size_from(PyObject* object, std::uint64_t* out);
@@ -53,7 +52,8 @@ PyObject* tag_name(PyPool* pool, std::uint32_t tag);
 //   on_allocate(pool, address, size, stream)   on_free(pool, address)   on_drop(pool, address): a Buffer dies
 //   on_record_stream(pool, address, stream)    on_use(pool, address, size, stream, writes, what)
 //   on_host_wait(pool, stream): the host has waited for all that was queued there
-// What it raises comes out of the call; before a free or a use, that is then not done. on_drop must not raise.
+// What it raises comes out of the call; before a free or a use, that is then not done. on_drop must not
+// raise.
 extern PyObject* watcher;
 // False with a Python error set when the watcher raised.
 template <typename... Arguments>

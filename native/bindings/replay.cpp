@@ -89,8 +89,9 @@ nb::dict replay_columns(nb::handle op, nb::handle id, nb::handle size, nb::handl
 
 void bind_replay(nb::module_& module) {
   module.def("replay", replay_columns, nb::arg("op"), nb::arg("id"), nb::arg("size"), nb::arg("stream"),
-             nb::arg("time_us"), nb::arg("completed_us"), nb::arg("streams"), nb::arg("capacity"), nb::arg("conf"),
-             nb::arg("lag_us"), "Run a recorded program through the real pool on a model device.");
+             nb::arg("time_us"), nb::arg("completed_us"), nb::arg("streams"), nb::arg("capacity"),
+             nb::arg("conf"), nb::arg("lag_us"),
+             "Run a recorded program through the real pool on a model device.");
 }
 
 }  // namespace vram

@@ -45,25 +45,25 @@ inline int run_all() {
 
 }  // namespace vram::testing
 
-#define TEST(name)                                                    \
-  static void name();                                                 \
+#define TEST(name)                                                     \
+  static void name();                                                  \
   static const ::vram::testing::Register register_##name{#name, name}; \
   static void name()
 
-#define CHECK(condition)                                                             \
-  do {                                                                               \
-    if (!(condition)) {                                                              \
-      std::printf("%s:%d: CHECK(%s) does not hold\n", __FILE__, __LINE__, #condition); \
-      ++::vram::testing::failures;                                                   \
-    }                                                                                \
-  } while (0)
-#define REQUIRE(condition)                                                             \
+#define CHECK(condition)                                                               \
   do {                                                                                 \
     if (!(condition)) {                                                                \
-      std::printf("%s:%d: REQUIRE(%s) does not hold\n", __FILE__, __LINE__, #condition); \
+      std::printf("%s:%d: CHECK(%s) does not hold\n", __FILE__, __LINE__, #condition); \
       ++::vram::testing::failures;                                                     \
-      return;                                                                          \
     }                                                                                  \
+  } while (0)
+#define REQUIRE(condition)                                                               \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
+      std::printf("%s:%d: REQUIRE(%s) does not hold\n", __FILE__, __LINE__, #condition); \
+      ++::vram::testing::failures;                                                       \
+      return;                                                                            \
+    }                                                                                    \
   } while (0)
 #define TEST_MAIN() \
   int main() { return ::vram::testing::run_all(); }

@@ -454,8 +454,7 @@ def get_memory_manager() -> MemoryManager:
         return found
     with _manager_lock:
         if _manager is None:
-            made = MemoryManager()
-            _manager = _manager or made
+            _manager = MemoryManager()
         return _manager
 
 

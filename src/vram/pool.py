@@ -104,13 +104,13 @@ class Pool(_native.PoolCore):
         room = self.raw_stats()["cached_blocks"] + len(wanted)
         if room > self.config()["stream_cache"]:
             self.reconfigure({"stream_cache": room})
-        failure: DeviceError | None = None
+        failure: DeviceError | OutOfMemory | None = None
         for address in addresses:
             try:
                 self.free(address)
-            except DeviceError as error:  # zeroing it failed; the others are given back all the same
+            except (DeviceError, OutOfMemory) as error:  # zeroing failed; the others are given back all the same
                 failure = error
-                with contextlib.suppress(DeviceError):
+                with contextlib.suppress(DeviceError, OutOfMemory):
                     self.free(address)
         if failure is not None:
             raise failure

@@ -1,0 +1,317 @@
+"""The native core of vram. Private: use the classes of the vram package."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from vram.device import Device
+
+
+
+class Backend:
+    """The contract a device fulfils; see native/backend.hpp."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    @property
+    def pages(self) -> bool: ...
+
+    @property
+    def host_accessible(self) -> bool: ...
+
+    def memory_info(self) -> tuple[int, int]: ...
+
+    def reserve(self, bytes: int) -> int: ...
+
+    def release(self, address: int, bytes: int) -> None: ...
+
+    def space_reserve(self, bytes: int) -> int: ...
+
+    def space_release(self, address: int, bytes: int) -> None: ...
+
+    def page_create(self, bytes: int) -> int: ...
+
+    def page_release(self, page: int, bytes: int) -> None: ...
+
+    def map(self, address: int, bytes: int, page: int) -> None: ...
+
+    def set_access(self, address: int, bytes: int) -> None: ...
+
+    def unmap(self, address: int, bytes: int) -> None: ...
+
+    def stream_create(self) -> int: ...
+
+    def stream_destroy(self, stream: int) -> None: ...
+
+    def stream_synchronize(self, stream: int) -> None: ...
+
+    def stream_query(self, stream: int) -> bool: ...
+
+    def stream_wait(self, stream: int, event: int) -> None: ...
+
+    def event_create(self) -> int: ...
+
+    def event_destroy(self, event: int) -> None: ...
+
+    def event_record(self, event: int, stream: int) -> None: ...
+
+    def event_query(self, event: int) -> bool: ...
+
+    def event_synchronize(self, event: int) -> None: ...
+
+    def copy(self, to: int, source: int, bytes: int, stream: int) -> None: ...
+
+    def fill(self, to: int, value: int, bytes: int, stream: int) -> None: ...
+
+    def launch(self, stream: int, function: object) -> None:
+        """
+        Runs function() in stream order. What it raises comes out of the next synchronize.
+        """
+
+class CudaBackend(Backend):
+    """A CUDA device, through the driver found at run time."""
+
+    def __init__(self, index: int) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+def cuda_devices() -> tuple[int, str]:
+    """How many CUDA devices there are, and why there are none."""
+
+class HostBackend(Backend):
+    """Real memory; a thread for each stream."""
+
+    def __init__(self, capacity: int = 0) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def check(self) -> str | None:
+        """What is wrong with its books, or None."""
+
+class ModelBackend(Backend):
+    """Addresses only, a virtual clock, failures on demand."""
+
+    def __init__(self, capacity: int, pages: bool = True, lag_us: float = 5000.0, manual: bool = False) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def now(self) -> float:
+        """Microseconds on the virtual clock."""
+
+    def advance(self, us: float) -> None: ...
+
+    def set_time(self, us: float) -> None: ...
+
+    def set_lag(self, us: float) -> None: ...
+
+    def set_manual(self, manual: bool) -> None: ...
+
+    def step(self, stream: int) -> bool: ...
+
+    def run_all(self) -> bool: ...
+
+    def work(self, stream: int, id: int, address: int = 0, bytes: int = 0) -> None: ...
+
+    def executed(self) -> list[int]: ...
+
+    def clear_executed(self) -> None: ...
+
+    def fail(self, call: str, nth: int = 1, code: str = 'failed', native: int = 0) -> None: ...
+
+    def fail_any(self, nth: int = 1, code: str = 'failed', native: int = 0) -> None: ...
+
+    def clear_failures(self) -> None: ...
+
+    def calls(self, call: str) -> int: ...
+
+    def total_calls(self) -> int: ...
+
+    def driver_calls(self) -> int: ...
+
+    def memory_calls(self) -> int: ...
+
+    def driver_us(self) -> float: ...
+
+    def memory_us(self) -> float: ...
+
+    def host_waits(self) -> int: ...
+
+    def host_wait_us(self) -> float: ...
+
+    def counts(self) -> dict[str, int]:
+        """What exists now, by name."""
+
+    def check(self) -> str | None:
+        """What is wrong with its books, or None."""
+
+def stop_launches() -> None:
+    """Called once at exit; see vram/device.py."""
+
+class Buffer:
+    """
+    One live block of a pool. Dropping it frees the block; it keeps its pool alive.
+    """
+
+    def __repr__(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def free(self) -> None:
+        """Give the memory back now; later use raises InvalidFree."""
+
+    def record_stream(self, stream: Any, /) -> None:
+        """
+        Tell the pool that work on another stream uses the buffer: once freed, it is not reused before that work has finished.
+        """
+
+    def fill(self, value: int, *, stream: Any = None) -> None:
+        """Set every byte, in stream order."""
+
+    def copy_from(self, source: Any, /, *, stream: Any = None) -> None:
+        """
+        Copy a Buffer (queued on the stream) or host memory (done when it returns) of the same size into this one.
+        """
+
+    def copy_to(self, target: Any, /, *, stream: Any = None) -> None:
+        """
+        Copy into a Buffer (queued on the stream) or writable host memory (done when it returns) of the same size.
+        """
+
+    def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
+        """The memory as a DLPack capsule of bytes, without a copy."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's device of the memory."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first byte."""
+
+    @property
+    def size(self) -> int:
+        """Bytes asked for."""
+
+    @property
+    def device(self) -> Device:
+        """The device the memory is on."""
+
+    @property
+    def pool(self) -> PoolCore:
+        """The pool it came from, kept alive by it."""
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream whose order governs it."""
+
+    @property
+    def tag(self) -> str | None:
+        """The label it was allocated under, or None."""
+
+    @property
+    def freed(self) -> bool:
+        """Whether free() was called."""
+
+class PoolCore:
+    """The native part of vram.Pool."""
+
+    def __init__(self, device: Device, config: dict[str, Any]) -> None:
+        """Make a pool on a device, with options as in PoolConfig."""
+
+    def malloc(self, size: int | str, stream: Any = 0) -> int:
+        """
+        The address of new memory, without a handle object; give it back with free().
+        """
+
+    def free(self, ptr: int, /) -> None:
+        """Give back what malloc() returned."""
+
+    def allocate(self, size: int | str, *, stream: Any = None, align: int | str | None = None, tag: str | None = None) -> Buffer:
+        """A Buffer of `size` bytes, ordered by `stream`."""
+
+    def allocate_batch(self, sizes: Sequence[int | str], stream: Any = None, tag: str | None = None) -> list[Buffer]:
+        """Buffers for all sizes or none, side by side where possible."""
+
+    def malloc_batch(self, sizes: Sequence[int | str], stream: Any = None, tag: str | None = None) -> list[int]:
+        """As allocate_batch, with raw addresses."""
+
+    def record_stream(self, ptr: int, stream: Any, /) -> None:
+        """Work on another stream uses the allocation that holds this address."""
+
+    def warm(self, size: int | str, count: int, stream: Any = 0, /) -> None:
+        """Make blocks ready in the stream's cache."""
+
+    def trim_to(self, keep: int, wait: bool, /) -> None:
+        """Give unused memory back until at most `keep` bytes are reserved."""
+
+    def coalesce(self) -> None:
+        """Empty the stream caches and merge what is free."""
+
+    def set_limit(self, bytes: int, /) -> None:
+        """The most to hold from the device; 0 for no limit."""
+
+    def retire_stream(self, handle: int, /) -> None:
+        """
+        The stream is about to go: take its memory over once its work has finished.
+        """
+
+    def set_oom_callback(self, function: Callable[[int, int], bool] | None, /) -> None:
+        """function(size, stream) -> bool, called before an allocation fails."""
+
+    def reconfigure(self, options: dict[str, Any], /) -> None:
+        """Change options of a pool in use."""
+
+    def config(self) -> dict[str, Any]:
+        """The options in force."""
+
+    def raw_stats(self) -> dict[str, Any]:
+        """All counters."""
+
+    def raw_snapshot(self) -> list[dict[str, Any]]:
+        """All segments and blocks."""
+
+    def journal(self) -> tuple[list[tuple[Any, ...]], int]:
+        """The events kept, in order, and how many were dropped."""
+
+    def journal_start(self, entries: int, /) -> None:
+        """Keep that many events for each stream; 0 stops."""
+
+    def info(self, ptr: int, /) -> dict[str, Any]:
+        """What is known of a live allocation."""
+
+    def reset_peak(self) -> None:
+        """Start all peaks anew."""
+
+    def live_bytes(self) -> int:
+        """Bytes of live allocations."""
+
+    def check(self) -> str | None:
+        """Verify every invariant; None, or what is wrong."""
+
+    def close(self) -> None:
+        """
+        Wait for the device and return all memory; live buffers become invalid.
+        """
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called, or the pool is a parent's after a fork."""
+
+    @property
+    def device(self) -> Device:
+        """The device it was made for."""
+
+def set_tag_source(variable: object | None) -> None:
+    """The ContextVar that holds the tag in force, or None."""
+
+def set_watcher(watcher: object | None) -> None:
+    """The object told of allocations, frees and uses, or None."""
+
+def replay(op: Any, id: Any, size: Any, stream: Any, time_us: Any, completed_us: Any, streams: int, capacity: int, conf: dict[str, Any], lag_us: float) -> dict[str, Any]:
+    """Run a recorded program through the real pool on a model device."""
