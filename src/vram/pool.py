@@ -108,7 +108,10 @@ class Pool(_native.PoolCore):
         for address in addresses:
             try:
                 self.free(address)
-            except (DeviceError, OutOfMemory) as error:  # zeroing failed; the others are given back all the same
+            except (
+                DeviceError,
+                OutOfMemory,
+            ) as error:  # zeroing failed; the others are given back all the same
                 failure = error
                 with contextlib.suppress(DeviceError, OutOfMemory):
                     self.free(address)
