@@ -43,7 +43,7 @@ class ReplayResult:
 
     `driver_us` is modelled from measured costs of driver calls. `oom` is None, or the first request that
     failed: `event` (index in the trace), `size`, `allocated` and `reserved` at that moment.
-    `events_per_second` counts allocations and frees that were run, against the clock of this machine.
+    `events_per_second` counts the recorded events up to the last one run, against the clock of this machine.
     """
 
     policy: str
@@ -138,6 +138,7 @@ def _policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
 def _result(policy: str, program: Lifetimes, answer: Mapping[str, Any]) -> ReplayResult:
     failure = answer["oom"]
     operations = len(program) if failure is None else failure["event"]
+    covered = program.carried + program.event[operations - 1] + 1 if operations else 0
     allocated, reserved = answer["peak_allocated"], answer["peak_reserved"]
     return ReplayResult(
         policy=policy,
@@ -146,7 +147,7 @@ def _result(policy: str, program: Lifetimes, answer: Mapping[str, Any]) -> Repla
         ratio=reserved / allocated if allocated else 1.0,
         driver_calls=answer["driver_calls"],
         driver_us=answer["driver_us"],
-        events_per_second=operations / max(answer["seconds"], 1e-9),
+        events_per_second=covered / max(answer["seconds"], 1e-9),
         oom=None if failure is None else _out_of_memory(program, failure),
     )
 

@@ -199,12 +199,13 @@ def test_without_capacity_the_device_is_never_full(fake: Any) -> None:
     assert runs[1].capacity == 512 * MIB
 
 
-def test_speed_counts_only_operations_that_ran(fake: Any) -> None:
+def test_speed_counts_recorded_events_up_to_the_last_one_run(fake: Any) -> None:
     trace = open_trace(SMALL)
+    program = lifetimes(trace)
     fake(seconds=0.5)
-    assert engine.replay(trace).events_per_second == 2 * len(lifetimes(trace))
+    assert engine.replay(trace).events_per_second == 2 * (program.event[-1] + 1)
     fake(seconds=0.5, oom={**OUT_OF_MEMORY, "event": 100})
-    assert engine.replay(trace).events_per_second == 200
+    assert engine.replay(trace).events_per_second == 2 * (program.event[99] + 1)
 
 
 def test_an_empty_program_has_ratio_one(fake: Any) -> None:
