@@ -46,6 +46,8 @@ struct Block {
 };
 static_assert(sizeof(Block) <= 64, "a block is one cache line");
 
+inline std::uint64_t bytes_of(const Block& block) { return std::uint64_t{block.units} * kUnit; }
+
 using Blocks = Slab<Block>;
 
 // The free blocks of one stream and kind, in bins of 5-bit mantissa: bin widths are within 1/32 of

@@ -1,0 +1,246 @@
+// The ladder: one rung a function, in the order an allocation climbs them. Each returns a block or nothing
+// and leaves the rest to the next; allocating and freeing around it are in pool.cpp.
+#include <algorithm>
+
+#include "pool.hpp"
+
+namespace vram {
+
+const char* name_of(Rung rung) {
+  static constexpr const char* kNames[kRungs] = {
+      "stream_cache", "own_blocks", "passed_pending", "finished_elsewhere", "free_pages", "growth",
+      "stream_wait",  "flush",      "callbacks",      "host_wait",          "give_back"};
+  return kNames[static_cast<int>(rung)];
+}
+
+void Pool::arrange_ladder() {
+  const Step own{Rung::own_blocks, &Pool::serve_own_blocks};
+  const Step pending{Rung::passed_pending, &Pool::serve_passed_pending};
+  const Step elsewhere{Rung::finished_elsewhere, &Pool::serve_finished_elsewhere};
+  const Step pages{Rung::free_pages, &Pool::serve_free_pages};
+  const Step growth{Rung::growth, &Pool::serve_growth};
+  const Step waiting{Rung::stream_wait, &Pool::serve_stream_wait};
+  switch (config_.cross_stream) {
+    case CrossStream::ready:
+      ladder_ = {own, pending, elsewhere, pages, growth, waiting};
+      break;
+    case CrossStream::wait:
+      ladder_ = {own, pending, elsewhere, pages, waiting, growth};
+      break;
+    case CrossStream::never:
+      ladder_ = {own, pending, pages, growth};
+      break;
+  }
+  ladder_.push_back({Rung::flush, &Pool::serve_flush});
+  ladder_.push_back({Rung::callbacks, &Pool::serve_callbacks});
+  ladder_.push_back({Rung::host_wait, &Pool::serve_host_wait});
+  ladder_.push_back({Rung::give_back, &Pool::serve_give_back});
+}
+
+// Walks the ladder and stops at the first rung that serves. 0 with an error in the request, or out of memory.
+Index Pool::climb(Request& request) {
+  for (const Step& step : ladder_) {
+    if (step.rung == Rung::flush) ++retries_;
+    const Index block = (this->*step.serve)(request);
+    if (block != 0) {
+      ++rungs_[static_cast<int>(step.rung)];
+      return block;
+    }
+    if (!request.error.ok()) return 0;
+  }
+  return 0;
+}
+
+// The rungs before `flush` once more, after one of the later rungs has changed what is free.
+Index Pool::search(Request& request) {
+  for (const Step& step : ladder_) {
+    if (step.rung == Rung::flush) break;
+    const Index block = (this->*step.serve)(request);
+    if (block != 0 || !request.error.ok()) return block;
+  }
+  return 0;
+}
+
+Index Pool::serve_own_blocks(Request& request) {
+  // Cached large blocks are merged before a search: kept apart they would cost memory.
+  StreamState& stream = *request.stream;
+  const bool large = request.want.band != 0;
+  if (large) drain(stream, false, true);
+  Index block = segments_.take(request.want);
+  if (block == 0 && drain(stream, true, false)) block = segments_.take(request.want);
+  return block;
+}
+
+Index Pool::serve_passed_pending(Request& request) {
+  if (pending_blocks_ == 0 && leaving_.empty()) return 0;
+  const std::uint64_t before = pending_blocks_ + leaving_.size();
+  complete_passed();
+  return pending_blocks_ + leaving_.size() == before ? 0 : segments_.take(request.want);
+}
+
+// Whether memory of `owner`, last used there at `tick`, may serve `taker` now; with by_waiting it is made so.
+bool Pool::ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_waiting) {
+  if (tick <= owner.passed || owner.retired || taker.seen_of(owner.number) >= tick) return true;
+  if (by_waiting) return fences_.order(taker, owner, tick).ok();
+  return fences_.finished(owner, tick);
+}
+
+// A block in another stream's segment, used on ours; when freed it goes home (give_home).
+Index Pool::lend(Request& request, bool by_waiting) {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
+    if (&owner == request.stream) continue;
+    Want want = request.want;
+    want.stream = owner.number;
+    const std::function<bool(Tick)> allowed = [&](Tick tick) {
+      return ordered(*request.stream, owner, tick, by_waiting);
+    };
+    if (const Index taken = segments_.take(want, &allowed)) return taken;
+  }
+  return 0;
+}
+
+Index Pool::serve_finished_elsewhere(Request& request) {
+  if (streams_.size() == 1) return 0;
+  // Large blocks move by whole pages instead (free_pages), which leaves no foreign islands in a segment.
+  if (segments_.paged() && request.want.band != 0) return 0;
+  return lend(request, false);
+}
+
+Index Pool::back(Request& request, std::uint64_t create_bytes) {
+  Index block = 0;
+  (void)fences_.poll(*request.stream);
+  const Status status = segments_.back(request.want, create_bytes, request.stream->passed, &block);
+  note_reserved();
+  if (!status.ok() && status.code != Code::out_of_memory) request.error = status;
+  // A fence behind the addresses that lost their pages: when it passes they may be mapped anew.
+  if (block != 0 && segments_.moved()) (void)fences_.record(*request.stream);
+  return block;
+}
+
+// Moves free pages of other streams to ours, as many as the request lacks.
+void Pool::gather_pages(Request& request, bool by_waiting) {
+  StreamState& taker = *request.stream;
+  std::uint64_t lacking = segments_.lacking(request.want, taker.passed);
+  for (std::uint32_t n = 0; n < streams_.size() && lacking > 0; ++n) {
+    StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
+    if (&owner == &taker) continue;
+    drain(owner, false, true);
+    if (segments_.free_page_bytes(owner.number) == 0) continue;
+    for (int turn = 0; turn < 2 * kPageSizes && lacking > 0; ++turn) {
+      // Pages that fit the need, largest first; then, if need be, one that is larger.
+      const bool fitting = turn < kPageSizes;
+      const int size = fitting ? kPageSizes - 1 - turn : turn - kPageSizes;
+      const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+      Index page = 0;
+      while (lacking > 0 && (!fitting || bytes <= lacking) &&
+             (page = segments_.oldest_page(owner.number, size)) != 0) {
+        const Tick tick = segments_.pages()[page].tick;
+        if (!ordered(taker, owner, tick, by_waiting)) break;
+        segments_.transfer(page, taker.number, tick <= owner.passed ? 0 : taker.tick);
+        lacking -= std::min(lacking, bytes);
+      }
+    }
+  }
+}
+
+Index Pool::serve_free_pages(Request& request) {
+  const bool others = config_.cross_stream != CrossStream::never && streams_.size() > 1;
+  if (!segments_.paged()) return others ? take_segment(request) : 0;
+  if (others) {
+    gather_pages(request, false);
+    // Addresses that these pages already had here may serve without a call to the driver.
+    if (const Index block = segments_.take(request.want)) return block;
+  }
+  return back(request, 0);
+}
+
+// Without pages, whole segments change hands.
+Index Pool::take_segment(Request& request) {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
+    if (&owner == request.stream) continue;
+    const Index segment = segments_.free_plain_segment(owner.number, request.want.padded());
+    if (segment == 0) continue;
+    const Tick tick = segments_.blocks()[segments_.segments()[segment].head].tick;
+    if (!ordered(*request.stream, owner, tick, false)) continue;
+    segments_.transfer_segment(segment, request.stream->number, request.want.band,
+                               tick <= owner.passed ? 0 : request.stream->tick);
+    if (const Index block = segments_.take(request.want)) return block;
+  }
+  return 0;
+}
+
+Index Pool::serve_growth(Request& request) {
+  const std::uint64_t bytes = budget();
+  return bytes == 0 ? 0 : back(request, bytes);
+}
+
+Index Pool::serve_stream_wait(Request& request) {
+  if (streams_.size() == 1) return 0;
+  if (!segments_.paged() || request.want.band == 0)
+    if (const Index block = lend(request, true)) return block;
+  if (!segments_.paged()) return 0;
+  gather_pages(request, true);
+  if (const Index block = segments_.take(request.want)) return block;
+  // Behind growth, what the others had and what the driver has left may do together.
+  return back(request, config_.cross_stream == CrossStream::wait ? 0 : budget());
+}
+
+Index Pool::serve_flush(Request& request) {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n)
+    drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  return search(request);
+}
+
+Index Pool::serve_callbacks(Request& request) {
+  if (!callback_) return 0;
+  const auto callback = callback_;
+  request.lock->unlock();
+  const bool again = callback(request.size, request.stream->handle);
+  request.lock->lock();
+  if (closed()) {
+    request.error = {Code::closed, 0, "allocate"};
+    return 0;
+  }
+  return again ? serve_flush(request) : 0;
+}
+
+// Waits for the stream whose pending work is oldest, one fence at a time, until the request fits.
+Index Pool::serve_host_wait(Request& request) {
+  while (pending_blocks_ != 0) {
+    StreamState* oldest = nullptr;
+    for (std::uint32_t n = 0; n < streams_.size() && oldest == nullptr; ++n)
+      if (!streams_[static_cast<std::uint16_t>(n)].waiting.empty())
+        oldest = &streams_[static_cast<std::uint16_t>(n)];
+    if (oldest == nullptr) return 0;
+    if (Status status = wait_for(*oldest, *request.lock); !status.ok()) {
+      request.error = status;
+      return 0;
+    }
+    complete_passed();
+    if (const Index block = search(request)) return block;
+    if (!request.error.ok()) return 0;
+  }
+  return 0;
+}
+
+Index Pool::serve_give_back(Request& request) {
+  if (Status status = settle(*request.lock); !status.ok()) {
+    request.error = status;
+    return 0;
+  }
+  if (Status status = segments_.trim(0, finished_); !status.ok()) {
+    request.error = status;
+    return 0;
+  }
+  note_reserved();
+  return search(request);
+}
+
+std::uint64_t Pool::budget() const {
+  const std::uint64_t limit = config_.limit != 0 ? config_.limit : ~std::uint64_t{0};
+  return limit > segments_.reserved_bytes() ? limit - segments_.reserved_bytes() : 0;
+}
+
+}  // namespace vram

@@ -1,0 +1,268 @@
+// What the pool says of itself: statistics, snapshots, the journal, the reasons of an out-of-memory, and
+// check(). It changes nothing but peaks and the journal.
+#include <algorithm>
+#include <chrono>
+
+#include "pool.hpp"
+
+namespace vram {
+
+namespace {
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+}  // namespace
+
+void Pool::note_reserved() {
+  const auto follow = [](Meter& meter, std::uint64_t value) {
+    if (value > meter.current) {
+      meter.add(value - meter.current);
+    } else {
+      meter.subtract(meter.current - value);
+    }
+  };
+  follow(reserved_, segments_.reserved_bytes());
+  follow(segment_count_, segments_.pieces());
+}
+
+void Pool::note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
+                std::uint32_t serial) {
+  if (!stream.journaling) return;
+  JournalEntry entry;
+  entry.sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
+  entry.time_ns = now_ns();
+  entry.address = address;
+  entry.bytes = bytes;
+  entry.tag = tag;
+  entry.serial = serial;
+  entry.stream = stream.handle;
+  entry.action = action;
+  stream.journal->add(entry);
+}
+
+void Pool::start_journal(std::uint32_t entries) {
+  std::lock_guard lock(mutex_);
+  config_.journal = entries;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    auto ring = entries != 0 ? std::make_unique<JournalRing>(entries) : nullptr;
+    std::lock_guard guard(stream.lock);
+    stream.journaling = entries != 0;
+    stream.journal.swap(ring);
+  }
+}
+
+void Pool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const {
+  std::lock_guard lock(mutex_);
+  *dropped = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    std::lock_guard guard(stream.lock);
+    if (stream.journal == nullptr) continue;
+    stream.journal->copy_to(out);
+    *dropped += stream.journal->dropped();
+  }
+  std::sort(out.begin(), out.end(),
+            [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; });
+}
+
+OutOfMemoryReport Pool::explain(const Request& request) const {
+  OutOfMemoryReport report;
+  report.requested = request.size;
+  report.limit = config_.limit;
+  (void)backend_->memory_info(&report.device_free, &report.device_total);
+  report.reserved = segments_.reserved_bytes();
+  report.pending = pending_.current;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    const auto number = static_cast<std::uint16_t>(n);
+    StreamState& stream = streams_[number];
+    std::lock_guard guard(stream.lock);
+    report.live += stream.live;
+    report.cached += stream.cache.bytes;
+    (&stream == request.stream ? report.free_pages : report.free_elsewhere) +=
+        segments_.free_page_bytes(number);
+    report.largest_free = std::max(report.largest_free, segments_.largest_free(number));
+  }
+  const std::uint64_t accounted =
+      report.live + report.pending + report.cached + report.free_pages + report.free_elsewhere;
+  report.stranded = report.reserved > accounted ? report.reserved - accounted : 0;
+  return report;
+}
+
+PoolStats Pool::stats() const {
+  std::lock_guard lock(mutex_);
+  PoolStats stats;
+  const auto sum = [](Meter& into, const Meter& from) {
+    into.current += from.current;
+    into.peak += from.peak;
+    into.total += from.total;
+  };
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    const auto number = static_cast<std::uint16_t>(n);
+    StreamState& stream = streams_[number];
+    std::lock_guard guard(stream.lock);
+    for (int kind = 0; kind < 2; ++kind) {
+      sum(stats.allocations[kind], stream.allocations[kind]);
+      sum(stats.bytes[kind], stream.bytes[kind]);
+      sum(stats.requested[kind], stream.requested[kind]);
+    }
+    StreamStats each;
+    for (Band band = 0; band < kBands; ++band) {
+      const FreeIndex& index = segments_.free_blocks(number, band);
+      each.free += index.bytes();
+      stats.free_blocks += index.count();
+    }
+    stats.largest_free = std::max(stats.largest_free, segments_.largest_free(number));
+    each.handle = stream.handle;
+    each.live = stream.live;
+    each.cached = stream.cache.bytes;
+    each.pending_blocks = stream.waiting.size();
+    each.retired = stream.retired;
+    stats.streams.push_back(each);
+    stats.live += stream.live;
+    stats.cached += stream.cache.bytes;
+    stats.cached_blocks += stream.cache.count;
+    stats.free_page_bytes += segments_.free_page_bytes(number);
+    stats.hits += stream.hits;
+  }
+  stats.peak_live = peak_live_;
+  stats.peak_active = std::max(peak_active_, peak_live_);
+  stats.reserved = reserved_;
+  stats.segments = segment_count_;
+  stats.pending = pending_;
+  stats.pending_blocks = pending_blocks_;
+  const std::uint64_t used = stats.live + stats.cached + pending_.current;
+  stats.free_bytes = reserved_.current > used ? reserved_.current - used : 0;
+  std::copy(rungs_, rungs_ + kRungs, stats.rungs);
+  stats.rungs[static_cast<int>(Rung::stream_cache)] = stats.hits;
+  stats.retries = retries_;
+  stats.out_of_memory = out_of_memory_;
+  stats.mappings = segments_.mappings().size();
+  stats.paged = segments_.paged();
+  return stats;
+}
+
+std::uint64_t Pool::live_bytes() const {
+  std::lock_guard lock(mutex_);
+  std::uint64_t live = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    std::lock_guard guard(stream.lock);
+    live += stream.live;
+  }
+  return live;
+}
+
+void Pool::reset_peak() {
+  std::lock_guard lock(mutex_);
+  std::uint64_t live = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    std::lock_guard guard(stream.lock);
+    for (int kind = 0; kind < 2; ++kind)
+      for (Meter* meter : {&stream.allocations[kind], &stream.bytes[kind], &stream.requested[kind]})
+        meter->peak = meter->current;
+    stream.ceiling = stream.live;
+    live += stream.live;
+  }
+  peak_live_ = live;
+  peak_active_ = live + pending_.current;
+  for (Meter* meter : {&reserved_, &segment_count_, &pending_}) meter->peak = meter->current;
+}
+
+BlockInfo Pool::describe(const Block& block) const {
+  BlockInfo info;
+  info.address = segments_.address_of(block);
+  info.bytes = bytes_of(block);
+  info.requested = block.requested;
+  info.state = block.state.load(std::memory_order_relaxed);
+  info.stream = streams_[block.owner.load(std::memory_order_relaxed)].handle;
+  info.tag = block.tag;
+  info.serial = block.serial;
+  return info;
+}
+
+Status Pool::info(Address address, BlockInfo* out) const {
+  if (closed()) return {Code::closed, 0, "info"};
+  const Index i = segments_.find(address);
+  if (i == 0) return {Code::invalid, 0, "info"};
+  const Block& block = segments_.blocks()[i];
+  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
+  std::lock_guard guard(stream.lock);
+  if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number)
+    return {Code::invalid, 0, "info"};
+  *out = describe(block);
+  return {};
+}
+
+std::vector<SegmentInfo> Pool::snapshot() const {
+  std::lock_guard lock(mutex_);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.lock();
+  std::vector<SegmentInfo> all;
+  for (Index s = 1; s < segments_.segments().end(); ++s) {
+    const Segment& segment = segments_.segments()[s];
+    if (segment.units == 0) continue;
+    SegmentInfo info;
+    info.address = segment.base;
+    info.bytes = std::uint64_t{segment.units} * kUnit;
+    info.stream = streams_[segment.stream].handle;
+    info.small = segment.band == 0;
+    info.plain = segment.plain;
+    for (Index b = segment.head; b != 0; b = segments_.blocks()[b].after)
+      info.blocks.push_back(describe(segments_.blocks()[b]));
+    all.push_back(std::move(info));
+  }
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.unlock();
+  return all;
+}
+
+bool Pool::check(std::string* why) const {
+  std::lock_guard lock(mutex_);
+  if (closed()) return true;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.lock();
+  bool good = segments_.check(why);
+  std::vector<std::uint64_t> live(streams_.size(), 0);
+  std::vector<std::uint64_t> cached(streams_.size(), 0);
+  std::uint64_t pending = 0;
+  for (Index i = 1; i < segments_.blocks().end() && good; ++i) {
+    const Block& block = segments_.blocks()[i];
+    const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
+    if (block.is(BlockState::live)) live[owner] += bytes_of(block);
+    if (block.is(BlockState::cached)) cached[owner] += bytes_of(block);
+    if (block.is(BlockState::pending)) pending += bytes_of(block);
+  }
+  std::uint64_t ceilings = 0;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    const bool agrees =
+        stream.live == live[n] && stream.cache.bytes == cached[n] && stream.live <= stream.ceiling;
+    if (good && !agrees) {
+      good = false;
+      if (why != nullptr) *why = "accounts of stream #" + std::to_string(n);
+    }
+    ceilings += stream.ceiling;
+    stream.lock.unlock();
+  }
+  if (good && (pending != pending_.current || ceilings > peak_live_)) {
+    good = false;
+    if (why != nullptr) *why = pending != pending_.current ? "pending bytes" : "ceilings above the peak";
+  }
+  return good;
+}
+
+// In builds with checks, a walk on the slow path ends with one; in a large pool not every walk, as a check
+// looks at every block. Called with the mutex held.
+void Pool::verify() const {
+#ifdef VRAM_CHECKS
+  constexpr std::size_t kSmall = 64;
+  std::string why;
+  if (++walks_ % (segments_.blocks().size() / kSmall + 1) == 0 && !segments_.check(&why)) {
+    std::fprintf(stderr, "vram: pool check failed: %s\n", why.c_str());
+    std::abort();
+  }
+#endif
+}
+
+}  // namespace vram
