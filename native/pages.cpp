@@ -76,8 +76,7 @@ void Segments::transfer(Index i, std::uint16_t to, Tick tick) {
   list_push(i);
 }
 
-// ---- what a range has and lacks
-// ----------------------------------------------------------------------------
+// ---- what a range has and lacks ---------------------------------------------------------------------
 
 // Whether the mapping's page is free for the stream. A page that is mapped twice in the range under survey
 // serves only the first of the two.
@@ -266,8 +265,7 @@ std::uint64_t Segments::lacking(const Want& want, Tick passed) {
   return lacking_slots(want.stream, plan) * kSlotBytes;
 }
 
-// ---- backing a range
-// -------------------------------------------------------------------------------------------
+// ---- backing a range --------------------------------------------------------------------------------
 
 Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed, Index* out) {
   *out = 0;
@@ -438,8 +436,7 @@ Index Segments::segment_at(std::uint32_t slot) const {
   return 0;
 }
 
-// ---- giving back
-// -----------------------------------------------------------------------------------------------
+// ---- giving back ------------------------------------------------------------------------------------
 
 // pre: the mapping does not hold its page, and nothing uses these addresses any more.
 Status Segments::unmap(Index m) {

@@ -332,8 +332,7 @@ Index Segments::split_in_use(Index i, Units units) {
   return front;
 }
 
-// ---- segments
-// ----------------------------------------------------------------------------------------------
+// ---- segments ---------------------------------------------------------------------------------------
 
 // All the addresses there will be; fewer than wished for where the system has not as many to give.
 Status Segments::reserve_space() {
