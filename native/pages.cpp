@@ -10,8 +10,9 @@ namespace {
 
 // When larger pages are made. A page costs the driver about the same whatever its size, and strands what its
 // holders leave of it, which matters the less the more the pool holds. Chosen by a sweep over two
-// recorded training jobs and variants of their sizes, among those under which the recordings keep to 1 % of waste
-// and 2 % of driver time: neighbouring values do not, and the mean of the variants of llama_varlen_ckpt wastes 1.2 %.
+// recorded training jobs and variants of their sizes, among those under which the recordings keep to 1 % of
+// waste and 2 % of driver time: neighbouring values do not, and the mean of the variants of llama_varlen_ckpt
+// wastes 1.2 %.
 constexpr std::uint64_t kLargeRequest = 128 * kMiB;  // pages of 8 MiB at once
 constexpr std::uint64_t kHugeRequest = 1792 * kMiB;  // pages of 32 MiB: few other blocks ever share them
 constexpr std::uint64_t kMiddlePagesFrom =
