@@ -143,6 +143,9 @@ python-test: setup
 UBSAN_OPTIONS := halt_on_error=1:print_stacktrace=1
 comma := ,
 
+# Random operations from four threads in each sanitized run of the stress test.
+SANITIZED_OPS ?= 20000000
+
 sanitize: sanitize-address sanitize-thread sanitize-python
 
 # ThreadSanitizer of older compilers cannot stand a widely randomised address space.
@@ -153,13 +156,14 @@ sanitize-address: $(STAMPS)/build
 	@$(call configure,asan,-DVRAM_MODULE=ON -DPython_EXECUTABLE=$(BIN)/python -DVRAM_CHECKS=ON \
 	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=address$(comma)undefined)
 	@$(call build,asan)
-	@UBSAN_OPTIONS=$(UBSAN_OPTIONS) $(call ctest,asan)
+	@VRAM_STRESS_OPS=$(SANITIZED_OPS) UBSAN_OPTIONS=$(UBSAN_OPTIONS) $(call ctest,asan)
 
 sanitize-thread: $(STAMPS)/build
 	@echo "== native tests under ThreadSanitizer"
 	@$(call configure,tsan,-DVRAM_MODULE=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=thread)
 	@$(call build,tsan)
-	@TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $(FIXED_ADDRESSES) $(call ctest,tsan)
+	@VRAM_STRESS_OPS=$(SANITIZED_OPS) TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
+	  $(FIXED_ADDRESSES) $(call ctest,tsan)
 
 # The package with the sanitized module lies in build/asan/overlay and hides the installed one.
 # libstdc++ is preloaded too: AddressSanitizer must find it at start to follow C++ exceptions.
