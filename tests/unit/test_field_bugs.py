@@ -1,4 +1,4 @@
-"""What went wrong in other allocators, each as a promise of this one. The number is that of the public issue."""
+"""What went wrong in other allocators, each as a promise of this one, with the number of the public issue."""
 
 from __future__ import annotations
 
