@@ -362,6 +362,6 @@ class ModelMachine(PoolMachine):
 
 
 TestHost = HostMachine.TestCase
-TestHost.settings = settings(max_examples=min(40, settings.default.max_examples))
+TestHost.settings = settings(max_examples=settings.default.max_examples)
 TestModel = ModelMachine.TestCase
-TestModel.settings = settings(max_examples=min(80, settings.default.max_examples))
+TestModel.settings = settings(max_examples=2 * settings.default.max_examples)
