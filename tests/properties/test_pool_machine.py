@@ -24,7 +24,22 @@ LIMIT = 48 * MIB
 TIMEOUT = 60.0  # seconds until a missing wake-up is given up
 
 SIZES = st.sampled_from(
-    [0, 1, 512, 513, 4 * KIB, 60 * KIB, 512 * KIB, MIB, MIB + 1, 2 * MIB, 3 * MIB, 5 * MIB, 8 * MIB, 20 * MIB]
+    [
+        0,
+        513,
+        4 * KIB,
+        60 * KIB,
+        512 * KIB,
+        512 * KIB,
+        MIB,
+        MIB,
+        MIB + 1,
+        2 * MIB,
+        3 * MIB,
+        5 * MIB,
+        8 * MIB,
+        20 * MIB,
+    ]
 )
 ALIGNMENTS = st.sampled_from([None, None, None, 512, 4 * KIB, 2 * MIB, 8 * MIB])
 OPTIONS = st.fixed_dictionaries(
@@ -39,6 +54,7 @@ OPTIONS = st.fixed_dictionaries(
     },
 )
 WHICH = st.integers(0, 10**6)  # picks one of what there is
+CHURN = {"sizes": st.lists(SIZES, min_size=1, max_size=4), "which": WHICH, "frees": st.integers(0, 3)}
 
 
 def rounded(size: int) -> int:
@@ -118,6 +134,26 @@ class PoolMachine(RuleBasedStateMachine):
         assert [buffer.size for buffer in buffers] == sizes
         for buffer in buffers:
             self.note(buffer)
+
+    @rule(**CHURN)
+    def churn(self, sizes: list[int], which: int, frees: int) -> None:
+        """Free some, then allocate some on alternating streams, in the midst of unfinished work."""
+        for number in range(min(frees, len(self.live))):
+            self.free(which // 7 + number, drop=bool(which & 1))
+        for number, size in enumerate(sizes):
+            self.allocate(size, None, which + number)
+            self.go_on(which + number)
+
+    def go_on(self, which: int) -> None: ...
+
+    # The heart of every program, three times: Hypothesis leaves single rules out of many runs.
+    @rule(**CHURN)
+    def churn_more(self, **program: Any) -> None:
+        self.churn(**program)
+
+    @rule(**CHURN)
+    def churn_still(self, **program: Any) -> None:
+        self.churn(**program)
 
     @precondition(lambda self: self.live)
     @rule(which=WHICH, drop=st.booleans())
@@ -326,6 +362,9 @@ class ModelMachine(PoolMachine):
         found, stream = self.buffer(buffer), self.stream(which)
         found.record_stream(stream)
         self.use(found, stream, set())
+
+    def go_on(self, which: int) -> None:
+        self.step(which // 3, which % 4)
 
     @rule(which=WHICH, count=st.integers(1, 8))
     def step(self, which: int, count: int) -> None:
