@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from programs import assert_quiet, run_program
 
+pytestmark = pytest.mark.fork
+
 PREAMBLE = """
     import atexit, gc, sys, threading, time
     import vram

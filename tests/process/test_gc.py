@@ -175,6 +175,7 @@ def test_a_pool_in_a_cycle_is_collected() -> None:
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_a_million_cycles_leave_nothing_behind() -> None:
     pool = vram.Pool("host")
     allocate, malloc, free = pool.allocate, pool.malloc, pool.free
@@ -196,6 +197,7 @@ def test_a_million_cycles_leave_nothing_behind() -> None:
     pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"stream_cache": 0}, {"journal": 1000}, {"stacks": "python"}])
 def test_slow_paths_leave_nothing_behind(options: dict[str, Any]) -> None:
     with vram.Pool("host", limit="64MiB", **options) as pool, Stream("host") as stream:

@@ -203,6 +203,7 @@ def test_no_lock_is_held_while_the_interpreter_is_wanted() -> None:
         assert len(calls) == 20 and not any(thread.is_alive() for thread in threads)
 
 
+@pytest.mark.fork
 def test_no_thread_outlives_the_allocator() -> None:
     """Threads of streams and of asynchronous requests end before what they use (pytorch#152008)."""
     run_quietly(
@@ -218,6 +219,7 @@ def test_no_thread_outlives_the_allocator() -> None:
     )
 
 
+@pytest.mark.fork
 def test_no_device_call_after_the_interpreter_has_gone() -> None:
     """What is still held at exit is left to the system, not freed by destructors too late (rmm#2366)."""
     run_quietly(
