@@ -165,6 +165,10 @@ sanitize-thread: $(STAMPS)/build
 	@VRAM_STRESS_OPS=$(SANITIZED_OPS) TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
 	  $(FIXED_ADDRESSES) $(call ctest,tsan)
 
+# The tests that cross into native code most; the others are Python's alone, and slow here.
+SANITIZED_TESTS ?= tests/conformance tests/faults tests/properties tests/unit/test_buffer.py \
+  tests/unit/test_device.py tests/unit/test_field_bugs.py
+
 # The package with the sanitized module lies in build/asan/overlay and hides the installed one.
 # libstdc++ is preloaded too: AddressSanitizer must find it at start to follow C++ exceptions.
 # pytest leaves file descriptor 2 alone (--capture=sys), so that a report is seen when the process dies.
@@ -175,7 +179,8 @@ sanitize-python: setup sanitize-address
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=$(UBSAN_OPTIONS) \
 	  PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/asan/overlay" \
-	  $(BIN)/python -m pytest --capture=sys -m "not slow and not fork" --hypothesis-profile=sanitize $(PYTEST_ARGS)
+	  $(BIN)/python -m pytest --capture=sys -m "not slow and not fork" --hypothesis-profile=sanitize $(PYTEST_ARGS) \
+	  $(SANITIZED_TESTS)
 
 # ---- housekeeping -----------------------------------------------------------------------------------
 
