@@ -2,12 +2,11 @@
 // address, so memory is wasted only at the edges of holes. Knows streams as numbers and uses as
 // ticks; when memory is safe to reuse is decided above, in streams.hpp and pool.hpp.
 //
-// How pages move. Placement is by addresses alone, best fit, as if there were memory everywhere: a loop of
-// equal steps therefore places its blocks alike in every step. Then the pages under the chosen addresses
-// are looked at. A page is *free* when no block holds a byte of it; it stays mapped where it was, and an
-// address takes back the page it last had without a call to the driver. Only where that page has gone
-// elsewhere meanwhile is another one mapped in its place: a free one, or a new one. A page may be
-// mapped at many addresses, of which at most one *holds* it.
+// How pages move. A page is *free* when no block holds a byte of it; it stays mapped where it was, and an
+// address takes back the page it last had without a call to the driver. A request takes the tightest free
+// addresses that have their memory; where there are none, the place that costs the driver least, and there
+// pages that have gone elsewhere are replaced by free ones or new ones. A page may be mapped at many
+// addresses, of which at most one *holds* it.
 #pragma once
 
 #include <functional>
