@@ -1,5 +1,6 @@
-// The contract a device fulfils: memory, pages, streams, events, copies. Three backends fulfil it:
-// host (real memory, a thread a stream), model (addresses only, a virtual clock) and cuda (driver).
+// The contract a device fulfils: memory, pages, streams, events, copies. These backends fulfil it:
+// host (real memory, a thread a stream), model (addresses only, a virtual clock), cuda (driver), and pinned
+// (page-locked host memory in the order of another device's streams).
 // The pool calls nothing else; placement, caching and order are its business, not the backend's.
 //
 // Rules for every call
@@ -21,6 +22,8 @@ struct DeviceInfo {
   std::uint64_t total_bytes = 0;  // physical capacity
   bool pages = false;             // the page calls work
   bool host_accessible = false;   // addresses may be dereferenced by the host
+  bool release_waits = false;     // release() waits for work that is running, whosever it is
+  std::string no_pages = {};      // why the page calls do not work, where they do not
 };
 
 class Backend {
@@ -68,6 +71,24 @@ class Backend {
   virtual Status event_record(EventHandle event, StreamHandle stream) = 0;
   virtual Status event_query(EventHandle event) = 0;  // ok (passed or never recorded) or not_ready
   virtual Status event_synchronize(EventHandle event) = 0;
+
+  // The device whose streams and events these are; copies between backends of one order are stream-ordered.
+  virtual const Backend* order() const { return this; }
+  // The one handle that stands for a stream which has several names, or means another stream on each thread.
+  virtual StreamHandle canonical(StreamHandle stream) const { return stream; }
+
+  // ---- capture --------------------------------------------------------------------------------
+  // While a stream is captured its work is written into a graph and does not run; it must not be asked,
+  // waited for or marked by the pool. post: *out is the number of the capture, 0 where there is none.
+  virtual Status capture_of(StreamHandle, CaptureId* out) {
+    *out = 0;
+    return {};
+  }
+  // Has `gone` called once, on any thread and without calls to the backend from it, when the graph under
+  // capture on this stream and everything made of it have been destroyed and will not run any more.
+  virtual Status capture_keep(StreamHandle, std::function<void()>) {
+    return {Code::unsupported, 0, "capture_keep"};
+  }
 
   // ---- work -----------------------------------------------------------------------------------
   // Both ordered on stream; either side of a copy may be host memory.

@@ -31,7 +31,7 @@ PlacementOptions placement(const Backend& backend, const PoolConfig& config) {
 
 }  // namespace
 
-std::uint32_t Pool::fork_generation() { return forks.load(std::memory_order_relaxed); }
+std::uint32_t Allocator::fork_generation() { return forks.load(std::memory_order_relaxed); }
 
 Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
     : backend_(std::move(backend)),
@@ -330,32 +330,6 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
     out[order[i]] = 0;
   }
   return good;
-}
-
-Status Pool::warmup(std::uint64_t size, std::uint32_t count, StreamHandle handle, OutOfMemoryReport* report) {
-  if (closed()) return {Code::closed, 0, "warmup"};
-  std::vector<std::uint64_t> sizes(count, size);
-  std::vector<Address> blocks;
-  if (Status status = allocate_batch(sizes, handle, 0, blocks, report); !status.ok()) return status;
-  {
-    // The cache must have room for what it is to hold.
-    std::lock_guard lock(mutex_);
-    StreamState& stream = stream_of(handle);
-    std::lock_guard guard(stream.lock);
-    const std::uint32_t wanted = stream.cache.count + count;
-    if (wanted > config_.stream_cache) {
-      config_.stream_cache = wanted;
-      stream_cache_.store(wanted, std::memory_order_relaxed);
-    }
-  }
-  Status first;
-  for (Address address : blocks) {
-    const Status status = free(address);
-    if (status.ok()) continue;
-    take_back(address);
-    if (first.ok()) first = status;
-  }
-  return first;
 }
 
 // ---- frees ----------------------------------------------------------------------------------------------
@@ -711,6 +685,8 @@ void Pool::let_leave() {
     return true;
   });
 }
+
+Status Pool::capture_told(int) { return {}; }
 
 void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) {
   std::lock_guard lock(mutex_);

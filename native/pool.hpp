@@ -11,131 +11,19 @@
 #include <string>
 #include <unordered_map>
 
+#include "allocator.hpp"
 #include "segments.hpp"
-#include "streams.hpp"
 
 namespace vram {
 
-// When memory freed on one stream may serve another that does not wait for it on its own:
-enum class CrossStream : std::uint8_t {
-  ready,  // once its last use has finished; a stream-wait only when the driver has no more
-  wait,   // at once, by a stream-wait, before asking the driver for more
-  never,  // not at all
-};
-
-struct PoolConfig {
-  std::uint64_t limit = 0;  // most bytes to hold from the driver; 0: what the device has
-  CrossStream cross_stream = CrossStream::ready;
-  bool pages = true;                             // where the device can
-  bool best_fit = true;                          // else good fit: the first block of a sufficient bin
-  std::uint64_t segment_size = 0;                // the least bytes to get from the driver at a time
-  std::uint64_t max_page = 32 * kMiB;            // the largest page to create: 2, 8 or 32 MiB
-  std::uint32_t stream_cache = 4096;             // blocks each stream may keep in its cache
-  std::uint64_t idle_limit = ~std::uint64_t{0};  // free pages beyond this go back to the driver
-  std::uint32_t journal = 0;                     // entries to keep for each stream; 0: off
-  bool zero_on_allocate = false;
-  bool zero_on_free = false;
-};
-
-// What statistics tell apart: blocks up to 1 MiB and larger ones.
-enum class Kind : std::uint8_t { small = 0, large = 1 };
-constexpr Kind kind_of(Units units) { return units <= StreamCache::kSmallUnits ? Kind::small : Kind::large; }
-
-enum class Rung : std::uint8_t {
-  stream_cache,
-  own_blocks,
-  passed_pending,
-  finished_elsewhere,
-  free_pages,
-  growth,
-  stream_wait,
-  flush,
-  callbacks,
-  host_wait,
-  give_back,
-};
-inline constexpr int kRungs = 11;
-const char* name_of(Rung rung);
-
-// Why a request could not be served. All in bytes.
-struct OutOfMemoryReport {
-  std::uint64_t requested = 0;
-  std::uint64_t limit = 0;  // 0: none
-  std::uint64_t device_total = 0;
-  std::uint64_t device_free = 0;
-  std::uint64_t reserved = 0;
-  std::uint64_t live = 0;
-  std::uint64_t pending = 0;
-  std::uint64_t cached = 0;
-  std::uint64_t free_pages = 0;      // whole pages this stream could use
-  std::uint64_t free_elsewhere = 0;  // whole pages that other streams hold
-  std::uint64_t stranded = 0;        // free inside pages that are partly in use
-  std::uint64_t largest_free = 0;
-};
-
-struct StreamStats {
-  StreamHandle handle = 0;
-  std::uint64_t live = 0;
-  std::uint64_t cached = 0;
-  std::uint64_t free = 0;  // in free blocks
-  std::uint64_t pending_blocks = 0;
-  bool retired = false;
-};
-
-struct PoolStats {
-  Meter allocations[2];  // by kind; peaks are sums over streams and so an upper bound with several
-  Meter bytes[2];
-  Meter requested[2];
-  std::uint64_t live = 0;
-  std::uint64_t peak_live = 0;  // exact
-  Meter reserved;
-  Meter segments;  // pieces of driver memory: pages and plain segments
-  Meter pending;
-  std::uint64_t pending_blocks = 0;
-  std::uint64_t peak_active = 0;
-  std::uint64_t cached = 0;
-  std::uint64_t cached_blocks = 0;
-  std::uint64_t free_blocks = 0;
-  std::uint64_t free_bytes = 0;       // physically free: reserved - live - pending - cached
-  std::uint64_t free_page_bytes = 0;  // of these, in whole pages that any address can use
-  std::uint64_t largest_free = 0;
-  std::uint64_t hits = 0;
-  std::uint64_t rungs[kRungs] = {};  // allocations served by each
-  std::uint64_t retries = 0;         // allocations that went past `stream_wait`
-  std::uint64_t out_of_memory = 0;
-  std::uint64_t mappings = 0;
-  bool paged = false;
-  std::vector<StreamStats> streams;
-};
-
-struct BlockInfo {
-  Address address = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t requested = 0;
-  BlockState state = BlockState::free;
-  StreamHandle stream = 0;
-  std::uint32_t tag = 0;
-  std::uint32_t serial = 0;
-};
-
-struct SegmentInfo {
-  Address address = 0;
-  std::uint64_t bytes = 0;
-  StreamHandle stream = 0;
-  bool small = false;
-  bool plain = false;
-  std::vector<BlockInfo> blocks;
-};
-
-class Pool {
+class Pool final : public Allocator {
  public:
   Pool(std::shared_ptr<Backend> backend, const PoolConfig& config);
-  ~Pool();
+  ~Pool() override;
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
   // ---- allocation ---------------------------------------------------------------------------------
-  // align: a power of two or 0 for kUnit. On out_of_memory, *report (if given) says why.
   Status allocate(std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag,
                   Address* out, OutOfMemoryReport* report = nullptr) {
     const bool plain = align <= kUnit && (align & (align - 1)) == 0;
@@ -145,49 +33,41 @@ class Pool {
   // Only the first rung: true if the stream's cache served. Never blocks, calls nothing.
   bool try_cached(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
   Status allocate_slow(std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag,
-                       Address* out, OutOfMemoryReport* report);
-  // All or nothing, in one pass; adjacent where one free block can hold them.
+                       Address* out, OutOfMemoryReport* report) override;
+  // In one pass; adjacent where one free block can hold them.
   Status allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle stream, std::uint32_t tag,
-                        std::vector<Address>& out, OutOfMemoryReport* report);
-  // invalid: not a live allocation of this pool (double free, foreign or interior pointer).
+                        std::vector<Address>& out, OutOfMemoryReport* report) override;
   Status free(Address address) {
     if (try_free_cached(address)) return {};
     return free_slow(address);
   }
   bool try_free_cached(Address address);
-  Status free_slow(Address address);
-  // The block (an address inside it will do) is used on another stream from now until it is freed.
-  Status record_stream(Address address, StreamHandle stream);
-  // Makes `count` blocks of `size` ready in the stream's cache.
-  Status warmup(std::uint64_t size, std::uint32_t count, StreamHandle stream, OutOfMemoryReport* report);
+  Status free_slow(Address address) override;
+  Status record_stream(Address address, StreamHandle stream) override;
 
   // ---- housekeeping ---------------------------------------------------------------------------------
-  // Empties the stream caches and merges what is free.
-  Status coalesce();
-  // Gives unused memory back until at most `keep` bytes are reserved; what is still in use by queued work
-  // stays, unless wait is set.
-  Status trim(std::uint64_t keep, bool wait);
-  Status set_limit(std::uint64_t bytes);
-  Status configure(const PoolConfig& config);  // what can change while in use: all but pages and journal
-  PoolConfig config() const;
-  // The stream is about to be destroyed: its memory goes to the default stream once its work has finished.
-  Status retire_stream(StreamHandle stream);
-  // Called with the request's size when everything else failed; true: try again.
-  void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback);
-  // Waits for all work, returns all memory. Live allocations become invalid. Later calls: Code::closed.
-  Status close();
-  bool closed() const { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
+  Status coalesce() override;
+  Status trim(std::uint64_t keep, bool wait) override;
+  Status set_limit(std::uint64_t bytes) override;
+  Status configure(const PoolConfig& config) override;  // all but pages and journal
+  PoolConfig config() const override;
+  // Its memory goes to the default stream once its work has finished.
+  Status retire_stream(StreamHandle stream) override;
+  Status capture_told(int change) override;
+  void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) override;
+  Status close() override;
+  bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
 
   // ---- looking ----------------------------------------------------------------------------------------
-  PoolStats stats() const;
-  void reset_peak();
-  std::vector<SegmentInfo> snapshot() const;
-  Status info(Address address, BlockInfo* out) const;  // of a live allocation, by its first address
-  std::uint64_t live_bytes() const;
-  void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const;
-  void start_journal(std::uint32_t entries);  // 0 stops
-  bool check(std::string* why) const;
-  Backend& backend() { return *backend_; }
+  PoolStats stats() const override;
+  void reset_peak() override;
+  std::vector<SegmentInfo> snapshot() const override;
+  Status info(Address address, BlockInfo* out) const override;
+  std::uint64_t live_bytes() const override;
+  void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const override;
+  void start_journal(std::uint32_t entries) override;
+  bool check(std::string* why) const override;
+  Backend& backend() override { return *backend_; }
   const std::shared_ptr<Backend>& shared_backend() const { return backend_; }
 
  private:
@@ -204,8 +84,6 @@ class Pool {
     Rung rung;
     Serve serve;
   };
-
-  static std::uint32_t fork_generation();
 
   StreamState& stream_of(StreamHandle handle);
 

@@ -12,9 +12,10 @@ using Address = std::uint64_t;       // a device address; 0 is "none"
 using StreamHandle = std::uint64_t;  // the backend's own handle; 0 is the device's default stream
 using EventHandle = std::uint64_t;
 using PageHandle = std::uint64_t;
-using Index = std::uint32_t;  // an index into one of the pool's slabs; 0 is "none"
-using Units = std::uint32_t;  // a count of kUnit bytes
-using Tick = std::uint64_t;   // a point in one stream's order, as counted by the pool (streams.hpp)
+using CaptureId = std::uint64_t;  // a graph under capture; 0 is "none"
+using Index = std::uint32_t;      // an index into one of the pool's slabs; 0 is "none"
+using Units = std::uint32_t;      // a count of kUnit bytes
+using Tick = std::uint64_t;       // a point in one stream's order, as counted by the pool (streams.hpp)
 
 inline constexpr std::uint64_t kKiB = 1024;
 inline constexpr std::uint64_t kMiB = 1024 * kKiB;
@@ -49,6 +50,7 @@ enum class Code : std::uint8_t {
   unsupported,    // the backend lacks the capability
   failed,         // the driver failed; `native` says how
   closed,         // the pool or device was closed, or belongs to the parent of a fork
+  capturing,      // the stream's work goes into a graph, so it cannot be asked or waited for
 };
 
 // What a call came to. `call` names the backend call that failed and is a string literal.

@@ -1,17 +1,17 @@
-// A CUDA device behind the backend contract, through the driver API found at run time (libcuda.so.1): no
-// toolkit to build, no failure to import where there is no driver. It works in the primary context, beside
-// every other library of the process, and leaves the calling thread's current context as it found it.
+// A CUDA device behind the backend contract, through the driver API found at run time (cuda_driver.hpp). It
+// works in the primary context, beside every other library of the process, and leaves the calling thread's
+// current context as it found it. Beyond the contract: graphs, kernels, and what the hardware is.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend.hpp"
+#include "backends/cuda_driver.hpp"
 
 namespace vram {
-
-struct CudaDriver;  // the table of functions, in cuda.cpp
 
 class CudaBackend : public Backend {
  public:
@@ -46,15 +46,74 @@ class CudaBackend : public Backend {
   Status event_query(EventHandle event) override;
   Status event_synchronize(EventHandle event) override;
 
+  // 1 is another name of the default stream. 2, the default stream of the calling thread, gets a number for
+  // each thread. Such a stream and the default stream wait for each other, so its fences are recorded
+  // on the default stream, where any thread can.
+  StreamHandle canonical(StreamHandle stream) const override;
+  Status capture_of(StreamHandle stream, CaptureId* out) override;
+  Status capture_keep(StreamHandle stream, std::function<void()> gone) override;
+
   Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override;
   Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
   Status launch(StreamHandle stream, std::function<void()> work) override;
 
- private:
-  // Runs a driver call in this device's context and names it in the Status.
+  // ---- beyond the contract ----------------------------------------------------------------------
+  Status synchronize();  // everything queued on every stream of the device
+  Status capture_begin(StreamHandle stream);
+  // The captured graph, ready to run; 0 where the capture failed.
+  Status capture_end(StreamHandle stream, std::uint64_t* executable);
+  Status graph_launch(std::uint64_t executable, StreamHandle stream);
+  Status graph_destroy(std::uint64_t executable);
+
+  // `image` is PTX text or a cubin, ending in 0.
+  Status module_load(const char* image, std::uint64_t* out);
+  Status module_unload(std::uint64_t module);
+  Status module_function(std::uint64_t module, const char* name, std::uint64_t* out);
+  struct Shape {
+    unsigned grid[3] = {1, 1, 1};
+    unsigned block[3] = {1, 1, 1};
+    unsigned shared_bytes = 0;
+  };
+  // Each parameter is a pointer to its value.
+  Status launch_kernel(std::uint64_t function, const Shape& shape, void** parameters, StreamHandle stream);
+  // An event that also tells the time, for measuring; destroy it as any other.
+  Status timing_event_create(EventHandle* out);
+  Status elapsed_ms(EventHandle from, EventHandle to, float* out);
+
+  std::string hardware() const;  // "NVIDIA H200"
+  int driver_version() const;    // 13000 for CUDA 13.0
+  int attribute(int number) const;
+  int device() const { return device_; }  // CUdevice
+  const CudaDriver& driver() const { return driver_; }
+
+  // Runs a driver call in this device's context and names it in the Status. While it runs, captures of
+  // other libraries do not mind it (cuThreadExchangeStreamCaptureMode).
   template <typename Call>
-  Status in_context(const char* name, Call call) const;
+  Status in_context(const char* name, Call call) const {
+    if (inherited()) return {Code::closed, 0, name};
+    void* current = nullptr;
+    const bool there = driver_.context_current(&current) == kCuSuccess && current == context_;
+    if (!there)
+      if (const CuResult result = driver_.context_push(context_); result != kCuSuccess)
+        return status_of(result, "cuCtxPushCurrent");
+    const CuResult result = call();
+    if (!there) (void)driver_.context_pop(&current);
+    return status_of(result, name);
+  }
+  template <typename Call>
+  Status unseen_by_captures(const char* name, Call call) const {
+    return in_context(name, [&] {
+      int mode = kCuCaptureRelaxed;
+      (void)driver_.capture_mode(&mode);
+      const CuResult result = call();
+      (void)driver_.capture_mode(&mode);
+      return result;
+    });
+  }
+
+ private:
   bool inherited() const;  // through fork: the driver must not be called
+  std::string probe_pages();
 
   const CudaDriver& driver_;
   int device_ = 0;           // CUdevice

@@ -77,7 +77,7 @@ void drop_view(PyBuffer* self) {
 // Where zeroing fails, the buffer stays live and may be freed again.
 Status release(PyBuffer* self) {
   self->live = false;  // first: the GIL may change hands meanwhile
-  const Status status = free_address(*self->pool->pool, self->address);
+  const Status status = free_address(self->pool, self->address);
   self->live = status.code == Code::failed || status.code == Code::out_of_memory;
   return status;
 }
@@ -192,7 +192,8 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   if (!require_live(self) || !stream_for_use(self, given, &stream)) return nullptr;
   Backend& backend = self->pool->pool->backend();
   PyBuffer* peer = Py_TYPE(other) == buffer_type ? self_of(other) : nullptr;
-  const bool same_device = peer != nullptr && &peer->pool->pool->backend() == &backend;
+  // Memory in the order of the same device's streams, whatever its kind.
+  const bool same_device = peer != nullptr && peer->pool->pool->backend().order() == backend.order();
   if (peer != nullptr && !same_device && !host_accessible(peer))
     return raise({Code::invalid, 0, "copy"}, "reach the other buffer's device; copy from that buffer's side");
   if (!note_use(self, stream, from_other, what)) return nullptr;
@@ -463,7 +464,7 @@ PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamH
                       std::uint32_t tag) {
   PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
   if (self == nullptr) {
-    (void)free_address(*pool->pool, address);
+    (void)free_address(pool, address);
     return nullptr;
   }
   self->pool = reinterpret_cast<PyPool*>(Py_NewRef(reinterpret_cast<PyObject*>(pool)));

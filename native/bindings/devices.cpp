@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -429,11 +430,24 @@ void bind_work(nb::class_<Backend>& type) {
 }
 
 void bind_backend(nb::module_& module) {
+  using namespace nb::literals;
   nb::class_<Backend> type(module, "Backend", "The contract a device fulfils; see native/backend.hpp.");
   type.def_prop_ro("name", [](const Backend& backend) { return backend.info().name; })
       .def_prop_ro("total_bytes", [](const Backend& backend) { return backend.info().total_bytes; })
       .def_prop_ro("pages", [](const Backend& backend) { return backend.info().pages; })
-      .def_prop_ro("host_accessible", [](const Backend& backend) { return backend.info().host_accessible; });
+      .def_prop_ro("no_pages", [](const Backend& backend) { return backend.info().no_pages; })
+      .def_prop_ro("host_accessible", [](const Backend& backend) { return backend.info().host_accessible; })
+      .def(
+          "canonical", [](const Backend& backend, StreamHandle stream) { return backend.canonical(stream); },
+          "stream"_a, "The one handle of a stream that has several names.")
+      .def(
+          "capture_of",
+          [](Backend& backend, StreamHandle stream) {
+            CaptureId id = 0;
+            require_ok(backend.capture_of(stream, &id), "ask whether a stream is captured");
+            return id;
+          },
+          "stream"_a, "The number of the capture its work goes into; 0 for none.");
   bind_memory(type);
   bind_order(type);
   bind_work(type);
@@ -577,12 +591,109 @@ void stop_launches() {
   python_up = false;
 }
 
+// ---- beyond the contract: CUDA -----------------------------------------------------------------------
+
+// Parameters of a kernel as ctypes-like raw bytes, one bytes object each.
+void launch_kernel(CudaBackend& cuda, std::uint64_t function, const std::vector<unsigned>& grid,
+                   const std::vector<unsigned>& block, const std::vector<nb::bytes>& parameters,
+                   StreamHandle stream, unsigned shared_bytes) {
+  CudaBackend::Shape shape;
+  if (grid.size() > 3 || block.size() > 3) throw nb::value_error("a grid and a block have up to 3 sides");
+  std::copy(grid.begin(), grid.end(), shape.grid);
+  std::copy(block.begin(), block.end(), shape.block);
+  shape.shared_bytes = shared_bytes;
+  std::vector<void*> values;
+  for (const nb::bytes& each : parameters) values.push_back(const_cast<char*>(each.c_str()));
+  require_ok(cuda.launch_kernel(function, shape, values.data(), stream), "launch a kernel");
+}
+
+// Calls a method that returns its result through the last argument.
+template <auto Method, class Result, class... Arguments>
+Result result_of(CudaBackend& cuda, const char* what, Arguments... arguments) {
+  Result result{};
+  without_gil(what, [&] { return (cuda.*Method)(arguments..., &result); });
+  return result;
+}
+
+void bind_cuda_work(nb::class_<CudaBackend, Backend>& type) {
+  using namespace nb::literals;
+  type.def(
+          "module_load",
+          [](CudaBackend& cuda, const std::string& image) {
+            return result_of<&CudaBackend::module_load, std::uint64_t>(cuda, "load a kernel module",
+                                                                       image.c_str());
+          },
+          "image"_a, "PTX text, compiled by the driver.")
+      .def(
+          "module_unload",
+          [](CudaBackend& cuda, std::uint64_t module) {
+            without_gil("unload a kernel module", [&] { return cuda.module_unload(module); });
+          },
+          "module"_a)
+      .def(
+          "module_function",
+          [](CudaBackend& cuda, std::uint64_t module, const std::string& name) {
+            return result_of<&CudaBackend::module_function, std::uint64_t>(cuda, "find a kernel", module,
+                                                                           name.c_str());
+          },
+          "module"_a, "name"_a)
+      .def("launch_kernel", &launch_kernel, "function"_a, "grid"_a, "block"_a, "parameters"_a, "stream"_a = 0,
+           "shared_bytes"_a = 0, "Each parameter is the bytes of its value.")
+      .def("timing_event_create",
+           [](CudaBackend& cuda) {
+             return result_of<&CudaBackend::timing_event_create, EventHandle>(cuda, "create an event");
+           })
+      .def(
+          "elapsed_ms",
+          [](CudaBackend& cuda, EventHandle from, EventHandle to) {
+            return result_of<&CudaBackend::elapsed_ms, float>(cuda, "measure between events", from, to);
+          },
+          "start"_a, "end"_a, "Milliseconds between two timing events that have passed.");
+}
+
+void bind_cuda_graphs(nb::class_<CudaBackend, Backend>& type) {
+  using namespace nb::literals;
+  type.def(
+          "capture_begin",
+          [](CudaBackend& cuda, StreamHandle stream) {
+            require_ok(cuda.capture_begin(stream), "begin a capture");
+          },
+          "stream"_a)
+      .def(
+          "capture_end",
+          [](CudaBackend& cuda, StreamHandle stream) {
+            return result_of<&CudaBackend::capture_end, std::uint64_t>(cuda, "end the capture", stream);
+          },
+          "stream"_a, "The graph, ready to run.")
+      .def(
+          "graph_launch",
+          [](CudaBackend& cuda, std::uint64_t graph, StreamHandle stream) {
+            require_ok(cuda.graph_launch(graph, stream), "launch a graph");
+          },
+          "graph"_a, "stream"_a)
+      .def(
+          "graph_destroy",
+          [](CudaBackend& cuda, std::uint64_t graph) {
+            without_gil("destroy a graph", [&] { return cuda.graph_destroy(graph); });
+          },
+          "graph"_a);
+}
+
 void bind_cuda(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<CudaBackend, Backend>(module, "CudaBackend",
-                                   "A CUDA device, through the driver found at run time.")
-      .def(nb::new_([](int index) { return make_bound<CudaBackend>(true, index); }), "index"_a)
-      .def("synchronize", [](CudaBackend& cuda) { stream_synchronize(cuda, 0); });
+  nb::class_<CudaBackend, Backend> type(module, "CudaBackend",
+                                        "A CUDA device, through the driver found at run time.");
+  type.def(nb::new_([](int index) { return make_bound<CudaBackend>(true, index); }), "index"_a)
+      .def("synchronize",
+           [](CudaBackend& cuda) {
+             without_gil("synchronise the device", [&] { return cuda.synchronize(); });
+             bound(cuda).launches->raise_any();
+           })
+      .def_prop_ro("hardware", &CudaBackend::hardware)
+      .def_prop_ro("driver_version", &CudaBackend::driver_version)
+      .def("attribute", &CudaBackend::attribute, "number"_a, "A device attribute by its number; 0: unknown.");
+  bind_cuda_work(type);
+  bind_cuda_graphs(type);
   module.def(
       "cuda_devices",
       [] {

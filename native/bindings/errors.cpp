@@ -4,8 +4,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <cctype>
 #include <cstring>
 #include <string>
+
+#include "backends/cuda_driver.hpp"
 
 namespace nb = nanobind;
 
@@ -14,7 +17,7 @@ namespace vram {
 namespace {
 
 constexpr const char* kCodeNames[] = {"ok",          "not_ready", "out_of_memory", "invalid",
-                                      "unsupported", "failed",    "closed"};
+                                      "unsupported", "failed",    "closed",        "capturing"};
 
 bool is_free(const Status& status) {
   return status.code == Code::invalid && std::strcmp(status.call, "free") == 0;
@@ -43,9 +46,18 @@ const char* advice(const Status& status) {
     case Code::closed:
       return "the device is closed, the interpreter is exiting, or the device was inherited through fork. "
              "After a fork, open the device again in the child.";
+    case Code::capturing:
+      return "the stream is being captured into a graph, where its work cannot be waited for or asked about. "
+             "Do this before the capture begins or after it has ended.";
     default:
       return "the driver refused it. The device may need to be reset; the native code says why.";
   }
+}
+
+// The number, with the driver's own name for it where the call is one of the driver's.
+std::string native_text(const Status& status) {
+  const bool cuda = std::strncmp(status.call, "cu", 2) == 0 && std::isupper(status.call[2]) != 0;
+  return cuda ? cuda_error_text(status.native) : std::to_string(status.native);
 }
 
 }  // namespace
@@ -64,7 +76,7 @@ bool code_from_name(const char* name, Code* out) {
 void raise_status(const Status& status, const char* what) {
   std::string message = std::string("vram could not ") + what + ": " + advice(status);
   message += std::string(" [call ") + status.call + ", code " + code_name(status.code);
-  message += status.native != 0 ? ", native " + std::to_string(status.native) + "]" : "]";
+  message += status.native != 0 ? ", native " + native_text(status) + "]" : "]";
   const nb::object type = nb::module_::import_("vram.errors").attr(exception_name(status));
   const nb::object error = type(message, nb::arg("call") = status.call,
                                 nb::arg("code") = code_name(status.code), nb::arg("native") = status.native);

@@ -114,10 +114,10 @@ PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle str
 // The whole of an allocation after its arguments are known; false with an error set.
 bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std::uint64_t align,
                       std::uint32_t tag, Address* out) {
-  Pool& pool = *self->pool;
-  if (align > kUnit || size > kMaxRequest || !pool.try_cached(size, stream, tag, out)) {
+  Pool* quick = self->quick;
+  if (quick == nullptr || align > kUnit || size > kMaxRequest || !quick->try_cached(size, stream, tag, out)) {
     OutOfMemoryReport report;
-    const std::shared_ptr<Pool> keep = self->pool;
+    const std::shared_ptr<Allocator> keep = self->pool;
     const Status status =
         without_gil([&] { return keep->allocate_slow(size, stream, align, tag, out, &report); });
     if (status.code == Code::out_of_memory) {
@@ -131,7 +131,7 @@ bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std
   }
   if (watcher != nullptr) [[unlikely]] {
     if (tell_watcher("on_allocate", "OKKK", self, wide(*out), wide(size), wide(stream))) return true;
-    (void)free_address(pool, *out);
+    (void)free_address(self, *out);
     return false;
   }
   return true;
@@ -167,7 +167,7 @@ PyObject* free_method(PyObject* object, PyObject* pointer) {
     return raise({Code::invalid, 0, "free"}, "free the pointer");
   }
   if (watcher != nullptr && !tell_watcher("on_free", "OK", self, address)) return nullptr;
-  const Status status = free_address(*self->pool, address);
+  const Status status = free_address(self, address);
   if (!status.ok()) return raise(status, "free the pointer");
   Py_RETURN_NONE;
 }
@@ -282,7 +282,7 @@ PyObject* batch(PyObject* object, PyObject* arguments, PyObject* keywords, bool 
     if (item == nullptr) {
       if (list != nullptr && buffers) addresses[i] = 0;  // make_buffer has freed it
       Py_CLEAR(list);
-      if (addresses[i] != 0) (void)free_address(*self->pool, addresses[i]);
+      if (addresses[i] != 0) (void)free_address(self, addresses[i]);
       continue;
     }
     PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), item);
@@ -306,21 +306,6 @@ PyObject* record_stream(PyObject* object, PyObject* arguments) {
   if (watcher != nullptr && !tell_watcher("on_record_stream", "OKK", self, address, wide(stream)))
     return nullptr;
   return done(self->pool->record_stream(address, stream), "record the use on another stream");
-}
-
-PyObject* warm(PyObject* object, PyObject* arguments) {
-  PyPool* self = self_of(object);
-  PyObject* size_object = nullptr;
-  PyObject* stream_object = nullptr;
-  unsigned int count = 0;
-  std::uint64_t size = 0;
-  StreamHandle stream = 0;
-  if (!PyArg_ParseTuple(arguments, "OI|O:warm", &size_object, &count, &stream_object)) return nullptr;
-  if (!size_from(size_object, &size) || !stream_from(stream_object, self, &stream)) return nullptr;
-  OutOfMemoryReport report;
-  const Status status = without_gil([&] { return self->pool->warmup(size, count, stream, &report); });
-  if (status.code == Code::out_of_memory) return raise_out_of_memory(self, size, stream, report);
-  return done(status, "warm the cache");
 }
 
 // ---- housekeeping
@@ -666,8 +651,8 @@ PyObject* get_device(PyObject* object, void*) { return Py_NewRef(self_of(object)
 // ------------------------------------------------------------------------------------------------------------
 
 // Stands in until __init__ has run: every call on it is refused as on a closed pool.
-const std::shared_ptr<Pool>& not_made() {
-  static const std::shared_ptr<Pool> closed = [] {
+const std::shared_ptr<Allocator>& not_made() {
+  static const std::shared_ptr<Allocator> closed = [] {
     auto pool = std::make_shared<Pool>(std::make_shared<ModelBackend>(kSlotBytes), PoolConfig{});
     (void)pool->close();
     return pool;
@@ -678,7 +663,7 @@ const std::shared_ptr<Pool>& not_made() {
 PyObject* new_pool(PyTypeObject* type, PyObject*, PyObject*) {
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
-  new (&self_of(object)->pool) std::shared_ptr<Pool>(not_made());
+  new (&self_of(object)->pool) std::shared_ptr<Allocator>(not_made());
   self_of(object)->tag_names = PyList_New(0);
   self_of(object)->tag_ids = PyDict_New();
   self_of(object)->device = Py_NewRef(Py_None);
@@ -686,12 +671,13 @@ PyObject* new_pool(PyTypeObject* type, PyObject*, PyObject*) {
 }
 
 int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
-  static const char* names[] = {"device", "config", nullptr};
+  static const char* names[] = {"device", "config", "backend", nullptr};
   PyPool* self = self_of(object);
   PyObject* device = nullptr;
   PyObject* dict = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!:PoolCore", const_cast<char**>(names), &device,
-                                   &PyDict_Type, &dict))
+  PyObject* memory = nullptr;  // where the memory comes from, if not from the device itself
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!|O:PoolCore", const_cast<char**>(names), &device,
+                                   &PyDict_Type, &dict, &memory))
     return -1;
   if (self->pool != not_made()) {
     PyErr_SetString(PyExc_RuntimeError, "the pool is made already; make another one");
@@ -700,8 +686,10 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
   PoolConfig config;
   if (!config_from(dict, &config)) return -1;
   try {
-    const nb::object backend = nb::borrow(device).attr("backend");
+    const bool own = memory == nullptr || memory == Py_None;
+    const nb::object backend = own ? nb::object(nb::borrow(device).attr("backend")) : nb::borrow(memory);
     auto pool = std::make_shared<Pool>(backend_of(nb::cast<Backend&>(backend)), config);
+    self->quick = pool.get();
     self->pool = std::move(pool);
   } catch (nb::python_error& error) {
     error.restore();
@@ -732,14 +720,14 @@ void dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
   {
     // Closing waits for the device.
-    std::shared_ptr<Pool> last = std::move(self->pool);
+    std::shared_ptr<Allocator> last = std::move(self->pool);
     if (last != nullptr) {
       PyThreadState* state = PyEval_SaveThread();
       last.reset();
       PyEval_RestoreThread(state);
     }
   }
-  self->pool.~shared_ptr<Pool>();
+  self->pool.~shared_ptr<Allocator>();
   Py_CLEAR(self->device);
   Py_CLEAR(self->oom_callback);
   Py_CLEAR(self->tag_names);
@@ -770,8 +758,6 @@ PyMethodDef methods[] = {
     {"record_stream", record_stream, METH_VARARGS,
      "record_stream(ptr, stream, /)\n--\n\nWork on another stream uses the allocation that holds this "
      "address."},
-    {"warm", warm, METH_VARARGS,
-     "warm(size, count, stream=0, /)\n--\n\nMake blocks ready in the stream's cache."},
     {"trim_to", trim_to, METH_VARARGS,
      "trim_to(keep, wait, /)\n--\n\nGive unused memory back until at most `keep` bytes are reserved."},
     {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge what is free."},
@@ -827,9 +813,9 @@ PyType_Spec spec = {"vram._native.PoolCore", sizeof(PyPool), 0,
 // ---- shared with buffer.cpp
 // ------------------------------------------------------------------------------------------------
 
-Status free_address(Pool& pool, Address address) {
-  if (pool.try_free_cached(address)) return {};
-  return without_gil([&] { return pool.free_slow(address); });
+Status free_address(PyPool* self, Address address) {
+  if (self->quick != nullptr && self->quick->try_free_cached(address)) return {};
+  return without_gil([&] { return self->pool->free_slow(address); });
 }
 
 bool size_from(PyObject* object, std::uint64_t* out) {

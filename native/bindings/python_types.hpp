@@ -14,7 +14,8 @@ namespace vram {
 
 // vram._native.PoolCore: a pool and the device object it was made for.
 struct PyPool {
-  PyObject_HEAD std::shared_ptr<Pool> pool;
+  PyObject_HEAD std::shared_ptr<Allocator> pool;
+  Pool* quick;             // the same pool where it has fast paths, else null
   PyObject* device;        // strong
   PyObject* tag_names;     // list: id - 1 → str
   PyObject* tag_ids;       // dict: str → id
@@ -64,7 +65,7 @@ bool tell_watcher(const char* method, const char* format, Arguments... arguments
 }
 
 // Frees with the fast path first; gives the GIL away for the slow one.
-Status free_address(Pool& pool, Address address);
+Status free_address(PyPool* pool, Address address);
 
 // Reads options by name into a config.
 bool config_from(PyObject* dict, PoolConfig* config);

@@ -7,7 +7,7 @@ vram._native.__prefix__:
     \from vram.device import Device
 
 vram._native.PoolCore.__init__$:
-    def __init__(self, device: Device, config: dict[str, Any]) -> None:
+    def __init__(self, device: Device, config: dict[str, Any], backend: Backend | None = None) -> None:
         """Make a pool on a device, with options as in PoolConfig."""
 
 vram._native.PoolCore.malloc$:
@@ -32,10 +32,6 @@ vram._native.PoolCore.malloc_batch$:
 
 vram._native.PoolCore.record_stream$:
     def record_stream(self, ptr: int, stream: Any, /) -> None:
-        \doc
-
-vram._native.PoolCore.warm$:
-    def warm(self, size: int | str, count: int, stream: Any = 0, /) -> None:
         \doc
 
 vram._native.PoolCore.trim_to$:

@@ -293,26 +293,6 @@ TEST(the_cache_keeps_no_more_blocks_than_allowed) {
   CHECK(world.stats().cached_blocks == 3 && world.good());
 }
 
-TEST(warmup_makes_hits) {
-  both_kinds([](const PoolConfig& config) {
-    for (std::uint64_t size : {std::uint64_t{3000}, 5 * kMiB}) {
-      World world(kGiB, config);
-      REQUIRE(world.pool->warmup(size, 20, 1, nullptr).ok());
-      const std::uint64_t calls = world.device->total_calls();
-      for (int i = 0; i < 20; ++i) CHECK(world.get(size, 1) != 0);
-      CHECK(world.stats().hits == 20 && world.device->total_calls() == calls);
-      CHECK(world.good());
-    }
-  });
-}
-
-TEST(warmup_that_does_not_fit_changes_nothing) {
-  World world(16 * kMiB);
-  OutOfMemoryReport report;
-  CHECK(code(world.pool->warmup(5 * kMiB, 20, 0, &report)) == Code::out_of_memory);
-  CHECK(world.pool->live_bytes() == 0 && report.requested == 5 * kMiB && world.good());
-}
-
 // ---- batches
 // --------------------------------------------------------------------------------------------------------
 
@@ -868,7 +848,6 @@ TEST(close_returns_everything_and_later_calls_say_so) {
     CHECK(code(world.pool->allocate_batch({1, 2}, 0, 0, out, nullptr)) == Code::closed);
     CHECK(code(world.pool->free(live)) == Code::closed);
     CHECK(code(world.pool->record_stream(live, 1)) == Code::closed);
-    CHECK(code(world.pool->warmup(1, 1, 0, nullptr)) == Code::closed);
     CHECK(code(world.pool->info(live, &info)) == Code::closed);
     for (const Status& status : {world.pool->coalesce(), world.pool->trim(0, true), world.pool->set_limit(1),
                                  world.pool->configure({}), world.pool->retire_stream(1)})

@@ -20,7 +20,16 @@ class Backend:
     def pages(self) -> bool: ...
 
     @property
+    def no_pages(self) -> str: ...
+
+    @property
     def host_accessible(self) -> bool: ...
+
+    def canonical(self, stream: int) -> int:
+        """The one handle of a stream that has several names."""
+
+    def capture_of(self, stream: int) -> int:
+        """The number of the capture its work goes into; 0 for none."""
 
     def memory_info(self) -> tuple[int, int]: ...
 
@@ -77,6 +86,39 @@ class CudaBackend(Backend):
     def __init__(self, index: int) -> None: ...
 
     def synchronize(self) -> None: ...
+
+    @property
+    def hardware(self) -> str: ...
+
+    @property
+    def driver_version(self) -> int: ...
+
+    def attribute(self, number: int) -> int:
+        """A device attribute by its number; 0: unknown."""
+
+    def module_load(self, image: str) -> int:
+        """PTX text, compiled by the driver."""
+
+    def module_unload(self, module: int) -> None: ...
+
+    def module_function(self, module: int, name: str) -> int: ...
+
+    def launch_kernel(self, function: int, grid: Sequence[int], block: Sequence[int], parameters: Sequence[bytes], stream: int = 0, shared_bytes: int = 0) -> None:
+        """Each parameter is the bytes of its value."""
+
+    def timing_event_create(self) -> int: ...
+
+    def elapsed_ms(self, start: int, end: int) -> float:
+        """Milliseconds between two timing events that have passed."""
+
+    def capture_begin(self, stream: int) -> None: ...
+
+    def capture_end(self, stream: int) -> int:
+        """The graph, ready to run."""
+
+    def graph_launch(self, graph: int, stream: int) -> None: ...
+
+    def graph_destroy(self, graph: int) -> None: ...
 
 def cuda_devices() -> tuple[int, str]:
     """How many CUDA devices there are, and why there are none."""
@@ -221,7 +263,7 @@ class Buffer:
 class PoolCore:
     """The native part of vram.Pool."""
 
-    def __init__(self, device: Device, config: dict[str, Any]) -> None:
+    def __init__(self, device: Device, config: dict[str, Any], backend: Backend | None = None) -> None:
         """Make a pool on a device, with options as in PoolConfig."""
 
     def malloc(self, size: int | str, stream: Any = 0) -> int:
@@ -243,9 +285,6 @@ class PoolCore:
 
     def record_stream(self, ptr: int, stream: Any, /) -> None:
         """Work on another stream uses the allocation that holds this address."""
-
-    def warm(self, size: int | str, count: int, stream: Any = 0, /) -> None:
-        """Make blocks ready in the stream's cache."""
 
     def trim_to(self, keep: int, wait: bool, /) -> None:
         """Give unused memory back until at most `keep` bytes are reserved."""

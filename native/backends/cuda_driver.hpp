@@ -1,0 +1,181 @@
+// The CUDA driver's functions, found at run time in libcuda.so.1: no toolkit to build with, no failure to
+// import where there is none. Only the table and the few types its calls need; what is done with them is in
+// cuda.cpp (the contract), cuda_graphs.cpp (capture), cuda_work.cpp (kernels), cuda_pools.cpp (the driver's
+// own pools) and pinned.cpp (page-locked memory).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "types.hpp"
+
+namespace vram {
+
+// The driver's binary interface, as far as it is used here (CUDA 11.4 and later).
+using CuResult = int;
+inline constexpr CuResult kCuSuccess = 0;
+inline constexpr CuResult kCuInvalidValue = 1;
+inline constexpr CuResult kCuOutOfMemory = 2;
+inline constexpr CuResult kCuInvalidHandle = 400;
+inline constexpr CuResult kCuNotReady = 600;
+inline constexpr CuResult kCuAlreadyRegistered = 712;
+inline constexpr CuResult kCuNotSupported = 801;
+inline constexpr CuResult kCuCaptureUnsupported = 900;  // … to kCuCapturedEvent: refused because of a capture
+inline constexpr CuResult kCuCapturedEvent = 907;
+
+inline constexpr int kCuLocationDevice = 1;
+inline constexpr int kCuLocationHost = 2;
+inline constexpr int kCuAllocationPinned = 1;
+inline constexpr int kCuAllocationManaged = 2;  // CUDA 13
+inline constexpr int kCuHandleFileDescriptor = 1;
+inline constexpr int kCuAccessReadWrite = 3;
+inline constexpr unsigned kCuStreamNonBlocking = 1;
+inline constexpr unsigned kCuEventDisableTiming = 2;
+inline constexpr int kCuCaptureGlobal = 0;
+inline constexpr int kCuCaptureThreadLocal = 1;
+inline constexpr int kCuCaptureRelaxed = 2;
+
+// Numbers of device attributes.
+inline constexpr int kCuAttributeMultiprocessors = 16;
+inline constexpr int kCuAttributeConcurrentKernels = 31;
+inline constexpr int kCuAttributeAsyncEngines = 40;
+inline constexpr int kCuAttributeMajor = 75;
+inline constexpr int kCuAttributeMinor = 76;
+inline constexpr int kCuAttributeVirtualMemory = 102;
+inline constexpr int kCuAttributeRdmaWithVirtualMemory = 110;
+inline constexpr int kCuAttributeMemoryPools = 115;
+inline constexpr int kCuAttributePoolHandleTypes = 119;
+
+struct CuLocation {
+  int type;
+  int id;
+};
+struct CuAllocationProperties {
+  int type;
+  int handle_types;
+  CuLocation location;
+  void* win32_metadata;
+  struct {
+    unsigned char compression;
+    unsigned char rdma;
+    unsigned short usage;
+    unsigned char reserved[4];
+  } flags;
+};
+struct CuAccess {
+  CuLocation location;
+  int flags;
+};
+struct CuPoolProperties {
+  int type;
+  int handle_types;
+  CuLocation location;
+  void* win32_attributes;
+  std::size_t max_size;
+  unsigned short usage;
+  unsigned char reserved[54];
+};
+struct CuPoolPointer {  // CUmemPoolPtrExportData
+  unsigned char bytes[64];
+};
+
+struct CudaDriver {
+  static constexpr const char* kLibrary = "libcuda.so.1";
+  // Loaded once and kept: the driver's own threads outlive any attempt to unload it.
+  static const CudaDriver& get();
+
+  void* library = nullptr;
+  std::string missing;  // why it cannot be used; empty: it can
+
+  // ---- always there when `missing` is empty ------------------------------------------------------------
+  CuResult (*init)(unsigned);
+  CuResult (*version)(int*);
+  CuResult (*error_name)(CuResult, const char**);
+  CuResult (*device_count)(int*);
+  CuResult (*device_get)(int*, int);
+  CuResult (*device_name)(char*, int, int);
+  CuResult (*device_total)(std::size_t*, int);
+  CuResult (*device_attribute)(int*, int, int);
+  CuResult (*primary_retain)(void**, int);
+  CuResult (*primary_release)(int);
+  CuResult (*context_push)(void*);
+  CuResult (*context_pop)(void**);
+  CuResult (*context_current)(void**);
+  CuResult (*context_synchronize)();
+  CuResult (*memory_info)(std::size_t*, std::size_t*);
+  CuResult (*memory_alloc)(Address*, std::size_t);
+  CuResult (*memory_free)(Address);
+  CuResult (*address_reserve)(Address*, std::size_t, std::size_t, Address, unsigned long long);
+  CuResult (*address_free)(Address, std::size_t);
+  CuResult (*page_create)(PageHandle*, std::size_t, const CuAllocationProperties*, unsigned long long);
+  CuResult (*page_release)(PageHandle);
+  CuResult (*map)(Address, std::size_t, std::size_t, PageHandle, unsigned long long);
+  CuResult (*unmap)(Address, std::size_t);
+  CuResult (*set_access)(Address, std::size_t, const CuAccess*, std::size_t);
+  CuResult (*stream_create)(void**, unsigned);
+  CuResult (*stream_destroy)(void*);
+  CuResult (*stream_synchronize)(void*);
+  CuResult (*stream_query)(void*);
+  CuResult (*stream_wait)(void*, void*, unsigned);
+  CuResult (*event_create)(void**, unsigned);
+  CuResult (*event_destroy)(void*);
+  CuResult (*event_record)(void*, void*);
+  CuResult (*event_query)(void*);
+  CuResult (*event_synchronize)(void*);
+  CuResult (*event_elapsed)(float*, void*, void*);
+  CuResult (*copy)(Address, Address, std::size_t, void*);
+  CuResult (*fill)(Address, unsigned char, std::size_t, void*);
+  CuResult (*launch_host)(void*, void (*)(void*), void*);
+  // page-locked memory
+  CuResult (*host_alloc)(void**, std::size_t, unsigned);
+  CuResult (*host_free)(void*);
+  CuResult (*host_register)(void*, std::size_t, unsigned);
+  CuResult (*host_unregister)(void*);
+  // kernels
+  CuResult (*module_load)(void**, const void*);
+  CuResult (*module_unload)(void*);
+  CuResult (*module_function)(void**, void*, const char*);
+  CuResult (*launch_kernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            void*, void**, void**);
+  // graphs
+  CuResult (*capture_begin)(void*, int);
+  CuResult (*capture_end)(void*, void**);
+  CuResult (*capture_info)(void*, int*, std::uint64_t*, void**, const void* const**, std::size_t*);
+  CuResult (*capture_mode)(int*);
+  CuResult (*graph_instantiate)(void**, void*, unsigned long long);
+  CuResult (*graph_launch)(void*, void*);
+  CuResult (*graph_executable_destroy)(void*);
+  CuResult (*graph_destroy)(void*);
+  CuResult (*user_object_create)(void**, void*, void (*)(void*), unsigned, unsigned);
+  CuResult (*user_object_release)(void*, unsigned);
+  CuResult (*graph_retain_user_object)(void*, void*, unsigned, unsigned);
+  // the driver's own pools
+  CuResult (*pool_create)(void**, const CuPoolProperties*);
+  CuResult (*pool_destroy)(void*);
+  CuResult (*pool_default)(void**, int);
+  CuResult (*pool_trim)(void*, std::size_t);
+  CuResult (*pool_set)(void*, int, void*);
+  CuResult (*pool_get)(void*, int, void*);
+  CuResult (*pool_set_access)(void*, const CuAccess*, std::size_t);
+  CuResult (*pool_allocate)(Address*, std::size_t, void*, void*);
+  CuResult (*pool_free)(Address, void*);
+  CuResult (*pool_export)(void*, void*, int, unsigned long long);
+  CuResult (*pool_import)(void**, void*, int, unsigned long long);
+  CuResult (*pool_export_pointer)(CuPoolPointer*, Address);
+  CuResult (*pool_import_pointer)(Address*, void*, CuPoolPointer*);
+
+ private:
+  template <typename Function>
+  void load(const char* name, Function& function);
+  void load_all();
+};
+
+// What a result comes to. `call` names the function and is a string literal.
+Status status_of(CuResult result, const char* call);
+// "CUDA_ERROR_OUT_OF_MEMORY (2)"; only the number where the driver is not there to ask.
+std::string cuda_error_text(CuResult result);
+
+inline void* cu_pointer(std::uint64_t handle) { return reinterpret_cast<void*>(handle); }
+
+}  // namespace vram
