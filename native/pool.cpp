@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace vram {
 
@@ -46,6 +47,7 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
       pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
   (void)registered;
   generation_.store(fork_generation(), std::memory_order_relaxed);
+  gate_.store(fork_generation(), std::memory_order_relaxed);
   arrange_ladder();
   if (config.journal != 0) start_journal(config.journal);
 }
@@ -55,8 +57,10 @@ Pool::~Pool() { (void)close(); }
 // ---- the fast paths -------------------------------------------------------------------------------------
 
 bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
-  if (closed()) [[unlikely]]
+  if (gate_.load(std::memory_order_relaxed) != fork_generation()) [[unlikely]]
     return false;
+  if (handle - 1 < 2) [[unlikely]]
+    handle = backend_->canonical(handle);
   StreamState* stream = streams_.find(handle);
   if (stream == nullptr) return false;
   const Units units = units_of(size);
@@ -133,12 +137,13 @@ bool Pool::try_free_cached(Address address) {
   return true;
 }
 
-// ---- allocation ----------------------------------------------------------------------------------------
-
 StreamState& Pool::stream_of(StreamHandle handle) {
   StreamState* known = streams_.find(handle);
   if (known != nullptr) return *known;
-  StreamState* stream = streams_.add(handle);
+  return journaled(streams_.add(handle));
+}
+
+StreamState& Pool::journaled(StreamState* stream) {
   if (stream == nullptr) throw std::bad_alloc();
   if (config_.journal != 0) {
     std::lock_guard guard(stream->lock);
@@ -148,16 +153,87 @@ StreamState& Pool::stream_of(StreamHandle handle) {
   return *stream;
 }
 
+// ---- capture --------------------------------------------------------------------------------------------
+//
+// What is allocated on a stream while it is captured becomes part of a graph: its address is used whenever
+// the graph is launched. So a captured stream gets a state of its own, hidden from its handle, whose memory
+// nobody else is given until the graph and all made of it are gone. A block freed during the capture serves
+// the same stream's later captured work at once, as in any stream's order.
+
+Status Pool::capture_told(int change) {
+  if (closed()) return {Code::closed, 0, "capture"};
+  std::lock_guard lock(mutex_);
+  captures_told_ = std::max(0, captures_told_ + change);
+  gate_.store(captures_told_ == 0 ? fork_generation() : 0, std::memory_order_relaxed);
+  return {};
+}
+
+// The capture that the stream's work goes into now, if any. A stream seen for the first time must be one
+// of the device's; asking it once is enough.
+Status Pool::capture_of(StreamHandle handle, CaptureId* out) {
+  *out = 0;
+  if (handle != 0 && backend_->info().captures)
+    if (Status status = backend_->capture_of(handle, out); status.code == Code::invalid) return status;
+  if (*out != 0 || streams_.find(handle) != nullptr) return {};
+  const Status status = backend_->stream_query(handle);
+  return status.code == Code::invalid ? status : Status{};
+}
+
+// The state that serves a stream: its own, or while it is captured the graph's. Null with the reason in *why.
+StreamState* Pool::stream_for(StreamHandle handle, CaptureId capture, Status* why) {
+  if (capture == 0) return &stream_of(handle);
+  for (std::uint16_t number : graphs_) {
+    StreamState& known = streams_[number];
+    if (known.capture == capture && known.handle == handle) return &known;
+  }
+  auto over = std::make_shared<std::atomic<bool>>(false);
+  *why = backend_->capture_keep(handle, [over] { over->store(true, std::memory_order_release); });
+  if (!why->ok()) return nullptr;
+  StreamState& graph = journaled(streams_.add_hidden(handle));
+  graph.capture = capture;
+  graph.over = std::move(over);
+  graphs_.push_back(graph.number);
+  return &graph;
+}
+
+// Graphs that are gone leave their memory as streams do. What they had may still be in use by work of the
+// stream itself, such as a copy of a graph's result, so a last fence is recorded there.
+void Pool::let_graphs_go() {
+  std::erase_if(graphs_, [this](std::uint16_t number) {
+    StreamState& graph = streams_[number];
+    if (!graph.over->load(std::memory_order_acquire)) return false;
+    const CaptureId capture = std::exchange(graph.capture, 0);
+    if (!fences_.record(graph).ok()) {
+      graph.capture = capture;  // captured again; later, then
+      return false;
+    }
+    {
+      std::lock_guard guard(graph.lock);
+      graph.leaving = true;
+    }
+    graph.last = graph.tick - 1;
+    graph.over.reset();
+    leaving_.push_back(number);
+    drain(graph, true, true);
+    return true;
+  });
+}
+
+// ---- allocation, beyond the fast path --------------------------------------------------------------------
+
 Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_t align, std::uint32_t tag,
                            Address* out, OutOfMemoryReport* report) {
   if (closed()) return {Code::closed, 0, "allocate"};
   if ((align & (align - 1)) != 0) return {Code::invalid, 0, "align"};
   if (align > kMaxRequest) return {Code::invalid, 0, "align"};
-  // A stream seen for the first time must be one of the device's; asking it once is enough.
-  if (streams_.find(handle) == nullptr)
-    if (Status status = backend_->stream_query(handle); status.code == Code::invalid) return status;
+  handle = backend_->canonical(handle);
+  CaptureId capture = 0;
+  if (Status status = capture_of(handle, &capture); !status.ok()) return status;
   std::unique_lock lock(mutex_);
-  StreamState& stream = stream_of(handle);
+  Status why;
+  StreamState* const serving = stream_for(handle, capture, &why);
+  if (serving == nullptr) return why;
+  StreamState& stream = *serving;
   Request request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock, {}};
   if (size > kMaxRequest) {
     ++out_of_memory_;
@@ -261,6 +337,7 @@ void Pool::add_live(StreamState& stream, std::uint64_t bytes) {
 Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle handle, std::uint32_t tag,
                             std::vector<Address>& out, OutOfMemoryReport* report) {
   out.assign(sizes.size(), 0);
+  const bool captured = backend_->capturing(handle);
   // Largest first: equal sizes come to lie side by side.
   std::vector<std::size_t> order(sizes.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -281,8 +358,12 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
       continue;
     }
     const std::size_t stop = std::max(run, done + 1);
-    for (; done < stop && status.ok(); ++done)
-      status = allocate(sizes[order[done]], handle, 0, tag, &out[order[done]], report);
+    for (; done < stop && status.ok(); ++done) {
+      const std::uint64_t size = sizes[order[done]];
+      Address* const to = &out[order[done]];
+      status = captured ? allocate_slow(size, handle, 0, tag, to, report)
+                        : allocate(size, handle, 0, tag, to, report);
+    }
     if (!status.ok()) break;
   }
   if (status.ok()) return status;
@@ -298,7 +379,8 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
 bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std::size_t>& order,
                  std::size_t from, std::size_t to, Units units, StreamHandle handle, std::uint32_t tag,
                  std::vector<Address>& out) {
-  if (closed() || streams_.find(handle) == nullptr) return false;
+  handle = backend_->canonical(handle);
+  if (closed() || streams_.find(handle) == nullptr || backend_->capturing(handle)) return false;
   std::unique_lock lock(mutex_);
   StreamState& stream = stream_of(handle);
   Request request{
@@ -363,7 +445,7 @@ Status Pool::free_slow(Address address) {
   if (block == 0) return {Code::invalid, 0, "free"};
   const StreamState& owner = streams_[segments_.blocks()[block].owner.load(std::memory_order_relaxed)];
   if (segments_.blocks()[block].used_elsewhere ||
-      (zero_on_free_.load(std::memory_order_relaxed) && owner.gone())) {
+      (zero_on_free_.load(std::memory_order_relaxed) && (owner.gone() || owner.capture != 0))) {
     make_pending(block);
   } else {
     give_home(block);
@@ -374,14 +456,14 @@ Status Pool::free_slow(Address address) {
 }
 
 // Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, or
-// whose owner is gone, is zeroed when those uses have finished (requeue).
+// whose owner is gone or a graph, is zeroed when those uses have finished (requeue).
 Status Pool::zero(Address address) {
   const Index i = segments_.find(address);
   if (i == 0) return {Code::invalid, 0, "free"};
   const Block& block = segments_.blocks()[i];
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
-  if (block.used_elsewhere || owner.gone()) return {};
+  if (block.used_elsewhere || owner.gone() || owner.capture != 0) return {};
   return backend_->fill(address, 0, bytes_of(block), owner.handle);
 }
 
@@ -467,6 +549,7 @@ void Pool::requeue(PendingBlock&& pending) {
 
 // Gives home every pending block whose uses have finished; asks each stream once and never waits.
 void Pool::complete_passed() {
+  if (!graphs_.empty()) let_graphs_go();
   // All are asked before any block is looked at, as one may wait for several of them.
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
@@ -500,14 +583,18 @@ bool Pool::drain(StreamState& stream, bool small, bool large) {
 
 Status Pool::record_stream(Address address, StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "record_stream"};
-  if (streams_.find(handle) == nullptr)
-    if (Status status = backend_->stream_query(handle); status.code == Code::invalid) return status;
+  handle = backend_->canonical(handle);
+  CaptureId capture = 0;
+  if (Status status = capture_of(handle, &capture); !status.ok()) return status;
   std::unique_lock lock(mutex_);
   Index i = segments_.find(address);
   if (i == 0) i = segments_.containing(address);
   if (i == 0) return {Code::invalid, 0, "record_stream"};
   Block& block = segments_.blocks()[i];
-  StreamState& user = stream_of(handle);
+  Status why;
+  StreamState* const serving = stream_for(handle, capture, &why);
+  if (serving == nullptr) return why;
+  StreamState& user = *serving;
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(owner.lock);
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "record_stream"};
@@ -548,10 +635,12 @@ Status Pool::wait_for_all(std::unique_lock<std::mutex>& lock) {
 }
 
 // Waits for everything issued on the stream so far: by a fence, or where the driver refuses that, as a whole.
+// What is captured is not running; the memory of graphs and of captured streams stays theirs.
 Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& lock) {
   EventHandle event = 0;
   Status status = fences_.event_for(stream, stream.now(), &event);
   if (status.ok() && event == 0) return status;
+  if (status.code == Code::capturing) return {};
   const bool leaving = stream.last != 0;
   const Tick tick = leaving ? stream.last : status.ok() ? stream.tick - 1 : fences_.mark(stream);
   const StreamHandle handle = stream.handle;
@@ -569,6 +658,7 @@ Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& 
 
 // Waits for all work; nothing is cached or pending afterwards.
 Status Pool::settle(std::unique_lock<std::mutex>& lock) {
+  if (!graphs_.empty()) let_graphs_go();
   for (std::uint32_t n = 0; n < streams_.size(); ++n)
     drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   Status status = wait_for_all(lock);
@@ -602,7 +692,7 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
       drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   }
   const Status status = segments_.trim(keep, finished_);
-  note_reserved();
+  note_reserved(streams_[0]);
   verify();
   return status;
 }
@@ -614,7 +704,7 @@ void Pool::keep_idle_limit() {
     idle += segments_.free_page_bytes(static_cast<std::uint16_t>(n));
   if (idle <= config_.idle_limit) return;
   (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_);
-  note_reserved();
+  note_reserved(streams_[0]);
 }
 
 Status Pool::set_limit(std::uint64_t bytes) {
@@ -652,8 +742,12 @@ PoolConfig Pool::config() const {
 // goes to the default stream; neither the caller nor anyone else waits.
 Status Pool::retire_stream(StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "retire_stream"};
+  handle = backend_->canonical(handle);
   std::unique_lock lock(mutex_);
   StreamState* stream = streams_.find(handle);
+  const bool captured = std::any_of(graphs_.begin(), graphs_.end(),
+                                    [&](std::uint16_t number) { return streams_[number].handle == handle; });
+  if (stream == nullptr && captured) stream = &stream_of(handle);
   if (stream == nullptr) return {};
   if (stream->number == 0) return {Code::invalid, 0, "retire_stream"};
   if (!fences_.record(*stream).ok()) {
@@ -665,6 +759,12 @@ Status Pool::retire_stream(StreamHandle handle) {
     if (closed()) return {};
     if (!status.ok()) return status;
     fences_.pass(*stream, tick);
+  }
+  // Graphs captured on it go on in the order of the default stream, which waits for what was done with them.
+  for (std::uint16_t number : graphs_) {
+    if (streams_[number].handle != handle) continue;
+    (void)fences_.order(streams_[0], *stream, stream->tick - 1);
+    streams_[number].handle = 0;
   }
   streams_.forget(*stream);
   stream->last = stream->tick - 1;
@@ -686,8 +786,6 @@ void Pool::let_leave() {
   });
 }
 
-Status Pool::capture_told(int) { return {}; }
-
 void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) {
   std::lock_guard lock(mutex_);
   callback_ = std::move(callback);
@@ -702,12 +800,13 @@ Status Pool::close() {
   Status status = wait_for_all(lock);
   if (closed()) return {};
   generation_.store(0, std::memory_order_relaxed);
+  gate_.store(0, std::memory_order_relaxed);
   for (std::uint32_t n = 0; n < streams_.size(); ++n) fences_.clear(streams_[static_cast<std::uint16_t>(n)]);
   for (const Status& each : {segments_.release_all(), fences_.close()})
     if (status.ok()) status = each;
   callback_ = nullptr;
   // Nothing is held any more; totals and peaks stay to be read.
-  note_reserved();
+  note_reserved(streams_[0]);
   pending_.current = pending_blocks_ = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];

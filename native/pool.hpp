@@ -86,6 +86,10 @@ class Pool final : public Allocator {
   };
 
   StreamState& stream_of(StreamHandle handle);
+  StreamState& journaled(StreamState* stream);
+  Status capture_of(StreamHandle handle, CaptureId* out);
+  StreamState* stream_for(StreamHandle handle, CaptureId capture, Status* why);
+  void let_graphs_go();
 
   Index climb(Request& request);
   Index search(Request& request);
@@ -128,7 +132,7 @@ class Pool final : public Allocator {
   Index take_cached(StreamState& stream, Units units);
   void take_back(Address address);
   void add_live(StreamState& stream, std::uint64_t bytes);
-  void note_reserved();
+  void note_reserved(StreamState& stream);
   void note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
             std::uint32_t serial);
   OutOfMemoryReport explain(const Request& request) const;
@@ -137,6 +141,7 @@ class Pool final : public Allocator {
 
   std::shared_ptr<Backend> backend_;
   std::atomic<std::uint32_t> generation_;  // the fork generation it was made in; another value: closed
+  std::atomic<std::uint32_t> gate_;  // the same while caches may be used unasked; 0 during told captures
   mutable std::mutex mutex_;
   PoolConfig config_;
   Segments segments_;
@@ -146,6 +151,7 @@ class Pool final : public Allocator {
   std::vector<Step> ladder_;
   std::vector<Index> drained_;                                  // scratch of drain()
   std::vector<std::uint16_t> leaving_;                          // streams whose last fence has not passed
+  std::vector<std::uint16_t> graphs_;                           // states that stand for graphs
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   std::function<bool(std::uint64_t, StreamHandle)> callback_;
   std::atomic<std::uint64_t> sequence_{0};
@@ -154,6 +160,7 @@ class Pool final : public Allocator {
   std::atomic<bool> zero_on_allocate_;
   std::atomic<bool> zero_on_free_;
   // Guarded by the mutex.
+  int captures_told_ = 0;
   std::uint64_t peak_live_ = 0;
   std::uint64_t peak_active_ = 0;
   Meter reserved_;

@@ -203,7 +203,7 @@ Index Segments::carve(const Spot& spot, Units units) {
 
 Index Segments::peek(const Want& want) const {
   const FreeIndex& index = free_blocks(want.stream, want.band);
-  return index.find(blocks_, want.padded(), false, options_.best_fit ? FreeIndex::kWalk : 1);
+  return index.find(blocks_, want.padded(), options_.best_fit ? FreeIndex::kWalk : 1);
 }
 
 // Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already; or

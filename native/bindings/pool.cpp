@@ -114,7 +114,9 @@ PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle str
 // The whole of an allocation after its arguments are known; false with an error set.
 bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std::uint64_t align,
                       std::uint32_t tag, Address* out) {
-  Pool* quick = self->quick;
+  // Cached memory must not go into a graph; the default stream cannot be captured.
+  const bool ask = stream != 0 && self->captures;
+  Pool* quick = ask && self->pool->backend().capturing(stream) ? nullptr : self->quick;
   if (quick == nullptr || align > kUnit || size > kMaxRequest || !quick->try_cached(size, stream, tag, out)) {
     OutOfMemoryReport report;
     const std::shared_ptr<Allocator> keep = self->pool;
@@ -690,6 +692,7 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
     const nb::object backend = own ? nb::object(nb::borrow(device).attr("backend")) : nb::borrow(memory);
     auto pool = std::make_shared<Pool>(backend_of(nb::cast<Backend&>(backend)), config);
     self->quick = pool.get();
+    self->captures = pool->backend().info().captures;
     self->pool = std::move(pool);
   } catch (nb::python_error& error) {
     error.restore();

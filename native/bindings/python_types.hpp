@@ -16,6 +16,7 @@ namespace vram {
 struct PyPool {
   PyObject_HEAD std::shared_ptr<Allocator> pool;
   Pool* quick;             // the same pool where it has fast paths, else null
+  bool captures;           // streams can be captured, so they are asked before each allocation
   PyObject* device;        // strong
   PyObject* tag_names;     // list: id - 1 → str
   PyObject* tag_ids;       // dict: str → id

@@ -731,16 +731,16 @@ TEST(the_journal_is_in_order_over_streams_and_counts_what_it_drops) {
   world.device->run_all();
   REQUIRE(world.pool->coalesce().ok());
   world.pool->journal(entries, &dropped);
-  REQUIRE(entries.size() == 5 && dropped == 0);
-  const Action expected[] = {Action::allocate, Action::allocate, Action::free_pending, Action::free,
-                             Action::free_complete};
-  for (std::size_t i = 0; i < 5; ++i) CHECK(entries[i].action == expected[i]);
-  CHECK(entries[0].bytes == 1000 && entries[0].address == one && entries[2].address == one);
-  CHECK(entries[0].serial == entries[2].serial && entries[4].serial == entries[0].serial);
+  REQUIRE(entries.size() == 7 && dropped == 0);
+  const Action expected[] = {Action::grow,         Action::allocate, Action::grow,         Action::allocate,
+                             Action::free_pending, Action::free,     Action::free_complete};
+  for (std::size_t i = 0; i < 7; ++i) CHECK(entries[i].action == expected[i]);
+  CHECK(entries[1].bytes == 1000 && entries[1].address == one && entries[4].address == one);
+  CHECK(entries[1].serial == entries[4].serial && entries[6].serial == entries[1].serial);
   for (int i = 0; i < 100; ++i) REQUIRE(world.pool->free(world.get(512, 0)).ok());
   entries.clear();
   world.pool->journal(entries, &dropped);
-  CHECK(entries.size() == 8 + 2 && dropped == 200 + 3 - 8);
+  CHECK(entries.size() == 8 + 3 && dropped == 200 + 4 - 8);
   CHECK(std::is_sorted(entries.begin(), entries.end(),
                        [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; }));
   world.pool->start_journal(0);
@@ -886,3 +886,45 @@ TEST(a_pool_may_go_while_its_streams_are_busy) {
 }
 
 TEST_MAIN()
+
+// ---- capture --------------------------------------------------------------------------------------------
+
+TEST(a_told_capture_keeps_cached_memory_out_of_the_graph) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    const Address warm = world.get(kMiB, 1);
+    REQUIRE(world.pool->free(warm).ok());
+    REQUIRE(world.pool->capture_told(+1).ok());
+    REQUIRE(world.device->capture_begin(1).ok());
+    Address captured = 0;
+    CHECK(!world.pool->try_cached(kMiB, 1, 0, &captured));
+    captured = world.get(kMiB, 1);
+    CHECK(captured != 0 && captured != warm);
+    REQUIRE(world.pool->free(captured).ok());
+    CHECK(world.get(kMiB, 1) == captured);
+    std::uint64_t graph = 0;
+    REQUIRE(world.device->capture_end(1, &graph).ok());
+    REQUIRE(world.pool->capture_told(-1).ok());
+    CHECK(world.get(kMiB, 1) == warm);
+    CHECK(world.device->refused_in_capture() == 0 && world.good());
+    REQUIRE(world.device->graph_destroy(graph).ok());
+  });
+}
+
+TEST(the_journal_shows_growth_and_shrinking) {
+  PoolConfig config;
+  config.journal = 100;
+  World world(kGiB, config);
+  REQUIRE(world.pool->free(world.get(40 * kMiB)).ok());
+  REQUIRE(world.pool->trim(0, true).ok());
+  std::vector<JournalEntry> entries;
+  std::uint64_t dropped = 0;
+  world.pool->journal(entries, &dropped);
+  std::uint64_t grown = 0;
+  std::uint64_t shrunk = 0;
+  for (const JournalEntry& entry : entries) {
+    if (entry.action == Action::grow) grown += entry.bytes;
+    if (entry.action == Action::shrink) shrunk += entry.bytes;
+  }
+  CHECK(grown == 40 * kMiB && shrunk == 40 * kMiB);
+}

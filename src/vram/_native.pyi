@@ -189,6 +189,17 @@ class ModelBackend(Backend):
     def check(self) -> str | None:
         """What is wrong with its books, or None."""
 
+    def capture_begin(self, stream: int) -> None: ...
+
+    def capture_end(self, stream: int) -> int: ...
+
+    def graph_launch(self, graph: int, stream: int) -> None: ...
+
+    def graph_destroy(self, graph: int) -> None: ...
+
+    def refused_in_capture(self) -> int:
+        """Calls that a capture forbids and that were made all the same."""
+
 def stop_launches() -> None:
     """Called once at exit; see vram/device.py."""
 

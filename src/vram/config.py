@@ -183,7 +183,7 @@ OPTIONS: dict[str, Option] = {
         Option("cross_stream", "core", _choice("ready", "wait", "never"), "ready", "ready, wait or never",
                "when memory freed on one stream may serve another"),
         Option("pages", "core", _bool, True, _BOOL, "map pages where the device can", live=False),
-        Option("best_fit", "core", _bool, True, _BOOL, "take the tightest block, not the first that will do"),
+        Option("best_fit", "core", _bool, True, _BOOL, "in plain segments, take the tightest block, not the first that will do"),
         Option("segment_size", "core", _size, 0, _SIZE, "the least to get from the device at a time"),
         Option("max_page", "core", _page, 32 * MIB, "2MiB, 8MiB or 32MiB", "the largest page to create"),
         Option("stream_cache", "core", _count, 4096, _COUNT, "blocks each stream may keep in its cache"),

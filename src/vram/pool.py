@@ -90,6 +90,18 @@ class Pool(_native.PoolCore):
         future.add_done_callback(self._futures.discard)
         return future
 
+    def reserve(self, size: int | str, *, stream: Any = None) -> None:
+        """Have `size` bytes in one piece ready for `stream`, so that later allocations there need no growth.
+
+        Memory that is ready already counts. OutOfMemory where it cannot be had.
+        """
+        core = _native.PoolCore
+        core.free(self, core.malloc(self, size, stream))
+
+    def reserve_async(self, size: int | str, *, stream: Any = None) -> Future[None]:
+        """As reserve, on another thread: growth ahead of need. Allocations from the caches go on meanwhile."""
+        return self._submit(lambda: self.reserve(size, stream=stream))
+
     def warmup(
         self, sizes: Mapping[int | str, int] | Iterable[tuple[int | str, int]], *, stream: Any = None
     ) -> None:
