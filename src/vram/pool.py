@@ -99,7 +99,7 @@ class Pool(_native.PoolCore):
         core.free(self, core.malloc(self, size, stream))
 
     def reserve_async(self, size: int | str, *, stream: Any = None) -> Future[None]:
-        """As reserve, on another thread: growth ahead of need. Allocations from the caches go on meanwhile."""
+        """As reserve, on another thread: growth ahead of need. The caches serve on meanwhile."""
         return self._submit(lambda: self.reserve(size, stream=stream))
 
     def warmup(
