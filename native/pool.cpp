@@ -160,12 +160,50 @@ StreamState& Pool::journaled(StreamState* stream) {
 // nobody else is given until the graph and all made of it are gone. A block freed during the capture serves
 // the same stream's later captured work at once, as in any stream's order.
 
-Status Pool::capture_told(int change) {
-  if (closed()) return {Code::closed, 0, "capture"};
+Status Pool::heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
+  if (closed()) return {Code::closed, 0, "heap_begin"};
   std::lock_guard lock(mutex_);
-  captures_told_ = std::max(0, captures_told_ + change);
-  gate_.store(captures_told_ == 0 ? fork_generation() : 0, std::memory_order_relaxed);
+  auto heap = std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
+  if (heap == heaps_.end())
+    heap = heaps_.insert(heap, {id, ++next_heap_, 0, false, {}, std::make_shared<std::atomic<bool>>(false)});
+  ++heap->begun;
+  heap->open = true;
+  heap->serves = std::move(serves);
+  gate_.store(0, std::memory_order_relaxed);
   return {};
+}
+
+Status Pool::heap_end(HeapId id) {
+  if (closed()) return {Code::closed, 0, "heap_end"};
+  std::lock_guard lock(mutex_);
+  bool known = false;
+  bool open = false;
+  for (Heap& heap : heaps_) {
+    known |= heap.id == id;
+    if (heap.id == id) heap.open = false;
+    open |= heap.open;
+  }
+  if (!open) gate_.store(fork_generation(), std::memory_order_relaxed);
+  return known ? Status{} : Status{Code::invalid, 0, "heap_end"};
+}
+
+Status Pool::heap_release(HeapId id) {
+  if (closed()) return {Code::closed, 0, "heap_release"};
+  std::lock_guard lock(mutex_);
+  const auto heap =
+      std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
+  if (heap == heaps_.end()) return {Code::invalid, 0, "heap_release"};
+  if (--heap->begun > 0) return {};
+  heap->over->store(true, std::memory_order_release);
+  heaps_.erase(heap);
+  return {};
+}
+
+// The open heap that serves a stream, or null.
+const Pool::Heap* Pool::heap_for(StreamHandle handle) const {
+  for (const Heap& heap : heaps_)
+    if (heap.open && heap.serves(handle)) return &heap;
+  return nullptr;
 }
 
 // The capture that the stream's work goes into now, if any. A stream seen for the first time must be one
@@ -179,21 +217,28 @@ Status Pool::capture_of(StreamHandle handle, CaptureId* out) {
   return status.code == Code::invalid ? status : Status{};
 }
 
-// The state that serves a stream: its own, or while it is captured the graph's. Null with the reason in *why.
+// The state that serves a stream: its own, or that of the heap or graph its work goes into. Null with the
+// reason in *why.
 StreamState* Pool::stream_for(StreamHandle handle, CaptureId capture, Status* why) {
-  if (capture == 0) return &stream_of(handle);
+  const Heap* heap = heaps_.empty() ? nullptr : heap_for(handle);
+  if (heap == nullptr && capture == 0) return &stream_of(handle);
+  const CaptureId key = heap != nullptr ? heap->key : capture;
   for (std::uint16_t number : graphs_) {
     StreamState& known = streams_[number];
-    if (known.capture == capture && known.handle == handle) return &known;
+    if (known.capture == key && known.handle == handle) return &known;
   }
+  if (heap != nullptr) return &hidden(handle, key, heap->over);
   auto over = std::make_shared<std::atomic<bool>>(false);
   *why = backend_->capture_keep(handle, [over] { over->store(true, std::memory_order_release); });
-  if (!why->ok()) return nullptr;
+  return why->ok() ? &hidden(handle, key, std::move(over)) : nullptr;
+}
+
+StreamState& Pool::hidden(StreamHandle handle, CaptureId key, std::shared_ptr<std::atomic<bool>> over) {
   StreamState& graph = journaled(streams_.add_hidden(handle));
-  graph.capture = capture;
+  graph.capture = key;
   graph.over = std::move(over);
   graphs_.push_back(graph.number);
-  return &graph;
+  return graph;
 }
 
 // Graphs that are gone leave their memory as streams do. What they had may still be in use by work of the
@@ -337,7 +382,7 @@ void Pool::add_live(StreamState& stream, std::uint64_t bytes) {
 Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle handle, std::uint32_t tag,
                             std::vector<Address>& out, OutOfMemoryReport* report) {
   out.assign(sizes.size(), 0);
-  const bool captured = backend_->capturing(handle);
+  const bool captured = backend_->capturing(handle);  // cached memory must not go into a graph
   // Largest first: equal sizes come to lie side by side.
   std::vector<std::size_t> order(sizes.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -382,6 +427,7 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   handle = backend_->canonical(handle);
   if (closed() || streams_.find(handle) == nullptr || backend_->capturing(handle)) return false;
   std::unique_lock lock(mutex_);
+  if (!heaps_.empty() && heap_for(handle) != nullptr) return false;
   StreamState& stream = stream_of(handle);
   Request request{
       0, {stream.number, band_of(units_of(sizes[order[from]])), units, kUnit}, tag, &stream, &lock, {}};

@@ -53,10 +53,17 @@ class Pool final : public Allocator {
   PoolConfig config() const override;
   // Its memory goes to the default stream once its work has finished.
   Status retire_stream(StreamHandle stream) override;
-  Status capture_told(int change) override;
   void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) override;
   Status close() override;
   bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
+
+  // ---- heaps: memory apart, for graphs ---------------------------------------------------------------
+  // From begin to end, allocations on the streams that `serves` names come from memory that nobody else is
+  // given until the heap was released as often as it was begun. Without being told, a captured stream gets
+  // such a heap by itself on the slow paths; who captures what was allocated before and cached begins one.
+  Status heap_begin(HeapId id, std::function<bool(StreamHandle)> serves);
+  Status heap_end(HeapId id);
+  Status heap_release(HeapId id);
 
   // ---- looking ----------------------------------------------------------------------------------------
   PoolStats stats() const override;
@@ -88,7 +95,18 @@ class Pool final : public Allocator {
   StreamState& stream_of(StreamHandle handle);
   StreamState& journaled(StreamState* stream);
   Status capture_of(StreamHandle handle, CaptureId* out);
+  static constexpr CaptureId kHeapBit = CaptureId{1} << 63;  // tells heaps from captures of the device
+  struct Heap {
+    HeapId id;
+    CaptureId key = 0;  // of the states that stand for it
+    int begun = 0;      // and not released
+    bool open = false;
+    std::function<bool(StreamHandle)> serves;
+    std::shared_ptr<std::atomic<bool>> over;
+  };
+  const Heap* heap_for(StreamHandle handle) const;
   StreamState* stream_for(StreamHandle handle, CaptureId capture, Status* why);
+  StreamState& hidden(StreamHandle handle, CaptureId key, std::shared_ptr<std::atomic<bool>> over);
   void let_graphs_go();
 
   Index climb(Request& request);
@@ -141,7 +159,7 @@ class Pool final : public Allocator {
 
   std::shared_ptr<Backend> backend_;
   std::atomic<std::uint32_t> generation_;  // the fork generation it was made in; another value: closed
-  std::atomic<std::uint32_t> gate_;  // the same while caches may be used unasked; 0 during told captures
+  std::atomic<std::uint32_t> gate_;  // the same while caches may be used unasked; 0 while a heap is open
   mutable std::mutex mutex_;
   PoolConfig config_;
   Segments segments_;
@@ -149,9 +167,11 @@ class Pool final : public Allocator {
   const Finished finished_;  // fences_.finished by number
   StreamTable streams_;
   std::vector<Step> ladder_;
-  std::vector<Index> drained_;                                  // scratch of drain()
-  std::vector<std::uint16_t> leaving_;                          // streams whose last fence has not passed
-  std::vector<std::uint16_t> graphs_;                           // states that stand for graphs
+  std::vector<Index> drained_;          // scratch of drain()
+  std::vector<std::uint16_t> leaving_;  // streams whose last fence has not passed
+  std::vector<std::uint16_t> graphs_;   // states that stand for graphs and heaps
+  std::vector<Heap> heaps_;             // those not yet released
+  CaptureId next_heap_ = kHeapBit;
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   std::function<bool(std::uint64_t, StreamHandle)> callback_;
   std::atomic<std::uint64_t> sequence_{0};
@@ -160,7 +180,6 @@ class Pool final : public Allocator {
   std::atomic<bool> zero_on_allocate_;
   std::atomic<bool> zero_on_free_;
   // Guarded by the mutex.
-  int captures_told_ = 0;
   std::uint64_t peak_live_ = 0;
   std::uint64_t peak_active_ = 0;
   Meter reserved_;

@@ -889,25 +889,35 @@ TEST_MAIN()
 
 // ---- capture --------------------------------------------------------------------------------------------
 
-TEST(a_told_capture_keeps_cached_memory_out_of_the_graph) {
+TEST(a_heap_keeps_its_memory_until_it_is_released) {
   both_kinds([](const PoolConfig& config) {
     World world(kGiB, config);
-    const Address warm = world.get(kMiB, 1);
+    const HeapId id{3, 7};
+    const auto serves_one = [](StreamHandle stream) { return stream == 1; };
+    const Address warm = world.get(2 * kMiB, 1);
     REQUIRE(world.pool->free(warm).ok());
-    REQUIRE(world.pool->capture_told(+1).ok());
-    REQUIRE(world.device->capture_begin(1).ok());
-    Address captured = 0;
-    CHECK(!world.pool->try_cached(kMiB, 1, 0, &captured));
-    captured = world.get(kMiB, 1);
-    CHECK(captured != 0 && captured != warm);
-    REQUIRE(world.pool->free(captured).ok());
-    CHECK(world.get(kMiB, 1) == captured);
-    std::uint64_t graph = 0;
-    REQUIRE(world.device->capture_end(1, &graph).ok());
-    REQUIRE(world.pool->capture_told(-1).ok());
-    CHECK(world.get(kMiB, 1) == warm);
-    CHECK(world.device->refused_in_capture() == 0 && world.good());
-    REQUIRE(world.device->graph_destroy(graph).ok());
+    REQUIRE(world.pool->heap_begin(id, serves_one).ok());
+    Address first = 0;
+    CHECK(!world.pool->try_cached(2 * kMiB, 1, 0, &first));
+    first = world.get(2 * kMiB, 1);
+    CHECK(first != 0 && first != warm);
+    REQUIRE(world.pool->free(first).ok());
+    CHECK(world.get(2 * kMiB, 2) != first && world.get(2 * kMiB, 0) != first);
+    REQUIRE(world.pool->heap_end(id).ok());
+    CHECK(world.get(2 * kMiB, 1) == warm);
+    // Begun again, it has what it had.
+    REQUIRE(world.pool->heap_begin(id, serves_one).ok());
+    CHECK(world.get(2 * kMiB, 1) == first);
+    REQUIRE(world.pool->free(first).ok() && world.pool->heap_end(id).ok());
+    REQUIRE(world.pool->heap_release(id).ok());
+    world.device->run_all();
+    REQUIRE(world.pool->trim(0, true).ok());
+    const std::uint64_t held = world.stats().reserved.current;
+    REQUIRE(world.pool->heap_release(id).ok());
+    world.device->run_all();
+    REQUIRE(world.pool->trim(0, true).ok());
+    CHECK(world.stats().reserved.current < held);
+    CHECK(code(world.pool->heap_release(id)) == Code::invalid && world.good());
   });
 }
 
