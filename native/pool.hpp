@@ -70,6 +70,7 @@ class Pool final : public Allocator {
   void reset_peak() override;
   std::vector<SegmentInfo> snapshot() const override;
   Status info(Address address, BlockInfo* out) const override;
+  Status find(Address address, BlockInfo* out) const;  // of the live allocation that holds the address
   std::uint64_t live_bytes() const override;
   void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const override;
   void start_journal(std::uint32_t entries) override;

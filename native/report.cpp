@@ -204,6 +204,19 @@ Status Pool::info(Address address, BlockInfo* out) const {
   return {};
 }
 
+Status Pool::find(Address address, BlockInfo* out) const {
+  if (closed()) return {Code::closed, 0, "find"};
+  std::lock_guard lock(mutex_);
+  const Index i = segments_.containing(address);
+  if (i == 0) return {Code::invalid, 0, "find"};
+  const Block& block = segments_.blocks()[i];
+  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
+  std::lock_guard guard(stream.lock);
+  if (!block.is(BlockState::live)) return {Code::invalid, 0, "find"};
+  *out = describe(block);
+  return {};
+}
+
 std::vector<SegmentInfo> Pool::snapshot() const {
   std::lock_guard lock(mutex_);
   for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.lock();

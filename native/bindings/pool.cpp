@@ -86,15 +86,6 @@ long current_tag(PyPool* self, PyObject* given) {
 // ---- allocation
 // -----------------------------------------------------------------------------------------------
 
-PyObject* report_dict(const OutOfMemoryReport& report) {
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
-                       wide(report.limit), "device_total", wide(report.device_total), "device_free",
-                       wide(report.device_free), "reserved", wide(report.reserved), "allocated",
-                       wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
-                       "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
-                       "stranded", wide(report.stranded), "largest_free", wide(report.largest_free));
-}
-
 // Raises OutOfMemory as vram.pool words it.
 PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle stream,
                               const OutOfMemoryReport& report) {
@@ -819,6 +810,20 @@ PyType_Spec spec = {"vram._native.PoolCore", sizeof(PyPool), 0,
 Status free_address(PyPool* self, Address address) {
   if (self->quick != nullptr && self->quick->try_free_cached(address)) return {};
   return without_gil([&] { return self->pool->free_slow(address); });
+}
+
+PyObject* report_dict(const OutOfMemoryReport& report) {
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
+                       wide(report.limit), "device_total", wide(report.device_total), "device_free",
+                       wide(report.device_free), "reserved", wide(report.reserved), "allocated",
+                       wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
+                       "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
+                       "stranded", wide(report.stranded), "largest_free", wide(report.largest_free));
+}
+
+std::shared_ptr<Pool> own_pool(PyObject* object) {
+  if (!PyObject_TypeCheck(object, pool_type) || self_of(object)->quick == nullptr) return nullptr;
+  return std::static_pointer_cast<Pool>(self_of(object)->pool);
 }
 
 bool size_from(PyObject* object, std::uint64_t* out) {

@@ -203,6 +203,19 @@ class ModelBackend(Backend):
 def stop_launches() -> None:
     """Called once at exit; see vram/device.py."""
 
+def plug_set_pool(device: int, pool: object | None) -> None:
+    """
+    The pool that serves what other libraries allocate on a CUDA device, or None.
+    """
+
+def plug_functions() -> dict[str, int]:
+    """The addresses of the functions that other libraries call."""
+
+def plug_set_throw(function: int) -> None:
+    """
+    The address of void(const char*) that throws the other library's out-of-memory error; 0: none.
+    """
+
 class Buffer:
     """
     One live block of a pool. Dropping it frees the block; it keeps its pool alive.
