@@ -388,7 +388,11 @@ def gate() -> Iterator[threading.Event]:
 
 @every_size
 def test_a_taker_waits_for_the_owner(place: Place, gate: threading.Event, size: int) -> None:
-    with place.pool(cross_stream="wait", stream_cache=0) as pool, place.stream() as one, place.stream() as two:
+    with (
+        place.pool(cross_stream="wait", stream_cache=0) as pool,
+        place.stream() as one,
+        place.stream() as two,
+    ):
         first, *rest = (pool.allocate(size, stream=one) for _ in range(max(1, 2 * MIB // size)))
         one.launch(gate.wait, TIMEOUT)
         first.fill(1)

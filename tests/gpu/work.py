@@ -75,7 +75,9 @@ class Work:
     def check(self, address: int, size: int, seed: int, stream: int) -> None:
         """Count the words that are not the pattern of `seed`."""
         counters = self._u64(self._counters.data.ptr)
-        self._launch("check", stream, size, self._u64(address), self._u64(size // 4), self._u32(seed), counters)
+        self._launch(
+            "check", stream, size, self._u64(address), self._u64(size // 4), self._u32(seed), counters
+        )
 
     def spin(self, milliseconds: float, stream: int) -> None:
         """Keep the stream busy for that long."""
