@@ -1,7 +1,7 @@
 """Every pool × backend that the one suite here holds to the same promises.
 
-A new pool or backend is one entry of KINDS: a name, how to open its device, the options of the pool and, where
-it is not vram.Pool, the class. Kinds that need hardware carry a mark.
+A new pool or backend is one entry of KINDS: a name, how to open its device, the options of the pool and,
+where it is not vram.Pool, the class. Kinds that need hardware carry a mark.
 """
 
 from __future__ import annotations

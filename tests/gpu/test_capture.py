@@ -1,5 +1,6 @@
-"""CUDA graphs: inside a capture the pool makes no forbidden call, and what a graph uses is the graph's while it
-lives. Captured by PyTorch in its strictest mode, and by vram itself.
+"""CUDA graphs: inside a capture the pool makes no forbidden call, and what a graph uses stays its own.
+
+Captured by PyTorch in its strictest mode, and by vram itself.
 """
 
 from __future__ import annotations

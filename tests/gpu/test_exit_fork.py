@@ -1,4 +1,4 @@
-"""Exit, fork and spawn with a real GPU in use: the end is quiet and quick, the child never calls the driver."""
+"""Exit, fork and spawn with a GPU in use: the end is quiet and quick, the child never calls the driver."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The soak: threads × streams close to a limit, for as long as VRAM_SOAK_SECONDS says; every byte is checked.
 
-Buffers are filled and checked by kernels on their own and on recorded streams, freed here and by other threads,
-while memory is trimmed and merged. Each thread launches its own work; the pool is what they share.
+Buffers are filled and checked by kernels on their own and on recorded streams, freed here and by other
+threads, while memory is trimmed and merged. Each thread launches its own work; the pool is what they share.
 """
 
 from __future__ import annotations

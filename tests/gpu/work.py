@@ -1,6 +1,6 @@
 """Kernels for the tests here: write a pattern, count what differs from it, take time.
 
-Compiled by CuPy and launched on any stream of the process by its handle. Order and memory are the tests' business.
+Compiled by CuPy and launched on any stream of the process by its handle. Order and memory are for the tests.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Work:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Launch each once: the driver loads a kernel at its first launch, which a capture would not allow."""
+        """Launch each once: the driver loads a kernel at its first launch, which a capture may not allow."""
         scratch = self._cupy.zeros(128, self._cupy.uint32)
         self.fill(scratch.data.ptr, 512, 1, 0)
         self.check(scratch.data.ptr, 512, 1, 0)
@@ -127,7 +127,7 @@ class Marked:
 
 
 class Bytes:
-    """Device memory as other libraries take it: torch.as_tensor(Bytes(...), device="cuda"), cupy.asarray, …"""
+    """Device memory as other libraries take it: torch.as_tensor(Bytes(…), device="cuda"), cupy.asarray, …"""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
