@@ -1,6 +1,7 @@
 """Every pool × backend that the one suite here holds to the same promises.
 
-A new pool or backend is one entry of KINDS: a name, how to open its device, and the options of the pool.
+A new pool or backend is one entry of KINDS: a name, how to open its device, the options of the pool and,
+where it is not vram.Pool, the class. Kinds that need hardware carry a mark.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import vram
 from vram import Device, Pool
 
 CAPACITY = "8GiB"
@@ -22,13 +22,20 @@ class Kind:
     name: str
     device: Callable[[], Device]
     options: dict[str, Any] = field(default_factory=dict)
+    build: Callable[..., Any] = Pool
+    marks: tuple[pytest.MarkDecorator, ...] = ()
 
-    def make(self, **more: Any) -> Pool:
-        return vram.Pool(self.device(), **{**self.options, **more})
+    def make(self, **more: Any) -> Any:
+        """A new pool of this kind; `more` options go over its own."""
+        return self.build(self.device(), **{**self.options, **more})
 
 
 def host() -> Device:
     return Device("host")
+
+
+def cuda() -> Device:
+    return Device("cuda:0")
 
 
 def model(**options: Any) -> Callable[[], Device]:
@@ -44,6 +51,17 @@ KINDS = [
     Kind("host-uncached", host, {"stream_cache": 0}),
     Kind("host-journal", host, {"journal": 64, "stacks": "python"}),
     Kind("host-zeroing", host, {"zero_on_allocate": True, "zero_on_free": True}),
+    *(
+        Kind(name, cuda, options, marks=(pytest.mark.gpu,))
+        for name, options in {
+            "cuda": {},
+            "cuda-plain": {"pages": False},
+            "cuda-wait": {"cross_stream": "wait"},
+            "cuda-never": {"cross_stream": "never"},
+            "cuda-limit": {"limit": "512MiB"},
+            "cuda-uncached": {"stream_cache": 0},
+        }.items()
+    ),
     Kind("model", model()),
     Kind("model-plain", model(pages=False)),
     Kind("model-wait", model(), {"cross_stream": "wait"}),
@@ -62,7 +80,7 @@ def left_on(device: Device) -> dict[str, int]:
     return {name: number for name, number in counts.items() if number and name not in ("streams", "queued")}
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+@pytest.fixture(params=[pytest.param(kind, id=kind.name, marks=kind.marks) for kind in KINDS])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
