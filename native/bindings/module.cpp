@@ -8,4 +8,5 @@ NB_MODULE(_native, module) {
   vram::bind_devices(module);
   vram::bind_pool(module);
   vram::bind_replay(module);
+  vram::bind_bench(module);
 }
