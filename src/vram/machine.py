@@ -58,7 +58,7 @@ def describe_device(device: Device) -> dict[str, Any]:
         "total_bytes": device.total_memory,
         "free_bytes": device.free_memory,
         "pages": device.pages,
-        "no_pages": device.backend.no_pages,
+        "no_pages": "" if device.pages else device.backend.no_pages or "the device has no pages",
         "page_sizes": list(PAGE_SIZES) if device.pages else [],
     }
     if device.kind == "cuda":

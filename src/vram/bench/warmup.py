@@ -102,6 +102,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             Column("slowest", "slowest", "ns"),
         ],
         rows,
-        "Each allocation is timed alone, so the clock's own cost is in every figure. The very first call also "
-        "finds the processor's caches cold, whatever the pool did: compare it with that of the pool in use.",
+        "Each allocation is timed alone, so the clock's own cost is in every figure. The very first "
+        "call also finds cold processor caches, whatever the pool did: compare it with the pool in use.",
     )

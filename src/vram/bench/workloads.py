@@ -135,14 +135,19 @@ for i, old in last:
 return clock() - start
 """
 
-# Who is refused lets its oldest block go and tries again, as a program under pressure must.
+# Who is refused while filling does without; later it lets its oldest block go and tries again, as a program
+# under pressure must.
 _PRESSURE = """
 live, refused = {{}}, 0
 for name, size in fill:
-    live[name] = {make}
+    try:
+        live[name] = {make}
+    except out_of_memory:
+        refused += 1
 for name, old in thinned:
-    block = live.pop(name)
-    {drop}
+    block = live.pop(name, None)
+    if block is not None:
+        {drop}
 start = clock()
 for name, size, victims in churn:
     for each, old in victims:
