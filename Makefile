@@ -87,8 +87,10 @@ NATIVE_BENCHMARKS = $(patsubst benchmarks/native/%.cpp,bench_%,$(wildcard benchm
 bench: setup
 	@$(call configure,bench,-DVRAM_MODULE=OFF)
 	@[ -z "$(NATIVE_BENCHMARKS)" ] || $(BIN)/ninja -C build/bench --quiet $(NATIVE_BENCHMARKS)
-	@for file in benchmarks/*.py; do \
-	  if [ -e "$$file" ]; then echo "== $$file"; $(BIN)/python "$$file"; fi; done
+	@for name in hotpath threads scenarios pages warmup; do \
+	  echo "== vram bench $$name"; $(BIN)/vram bench "$$name"; done
+	@echo "== benchmarks/waste.py"
+	@$(BIN)/python benchmarks/waste.py
 
 # ---- checks and tests -----------------------------------------------------------------------------
 

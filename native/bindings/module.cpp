@@ -9,4 +9,5 @@ NB_MODULE(_native, module) {
   vram::bind_plug(module);
   vram::bind_pool(module);
   vram::bind_replay(module);
+  vram::bind_bench(module);
 }

@@ -378,3 +378,26 @@ def set_watcher(watcher: object | None) -> None:
 
 def replay(op: Any, id: Any, size: Any, stream: Any, time_us: Any, completed_us: Any, streams: int, capacity: int, conf: dict[str, Any], lag_us: float) -> dict[str, Any]:
     """Run a recorded program through the real pool on a model device."""
+
+def bench_pairs(pool: object, scenario: str) -> float:
+    """
+    One run of a scenario in C++ on the default stream: nanoseconds a pair.
+    """
+
+def bench_driver_pairs(backend: CudaBackend, scenario: str) -> float:
+    """
+    The same through cuMemAllocFromPoolAsync and cuMemFreeAsync, from a pool of their own.
+    """
+
+def bench_threads(pool: object, streams: Sequence[int], hand_over: bool, batches: int) -> tuple[float, float, float]:
+    """
+    One run of a thread for each stream: wall and processor nanoseconds a pair, and the share of the blocks that another thread freed.
+    """
+
+def bench_layer() -> tuple[list[int], list[int], int]:
+    """
+    A layer of the transformer step: sizes kept until the way back, sizes of its temporaries, layers.
+    """
+
+def bench_swaps() -> list[tuple[int, int]]:
+    """The scenario of variable sizes: (slot, bytes) of each replacement."""

@@ -171,7 +171,13 @@ class Pool(_native.PoolCore):
 
     def stats(self) -> Stats:
         """The statistics now, under the keys of torch.cuda.memory_stats and our own."""
-        return Stats(self._peaks.raw_stats(self))
+        return Stats(self._peaks.raw_stats(self), self._why_no_pages())
+
+    def _why_no_pages(self) -> str:
+        """Empty where pages are mapped, or the pool does not say."""
+        if self.device.pages:
+            return "" if self.config().get("pages", True) else "plain segments: the option pages is off"
+        return f"plain segments: {self.device.backend.no_pages or 'the device has no pages'}"
 
     def reset_peak(self) -> None:
         """Let all peaks start anew from what is current. Measurements under way keep theirs."""
