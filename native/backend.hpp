@@ -23,7 +23,9 @@ struct DeviceInfo {
   bool pages = false;             // the page calls work
   bool host_accessible = false;   // addresses may be dereferenced by the host
   bool release_waits = false;     // release() waits for work that is running, whosever it is
-  std::string no_pages = {};      // why the page calls do not work, where they do not
+  bool host_writes =
+      false;  // the host writes here out of stream order: a use on a block's own stream counts, too
+  std::string no_pages = {};  // why the page calls do not work, where they do not
 };
 
 class Backend {

@@ -11,6 +11,7 @@
 namespace vram {
 
 void bind_devices(nanobind::module_& module);
+void bind_pin(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vram.manager import MemoryManager as MemoryManager
     from vram.manager import configure as configure
     from vram.manager import get_memory_manager as get_memory_manager
+    from vram.pinned import PinnedPool as PinnedPool
+    from vram.pinned import pin as pin
     from vram.pool import Pool as Pool
     from vram.race import race_check as race_check
     from vram.sizes import format_size as format_size
@@ -50,6 +52,7 @@ _PLACES = {
     "Measurement": "vram.stats",
     "MemoryManager": "vram.manager",
     "OutOfMemory": "vram.errors",
+    "PinnedPool": "vram.pinned",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
     "Snapshot": "vram.snapshot",
@@ -63,6 +66,7 @@ _PLACES = {
     "get_memory_manager": "vram.manager",
     "open": "vram.trace",
     "parse_size": "vram.sizes",
+    "pin": "vram.pinned",
     "race_check": "vram.race",
     "tag": "vram.tags",
 }
@@ -79,6 +83,7 @@ __all__ = [
     "Measurement",
     "MemoryManager",
     "OutOfMemory",
+    "PinnedPool",
     "Pool",
     "RaceError",
     "Snapshot",
@@ -94,6 +99,7 @@ __all__ = [
     "get_memory_manager",
     "open",
     "parse_size",
+    "pin",
     "race_check",
     "replay",
     "tag",

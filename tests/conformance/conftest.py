@@ -1,6 +1,7 @@
 """Every pool × backend that the one suite here holds to the same promises.
 
-A new pool or backend is one entry of KINDS: a name, how to open its device, and the options of the pool.
+A new pool or backend is one entry of KINDS: a name, how to open its device, the options of the pool, and its
+class where that is another than `Pool`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ class Kind:
     name: str
     device: Callable[[], Device]
     options: dict[str, Any] = field(default_factory=dict)
+    pool: Callable[..., Pool] = vram.Pool
 
     def make(self, **more: Any) -> Pool:
-        return vram.Pool(self.device(), **{**self.options, **more})
+        return self.pool(self.device(), **{**self.options, **more})
 
 
 def host() -> Device:
     return Device("host")
+
+
+def cuda() -> Device:
+    return Device("cuda:0")
 
 
 def model(**options: Any) -> Callable[[], Device]:
@@ -52,6 +58,12 @@ KINDS = [
     Kind("model-uncached", model(), {"stream_cache": 0}),
     Kind("model-good-fit", model(), {"best_fit": False}),
     Kind("model-segments", model(), {"segment_size": "64MiB", "max_page": "8MiB", "idle_limit": "64MiB"}),
+    Kind("host-pinned", host, pool=vram.PinnedPool),
+    Kind("host-pinned-traced", host, {"stacks": "python", "cross_stream": "wait"}, pool=vram.PinnedPool),
+    Kind("model-pinned", model(), pool=vram.PinnedPool),
+]
+GPU_KINDS = [
+    Kind("cuda-pinned", cuda, pool=vram.PinnedPool),
 ]
 
 
@@ -62,7 +74,10 @@ def left_on(device: Device) -> dict[str, int]:
     return {name: number for name, number in counts.items() if number and name not in ("streams", "queued")}
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+@pytest.fixture(
+    params=[*KINDS, *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_KINDS)],
+    ids=lambda kind: kind.name,
+)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
