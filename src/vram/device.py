@@ -77,7 +77,7 @@ def _asked(what: Stream | Event | Device) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def host_knows(what: Stream | Event | Device) -> Iterator[None]:
-    """Tell the observer of a wait of the host that is made in the block, by other means than these classes."""
+    """Tell the observer that the host waits for `what` in this block, by other means than these classes."""
     known = _asked(what)
     yield
     known()

@@ -1,7 +1,7 @@
 """Page-locked host memory: `PinnedPool`, a pool of it, and `pin`, which locks memory that exists already.
 
-A GPU copies to and from such memory by itself: several times faster, and without holding up the program. Where
-there is no GPU the same code runs on plain memory. Placement and order are the pool's as ever.
+A GPU copies to and from such memory by itself: several times faster, and without holding up the program.
+Where there is no GPU the same code runs on plain memory. Placement and order are the pool's as ever.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ class PinnedPool(Pool):
 
     `device` is the one whose streams order the copies (by default the default device); the options are those
     of `Pool` but for `pages`, and a `limit` given as a share is one of the machine's memory. Its buffers are
-    NumPy arrays without a copy: `np.asarray(buffer)`. Copies between them and buffers of the device are queued
-    on the stream and return at once. As the host writes here without asking any stream, a freed buffer is
-    reused only when the copies that use it have finished, on its own stream, too. Copies made by other
-    libraries are told with `record_stream`.
+    NumPy arrays without a copy: `np.asarray(buffer)`. Copies between them and buffers of the device are
+    queued on the stream and return at once. As the host writes here without asking any stream, a freed
+    buffer is reused only when the copies that use it have finished, on its own stream, too. Copies made by
+    other libraries are told with `record_stream`.
     """
+
+    _title = "vram.PinnedPool"
 
     def __new__(cls, device: str | Device | None = None, **config: Any) -> PinnedPool:
         """Choose the variant that records stacks where the options ask for it."""
@@ -71,29 +73,27 @@ class _TracedPinnedPool(_TracedPool, PinnedPool):
 
 
 class Pin(_native.PinCore):
-    """Existing memory that is page-locked until `close()` or the end of a `with` block. Made by `vram.pin`."""
+    """Existing memory, page-locked until `close()` or the end of a `with` block. Made by `vram.pin`."""
 
     def __init__(self, array: Any, device: str | Device | None = None) -> None:
         """Lock the memory of `array`, and keep it exported, so that it cannot be resized away."""
         self.device = device if isinstance(device, Device) else Device(device)
-        self.array = array
         super().__init__(self.device.backend, array)
+        self.array = array
         _refuse_overlap(self)
         try:
             self.lock()
         except DeviceError as error:
             if getattr(error, "native", 0) != ALREADY_LOCKED:
                 raise
-            raise _locked_already(
-                self, "the driver knows it, or a page it shares with other memory"
-            ) from error
+            raise _locked_already(self, "the driver knows it, or a page it shares with more") from error
         _live[id(self)] = (self.ptr, self.size)
 
     def close(self) -> None:
         """Wait for everything queued on the device, then unlock the memory. Again: nothing.
 
-        Whoever else queued copies of it, in whatever library, finds them done. Where the device cannot be waited
-        for, as during a capture, this raises and the memory stays pinned.
+        Whoever else queued copies of it, in whatever library, finds them done. Where the device cannot be
+        waited for, as during a capture, this raises and the memory stays pinned.
         """
         if self.closed:
             return
@@ -108,6 +108,8 @@ class Pin(_native.PinCore):
         self.close()
 
     def __del__(self) -> None:
+        if "array" not in self.__dict__:  # nothing was exported
+            return
         with contextlib.suppress(VramError, AttributeError, TypeError):
             self.close()
 
@@ -117,12 +119,12 @@ class Pin(_native.PinCore):
 
 
 def pin(array: Any, device: str | Device | None = None) -> Pin:
-    """Page-lock the memory of `array` for a scope: `with vram.pin(array) as p: buffer.copy_from(p, stream=s)`.
+    """Page-lock memory for a scope: `with vram.pin(array) as p: buffer.copy_from(p, stream=s)`.
 
     Takes anything with the buffer protocol whose memory is contiguous, writable or not. `p.ptr`, `p.size` and
-    `p.array` say what is pinned, `p.pinned` whether a GPU was told. `Buffer.copy_from(p)` and `copy_to(p)` are
-    then queued on the stream instead of waiting, and copies of `array` by other libraries run at full speed.
-    Leaving the scope waits for everything queued on the device.
+    `p.array` say what is pinned, `p.pinned` whether a GPU was told. `Buffer.copy_from(p)` and `copy_to(p)`
+    are then queued on the stream instead of waiting, and copies of `array` by other libraries run at full
+    speed. Leaving the scope waits for everything queued on the device.
     """
     return Pin(array, device)
 

@@ -53,6 +53,8 @@ class Pool(_native.PoolCore):
     the last Buffer gives the memory back.
     """
 
+    _title = "vram.Pool"
+
     def __new__(cls, device: str | Device | None = None, **config: Any) -> Pool:
         """Choose the variant that records stacks where the options ask for it."""
         traced = cls is Pool and Config(config, ("core", "pool"))["stacks"] == "python"
@@ -221,12 +223,12 @@ class Pool(_native.PoolCore):
 
     def __repr__(self) -> str:
         if "_futures" not in self.__dict__:
-            return "<vram.Pool, not made>"
+            return f"<{self._title}, not made>"
         if self.closed:
-            return f"<vram.Pool on {self.device.name}, closed>"
+            return f"<{self._title} on {self.device.name}, closed>"
         raw: Raw = self.raw_stats()
         held = f"{format_size(raw['live'])} allocated, {format_size(raw['reserved']['current'])} reserved"
-        return f"<vram.Pool on {self.device.name}: {held}>"
+        return f"<{self._title} on {self.device.name}: {held}>"
 
 
 def _checked_count(count: object) -> int:
