@@ -644,7 +644,7 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(owner.lock);
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "record_stream"};
-  if (&user == &owner) return {};
+  if (&user == &owner && !backend_->info().host_writes) return {};
   std::vector<std::uint16_t>& uses = uses_[i];
   if (std::find(uses.begin(), uses.end(), user.number) == uses.end()) uses.push_back(user.number);
   block.used_elsewhere = true;
@@ -737,7 +737,7 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
     for (std::uint32_t n = 0; n < streams_.size(); ++n)
       drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   }
-  const Status status = segments_.trim(keep, finished_);
+  const Status status = segments_.trim(keep, finished_, wait);
   note_reserved(streams_[0]);
   verify();
   return status;
@@ -749,7 +749,7 @@ void Pool::keep_idle_limit() {
   for (std::uint32_t n = 0; n < streams_.size(); ++n)
     idle += segments_.free_page_bytes(static_cast<std::uint16_t>(n));
   if (idle <= config_.idle_limit) return;
-  (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_);
+  (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_, false);
   note_reserved(streams_[0]);
 }
 

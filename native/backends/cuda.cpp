@@ -31,7 +31,10 @@ CudaBackend::CudaBackend(int index) : driver_(CudaDriver::get()) {
   require(driver_.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   process_ = getpid();
   rdma_ = attribute(kCuAttributeRdmaWithVirtualMemory) != 0;
-  info_ = {"cuda:" + std::to_string(index), total, false, false, true, true, {}};
+  info_.name = "cuda:" + std::to_string(index);
+  info_.total_bytes = total;
+  info_.release_waits = true;
+  info_.captures = true;
   info_.no_pages = probe_pages();
   info_.pages = info_.no_pages.empty();
 }

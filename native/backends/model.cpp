@@ -94,6 +94,7 @@ ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
   info_.total_bytes = books_.capacity();
   info_.pages = options.pages;
   info_.captures = true;
+  info_.release_waits = options.release_waits;
   plain_addresses_.next = round_up(options.base, kSlotBytes);
   plain_addresses_.end = plain_addresses_.next + kPlainRoom;
   space_addresses_.next = plain_addresses_.end;
@@ -174,6 +175,11 @@ std::uint64_t ModelBackend::host_waits() {
   return host_waits_;
 }
 
+std::uint64_t ModelBackend::busy_releases() {
+  const std::lock_guard lock(mutex_);
+  return busy_releases_;
+}
+
 double ModelBackend::host_wait_us() {
   const std::lock_guard lock(mutex_);
   return host_wait_us_;
@@ -240,12 +246,14 @@ Status ModelBackend::reserve(std::uint64_t bytes, Address* out) {
 }
 
 Status ModelBackend::release(Address address, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   Status status;
   if (!begin(kRelease, &status)) return status;
   charge(kRelease, (1.0 - kReserveShare) * plain_price(bytes));
   if (const Code code = books_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
   if (busy(address, bytes)) return {Code::invalid, 0, "release"};
+  busy_releases_ += queued_ > 0 ? 1 : 0;
+  if (info_.release_waits && !finish_all(lock)) return {Code::failed, 0, "release"};
   books_.release(address);
   plain_addresses_.give(address, bytes);
   return kOk;
@@ -615,6 +623,10 @@ bool ModelBackend::step(StreamHandle stream) {
 
 bool ModelBackend::run_all() {
   Lock lock(mutex_);
+  return finish_all(lock);
+}
+
+bool ModelBackend::finish_all(Lock& lock) {
   if (schedule_ == Schedule::manual) {
     return run_until([this] { return queued_ == 0; }, lock);
   }

@@ -51,6 +51,7 @@ struct ModelOptions {
   bool pages = true;
   Schedule schedule = Schedule::lag;
   double lag_us = 5000.0;
+  bool release_waits = false;       // release() waits for everything that is queued, as a driver's does
   Address base = 0x1000'0000'0000;  // of all its addresses, which stay below base + 96 TiB
 };
 
@@ -155,6 +156,8 @@ class ModelBackend : public Backend {
   double memory_us();
   std::uint64_t host_waits();  // synchronize calls that had to wait
   double host_wait_us();
+  // Calls of release made while work was queued, whosever it was.
+  std::uint64_t busy_releases();
 
   ModelCounts counts();
   bool check(std::string* why);
@@ -256,6 +259,7 @@ class ModelBackend : public Backend {
   bool step_locked(StreamHandle handle, Lock& lock);
   bool step_round(Lock& lock);
   void settle(Lock& lock);
+  bool finish_all(Lock& lock);
   void move_clock(double us, Lock& lock);
   template <class Reached>
   bool run_until(Reached reached, Lock& lock);
@@ -291,6 +295,7 @@ class ModelBackend : public Backend {
   double memory_us_ = 0;
   std::uint64_t host_waits_ = 0;
   double host_wait_us_ = 0;
+  std::uint64_t busy_releases_ = 0;
   std::vector<Failure> failures_;
 };
 

@@ -17,6 +17,7 @@
 #include "backends/cuda.hpp"
 #include "backends/host.hpp"
 #include "backends/model.hpp"
+#include "backends/pinned.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
 
@@ -472,13 +473,30 @@ void bind_host(nb::module_& module) {
       .def("check", &check<HostBackend>, "What is wrong with its books, or None.");
 }
 
+// What is launched through it runs on the device's streams, and is theirs to raise.
+std::shared_ptr<PinnedBackend> make_pinned(Backend& device, unsigned threads) {
+  auto made = make_bound<PinnedBackend>(bound(device).threaded, backend_of(device), threads);
+  bound(*made).launches = bound(device).launches;
+  return made;
+}
+
+void bind_pinned(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<PinnedBackend, Backend>(module, "PinnedBackend",
+                                     "Host memory in the order of a device's streams, page-locked for a GPU.")
+      .def(nb::new_(&make_pinned), "device"_a, "threads"_a = 0)
+      .def_prop_ro("pinned", &PinnedBackend::pinned, "Whether the memory is page-locked.");
+}
+
 // ---- the model's controls -----------------------------------------------------------------------------
 
-std::shared_ptr<ModelBackend> make_model(std::uint64_t capacity, bool pages, double lag_us, bool manual) {
+std::shared_ptr<ModelBackend> make_model(std::uint64_t capacity, bool pages, double lag_us, bool manual,
+                                         bool release_waits) {
   ModelOptions options;
   options.pages = pages;
   options.lag_us = lag_us;
   options.schedule = manual ? Schedule::manual : Schedule::lag;
+  options.release_waits = release_waits;
   return make_bound<ModelBackend>(false, capacity, options);
 }
 
@@ -554,6 +572,7 @@ void bind_failures_and_counts(nb::class_<ModelBackend, Backend>& type) {
       .def("memory_us", &ModelBackend::memory_us)
       .def("host_waits", &ModelBackend::host_waits)
       .def("host_wait_us", &ModelBackend::host_wait_us)
+      .def("busy_releases", &ModelBackend::busy_releases, "Calls of release made while work was queued.")
       .def("counts", &counts, "What exists now, by name.")
       .def("check", &check<ModelBackend>, "What is wrong with its books, or None.");
 }
@@ -594,7 +613,8 @@ void bind_model(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<ModelBackend, Backend> type(module, "ModelBackend",
                                          "Addresses only, a virtual clock, failures on demand.");
-  type.def(nb::new_(&make_model), "capacity"_a, "pages"_a = true, "lag_us"_a = 5000.0, "manual"_a = false)
+  type.def(nb::new_(&make_model), "capacity"_a, "pages"_a = true, "lag_us"_a = 5000.0, "manual"_a = false,
+           "release_waits"_a = false)
       .def("synchronize", [](ModelBackend& model) {
         without_gil("synchronise the device",
                     [&] { return model.run_all() ? Status{} : Status{Code::failed, 0, "synchronize"}; });
@@ -746,6 +766,7 @@ void bind_devices(nb::module_& module) {
   bind_cuda(module);
   bind_host(module);
   bind_model(module);
+  bind_pinned(module);
   module.def("stop_launches", &stop_launches, "Called once at exit; see vram/device.py.");
   // The threads that would have run them do not exist in the child of a fork.
   pthread_atfork(nullptr, nullptr, [] { calls_under_way = 0; });

@@ -42,6 +42,17 @@ extern PyTypeObject* buffer_type;
 PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
                       std::uint32_t tag);
 
+// Memory under a vram.pin: in the order of the device it was pinned for.
+struct PinnedSpan {
+  PyObject* memory;  // borrowed; null: the pin is closed
+  const Backend* order;
+  Address address;
+  std::uint64_t size;
+  bool writable;
+};
+// False where the object is no pin.
+bool pinned_span(PyObject* object, PinnedSpan* out);
+
 // Argument conversion. Each sets a Python error and returns false where it fails.
 bool size_from(PyObject* object, std::uint64_t* out);
 bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out);

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from vram.manager import MemoryManager as MemoryManager
     from vram.manager import configure as configure
     from vram.manager import get_memory_manager as get_memory_manager
+    from vram.pinned import PinnedPool as PinnedPool
+    from vram.pinned import pin as pin
     from vram.pool import Pool as Pool
     from vram.race import race_check as race_check
     from vram.sizes import format_size as format_size
@@ -52,6 +54,7 @@ _PLACES = {
     "Measurement": "vram.stats",
     "MemoryManager": "vram.manager",
     "OutOfMemory": "vram.errors",
+    "PinnedPool": "vram.pinned",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
     "Snapshot": "vram.snapshot",
@@ -65,6 +68,7 @@ _PLACES = {
     "get_memory_manager": "vram.manager",
     "open": "vram.trace",
     "parse_size": "vram.sizes",
+    "pin": "vram.pinned",
     "race_check": "vram.race",
     "tag": "vram.tags",
 }
@@ -82,6 +86,7 @@ __all__ = [
     "Measurement",
     "MemoryManager",
     "OutOfMemory",
+    "PinnedPool",
     "Pool",
     "RaceError",
     "Snapshot",
@@ -97,6 +102,7 @@ __all__ = [
     "get_memory_manager",
     "open",
     "parse_size",
+    "pin",
     "race_check",
     "replay",
     "tag",

@@ -136,7 +136,7 @@ class HostBackend(Backend):
 class ModelBackend(Backend):
     """Addresses only, a virtual clock, failures on demand."""
 
-    def __init__(self, capacity: int, pages: bool = True, lag_us: float = 5000.0, manual: bool = False) -> None: ...
+    def __init__(self, capacity: int, pages: bool = True, lag_us: float = 5000.0, manual: bool = False, release_waits: bool = False) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -183,6 +183,9 @@ class ModelBackend(Backend):
 
     def host_wait_us(self) -> float: ...
 
+    def busy_releases(self) -> int:
+        """Calls of release made while work was queued."""
+
     def counts(self) -> dict[str, int]:
         """What exists now, by name."""
 
@@ -200,8 +203,47 @@ class ModelBackend(Backend):
     def refused_in_capture(self) -> int:
         """Calls that a capture forbids and that were made all the same."""
 
+class PinnedBackend(Backend):
+    """Host memory in the order of a device's streams, page-locked for a GPU."""
+
+    def __init__(self, device: Backend, threads: int = 0) -> None: ...
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the memory is page-locked."""
+
 def stop_launches() -> None:
     """Called once at exit; see vram/device.py."""
+
+class PinCore:
+    """The native part of vram.pin."""
+
+    def __init__(self, device: Backend, memory: object) -> None: ...
+
+    def lock(self) -> None: ...
+
+    def unlock(self) -> None:
+        """Wait for everything queued on the device, then let go of the memory."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first byte."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether copies may go into it."""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is page-locked for a GPU now."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
 
 def plug_set_pool(device: int, pool: object | None) -> None:
     """

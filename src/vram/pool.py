@@ -53,6 +53,8 @@ class Pool(_native.PoolCore):
     the last Buffer gives the memory back.
     """
 
+    _title = "vram.Pool"
+
     def __new__(cls, device: str | Device | None = None, **config: Any) -> Pool:
         """Choose the variant that records stacks where the options ask for it."""
         traced = cls is Pool and Config(config, ("core", "pool"))["stacks"] == "python"
@@ -63,11 +65,16 @@ class Pool(_native.PoolCore):
         """Make a pool; it takes nothing from the device before the first allocation."""
         settings = Config(config, ("core", "pool"))
         place = device if isinstance(device, Device) else Device(device)
-        super().__init__(place, settings.core_options(place.total_memory))
+        self._memory = self._memory_of(place)
+        super().__init__(place, settings.core_options(self._memory.total_bytes), self._memory)
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         place.on_stream_close(self._stream_closing)
+
+    def _memory_of(self, place: Device) -> _native.Backend:
+        """Where the memory comes from: the device itself."""
+        return place.backend
 
     def _stream_closing(self, handle: int) -> None:
         self.retire_stream(handle)
@@ -140,7 +147,7 @@ class Pool(_native.PoolCore):
     @limit.setter
     def limit(self, value: int | float | str | None) -> None:
         read = read_options({"limit": value})["limit"]
-        self.set_limit(limit_bytes(read, self.device.total_memory))
+        self.set_limit(limit_bytes(read, self._memory.total_bytes))
 
     def trim(self, to: int | str = 0, *, wait: bool = False) -> int:
         """Give unused memory back until at most `to` bytes are reserved; returns how many bytes went.
@@ -234,12 +241,12 @@ class Pool(_native.PoolCore):
 
     def __repr__(self) -> str:
         if "_futures" not in self.__dict__:
-            return "<vram.Pool, not made>"
+            return f"<{self._title}, not made>"
         if self.closed:
-            return f"<vram.Pool on {self.device.name}, closed>"
+            return f"<{self._title} on {self.device.name}, closed>"
         raw: Raw = self.raw_stats()
         held = f"{format_size(raw['live'])} allocated, {format_size(raw['reserved']['current'])} reserved"
-        return f"<vram.Pool on {self.device.name}: {held}>"
+        return f"<{self._title} on {self.device.name}: {held}>"
 
 
 def _checked_count(count: object) -> int:
