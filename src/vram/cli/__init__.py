@@ -8,6 +8,7 @@ from __future__ import annotations
 import rich_click as click
 
 from .console import Commands
+from .lab import lab_command
 from .replay import replay_command
 
 __all__ = ["main"]
@@ -19,4 +20,5 @@ def main() -> None:
     """GPU memory: replay what a program allocated, and see what it would cost."""
 
 
+main.add_command(lab_command)
 main.add_command(replay_command)
