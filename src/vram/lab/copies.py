@@ -37,14 +37,14 @@ def _judge_pinned(seen: Observation) -> Judgement:
         f"{seen['pinned_upload_gb_s']:.1f} and {seen['pinned_download_gb_s']:.1f} pinned"
     )
     calls = (
-        f"behind a {seen['kernel_ms']:.0f} ms kernel the call keeps the host "
+        f"Behind a {seen['kernel_ms']:.0f} ms kernel the call keeps the host "
         f"{seen['pageable_upload_call_ms']:.2f} ms pageable, {seen['pinned_upload_call_ms']:.2f} ms pinned"
     )
     if pageable and not pinned:
         return "holds", f"{calls}; {speeds}."
     if pinned:
-        return "does not hold", f"Pinned copies block too: {calls}; {speeds}."
-    return "depends", f"Pageable copies do not always block: {calls}; {speeds}."
+        return "does not hold", f"{calls}: pinned copies block too; {speeds}."
+    return "depends", f"{calls}: pageable copies do not always block; {speeds}."
 
 
 @experiment(

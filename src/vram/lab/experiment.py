@@ -108,7 +108,6 @@ class Experiment:
         finally:
             with contextlib.suppress(DeviceError):
                 bench.device.synchronize()
-        sentence = sentence[:1].upper() + sentence[1:]
         return Result(self, observation, verdict, sentence, seconds=time.perf_counter() - start)
 
 

@@ -55,7 +55,7 @@ def _judge_growth(seen: Observation) -> Judgement:
         return "does not hold", f"{seen['wrong_words']:.0f} words were lost in growing."
     ratio = seen["copy_ms"] / seen["in_place_ms"]
     text = (
-        f"from {seen['from_mib']:.0f} to {seen['to_mib']:.0f} MiB in {seen['in_place_ms']:.2f} ms in place, "
+        f"From {seen['from_mib']:.0f} to {seen['to_mib']:.0f} MiB in {seen['in_place_ms']:.2f} ms in place, "
         f"{seen['copy_ms']:.2f} ms by allocating, copying and freeing ({ratio:.1f} times), which needs "
         f"{seen['copy_peak_mib']:.0f} MiB at once; both with zeros written to the new part."
     )

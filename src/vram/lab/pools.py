@@ -81,15 +81,15 @@ def _judge_high_water(seen: Observation) -> Judgement:
     refused = seen["status_of_setting"] != 0
     reset = seen["status_of_resetting"] == 0 and seen["high_after_reset"] < seen["high_before"]
     text = (
-        f"setting it answers {seen['status_of_setting']:.0f}, resetting {seen['status_of_resetting']:.0f}; "
+        f"Setting it answers {seen['status_of_setting']:.0f}, resetting {seen['status_of_resetting']:.0f}; "
         f"the mark goes from {format_size(int(seen['high_before']))} to "
         f"{format_size(int(seen['high_after_reset']))}, what is reserved then."
     )
     if refused and reset:
         return "holds", text
     if not refused:
-        return "does not hold", f"It can be set: {text}"
-    return "depends", f"It can be neither set nor reset: {text}"
+        return "does not hold", f"{text} It can be set."
+    return "depends", f"{text} It can be neither set nor reset."
 
 
 @experiment(

@@ -26,7 +26,7 @@ def _judge_synchronous(seen: Observation) -> Judgement:
     usable, back = seen["usable_at_return"] == 1, seen["given_back_at_return"] == 1
     waits = seen["free_ms"] > seen["kernel_ms"] / 2
     free = f"free {'waits' if waits else 'does not wait'} for the kernel ({seen['free_ms']:.2f} ms)"
-    malloc = f"malloc returns after {seen['malloc_ms']:.2f} ms beside a {seen['kernel_ms']:.0f} ms kernel"
+    malloc = f"Malloc returns after {seen['malloc_ms']:.2f} ms beside a {seen['kernel_ms']:.0f} ms kernel"
     if usable and back:
         return "holds", f"{malloc} with memory that works at once; {free}, and the memory is back on return."
     if not usable and not back:
