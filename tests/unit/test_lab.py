@@ -50,7 +50,8 @@ def waits(*who: bool) -> Observation:
 
 def chain(with_malloc: float) -> Observation:
     times = {"chain_with_malloc_ms": with_malloc, "chain_with_malloc_and_free_ms": 40}
-    return seen(chain_alone_ms=30, mallocs=64, **times)
+    launches = {"launch_us": 5, "launch_beside_malloc_us": 6}
+    return seen(chain_alone_ms=30, mallocs=64, **times, **launches)
 
 
 def copies(pageable: float, pinned: float) -> Observation:

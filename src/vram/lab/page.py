@@ -64,12 +64,12 @@ def _table(columns: Any, rows: Any) -> Iterator[str]:
 
 # ---- words for numbers, shared with the terminal ----------------------------------------------------------
 
-UNIT_SUFFIXES = {"ms": "_ms", "MiB": "_mib", "GB/s": "_gb_s"}
+UNIT_SUFFIXES = ("_ms", "_us", "_mib", "_gb_s")
 
 
 def label(name: str) -> str:
     """`chain_alone_ms` as "chain alone"."""
-    for suffix in UNIT_SUFFIXES.values():
+    for suffix in UNIT_SUFFIXES:
         name = name.removesuffix(suffix)
     return name.replace("_", " ")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from ctypes import addressof, c_char
@@ -253,63 +254,88 @@ STALLED, UNDISTURBED = 1.25, 1.10
 """A chain that takes this many times as long was stalled; up to the second number it was left alone."""
 
 
+GROWTH, MOST_MALLOCS = 16 * MIB, 64
+"""What is allocated beside other work: size of a block, and how many at most."""
+
+
 def _judge_stalls(seen: Observation) -> Judgement:
     ratio = seen["chain_with_malloc_ms"] / seen["chain_alone_ms"]
     both = seen["chain_with_malloc_and_free_ms"] / seen["chain_alone_ms"]
     text = (
-        f"a chain of kernels takes {ratio:.2f} times as long beside {seen['mallocs']:.0f} mallocs, "
-        f"{both:.2f} times beside mallocs and frees."
+        f"A chain of kernels takes {ratio:.2f} times as long beside {seen['mallocs']:.0f} mallocs, "
+        f"{both:.2f} times beside mallocs and frees; a launch takes {seen['launch_us']:.1f} µs, and "
+        f"{seen['launch_beside_malloc_us']:.1f} µs while another thread allocates."
     )
     if ratio >= STALLED:
-        return "holds", f"Stalled: {text}"
-    if ratio <= UNDISTURBED:
-        return "does not hold", f"Left alone: {text}"
-    return "depends", f"A little: {text}"
+        return "holds", text
+    return ("does not hold" if ratio <= UNDISTURBED else "depends"), text
 
 
 @experiment("malloc-stalls", "cudaMalloc stalls the other streams.", judge=_judge_stalls)
 def malloc_stalls(bench: Bench) -> Observation:
     """If it did, one stream's growth would show as a gap in all others, and growing ahead would not help."""
-    size, kernels, kernel_ms = 16 * MIB, 100 if bench.quick else 300, 0.1 if bench.on_gpu else 0.5
-    most = 64
-
-    def chain_ms(stream: Stream, step: Callable[[], object] | None) -> float:
-        start = clock_ms()
-        for _ in range(kernels):
-            bench.kernels.spin(stream, kernel_ms)
-        while step is not None and not stream.query():
-            step()
-            time.sleep(0.0002)  # on the host the chain needs Python, too
-        stream.synchronize()
-        return clock_ms() - start
-
     held: list[int] = []
-    mallocs = 0
 
     def malloc() -> None:
-        nonlocal mallocs
-        if len(held) < most:
-            held.append(bench.backend.reserve(size))
-            mallocs += 1
+        if len(held) < MOST_MALLOCS:
+            held.append(bench.backend.reserve(GROWTH))
 
-    def malloc_and_free() -> None:
-        bench.backend.release(bench.backend.reserve(size), size)
+    def malloc_all() -> None:
+        for _ in range(MOST_MALLOCS):
+            malloc()
+
+    def free_all() -> None:
+        while held:
+            bench.backend.release(held.pop(), GROWTH)
 
     with bench.streams(1) as (stream,):
-        chain_ms(stream, None)
-        alone = statistics.median(chain_ms(stream, None) for _ in range(3))
-        with_malloc = chain_ms(stream, malloc)
-        for address in held:
-            bench.backend.release(address, size)
-        with_both = chain_ms(stream, malloc_and_free)
+        _chain_ms(bench, stream)
+        alone = statistics.median(_chain_ms(bench, stream) for _ in range(3))
+        with_malloc = _chain_ms(bench, stream, malloc)
+        mallocs = len(held)
+        free_all()
+        with_both = _chain_ms(
+            bench, stream, lambda: bench.backend.release(bench.backend.reserve(GROWTH), GROWTH)
+        )
+        launch_us = _launch_us(bench, stream, beside=lambda: time.sleep(0.01))
+        beside_us = _launch_us(bench, stream, beside=malloc_all)
+        free_all()
     return Observation(
         {
             "chain_alone_ms": Quantity(alone, "ms"),
             "chain_with_malloc_ms": Quantity(with_malloc, "ms"),
             "chain_with_malloc_and_free_ms": Quantity(with_both, "ms"),
-            "mallocs": Quantity(mallocs, "calls"),
+            "mallocs": Quantity(mallocs, "mallocs"),
+            "launch_us": Quantity(launch_us, "µs"),
+            "launch_beside_malloc_us": Quantity(beside_us, "µs"),
         }
     )
+
+
+def _chain_ms(bench: Bench, stream: Stream, step: Callable[[], object] | None = None) -> float:
+    """How long a chain of short kernels takes while the host repeats `step`."""
+    kernels, kernel_ms = 100 if bench.quick else 300, 0.1 if bench.on_gpu else 0.5
+    start = clock_ms()
+    for _ in range(kernels):
+        bench.kernels.spin(stream, kernel_ms)
+    while step is not None and not stream.query():
+        step()
+        time.sleep(0.0002)  # on the host the chain needs Python, too
+    stream.synchronize()
+    return clock_ms() - start
+
+
+def _launch_us(bench: Bench, stream: Stream, beside: Callable[[], object]) -> float:
+    """The median time of a launch, in microseconds, while another thread does something."""
+    thread = threading.Thread(target=beside)
+    thread.start()
+    spent: list[float] = []
+    while thread.is_alive() or not spent:
+        spent.append(bench.timed(lambda: bench.kernels.spin(stream, 0)))
+        time.sleep(0)  # lets the other thread into Python
+    thread.join()
+    stream.synchronize()
+    return 1e3 * statistics.median(spent)
 
 
 # ---- capture ----------------------------------------------------------------------------------------------
