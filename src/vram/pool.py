@@ -182,9 +182,9 @@ class Pool(_native.PoolCore):
 
     def _why_no_pages(self) -> str:
         """Empty where pages are mapped, or the pool does not say."""
-        if self.device.pages:
+        if self._memory.pages:
             return "" if self.config().get("pages", True) else "plain segments: the option pages is off"
-        return f"plain segments: {self.device.backend.no_pages or 'the device has no pages'}"
+        return f"plain segments: {self._memory.no_pages or 'the device has no pages'}"
 
     def reset_peak(self) -> None:
         """Let all peaks start anew from what is current. Measurements under way keep theirs."""

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-import vram
-from vram import Device, Pool
+from vram import Device, PinnedPool, Pool
 
 CAPACITY = "8GiB"
 
