@@ -72,7 +72,6 @@ class PinnedBackend : public Backend {
   StreamHandle canonical(StreamHandle stream) const override { return device_->canonical(stream); }
   Status capture_of(StreamHandle stream, CaptureId* out) override { return device_->capture_of(stream, out); }
   bool capturing(StreamHandle stream) override { return device_->capturing(stream); }
-  bool capturing(StreamHandle stream) override { return device_->capturing(stream); }
   Status capture_keep(StreamHandle stream, std::function<void()> gone) override {
     return device_->capture_keep(stream, std::move(gone));
   }

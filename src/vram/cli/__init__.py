@@ -9,11 +9,8 @@ import rich_click as click
 
 from .bench import bench_commands
 from .console import Commands
-<<<<<<< HEAD
 from .info import info_command
-=======
 from .lab import lab_command
->>>>>>> lab
 from .replay import replay_command
 
 __all__ = ["main"]
