@@ -391,8 +391,8 @@ def capture(bench: Bench) -> Observation:
             "cudaFree": free,
             "cudaHostAlloc": pinned,
             "cudaHostRegister": register,
-            "cudaMallocAsync and cudaFreeAsync": asynchronous,
-            "vram.Pool.allocate and free": lambda: pool.allocate(size, stream=stream).free(),
+            "cudaMallocAsync": asynchronous,
+            "vram.Pool.allocate": lambda: pool.allocate(size, stream=stream).free(),
         }
         for name, call in calls.items():
             rows.append((name, *_captured(bench, stream, call)))
