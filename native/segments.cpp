@@ -202,7 +202,7 @@ Index Segments::carve(const Spot& spot, Units units) {
 Index Segments::peek(const Want& want) const {
   const int walk = options_.best_fit ? FreeIndex::kWalk : 1;
   const auto find = [&](Band band) {
-    return free_blocks(want.stream, band).find(blocks_, want.padded(), false, walk);
+    return free_blocks(want.stream, band).find(blocks_, want.padded(), walk);
   };
   const Index block = find(want.band);
   return block == 0 && bands_share() ? find(static_cast<Band>(1 - want.band)) : block;

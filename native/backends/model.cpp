@@ -94,6 +94,7 @@ ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
   info_.total_bytes = books_.capacity();
   info_.pages = options.pages;
   info_.release_waits = options.release_waits;
+  info_.captures = true;
   plain_addresses_.next = round_up(options.base, kSlotBytes);
   plain_addresses_.end = plain_addresses_.next + kPlainRoom;
   space_addresses_.next = plain_addresses_.end;
@@ -205,8 +206,12 @@ void ModelBackend::Addresses::give(Address address, std::uint64_t bytes) {
   free[std::countr_zero(std::bit_ceil(bytes))].push_back(address);
 }
 
-// Whether queued work touches the range.
+// Whether queued work, or a graph that may be launched again, touches the range.
 bool ModelBackend::busy(Address address, std::uint64_t bytes) const {
+  for (const auto& [id, graph] : graphs_)
+    for (const Operation& operation : graph.operations)
+      for (const Touch& touch : operation.touches)
+        if (touch.bytes > 0 && overlap(address, bytes, touch.address, touch.bytes)) return true;
   if (queued_ == 0) return false;
   for (const auto& stream : streams_) {
     for (const Operation& operation : stream->operations) {
@@ -371,7 +376,7 @@ Status ModelBackend::stream_destroy(StreamHandle handle) {
 Status ModelBackend::stream_query(StreamHandle handle) {
   const std::lock_guard lock(mutex_);
   Status status;
-  if (!begin(kStreamQuery, &status)) return status;
+  if (!begin(kStreamQuery, &status) || refuse_captured(handle, kStreamQuery, &status)) return status;
   charge(kStreamQuery, kQueryUs);
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_query"};
@@ -382,7 +387,7 @@ Status ModelBackend::stream_query(StreamHandle handle) {
 Status ModelBackend::stream_wait(StreamHandle handle, EventHandle event) {
   const std::lock_guard lock(mutex_);
   Status status;
-  if (!begin(kStreamWait, &status)) return status;
+  if (!begin(kStreamWait, &status) || refuse_captured(handle, kStreamWait, &status)) return status;
   charge(kStreamWait, kStreamWaitUs);
   Stream* stream = stream_of(handle);
   const Event* mark = events_.find(event);
@@ -422,7 +427,7 @@ Status ModelBackend::event_destroy(EventHandle event) {
 Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
   const std::lock_guard lock(mutex_);
   Status status;
-  if (!begin(kEventRecord, &status)) return status;
+  if (!begin(kEventRecord, &status) || refuse_captured(handle, kEventRecord, &status)) return status;
   charge(kEventRecord, kEventRecordUs);
   Stream* stream = stream_of(handle);
   Event* mark = events_.find(event);
@@ -451,7 +456,8 @@ Status ModelBackend::event_query(EventHandle event) {
 Status ModelBackend::stream_synchronize(StreamHandle handle) {
   Lock lock(mutex_);
   Status status;
-  if (!begin(kStreamSynchronize, &status)) return status;
+  if (!begin(kStreamSynchronize, &status) || refuse_captured(handle, kStreamSynchronize, &status))
+    return status;
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_synchronize"};
   return wait_for(kStreamSynchronize, handle, stream->queued, stream->tail, lock);
@@ -487,6 +493,10 @@ Status ModelBackend::wait_for(Call call, StreamHandle handle, std::uint64_t posi
 
 // Under the lag schedule only work is queued, and the stream's tail says when it finishes.
 void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
+  if (Graph* graph = capture_on(handle)) {
+    graph->operations.push_back(std::move(operation));
+    return;
+  }
   Stream& stream = *streams_[handle];
   if (schedule_ == Schedule::lag) {
     stream.tail = std::max(stream.tail, now_us_ + lag_us_);

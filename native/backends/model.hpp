@@ -121,6 +121,18 @@ class ModelBackend : public Backend {
   // (lag). True when nothing is left.
   bool run_all();
 
+  // ---- graphs ------------------------------------------------------------------------------------
+  // While a stream is captured its work goes into the graph; to ask, mark or wait for the stream is refused
+  // with Code::capturing and counted. What a live graph touches can be neither released nor unmapped.
+  Status capture_of(StreamHandle stream, CaptureId* out) override;
+  bool capturing(StreamHandle stream) override;
+  Status capture_keep(StreamHandle stream, std::function<void()> gone) override;
+  Status capture_begin(StreamHandle stream);
+  Status capture_end(StreamHandle stream, std::uint64_t* graph);
+  Status graph_launch(std::uint64_t graph, StreamHandle stream);  // queues everything captured, in order
+  Status graph_destroy(std::uint64_t graph);                      // what was launched still runs
+  std::uint64_t refused_in_capture();
+
   // ---- the clock, in microseconds; it never goes back ---------------------------------------------
   double now();
   void advance(double us);
@@ -208,6 +220,14 @@ class ModelBackend : public Backend {
     std::uint64_t done = 0;           // operations ever executed
     std::list<Operation> operations;  // queued - done of them, less the one being executed
   };
+  struct Graph {
+    StreamHandle stream = 0;  // under capture; kNoStream afterwards
+    std::vector<Operation> operations;
+    std::vector<std::function<void()>> gone;
+    std::uint64_t running = 0;  // launches not yet executed
+    bool destroyed = false;
+  };
+  static constexpr StreamHandle kNoStream = ~StreamHandle{0};
   struct Event {
     StreamHandle stream = 0;
     std::uint64_t position = 0;  // manual: passed when the stream has done that many
@@ -223,6 +243,9 @@ class ModelBackend : public Backend {
   };
   using Lock = std::unique_lock<std::mutex>;
 
+  Graph* capture_on(StreamHandle stream);
+  bool refuse_captured(StreamHandle stream, Call call, Status* status);
+  void drop_graph(std::uint64_t id, Lock& lock);
   bool begin(Call call, Status* status);
   void charge(Call call, double us);
   Stream* stream_of(StreamHandle handle);
@@ -254,7 +277,10 @@ class ModelBackend : public Backend {
   std::vector<std::unique_ptr<Stream>> streams_;  // by handle; never reused
   std::uint64_t streams_alive_ = 1;
   HandleTable<Event> events_;
-  std::uint64_t queued_ = 0;  // operations in all streams
+  std::uint64_t queued_ = 0;                         // operations in all streams
+  std::unordered_map<std::uint64_t, Graph> graphs_;  // live ones and those under capture
+  std::uint64_t last_graph_ = 0;
+  std::uint64_t refused_in_capture_ = 0;
   std::uint64_t next_sequence_ = 0;
   std::uint64_t next_own_id_ = kFirstOwnId;
   std::vector<std::uint64_t> executed_;

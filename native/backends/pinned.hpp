@@ -71,6 +71,7 @@ class PinnedBackend : public Backend {
   const Backend* order() const override { return device_->order(); }
   StreamHandle canonical(StreamHandle stream) const override { return device_->canonical(stream); }
   Status capture_of(StreamHandle stream, CaptureId* out) override { return device_->capture_of(stream, out); }
+  bool capturing(StreamHandle stream) override { return device_->capturing(stream); }
   Status capture_keep(StreamHandle stream, std::function<void()> gone) override {
     return device_->capture_keep(stream, std::move(gone));
   }

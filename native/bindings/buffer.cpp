@@ -247,13 +247,12 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   Status status;
   if (self->size != 0) {
     const auto host = reinterpret_cast<Address>(view.buf);
+    // The copy itself may wait for the stream, and so for a Python function that needs the GIL.
+    Py_BEGIN_ALLOW_THREADS;
     status = backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size,
                           stream);
-    if (status.ok()) {
-      Py_BEGIN_ALLOW_THREADS;
-      status = backend.stream_synchronize(stream);
-      Py_END_ALLOW_THREADS;
-    }
+    if (status.ok()) status = backend.stream_synchronize(stream);
+    Py_END_ALLOW_THREADS;
   }
   PyBuffer_Release(&view);
   if (!status.ok()) return raise(status, from_other ? "copy from host memory" : "copy to host memory");

@@ -577,6 +577,38 @@ void bind_failures_and_counts(nb::class_<ModelBackend, Backend>& type) {
       .def("check", &check<ModelBackend>, "What is wrong with its books, or None.");
 }
 
+void bind_model_graphs(nb::class_<ModelBackend, Backend>& type) {
+  using namespace nb::literals;
+  type.def(
+          "capture_begin",
+          [](ModelBackend& model, StreamHandle stream) {
+            require_ok(model.capture_begin(stream), "begin a capture");
+          },
+          "stream"_a)
+      .def(
+          "capture_end",
+          [](ModelBackend& model, StreamHandle stream) {
+            std::uint64_t graph = 0;
+            require_ok(model.capture_end(stream, &graph), "end the capture");
+            return graph;
+          },
+          "stream"_a)
+      .def(
+          "graph_launch",
+          [](ModelBackend& model, std::uint64_t graph, StreamHandle stream) {
+            require_ok(model.graph_launch(graph, stream), "launch a graph");
+          },
+          "graph"_a, "stream"_a)
+      .def(
+          "graph_destroy",
+          [](ModelBackend& model, std::uint64_t graph) {
+            without_gil("destroy a graph", [&] { return model.graph_destroy(graph); });
+          },
+          "graph"_a)
+      .def("refused_in_capture", &ModelBackend::refused_in_capture,
+           "Calls that a capture forbids and that were made all the same.");
+}
+
 void bind_model(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<ModelBackend, Backend> type(module, "ModelBackend",
@@ -590,6 +622,7 @@ void bind_model(nb::module_& module) {
       });
   bind_schedule(type);
   bind_failures_and_counts(type);
+  bind_model_graphs(type);
 }
 
 // For exit, while Python still runs: functions under way finish, later ones are refused, and from

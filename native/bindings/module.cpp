@@ -7,6 +7,8 @@ NB_MODULE(_native, module) {
   module.doc() = "The native core of vram. Private: use the classes of the vram package.";
   vram::bind_devices(module);
   vram::bind_pin(module);
+  vram::bind_plug(module);
   vram::bind_pool(module);
   vram::bind_replay(module);
+  vram::bind_bench(module);
 }

@@ -16,6 +16,7 @@ namespace vram {
 struct PyPool {
   PyObject_HEAD std::shared_ptr<Allocator> pool;
   Pool* quick;             // the same pool where it has fast paths, else null
+  bool captures;           // streams can be captured, so they are asked before each allocation
   PyObject* device;        // strong
   PyObject* tag_names;     // list: id - 1 → str
   PyObject* tag_ids;       // dict: str → id
@@ -80,6 +81,11 @@ Status free_address(PyPool* pool, Address address);
 
 // Reads options by name into a config.
 bool config_from(PyObject* dict, PoolConfig* config);
+
+// What the report says, as a dict; a new reference, or null with an error set.
+PyObject* report_dict(const OutOfMemoryReport& report);
+// The pool of a PoolCore that is one of our own, not the driver's; else null.
+std::shared_ptr<Pool> own_pool(PyObject* object);
 
 bool add_buffer_type(PyObject* module);
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vram.errors import RaceError as RaceError
     from vram.errors import TraceError as TraceError
     from vram.errors import VramError as VramError
+    from vram.graph import Graph as Graph
     from vram.manager import MemoryManager as MemoryManager
     from vram.manager import configure as configure
     from vram.manager import get_memory_manager as get_memory_manager
@@ -48,6 +49,7 @@ _PLACES = {
     "Device": "vram.device",
     "DeviceError": "vram.errors",
     "Event": "vram.device",
+    "Graph": "vram.graph",
     "InvalidFree": "vram.errors",
     "Measurement": "vram.stats",
     "MemoryManager": "vram.manager",
@@ -79,6 +81,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Event",
+    "Graph",
     "InvalidFree",
     "Measurement",
     "MemoryManager",

@@ -192,6 +192,17 @@ class ModelBackend(Backend):
     def check(self) -> str | None:
         """What is wrong with its books, or None."""
 
+    def capture_begin(self, stream: int) -> None: ...
+
+    def capture_end(self, stream: int) -> int: ...
+
+    def graph_launch(self, graph: int, stream: int) -> None: ...
+
+    def graph_destroy(self, graph: int) -> None: ...
+
+    def refused_in_capture(self) -> int:
+        """Calls that a capture forbids and that were made all the same."""
+
 class PinnedBackend(Backend):
     """Host memory in the order of a device's streams, page-locked for a GPU."""
 
@@ -234,6 +245,19 @@ class PinCore:
     def closed(self) -> bool:
         """Whether close() was called."""
 
+def plug_set_pool(device: int, pool: object | None) -> None:
+    """
+    The pool that serves what other libraries allocate on a CUDA device, or None.
+    """
+
+def plug_functions() -> dict[str, int]:
+    """The addresses of the functions that other libraries call."""
+
+def plug_set_throw(function: int) -> None:
+    """
+    The address of void(const char*) that throws the other library's out-of-memory error; 0: none.
+    """
+
 class Buffer:
     """
     One live block of a pool. Dropping it frees the block; it keeps its pool alive.
@@ -256,12 +280,12 @@ class Buffer:
 
     def copy_from(self, source: Any, /, *, stream: Any = None) -> None:
         """
-        Copy a Buffer (queued on the stream) or host memory (done when it returns) of the same size into this one.
+        Copy a Buffer or a vram.pin (queued on the stream) or other host memory (done when it returns) of the same size into this one.
         """
 
     def copy_to(self, target: Any, /, *, stream: Any = None) -> None:
         """
-        Copy into a Buffer (queued on the stream) or writable host memory (done when it returns) of the same size.
+        Copy into a Buffer or a vram.pin (queued on the stream) or other writable host memory (done when it returns) of the same size.
         """
 
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
@@ -396,3 +420,26 @@ def set_watcher(watcher: object | None) -> None:
 
 def replay(op: Any, id: Any, size: Any, stream: Any, time_us: Any, completed_us: Any, streams: int, capacity: int, conf: dict[str, Any], lag_us: float) -> dict[str, Any]:
     """Run a recorded program through the real pool on a model device."""
+
+def bench_pairs(pool: object, scenario: str) -> float:
+    """
+    One run of a scenario in C++ on the default stream: nanoseconds a pair.
+    """
+
+def bench_driver_pairs(backend: CudaBackend, scenario: str) -> float:
+    """
+    The same through cuMemAllocFromPoolAsync and cuMemFreeAsync, from a pool of their own.
+    """
+
+def bench_threads(pool: object, streams: Sequence[int], hand_over: bool, batches: int) -> tuple[float, float, float]:
+    """
+    One run of a thread for each stream: wall and processor nanoseconds a pair, and the share of the blocks that another thread freed.
+    """
+
+def bench_layer() -> tuple[list[int], list[int], int]:
+    """
+    A layer of the transformer step: sizes kept until the way back, sizes of its temporaries, layers.
+    """
+
+def bench_swaps() -> list[tuple[int, int]]:
+    """The scenario of variable sizes: (slot, bytes) of each replacement."""

@@ -16,11 +16,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import MethodType
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from vram import _native
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.sizes import format_size, parse_size
+
+if TYPE_CHECKING:
+    from vram.graph import Graph
 
 __all__ = ["Device", "Event", "Observer", "Reads", "Stream", "devices", "stream_handle"]
 
@@ -408,6 +411,12 @@ class Stream:
         if observer is not None:
             work = observer.on_launch(self, work, arguments)
         self._core.backend.launch(handle, work)
+
+    def capture(self) -> Graph:
+        """Capture what is queued here in a `with` block into a graph, instead of running it."""
+        from vram.graph import Graph
+
+        return Graph(self)
 
     def close(self) -> None:
         """Give the stream back; its queued work still finishes. Closing again does nothing.

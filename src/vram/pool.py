@@ -97,6 +97,18 @@ class Pool(_native.PoolCore):
         future.add_done_callback(self._futures.discard)
         return future
 
+    def reserve(self, size: int | str, *, stream: Any = None) -> None:
+        """Have `size` bytes in one piece ready for `stream`, so that later allocations there need no growth.
+
+        Memory that is ready already counts. OutOfMemory where it cannot be had.
+        """
+        core = _native.PoolCore
+        core.free(self, core.malloc(self, size, stream))
+
+    def reserve_async(self, size: int | str, *, stream: Any = None) -> Future[None]:
+        """As reserve, on another thread: growth ahead of need. The caches serve on meanwhile."""
+        return self._submit(lambda: self.reserve(size, stream=stream))
+
     def warmup(
         self, sizes: Mapping[int | str, int] | Iterable[tuple[int | str, int]], *, stream: Any = None
     ) -> None:
@@ -166,7 +178,13 @@ class Pool(_native.PoolCore):
 
     def stats(self) -> Stats:
         """The statistics now, under the keys of torch.cuda.memory_stats and our own."""
-        return Stats(self._peaks.raw_stats(self))
+        return Stats(self._peaks.raw_stats(self), self._why_no_pages())
+
+    def _why_no_pages(self) -> str:
+        """Empty where pages are mapped, or the pool does not say."""
+        if self._memory.pages:
+            return "" if self.config().get("pages", True) else "plain segments: the option pages is off"
+        return f"plain segments: {self._memory.no_pages or 'the device has no pages'}"
 
     def reset_peak(self) -> None:
         """Let all peaks start anew from what is current. Measurements under way keep theirs."""

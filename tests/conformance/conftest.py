@@ -1,7 +1,7 @@
 """Every pool × backend that the one suite here holds to the same promises.
 
-A new pool or backend is one entry of KINDS: a name, how to open its device, the options of the pool, and its
-class where that is another than `Pool`.
+A new pool or backend is one entry of KINDS: a name, how to open its device, the options of the pool and,
+where it is not vram.Pool, the class. Kinds that need hardware carry a mark.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-import vram
-from vram import Device, Pool
+from vram import Device, PinnedPool, Pool
 
 CAPACITY = "8GiB"
 
@@ -23,10 +22,12 @@ class Kind:
     name: str
     device: Callable[[], Device]
     options: dict[str, Any] = field(default_factory=dict)
-    pool: Callable[..., Pool] = vram.Pool
+    build: Callable[..., Any] = Pool
+    marks: tuple[pytest.MarkDecorator, ...] = ()
 
-    def make(self, **more: Any) -> Pool:
-        return self.pool(self.device(), **{**self.options, **more})
+    def make(self, **more: Any) -> Any:
+        """A new pool of this kind; `more` options go over its own."""
+        return self.build(self.device(), **{**self.options, **more})
 
 
 def host() -> Device:
@@ -50,6 +51,17 @@ KINDS = [
     Kind("host-uncached", host, {"stream_cache": 0}),
     Kind("host-journal", host, {"journal": 64, "stacks": "python"}),
     Kind("host-zeroing", host, {"zero_on_allocate": True, "zero_on_free": True}),
+    *(
+        Kind(name, cuda, options, marks=(pytest.mark.gpu,))
+        for name, options in {
+            "cuda": {},
+            "cuda-plain": {"pages": False},
+            "cuda-wait": {"cross_stream": "wait"},
+            "cuda-never": {"cross_stream": "never"},
+            "cuda-limit": {"limit": "512MiB"},
+            "cuda-uncached": {"stream_cache": 0},
+        }.items()
+    ),
     Kind("model", model()),
     Kind("model-plain", model(pages=False)),
     Kind("model-wait", model(), {"cross_stream": "wait"}),
@@ -58,12 +70,10 @@ KINDS = [
     Kind("model-uncached", model(), {"stream_cache": 0}),
     Kind("model-good-fit", model(), {"best_fit": False}),
     Kind("model-segments", model(), {"segment_size": "64MiB", "max_page": "8MiB", "idle_limit": "64MiB"}),
-    Kind("host-pinned", host, pool=vram.PinnedPool),
-    Kind("host-pinned-traced", host, {"stacks": "python", "cross_stream": "wait"}, pool=vram.PinnedPool),
-    Kind("model-pinned", model(), pool=vram.PinnedPool),
-]
-GPU_KINDS = [
-    Kind("cuda-pinned", cuda, pool=vram.PinnedPool),
+    Kind("host-pinned", host, build=PinnedPool),
+    Kind("host-pinned-traced", host, {"stacks": "python", "cross_stream": "wait"}, build=PinnedPool),
+    Kind("model-pinned", model(), build=PinnedPool),
+    Kind("cuda-pinned", cuda, build=PinnedPool, marks=(pytest.mark.gpu,)),
 ]
 
 
@@ -74,10 +84,7 @@ def left_on(device: Device) -> dict[str, int]:
     return {name: number for name, number in counts.items() if number and name not in ("streams", "queued")}
 
 
-@pytest.fixture(
-    params=[*KINDS, *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_KINDS)],
-    ids=lambda kind: kind.name,
-)
+@pytest.fixture(params=[pytest.param(kind, id=kind.name, marks=kind.marks) for kind in KINDS])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 

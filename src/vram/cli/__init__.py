@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import rich_click as click
 
+from .bench import bench_commands
 from .console import Commands
+from .info import info_command
 from .replay import replay_command
 
 __all__ = ["main"]
@@ -20,3 +22,5 @@ def main() -> None:
 
 
 main.add_command(replay_command)
+main.add_command(bench_commands)
+main.add_command(info_command)
