@@ -24,8 +24,9 @@ struct DeviceInfo {
   bool host_accessible = false;   // addresses may be dereferenced by the host
   bool release_waits = false;     // release() waits for work that is running, whosever it is
   bool captures = false;          // streams can be captured into graphs
-  bool host_writes = false;       // the host writes here unordered: uses on a block's own stream count, too
-  std::string no_pages = {};      // why the page calls do not work, where they do not
+  // The host writes here out of stream order: uses on a block's own stream count, too.
+  bool host_writes = false;
+  std::string no_pages = {};  // why the page calls do not work, where they do not
 };
 
 class Backend {

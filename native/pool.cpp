@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace vram {
@@ -91,7 +92,7 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
     note(*stream, Action::allocate, *out, size, tag, block.serial);
   stream->lock.unlock();
   if (zero_on_allocate_.load(std::memory_order_relaxed)) [[unlikely]]
-    if (!backend_->fill(*out, 0, bytes, handle).ok()) {
+    if (!fill_zeros(*out, bytes, handle).ok()) {
       take_back(*out);
       return false;
     }
@@ -296,7 +297,7 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
     *out = hand_out(block, request);
     lock.unlock();
     if (!zero_on_allocate_.load(std::memory_order_relaxed)) return {};
-    const Status status = backend_->fill(*out, 0, bytes, handle);
+    const Status status = fill_zeros(*out, bytes, handle);
     if (!status.ok()) take_back(*out);
     return status;
   }
@@ -452,7 +453,7 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   bool good = true;
   if (zero_on_allocate_.load(std::memory_order_relaxed))
     for (std::size_t i = from; i < to && good; ++i)
-      good = backend_->fill(out[order[i]], 0, std::uint64_t{units_of(sizes[order[i]])} * kUnit, handle).ok();
+      good = fill_zeros(out[order[i]], std::uint64_t{units_of(sizes[order[i]])} * kUnit, handle).ok();
   for (std::size_t i = from; i < to && !good; ++i) {
     take_back(out[order[i]]);
     out[order[i]] = 0;
@@ -510,7 +511,15 @@ Status Pool::zero(Address address) {
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
   if (block.used_elsewhere || owner.gone() || owner.capture != 0) return {};
-  return backend_->fill(address, 0, bytes_of(block), owner.handle);
+  return fill_zeros(address, bytes_of(block), owner.handle);
+}
+
+// Where the host writes out of stream order it also zeroes at once: the zeros must not come after its writes,
+// and what is zeroed has no uses left.
+Status Pool::fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream) {
+  if (!backend_->info().host_writes) return backend_->fill(address, 0, bytes, stream);
+  std::memset(reinterpret_cast<void*>(address), 0, bytes);
+  return {};
 }
 
 // A block nobody uses any more except in its owner's order goes back to its segment's stream.
@@ -574,7 +583,7 @@ void Pool::requeue(PendingBlock&& pending) {
   Tick tick = &owner == &home ? pending.tick : 0;
   if (zero_on_free_.load(std::memory_order_relaxed) && !pending.zeroed) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
-    (void)backend_->fill(segments_.address_of(block), 0, bytes_of(block), zeroing.handle);
+    (void)fill_zeros(segments_.address_of(block), bytes_of(block), zeroing.handle);
     tick = home.tick;
     if (&zeroing != &home) {
       pending.zeroed = true;

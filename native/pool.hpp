@@ -131,6 +131,7 @@ class Pool final : public Allocator {
 
   bool drain(StreamState& stream, bool small, bool large);
   Status zero(Address address);
+  Status fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream);
   void give_home(Index block);
   void make_pending(Index block);
   void wait_in_queue(PendingBlock&& pending);

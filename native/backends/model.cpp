@@ -93,8 +93,8 @@ ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
   info_.name = "model:0";
   info_.total_bytes = books_.capacity();
   info_.pages = options.pages;
-  info_.captures = true;
   info_.release_waits = options.release_waits;
+  info_.captures = true;
   plain_addresses_.next = round_up(options.base, kSlotBytes);
   plain_addresses_.end = plain_addresses_.next + kPlainRoom;
   space_addresses_.next = plain_addresses_.end;

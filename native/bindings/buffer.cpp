@@ -429,13 +429,11 @@ PyMethodDef methods[] = {
      "fill(value, *, stream=None)\n--\n\nSet every byte, in stream order."},
     {"copy_from", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_from)),
      METH_VARARGS | METH_KEYWORDS,
-     "copy_from(source, /, *, stream=None)\n--\n\nCopy a Buffer (queued on the stream) or host memory (done "
-     "when it "
-     "returns) of the same size into this one."},
+     "copy_from(source, /, *, stream=None)\n--\n\nCopy a Buffer or a vram.pin (queued on the "
+     "stream) or other host memory (done when it returns) of the same size into this one."},
     {"copy_to", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_to)), METH_VARARGS | METH_KEYWORDS,
-     "copy_to(target, /, *, stream=None)\n--\n\nCopy into a Buffer (queued on the stream) or writable host "
-     "memory "
-     "(done when it returns) of the same size."},
+     "copy_to(target, /, *, stream=None)\n--\n\nCopy into a Buffer or a vram.pin (queued on the "
+     "stream) or other writable host memory (done when it returns) of the same size."},
     {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(dlpack)),
      METH_VARARGS | METH_KEYWORDS,
      "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nThe memory as a DLPack "

@@ -280,12 +280,12 @@ class Buffer:
 
     def copy_from(self, source: Any, /, *, stream: Any = None) -> None:
         """
-        Copy a Buffer (queued on the stream) or host memory (done when it returns) of the same size into this one.
+        Copy a Buffer or a vram.pin (queued on the stream) or other host memory (done when it returns) of the same size into this one.
         """
 
     def copy_to(self, target: Any, /, *, stream: Any = None) -> None:
         """
-        Copy into a Buffer (queued on the stream) or writable host memory (done when it returns) of the same size.
+        Copy into a Buffer or a vram.pin (queued on the stream) or other writable host memory (done when it returns) of the same size.
         """
 
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:

@@ -70,10 +70,10 @@ KINDS = [
     Kind("model-uncached", model(), {"stream_cache": 0}),
     Kind("model-good-fit", model(), {"best_fit": False}),
     Kind("model-segments", model(), {"segment_size": "64MiB", "max_page": "8MiB", "idle_limit": "64MiB"}),
-    Kind("host-pinned", host, build=vram.PinnedPool),
-    Kind("host-pinned-traced", host, {"stacks": "python", "cross_stream": "wait"}, build=vram.PinnedPool),
-    Kind("model-pinned", model(), build=vram.PinnedPool),
-    Kind("cuda-pinned", cuda, build=vram.PinnedPool, marks=(pytest.mark.gpu,)),
+    Kind("host-pinned", host, build=PinnedPool),
+    Kind("host-pinned-traced", host, {"stacks": "python", "cross_stream": "wait"}, build=PinnedPool),
+    Kind("model-pinned", model(), build=PinnedPool),
+    Kind("cuda-pinned", cuda, build=PinnedPool, marks=(pytest.mark.gpu,)),
 ]
 
 

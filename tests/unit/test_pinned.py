@@ -272,6 +272,21 @@ def test_the_race_checker_finds_these_copies_in_order(pinned: PinnedPool) -> Non
     assert not races.races
 
 
+def test_zeros_do_not_come_after_what_the_host_writes() -> None:
+    with PinnedPool("host", zero_on_allocate=True, zero_on_free=True) as pool, Stream("host") as stream:
+        gate = Gate(stream)
+        for _ in range(2):
+            buffer = pool.allocate(MIB, stream=stream)
+            assert not np.asarray(buffer).any(), "zeros were left to the stream"
+            np.asarray(buffer)[:] = 1
+            buffer.free()
+        kept = pool.allocate(MIB, stream=stream)
+        np.asarray(kept)[:] = 2
+        gate.open()
+        stream.synchronize()
+        assert bytes(kept) == b"\2" * MIB
+
+
 # ---- giving back ------------------------------------------------------------------------------------------
 
 
