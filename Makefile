@@ -227,11 +227,12 @@ gpu-soak: gpu-install
 	  -o faulthandler_timeout=$$(($(VRAM_SOAK_SECONDS) + 180)) tests/gpu/test_soak.py
 
 # compute-sanitizer is part of the CUDA toolkit and cannot work everywhere; then this says so and goes on.
-MEMCHECKED := remap or serve_a_large_one or plain_segments or own_stream_reuses_while
+MEMCHECKED := serve_a_large_one or plain_segments or trim_gives or own_stream_reuses_while or \
+  (whatever_happens and 1-pages)
 gpu-memcheck: gpu-install
 	@echo "== compute-sanitizer"
 	@tool=$$($(PYTHON) tests/gpu/find_sanitizer.py) || { echo "$$tool"; exit 0; }; \
-	  PYTHONPATH="$(GPU_SITE)" "$$tool" --tool memcheck --error-exitcode 99 --report-api-errors no \
+	  PYTHONPATH="$(GPU_SITE)" timeout 150 "$$tool" --tool memcheck --error-exitcode 99 --report-api-errors no \
 	  --target-processes application-only $(PYTHON) -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) \
 	  --junit-xml=$(GPU_REPORTS)/memcheck.xml -k "$(MEMCHECKED)" tests/gpu/test_memory.py \
 	  tests/gpu/test_kernel_order.py
