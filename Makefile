@@ -191,7 +191,7 @@ sanitize-python: setup sanitize-address
 VRAM_SOAK_SECONDS ?= 180
 GPU_SITE := $(CURDIR)/build/gpu-site
 GPU_REPORTS ?= build/gpu-reports
-GPU_STEPS := gpu-device gpu-install gpu-native gpu-python gpu-soak gpu-memcheck
+GPU_STEPS := gpu-device gpu-install gpu-python gpu-soak gpu-memcheck gpu-native
 GPU_PYTEST = PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m pytest -p no:cacheprovider $(PYTEST_ARGS)
 .PHONY: $(GPU_STEPS)
 test-gpu $(GPU_STEPS): export PATH := $(OUTSIDE_PATH)
@@ -206,7 +206,8 @@ gpu-install: gpu-device
 	@echo "== building vram for $$($(PYTHON) --version)"
 	@rm -rf "$(GPU_SITE)"
 	@$(PYTHON) -m pip install -qq --no-index --no-build-isolation --no-deps --target "$(GPU_SITE)" .
-	@cd / && PYTHONPATH="$(GPU_SITE)" $(PYTHON) -c 'import vram; print(*vram.devices(), sep="\n")'
+	@cd / && PYTHONPATH="$(GPU_SITE)" $(PYTHON) -c 'import vram; found = vram.devices(); print(*found, sep="\n"); \
+	  assert found[0].kind == "cuda", "vram finds no CUDA device, so nothing would be tested"'
 
 # Quick here, at length in `make test` and `make sanitize`.
 gpu-native: gpu-device
