@@ -192,7 +192,9 @@ VRAM_SOAK_SECONDS ?= 180
 GPU_SITE := $(CURDIR)/build/gpu-site
 GPU_REPORTS ?= build/gpu-reports
 GPU_STEPS := gpu-device gpu-install gpu-python gpu-soak gpu-memcheck gpu-native
-GPU_PYTEST = PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+# Plugins that other packages brought there take no part.
+GPU_ENVIRONMENT = PYTHONPATH="$(GPU_SITE)" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+GPU_PYTEST = $(PYTHON) -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 .PHONY: $(GPU_STEPS)
 test-gpu $(GPU_STEPS): export PATH := $(OUTSIDE_PATH)
 test-gpu: $(GPU_STEPS)
@@ -219,12 +221,13 @@ gpu-native: gpu-device
 
 gpu-python: gpu-install
 	@echo "== conformance on CUDA, and what needs a real device"
-	@$(GPU_PYTEST) -q --junit-xml=$(GPU_REPORTS)/tests.xml -m gpu tests/conformance tests/gpu \
+	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/tests.xml -m gpu tests/conformance tests/gpu \
 	  --ignore=tests/gpu/test_soak.py
 
 gpu-soak: gpu-install
 	@echo "== soak: $(VRAM_SOAK_SECONDS) seconds"
-	@VRAM_SOAK_SECONDS=$(VRAM_SOAK_SECONDS) $(GPU_PYTEST) -q --junit-xml=$(GPU_REPORTS)/soak.xml \
+	@$(GPU_ENVIRONMENT) VRAM_SOAK_SECONDS=$(VRAM_SOAK_SECONDS) $(GPU_PYTEST) \
+	  --junit-xml=$(GPU_REPORTS)/soak.xml \
 	  -o faulthandler_timeout=$$(($(VRAM_SOAK_SECONDS) + 180)) tests/gpu/test_soak.py
 
 # compute-sanitizer is part of the CUDA toolkit and cannot work everywhere; then this says so and goes on.
@@ -233,10 +236,9 @@ MEMCHECKED := serve_a_large_one or plain_segments or trim_gives or own_stream_re
 gpu-memcheck: gpu-install
 	@echo "== compute-sanitizer"
 	@tool=$$($(PYTHON) tests/gpu/find_sanitizer.py) || { echo "$$tool"; exit 0; }; \
-	  PYTHONPATH="$(GPU_SITE)" timeout 150 "$$tool" --tool memcheck --error-exitcode 99 --report-api-errors no \
-	  --target-processes application-only $(PYTHON) -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) \
-	  --junit-xml=$(GPU_REPORTS)/memcheck.xml -k "$(MEMCHECKED)" tests/gpu/test_memory.py \
-	  tests/gpu/test_kernel_order.py
+	  $(GPU_ENVIRONMENT) timeout 150 "$$tool" --tool memcheck --error-exitcode 99 --report-api-errors no \
+	  --target-processes application-only $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/memcheck.xml \
+	  -k "$(MEMCHECKED)" tests/gpu/test_memory.py tests/gpu/test_kernel_order.py
 
 # ---- housekeeping -----------------------------------------------------------------------------------
 
