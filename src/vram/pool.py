@@ -67,10 +67,7 @@ class Pool(_native.PoolCore):
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
-        place.on_stream_close(self._stream_closing)
-
-    def _stream_closing(self, handle: int) -> None:
-        self.retire_stream(handle)
+        place.add_pool(self.stream_listener())
 
     # ---- allocation -------------------------------------------------------------------------------------
 
