@@ -193,7 +193,7 @@ sanitize-python: setup sanitize-address
 VRAM_SOAK_SECONDS ?= 180
 GPU_SITE := $(CURDIR)/build/gpu-site
 GPU_REPORTS ?= build/gpu-reports
-GPU_STEPS := gpu-device gpu-install gpu-python gpu-soak gpu-memcheck gpu-native
+GPU_STEPS := gpu-device gpu-install gpu-conformance gpu-python gpu-soak gpu-memcheck gpu-native
 # Plugins that other packages brought there take no part.
 GPU_ENVIRONMENT = PYTHONPATH="$(GPU_SITE)" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 GPU_PYTEST = $(PYTHON) -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
@@ -221,10 +221,16 @@ gpu-native: gpu-device
 	  cmake --build build/gpu-native -- --quiet; \
 	  VRAM_STRESS_OPS=1000000 ctest --test-dir build/gpu-native --output-on-failure --no-tests=error --timeout 100
 
+# No test here takes long: one that hangs ends the run soon.
+gpu-conformance gpu-python: GPU_PYTEST += -m gpu -o faulthandler_timeout=150
+
+gpu-conformance: gpu-install
+	@echo "== conformance on CUDA"
+	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/conformance.xml tests/conformance
+
 gpu-python: gpu-install
-	@echo "== conformance on CUDA, and what needs a real device"
-	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/tests.xml -m gpu tests/conformance tests/gpu \
-	  --ignore=tests/gpu/test_soak.py
+	@echo "== what needs a real device"
+	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/tests.xml --ignore=tests/gpu/test_soak.py tests/gpu
 
 gpu-soak: gpu-install
 	@echo "== soak: $(VRAM_SOAK_SECONDS) seconds"
