@@ -246,6 +246,19 @@ TEST(a_block_is_reused_only_when_its_copies_have_finished_on_its_own_stream_too)
   }
 }
 
+TEST(where_the_driver_has_less_a_piece_is_as_large_as_needed) {
+  ModelOptions options;
+  options.pages = false;
+  const auto model = std::make_shared<ModelBackend>(40 * kMiB, options);
+  Pool pool(model, pinned_config());
+  Address address = 0;
+  REQUIRE(pool.allocate(33 * kMiB, 0, 0, 0, &address).ok());
+  CHECK(pool.stats().reserved.current == 34 * kMiB);
+  CHECK(code(pool.allocate(8 * kMiB, 0, 0, 0, &address)) == Code::out_of_memory);
+  REQUIRE(pool.allocate(5 * kMiB, 0, 0, 0, &address).ok());
+  CHECK(pool.stats().reserved.current == 40 * kMiB);
+}
+
 // ---- releases that wait -----------------------------------------------------------------------------------
 
 TEST(nothing_is_released_by_a_waiting_call_while_work_runs_unless_asked) {

@@ -45,11 +45,7 @@ class Driver:
         """An attribute of a pointer; None for memory that the driver does not know."""
         value = ctypes.c_uint64()
         result = self.library.cuPointerGetAttribute(ctypes.byref(value), number, ctypes.c_uint64(ptr))
-        return (
-            value.value & 0xFFFFFFFF
-            if result == 0 and number == MEMORY_TYPE
-            else (value.value if result == 0 else None)
-        )
+        return value.value if result == 0 else None
 
     def allocate_host(self, size: int) -> Callable[[], None]:
         """Get page-locked memory from the driver; returns what frees it."""
