@@ -218,6 +218,24 @@ def test_a_stepped_device_reuses_exactly_when_the_copy_is_done() -> None:
         assert pinned.allocate(MIB, stream=stream).ptr == address
 
 
+def test_what_a_graph_copies_is_kept_while_the_graph_lives() -> None:
+    device = Device.model("1GiB", manual=True)
+    backend: Any = device.backend
+    with Pool(device) as pool, PinnedPool(device) as pinned, Stream(device) as stream:
+        source, target = pinned.allocate(MIB, stream=stream), pool.allocate(MIB)
+        address = source.ptr
+        with stream.capture() as graph:
+            target.copy_from(source, stream=stream)
+        source.free()
+        graph.launch()
+        backend.run_all()
+        assert pinned.allocate(MIB, stream=stream).ptr != address, "the graph reads it at its next launch"
+        graph.close()
+        pinned.trim(wait=True)
+        assert pinned.stats().pending == 0
+        assert pinned.stats().reserved == 0 and backend.refused_in_capture() == 0
+
+
 def test_a_buffer_that_no_copy_uses_is_reused_at_once(pinned: PinnedPool) -> None:
     with Stream("host") as stream:
         gate = Gate(stream)
