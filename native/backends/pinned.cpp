@@ -206,6 +206,7 @@ PinnedBackend::PinnedBackend(std::shared_ptr<Backend> device, std::unique_ptr<Pa
   info_.total_bytes = books_.capacity();
   info_.host_accessible = true;
   info_.host_writes = true;
+  info_.captures = device_->info().captures;
   info_.release_waits = lock_ != nullptr;
   info_.captures = device_->info().captures;
   info_.no_pages = "page-locked memory is registered in whole pieces";

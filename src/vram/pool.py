@@ -70,14 +70,11 @@ class Pool(_native.PoolCore):
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
-        place.on_stream_close(self._stream_closing)
+        place.add_pool(self.stream_listener())
 
     def _memory_of(self, place: Device) -> _native.Backend:
         """Where the memory comes from: the device itself."""
         return place.backend
-
-    def _stream_closing(self, handle: int) -> None:
-        self.retire_stream(handle)
 
     # ---- allocation -------------------------------------------------------------------------------------
 

@@ -183,3 +183,9 @@ def test_the_document_has_a_place_for_every_benchmark(tables: Any) -> None:
         assert tables.put_into(filled, name, "") == tables.put_into(document, name, "")
     with pytest.raises(SystemExit, match="no marks"):
         tables.put_into(document, "nonsense", "")
+
+
+def test_the_command_starts_where_the_native_core_is_not_built() -> None:
+    code = "import sys; sys.modules['vram._native'] = None; import vram.cli, vram.bench.report"
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -21,6 +21,8 @@ __all__ = ["FLOOR", "PEERS", "TORCH", "buffer_way", "find", "raw_way"]
 FLOOR = Way("two calls of a no-op builtin", "abs(size)", "abs(0)", {"abs": abs})
 """What the loop and two calls cost when nothing is allocated."""
 
+RELEASE_THRESHOLD, NEVER = 4, 2**64 - 1
+"""The number of that attribute of a driver pool, and its value by which free memory stays in the pool."""
 RMM_POOL_BYTES = 8 << 30
 """What RMM's pool and arena take at first, so that they never grow while measured."""
 
@@ -97,7 +99,10 @@ def _cupy_pool(device: Device) -> Way:
 def _cupy_async(device: Device) -> Way:
     cupy = importlib.import_module("cupy")
     cupy.cuda.Device(device.index).use()
-    pool = cupy.cuda.MemoryAsyncPool()
+    runtime = cupy.cuda.runtime
+    # The device's default pool, which cuda.core shares and sets in the same way.
+    runtime.memPoolSetAttribute(runtime.deviceGetDefaultMemPool(device.index), RELEASE_THRESHOLD, NEVER)
+    pool = cupy.cuda.MemoryAsyncPool("default")
     return Way("CuPy async pool", "malloc(size)", names={"malloc": pool.malloc})
 
 

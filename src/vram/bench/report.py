@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from vram.device import Device
-from vram.machine import describe_machine
+if TYPE_CHECKING:
+    from vram.device import Device
 
 __all__ = ["Column", "Left", "Report", "Table", "shown"]
 
@@ -66,6 +66,8 @@ class Report:
         quick: bool = False,
     ) -> Report:
         """Join tables with the machine they were measured on."""
+        from vram.machine import describe_machine  # a report is read where the native core is not built
+
         return cls(bench, describe_machine(device), tables, left_out, quick)
 
     def to_json(self) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             Column("buffer", "vram Buffer", "ns"),
             Column("torch_empty", "torch.empty", "ns"),
             Column("empty_factor", "faster by", "ratio"),
-            Column("claimed", "reference claims", "ratio"),
+            Column("claimed", "claimed", "ratio"),
             Column("refused", "vram refused", "count"),
             Column("torch_refused", "torch refused", "count"),
         ],

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from vram.config import OPTIONS
-from vram.machine import info
 from vram.sizes import format_size
 
 from .console import open_console
@@ -23,6 +22,8 @@ __all__ = ["info_command"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info_command(as_json: bool) -> None:
     """Show devices, what they can do, versions found, and the settings in force."""
+    from vram.machine import info  # needs the native core; the other commands do not
+
     found = info()
     if as_json:
         click.echo(json.dumps(found, indent=1))
