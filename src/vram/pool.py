@@ -149,7 +149,8 @@ class Pool(_native.PoolCore):
     def trim(self, to: int | str = 0, *, wait: bool = False) -> int:
         """Give unused memory back until at most `to` bytes are reserved; returns how many bytes went.
 
-        What queued work still uses stays, unless `wait` waits for it.
+        What queued work still uses stays, unless `wait` waits for it. So does memory whose release would
+        itself wait for whatever runs on the device: plain segments of a GPU, and page-locked memory.
         """
         before = self._reserved()
         self.trim_to(parse_size(to), wait)
