@@ -85,7 +85,7 @@ struct PoolStats {
   Meter bytes[2];
   Meter requested[2];
   std::uint64_t live = 0;
-  std::uint64_t peak_live = 0;  // exact
+  std::uint64_t peak_live = 0;  // exact, unless several threads allocate at once (Pool::rise)
   Meter reserved;
   Meter segments;  // pieces of driver memory: pages and plain segments
   Meter pending;

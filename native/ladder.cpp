@@ -64,10 +64,9 @@ Index Pool::search(Request& request) {
 Index Pool::serve_own_blocks(Request& request) {
   // Cached large blocks are merged before a search: kept apart they would cost memory.
   StreamState& stream = *request.stream;
-  const bool large = request.want.band != 0;
-  if (large) drain(stream, false, true);
+  if (request.want.band != 0 && stream.cache.has_large()) drain(stream, false, true, request.ask);
   Index block = segments_.take(request.want);
-  if (block == 0 && drain(stream, true, false)) block = segments_.take(request.want);
+  if (block == 0 && drain(stream, true, false, request.ask)) block = segments_.take(request.want);
   return block;
 }
 

@@ -75,9 +75,7 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
   }
   Block& block = segments_.blocks()[*head];
   *head = block.link_after;
-  --stream->cache.count;
-  stream->cache.large_count -= kind == Kind::large;
-  stream->cache.bytes -= bytes;
+  stream->cache.removed(units);
   ++stream->hits;
   stream->live += bytes;
   stream->allocations[static_cast<int>(kind)].add(1);
@@ -111,7 +109,7 @@ bool Pool::try_free_cached(Address address) {
   stream.lock.lock();
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
       block.used_elsewhere || stream.leaving ||
-      stream.cache.count >= stream_cache_.load(std::memory_order_relaxed)) {
+      stream.cache.count() >= stream_cache_.load(std::memory_order_relaxed)) {
     stream.lock.unlock();
     return false;
   }
@@ -125,9 +123,7 @@ bool Pool::try_free_cached(Address address) {
   block.link_after = *head;
   *head = i;
   block.set(BlockState::cached);
-  ++stream.cache.count;
-  stream.cache.large_count += kind == Kind::large;
-  stream.cache.bytes += bytes;
+  stream.cache.added(block.units);
   stream.live -= bytes;
   stream.allocations[static_cast<int>(kind)].subtract(1);
   stream.bytes[static_cast<int>(kind)].subtract(bytes);
@@ -290,7 +286,8 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   request.want.band = band_of(request.want.units);
   // The stream's cache missed, or its ceiling was in the way of what it holds.
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
-  Index block = align <= kUnit ? take_cached(stream, request.want.units) : 0;
+  Index block =
+      align <= kUnit ? take_cached(stream, request.want.units, request.want.band != 0, true) : Index{0};
   if (block == 0) block = climb(request);
   verify();
   if (block != 0) {
@@ -311,26 +308,53 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   return {Code::out_of_memory, 0, "allocate"};
 }
 
-// A block out of the stream's cache, in state moving, or 0.
-Index Pool::take_cached(StreamState& stream, Units units) {
-  std::lock_guard guard(stream.lock);
-  Index* head = stream.cache.find(units);
-  if (head == nullptr || *head == 0) return 0;
-  const Index i = *head;
-  Block& block = segments_.blocks()[i];
-  *head = block.link_after;
-  --stream.cache.count;
-  stream.cache.large_count -= kind_of(units) == Kind::large;
-  stream.cache.bytes -= bytes_of(block);
-  ++stream.hits;
-  block.set(BlockState::moving);
-  return i;
+// A block of just this size out of the stream's cache, in state moving. Where there is none, 0, and if `large`
+// is asked for, the large blocks of the cache go home: kept apart they would cost memory.
+Index Pool::take_cached(StreamState& stream, Units units, bool large, bool ask) {
+  drained_.clear();
+  {
+    std::lock_guard guard(stream.lock);
+    Index* head = stream.cache.find(units);
+    if (head != nullptr && *head != 0) {
+      const Index i = *head;
+      Block& block = segments_.blocks()[i];
+      *head = block.link_after;
+      stream.cache.removed(units);
+      ++stream.hits;
+      block.set(BlockState::moving);
+      return i;
+    }
+    if (large) stream.cache.drain(segments_.blocks(), false, true, drained_);
+  }
+  send_home(ask);
+  return 0;
+}
+
+// The first two rungs for a request that the fast path missed, without a call to the device and without waiting
+// for the mutex; so a caller may keep locks of its own, such as Python's. False: take the long way.
+bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
+  StreamState* stream = streams_.find(handle);
+  if (stream == nullptr || zero_on_allocate_.load(std::memory_order_relaxed)) return false;
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || gate_.load(std::memory_order_relaxed) != fork_generation() || stream->gone()) return false;
+  const Units units = units_of(size);
+  Request request{size, {stream->number, band_of(units), units, kUnit}, tag, stream, &lock, {}};
+  request.ask = false;
+  Index block = take_cached(*stream, units, request.want.band != 0, false);
+  if (block == 0) {
+    block = serve_own_blocks(request);
+    if (block == 0) return false;
+    ++rungs_[static_cast<int>(Rung::own_blocks)];
+  }
+  *out = hand_out(block, request);
+  verify();
+  return true;
 }
 
 // Undoes an allocation that the program has not seen.
 void Pool::take_back(Address address) {
   std::lock_guard lock(mutex_);
-  if (const Index block = claim_for_free(address)) give_home(block);
+  if (const Index block = claim_for_free(address)) give_home(block, true);
 }
 
 // Turns a block that a rung produced into a live one of the request's stream.
@@ -338,9 +362,15 @@ Address Pool::hand_out(Index i, Request& request) {
   StreamState& stream = *request.stream;
   Block& block = segments_.blocks()[i];
   const std::uint64_t bytes = bytes_of(block);
-  add_live(stream, bytes);
   const Address address = segments_.address_of(block);
-  std::lock_guard guard(stream.lock);
+  stream.lock.lock();
+  if (stream.live + bytes > stream.ceiling) {
+    stream.lock.unlock();
+    rise(stream, bytes);
+    stream.lock.lock();
+  } else {
+    stream.live += bytes;
+  }
   block.owner.store(stream.number, std::memory_order_relaxed);
   block.requested = request.size;
   block.tag = request.tag;
@@ -352,32 +382,32 @@ Address Pool::hand_out(Index i, Request& request) {
   stream.requested[kind].add(request.size);
   block.set(BlockState::live);
   note(stream, Action::allocate, address, request.size, request.tag, block.serial);
+  stream.lock.unlock();
   return address;
 }
 
-// `live` of a stream may rise to its ceiling without looking at the others, because the ceilings add up to no
-// more than the peak that is already recorded. When it must rise further, all ceilings are lowered to
-// what is live, the sum is compared with the peak, and what the peak leaves goes to this stream.
-void Pool::add_live(StreamState& stream, std::uint64_t bytes) {
-  {
-    std::lock_guard guard(stream.lock);
-    if (stream.live + bytes <= stream.ceiling) {
-      stream.live += bytes;
-      return;
-    }
-  }
+// `live` of a stream may rise to its ceiling without a look at the others. While one thread makes them rise, the
+// ceilings add up to no more than the recorded peak, which is therefore exact: all are lowered to what is live,
+// the sum is compared with the peak, and what the peak leaves goes to this stream. Several threads would take
+// that from each other over and over; among them a stream keeps the ceiling it has reached, and the peak is what
+// was live together whenever one of them rose further, at most what they reached apart below the truth.
+void Pool::rise(StreamState& stream, std::uint64_t bytes) {
+  thread_local char here;
+  const bool alone = last_riser_ == &here || last_riser_ == nullptr;
+  last_riser_ = &here;
+  ceilings_apart_ = !alone;
   std::uint64_t live = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& each = streams_[static_cast<std::uint16_t>(n)];
     std::lock_guard guard(each.lock);
-    each.ceiling = each.live;
+    if (alone) each.ceiling = each.live;
     live += each.live;
   }
   peak_live_ = std::max(peak_live_, live + bytes);
   peak_active_ = std::max(peak_active_, live + bytes + pending_.current);
   std::lock_guard guard(stream.lock);
-  stream.ceiling += peak_live_ - live;
   stream.live += bytes;
+  stream.ceiling = alone ? stream.ceiling + (peak_live_ - live) : std::max(stream.ceiling, stream.live);
 }
 
 Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle handle, std::uint32_t tag,
@@ -495,7 +525,7 @@ Status Pool::free_slow(Address address) {
       (zero_on_free_.load(std::memory_order_relaxed) && (owner.gone() || owner.capture != 0))) {
     make_pending(block);
   } else {
-    give_home(block);
+    give_home(block, true);
   }
   keep_idle_limit();
   verify();
@@ -522,21 +552,23 @@ Status Pool::fill_zeros(Address address, std::uint64_t bytes, StreamHandle strea
   return {};
 }
 
-// A block nobody uses any more except in its owner's order goes back to its segment's stream.
-void Pool::give_home(Index i) {
+// A block nobody uses any more except in its owner's order goes back to its segment's stream. Unless `ask` is
+// set, the device is asked nothing, and a lent block counts as still in use.
+void Pool::give_home(Index i, bool ask) {
   Block& block = segments_.blocks()[i];
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   StreamState& home = streams_[segments_.segments()[block.segment].stream];
   const std::uint64_t bytes = bytes_of(block);
   const Tick tick = owner.now();
-  if (&owner != &home && !fences_.finished(owner, tick)) {
+  if (&owner != &home && !(ask && fences_.finished(owner, tick))) {
     // Lent: its home may have it when our work on it has finished.
     wait_in_queue({i, tick, {{owner.number, tick}}});
     return;
   }
   segments_.put(i, &owner == &home ? tick : 0);
   home.unfenced_bytes += bytes;
-  if (streams_.size() > 1 && home.unfenced_bytes >= kFenceBytes && !home.retired) (void)fences_.record(home);
+  if (ask && streams_.size() > 1 && home.unfenced_bytes >= kFenceBytes && !home.retired)
+    (void)fences_.record(home);
 }
 
 // Freed while other streams may still use it: it waits for one fence on each of them.
@@ -625,15 +657,18 @@ void Pool::complete_passed() {
 }
 
 // Sends cached blocks home; true if there were any.
-bool Pool::drain(StreamState& stream, bool small, bool large) {
+bool Pool::drain(StreamState& stream, bool small, bool large, bool ask) {
   drained_.clear();
   {
     std::lock_guard guard(stream.lock);
     stream.cache.drain(segments_.blocks(), small, large, drained_);
-    for (Index i : drained_) segments_.blocks()[i].set(BlockState::moving);
   }
-  for (Index i : drained_) give_home(i);
+  send_home(ask);
   return !drained_.empty();
+}
+
+void Pool::send_home(bool ask) {
+  for (Index i : drained_) give_home(i, ask);
 }
 
 Status Pool::record_stream(Address address, StreamHandle handle) {
@@ -866,8 +901,8 @@ Status Pool::close() {
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     std::lock_guard guard(stream.lock);
-    stream.live = stream.cache.bytes = 0;
-    stream.cache.count = stream.cache.large_count = 0;
+    stream.live = 0;
+    stream.cache.forget();
     for (Meter(&meters)[2] :
          {std::ref(stream.allocations), std::ref(stream.bytes), std::ref(stream.requested)})
       for (Meter& meter : meters) meter.current = 0;

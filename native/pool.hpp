@@ -32,6 +32,9 @@ class Pool final : public Allocator {
   }
   // Only the first rung: true if the stream's cache served. Never blocks, calls nothing.
   bool try_cached(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
+  // After that, the second rung, if the pool is not busy: true if free blocks of the stream served. Never
+  // blocks and calls nothing either.
+  bool try_own(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
   Status allocate_slow(std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag,
                        Address* out, OutOfMemoryReport* report) override;
   // In one pass; adjacent where one free block can hold them.
@@ -86,6 +89,7 @@ class Pool final : public Allocator {
     StreamState* stream;
     std::unique_lock<std::mutex>* lock;
     Status error;  // a driver failure that is not "out of memory" ends the climb
+    bool ask = true;  // the device may be called
   };
   using Serve = Index (Pool::*)(Request&);
   struct Step {
@@ -129,10 +133,11 @@ class Pool final : public Allocator {
   bool ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_waiting);
   void arrange_ladder();
 
-  bool drain(StreamState& stream, bool small, bool large);
+  bool drain(StreamState& stream, bool small, bool large, bool ask = true);
+  void send_home(bool ask);
   Status zero(Address address);
   Status fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream);
-  void give_home(Index block);
+  void give_home(Index block, bool ask);
   void make_pending(Index block);
   void wait_in_queue(PendingBlock&& pending);
   void requeue(PendingBlock&& pending);
@@ -149,9 +154,9 @@ class Pool final : public Allocator {
              std::size_t to, Units units, StreamHandle stream, std::uint32_t tag, std::vector<Address>& out);
   Address hand_out(Index block, Request& request);
   Index claim_for_free(Address address);
-  Index take_cached(StreamState& stream, Units units);
+  Index take_cached(StreamState& stream, Units units, bool large, bool ask);
   void take_back(Address address);
-  void add_live(StreamState& stream, std::uint64_t bytes);
+  void rise(StreamState& stream, std::uint64_t bytes);
   void note_reserved(StreamState& stream);
   void note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
             std::uint32_t serial);
@@ -182,6 +187,8 @@ class Pool final : public Allocator {
   std::atomic<bool> zero_on_allocate_;
   std::atomic<bool> zero_on_free_;
   // Guarded by the mutex.
+  const void* last_riser_ = nullptr;  // the thread that made a ceiling rise last
+  bool ceilings_apart_ = false;       // they may add up to more than the peak
   std::uint64_t peak_live_ = 0;
   std::uint64_t peak_active_ = 0;
   Meter reserved_;

@@ -9,8 +9,8 @@ void StreamCache::drain(Blocks& blocks, bool small, bool large, std::vector<Inde
   const auto empty = [&](Index& head) {
     for (Index i = head; i != 0; i = blocks[i].link_after) {
       out.push_back(i);
-      --count;
-      bytes -= std::uint64_t{blocks[i].units} * kUnit;
+      removed(blocks[i].units);
+      blocks[i].set(BlockState::moving);
     }
     head = 0;
   };
@@ -21,11 +21,9 @@ void StreamCache::drain(Blocks& blocks, bool small, bool large, std::vector<Inde
       at += 64;
     }
   };
-  if (large && large_count != 0) {
-    each(places_used_, [&](std::size_t i) { empty(places_[i].head); });
-    large_count = 0;
-  }
-  if (small && count != large_count) each(small_used_, [&](std::size_t i) { empty(small_[i]); });
+  const bool any_small = count_ != large_count_.load(std::memory_order_relaxed);
+  if (large && has_large()) each(places_used_, [&](std::size_t i) { empty(places_[i].head); });
+  if (small && any_small) each(small_used_, [&](std::size_t i) { empty(small_[i]); });
 }
 
 StreamTable::StreamTable() : numbers_(kMaxStreams), places_(kPlaces) { add(0); }
@@ -71,7 +69,7 @@ StreamState* StreamTable::new_state(StreamHandle handle) {
   for (std::size_t i = 0; i < retired_.size() && state == nullptr; ++i) {
     StreamState& old = (*this)[retired_[i]];
     std::lock_guard guard(old.lock);
-    if (old.live != 0 || old.cache.count != 0 || !old.waiting.empty()) continue;
+    if (old.live != 0 || old.cache.count() != 0 || !old.waiting.empty()) continue;
     retired_.erase(retired_.begin() + static_cast<std::ptrdiff_t>(i));
     state = &old;
   }

@@ -75,14 +75,31 @@ class StreamCache {
     places_used_[at / 64] |= std::uint64_t{1} << (at % 64);
     return &place.head;
   }
-  // Appends every cached block of the kinds asked for and forgets them.
+  // Appends every cached block of the kinds asked for, in state moving, and forgets them.
   void drain(Blocks& blocks, bool small, bool large, std::vector<Index>& out);
 
-  std::uint32_t count = 0;        // blocks held
-  std::uint32_t large_count = 0;  // of these, larger than kSmallUnits
-  std::uint64_t bytes = 0;
+  std::uint32_t count() const { return count_; }  // blocks held
+  std::uint64_t bytes() const { return bytes_; }
+  // Whether there are larger ones than kSmallUnits. Needs no lock; without it the answer may be a moment old.
+  bool has_large() const { return large_count_.load(std::memory_order_relaxed) != 0; }
+  // A block was put on the list that claim() gave, or taken from the one that find() gave.
+  void added(Units units) { count_one(units, 1); }
+  void removed(Units units) { count_one(units, -1); }
+  // What it held has become invalid.
+  void forget() {
+    count_ = 0;
+    bytes_ = 0;
+    large_count_.store(0, std::memory_order_relaxed);
+  }
 
  private:
+  void count_one(Units units, int change) {
+    count_ += static_cast<std::uint32_t>(change);
+    bytes_ += static_cast<std::uint64_t>(change) * units * kUnit;
+    if (units > kSmallUnits)
+      large_count_.store(large_count_.load(std::memory_order_relaxed) + static_cast<std::uint32_t>(change),
+                         std::memory_order_relaxed);
+  }
   struct Place {
     Units units = 0;
     Index head = 0;
@@ -90,6 +107,9 @@ class StreamCache {
   Place& place_of(Units units) { return places_[(units * 2654435761u) >> 24]; }
   static_assert(kPlaces == 256, "place_of takes the top 8 bits of the hash");
 
+  std::uint32_t count_ = 0;
+  std::atomic<std::uint32_t> large_count_{0};  // written under the lock only
+  std::uint64_t bytes_ = 0;
   Index small_[kSmallUnits + 1] = {};
   Place places_[kPlaces];
   // The lists that a block was put on since the last drain.
@@ -123,7 +143,7 @@ struct alignas(64) StreamState {
   bool journaling = false;
   bool leaving = false;       // its cache takes no more blocks
   std::uint64_t live = 0;     // bytes of live blocks
-  std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::add_live)
+  std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::rise)
   Meter allocations[2];       // by kind
   Meter bytes[2];
   Meter requested[2];

@@ -108,7 +108,9 @@ bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std
   // Cached memory must not go into a graph; the default stream cannot be captured.
   const bool ask = stream != 0 && self->captures;
   Pool* quick = ask && self->pool->backend().capturing(stream) ? nullptr : self->quick;
-  if (quick == nullptr || align > kUnit || size > kMaxRequest || !quick->try_cached(size, stream, tag, out)) {
+  const bool served = quick != nullptr && align <= kUnit && size <= kMaxRequest &&
+                      (quick->try_cached(size, stream, tag, out) || quick->try_own(size, stream, tag, out));
+  if (!served) {
     OutOfMemoryReport report;
     const std::shared_ptr<Allocator> keep = self->pool;
     const Status status =
