@@ -26,6 +26,7 @@ inline constexpr CuResult kCuCapturedEvent = 907;
 
 inline constexpr int kCuLocationDevice = 1;
 inline constexpr int kCuLocationHost = 2;
+inline constexpr int kCuLocationHostNuma = 3;
 inline constexpr int kCuAllocationPinned = 1;
 inline constexpr int kCuAllocationManaged = 2;  // CUDA 13
 inline constexpr int kCuHandleFileDescriptor = 1;

@@ -500,6 +500,7 @@ nb::typed<nb::dict, std::string, int> counts(ModelBackend& model) {
   result["events"] = now.events;
   result["streams"] = now.streams;
   result["queued"] = now.queued;
+  result["pools"] = now.pools;
   return result;
 }
 

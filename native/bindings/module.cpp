@@ -7,5 +7,6 @@ NB_MODULE(_native, module) {
   module.doc() = "The native core of vram. Private: use the classes of the vram package.";
   vram::bind_devices(module);
   vram::bind_pool(module);
+  vram::bind_driver_pool(module);
   vram::bind_replay(module);
 }

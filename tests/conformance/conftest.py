@@ -1,6 +1,7 @@
 """Every pool × backend that the one suite here holds to the same promises.
 
-A new pool or backend is one entry of KINDS: a name, how to open its device, and the options of the pool.
+A new pool or backend is one entry of KINDS: a name, how to open its device, the options of the pool and,
+where it is not vram.Pool, the class. Kinds that need hardware carry a mark.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from typing import Any
 
 import pytest
 
-import vram
-from vram import Device, Pool
+from vram import Device, DriverPool, Pool
 
 CAPACITY = "8GiB"
 
@@ -22,13 +22,25 @@ class Kind:
     name: str
     device: Callable[[], Device]
     options: dict[str, Any] = field(default_factory=dict)
+    build: Callable[..., Any] = Pool
+    marks: tuple[pytest.MarkDecorator, ...] = ()
 
-    def make(self, **more: Any) -> Pool:
-        return vram.Pool(self.device(), **{**self.options, **more})
+    def make(self, **more: Any) -> Any:
+        """A new pool of this kind; `more` options go over its own."""
+        return self.build(self.device(), **{**self.options, **more})
+
+    @property
+    def places(self) -> bool:
+        """Whether the pool itself decides where memory lies and what is cached, not the driver."""
+        return self.build is Pool
 
 
 def host() -> Device:
     return Device("host")
+
+
+def cuda() -> Device:
+    return Device("cuda:0")
 
 
 def model(**options: Any) -> Callable[[], Device]:
@@ -52,6 +64,12 @@ KINDS = [
     Kind("model-uncached", model(), {"stream_cache": 0}),
     Kind("model-good-fit", model(), {"best_fit": False}),
     Kind("model-segments", model(), {"segment_size": "64MiB", "max_page": "8MiB", "idle_limit": "64MiB"}),
+    Kind("model-driver", model(), build=DriverPool),
+    Kind("model-driver-default", model(), build=DriverPool.default),
+    Kind("model-driver-zeroing", model(), {"zero_on_allocate": True, "zero_on_free": True}, DriverPool),
+    Kind("model-driver-kept", model(), {"release_threshold": None, "stacks": "python"}, DriverPool),
+    Kind("cuda-driver", cuda, build=DriverPool, marks=(pytest.mark.gpu,)),
+    Kind("cuda-driver-default", cuda, build=DriverPool.default, marks=(pytest.mark.gpu,)),
 ]
 
 
@@ -62,7 +80,7 @@ def left_on(device: Device) -> dict[str, int]:
     return {name: number for name, number in counts.items() if number and name not in ("streams", "queued")}
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+@pytest.fixture(params=[pytest.param(kind, id=kind.name, marks=kind.marks) for kind in KINDS])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
