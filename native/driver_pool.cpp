@@ -892,8 +892,9 @@ bool DriverPool::check(std::string* why) const {
       return broken("the meters");
   for (const auto& [handle, books] : streams_)
     if (books.live != by_stream[handle]) return broken("live bytes of a stream");
-  look_at_driver();
-  if (source_.origin == Origin::created && used_ < taken)
+  std::uint64_t used = 0;
+  if (source_.origin == Origin::created &&
+      driver_->pool_get(handle_, DriverPoolAttribute::used_mem_current, &used).ok() && used < taken)
     return broken("the driver counts less than is live");
   return true;
 }

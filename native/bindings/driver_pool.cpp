@@ -1,11 +1,12 @@
 // DriverPoolCore: the driver's own pool as a Python type. Allocating, freeing and looking are PoolCore's
 // (pool.cpp), which it extends; here are its making, its attributes and its way between processes.
+#include "driver_pool.hpp"
+
 #include <nanobind/nanobind.h>
 
 #include <cstring>
 
 #include "bindings.hpp"
-#include "driver_pool.hpp"
 #include "python_types.hpp"
 
 namespace nb = nanobind;
@@ -33,8 +34,7 @@ DriverPool* driver_pool_of(PyObject* object) {
 // ---- making -----------------------------------------------------------------------------------------------
 
 int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
-  static const char* names[] = {"device", "config",   "origin", "kind", "shareable",
-                                "max_size", "fd", nullptr};
+  static const char* names[] = {"device", "config", "origin", "kind", "shareable", "max_size", "fd", nullptr};
   PyPool* self = self_of(object);
   PyObject* device = nullptr;
   PyObject* dict = nullptr;
@@ -43,9 +43,9 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
   int shareable = 0;
   unsigned long long max_size = 0;
   DriverPool::Source source;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!s|spKi:DriverPoolCore",
-                                   const_cast<char**>(names), &device, &PyDict_Type, &dict, &origin, &kind,
-                                   &shareable, &max_size, &source.fd))
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!s|spKi:DriverPoolCore", const_cast<char**>(names),
+                                   &device, &PyDict_Type, &dict, &origin, &kind, &shareable, &max_size,
+                                   &source.fd))
     return -1;
   if (dynamic_cast<DriverPool*>(self->pool.get()) != nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "the pool is made already; make another one");
@@ -137,8 +137,10 @@ PyObject* export_pointer(PyObject* object, PyObject* argument) {
   std::uint64_t offset = 0;
   if (const Status status = pool->export_pointer(address, &pointer, &offset); !status.ok())
     return raise(status, "export the allocation");
-  return Py_BuildValue("y#K", reinterpret_cast<const char*>(pointer.data()),
-                       static_cast<Py_ssize_t>(pointer.size()), wide(offset));
+  return Py_BuildValue("NK",
+                       PyBytes_FromStringAndSize(reinterpret_cast<const char*>(pointer.data()),
+                                                 static_cast<Py_ssize_t>(pointer.size())),
+                       wide(offset));
 }
 
 PyObject* import_pointer(PyObject* object, PyObject* arguments) {
@@ -161,8 +163,7 @@ PyObject* import_pointer(PyObject* object, PyObject* arguments) {
   const Status status =
       without_gil([&] { return pool->import_pointer(pointer, offset, size, stream, 0, &address); });
   if (!status.ok()) return raise(status, "import the allocation");
-  if (watcher != nullptr &&
-      !tell_watcher("on_allocate", "OKKK", object, wide(address), size, wide(stream))) {
+  if (watcher != nullptr && !tell_watcher("on_allocate", "OKKK", object, wide(address), size, wide(stream))) {
     (void)free_address(self, address);
     return nullptr;
   }

@@ -223,8 +223,8 @@ class _TracedDriverPool(_TracedPool, DriverPool):
 class PoolAttributes(Mapping[str, "int | bool | None"]):
     """The attributes of a driver pool by CUDA's names, read from the driver each time.
 
-    The three `reuse_…` flags and `release_threshold` (a size; None or "unlimited": release nothing) can be set;
-    the two `…_high` marks can be set to 0 only, which starts them anew. The rest is counted by the driver.
+    The three `reuse_…` flags and `release_threshold` (a size; None or "unlimited": release nothing) can be
+    set; the two `…_high` marks can be set to 0 only, which starts them anew. The rest the driver counts.
     """
 
     def __init__(self, pool: DriverPool) -> None:
@@ -325,7 +325,8 @@ def _refusal(place: Device, origin: str, properties: Mapping[str, Any], error: D
     here = f" This driver is of CUDA {version // 1000}.{version % 1000 // 10}." if version else ""
     kind = properties.get("kind", "device")
     return ConfigError(
-        f"the driver refuses a pool of {kind} memory{shared}; it takes {_NEEDED[kind]}.{here} {error.message}",
+        f"the driver refuses a pool of {kind} memory{shared}; that takes {_NEEDED[kind]}.{here} "
+        f"{error.message}",
         kind=kind,
         **{name: error.facts.get(name) for name in ("call", "code", "native")},
     )

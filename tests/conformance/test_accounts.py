@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vram import OutOfMemory, Pool, Stream
+from vram import DriverPool, OutOfMemory, Pool, Stream
 
 KIB, MIB = 1 << 10, 1 << 20
 UNIT = 512
@@ -31,7 +31,8 @@ def assert_accounts_agree(pool: Pool) -> None:
         backend: Any = pool.device.backend
         counts = backend.counts()
         assert stats.reserved == counts["page_bytes"] + counts["plain_bytes"]
-    if all(segment.plain for segment in snapshot.segments):
+    # What is free in a driver pool has no address that anybody else knows.
+    if all(segment.plain for segment in snapshot.segments) and not isinstance(pool, DriverPool):
         assert sum(block.size for block in snapshot.blocks("free")) == stats.free
 
 
