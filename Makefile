@@ -14,6 +14,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 STAMPS := $(VENV)/stamps
+OUTSIDE_PATH := $(PATH)
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -33,13 +34,14 @@ PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
 CXX_FILES = $(shell find native benchmarks -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test check stubs format sanitize bench clean distclean setup native-test python-test \
-  native-build sanitize-address sanitize-thread sanitize-python
+  native-build sanitize-address sanitize-thread sanitize-python test-gpu
 
 help:
 	@echo "make demo      set up .venv and run the tour on whatever device there is"
 	@echo "make test      set up .venv, then checks, native tests and Python tests"
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
 	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
+	@echo "make test-gpu  on a machine with a CUDA device: everything that needs one, without .venv or network"
 	@echo "make bench     every benchmark"
 	@echo "make format    format Python and C++;  make stubs: regenerate src/vram/_native.pyi"
 	@echo "make clean     remove build outputs;   make distclean: remove .venv too"
@@ -85,8 +87,10 @@ NATIVE_BENCHMARKS = $(patsubst benchmarks/native/%.cpp,bench_%,$(wildcard benchm
 bench: setup
 	@$(call configure,bench,-DVRAM_MODULE=OFF)
 	@[ -z "$(NATIVE_BENCHMARKS)" ] || $(BIN)/ninja -C build/bench --quiet $(NATIVE_BENCHMARKS)
-	@for file in benchmarks/*.py; do \
-	  if [ -e "$$file" ]; then echo "== $$file"; $(BIN)/python "$$file"; fi; done
+	@for name in hotpath threads scenarios pages warmup; do \
+	  echo "== vram bench $$name"; $(BIN)/vram bench "$$name"; done
+	@echo "== benchmarks/waste.py"
+	@$(BIN)/python benchmarks/waste.py
 
 # ---- checks and tests -----------------------------------------------------------------------------
 
@@ -181,6 +185,58 @@ sanitize-python: setup sanitize-address
 	  PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/asan/overlay" \
 	  $(BIN)/python -m pytest --capture=sys -m "not slow and not fork" --hypothesis-profile=sanitize $(PYTEST_ARGS) \
 	  $(SANITIZED_TESTS)
+
+# ---- on a GPU ---------------------------------------------------------------------------------------
+# With the interpreter at hand and what is installed there (nanobind, scikit-build-core, cmake, ninja, torch,
+# CuPy, Numba, NumPy, pytest, hypothesis): no .venv and no network. All but the soak takes minutes at most.
+
+VRAM_SOAK_SECONDS ?= 180
+GPU_SITE := $(CURDIR)/build/gpu-site
+GPU_REPORTS ?= build/gpu-reports
+GPU_STEPS := gpu-device gpu-install gpu-native gpu-python gpu-soak gpu-memcheck
+GPU_PYTEST = PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+.PHONY: $(GPU_STEPS)
+test-gpu $(GPU_STEPS): export PATH := $(OUTSIDE_PATH)
+test-gpu: $(GPU_STEPS)
+
+gpu-device:
+	@$(PYTHON) -c 'import ctypes; driver = ctypes.CDLL("libcuda.so.1"); count = ctypes.c_int(); \
+	  assert driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value' \
+	  2>/dev/null || { echo "make test-gpu needs a CUDA device: libcuda.so.1 is missing or finds none." >&2; exit 1; }
+
+gpu-install: gpu-device
+	@echo "== building vram for $$($(PYTHON) --version)"
+	@rm -rf "$(GPU_SITE)"
+	@$(PYTHON) -m pip install -qq --no-index --no-build-isolation --no-deps --target "$(GPU_SITE)" .
+	@cd / && PYTHONPATH="$(GPU_SITE)" $(PYTHON) -c 'import vram; print(*vram.devices(), sep="\n")'
+
+# Quick here, at length in `make test` and `make sanitize`.
+gpu-native: gpu-device
+	@echo "== native tests"
+	@export PATH="$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$$PATH"; \
+	  cmake -S . -B build/gpu-native -G Ninja -DVRAM_MODULE=OFF -DVRAM_NATIVE_TESTS=ON >/dev/null; \
+	  cmake --build build/gpu-native -- --quiet; \
+	  VRAM_STRESS_OPS=1000000 ctest --test-dir build/gpu-native --output-on-failure --no-tests=error --timeout 100
+
+gpu-python: gpu-install
+	@echo "== conformance on CUDA, and what needs a real device"
+	@$(GPU_PYTEST) -q --junit-xml=$(GPU_REPORTS)/tests.xml -m gpu tests/conformance tests/gpu \
+	  --ignore=tests/gpu/test_soak.py
+
+gpu-soak: gpu-install
+	@echo "== soak: $(VRAM_SOAK_SECONDS) seconds"
+	@VRAM_SOAK_SECONDS=$(VRAM_SOAK_SECONDS) $(GPU_PYTEST) -q --junit-xml=$(GPU_REPORTS)/soak.xml \
+	  -o faulthandler_timeout=$$(($(VRAM_SOAK_SECONDS) + 180)) tests/gpu/test_soak.py
+
+# compute-sanitizer is part of the CUDA toolkit and cannot work everywhere; then this says so and goes on.
+MEMCHECKED := remap or serve_a_large_one or plain_segments or own_stream_reuses_while
+gpu-memcheck: gpu-install
+	@echo "== compute-sanitizer"
+	@tool=$$($(PYTHON) tests/gpu/find_sanitizer.py) || { echo "$$tool"; exit 0; }; \
+	  PYTHONPATH="$(GPU_SITE)" "$$tool" --tool memcheck --error-exitcode 99 --report-api-errors no \
+	  --target-processes application-only $(PYTHON) -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) \
+	  --junit-xml=$(GPU_REPORTS)/memcheck.xml -k "$(MEMCHECKED)" tests/gpu/test_memory.py \
+	  tests/gpu/test_kernel_order.py
 
 # ---- housekeeping -----------------------------------------------------------------------------------
 

@@ -154,9 +154,6 @@ class Allocator {
   virtual PoolConfig config() const = 0;
   // The stream is about to be destroyed.
   virtual Status retire_stream(StreamHandle stream) = 0;
-  // Somebody begins (+1) or has ended (-1) to capture streams into graphs. Between the two every allocation
-  // asks whether its stream is captured.
-  virtual Status capture_told(int change) = 0;
   // Called with the request's size when everything else failed; true: try again.
   virtual void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) = 0;
   // Waits for all work, returns all memory. Live allocations become invalid. Later calls: Code::closed.

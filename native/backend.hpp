@@ -23,7 +23,10 @@ struct DeviceInfo {
   bool pages = false;             // the page calls work
   bool host_accessible = false;   // addresses may be dereferenced by the host
   bool release_waits = false;     // release() waits for work that is running, whosever it is
-  std::string no_pages = {};      // why the page calls do not work, where they do not
+  bool captures = false;          // streams can be captured into graphs
+  // The host writes here out of stream order: uses on a block's own stream count, too.
+  bool host_writes = false;
+  std::string no_pages = {};  // why the page calls do not work, where they do not
 };
 
 class DriverPoolBackend;
@@ -86,6 +89,8 @@ class Backend {
     *out = 0;
     return {};
   }
+  // The same, quick enough to be asked before every allocation.
+  virtual bool capturing(StreamHandle) { return false; }
   // Has `gone` called once, on any thread and without calls to the backend from it, when the graph under
   // capture on this stream and everything made of it have been destroyed and will not run any more.
   virtual Status capture_keep(StreamHandle, std::function<void()>) {

@@ -45,11 +45,11 @@ int FreeIndex::next_bin(int from) const {
   return row * kRow + std::countr_zero(columns_[row]);
 }
 
-Index FreeIndex::find(const Blocks& blocks, Units units, bool exhaustive, int walk) const {
+Index FreeIndex::find(const Blocks& blocks, Units units, int walk) const {
   for (int bin = next_bin(bin_of(units)); bin < kBins; bin = next_bin(bin + 1)) {
     Index best = 0;
     int looked = 0;
-    for (Index i = heads_[bin]; i != 0 && (exhaustive || looked < walk); i = blocks[i].link_after, ++looked) {
+    for (Index i = heads_[bin]; i != 0 && looked < walk; i = blocks[i].link_after, ++looked) {
       const Units size = blocks[i].units;
       if (size < units || (best != 0 && size >= blocks[best].units)) continue;
       best = i;
@@ -58,7 +58,7 @@ Index FreeIndex::find(const Blocks& blocks, Units units, bool exhaustive, int wa
     if (best != 0) return best;
   }
   // Only the request's own bin can hold a fit that the walk missed, and only when it is crowded.
-  return exhaustive || walk >= kLongWalk ? 0 : find(blocks, units, false, kLongWalk);
+  return walk >= kLongWalk ? 0 : find(blocks, units, kLongWalk);
 }
 
 bool FreeIndex::check(const Blocks& blocks) const {

@@ -57,9 +57,8 @@ class FreeIndex {
  public:
   void add(Blocks& blocks, Index i);
   void remove(Blocks& blocks, Index i);
-  // The best block of at least `units`, or 0. `exhaustive` looks at every candidate; `walk` bounds the
-  // others.
-  Index find(const Blocks& blocks, Units units, bool exhaustive = false, int walk = kWalk) const;
+  // The best block of at least `units`, or 0. `walk` bounds how many are looked at in a bin.
+  Index find(const Blocks& blocks, Units units, int walk = kWalk) const;
   // Calls visit(i) for each block that may hold `units`, tightest bins first; stops when it returns true, or
   // when content() does so between two bins: all blocks of later bins are larger.
   template <typename Visit, typename Content>

@@ -522,9 +522,6 @@ void DriverPool::drop_books(StreamHandle stream) {
   streams_.erase(stream);
 }
 
-// Whether a stream is captured is asked in any case, as others capture without telling.
-Status DriverPool::capture_told(int) { return {}; }
-
 void DriverPool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) {
   std::lock_guard lock(mutex_);
   callback_ = std::move(callback);

@@ -61,7 +61,6 @@ class DriverPool final : public Allocator {
   Status configure(const PoolConfig& config) override;  // limit and zeroing
   PoolConfig config() const override;
   Status retire_stream(StreamHandle stream) override;
-  Status capture_told(int change) override;
   void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) override;
   Status close() override;
   bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }

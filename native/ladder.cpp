@@ -72,10 +72,11 @@ Index Pool::serve_own_blocks(Request& request) {
 }
 
 Index Pool::serve_passed_pending(Request& request) {
-  if (pending_blocks_ == 0 && leaving_.empty()) return 0;
-  const std::uint64_t before = pending_blocks_ + leaving_.size();
+  const auto waiting = [this] { return pending_blocks_ + leaving_.size() + graphs_.size(); };
+  const std::uint64_t before = waiting();
+  if (before == 0) return 0;
   complete_passed();
-  return pending_blocks_ + leaving_.size() == before ? 0 : segments_.take(request.want);
+  return waiting() == before ? 0 : segments_.take(request.want);
 }
 
 // Whether memory of `owner`, last used there at `tick`, may serve `taker` now; with by_waiting it is made so.
@@ -101,7 +102,8 @@ Index Pool::lend(Request& request, bool by_waiting) {
 }
 
 Index Pool::serve_finished_elsewhere(Request& request) {
-  if (streams_.size() == 1) return 0;
+  // A graph keeps what it gets, so it is lent nothing.
+  if (streams_.size() == 1 || request.stream->capture != 0) return 0;
   // Large blocks move by whole pages instead (free_pages), which leaves no foreign islands in a segment.
   if (segments_.paged() && request.want.band != 0) return 0;
   return lend(request, false);
@@ -111,7 +113,7 @@ Index Pool::back(Request& request, std::uint64_t create_bytes) {
   Index block = 0;
   (void)fences_.poll(*request.stream);
   const Status status = segments_.back(request.want, create_bytes, request.stream->passed, &block);
-  note_reserved();
+  note_reserved(*request.stream);
   if (!status.ok() && status.code != Code::out_of_memory) request.error = status;
   // A fence behind the addresses that lost their pages: when it passes they may be mapped anew.
   if (block != 0 && segments_.moved()) (void)fences_.record(*request.stream);
@@ -177,7 +179,8 @@ Index Pool::serve_growth(Request& request) {
 }
 
 Index Pool::serve_stream_wait(Request& request) {
-  if (streams_.size() == 1) return 0;
+  // What is captured cannot wait for what is not.
+  if (streams_.size() == 1 || request.stream->capture != 0) return 0;
   if (!segments_.paged() || request.want.band == 0)
     if (const Index block = lend(request, true)) return block;
   if (!segments_.paged()) return 0;
@@ -206,17 +209,19 @@ Index Pool::serve_callbacks(Request& request) {
   return again ? serve_flush(request) : 0;
 }
 
-// Waits for the stream whose pending work is oldest, one fence at a time, until the request fits.
+// Waits for streams with pending work, one fence at a time, until the request fits. What a graph may still
+// use is not waited for.
 Index Pool::serve_host_wait(Request& request) {
-  while (pending_blocks_ != 0) {
-    StreamState* oldest = nullptr;
-    for (std::uint32_t n = 0; n < streams_.size() && oldest == nullptr; ++n)
-      if (!streams_[static_cast<std::uint16_t>(n)].waiting.empty())
-        oldest = &streams_[static_cast<std::uint16_t>(n)];
-    if (oldest == nullptr) return 0;
-    if (Status status = wait_for(*oldest, *request.lock); !status.ok()) {
+  for (bool waited = true; waited && pending_blocks_ != 0;) {
+    waited = false;
+    for (std::uint32_t n = 0; n < streams_.size() && !waited; ++n) {
+      StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+      if (stream.waiting.empty()) continue;
+      const Status status = wait_for(stream, *request.lock);
+      if (status.code == Code::capturing) continue;
       request.error = status;
-      return 0;
+      waited = status.ok();
+      if (!waited) return 0;
     }
     complete_passed();
     if (const Index block = search(request)) return block;
@@ -230,11 +235,11 @@ Index Pool::serve_give_back(Request& request) {
     request.error = status;
     return 0;
   }
-  if (Status status = segments_.trim(0, finished_); !status.ok()) {
+  if (Status status = segments_.trim(0, finished_, true); !status.ok()) {
     request.error = status;
     return 0;
   }
-  note_reserved();
+  note_reserved(*request.stream);
   return search(request);
 }
 

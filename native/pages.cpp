@@ -465,7 +465,8 @@ Status Segments::release_page(Index i) {
   return {};
 }
 
-Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished) {
+Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait) {
+  const bool plain = may_wait || !backend_.info().release_waits;
   for (Index i = 1; i < pages_.end() && reserved_bytes_ > keep_bytes; ++i) {
     const Page& page = pages_[i];
     // Uses at other addresses, by other streams, are ordered before the last one.
@@ -477,7 +478,8 @@ Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished) {
     if (segment.units == 0 || segment.in_use != 0 || segment.mappings != 0) continue;
     if (!segment.plain) {
       drop_segment(s);
-    } else if (reserved_bytes_ > keep_bytes && finished(segment.stream, blocks_[segment.head].tick)) {
+    } else if (plain && reserved_bytes_ > keep_bytes &&
+               finished(segment.stream, blocks_[segment.head].tick)) {
       if (Status status = release_plain(s); !status.ok()) return status;
     }
   }

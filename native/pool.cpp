@@ -5,6 +5,8 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 namespace vram {
 
@@ -50,6 +52,7 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
       zero_on_free_(config.zero_on_free) {
   watch_forks();
   generation_.store(fork_generation(), std::memory_order_relaxed);
+  gate_.store(fork_generation(), std::memory_order_relaxed);
   arrange_ladder();
   if (config.journal != 0) start_journal(config.journal);
 }
@@ -59,8 +62,10 @@ Pool::~Pool() { (void)close(); }
 // ---- the fast paths -------------------------------------------------------------------------------------
 
 bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
-  if (closed()) [[unlikely]]
+  if (gate_.load(std::memory_order_relaxed) != fork_generation()) [[unlikely]]
     return false;
+  if (handle - 1 < 2) [[unlikely]]
+    handle = backend_->canonical(handle);
   StreamState* stream = streams_.find(handle);
   if (stream == nullptr) return false;
   const Units units = units_of(size);
@@ -91,7 +96,7 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
     note(*stream, Action::allocate, *out, size, tag, block.serial);
   stream->lock.unlock();
   if (zero_on_allocate_.load(std::memory_order_relaxed)) [[unlikely]]
-    if (!backend_->fill(*out, 0, bytes, handle).ok()) {
+    if (!fill_zeros(*out, bytes, handle).ok()) {
       take_back(*out);
       return false;
     }
@@ -137,12 +142,13 @@ bool Pool::try_free_cached(Address address) {
   return true;
 }
 
-// ---- allocation ----------------------------------------------------------------------------------------
-
 StreamState& Pool::stream_of(StreamHandle handle) {
   StreamState* known = streams_.find(handle);
   if (known != nullptr) return *known;
-  StreamState* stream = streams_.add(handle);
+  return journaled(streams_.add(handle));
+}
+
+StreamState& Pool::journaled(StreamState* stream) {
   if (stream == nullptr) throw std::bad_alloc();
   if (config_.journal != 0) {
     std::lock_guard guard(stream->lock);
@@ -152,16 +158,132 @@ StreamState& Pool::stream_of(StreamHandle handle) {
   return *stream;
 }
 
+// ---- capture --------------------------------------------------------------------------------------------
+//
+// What is allocated on a stream while it is captured becomes part of a graph: its address is used whenever
+// the graph is launched. So a captured stream gets a state of its own, hidden from its handle, whose memory
+// nobody else is given until the graph and all made of it are gone. A block freed during the capture serves
+// the same stream's later captured work at once, as in any stream's order.
+
+Status Pool::heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
+  if (closed()) return {Code::closed, 0, "heap_begin"};
+  std::lock_guard lock(mutex_);
+  auto heap = std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
+  if (heap == heaps_.end())
+    heap = heaps_.insert(heap, {id, ++next_heap_, 0, false, {}, std::make_shared<std::atomic<bool>>(false)});
+  ++heap->begun;
+  heap->open = true;
+  heap->serves = std::move(serves);
+  gate_.store(0, std::memory_order_relaxed);
+  return {};
+}
+
+Status Pool::heap_end(HeapId id) {
+  if (closed()) return {Code::closed, 0, "heap_end"};
+  std::lock_guard lock(mutex_);
+  bool known = false;
+  bool open = false;
+  for (Heap& heap : heaps_) {
+    known |= heap.id == id;
+    if (heap.id == id) heap.open = false;
+    open |= heap.open;
+  }
+  if (!open) gate_.store(fork_generation(), std::memory_order_relaxed);
+  return known ? Status{} : Status{Code::invalid, 0, "heap_end"};
+}
+
+Status Pool::heap_release(HeapId id) {
+  if (closed()) return {Code::closed, 0, "heap_release"};
+  std::lock_guard lock(mutex_);
+  const auto heap =
+      std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
+  if (heap == heaps_.end()) return {Code::invalid, 0, "heap_release"};
+  if (--heap->begun > 0) return {};
+  heap->over->store(true, std::memory_order_release);
+  heaps_.erase(heap);
+  return {};
+}
+
+// The open heap that serves a stream, or null.
+const Pool::Heap* Pool::heap_for(StreamHandle handle) const {
+  for (const Heap& heap : heaps_)
+    if (heap.open && heap.serves(handle)) return &heap;
+  return nullptr;
+}
+
+// The capture that the stream's work goes into now, if any. A stream seen for the first time must be one
+// of the device's; asking it once is enough.
+Status Pool::capture_of(StreamHandle handle, CaptureId* out) {
+  *out = 0;
+  if (handle != 0 && backend_->info().captures)
+    if (Status status = backend_->capture_of(handle, out); status.code == Code::invalid) return status;
+  if (*out != 0 || streams_.find(handle) != nullptr) return {};
+  const Status status = backend_->stream_query(handle);
+  return status.code == Code::invalid ? status : Status{};
+}
+
+// The state that serves a stream: its own, or that of the heap or graph its work goes into. Null with the
+// reason in *why.
+StreamState* Pool::stream_for(StreamHandle handle, CaptureId capture, Status* why) {
+  const Heap* heap = heaps_.empty() ? nullptr : heap_for(handle);
+  if (heap == nullptr && capture == 0) return &stream_of(handle);
+  const CaptureId key = heap != nullptr ? heap->key : capture;
+  for (std::uint16_t number : graphs_) {
+    StreamState& known = streams_[number];
+    if (known.capture == key && known.handle == handle) return &known;
+  }
+  if (heap != nullptr) return &hidden(handle, key, heap->over);
+  auto over = std::make_shared<std::atomic<bool>>(false);
+  *why = backend_->capture_keep(handle, [over] { over->store(true, std::memory_order_release); });
+  return why->ok() ? &hidden(handle, key, std::move(over)) : nullptr;
+}
+
+StreamState& Pool::hidden(StreamHandle handle, CaptureId key, std::shared_ptr<std::atomic<bool>> over) {
+  StreamState& graph = journaled(streams_.add_hidden(handle));
+  graph.capture = key;
+  graph.over = std::move(over);
+  graphs_.push_back(graph.number);
+  return graph;
+}
+
+// Graphs that are gone leave their memory as streams do. What they had may still be in use by work of the
+// stream itself, such as a copy of a graph's result, so a last fence is recorded there.
+void Pool::let_graphs_go() {
+  std::erase_if(graphs_, [this](std::uint16_t number) {
+    StreamState& graph = streams_[number];
+    if (!graph.over->load(std::memory_order_acquire)) return false;
+    const CaptureId capture = std::exchange(graph.capture, 0);
+    if (!fences_.record(graph).ok()) {
+      graph.capture = capture;  // captured again; later, then
+      return false;
+    }
+    {
+      std::lock_guard guard(graph.lock);
+      graph.leaving = true;
+    }
+    graph.last = graph.tick - 1;
+    graph.over.reset();
+    leaving_.push_back(number);
+    drain(graph, true, true);
+    return true;
+  });
+}
+
+// ---- allocation, beyond the fast path --------------------------------------------------------------------
+
 Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_t align, std::uint32_t tag,
                            Address* out, OutOfMemoryReport* report) {
   if (closed()) return {Code::closed, 0, "allocate"};
   if ((align & (align - 1)) != 0) return {Code::invalid, 0, "align"};
   if (align > kMaxRequest) return {Code::invalid, 0, "align"};
-  // A stream seen for the first time must be one of the device's; asking it once is enough.
-  if (streams_.find(handle) == nullptr)
-    if (Status status = backend_->stream_query(handle); status.code == Code::invalid) return status;
+  handle = backend_->canonical(handle);
+  CaptureId capture = 0;
+  if (Status status = capture_of(handle, &capture); !status.ok()) return status;
   std::unique_lock lock(mutex_);
-  StreamState& stream = stream_of(handle);
+  Status why;
+  StreamState* const serving = stream_for(handle, capture, &why);
+  if (serving == nullptr) return why;
+  StreamState& stream = *serving;
   Request request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock, {}};
   if (size > kMaxRequest) {
     ++out_of_memory_;
@@ -179,7 +301,7 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
     *out = hand_out(block, request);
     lock.unlock();
     if (!zero_on_allocate_.load(std::memory_order_relaxed)) return {};
-    const Status status = backend_->fill(*out, 0, bytes, handle);
+    const Status status = fill_zeros(*out, bytes, handle);
     if (!status.ok()) take_back(*out);
     return status;
   }
@@ -265,6 +387,7 @@ void Pool::add_live(StreamState& stream, std::uint64_t bytes) {
 Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle handle, std::uint32_t tag,
                             std::vector<Address>& out, OutOfMemoryReport* report) {
   out.assign(sizes.size(), 0);
+  const bool captured = backend_->capturing(handle);  // cached memory must not go into a graph
   // Largest first: equal sizes come to lie side by side.
   std::vector<std::size_t> order(sizes.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -285,8 +408,12 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
       continue;
     }
     const std::size_t stop = std::max(run, done + 1);
-    for (; done < stop && status.ok(); ++done)
-      status = allocate(sizes[order[done]], handle, 0, tag, &out[order[done]], report);
+    for (; done < stop && status.ok(); ++done) {
+      const std::uint64_t size = sizes[order[done]];
+      Address* const to = &out[order[done]];
+      status = captured ? allocate_slow(size, handle, 0, tag, to, report)
+                        : allocate(size, handle, 0, tag, to, report);
+    }
     if (!status.ok()) break;
   }
   if (status.ok()) return status;
@@ -302,8 +429,10 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
 bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std::size_t>& order,
                  std::size_t from, std::size_t to, Units units, StreamHandle handle, std::uint32_t tag,
                  std::vector<Address>& out) {
-  if (closed() || streams_.find(handle) == nullptr) return false;
+  handle = backend_->canonical(handle);
+  if (closed() || streams_.find(handle) == nullptr || backend_->capturing(handle)) return false;
   std::unique_lock lock(mutex_);
+  if (!heaps_.empty() && heap_for(handle) != nullptr) return false;
   StreamState& stream = stream_of(handle);
   Request request{
       0, {stream.number, band_of(units_of(sizes[order[from]])), units, kUnit}, tag, &stream, &lock, {}};
@@ -328,7 +457,7 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   bool good = true;
   if (zero_on_allocate_.load(std::memory_order_relaxed))
     for (std::size_t i = from; i < to && good; ++i)
-      good = backend_->fill(out[order[i]], 0, std::uint64_t{units_of(sizes[order[i]])} * kUnit, handle).ok();
+      good = fill_zeros(out[order[i]], std::uint64_t{units_of(sizes[order[i]])} * kUnit, handle).ok();
   for (std::size_t i = from; i < to && !good; ++i) {
     take_back(out[order[i]]);
     out[order[i]] = 0;
@@ -367,7 +496,7 @@ Status Pool::free_slow(Address address) {
   if (block == 0) return {Code::invalid, 0, "free"};
   const StreamState& owner = streams_[segments_.blocks()[block].owner.load(std::memory_order_relaxed)];
   if (segments_.blocks()[block].used_elsewhere ||
-      (zero_on_free_.load(std::memory_order_relaxed) && owner.gone())) {
+      (zero_on_free_.load(std::memory_order_relaxed) && (owner.gone() || owner.capture != 0))) {
     make_pending(block);
   } else {
     give_home(block);
@@ -378,15 +507,23 @@ Status Pool::free_slow(Address address) {
 }
 
 // Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, or
-// whose owner is gone, is zeroed when those uses have finished (requeue).
+// whose owner is gone or a graph, is zeroed when those uses have finished (requeue).
 Status Pool::zero(Address address) {
   const Index i = segments_.find(address);
   if (i == 0) return {Code::invalid, 0, "free"};
   const Block& block = segments_.blocks()[i];
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
-  if (block.used_elsewhere || owner.gone()) return {};
-  return backend_->fill(address, 0, bytes_of(block), owner.handle);
+  if (block.used_elsewhere || owner.gone() || owner.capture != 0) return {};
+  return fill_zeros(address, bytes_of(block), owner.handle);
+}
+
+// Where the host writes out of stream order it also zeroes at once: the zeros must not come after its writes,
+// and what is zeroed has no uses left.
+Status Pool::fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream) {
+  if (!backend_->info().host_writes) return backend_->fill(address, 0, bytes, stream);
+  std::memset(reinterpret_cast<void*>(address), 0, bytes);
+  return {};
 }
 
 // A block nobody uses any more except in its owner's order goes back to its segment's stream.
@@ -450,7 +587,7 @@ void Pool::requeue(PendingBlock&& pending) {
   Tick tick = &owner == &home ? pending.tick : 0;
   if (zero_on_free_.load(std::memory_order_relaxed) && !pending.zeroed) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
-    (void)backend_->fill(segments_.address_of(block), 0, bytes_of(block), zeroing.handle);
+    (void)fill_zeros(segments_.address_of(block), bytes_of(block), zeroing.handle);
     tick = home.tick;
     if (&zeroing != &home) {
       pending.zeroed = true;
@@ -471,6 +608,7 @@ void Pool::requeue(PendingBlock&& pending) {
 
 // Gives home every pending block whose uses have finished; asks each stream once and never waits.
 void Pool::complete_passed() {
+  if (!graphs_.empty()) let_graphs_go();
   // All are asked before any block is looked at, as one may wait for several of them.
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
@@ -504,18 +642,22 @@ bool Pool::drain(StreamState& stream, bool small, bool large) {
 
 Status Pool::record_stream(Address address, StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "record_stream"};
-  if (streams_.find(handle) == nullptr)
-    if (Status status = backend_->stream_query(handle); status.code == Code::invalid) return status;
+  handle = backend_->canonical(handle);
+  CaptureId capture = 0;
+  if (Status status = capture_of(handle, &capture); !status.ok()) return status;
   std::unique_lock lock(mutex_);
   Index i = segments_.find(address);
   if (i == 0) i = segments_.containing(address);
   if (i == 0) return {Code::invalid, 0, "record_stream"};
   Block& block = segments_.blocks()[i];
-  StreamState& user = stream_of(handle);
+  Status why;
+  StreamState* const serving = stream_for(handle, capture, &why);
+  if (serving == nullptr) return why;
+  StreamState& user = *serving;
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(owner.lock);
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "record_stream"};
-  if (&user == &owner) return {};
+  if (&user == &owner && !backend_->info().host_writes) return {};
   std::vector<std::uint16_t>& uses = uses_[i];
   if (std::find(uses.begin(), uses.end(), user.number) == uses.end()) uses.push_back(user.number);
   block.used_elsewhere = true;
@@ -552,10 +694,12 @@ Status Pool::wait_for_all(std::unique_lock<std::mutex>& lock) {
 }
 
 // Waits for everything issued on the stream so far: by a fence, or where the driver refuses that, as a whole.
+// What is captured is not running; the memory of graphs and of captured streams stays theirs.
 Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& lock) {
   EventHandle event = 0;
   Status status = fences_.event_for(stream, stream.now(), &event);
   if (status.ok() && event == 0) return status;
+  if (status.code == Code::capturing) return {};
   const bool leaving = stream.last != 0;
   const Tick tick = leaving ? stream.last : status.ok() ? stream.tick - 1 : fences_.mark(stream);
   const StreamHandle handle = stream.handle;
@@ -573,6 +717,7 @@ Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& 
 
 // Waits for all work; nothing is cached or pending afterwards.
 Status Pool::settle(std::unique_lock<std::mutex>& lock) {
+  if (!graphs_.empty()) let_graphs_go();
   for (std::uint32_t n = 0; n < streams_.size(); ++n)
     drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   Status status = wait_for_all(lock);
@@ -605,8 +750,8 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
     for (std::uint32_t n = 0; n < streams_.size(); ++n)
       drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   }
-  const Status status = segments_.trim(keep, finished_);
-  note_reserved();
+  const Status status = segments_.trim(keep, finished_, wait);
+  note_reserved(streams_[0]);
   verify();
   return status;
 }
@@ -617,8 +762,8 @@ void Pool::keep_idle_limit() {
   for (std::uint32_t n = 0; n < streams_.size(); ++n)
     idle += segments_.free_page_bytes(static_cast<std::uint16_t>(n));
   if (idle <= config_.idle_limit) return;
-  (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_);
-  note_reserved();
+  (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_, false);
+  note_reserved(streams_[0]);
 }
 
 Status Pool::set_limit(std::uint64_t bytes) {
@@ -656,8 +801,12 @@ PoolConfig Pool::config() const {
 // goes to the default stream; neither the caller nor anyone else waits.
 Status Pool::retire_stream(StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "retire_stream"};
+  handle = backend_->canonical(handle);
   std::unique_lock lock(mutex_);
   StreamState* stream = streams_.find(handle);
+  const bool captured = std::any_of(graphs_.begin(), graphs_.end(),
+                                    [&](std::uint16_t number) { return streams_[number].handle == handle; });
+  if (stream == nullptr && captured) stream = &stream_of(handle);
   if (stream == nullptr) return {};
   if (stream->number == 0) return {Code::invalid, 0, "retire_stream"};
   if (!fences_.record(*stream).ok()) {
@@ -669,6 +818,12 @@ Status Pool::retire_stream(StreamHandle handle) {
     if (closed()) return {};
     if (!status.ok()) return status;
     fences_.pass(*stream, tick);
+  }
+  // Graphs captured on it go on in the order of the default stream, which waits for what was done with them.
+  for (std::uint16_t number : graphs_) {
+    if (streams_[number].handle != handle) continue;
+    (void)fences_.order(streams_[0], *stream, stream->tick - 1);
+    streams_[number].handle = 0;
   }
   streams_.forget(*stream);
   stream->last = stream->tick - 1;
@@ -690,8 +845,6 @@ void Pool::let_leave() {
   });
 }
 
-Status Pool::capture_told(int) { return {}; }
-
 void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) {
   std::lock_guard lock(mutex_);
   callback_ = std::move(callback);
@@ -706,12 +859,13 @@ Status Pool::close() {
   Status status = wait_for_all(lock);
   if (closed()) return {};
   generation_.store(0, std::memory_order_relaxed);
+  gate_.store(0, std::memory_order_relaxed);
   for (std::uint32_t n = 0; n < streams_.size(); ++n) fences_.clear(streams_[static_cast<std::uint16_t>(n)]);
   for (const Status& each : {segments_.release_all(), fences_.close()})
     if (status.ok()) status = each;
   callback_ = nullptr;
   // Nothing is held any more; totals and peaks stay to be read.
-  note_reserved();
+  note_reserved(streams_[0]);
   pending_.current = pending_blocks_ = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];

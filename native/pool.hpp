@@ -53,16 +53,24 @@ class Pool final : public Allocator {
   PoolConfig config() const override;
   // Its memory goes to the default stream once its work has finished.
   Status retire_stream(StreamHandle stream) override;
-  Status capture_told(int change) override;
   void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) override;
   Status close() override;
   bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
+
+  // ---- heaps: memory apart, for graphs ---------------------------------------------------------------
+  // From begin to end, allocations on the streams that `serves` names come from memory that nobody else is
+  // given until the heap was released as often as it was begun. Without being told, a captured stream gets
+  // such a heap by itself on the slow paths; who captures what was allocated before and cached begins one.
+  Status heap_begin(HeapId id, std::function<bool(StreamHandle)> serves);
+  Status heap_end(HeapId id);
+  Status heap_release(HeapId id);
 
   // ---- looking ----------------------------------------------------------------------------------------
   PoolStats stats() const override;
   void reset_peak() override;
   std::vector<SegmentInfo> snapshot() const override;
   Status info(Address address, BlockInfo* out) const override;
+  Status find(Address address, BlockInfo* out) const;  // of the live allocation that holds the address
   std::uint64_t live_bytes() const override;
   void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const override;
   void start_journal(std::uint32_t entries) override;
@@ -86,6 +94,21 @@ class Pool final : public Allocator {
   };
 
   StreamState& stream_of(StreamHandle handle);
+  StreamState& journaled(StreamState* stream);
+  Status capture_of(StreamHandle handle, CaptureId* out);
+  static constexpr CaptureId kHeapBit = CaptureId{1} << 63;  // tells heaps from captures of the device
+  struct Heap {
+    HeapId id;
+    CaptureId key = 0;  // of the states that stand for it
+    int begun = 0;      // and not released
+    bool open = false;
+    std::function<bool(StreamHandle)> serves;
+    std::shared_ptr<std::atomic<bool>> over;
+  };
+  const Heap* heap_for(StreamHandle handle) const;
+  StreamState* stream_for(StreamHandle handle, CaptureId capture, Status* why);
+  StreamState& hidden(StreamHandle handle, CaptureId key, std::shared_ptr<std::atomic<bool>> over);
+  void let_graphs_go();
 
   Index climb(Request& request);
   Index search(Request& request);
@@ -108,6 +131,7 @@ class Pool final : public Allocator {
 
   bool drain(StreamState& stream, bool small, bool large);
   Status zero(Address address);
+  Status fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream);
   void give_home(Index block);
   void make_pending(Index block);
   void wait_in_queue(PendingBlock&& pending);
@@ -128,7 +152,7 @@ class Pool final : public Allocator {
   Index take_cached(StreamState& stream, Units units);
   void take_back(Address address);
   void add_live(StreamState& stream, std::uint64_t bytes);
-  void note_reserved();
+  void note_reserved(StreamState& stream);
   void note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
             std::uint32_t serial);
   OutOfMemoryReport explain(const Request& request) const;
@@ -137,6 +161,7 @@ class Pool final : public Allocator {
 
   std::shared_ptr<Backend> backend_;
   std::atomic<std::uint32_t> generation_;  // the fork generation it was made in; another value: closed
+  std::atomic<std::uint32_t> gate_;  // the same while caches may be used unasked; 0 while a heap is open
   mutable std::mutex mutex_;
   PoolConfig config_;
   Segments segments_;
@@ -144,8 +169,11 @@ class Pool final : public Allocator {
   const Finished finished_;  // fences_.finished by number
   StreamTable streams_;
   std::vector<Step> ladder_;
-  std::vector<Index> drained_;                                  // scratch of drain()
-  std::vector<std::uint16_t> leaving_;                          // streams whose last fence has not passed
+  std::vector<Index> drained_;          // scratch of drain()
+  std::vector<std::uint16_t> leaving_;  // streams whose last fence has not passed
+  std::vector<std::uint16_t> graphs_;   // states that stand for graphs and heaps
+  std::vector<Heap> heaps_;             // those not yet released
+  CaptureId next_heap_ = kHeapBit;
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   std::function<bool(std::uint64_t, StreamHandle)> callback_;
   std::atomic<std::uint64_t> sequence_{0};

@@ -15,7 +15,8 @@ std::uint64_t now_ns() {
 
 }  // namespace
 
-void Pool::note_reserved() {
+// Follows what is held from the driver; what came or went is written into the journal of `stream`.
+void Pool::note_reserved(StreamState& stream) {
   const auto follow = [](Meter& meter, std::uint64_t value) {
     if (value > meter.current) {
       meter.add(value - meter.current);
@@ -23,8 +24,14 @@ void Pool::note_reserved() {
       meter.subtract(meter.current - value);
     }
   };
-  follow(reserved_, segments_.reserved_bytes());
+  const std::uint64_t before = reserved_.current;
+  const std::uint64_t now = segments_.reserved_bytes();
+  follow(reserved_, now);
   follow(segment_count_, segments_.pieces());
+  if (now == before) return;
+  std::lock_guard guard(stream.lock);
+  note(stream, now > before ? Action::grow : Action::shrink, 0, now > before ? now - before : before - now, 0,
+       0);
 }
 
 void Pool::note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
@@ -193,6 +200,19 @@ Status Pool::info(Address address, BlockInfo* out) const {
   std::lock_guard guard(stream.lock);
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number)
     return {Code::invalid, 0, "info"};
+  *out = describe(block);
+  return {};
+}
+
+Status Pool::find(Address address, BlockInfo* out) const {
+  if (closed()) return {Code::closed, 0, "find"};
+  std::lock_guard lock(mutex_);
+  const Index i = segments_.containing(address);
+  if (i == 0) return {Code::invalid, 0, "find"};
+  const Block& block = segments_.blocks()[i];
+  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
+  std::lock_guard guard(stream.lock);
+  if (!block.is(BlockState::live)) return {Code::invalid, 0, "find"};
   *out = describe(block);
   return {};
 }

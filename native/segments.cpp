@@ -15,8 +15,6 @@ constexpr std::size_t kMaxMappings = std::size_t{1} << 21;
 constexpr std::size_t kMaxSegments = std::size_t{1} << 20;
 // Addresses set aside for a strip; a larger request gets a strip of its own size.
 constexpr std::uint32_t kStripSlots[kBands] = {128, 8192};  // 256 MiB for small, 16 GiB for large blocks
-// Plain segments for large blocks are at least this long, so that middling blocks share one.
-constexpr std::uint64_t kPlainSegmentBytes = 20 * kMiB;
 // The fewest addresses to begin with.
 constexpr std::uint64_t kLeastSpace = 256 * kMiB;
 // Free blocks looked at before the driver is asked, by band.
@@ -202,8 +200,12 @@ Index Segments::carve(const Spot& spot, Units units) {
 // ---- taking and giving back ----------------------------------------------------------------------------
 
 Index Segments::peek(const Want& want) const {
-  const FreeIndex& index = free_blocks(want.stream, want.band);
-  return index.find(blocks_, want.padded(), false, options_.best_fit ? FreeIndex::kWalk : 1);
+  const int walk = options_.best_fit ? FreeIndex::kWalk : 1;
+  const auto find = [&](Band band) {
+    return free_blocks(want.stream, band).find(blocks_, want.padded(), walk);
+  };
+  const Index block = find(want.band);
+  return block == 0 && bands_share() ? find(static_cast<Band>(1 - want.band)) : block;
 }
 
 // Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already; or
@@ -368,12 +370,14 @@ Status Segments::new_strip(const Want& want) {
   return {};
 }
 
-// Memory from the driver in one piece, for devices without pages.
+// Memory from the driver in one piece, for devices without pages. It has room for a whole number of such
+// blocks, so that no end is left over that the next one of them does not fit into.
 Status Segments::new_plain(const Want& want, std::uint64_t budget) {
-  const std::uint64_t need = round_up(std::uint64_t{want.padded()} * kUnit, kSlotBytes);
-  std::uint64_t bytes = std::max(need, round_up(options_.segment_size, kSlotBytes));
+  const std::uint64_t each = std::uint64_t{want.padded()} * kUnit;
+  const std::uint64_t need = round_up(each, kSlotBytes);
+  std::uint64_t bytes = std::max(need, round_up(round_up(options_.segment_size, each), kSlotBytes));
   if (want.band != 0 && need < kPlainSegmentBytes / 2) bytes = std::max(bytes, kPlainSegmentBytes);
-  if (bytes > budget) bytes = need;
+  if (bytes > budget) bytes = bands_share() ? std::max(need, budget / kSlotBytes * kSlotBytes) : need;
   if (bytes > budget) return {Code::out_of_memory, 0, "reserve"};
   const auto slots = static_cast<std::uint32_t>(bytes / kSlotBytes);
   const std::uint32_t slot = space_take(slots);

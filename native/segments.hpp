@@ -25,6 +25,8 @@ namespace vram {
 // of large ones; as any free page may serve any band, keeping them apart costs next to no memory.
 using Band = std::uint8_t;
 inline constexpr int kBands = 2;
+// Plain segments for large blocks are at least this long, so that middling blocks share one.
+inline constexpr std::uint64_t kPlainSegmentBytes = 20 * kMiB;
 inline constexpr Units kSmallUnits = static_cast<Units>(kMiB / kUnit);
 constexpr Band band_of(Units units) { return units <= kSmallUnits ? 0 : 1; }
 
@@ -136,8 +138,9 @@ class Segments {
 
   // ---- giving back ------------------------------------------------------------------------------
   // Releases free pages and wholly free plain segments whose last use has finished, until at most
-  // `keep_bytes` stay reserved.
-  Status trim(std::uint64_t keep_bytes, const Finished& finished);
+  // `keep_bytes` stay reserved. Plain segments whose release would wait for running work go only where
+  // the caller may wait.
+  Status trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait);
   Status release_all();  // pre: nothing on any stream uses any of it
 
   // ---- looking ------------------------------------------------------------------------------------
@@ -160,6 +163,8 @@ class Segments {
   const FreeIndex& free_blocks(std::uint16_t stream, Band band) const { return shelf(stream).free[band]; }
   std::uint64_t pieces() const { return pages_.size() + plain_segments_; }  // of driver memory
   bool paged() const { return options_.pages; }
+  // Long plain segments serve both bands: one for each would reserve twice as much from the start.
+  bool bands_share() const { return !options_.pages && options_.segment_size >= kPlainSegmentBytes; }
   // Takes over what can change: segment_size, max_page, best_fit.
   void configure(const PlacementOptions& options);
   bool check(std::string* why) const;

@@ -53,6 +53,20 @@ StreamState* StreamTable::add(StreamHandle handle) {
   if (occupied_ > kPlaces / 2) sweep();
   const std::uint32_t place = place_of(handle);
   const bool new_place = handle != 0 && places_[place].handle.load(std::memory_order_relaxed) == 0;
+  StreamState* state = new_state(handle);
+  if (state == nullptr || handle == 0) return state;
+  if (new_place) {
+    ++occupied_;
+    places_[place].handle.store(handle, std::memory_order_relaxed);
+  }
+  places_[place].state.store(state, std::memory_order_release);
+  return state;
+}
+
+StreamState* StreamTable::add_hidden(StreamHandle handle) { return new_state(handle); }
+
+// One that is retired and idle, or a new one; null when all numbers are in use.
+StreamState* StreamTable::new_state(StreamHandle handle) {
   StreamState* state = nullptr;
   for (std::size_t i = 0; i < retired_.size() && state == nullptr; ++i) {
     StreamState& old = (*this)[retired_[i]];
@@ -77,12 +91,6 @@ StreamState* StreamTable::add(StreamHandle handle) {
   state->retired = false;
   state->last = 0;
   if (state->passed >= state->tick) state->tick = state->passed + 1;
-  if (handle == 0) return state;
-  if (new_place) {
-    ++occupied_;
-    places_[place].handle.store(handle, std::memory_order_relaxed);
-  }
-  places_[place].state.store(state, std::memory_order_release);
   return state;
 }
 
@@ -108,7 +116,9 @@ void StreamTable::forget(StreamState& stream) {
     std::lock_guard guard(stream.lock);
     stream.leaving = true;
   }
-  places_[place_of(stream.handle)].state.store(nullptr, std::memory_order_release);
+  Place& place = places_[place_of(stream.handle)];
+  if (place.state.load(std::memory_order_relaxed) == &stream)
+    place.state.store(nullptr, std::memory_order_release);
 }
 
 void StreamTable::retire(StreamState& stream) {
@@ -135,6 +145,7 @@ Status EventPool::destroy_all() {
 
 Status Fences::record(StreamState& stream) {
   if (stream.last != 0) return {};
+  if (stream.capture != 0 || backend_.capturing(stream.handle)) return {Code::capturing, 0, "event_record"};
   EventHandle event = 0;
   if (Status status = events_.take(&event); !status.ok()) return status;
   if (Status status = backend_.event_record(event, stream.handle); !status.ok()) {

@@ -134,6 +134,10 @@ struct alignas(64) StreamState {
 
   // ---- guarded by the pool's mutex --------------------------------------------------------------
   StreamHandle handle = 0;
+  // Not 0: this is not the stream itself but a graph under capture on it, or captured. Nothing here runs; its
+  // memory is the graph's until `*over` says that the graph is gone (Pool::let_graphs_go).
+  CaptureId capture = 0;
+  std::shared_ptr<std::atomic<bool>> over;
   bool retired = false;  // the stream is gone and its work has finished; live blocks may remain
   Tick last = 0;    // not 0: the stream is leaving, and this tick covers all its work (Pool::retire_stream)
   Tick tick = 1;    // the current one
@@ -165,6 +169,8 @@ class StreamTable {
   StreamState* find(StreamHandle handle) const;
   // The state for a handle, made if need be; null when all numbers are in use.
   StreamState* add(StreamHandle handle);
+  // A state of its own that no handle leads to.
+  StreamState* add_hidden(StreamHandle handle);
   // Forgets the handle: nothing new is allocated on the stream.
   void forget(StreamState& stream);
   // The number may be used again once `add` finds the state idle. pre: forgotten, all its work has finished.
@@ -179,6 +185,7 @@ class StreamTable {
     std::atomic<StreamState*> state;
   };
   std::uint32_t place_of(StreamHandle handle) const;
+  StreamState* new_state(StreamHandle handle);
   void sweep();
 
   LazyArray<std::atomic<StreamState*>> numbers_;
@@ -209,6 +216,7 @@ class Fences {
   Status close() { return events_.destroy_all(); }
 
   // Records a fence behind everything issued on the stream so far; a leaving stream has its last one already.
+  // Code::capturing: the stream is captured, so that its work cannot be marked.
   Status record(StreamState& stream);
   // Looks how far the stream has come; never waits.
   Status poll(StreamState& stream);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace vram {
 
@@ -12,10 +13,11 @@ using Address = std::uint64_t;       // a device address; 0 is "none"
 using StreamHandle = std::uint64_t;  // the backend's own handle; 0 is the device's default stream
 using EventHandle = std::uint64_t;
 using PageHandle = std::uint64_t;
-using CaptureId = std::uint64_t;  // a graph under capture; 0 is "none"
-using Index = std::uint32_t;      // an index into one of the pool's slabs; 0 is "none"
-using Units = std::uint32_t;      // a count of kUnit bytes
-using Tick = std::uint64_t;       // a point in one stream's order, as counted by the pool (streams.hpp)
+using CaptureId = std::uint64_t;                         // a graph under capture; 0 is "none"
+using HeapId = std::pair<std::uint64_t, std::uint64_t>;  // chosen by whoever begins the heap
+using Index = std::uint32_t;                             // an index into one of the pool's slabs; 0 is "none"
+using Units = std::uint32_t;                             // a count of kUnit bytes
+using Tick = std::uint64_t;  // a point in one stream's order, as counted by the pool (streams.hpp)
 
 inline constexpr std::uint64_t kKiB = 1024;
 inline constexpr std::uint64_t kMiB = 1024 * kKiB;

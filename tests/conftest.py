@@ -16,7 +16,7 @@ settings.load_profile("default")
 def _has_cuda() -> bool:
     import vram
 
-    return any(str(device).startswith("cuda") for device in vram.devices())
+    return any(device.kind == "cuda" for device in vram.devices())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

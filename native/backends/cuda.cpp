@@ -31,7 +31,10 @@ CudaBackend::CudaBackend(int index) : driver_(CudaDriver::get()) {
   require(driver_.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   process_ = getpid();
   rdma_ = attribute(kCuAttributeRdmaWithVirtualMemory) != 0;
-  info_ = {"cuda:" + std::to_string(index), total, false, false, true, {}};
+  info_.name = "cuda:" + std::to_string(index);
+  info_.total_bytes = total;
+  info_.release_waits = true;
+  info_.captures = true;
   info_.no_pages = probe_pages();
   info_.pages = info_.no_pages.empty();
 }
@@ -235,6 +238,12 @@ Status CudaBackend::capture_of(StreamHandle stream, CaptureId* out) {
   });
   *out = status.ok() && capturing != 0 ? id : 0;
   return status;
+}
+
+bool CudaBackend::capturing(StreamHandle stream) {
+  if (stream == 0 || inherited()) return false;
+  int capturing = 0;
+  return driver_.capture_asked(for_work(stream), &capturing) == kCuSuccess && capturing != 0;
 }
 
 // A user object of the graph: the driver drops it with the last thing made of the graph.

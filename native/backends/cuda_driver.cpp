@@ -69,6 +69,7 @@ void CudaDriver::load_all() {
   load("cuStreamBeginCapture_v2", capture_begin);
   load("cuStreamEndCapture", capture_end);
   load("cuStreamGetCaptureInfo_v2", capture_info);
+  load("cuStreamIsCapturing", capture_asked);
   load("cuThreadExchangeStreamCaptureMode", capture_mode);
   load("cuGraphInstantiateWithFlags", graph_instantiate);
   load("cuGraphLaunch", graph_launch);

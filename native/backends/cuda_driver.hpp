@@ -143,6 +143,7 @@ struct CudaDriver {
   CuResult (*capture_begin)(void*, int);
   CuResult (*capture_end)(void*, void**);
   CuResult (*capture_info)(void*, int*, std::uint64_t*, void**, const void* const**, std::size_t*);
+  CuResult (*capture_asked)(void*, int*);
   CuResult (*capture_mode)(int*);
   CuResult (*graph_instantiate)(void**, void*, unsigned long long);
   CuResult (*graph_launch)(void*, void*);

@@ -105,6 +105,8 @@ ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
   info_.name = "model:0";
   info_.total_bytes = books_.capacity();
   info_.pages = options.pages;
+  info_.release_waits = options.release_waits;
+  info_.captures = true;
   plain_addresses_.next = round_up(options.base, kSlotBytes);
   plain_addresses_.end = plain_addresses_.next + kPlainRoom;
   space_addresses_.next = plain_addresses_.end;
@@ -185,6 +187,11 @@ std::uint64_t ModelBackend::host_waits() {
   return host_waits_;
 }
 
+std::uint64_t ModelBackend::busy_releases() {
+  const std::lock_guard lock(mutex_);
+  return busy_releases_;
+}
+
 double ModelBackend::host_wait_us() {
   const std::lock_guard lock(mutex_);
   return host_wait_us_;
@@ -211,8 +218,12 @@ void ModelBackend::Addresses::give(Address address, std::uint64_t bytes) {
   free[std::countr_zero(std::bit_ceil(bytes))].push_back(address);
 }
 
-// Whether queued work touches the range.
+// Whether queued work, or a graph that may be launched again, touches the range.
 bool ModelBackend::busy(Address address, std::uint64_t bytes) const {
+  for (const auto& [id, graph] : graphs_)
+    for (const Operation& operation : graph.operations)
+      for (const Touch& touch : operation.touches)
+        if (touch.bytes > 0 && overlap(address, bytes, touch.address, touch.bytes)) return true;
   if (queued_ == 0) return false;
   for (const auto& stream : streams_) {
     for (const Operation& operation : stream->operations) {
@@ -247,12 +258,14 @@ Status ModelBackend::reserve(std::uint64_t bytes, Address* out) {
 }
 
 Status ModelBackend::release(Address address, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   Status status;
   if (!begin(kRelease, &status)) return status;
   charge(kRelease, (1.0 - kReserveShare) * plain_price(bytes));
   if (const Code code = books_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
   if (busy(address, bytes)) return {Code::invalid, 0, "release"};
+  busy_releases_ += queued_ > 0 ? 1 : 0;
+  if (info_.release_waits && !finish_all(lock)) return {Code::failed, 0, "release"};
   books_.release(address);
   plain_addresses_.give(address, bytes);
   return kOk;
@@ -375,7 +388,7 @@ Status ModelBackend::stream_destroy(StreamHandle handle) {
 Status ModelBackend::stream_query(StreamHandle handle) {
   const std::lock_guard lock(mutex_);
   Status status;
-  if (!begin(kStreamQuery, &status)) return status;
+  if (!begin(kStreamQuery, &status) || refuse_captured(handle, kStreamQuery, &status)) return status;
   charge(kStreamQuery, kQueryUs);
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_query"};
@@ -386,7 +399,7 @@ Status ModelBackend::stream_query(StreamHandle handle) {
 Status ModelBackend::stream_wait(StreamHandle handle, EventHandle event) {
   const std::lock_guard lock(mutex_);
   Status status;
-  if (!begin(kStreamWait, &status)) return status;
+  if (!begin(kStreamWait, &status) || refuse_captured(handle, kStreamWait, &status)) return status;
   charge(kStreamWait, kStreamWaitUs);
   Stream* stream = stream_of(handle);
   const Event* mark = events_.find(event);
@@ -426,7 +439,7 @@ Status ModelBackend::event_destroy(EventHandle event) {
 Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
   const std::lock_guard lock(mutex_);
   Status status;
-  if (!begin(kEventRecord, &status)) return status;
+  if (!begin(kEventRecord, &status) || refuse_captured(handle, kEventRecord, &status)) return status;
   charge(kEventRecord, kEventRecordUs);
   Stream* stream = stream_of(handle);
   Event* mark = events_.find(event);
@@ -455,7 +468,8 @@ Status ModelBackend::event_query(EventHandle event) {
 Status ModelBackend::stream_synchronize(StreamHandle handle) {
   Lock lock(mutex_);
   Status status;
-  if (!begin(kStreamSynchronize, &status)) return status;
+  if (!begin(kStreamSynchronize, &status) || refuse_captured(handle, kStreamSynchronize, &status))
+    return status;
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_synchronize"};
   status = wait_for(kStreamSynchronize, handle, stream->queued, stream->tail, lock);
@@ -495,6 +509,10 @@ Status ModelBackend::wait_for(Call call, StreamHandle handle, std::uint64_t posi
 
 // Under the lag schedule only work is queued, and the stream's tail says when it finishes.
 void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
+  if (Graph* graph = capture_on(handle)) {
+    graph->operations.push_back(std::move(operation));
+    return;
+  }
   Stream& stream = *streams_[handle];
   if (schedule_ == Schedule::lag) {
     stream.tail = std::max(stream.tail, now_us_ + lag_us_);
@@ -621,6 +639,10 @@ bool ModelBackend::step(StreamHandle stream) {
 
 bool ModelBackend::run_all() {
   Lock lock(mutex_);
+  return finish_all(lock);
+}
+
+bool ModelBackend::finish_all(Lock& lock) {
   if (schedule_ == Schedule::manual) {
     return run_until([this] { return queued_ == 0; }, lock);
   }

@@ -54,6 +54,7 @@ struct ModelOptions {
   bool pages = true;
   Schedule schedule = Schedule::lag;
   double lag_us = 5000.0;
+  bool release_waits = false;       // release() waits for everything that is queued, as a driver's does
   Address base = 0x1000'0000'0000;  // of all its addresses, which stay below base + 96 TiB
 };
 
@@ -112,6 +113,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   // has reached the free; until then the pool fails at its maximum size, as the driver does. What is free
   // beyond the release threshold goes back when the host waits for a stream or an event. Pages do not
   // move, and reuse_follow_event_dependencies and reuse_allow_internal_dependencies change nothing.
+  // Memory allocated on a captured stream is the graph's and goes with it; no other can be freed there.
   // Exported descriptors are understood by the same model only.
   DriverPoolBackend* driver_pools() override { return this; }
   Status pool_create(const DriverPoolProperties& properties, DriverPoolHandle* out) override;
@@ -146,6 +148,18 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   // (lag). True when nothing is left.
   bool run_all();
 
+  // ---- graphs ------------------------------------------------------------------------------------
+  // While a stream is captured its work goes into the graph; to ask, mark or wait for the stream is refused
+  // with Code::capturing and counted. What a live graph touches can be neither released nor unmapped.
+  Status capture_of(StreamHandle stream, CaptureId* out) override;
+  bool capturing(StreamHandle stream) override;
+  Status capture_keep(StreamHandle stream, std::function<void()> gone) override;
+  Status capture_begin(StreamHandle stream);
+  Status capture_end(StreamHandle stream, std::uint64_t* graph);
+  Status graph_launch(std::uint64_t graph, StreamHandle stream);  // queues everything captured, in order
+  Status graph_destroy(std::uint64_t graph);                      // what was launched still runs
+  std::uint64_t refused_in_capture();
+
   // ---- the clock, in microseconds; it never goes back ---------------------------------------------
   double now();
   void advance(double us);
@@ -169,6 +183,8 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   double memory_us();
   std::uint64_t host_waits();  // synchronize calls that had to wait
   double host_wait_us();
+  // Calls of release made while work was queued, whosever it was.
+  std::uint64_t busy_releases();
 
   ModelCounts counts();
   bool check(std::string* why);
@@ -243,6 +259,14 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     std::uint64_t done = 0;           // operations ever executed
     std::list<Operation> operations;  // queued - done of them, less the one being executed
   };
+  struct Graph {
+    StreamHandle stream = 0;  // under capture; kNoStream afterwards
+    std::vector<Operation> operations;
+    std::vector<std::function<void()>> gone;
+    std::uint64_t running = 0;  // launches not yet executed
+    bool destroyed = false;
+  };
+  static constexpr StreamHandle kNoStream = ~StreamHandle{0};
   struct Event {
     StreamHandle stream = 0;
     std::uint64_t position = 0;  // manual: passed when the stream has done that many
@@ -287,11 +311,15 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   void merge_pieces(ModelPool& pool);
   PieceAt fitting_piece(ModelPool& pool, std::uint64_t bytes, StreamHandle stream);
   PieceAt grow_pool(ModelPool& pool, std::uint64_t bytes);
+  Status allocate_in_graph(Graph& graph, std::uint64_t bytes, Address* out);
   void shrink_pool(ModelPool& pool, std::uint64_t keep);
   void host_has_waited();
   ModelPool* owner_of(Address address, PieceAt* piece);
   bool check_pools(std::string* why) const;
 
+  Graph* capture_on(StreamHandle stream);
+  bool refuse_captured(StreamHandle stream, Call call, Status* status);
+  void drop_graph(std::uint64_t id, Lock& lock);
   bool begin(Call call, Status* status);
   void charge(Call call, double us);
   Stream* stream_of(StreamHandle handle);
@@ -305,6 +333,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   bool step_locked(StreamHandle handle, Lock& lock);
   bool step_round(Lock& lock);
   void settle(Lock& lock);
+  bool finish_all(Lock& lock);
   void move_clock(double us, Lock& lock);
   template <class Reached>
   bool run_until(Reached reached, Lock& lock);
@@ -317,6 +346,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Addresses space_addresses_;
 
   HandleTable<ModelPool> pools_;
+  std::unordered_map<Address, std::uint64_t> graph_memory_;  // allocated on captured streams, by address
   DriverPoolHandle default_pool_ = 0;
 
   Schedule schedule_;
@@ -325,7 +355,10 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   std::vector<std::unique_ptr<Stream>> streams_;  // by handle; never reused
   std::uint64_t streams_alive_ = 1;
   HandleTable<Event> events_;
-  std::uint64_t queued_ = 0;  // operations in all streams
+  std::uint64_t queued_ = 0;                         // operations in all streams
+  std::unordered_map<std::uint64_t, Graph> graphs_;  // live ones and those under capture
+  std::uint64_t last_graph_ = 0;
+  std::uint64_t refused_in_capture_ = 0;
   std::uint64_t next_sequence_ = 0;
   std::uint64_t next_own_id_ = kFirstOwnId;
   std::vector<std::uint64_t> executed_;
@@ -340,6 +373,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   double memory_us_ = 0;
   std::uint64_t host_waits_ = 0;
   double host_wait_us_ = 0;
+  std::uint64_t busy_releases_ = 0;
   std::vector<Failure> failures_;
 };
 

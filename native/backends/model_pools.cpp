@@ -156,6 +156,7 @@ Status ModelBackend::pool_allocate(DriverPoolHandle handle, std::uint64_t bytes,
   if (pool == nullptr || pool->exporter != 0 || stream_of(stream) == nullptr || bytes == 0)
     return {Code::invalid, 0, "pool_allocate"};
   if (bytes > books_.capacity()) return {Code::out_of_memory, 0, "pool_allocate"};
+  if (Graph* graph = capture_on(stream)) return allocate_in_graph(*graph, bytes, out);
   bytes = round_up(bytes, kUnit);
   PieceAt at = fitting_piece(*pool, bytes, stream);
   if (at == pool->pieces.end()) {
@@ -173,6 +174,23 @@ Status ModelBackend::pool_allocate(DriverPoolHandle handle, std::uint64_t bytes,
   (*pool)[Attribute::used_mem_current] += bytes;
   note_high(*pool);
   *out = at->first;
+  return kOk;
+}
+
+Status ModelBackend::allocate_in_graph(Graph& graph, std::uint64_t bytes, Address* out) {
+  bytes = round_up(bytes, kSlotBytes);
+  if (const Code code = books_.may_reserve(bytes); code != Code::ok) return {code, 0, "pool_allocate"};
+  const Address address = plain_addresses_.take(bytes);
+  if (address == 0) return {Code::out_of_memory, 0, "pool_allocate"};
+  books_.reserve(address, bytes);
+  graph_memory_.emplace(address, bytes);
+  graph.gone.push_back([this, address, bytes] {
+    const std::lock_guard lock(mutex_);
+    graph_memory_.erase(address);
+    books_.release(address);
+    plain_addresses_.give(address, bytes);
+  });
+  *out = address;
   return kOk;
 }
 
@@ -195,6 +213,8 @@ Status ModelBackend::pool_free(Address address, StreamHandle handle) {
   if (!begin(kPoolFree, &status)) return status;
   charge(kPoolFree, kFreeUs);
   const Stream* stream = stream_of(handle);
+  if (stream != nullptr && graph_memory_.contains(address)) return kOk;
+  if (refuse_captured(handle, kPoolFree, &status)) return status;
   PieceAt at;
   ModelPool* pool = owner_of(address, &at);
   if (pool == nullptr || stream == nullptr) return {Code::invalid, 0, "pool_free"};

@@ -10,7 +10,10 @@
 
 namespace vram {
 
+void bind_bench(nanobind::module_& module);
 void bind_devices(nanobind::module_& module);
+void bind_pin(nanobind::module_& module);
+void bind_plug(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
 void bind_driver_pool(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);

@@ -146,7 +146,7 @@ bool note_use(PyBuffer* self, StreamHandle stream, bool writes, const char* what
                     static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(stream),
                     writes ? Py_True : Py_False, what))
     return false;
-  if (stream == self->stream) return true;
+  if (stream == self->stream && !self->pool->pool->backend().info().host_writes) return true;
   const Status status = self->pool->pool->record_stream(self->address, stream);
   if (!status.ok()) raise(status, "record the use on another stream");
   return status.ok();
@@ -184,8 +184,34 @@ PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   Py_RETURN_NONE;
 }
 
-// Copies between the buffer and `other`: a Buffer of the device (queued on the stream) or host memory (waits,
-// so that the memory need not outlive the call). For other devices a Buffer of the host is host memory.
+bool same_size(PyBuffer* self, std::uint64_t size) {
+  if (self->size == size) return true;
+  PyErr_Format(PyExc_ValueError, "sizes differ: %llu and %llu bytes",
+               static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(size));
+  return false;
+}
+
+// Copies memory in the order of the same device's streams, without waiting.
+PyObject* queue_copy(PyBuffer* self, Address other, StreamHandle stream, bool from_other) {
+  if (self->size == 0) Py_RETURN_NONE;
+  const Status status = self->pool->pool->backend().copy(
+      from_other ? self->address : other, from_other ? other : self->address, self->size, stream);
+  if (!status.ok()) return raise(status, "copy between buffers");
+  Py_RETURN_NONE;
+}
+
+// A pin waits for the device before it lets go of its memory, so nothing else needs to be noted of the use.
+PyObject* copy_pinned(PyBuffer* self, const PinnedSpan& pin, StreamHandle stream, bool from_other) {
+  if (!from_other && !pin.writable) {
+    PyErr_SetString(PyExc_BufferError, "the pinned memory is read-only");
+    return nullptr;
+  }
+  return same_size(self, pin.size) ? queue_copy(self, pin.address, stream, from_other) : nullptr;
+}
+
+// Copies between the buffer and `other`: a Buffer or pinned memory of the device (queued on the stream) or
+// host memory (waits, so that the memory need not outlive the call). For other devices a Buffer of the host
+// is host memory.
 PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other) {
   const char* what = from_other ? "copy_from" : "copy_to";
   StreamHandle stream = 0;
@@ -196,37 +222,37 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   const bool same_device = peer != nullptr && peer->pool->pool->backend().order() == backend.order();
   if (peer != nullptr && !same_device && !host_accessible(peer))
     return raise({Code::invalid, 0, "copy"}, "reach the other buffer's device; copy from that buffer's side");
+  PinnedSpan pin = {};
+  if (peer == nullptr && pinned_span(other, &pin)) {
+    if (pin.memory == nullptr) {
+      PyErr_SetString(PyExc_ValueError, "the pin is closed; pass the memory itself, or pin it again");
+      return nullptr;
+    }
+    other = pin.memory;
+  }
   if (!note_use(self, stream, from_other, what)) return nullptr;
+  if (pin.memory != nullptr && pin.order == backend.order())
+    return copy_pinned(self, pin, stream, from_other);
   if (same_device) {
-    if (!require_live(peer) || !note_use(peer, stream, !from_other, what)) return nullptr;
-    if (peer->size != self->size)
-      return PyErr_Format(PyExc_ValueError, "sizes differ: %llu and %llu bytes",
-                          static_cast<unsigned long long>(self->size),
-                          static_cast<unsigned long long>(peer->size));
-    if (self->size == 0) Py_RETURN_NONE;
-    const Status status = backend.copy(from_other ? self->address : peer->address,
-                                       from_other ? peer->address : self->address, self->size, stream);
-    if (!status.ok()) return raise(status, "copy between buffers");
-    Py_RETURN_NONE;
+    if (!require_live(peer) || !note_use(peer, stream, !from_other, what) || !same_size(self, peer->size))
+      return nullptr;
+    return queue_copy(self, peer->address, stream, from_other);
   }
   Py_buffer view;
   if (PyObject_GetBuffer(other, &view, from_other ? PyBUF_SIMPLE : PyBUF_WRITABLE) != 0) return nullptr;
-  if (static_cast<std::uint64_t>(view.len) != self->size) {
-    PyErr_Format(PyExc_ValueError, "sizes differ: %llu and %zd bytes",
-                 static_cast<unsigned long long>(self->size), view.len);
+  if (!same_size(self, static_cast<std::uint64_t>(view.len))) {
     PyBuffer_Release(&view);
     return nullptr;
   }
   Status status;
   if (self->size != 0) {
     const auto host = reinterpret_cast<Address>(view.buf);
+    // The copy itself may wait for the stream, and so for a Python function that needs the GIL.
+    Py_BEGIN_ALLOW_THREADS;
     status = backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size,
                           stream);
-    if (status.ok()) {
-      Py_BEGIN_ALLOW_THREADS;
-      status = backend.stream_synchronize(stream);
-      Py_END_ALLOW_THREADS;
-    }
+    if (status.ok()) status = backend.stream_synchronize(stream);
+    Py_END_ALLOW_THREADS;
   }
   PyBuffer_Release(&view);
   if (!status.ok()) return raise(status, from_other ? "copy from host memory" : "copy to host memory");
@@ -403,13 +429,11 @@ PyMethodDef methods[] = {
      "fill(value, *, stream=None)\n--\n\nSet every byte, in stream order."},
     {"copy_from", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_from)),
      METH_VARARGS | METH_KEYWORDS,
-     "copy_from(source, /, *, stream=None)\n--\n\nCopy a Buffer (queued on the stream) or host memory (done "
-     "when it "
-     "returns) of the same size into this one."},
+     "copy_from(source, /, *, stream=None)\n--\n\nCopy a Buffer or a vram.pin (queued on the "
+     "stream) or other host memory (done when it returns) of the same size into this one."},
     {"copy_to", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_to)), METH_VARARGS | METH_KEYWORDS,
-     "copy_to(target, /, *, stream=None)\n--\n\nCopy into a Buffer (queued on the stream) or writable host "
-     "memory "
-     "(done when it returns) of the same size."},
+     "copy_to(target, /, *, stream=None)\n--\n\nCopy into a Buffer or a vram.pin (queued on the "
+     "stream) or other writable host memory (done when it returns) of the same size."},
     {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(dlpack)),
      METH_VARARGS | METH_KEYWORDS,
      "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nThe memory as a DLPack "

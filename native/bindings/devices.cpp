@@ -17,6 +17,7 @@
 #include "backends/cuda.hpp"
 #include "backends/host.hpp"
 #include "backends/model.hpp"
+#include "backends/pinned.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
 
@@ -472,13 +473,30 @@ void bind_host(nb::module_& module) {
       .def("check", &check<HostBackend>, "What is wrong with its books, or None.");
 }
 
+// What is launched through it runs on the device's streams, and is theirs to raise.
+std::shared_ptr<PinnedBackend> make_pinned(Backend& device, unsigned threads) {
+  auto made = make_bound<PinnedBackend>(bound(device).threaded, backend_of(device), threads);
+  bound(*made).launches = bound(device).launches;
+  return made;
+}
+
+void bind_pinned(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<PinnedBackend, Backend>(module, "PinnedBackend",
+                                     "Host memory in the order of a device's streams, page-locked for a GPU.")
+      .def(nb::new_(&make_pinned), "device"_a, "threads"_a = 0)
+      .def_prop_ro("pinned", &PinnedBackend::pinned, "Whether the memory is page-locked.");
+}
+
 // ---- the model's controls -----------------------------------------------------------------------------
 
-std::shared_ptr<ModelBackend> make_model(std::uint64_t capacity, bool pages, double lag_us, bool manual) {
+std::shared_ptr<ModelBackend> make_model(std::uint64_t capacity, bool pages, double lag_us, bool manual,
+                                         bool release_waits) {
   ModelOptions options;
   options.pages = pages;
   options.lag_us = lag_us;
   options.schedule = manual ? Schedule::manual : Schedule::lag;
+  options.release_waits = release_waits;
   return make_bound<ModelBackend>(false, capacity, options);
 }
 
@@ -555,15 +573,49 @@ void bind_failures_and_counts(nb::class_<ModelBackend, Backend>& type) {
       .def("memory_us", &ModelBackend::memory_us)
       .def("host_waits", &ModelBackend::host_waits)
       .def("host_wait_us", &ModelBackend::host_wait_us)
+      .def("busy_releases", &ModelBackend::busy_releases, "Calls of release made while work was queued.")
       .def("counts", &counts, "What exists now, by name.")
       .def("check", &check<ModelBackend>, "What is wrong with its books, or None.");
+}
+
+void bind_model_graphs(nb::class_<ModelBackend, Backend>& type) {
+  using namespace nb::literals;
+  type.def(
+          "capture_begin",
+          [](ModelBackend& model, StreamHandle stream) {
+            require_ok(model.capture_begin(stream), "begin a capture");
+          },
+          "stream"_a)
+      .def(
+          "capture_end",
+          [](ModelBackend& model, StreamHandle stream) {
+            std::uint64_t graph = 0;
+            require_ok(model.capture_end(stream, &graph), "end the capture");
+            return graph;
+          },
+          "stream"_a)
+      .def(
+          "graph_launch",
+          [](ModelBackend& model, std::uint64_t graph, StreamHandle stream) {
+            require_ok(model.graph_launch(graph, stream), "launch a graph");
+          },
+          "graph"_a, "stream"_a)
+      .def(
+          "graph_destroy",
+          [](ModelBackend& model, std::uint64_t graph) {
+            without_gil("destroy a graph", [&] { return model.graph_destroy(graph); });
+          },
+          "graph"_a)
+      .def("refused_in_capture", &ModelBackend::refused_in_capture,
+           "Calls that a capture forbids and that were made all the same.");
 }
 
 void bind_model(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<ModelBackend, Backend> type(module, "ModelBackend",
                                          "Addresses only, a virtual clock, failures on demand.");
-  type.def(nb::new_(&make_model), "capacity"_a, "pages"_a = true, "lag_us"_a = 5000.0, "manual"_a = false)
+  type.def(nb::new_(&make_model), "capacity"_a, "pages"_a = true, "lag_us"_a = 5000.0, "manual"_a = false,
+           "release_waits"_a = false)
       .def("synchronize", [](ModelBackend& model) {
         without_gil("synchronise the device",
                     [&] { return model.run_all() ? Status{} : Status{Code::failed, 0, "synchronize"}; });
@@ -571,6 +623,7 @@ void bind_model(nb::module_& module) {
       });
   bind_schedule(type);
   bind_failures_and_counts(type);
+  bind_model_graphs(type);
 }
 
 // For exit, while Python still runs: functions under way finish, later ones are refused, and from
@@ -714,6 +767,7 @@ void bind_devices(nb::module_& module) {
   bind_cuda(module);
   bind_host(module);
   bind_model(module);
+  bind_pinned(module);
   module.def("stop_launches", &stop_launches, "Called once at exit; see vram/device.py.");
   // The threads that would have run them do not exist in the child of a fork.
   pthread_atfork(nullptr, nullptr, [] { calls_under_way = 0; });

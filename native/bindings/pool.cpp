@@ -86,15 +86,6 @@ long current_tag(PyPool* self, PyObject* given) {
 // ---- allocation
 // -----------------------------------------------------------------------------------------------
 
-PyObject* report_dict(const OutOfMemoryReport& report) {
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
-                       wide(report.limit), "device_total", wide(report.device_total), "device_free",
-                       wide(report.device_free), "reserved", wide(report.reserved), "allocated",
-                       wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
-                       "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
-                       "stranded", wide(report.stranded), "largest_free", wide(report.largest_free));
-}
-
 // Raises OutOfMemory as vram.pool words it.
 PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle stream,
                               const OutOfMemoryReport& report) {
@@ -114,7 +105,9 @@ PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle str
 // The whole of an allocation after its arguments are known; false with an error set.
 bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std::uint64_t align,
                       std::uint32_t tag, Address* out) {
-  Pool* quick = self->quick;
+  // Cached memory must not go into a graph; the default stream cannot be captured.
+  const bool ask = stream != 0 && self->captures;
+  Pool* quick = ask && self->pool->backend().capturing(stream) ? nullptr : self->quick;
   if (quick == nullptr || align > kUnit || size > kMaxRequest || !quick->try_cached(size, stream, tag, out)) {
     OutOfMemoryReport report;
     const std::shared_ptr<Allocator> keep = self->pool;
@@ -690,6 +683,7 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
     const nb::object backend = own ? nb::object(nb::borrow(device).attr("backend")) : nb::borrow(memory);
     auto pool = std::make_shared<Pool>(backend_of(nb::cast<Backend&>(backend)), config);
     self->quick = pool.get();
+    self->captures = pool->backend().info().captures;
     self->pool = std::move(pool);
   } catch (nb::python_error& error) {
     error.restore();
@@ -816,6 +810,20 @@ PyType_Spec spec = {"vram._native.PoolCore", sizeof(PyPool), 0,
 Status free_address(PyPool* self, Address address) {
   if (self->quick != nullptr && self->quick->try_free_cached(address)) return {};
   return without_gil([&] { return self->pool->free_slow(address); });
+}
+
+PyObject* report_dict(const OutOfMemoryReport& report) {
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
+                       wide(report.limit), "device_total", wide(report.device_total), "device_free",
+                       wide(report.device_free), "reserved", wide(report.reserved), "allocated",
+                       wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
+                       "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
+                       "stranded", wide(report.stranded), "largest_free", wide(report.largest_free));
+}
+
+std::shared_ptr<Pool> own_pool(PyObject* object) {
+  if (!PyObject_TypeCheck(object, pool_type) || self_of(object)->quick == nullptr) return nullptr;
+  return std::static_pointer_cast<Pool>(self_of(object)->pool);
 }
 
 bool size_from(PyObject* object, std::uint64_t* out) {

@@ -16,6 +16,7 @@ namespace vram {
 struct PyPool {
   PyObject_HEAD std::shared_ptr<Allocator> pool;
   Pool* quick;             // the same pool where it has fast paths, else null
+  bool captures;           // streams can be captured, so they are asked before each allocation
   PyObject* device;        // strong
   PyObject* tag_names;     // list: id - 1 → str
   PyObject* tag_ids;       // dict: str → id
@@ -40,6 +41,17 @@ extern PyTypeObject* buffer_type;
 // A new Buffer over an allocation; on failure the allocation is freed.
 PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
                       std::uint32_t tag);
+
+// Memory under a vram.pin: in the order of the device it was pinned for.
+struct PinnedSpan {
+  PyObject* memory;  // borrowed; null: the pin is closed
+  const Backend* order;
+  Address address;
+  std::uint64_t size;
+  bool writable;
+};
+// False where the object is no pin.
+bool pinned_span(PyObject* object, PinnedSpan* out);
 
 // Argument conversion. Each sets a Python error and returns false where it fails.
 bool size_from(PyObject* object, std::uint64_t* out);
@@ -69,6 +81,11 @@ Status free_address(PyPool* pool, Address address);
 
 // Reads options by name into a config.
 bool config_from(PyObject* dict, PoolConfig* config);
+
+// What the report says, as a dict; a new reference, or null with an error set.
+PyObject* report_dict(const OutOfMemoryReport& report);
+// The pool of a PoolCore that is one of our own, not the driver's; else null.
+std::shared_ptr<Pool> own_pool(PyObject* object);
 
 bool add_buffer_type(PyObject* module);
 

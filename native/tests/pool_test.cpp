@@ -731,16 +731,16 @@ TEST(the_journal_is_in_order_over_streams_and_counts_what_it_drops) {
   world.device->run_all();
   REQUIRE(world.pool->coalesce().ok());
   world.pool->journal(entries, &dropped);
-  REQUIRE(entries.size() == 5 && dropped == 0);
-  const Action expected[] = {Action::allocate, Action::allocate, Action::free_pending, Action::free,
-                             Action::free_complete};
-  for (std::size_t i = 0; i < 5; ++i) CHECK(entries[i].action == expected[i]);
-  CHECK(entries[0].bytes == 1000 && entries[0].address == one && entries[2].address == one);
-  CHECK(entries[0].serial == entries[2].serial && entries[4].serial == entries[0].serial);
+  REQUIRE(entries.size() == 6 && dropped == 0);
+  const Action expected[] = {Action::grow,         Action::allocate, Action::allocate,
+                             Action::free_pending, Action::free,     Action::free_complete};
+  for (std::size_t i = 0; i < 6; ++i) CHECK(entries[i].action == expected[i]);
+  CHECK(entries[1].bytes == 1000 && entries[1].address == one && entries[3].address == one);
+  CHECK(entries[1].serial == entries[3].serial && entries[5].serial == entries[1].serial);
   for (int i = 0; i < 100; ++i) REQUIRE(world.pool->free(world.get(512, 0)).ok());
   entries.clear();
   world.pool->journal(entries, &dropped);
-  CHECK(entries.size() == 8 + 2 && dropped == 200 + 3 - 8);
+  CHECK(entries.size() == 8 + 2 && dropped == 200 + 4 - 8);
   CHECK(std::is_sorted(entries.begin(), entries.end(),
                        [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; }));
   world.pool->start_journal(0);
@@ -886,3 +886,55 @@ TEST(a_pool_may_go_while_its_streams_are_busy) {
 }
 
 TEST_MAIN()
+
+// ---- capture --------------------------------------------------------------------------------------------
+
+TEST(a_heap_keeps_its_memory_until_it_is_released) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    const HeapId id{3, 7};
+    const auto serves_one = [](StreamHandle stream) { return stream == 1; };
+    const Address warm = world.get(2 * kMiB, 1);
+    REQUIRE(world.pool->free(warm).ok());
+    REQUIRE(world.pool->heap_begin(id, serves_one).ok());
+    Address first = 0;
+    CHECK(!world.pool->try_cached(2 * kMiB, 1, 0, &first));
+    first = world.get(2 * kMiB, 1);
+    CHECK(first != 0 && first != warm);
+    REQUIRE(world.pool->free(first).ok());
+    CHECK(world.get(2 * kMiB, 2) != first && world.get(2 * kMiB, 0) != first);
+    REQUIRE(world.pool->heap_end(id).ok());
+    CHECK(world.get(2 * kMiB, 1) == warm);
+    // Begun again, it has what it had.
+    REQUIRE(world.pool->heap_begin(id, serves_one).ok());
+    CHECK(world.get(2 * kMiB, 1) == first);
+    REQUIRE(world.pool->free(first).ok() && world.pool->heap_end(id).ok());
+    REQUIRE(world.pool->heap_release(id).ok());
+    world.device->run_all();
+    REQUIRE(world.pool->trim(0, true).ok());
+    const std::uint64_t held = world.stats().reserved.current;
+    REQUIRE(world.pool->heap_release(id).ok());
+    world.device->run_all();
+    REQUIRE(world.pool->trim(0, true).ok());
+    CHECK(world.stats().reserved.current < held);
+    CHECK(code(world.pool->heap_release(id)) == Code::invalid && world.good());
+  });
+}
+
+TEST(the_journal_shows_growth_and_shrinking) {
+  PoolConfig config;
+  config.journal = 100;
+  World world(kGiB, config);
+  REQUIRE(world.pool->free(world.get(40 * kMiB)).ok());
+  REQUIRE(world.pool->trim(0, true).ok());
+  std::vector<JournalEntry> entries;
+  std::uint64_t dropped = 0;
+  world.pool->journal(entries, &dropped);
+  std::uint64_t grown = 0;
+  std::uint64_t shrunk = 0;
+  for (const JournalEntry& entry : entries) {
+    if (entry.action == Action::grow) grown += entry.bytes;
+    if (entry.action == Action::shrink) shrunk += entry.bytes;
+  }
+  CHECK(grown == 40 * kMiB && shrunk == 40 * kMiB);
+}

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from vram.errors import RaceError as RaceError
     from vram.errors import TraceError as TraceError
     from vram.errors import VramError as VramError
+    from vram.graph import Graph as Graph
     from vram.manager import MemoryManager as MemoryManager
     from vram.manager import configure as configure
     from vram.manager import get_memory_manager as get_memory_manager
+    from vram.pinned import PinnedPool as PinnedPool
+    from vram.pinned import pin as pin
     from vram.pool import Pool as Pool
     from vram.race import race_check as race_check
     from vram.sizes import format_size as format_size
@@ -48,10 +51,12 @@ _PLACES = {
     "DeviceError": "vram.errors",
     "DriverPool": "vram.driver_pool",
     "Event": "vram.device",
+    "Graph": "vram.graph",
     "InvalidFree": "vram.errors",
     "Measurement": "vram.stats",
     "MemoryManager": "vram.manager",
     "OutOfMemory": "vram.errors",
+    "PinnedPool": "vram.pinned",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
     "Snapshot": "vram.snapshot",
@@ -65,6 +70,7 @@ _PLACES = {
     "get_memory_manager": "vram.manager",
     "open": "vram.trace",
     "parse_size": "vram.sizes",
+    "pin": "vram.pinned",
     "race_check": "vram.race",
     "tag": "vram.tags",
 }
@@ -78,10 +84,12 @@ __all__ = [
     "DeviceError",
     "DriverPool",
     "Event",
+    "Graph",
     "InvalidFree",
     "Measurement",
     "MemoryManager",
     "OutOfMemory",
+    "PinnedPool",
     "Pool",
     "RaceError",
     "Snapshot",
@@ -97,6 +105,7 @@ __all__ = [
     "get_memory_manager",
     "open",
     "parse_size",
+    "pin",
     "race_check",
     "replay",
     "tag",

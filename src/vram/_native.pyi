@@ -136,7 +136,7 @@ class HostBackend(Backend):
 class ModelBackend(Backend):
     """Addresses only, a virtual clock, failures on demand."""
 
-    def __init__(self, capacity: int, pages: bool = True, lag_us: float = 5000.0, manual: bool = False) -> None: ...
+    def __init__(self, capacity: int, pages: bool = True, lag_us: float = 5000.0, manual: bool = False, release_waits: bool = False) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -183,14 +183,80 @@ class ModelBackend(Backend):
 
     def host_wait_us(self) -> float: ...
 
+    def busy_releases(self) -> int:
+        """Calls of release made while work was queued."""
+
     def counts(self) -> dict[str, int]:
         """What exists now, by name."""
 
     def check(self) -> str | None:
         """What is wrong with its books, or None."""
 
+    def capture_begin(self, stream: int) -> None: ...
+
+    def capture_end(self, stream: int) -> int: ...
+
+    def graph_launch(self, graph: int, stream: int) -> None: ...
+
+    def graph_destroy(self, graph: int) -> None: ...
+
+    def refused_in_capture(self) -> int:
+        """Calls that a capture forbids and that were made all the same."""
+
+class PinnedBackend(Backend):
+    """Host memory in the order of a device's streams, page-locked for a GPU."""
+
+    def __init__(self, device: Backend, threads: int = 0) -> None: ...
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the memory is page-locked."""
+
 def stop_launches() -> None:
     """Called once at exit; see vram/device.py."""
+
+class PinCore:
+    """The native part of vram.pin."""
+
+    def __init__(self, device: Backend, memory: object) -> None: ...
+
+    def lock(self) -> None: ...
+
+    def unlock(self) -> None:
+        """Wait for everything queued on the device, then let go of the memory."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first byte."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether copies may go into it."""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is page-locked for a GPU now."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+
+def plug_set_pool(device: int, pool: object | None) -> None:
+    """
+    The pool that serves what other libraries allocate on a CUDA device, or None.
+    """
+
+def plug_functions() -> dict[str, int]:
+    """The addresses of the functions that other libraries call."""
+
+def plug_set_throw(function: int) -> None:
+    """
+    The address of void(const char*) that throws the other library's out-of-memory error; 0: none.
+    """
 
 class Buffer:
     """
@@ -214,12 +280,12 @@ class Buffer:
 
     def copy_from(self, source: Any, /, *, stream: Any = None) -> None:
         """
-        Copy a Buffer (queued on the stream) or host memory (done when it returns) of the same size into this one.
+        Copy a Buffer or a vram.pin (queued on the stream) or other host memory (done when it returns) of the same size into this one.
         """
 
     def copy_to(self, target: Any, /, *, stream: Any = None) -> None:
         """
-        Copy into a Buffer (queued on the stream) or writable host memory (done when it returns) of the same size.
+        Copy into a Buffer or a vram.pin (queued on the stream) or other writable host memory (done when it returns) of the same size.
         """
 
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
@@ -377,3 +443,26 @@ class DriverPoolCore(PoolCore):
 
 def replay(op: Any, id: Any, size: Any, stream: Any, time_us: Any, completed_us: Any, streams: int, capacity: int, conf: dict[str, Any], lag_us: float) -> dict[str, Any]:
     """Run a recorded program through the real pool on a model device."""
+
+def bench_pairs(pool: object, scenario: str) -> float:
+    """
+    One run of a scenario in C++ on the default stream: nanoseconds a pair.
+    """
+
+def bench_driver_pairs(backend: CudaBackend, scenario: str) -> float:
+    """
+    The same through cuMemAllocFromPoolAsync and cuMemFreeAsync, from a pool of their own.
+    """
+
+def bench_threads(pool: object, streams: Sequence[int], hand_over: bool, batches: int) -> tuple[float, float, float]:
+    """
+    One run of a thread for each stream: wall and processor nanoseconds a pair, and the share of the blocks that another thread freed.
+    """
+
+def bench_layer() -> tuple[list[int], list[int], int]:
+    """
+    A layer of the transformer step: sizes kept until the way back, sizes of its temporaries, layers.
+    """
+
+def bench_swaps() -> list[tuple[int, int]]:
+    """The scenario of variable sizes: (slot, bytes) of each replacement."""

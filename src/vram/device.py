@@ -14,13 +14,16 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from vram import _native
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.sizes import format_size, parse_size
+
+if TYPE_CHECKING:
+    from vram.graph import Graph
 
 __all__ = ["Device", "Event", "Observer", "Reads", "Stream", "devices", "stream_handle"]
 
@@ -75,6 +78,14 @@ def _asked(what: Stream | Event | Device) -> Callable[[], None]:
     return _nothing if observer is None else observer.on_sync(what)
 
 
+@contextlib.contextmanager
+def host_knows(what: Stream | Event | Device) -> Iterator[None]:
+    """Tell the observer that the host waits for `what` in this block, by other means than these classes."""
+    known = _asked(what)
+    yield
+    known()
+
+
 # ---- devices ----------------------------------------------------------------------------------------------
 
 
@@ -121,13 +132,15 @@ class Device:
         pages: bool = True,
         lag_us: float = 5000.0,
         manual: bool = False,
+        release_waits: bool = False,
     ) -> Device:
         """Make a new model of a device: addresses only, a virtual clock, failures on demand.
 
-        Work takes `lag_us` on the virtual clock, or with `manual` happens only when it is stepped. The
+        Work takes `lag_us` on the virtual clock, or with `manual` happens only when it is stepped. With
+        `release_waits` giving plain memory back waits for all of it, as on a GPU. The
         controls are methods of `.backend`: advance, step, fail, counts and others.
         """
-        return cls._of(_model_core(capacity, pages, lag_us, manual))
+        return cls._of(_model_core(capacity, pages, lag_us, manual, release_waits))
 
     @classmethod
     def _of(cls, core: _Core) -> Device:
@@ -223,7 +236,7 @@ def _core_of(what: str | Device | None) -> _Core:
     if not isinstance(what, str):
         raise TypeError(f"a device is a name or a vram.Device, not {type(what).__name__}")
     if what.startswith("model:"):
-        return _model_core(what.removeprefix("model:"), True, 5000.0, False)
+        return _model_core(what.removeprefix("model:"), True, 5000.0, False, False)
     if match := _CUDA_NAME.fullmatch(what):
         return _cuda_core(int(match[1] or 0))
     raise DeviceError(
@@ -270,7 +283,7 @@ def _cuda_core(index: int) -> _Core:
         return core
 
 
-def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool) -> _Core:
+def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool, release_waits: bool) -> _Core:
     size = parse_size(capacity)
     if size == 0 or not lag_us >= 0:
         raise ConfigError(
@@ -279,7 +292,8 @@ def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool) -
             lag_us=lag_us,
         )
     number = next(_model_numbers)
-    return _Core("model", number, f"model:{number}", _native.ModelBackend(size, pages, lag_us, manual))
+    backend = _native.ModelBackend(size, pages, lag_us, manual, release_waits)
+    return _Core("model", number, f"model:{number}", backend)
 
 
 def _forget(listeners: list[Any], dead: Any) -> None:
@@ -397,6 +411,12 @@ class Stream:
         if observer is not None:
             work = observer.on_launch(self, work, arguments)
         self._core.backend.launch(handle, work)
+
+    def capture(self) -> Graph:
+        """Capture what is queued here in a `with` block into a graph, instead of running it."""
+        from vram.graph import Graph
+
+        return Graph(self)
 
     def close(self) -> None:
         """Give the stream back; its queued work still finishes. Closing again does nothing.

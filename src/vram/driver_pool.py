@@ -54,6 +54,8 @@ class DriverPool(Pool, _native.DriverPoolCore):
     are only waiting for a stream, that stream is synchronised and the request tried again.
     """
 
+    _title = "vram.DriverPool"
+
     def __new__(cls, device: str | Device | None = None, **options: Any) -> DriverPool:
         """Choose the variant that records stacks where the options ask for it."""
         given = {name: value for name, value in options.items() if name not in SETTINGS}
@@ -127,6 +129,7 @@ class DriverPool(Pool, _native.DriverPoolCore):
     ) -> None:
         place = device if isinstance(device, Device) else Device(device)
         options = _settings(config).core_options(place.total_memory)
+        self._memory: _native.Backend = place.backend
         self._origin, self._properties = origin, properties
         try:
             _native.DriverPoolCore.__init__(self, place, options, origin, **properties)
@@ -160,6 +163,9 @@ class DriverPool(Pool, _native.DriverPoolCore):
     def attributes(self) -> PoolAttributes:
         """What the driver says of its pool, by CUDA's names; some can be set."""
         return PoolAttributes(self)
+
+    def _why_no_pages(self) -> str:
+        return ""  # what the driver maps is its own business
 
     # ---- other processes --------------------------------------------------------------------------------
 
@@ -207,8 +213,8 @@ class DriverPool(Pool, _native.DriverPoolCore):
 
     def __repr__(self) -> str:
         if "_futures" not in self.__dict__:
-            return "<vram.DriverPool, not made>"
-        name = f"<vram.DriverPool on {self.device.name} ({'default' if self.is_default else self.kind})"
+            return f"<{self._title}, not made>"
+        name = f"<{self._title} on {self.device.name} ({'default' if self.is_default else self.kind})"
         if self.closed:
             return f"{name}, closed>"
         raw = self.raw_stats()

@@ -53,6 +53,8 @@ class Pool(_native.PoolCore):
     the last Buffer gives the memory back.
     """
 
+    _title = "vram.Pool"
+
     def __new__(cls, device: str | Device | None = None, **config: Any) -> Pool:
         """Choose the variant that records stacks where the options ask for it."""
         traced = cls is Pool and Config(config, ("core", "pool"))["stacks"] == "python"
@@ -63,7 +65,8 @@ class Pool(_native.PoolCore):
         """Make a pool; it takes nothing from the device before the first allocation."""
         settings = Config(config, ("core", "pool"))
         place = device if isinstance(device, Device) else Device(device)
-        super().__init__(place, settings.core_options(place.total_memory))
+        self._memory = self._memory_of(place)
+        super().__init__(place, settings.core_options(self._memory.total_bytes), self._memory)
         self._begin(place)
 
     def _begin(self, place: Device) -> None:
@@ -72,6 +75,10 @@ class Pool(_native.PoolCore):
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         place.on_stream_close(self._stream_closing)
+
+    def _memory_of(self, place: Device) -> _native.Backend:
+        """Where the memory comes from: the device itself."""
+        return place.backend
 
     def _stream_closing(self, handle: int) -> None:
         self.retire_stream(handle)
@@ -93,6 +100,18 @@ class Pool(_native.PoolCore):
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
         return future
+
+    def reserve(self, size: int | str, *, stream: Any = None) -> None:
+        """Have `size` bytes in one piece ready for `stream`, so that later allocations there need no growth.
+
+        Memory that is ready already counts. OutOfMemory where it cannot be had.
+        """
+        core = _native.PoolCore
+        core.free(self, core.malloc(self, size, stream))
+
+    def reserve_async(self, size: int | str, *, stream: Any = None) -> Future[None]:
+        """As reserve, on another thread: growth ahead of need. The caches serve on meanwhile."""
+        return self._submit(lambda: self.reserve(size, stream=stream))
 
     def warmup(
         self, sizes: Mapping[int | str, int] | Iterable[tuple[int | str, int]], *, stream: Any = None
@@ -132,7 +151,7 @@ class Pool(_native.PoolCore):
     @limit.setter
     def limit(self, value: int | float | str | None) -> None:
         read = read_options({"limit": value})["limit"]
-        self.set_limit(limit_bytes(read, self.device.total_memory))
+        self.set_limit(limit_bytes(read, self._memory.total_bytes))
 
     def trim(self, to: int | str = 0, *, wait: bool = False) -> int:
         """Give unused memory back until at most `to` bytes are reserved; returns how many bytes went.
@@ -163,7 +182,13 @@ class Pool(_native.PoolCore):
 
     def stats(self) -> Stats:
         """The statistics now, under the keys of torch.cuda.memory_stats and our own."""
-        return Stats(self._peaks.raw_stats(self))
+        return Stats(self._peaks.raw_stats(self), self._why_no_pages())
+
+    def _why_no_pages(self) -> str:
+        """Empty where pages are mapped, or the pool does not say."""
+        if self._memory.pages:
+            return "" if self.config().get("pages", True) else "plain segments: the option pages is off"
+        return f"plain segments: {self._memory.no_pages or 'the device has no pages'}"
 
     def reset_peak(self) -> None:
         """Let all peaks start anew from what is current. Measurements under way keep theirs."""
@@ -220,12 +245,12 @@ class Pool(_native.PoolCore):
 
     def __repr__(self) -> str:
         if "_futures" not in self.__dict__:
-            return "<vram.Pool, not made>"
+            return f"<{self._title}, not made>"
         if self.closed:
-            return f"<vram.Pool on {self.device.name}, closed>"
+            return f"<{self._title} on {self.device.name}, closed>"
         raw: Raw = self.raw_stats()
         held = f"{format_size(raw['live'])} allocated, {format_size(raw['reserved']['current'])} reserved"
-        return f"<vram.Pool on {self.device.name}: {held}>"
+        return f"<{self._title} on {self.device.name}: {held}>"
 
 
 def _checked_count(count: object) -> int:

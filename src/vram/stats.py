@@ -35,9 +35,10 @@ class Stats(Mapping[str, float]):
     Of "inactive_split" only `current` is counted as time goes by.
     """
 
-    def __init__(self, raw: Raw) -> None:
-        """Name the numbers of a pool's `raw_stats()`."""
+    def __init__(self, raw: Raw, pages: str = "") -> None:
+        """Name the numbers of a pool's `raw_stats()`; `pages` says whether it maps pages, and why not."""
         self._raw = raw
+        self._pages = pages
 
     @cached_property
     def _numbers(self) -> dict[str, float]:
@@ -71,6 +72,11 @@ class Stats(Mapping[str, float]):
     def pending(self) -> int:
         """Bytes freed that a stream may still use."""
         return int(self._raw["pending"]["current"])
+
+    @property
+    def pages(self) -> str:
+        """Whether the pool maps pages: "mapped", or why it uses plain segments; see `pages.enabled`."""
+        return self._pages or ("mapped" if self._raw["paged"] else "plain segments")
 
     @property
     def cached(self) -> int:
@@ -267,6 +273,7 @@ def _own_numbers(raw: Raw) -> dict[str, float]:
         "cache.hit_rate": _ratio(hits, allocations, 0.0),
         "cache.bytes": raw["cached"],
         "cache.blocks": raw["cached_blocks"],
+        "pages.enabled": int(raw["paged"]),
         "pages.free_bytes": raw["free_page_bytes"],
         "pages.mappings": raw["mappings"],
         "free.bytes": raw["free_bytes"],

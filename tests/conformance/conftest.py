@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vram import Device, DriverPool, Pool
+from vram import Device, DriverPool, PinnedPool, Pool
 
 CAPACITY = "8GiB"
 
@@ -32,7 +32,7 @@ class Kind:
     @property
     def places(self) -> bool:
         """Whether the pool itself decides where memory lies and what is cached, not the driver."""
-        return self.build is Pool
+        return self.build in (Pool, PinnedPool)
 
 
 def host() -> Device:
@@ -56,6 +56,17 @@ KINDS = [
     Kind("host-uncached", host, {"stream_cache": 0}),
     Kind("host-journal", host, {"journal": 64, "stacks": "python"}),
     Kind("host-zeroing", host, {"zero_on_allocate": True, "zero_on_free": True}),
+    *(
+        Kind(name, cuda, options, marks=(pytest.mark.gpu,))
+        for name, options in {
+            "cuda": {},
+            "cuda-plain": {"pages": False},
+            "cuda-wait": {"cross_stream": "wait"},
+            "cuda-never": {"cross_stream": "never"},
+            "cuda-limit": {"limit": "512MiB"},
+            "cuda-uncached": {"stream_cache": 0},
+        }.items()
+    ),
     Kind("model", model()),
     Kind("model-plain", model(pages=False)),
     Kind("model-wait", model(), {"cross_stream": "wait"}),
@@ -64,6 +75,10 @@ KINDS = [
     Kind("model-uncached", model(), {"stream_cache": 0}),
     Kind("model-good-fit", model(), {"best_fit": False}),
     Kind("model-segments", model(), {"segment_size": "64MiB", "max_page": "8MiB", "idle_limit": "64MiB"}),
+    Kind("host-pinned", host, build=PinnedPool),
+    Kind("host-pinned-traced", host, {"stacks": "python", "cross_stream": "wait"}, build=PinnedPool),
+    Kind("model-pinned", model(), build=PinnedPool),
+    Kind("cuda-pinned", cuda, build=PinnedPool, marks=(pytest.mark.gpu,)),
     Kind("model-driver", model(), build=DriverPool),
     Kind("model-driver-default", model(), build=DriverPool.default),
     Kind("model-driver-zeroing", model(), {"zero_on_allocate": True, "zero_on_free": True}, DriverPool),

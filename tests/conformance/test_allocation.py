@@ -189,10 +189,12 @@ def test_trim_keeps_what_is_live_and_what_is_asked(pool: Pool) -> None:
     kept = [pool.allocate(3 * MIB) for _ in range(4)]
     for buffer in [pool.allocate(10 * MIB) for _ in range(5)]:
         buffer.free()
+    # Without pages a live block keeps its whole segment.
+    segment = 0 if pool.raw_stats()["paged"] else pool.config()["segment_size"] + 3 * MIB
     pool.trim("30MiB", wait=True)
-    assert pool.stats().allocated == 12 * MIB <= pool.stats().reserved <= 62 * MIB
+    assert pool.stats().allocated == 12 * MIB <= pool.stats().reserved <= max(62 * MIB, segment)
     pool.trim(wait=True)
-    assert 12 * MIB <= pool.stats().reserved <= 40 * MIB
+    assert 12 * MIB <= pool.stats().reserved <= max(40 * MIB, segment)
     assert pool.stats().live == 4 and len({buffer.ptr for buffer in kept}) == 4
 
 
@@ -389,6 +391,8 @@ def test_a_stream_of_another_device_is_refused(pool: Pool) -> None:
 
 
 def test_a_stream_that_does_not_exist_is_refused(pool: Pool) -> None:
+    if pool.device.kind == "cuda":
+        pytest.skip("the driver takes a stream's handle for an address and cannot tell")
     buffer = pool.allocate(KIB)
     unknown = 0x7777_7777
     uses = [
@@ -403,13 +407,18 @@ def test_a_stream_that_does_not_exist_is_refused(pool: Pool) -> None:
         with pytest.raises(DeviceError) as caught:
             use()
         assert caught.value.code == "invalid"
+    assert pool.stats().live == 1
+
+
+def test_what_is_no_stream_is_refused(pool: Pool) -> None:
+    buffer = pool.allocate(KIB)
     for handle in (-1, 2**64):
         with pytest.raises(ValueError):
             pool.allocate(KIB, stream=handle)
     for nothing in ("0", 1.5, object()):
         with pytest.raises(TypeError):
             pool.allocate(KIB, stream=nothing)
-    assert pool.stats().live == 1
+    assert pool.stats().live == 1 and not buffer.freed
 
 
 def test_a_closed_stream_is_refused(pool: Pool) -> None:

@@ -22,3 +22,8 @@ def run_program(*parts: str) -> subprocess.CompletedProcess[str]:
 
 def assert_quiet(ended: subprocess.CompletedProcess[str]) -> None:
     assert (ended.returncode, ended.stderr) == (0, ""), f"exit code {ended.returncode}:\n{ended.stderr}"
+
+
+def assert_ended_well(ended: subprocess.CompletedProcess[str]) -> None:
+    """As assert_quiet, for programs with other libraries, which may say what they like."""
+    assert ended.returncode == 0, f"exit code {ended.returncode}:\n{ended.stderr}"

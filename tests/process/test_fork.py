@@ -248,3 +248,34 @@ def test_a_model_is_refused_in_the_child_as_well() -> None:
             """,
         )
     )
+
+
+def test_page_locked_memory_stays_the_parents() -> None:
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            held = {"pool": vram.PinnedPool("host"), "memory": bytearray(1 << 20)}
+            held["pin"] = vram.pin(held["memory"], "host")
+            buffer = held["buffer"] = held["pool"].allocate(1 << 20)
+            view = memoryview(buffer)
+            view[:4] = b"text"
+
+            def body():
+                assert held["pool"].closed and bytes(view[:4]) == b"text"
+                view[:4] = b"mine"
+                refused(lambda: held["pool"].allocate(1))
+                held["pin"].close()
+                held["memory"].append(1)
+                held.clear()
+                with vram.PinnedPool("host") as pool, vram.pin(bytearray(10), "host"):
+                    assert memoryview(pool.allocate(1 << 20))[0] == 0
+
+            child(body)
+            assert bytes(view[:4]) == b"text" and not held["pin"].closed
+            del view
+            held["pin"].close()
+            held["pool"].close()
+            """,
+        )
+    )

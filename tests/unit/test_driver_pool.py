@@ -614,3 +614,81 @@ def test_the_child_of_a_fork_is_refused_and_touches_nothing(pool: DriverPool) ->
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not buffer.freed and pool.attributes["used_mem_current"] == MIB
+
+
+# ---- graphs -------------------------------------------------------------------------------------------
+
+
+def test_memory_freed_in_a_capture_is_kept_while_the_graph_lives(make_bench: Any) -> None:
+    bench = make_bench()
+    buffer = bench.pool.allocate(GRANULE, stream=bench.one)
+    address = buffer.ptr
+    with bench.one.capture() as graph:
+        bench.work(1, buffer, bench.one)
+        buffer.free()
+        assert bench.pool.stats().pending == GRANULE and bench.pool.stats().live == 0
+        assert [block.address for block in bench.pool.snapshot().blocks("pending")] == [address]
+    held = [bench.pool.allocate(GRANULE, stream=stream) for stream in (bench.one, bench.two, None)]
+    assert address not in {each.ptr for each in held}, "memory of a graph was handed out"
+    graph.launch()
+    graph.close()
+    assert bench.backend.run_all() and bench.backend.executed()[0] == 1
+    bench.pool.coalesce()
+    assert bench.pool.stats().pending == 0
+    assert bench.pool.allocate(GRANULE, stream=bench.one).ptr == address
+    assert bench.backend.refused_in_capture() == 0, "a call was made that a capture forbids"
+
+
+def test_a_captured_stream_that_uses_memory_keeps_it_too(make_bench: Any) -> None:
+    bench = make_bench()
+    buffer = bench.pool.allocate(GRANULE, stream=bench.one)
+    address = buffer.ptr
+    with bench.two.capture() as graph:
+        bench.work(1, buffer, bench.two)
+        buffer.record_stream(bench.two)
+        buffer.free()
+        held = bench.pool.allocate(GRANULE, stream=bench.one)
+    assert held.ptr != address and bench.pool.stats().pending == GRANULE
+    graph.close()
+    bench.pool.coalesce()
+    bench.backend.run_all()
+    assert bench.pool.stats().pending == 0
+    assert bench.pool.allocate(GRANULE, stream=bench.three).ptr == address
+    assert bench.backend.refused_in_capture() == 0
+
+
+def test_an_allocation_in_a_capture_is_the_graphs(make_bench: Any) -> None:
+    bench = make_bench()
+    with bench.one.capture() as graph:
+        inside = bench.pool.allocate(MIB, stream=bench.one)
+        bench.work(1, inside, bench.one)
+        inside.free()
+        after = bench.pool.allocate(MIB, stream=bench.one)
+        assert bench.pool.check() is None and bench.pool.stats().live == 1
+    graph.launch()
+    after.free()
+    assert bench.backend.run_all() and bench.pool.stats().pending == 0
+    graph.close()
+    assert bench.backend.refused_in_capture() == 0
+
+
+def test_out_of_memory_makes_no_call_that_a_capture_forbids(make_bench: Any) -> None:
+    bench = make_bench(max_size=GRANULE)
+    buffer = bench.pool.allocate(GRANULE, stream=bench.one)
+    with bench.one.capture() as graph:
+        buffer.free()
+        with pytest.raises(OutOfMemory):
+            bench.pool.allocate(GRANULE, stream=bench.two)
+        bench.pool.trim(wait=True)
+    graph.close()
+    assert bench.pool.allocate(GRANULE, stream=bench.two).size == GRANULE
+    assert bench.backend.refused_in_capture() == 0
+
+
+def test_a_pool_closes_while_a_graph_lives(make_bench: Any) -> None:
+    bench = make_bench()
+    buffer = bench.pool.allocate(GRANULE, stream=bench.one)
+    with bench.one.capture() as graph:
+        buffer.free()
+    bench.pool.close()
+    graph.close()

@@ -529,3 +529,27 @@ def test_the_tour_runs() -> None:
     assert done.returncode == 0, done.stderr
     for line in ("What would help: freeing 76 MiB", "3 × 64 KiB tagged 'kv-cache'", "the copy saw 7, 7"):
         assert line in done.stdout
+
+
+# ---- growth ahead of need -----------------------------------------------------------------------------
+
+
+def test_what_is_reserved_serves_without_growth(model: Device) -> None:
+    pool = vram.Pool(model)
+    pool.reserve("256MiB")
+    backend: Any = model.backend
+    calls = backend.memory_calls()
+    buffers = [pool.allocate("31MiB") for _ in range(8)]
+    assert backend.memory_calls() == calls and pool.stats().reserved == 256 << 20
+    pool.reserve("4MiB")
+    assert backend.memory_calls() == calls, "what is ready already counts"
+    del buffers
+
+
+def test_reserving_on_another_thread(model: Device) -> None:
+    pool = vram.Pool(model)
+    pool.reserve_async("128MiB").result()
+    assert pool.stats().reserved == 128 << 20 and pool.stats().allocated == 0
+    with pytest.raises(vram.OutOfMemory):
+        pool.reserve_async("2GiB").result()
+    assert pool.check() is None

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import rich_click as click
 
+from .bench import bench_commands
 from .console import Commands
+from .info import info_command
+from .lab import lab_command
 from .replay import replay_command
 
 __all__ = ["main"]
@@ -16,7 +19,10 @@ __all__ = ["main"]
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="vram", prog_name="vram", message="%(prog)s %(version)s")
 def main() -> None:
-    """GPU memory: replay what a program allocated, and see what it would cost."""
+    """GPU memory: what a job would cost under another allocator, what this machine can do, and how fast."""
 
 
+main.add_command(bench_commands)
+main.add_command(info_command)
+main.add_command(lab_command)
 main.add_command(replay_command)

@@ -1,0 +1,89 @@
+"""Turns what `vram bench NAME --json` printed into the Markdown tables of docs/benchmarks.md.
+
+    python benchmarks/tables.py hotpath.json threads.json …
+
+prints them; with `--into docs/benchmarks.md` they replace what stands between that benchmark's marks
+(`<!-- hotpath: begin -->` and `<!-- hotpath: end -->`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from vram.bench.report import shown
+from vram.sizes import format_size
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Everything one run says."""
+    parts = [header(report)]
+    if report["quick"]:
+        parts.append("**A quick run, to try the command with: not figures to quote.**")
+    parts += [table_text(table) for table in report["tables"]]
+    if report["left_out"]:
+        left = "\n".join(f"- {left['name']}: {left['reason']}" for left in report["left_out"])
+        parts.append(f"Not measured:\n\n{left}")
+    return "\n\n".join(parts)
+
+
+def header(report: dict[str, Any]) -> str:
+    """Command, machine, versions and date."""
+    machine = report["machine"]
+    device = machine["device"]
+    driver = (
+        f", driver {device['driver'] or '?'} (CUDA {device['driver_cuda']})" if "driver" in device else ""
+    )
+    versions = "".join(f", {name} {version}" for name, version in machine["packages"].items())
+    return (
+        f"`vram bench {report['bench']} --device {device['name']}` on {machine['date'][:10]}: "
+        f"{device['hardware']}, {format_size(device['total_bytes'])}{driver}; "
+        f"{machine['processors']} × {machine['processor']}; "
+        f"vram {machine['vram']}, Python {machine['python']}{versions}."
+    )
+
+
+def table_text(table: dict[str, Any]) -> str:
+    """One table with its title and note."""
+    columns = table["columns"]
+    lines = [
+        "| " + " | ".join(column["title"] for column in columns) + " |",
+        "|" + "|".join("---" if column["unit"] == "text" else "---:" for column in columns) + "|",
+    ]
+    for row in table["rows"]:
+        cells = (shown(row.get(column["key"]), column["unit"]) for column in columns)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    note = f"\n\n{table['note']}" if table["note"] else ""
+    return f"**{table['title']}**\n\n" + "\n".join(lines) + note
+
+
+def put_into(document: str, name: str, text: str) -> str:
+    """`document` with `text` between the marks of one benchmark."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if not pattern.search(document):
+        raise SystemExit(f"there are no marks {begin} … {end} in the document")
+    return pattern.sub(lambda _: f"{begin}\n{text}\n{end}", document)
+
+
+def main() -> None:
+    """Print the tables, or write them into a document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path, help="output of vram bench NAME --json")
+    parser.add_argument("--into", type=Path, metavar="DOCUMENT")
+    arguments = parser.parse_args()
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.files]
+    if arguments.into is None:
+        print("\n\n".join(markdown(report) for report in reports))
+        return
+    document = arguments.into.read_text(encoding="utf-8")
+    for report in reports:
+        document = put_into(document, report["bench"], markdown(report))
+    arguments.into.write_text(document, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+// Mapping, faulting in and page-locking host memory. See pinned.hpp.
+#include "backends/pinned.hpp"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <fstream>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "backends/cuda.hpp"
+
+namespace vram {
+
+namespace {
+
+// One thread faults this much in at a time; with less than two such pieces a second thread does not pay.
+constexpr std::uint64_t kFaultBytes = 8 * kMiB;
+// More threads than this are held up by the memory itself.
+constexpr unsigned kMaxThreads = 8;
+// This share of the memory is left to the system.
+constexpr std::uint64_t kLeftShare = 64;
+#ifndef MADV_POPULATE_WRITE
+constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
+#endif
+
+void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+Status from_errno(int error, const char* call) {
+  return {error == ENOMEM ? Code::out_of_memory : Code::failed, error, call};
+}
+
+// ---- how much there is ----------------------------------------------------------------------------------
+
+constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
+
+// The number behind `key` in a file of lines "key number", or the file's first number where key is empty.
+std::uint64_t number_in(const char* path, const std::string& key) {
+  std::ifstream file(path);
+  std::string word;
+  std::uint64_t number = 0;
+  if (key.empty()) return file >> number ? number : kUnknown;
+  while (file >> word)
+    if (word == key) return file >> number ? number : kUnknown;
+  return kUnknown;
+}
+
+struct Memory {
+  std::uint64_t total = 0;
+  std::uint64_t free = 0;
+};
+
+// Containers show the limits of their control group at these places, in its two versions.
+struct Group {
+  const char* limit;
+  const char* used;
+  const char* parts;
+};
+constexpr Group kGroups[] = {
+    {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"},
+    {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+     "/sys/fs/cgroup/memory/memory.stat"},
+};
+
+Memory machine_memory() {
+  struct sysinfo machine{};
+  (void)sysinfo(&machine);
+  Memory memory;
+  memory.total = std::uint64_t{machine.totalram} * machine.mem_unit;
+  const std::uint64_t available_kib = number_in("/proc/meminfo", "MemAvailable:");
+  memory.free =
+      available_kib == kUnknown ? std::uint64_t{machine.freeram} * machine.mem_unit : available_kib * kKiB;
+  for (const Group& group : kGroups) {
+    const std::uint64_t limit = number_in(group.limit, "");
+    const std::uint64_t used = number_in(group.used, "");
+    if (limit >= memory.total || used == kUnknown) continue;
+    const std::uint64_t cache = number_in(group.parts, "inactive_file");
+    const std::uint64_t held = used - std::min(used, cache == kUnknown ? 0 : cache);
+    memory.total = limit;
+    memory.free = std::min(memory.free, limit - std::min(limit, held));
+  }
+  memory.free = std::min(memory.free, memory.total);
+  return memory;
+}
+
+// ---- mapping and faulting in ------------------------------------------------------------------------------
+
+// Addresses on a boundary of large pages, which the system is asked to use: fewer faults, and fewer entries
+// for the driver to lock.
+Status map_aligned(std::uint64_t bytes, Address* out) {
+  const std::uint64_t wanted = bytes + kSlotBytes;
+  void* memory =
+      mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return from_errno(errno, "mmap");
+  const Address start = reinterpret_cast<Address>(memory);
+  *out = round_up(start, kSlotBytes);
+  if (*out > start) munmap(memory, *out - start);
+  if (*out + bytes < start + wanted) munmap(pointer(*out + bytes), start + wanted - *out - bytes);
+  (void)madvise(pointer(*out), bytes, MADV_HUGEPAGE);
+  return {};
+}
+
+// 0 or what went wrong.
+int fault_in(Address start, std::uint64_t bytes) {
+  if (madvise(pointer(start), bytes, MADV_POPULATE_WRITE) == 0) return 0;
+  if (errno != EINVAL) return errno;
+  // An older kernel: touching does the same, but it is told of no failure.
+  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  for (std::uint64_t at = 0; at < bytes; at += page) *static_cast<volatile char*>(pointer(start + at)) = 0;
+  return 0;
+}
+
+// Starts a thread to which no signal of the program goes. False where the system has none left.
+template <class Work>
+bool start_thread(std::vector<std::thread>& threads, Work& work) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool started = true;
+  try {
+    threads.emplace_back([&work] { work(); });
+  } catch (const std::system_error&) {
+    started = false;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+// The calling thread does its part, so it gets done with however few threads there are.
+Status fault_in_parallel(Address start, std::uint64_t bytes, unsigned most) {
+  std::atomic<std::uint64_t> next{0};
+  std::atomic<int> error{0};
+  const auto work = [&] {
+    for (std::uint64_t at = 0; error == 0 && (at = next.fetch_add(kFaultBytes)) < bytes;)
+      if (const int failed = fault_in(start + at, std::min(kFaultBytes, bytes - at)); failed != 0)
+        error = failed;
+  };
+  const auto useful = static_cast<unsigned>(std::min<std::uint64_t>(most, bytes / kFaultBytes));
+  std::vector<std::thread> threads;
+  while (threads.size() + 1 < useful && start_thread(threads, work)) {
+  }
+  work();
+  for (std::thread& thread : threads) thread.join();
+  return error == 0 ? Status{} : from_errno(error, "madvise");
+}
+
+// ---- CUDA -----------------------------------------------------------------------------------------------
+
+constexpr unsigned kCuRegisterPortable = 1;
+constexpr unsigned kCuRegisterDeviceMapped = 2;
+constexpr unsigned kCuRegisterReadOnly = 8;
+constexpr int kCuAttributeReadOnlyRegister = 113;
+
+class CudaPageLock final : public PageLock {
+ public:
+  explicit CudaPageLock(CudaBackend& device) : device_(device) {}
+  Status lock(Address address, std::uint64_t bytes, bool writable) override {
+    constexpr unsigned flags = kCuRegisterPortable | kCuRegisterDeviceMapped;
+    const Status status = enter(address, bytes, flags);
+    // Memory that even this process cannot write is locked only for reading, on devices that can.
+    if (status.ok() || writable || status.native == kCuAlreadyRegistered ||
+        device_.attribute(kCuAttributeReadOnlyRegister) == 0)
+      return status;
+    return enter(address, bytes, flags | kCuRegisterReadOnly);
+  }
+  Status unlock(Address address) override {
+    return device_.unseen_by_captures("cuMemHostUnregister",
+                                      [&] { return device_.driver().host_unregister(pointer(address)); });
+  }
+
+ private:
+  Status enter(Address address, std::uint64_t bytes, unsigned flags) {
+    return device_.unseen_by_captures(
+        "cuMemHostRegister", [&] { return device_.driver().host_register(pointer(address), bytes, flags); });
+  }
+  CudaBackend& device_;
+};
+
+}  // namespace
+
+std::unique_ptr<PageLock> page_lock_of(Backend& device) {
+  auto* cuda = dynamic_cast<CudaBackend*>(&device);
+  return cuda == nullptr ? nullptr : std::make_unique<CudaPageLock>(*cuda);
+}
+
+// ---- the backend ------------------------------------------------------------------------------------------
+
+PinnedBackend::PinnedBackend(std::shared_ptr<Backend> device, unsigned threads)
+    : PinnedBackend(device, page_lock_of(*device), threads) {}
+
+PinnedBackend::PinnedBackend(std::shared_ptr<Backend> device, std::unique_ptr<PageLock> lock,
+                             unsigned threads)
+    : device_(std::move(device)),
+      lock_(std::move(lock)),
+      threads_(threads != 0 ? threads : std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads)),
+      process_(getpid()),
+      books_(machine_memory().total / kSlotBytes * kSlotBytes) {
+  info_.name = "pinned";
+  info_.total_bytes = books_.capacity();
+  info_.host_accessible = true;
+  info_.host_writes = true;
+  info_.captures = device_->info().captures;
+  info_.release_waits = lock_ != nullptr;
+  info_.captures = device_->info().captures;
+  info_.no_pages = "page-locked memory is registered in whole pieces";
+}
+
+PinnedBackend::~PinnedBackend() {
+  if (inherited()) return;
+  books_.each_range([this](Address address, std::uint64_t bytes) {
+    if (lock_ != nullptr) (void)lock_->unlock(address);
+    munmap(pointer(address), bytes);
+  });
+}
+
+bool PinnedBackend::inherited() const { return getpid() != process_; }
+
+Status PinnedBackend::memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) {
+  if (inherited()) return {Code::closed, 0, "memory_info"};
+  *total_bytes = info_.total_bytes;
+  *free_bytes = std::min(machine_memory().free, info_.total_bytes);
+  return {};
+}
+
+Status PinnedBackend::reserve(std::uint64_t bytes, Address* out) {
+  if (inherited()) return {Code::closed, 0, "reserve"};
+  const std::lock_guard lock(mutex_);
+  if (const Code code = books_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
+  const Memory memory = machine_memory();
+  if (bytes + memory.total / kLeftShare > memory.free) return {Code::out_of_memory, 0, "reserve"};
+  Address made = 0;
+  Status status = map_aligned(bytes, &made);
+  if (!status.ok()) return status;
+  status = fault_in_parallel(made, bytes, threads_);
+  if (status.ok() && lock_ != nullptr) status = lock_->lock(made, bytes, true);
+  if (!status.ok()) {
+    munmap(pointer(made), bytes);
+    return status;
+  }
+  books_.reserve(made, bytes);
+  *out = made;
+  return {};
+}
+
+Status PinnedBackend::release(Address address, std::uint64_t bytes) {
+  if (inherited()) return {Code::closed, 0, "release"};
+  const std::lock_guard lock(mutex_);
+  if (const Code code = books_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
+  if (lock_ != nullptr)
+    if (const Status status = lock_->unlock(address); !status.ok()) return status;
+  books_.release(address);
+  if (munmap(pointer(address), bytes) != 0) return from_errno(errno, "munmap");
+  return {};
+}
+
+}  // namespace vram

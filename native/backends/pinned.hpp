@@ -1,0 +1,102 @@
+// Host memory that a device can copy to and from directly: mapped in large pieces, faulted in by several
+// threads, and page-locked as a whole where the device has a driver to tell. Streams, events and work are the
+// device's own, so copies to and from it are stream-ordered. Who may reuse it when is the pool's business.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "backend.hpp"
+#include "backends/books.hpp"
+
+namespace vram {
+
+// How a device is told of host memory. Each call may wait for work that is running on the device.
+class PageLock {
+ public:
+  virtual ~PageLock() = default;
+  // pre: nothing of the range is locked. Where it fails, nothing is.
+  virtual Status lock(Address address, std::uint64_t bytes, bool writable) = 0;
+  // pre: the address was locked and nothing on any stream uses the range any more.
+  virtual Status unlock(Address address) = 0;
+};
+
+// Null for devices without a driver (host, model). pre: the device outlives it.
+std::unique_ptr<PageLock> page_lock_of(Backend& device);
+
+// Fork: as with the device's own memory, the child's calls answer Code::closed, and destruction there leaves
+// everything to the parent. What the child has inherited is a private copy that it can still read.
+class PinnedBackend : public Backend {
+ public:
+  // threads: the most that fault one piece in; 0: as many as pay.
+  explicit PinnedBackend(std::shared_ptr<Backend> device, unsigned threads = 0);
+  // With a lock of the caller's own, or none.
+  PinnedBackend(std::shared_ptr<Backend> device, std::unique_ptr<PageLock> lock, unsigned threads);
+  ~PinnedBackend() override;
+  PinnedBackend(const PinnedBackend&) = delete;
+  PinnedBackend& operator=(const PinnedBackend&) = delete;
+
+  const DeviceInfo& info() const override { return info_; }
+  bool pinned() const { return lock_ != nullptr; }
+  // The machine's memory, or the container's where that has less.
+  Status memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) override;
+
+  // out_of_memory rather than taking the last of the machine's memory, for which the system ends processes.
+  Status reserve(std::uint64_t bytes, Address* out) override;
+  Status release(Address address, std::uint64_t bytes) override;
+
+  Status space_reserve(std::uint64_t, Address*) override { return no_pages("space_reserve"); }
+  Status space_release(Address, std::uint64_t) override { return no_pages("space_release"); }
+  Status page_create(std::uint64_t, PageHandle*) override { return no_pages("page_create"); }
+  Status page_release(PageHandle, std::uint64_t) override { return no_pages("page_release"); }
+  Status map(Address, std::uint64_t, PageHandle) override { return no_pages("map"); }
+  Status set_access(Address, std::uint64_t) override { return no_pages("set_access"); }
+  Status unmap(Address, std::uint64_t) override { return no_pages("unmap"); }
+
+  Status stream_create(StreamHandle* out) override { return device_->stream_create(out); }
+  Status stream_destroy(StreamHandle stream) override { return device_->stream_destroy(stream); }
+  Status stream_synchronize(StreamHandle stream) override { return device_->stream_synchronize(stream); }
+  Status stream_query(StreamHandle stream) override { return device_->stream_query(stream); }
+  Status stream_wait(StreamHandle stream, EventHandle event) override {
+    return device_->stream_wait(stream, event);
+  }
+  Status event_create(EventHandle* out) override { return device_->event_create(out); }
+  Status event_destroy(EventHandle event) override { return device_->event_destroy(event); }
+  Status event_record(EventHandle event, StreamHandle stream) override {
+    return device_->event_record(event, stream);
+  }
+  Status event_query(EventHandle event) override { return device_->event_query(event); }
+  Status event_synchronize(EventHandle event) override { return device_->event_synchronize(event); }
+
+  const Backend* order() const override { return device_->order(); }
+  StreamHandle canonical(StreamHandle stream) const override { return device_->canonical(stream); }
+  Status capture_of(StreamHandle stream, CaptureId* out) override { return device_->capture_of(stream, out); }
+  bool capturing(StreamHandle stream) override { return device_->capturing(stream); }
+  Status capture_keep(StreamHandle stream, std::function<void()> gone) override {
+    return device_->capture_keep(stream, std::move(gone));
+  }
+
+  Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override {
+    return device_->copy(to, from, bytes, stream);
+  }
+  Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override {
+    return device_->fill(to, value, bytes, stream);
+  }
+  Status launch(StreamHandle stream, std::function<void()> work) override {
+    return device_->launch(stream, std::move(work));
+  }
+
+ private:
+  static Status no_pages(const char* call) { return {Code::unsupported, 0, call}; }
+  bool inherited() const;  // this process is a fork's child
+
+  std::shared_ptr<Backend> device_;
+  std::unique_ptr<PageLock> lock_;  // null: there is nobody to tell
+  const unsigned threads_;
+  const int process_;  // the one that made this
+  DeviceInfo info_;
+  std::mutex mutex_;  // guards books_
+  Books books_;
+};
+
+}  // namespace vram

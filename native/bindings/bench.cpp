@@ -1,0 +1,104 @@
+// The native benchmarks for Python: one run a call, without the GIL. The patterns are native/bench.cpp.
+#include "bench.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "bindings.hpp"
+#include "errors.hpp"
+#include "python_types.hpp"
+
+namespace nb = nanobind;
+
+namespace vram {
+
+namespace {
+
+PyObject* pool_core = nullptr;  // vram._native.PoolCore
+
+Pool& pool_of(nb::handle object) {
+  if (!PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(pool_core)))
+    throw nb::type_error("a benchmark takes a vram.Pool");
+  Pool* pool = reinterpret_cast<PyPool*>(object.ptr())->quick;
+  if (pool == nullptr || pool->closed()) throw nb::value_error("the pool is closed, or the driver's own");
+  return *pool;
+}
+
+bench::Scenario scenario_of(const std::string& name) {
+  for (int i = 0; i < bench::kScenarios; ++i)
+    if (const auto scenario = static_cast<bench::Scenario>(i); name == bench::name_of(scenario))
+      return scenario;
+  throw nb::value_error(("there is no scenario " + name).c_str());
+}
+
+template <typename Call>
+void measured(Call call) {
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = call();
+  }
+  require_ok(status, "run a benchmark");
+}
+
+double bench_pairs(nb::handle object, const std::string& name) {
+  Pool& pool = pool_of(object);
+  const bench::Scenario scenario = scenario_of(name);
+  double ns = 0;
+  measured([&] { return bench::run_pairs(pool, scenario, &ns); });
+  return ns;
+}
+
+double bench_driver_pairs(const CudaBackend& cuda, const std::string& name) {
+  const bench::Scenario scenario = scenario_of(name);
+  double ns = 0;
+  measured([&] { return bench::run_driver_pairs(cuda, scenario, &ns); });
+  return ns;
+}
+
+std::tuple<double, double, double> bench_threads(nb::handle object, const std::vector<StreamHandle>& streams,
+                                                 bool hand_over, std::size_t batches) {
+  Pool& pool = pool_of(object);
+  if (streams.empty() || batches == 0) throw nb::value_error("at least one stream and one batch are needed");
+  bench::ThreadsCost cost;
+  measured([&] { return bench::run_threads(pool, streams, hand_over, batches, &cost); });
+  return {cost.wall_ns, cost.cpu_ns, cost.handed_over};
+}
+
+std::vector<std::tuple<std::uint32_t, std::uint64_t>> bench_swaps() {
+  std::vector<std::tuple<std::uint32_t, std::uint64_t>> list;
+  for (const bench::Swap& swap : bench::swaps()) list.emplace_back(swap.slot, swap.bytes);
+  return list;
+}
+
+template <std::size_t Count>
+std::vector<std::uint64_t> listed(const std::uint64_t (&values)[Count]) {
+  return {values, values + Count};
+}
+
+}  // namespace
+
+void bind_bench(nb::module_& module) {
+  using namespace nb::literals;
+  pool_core = nb::object(module.attr("PoolCore")).release().ptr();
+  module.def("bench_pairs", &bench_pairs, "pool"_a, "scenario"_a,
+             "One run of a scenario in C++ on the default stream: nanoseconds a pair.");
+  module.def("bench_driver_pairs", &bench_driver_pairs, "backend"_a, "scenario"_a,
+             "The same through cuMemAllocFromPoolAsync and cuMemFreeAsync, from a pool of their own.");
+  module.def(
+      "bench_threads", &bench_threads, "pool"_a, "streams"_a, "hand_over"_a, "batches"_a,
+      "One run of a thread for each stream: wall and processor nanoseconds a pair, and the share of the "
+      "blocks that another thread freed.");
+  module.def(
+      "bench_layer",
+      [] { return std::tuple(listed(bench::kKept), listed(bench::kTemporary), bench::kLayers); },
+      "A layer of the transformer step: sizes kept until the way back, sizes of its temporaries, layers.");
+  module.def("bench_swaps", &bench_swaps,
+             "The scenario of variable sizes: (slot, bytes) of each replacement.");
+}
+
+}  // namespace vram

@@ -1,0 +1,83 @@
+// The plug (plug.hpp) as Python sets it up: which pool serves which device, the addresses of the functions,
+// and how a failed allocation is worded.
+#include "plug.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings.hpp"
+#include "python_types.hpp"
+
+namespace nb = nanobind;
+
+namespace vram {
+
+namespace {
+
+PyObject* plugged[Plug::kDevices] = {};  // the Python objects of the pools, kept for wording failures
+
+// vram.pool words the report. Called from any thread, with or without the GIL, also while Python ends.
+std::string explain(int device, std::uint64_t size, StreamHandle stream, const OutOfMemoryReport& report) {
+  const std::string plain =
+      "out of memory: " + std::to_string(size) + " bytes asked of cuda:" + std::to_string(device) +
+      ", which has " + std::to_string(report.device_free) + " bytes free; the pool holds " +
+      std::to_string(report.reserved) + ", of which " + std::to_string(report.live) + " are allocated";
+  if (!nb::is_alive()) return plain;
+  const nb::gil_scoped_acquire gil;
+  try {
+    const nb::object words = nb::module_::import_("vram.pool").attr("_out_of_memory");
+    const nb::object facts = nb::steal(report_dict(report));
+    return nb::cast<std::string>(nb::str(words(nb::handle(plugged[device]), size, stream, facts)));
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("wording an out-of-memory error");
+    return plain;
+  }
+}
+
+void set_pool(int device, nb::handle object) {
+  if (device < 0 || device >= Plug::kDevices) throw nb::value_error("no such device");
+  if (object.is_none()) {
+    Plug::set_pool(device, nullptr);
+    Py_CLEAR(plugged[device]);
+    return;
+  }
+  const std::shared_ptr<Pool> pool = own_pool(object.ptr());
+  if (pool == nullptr) throw nb::type_error("only a vram.Pool can be plugged in");
+  Plug::set_pool(device, pool);
+  Plug::set_explain(explain);
+  Py_XSETREF(plugged[device], Py_NewRef(object.ptr()));
+}
+
+template <typename Function>
+std::uint64_t address(Function* function) {
+  return reinterpret_cast<std::uint64_t>(function);
+}
+
+nb::typed<nb::dict, std::string, int> functions() {
+  nb::typed<nb::dict, std::string, int> result;
+  result["allocate"] = address(vram_plug_allocate);
+  result["free"] = address(vram_plug_free);
+  result["record_stream"] = address(vram_plug_record_stream);
+  result["empty_cache"] = address(vram_plug_empty_cache);
+  result["memory_fraction"] = address(vram_plug_memory_fraction);
+  result["base"] = address(vram_plug_base);
+  result["heap_begin"] = address(vram_plug_heap_begin);
+  result["heap_end"] = address(vram_plug_heap_end);
+  result["heap_release"] = address(vram_plug_heap_release);
+  return result;
+}
+
+}  // namespace
+
+void bind_plug(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("plug_set_pool", &set_pool, "device"_a, "pool"_a.none(),
+             "The pool that serves what other libraries allocate on a CUDA device, or None.");
+  module.def("plug_functions", &functions, "The addresses of the functions that other libraries call.");
+  module.def(
+      "plug_set_throw",
+      [](std::uint64_t function) { Plug::set_throw(reinterpret_cast<Plug::Throw>(function)); }, "function"_a,
+      "The address of void(const char*) that throws the other library's out-of-memory error; 0: none.");
+}
+
+}  // namespace vram

@@ -1,0 +1,131 @@
+// The functions that other libraries call, with what they are known to pass: size 0, null, foreign pointers,
+// wrong sizes and devices.
+#include "plug.hpp"
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "backends/model.hpp"
+#include "testing.hpp"
+
+using namespace vram;
+
+namespace {
+
+struct Plugged {
+  explicit Plugged(std::uint64_t limit = 0) : device(std::make_shared<ModelBackend>(kGiB)) {
+    PoolConfig config;
+    config.limit = limit;
+    pool = std::make_shared<Pool>(device, config);
+    (void)device->stream_create(&stream);
+    Plug::set_pool(0, pool);
+  }
+  ~Plugged() {
+    Plug::set_pool(0, nullptr);
+    (void)pool->close();
+  }
+  void* on() const { return reinterpret_cast<void*>(stream); }
+  std::shared_ptr<ModelBackend> device;
+  std::shared_ptr<Pool> pool;
+  StreamHandle stream = 0;
+};
+
+}  // namespace
+
+TEST(allocations_and_frees_reach_the_pool) {
+  Plugged world;
+  void* const one = vram_plug_allocate(1000, 0, world.on());
+  REQUIRE(one != nullptr && world.pool->live_bytes() == 1024);
+  vram_plug_free(one, 77, 0, nullptr);  // neither the size nor the stream need be right
+  CHECK(world.pool->live_bytes() == 0);
+}
+
+TEST(nothing_and_strangers_are_taken_in_stride) {
+  Plugged world;
+  CHECK(vram_plug_allocate(0, 0, nullptr) == nullptr);
+  vram_plug_free(nullptr, 0, 0, nullptr);
+  vram_plug_record_stream(nullptr, world.on());
+  int stranger = 0;
+  vram_plug_free(&stranger, 4, 0, nullptr);
+  vram_plug_record_stream(&stranger, world.on());
+  std::size_t size = 5;
+  CHECK(vram_plug_base(&stranger, &size) == &stranger && size == 5);
+  std::string why;
+  CHECK(world.pool->check(&why) && world.pool->live_bytes() == 0);
+}
+
+TEST(memory_of_an_earlier_pool_is_freed_there) {
+  Plugged earlier;
+  void* const old = vram_plug_allocate(4096, 0, nullptr);
+  {
+    Plugged later;
+    vram_plug_free(old, 4096, 0, nullptr);
+    CHECK(earlier.pool->live_bytes() == 0 && later.pool->live_bytes() == 0);
+  }
+}
+
+TEST(a_use_recorded_inside_an_allocation_keeps_it) {
+  Plugged world;
+  char* const block = static_cast<char*>(vram_plug_allocate(2 * kMiB, 0, nullptr));
+  std::size_t size = 0;
+  CHECK(vram_plug_base(block + 4096, &size) == block && size == 2 * kMiB);
+  REQUIRE(world.device->work(world.stream, 1, reinterpret_cast<Address>(block), 2 * kMiB).ok());
+  vram_plug_record_stream(block + 4096, world.on());
+  vram_plug_free(block, 2 * kMiB, 0, nullptr);
+  CHECK(world.pool->stats().pending_blocks == 1);
+}
+
+TEST(out_of_memory_is_thrown) {
+  Plugged world(4 * kMiB);
+  bool thrown = false;
+  try {
+    (void)vram_plug_allocate(64 * kMiB, 0, nullptr);
+  } catch (const std::runtime_error& error) {
+    thrown = std::string(error.what()).find("out of memory") != std::string::npos;
+  }
+  CHECK(thrown);
+  thrown = false;
+  Plug::set_throw([](const char* message) { throw std::length_error(message); });
+  try {
+    (void)vram_plug_allocate(64 * kMiB, 0, nullptr);
+  } catch (const std::length_error&) {
+    thrown = true;
+  }
+  Plug::set_throw(nullptr);
+  CHECK(thrown);
+  thrown = false;
+  try {
+    (void)vram_plug_allocate(64, 5, nullptr);
+  } catch (const std::runtime_error&) {
+    thrown = true;
+  }
+  CHECK(thrown);
+}
+
+TEST(a_fraction_is_a_limit_and_emptying_gives_back) {
+  Plugged world;
+  vram_plug_memory_fraction(0.25, 0);
+  CHECK(world.pool->config().limit == 256 * kMiB);
+  vram_plug_free(vram_plug_allocate(32 * kMiB, 0, nullptr), 32 * kMiB, 0, nullptr);
+  CHECK(world.pool->stats().reserved.current == 32 * kMiB);
+  vram_plug_empty_cache();
+  CHECK(world.pool->stats().reserved.current == 0);
+}
+
+TEST(graph_pools_are_heaps) {
+  Plugged world;
+  void* const stream = world.on();
+  const HeapId id{0, 1};
+  vram_plug_heap_begin(0, id, [stream](void* each) { return each == stream; });
+  void* const inside = vram_plug_allocate(2 * kMiB, 0, stream);
+  vram_plug_free(inside, 2 * kMiB, 0, stream);
+  vram_plug_heap_end(0, id);
+  CHECK(vram_plug_allocate(2 * kMiB, 0, stream) != inside);
+  vram_plug_heap_release(0, id);
+  vram_plug_heap_release(0, id);  // once more does nothing
+  std::string why;
+  CHECK(world.pool->check(&why));
+}
+
+TEST_MAIN()

@@ -1,0 +1,152 @@
+"""`vram bench scenarios`: five kinds of program against PyTorch's allocator in the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vram.bench import peers
+from vram.bench.measure import factor, least, reason, undisturbed
+from vram.bench.report import Column, Left, Report, Table
+from vram.bench.workloads import PROGRAMS, Scenario, Way, pressure
+from vram.device import Device
+from vram.pool import Pool
+
+__all__ = ["CLAIMED", "run"]
+
+REPEATS, QUICK_REPEATS = 7, 1
+PRESSURE_REPEATS, PRESSURE_REQUESTS, QUICK_REQUESTS = 3, 1000, 100
+PRESSURE_LIMIT, HOST_PRESSURE_LIMIT = 8 << 30, 512 << 20
+CLAIMED = {
+    "same size": 1.43,
+    "large": 3.92,
+    "transformer step": 1.89,
+    "memory pressure": 4.83,
+    "variable sizes": 0.83,
+}
+"""How much faster than PyTorch the reference design says it is."""
+OURS = ("vram malloc, free", "vram Buffer")
+
+
+def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
+    """Measure the five programs on a device."""
+    place = Device(device)
+    others, left_out = peers.find(place, peers.TORCH)
+    rows = []
+    for name in CLAIMED:
+        failures: list[Left] = []
+        if name in PROGRAMS:
+            found: dict[str, Any] = {"ns": _program(place, PROGRAMS[name], others, failures, quick)}
+        else:
+            found = _under_pressure(place, others, failures, quick)
+        left_out += [Left(f"{failed.name}, {name}", failed.reason) for failed in failures]
+        rows.append(_row(name, **found))
+    return Report.of("scenarios", place, [_table(rows)], left_out, quick=quick)
+
+
+def _program(
+    place: Device, scenario: Scenario, others: list[Way], failures: list[Left], quick: bool
+) -> dict[str, float]:
+    with Pool(place) as pool:
+        ways = [peers.raw_way(pool), peers.buffer_way(pool), *others]
+        found = least(
+            {way.name: scenario.run(way) for way in ways}, QUICK_REPEATS if quick else REPEATS, failures
+        )
+    for way in others:
+        way.trim()
+    return found
+
+
+# ---- memory pressure --------------------------------------------------------------------------------------
+
+
+def _under_pressure(place: Device, others: list[Way], failures: list[Left], quick: bool) -> dict[str, Any]:
+    """The same requests for everyone inside the same limit, each run from nothing."""
+    limit = PRESSURE_LIMIT if place.kind == "cuda" else HOST_PRESSURE_LIMIT
+    scenario = pressure(limit, QUICK_REQUESTS if quick else PRESSURE_REQUESTS)
+    runs: dict[str, Callable[[], tuple[int, int]]] = {
+        "vram malloc, free": lambda: _ours(place, limit, scenario, peers.raw_way),
+        "vram Buffer": lambda: _ours(place, limit, scenario, peers.buffer_way),
+    }
+    runs |= {way.name: lambda way=way: _torchs(place, limit, scenario, way) for way in others}  # type: ignore[misc]
+    ns = dict.fromkeys(runs, math.inf)
+    refused: dict[str, int] = {}
+    with undisturbed():
+        for _ in range(1 if quick else PRESSURE_REPEATS):
+            for name, once in tuple(runs.items()):
+                try:
+                    spent, refused[name] = once()
+                    ns[name] = min(ns[name], spent / scenario.pairs)
+                except Exception as error:
+                    failures.append(Left(name, reason(error)))
+                    del runs[name]
+    return {"ns": {name: ns[name] for name in runs}, "refused": refused}
+
+
+def _ours(place: Device, limit: int, scenario: Scenario, way: Callable[[Pool], Way]) -> tuple[int, int]:
+    with Pool(place, limit=limit) as pool:
+        result: tuple[int, int] = scenario.compile(way(pool))()
+        return result
+
+
+def _torchs(place: Device, limit: int, scenario: Scenario, way: Way) -> tuple[int, int]:
+    with _torch_limit(place, limit):
+        way.trim()
+        result: tuple[int, int] = scenario.compile(way)()
+        way.trim()
+        return result
+
+
+@contextlib.contextmanager
+def _torch_limit(place: Device, limit: int) -> Iterator[None]:
+    torch: Any = importlib.import_module("torch")
+    total = torch.cuda.get_device_properties(place.index).total_memory
+    torch.cuda.set_per_process_memory_fraction(limit / total, place.index)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, place.index)
+
+
+# ---- the table --------------------------------------------------------------------------------------------
+
+
+def _row(name: str, ns: dict[str, float], refused: dict[str, int] | None = None) -> dict[str, Any]:
+    raw, buffer = (ns.get(ours) for ours in OURS)
+    torch_raw, torch_empty = (ns.get(peer) for peer in peers.TORCH)
+    return {
+        "scenario": name,
+        "raw": raw,
+        "torch_raw": torch_raw,
+        "factor": factor(torch_raw, raw),
+        "buffer": buffer,
+        "torch_empty": torch_empty,
+        "empty_factor": factor(torch_empty, buffer),
+        "claimed": CLAIMED[name],
+        "refused": (refused or {}).get(OURS[0]),
+        "torch_refused": (refused or {}).get(peers.TORCH[0]),
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    return Table(
+        "One request and its free, ns, in the same run",
+        [
+            Column("scenario", "scenario"),
+            Column("raw", "vram malloc", "ns"),
+            Column("torch_raw", "torch raw", "ns"),
+            Column("factor", "faster by", "ratio"),
+            Column("buffer", "vram Buffer", "ns"),
+            Column("torch_empty", "torch.empty", "ns"),
+            Column("empty_factor", "faster by", "ratio"),
+            Column("claimed", "claimed", "ratio"),
+            Column("refused", "vram refused", "count"),
+            Column("torch_refused", "torch refused", "count"),
+        ],
+        rows,
+        "Memory pressure: mixed sizes at 95 % of a limit over fragmented memory; who is refused frees its "
+        "oldest block and asks again.",
+    )

@@ -1,0 +1,64 @@
+"""`vram bench threads`: what threads cost each other, in C++, each on a stream of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from vram import _native
+from vram.bench.measure import factor
+from vram.bench.report import Column, Report, Table
+from vram.device import Device, Stream
+from vram.pool import Pool
+
+__all__ = ["run"]
+
+THREADS, QUICK_THREADS = (1, 2, 4, 8, 16), (1, 2)
+REPEATS, QUICK_REPEATS = 7, 1
+BATCHES, QUICK_BATCHES = 4000, 50
+"""Batches of 64 pairs that each thread makes in a run."""
+
+
+def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
+    """Measure one to sixteen threads on a device."""
+    place = Device(device)
+    counts = QUICK_THREADS if quick else THREADS
+    with Pool(place) as pool, contextlib.ExitStack() as open_streams:
+        streams = [open_streams.enter_context(Stream(place)).handle for _ in range(max(counts))]
+        tables = [
+            _table(title, [_measure(pool, streams[:count], hand_over, quick) for count in counts])
+            for title, hand_over in (("Own frees", False), ("Half freed by another thread", True))
+        ]
+    return Report.of("threads", place, tables, quick=quick)
+
+
+def _measure(pool: Pool, streams: list[int], hand_over: bool, quick: bool) -> dict[str, Any]:
+    repeats, batches = (QUICK_REPEATS, QUICK_BATCHES) if quick else (REPEATS, BATCHES)
+    results = [_native.bench_threads(pool, streams, hand_over, batches) for _ in range(repeats + 1)][1:]
+    wall, _, handed_over = min(results)
+    return {
+        "threads": len(streams),
+        "wall": wall,
+        "cpu": min(cpu for _, cpu, _ in results),
+        "handed_over": handed_over,
+    }
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    one = rows[0]
+    for row in rows:
+        row["wall_ratio"] = factor(row["wall"], one["wall"])
+        row["cpu_ratio"] = factor(row["cpu"], one["cpu"])
+    return Table(
+        f"{title}: one pair as its thread sees it, C++",
+        [
+            Column("threads", "threads", "count"),
+            Column("wall", "wall, ns", "ns"),
+            Column("wall_ratio", "of one thread", "ratio"),
+            Column("cpu", "processor time, ns", "ns"),
+            Column("cpu_ratio", "of one thread", "ratio"),
+            Column("handed_over", "freed by another", "share"),
+        ],
+        rows,
+        "More threads than processors make wall time longer, but not processor time.",
+    )

@@ -1,0 +1,107 @@
+"""`vram bench warmup`: the first use of blocks that `Pool.warmup` made ready, against the hundredth."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vram.bench.measure import undisturbed
+from vram.bench.report import Column, Report, Table
+from vram.device import Device
+from vram.pool import Pool
+
+__all__ = ["run"]
+
+BLOCKS, BLOCK_BYTES = 1000, 64 << 10
+REPEATS, QUICK_REPEATS = 15, 3
+
+
+def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
+    """Measure every one of 1000 allocations from a fresh pool, made ready in each way."""
+    place = Device(device)
+    repeats = QUICK_REPEATS if quick else REPEATS
+    rows = [_row(name, place, ready, repeats) for name, ready in READY.items()]
+    rows.append({"pool": "the clock alone", **_summary([_clock_alone() for _ in range(repeats)])})
+    return Report.of("warmup", place, [_table(rows)], quick=quick)
+
+
+def _warmed_up(pool: Pool) -> None:
+    pool.warmup([(BLOCK_BYTES, BLOCKS)])
+
+
+def _in_use_before(pool: Pool) -> None:
+    for block in [pool.malloc(BLOCK_BYTES) for _ in range(BLOCKS)]:
+        pool.free(block)
+
+
+def _untouched(pool: Pool) -> None:
+    pass
+
+
+READY: dict[str, Callable[[Pool], None]] = {
+    "made ready by warmup()": _warmed_up,
+    "in use before: 1000 allocated and freed": _in_use_before,
+    "not made ready": _untouched,
+}
+"""What happens to a fresh pool before it is measured."""
+
+
+def _row(name: str, place: Device, ready: Callable[[Pool], None], repeats: int) -> dict[str, Any]:
+    _uses(place, ready)  # so that the interpreter knows the loop
+    return {"pool": name, **_summary([_uses(place, ready) for _ in range(repeats)])}
+
+
+def _uses(place: Device, ready: Callable[[Pool], None]) -> list[int]:
+    """Nanoseconds of each allocation, the clock's own included."""
+    with Pool(place) as pool, undisturbed():
+        times, blocks = [0] * BLOCKS, [0] * BLOCKS
+        clock, malloc = time.perf_counter_ns, pool.malloc
+        ready(pool)
+        clock()
+        for i in range(BLOCKS):
+            start = clock()
+            blocks[i] = malloc(BLOCK_BYTES)
+            times[i] = clock() - start
+        for block in blocks:
+            pool.free(block)
+    return times
+
+
+def _clock_alone() -> list[int]:
+    times, clock = [0] * BLOCKS, time.perf_counter_ns
+    clock()
+    for i in range(BLOCKS):
+        start = clock()
+        times[i] = clock() - start
+    return times
+
+
+def _summary(repeats: list[list[int]]) -> dict[str, float]:
+    """Each use at its median over the repeats; one disturbed repeat then does not count."""
+    uses = [statistics.median(times) for times in zip(*repeats, strict=True)]
+    return {
+        "first": uses[0],
+        "first_ten": statistics.median(uses[:10]),
+        "hundredth": statistics.median(uses[95:105]),
+        "slowest": max(uses),
+        "ratio": uses[0] / max(1.0, statistics.median(uses[95:105])),
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    return Table(
+        f"Allocations of 64 KiB from Python, {BLOCKS} one after another from a fresh pool, ns",
+        [
+            Column("pool", "pool"),
+            Column("first", "1st", "ns"),
+            Column("first_ten", "first ten (median)", "ns"),
+            Column("hundredth", "100th (median of 10 around it)", "ns"),
+            Column("ratio", "1st over 100th", "ratio"),
+            Column("slowest", "slowest", "ns"),
+        ],
+        rows,
+        "Each allocation is timed alone, so the clock's own cost is in every figure. The very first "
+        "call also finds cold processor caches, whatever the pool did: compare it with the pool in use.",
+    )

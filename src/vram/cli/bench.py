@@ -1,0 +1,86 @@
+"""`vram bench`: what memory costs on this machine. Draws reports of `vram.bench`, measures nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import rich_click as click
+from rich.console import Console
+from rich.table import Table as Drawing
+from rich.text import Text
+
+from vram.bench import BENCHES
+from vram.bench import run as run_bench
+from vram.bench.report import Report, Table, shown
+from vram.sizes import format_size
+
+from .console import open_console
+
+__all__ = ["bench_commands"]
+
+
+@click.group("bench")
+def bench_commands() -> None:
+    """Measure what memory costs here, beside the peers that are installed."""
+
+
+def _command(name: str, purpose: str) -> click.Command:
+    @click.command(name, help=purpose)
+    @click.option("--device", metavar="NAME", help="cuda:0, host, …; the default device without.")
+    @click.option("--quick", is_flag=True, help="Try it in seconds; the figures are then worth little.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    def command(device: str | None, quick: bool, as_json: bool) -> None:
+        report = run_bench(name, device, quick=quick)
+        if as_json:
+            click.echo(json.dumps(report.to_json(), indent=1))
+        else:
+            _draw(report, open_console())
+
+    return command
+
+
+for _name, _purpose in BENCHES.items():
+    bench_commands.add_command(_command(_name, _purpose))
+
+
+def _draw(report: Report, console: Console) -> None:
+    for line in _machine_lines(report.machine):
+        console.print(Text(line), soft_wrap=True)
+    if report.quick:
+        console.print(Text("Quick run: figures to try the command with, not to quote.", style="bold"))
+    for table in report.tables:
+        console.print()
+        console.print(Text(table.title, style="bold"), soft_wrap=True)
+        console.print(_drawing(table))
+        if table.note:
+            console.print(Text(table.note, style="dim"), soft_wrap=True)
+    if report.left_out:
+        console.print()
+        console.print(Text("Not measured:", style="bold"))
+        for left in report.left_out:
+            console.print(Text(f"  {left.name}: {left.reason}"), soft_wrap=True)
+
+
+def _drawing(table: Table) -> Drawing:
+    drawing = Drawing(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(table.columns):
+        drawing.add_column(
+            column.title, no_wrap=number == 0, justify="left" if column.unit == "text" else "right"
+        )
+    for row in table.rows:
+        drawing.add_row(*(Text(shown(row.get(column.key), column.unit)) for column in table.columns))
+    return drawing
+
+
+def _machine_lines(machine: Any) -> list[str]:
+    """The header of a measurement, for a person."""
+    device = machine["device"]
+    driver = f", driver {device['driver'] or ''} (CUDA {device['driver_cuda']})" if "driver" in device else ""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return [
+        f"{device['name']}: {device['hardware']}, {format_size(device['total_bytes'])}{driver}",
+        f"{machine['processors']} × {machine['processor']}, {machine['system']}",
+        f"vram {machine['vram']}, Python {machine['python']}" + (f", {versions}" if versions else ""),
+        machine["date"],
+    ]

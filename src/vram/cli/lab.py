@@ -1,0 +1,156 @@
+"""`vram lab`: run the experiments and show claim, verdict and numbers. Draws, measures nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from vram.errors import ConfigError
+
+from .console import FINDING, open_console
+
+__all__ = ["lab_command"]
+
+STYLES = {"holds": "bold green", "does not hold": "bold red", "depends": "bold yellow"}
+
+
+@click.command("lab")
+@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.option("--list", "only_list", is_flag=True, help="List the experiments and their claims; run none.")
+@click.option(
+    "--device", metavar="DEVICE", help="Where to run, such as cuda:0 or host; by default the first GPU."
+)
+@click.option("--quick", is_flag=True, help="Smaller and shorter, for a first look.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print a section for a Markdown page.")
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show the JSON of an earlier run instead of running anything.",
+)
+@click.pass_context
+def lab_command(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    only_list: bool,
+    device: str | None,
+    quick: bool,
+    as_json: bool,
+    as_markdown: bool,
+    source: Path | None,
+) -> None:
+    """Test what people say about GPU memory on the device at hand.
+
+    Each experiment prints the claim, what was measured and whether the claim holds, with the numbers. Without
+    a NAME all of them run. Exits with 1 if an experiment could not be carried out.
+    """
+    if only_list:
+        _list(names, as_json)
+        return
+    console = open_console()
+    document = _read(source) if source else _run(names, device, quick, live=not (as_json or as_markdown))
+    if as_json:
+        click.echo(json.dumps(document, ensure_ascii=False))
+    elif as_markdown:
+        from vram.lab.page import markdown
+
+        click.echo(markdown(document), nl=False)
+    elif source:
+        _draw_machine(document["machine"], console)
+        for each in document["experiments"]:
+            _draw(each, console)
+    if any("failed" in each for each in document["experiments"]):
+        ctx.exit(FINDING)
+
+
+def _list(names: tuple[str, ...], as_json: bool) -> None:
+    from vram.lab import choose
+
+    chosen = choose(names)
+    if as_json:
+        keys = ("name", "claim", "why", "needs_gpu")
+        click.echo(
+            json.dumps([{key: getattr(each, key) for key in keys} for each in chosen], ensure_ascii=False)
+        )
+        return
+    table = Table("experiment", "claim", "needs", box=None, pad_edge=False, header_style="bold")
+    for each in chosen:
+        table.add_row(each.name, each.claim, "a GPU" if each.needs_gpu else "")
+    open_console().print(table)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        document["machine"], document["experiments"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not what `vram lab --json` prints", path=str(path)) from error
+    return dict(document)
+
+
+def _run(names: tuple[str, ...], device: str | None, quick: bool, *, live: bool) -> dict[str, Any]:
+    """Run with a line of progress on stderr; where `live`, each result is drawn as it comes."""
+    from vram import lab
+    from vram.device import Device
+
+    chosen, place = lab.choose(names), Device(device)
+    console, progress = open_console(), Console(stderr=True, highlight=False)
+    if live:
+        _draw_machine(lab.describe_machine(place), console)
+    done = 0
+
+    def started(experiment: lab.Experiment) -> None:
+        nonlocal done
+        done += 1
+        progress.print(Text(f"{done}/{len(chosen)} {experiment.name} …", style="dim"))
+
+    def finished(result: lab.Result) -> None:
+        if live:
+            _draw(result.to_json(), console)
+
+    report = lab.run(names, place, quick=quick, on_start=started, on_result=finished)
+    return report.to_json()
+
+
+# ---- drawing ----------------------------------------------------------------------------------------------
+
+
+def _draw_machine(machine: dict[str, str], console: Console) -> None:
+    facts = [value for key, value in machine.items() if key != "note"]
+    console.print(Text(", ".join(facts), style="bold"), soft_wrap=True)
+    if note := machine.get("note"):
+        console.print(Text(note), soft_wrap=True)
+    console.print()
+
+
+def _draw(each: dict[str, Any], console: Console) -> None:
+    from vram.lab.page import cell_text, measured_text, outcome
+
+    verdict = outcome(each)
+    console.print(Text.assemble((each["name"], "bold"), "  ", each["claim"]), soft_wrap=True)
+    line = Text("  ")
+    line.append(verdict, style=STYLES.get(verdict, "bold magenta"))
+    if explained := each.get("failed") or each["sentence"]:
+        line.append(f": {explained}")
+    console.print(line, soft_wrap=True)
+    for name, quantity in each["measured"].items():
+        words, number = measured_text(name, **quantity)
+        console.print(Text(f"  {words}: {number}", style="dim"), soft_wrap=True)
+    if table := each.get("table"):
+        drawn = Table(box=None, pad_edge=False, header_style="bold")
+        for index, name in enumerate(table["columns"]):
+            text = isinstance(table["rows"][0][index], (str, bool)) if table["rows"] else True
+            drawn.add_column(name, justify="left" if text else "right")
+        for row in table["rows"]:
+            drawn.add_row(*map(cell_text, row))
+        console.print(Padding(drawn, (0, 0, 0, 2)))
+    console.print()

@@ -1,0 +1,194 @@
+"""The allocators that experiments compare, behind one small interface: vram's own pool, the driver's,
+PyTorch's, and one that is wrong on purpose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vram.device import Stream
+from vram.errors import DeviceError, OutOfMemory
+from vram.pool import Pool
+
+from .driver import RESERVED_NOW, UNLIMITED
+from .experiment import MIB, Bench
+
+__all__ = ["Allocator", "driver_pool", "naive_pool", "served", "torch_installed", "torch_pool", "vram_pool"]
+
+DRIVER_OUT_OF_MEMORY = 2
+SLOT = 2 * MIB
+"""Sizes a backend gives plain memory in are multiples of this."""
+
+
+class Allocator(ABC):
+    """Addresses of memory in the order of a stream. `malloc` raises OutOfMemory where there is none."""
+
+    @abstractmethod
+    def malloc(self, size: int, stream: Stream) -> int:
+        """Allocate for work on `stream`."""
+
+    @abstractmethod
+    def free(self, address: int, stream: Stream) -> None:
+        """Free in the order of `stream`, the one it was allocated for."""
+
+    @abstractmethod
+    def reserved(self) -> int:
+        """Bytes held from the device."""
+
+    def record_stream(self, address: int, stream: Stream) -> None:
+        """Tell of a use on another stream."""
+        raise NotImplementedError(f"{type(self).__name__} has no record_stream")
+
+    def trim(self) -> None:
+        """Give back what is unused."""
+        raise NotImplementedError(f"{type(self).__name__} has no trim")
+
+
+# ---- vram -------------------------------------------------------------------------------------------------
+
+
+class _Vram(Allocator):
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def malloc(self, size: int, stream: Stream) -> int:
+        return self._pool.malloc(size, stream)
+
+    def free(self, address: int, stream: Stream) -> None:
+        self._pool.free(address)
+
+    def reserved(self) -> int:
+        return self._pool.stats().reserved
+
+    def record_stream(self, address: int, stream: Stream) -> None:
+        self._pool.record_stream(address, stream)
+
+    def trim(self) -> None:
+        self._pool.trim(wait=True)
+
+
+@contextlib.contextmanager
+def vram_pool(bench: Bench, **options: Any) -> Iterator[Allocator]:
+    """vram's pool with these options."""
+    with Pool(bench.device, **options) as pool:
+        yield _Vram(pool)
+
+
+# ---- wrong on purpose -------------------------------------------------------------------------------------
+
+
+class _Naive(Allocator):
+    """Hands out what was freed last, to any stream, at once: what a pool that ignores streams would do."""
+
+    def __init__(self, addresses: list[int], size: int) -> None:
+        self._free = addresses
+        self._reserved = size * len(addresses)
+
+    def malloc(self, size: int, stream: Stream) -> int:
+        return self._free.pop()
+
+    def free(self, address: int, stream: Stream) -> None:
+        self._free.append(address)
+
+    def reserved(self) -> int:
+        return self._reserved
+
+
+@contextlib.contextmanager
+def naive_pool(bench: Bench, size: int, blocks: int = 2) -> Iterator[Allocator]:
+    """A pool of a few blocks of one size that ignores streams."""
+    whole = -(-size * blocks // SLOT) * SLOT
+    with bench.reserved(whole) as (base,):
+        yield _Naive([base + size * index for index in range(blocks)], size)
+
+
+# ---- the driver's -----------------------------------------------------------------------------------------
+
+
+class _Driver(Allocator):
+    def __init__(self, bench: Bench, pool: int) -> None:
+        self._driver, self._pool = bench.driver, pool
+
+    def malloc(self, size: int, stream: Stream) -> int:
+        try:
+            return self._driver.pool_malloc(self._pool, size, stream.handle)
+        except DeviceError as error:
+            if error.native == DRIVER_OUT_OF_MEMORY:
+                raise OutOfMemory(str(error), size=size) from error
+            raise
+
+    def free(self, address: int, stream: Stream) -> None:
+        self._driver.free_async(address, stream.handle)
+
+    def reserved(self) -> int:
+        return self._driver.pool_get(self._pool, RESERVED_NOW)
+
+    def trim(self) -> None:
+        self._driver.pool_trim(self._pool)
+
+
+@contextlib.contextmanager
+def driver_pool(bench: Bench, limit: int = 0) -> Iterator[Allocator]:
+    """A new pool of the driver, of at most `limit` bytes, that gives nothing back by itself."""
+    with bench.driver.pool(threshold=UNLIMITED, max_size=limit) as pool:
+        yield _Driver(bench, pool)
+        bench.device.synchronize()
+
+
+# ---- PyTorch's --------------------------------------------------------------------------------------------
+
+
+class _Torch(Allocator):
+    def __init__(self, torch: Any, index: int) -> None:
+        self._torch, self._index = torch, index
+
+    def malloc(self, size: int, stream: Stream) -> int:
+        try:
+            return int(self._torch.cuda.caching_allocator_alloc(size, self._index, stream.handle))
+        except self._torch.cuda.OutOfMemoryError as error:
+            raise OutOfMemory(str(error), size=size) from error
+
+    def free(self, address: int, stream: Stream) -> None:
+        self._torch.cuda.caching_allocator_delete(address)
+
+    def reserved(self) -> int:
+        return int(self._torch.cuda.memory_reserved(self._index))
+
+    def trim(self) -> None:
+        self._torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def torch_pool(bench: Bench, limit: int) -> Iterator[Allocator]:
+    """PyTorch's caching allocator, held to `limit` bytes beyond what it has reserved already."""
+    torch: Any = importlib.import_module("torch")
+    index = bench.device.index
+    torch.cuda.init()
+    torch.cuda.empty_cache()
+    share = (torch.cuda.memory_reserved(index) + limit) / bench.device.total_memory
+    torch.cuda.set_per_process_memory_fraction(share, index)
+    try:
+        yield _Torch(torch, index)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
+        torch.cuda.empty_cache()
+
+
+def torch_installed() -> bool:
+    """Whether PyTorch with CUDA is there to compare with."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    return bool(importlib.import_module("torch").cuda.is_available())
+
+
+def served(call: Callable[[], object]) -> bool:
+    """Whether an allocation is served; errors other than OutOfMemory are raised."""
+    try:
+        call()
+    except OutOfMemory:
+        return False
+    return True

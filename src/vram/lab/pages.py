@@ -1,0 +1,169 @@
+"""What mapped pages make possible: growing in place, one memory at two addresses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from vram.device import Stream
+
+from .experiment import MIB, Bench, Judgement, Observation, Quantity, experiment
+
+PAGE = 32 * MIB
+
+
+class _Space:
+    """Addresses that pages are mapped into from the front, and given back at the end."""
+
+    def __init__(self, bench: Bench, size: int) -> None:
+        self._backend = bench.backend
+        self._size = size
+        self._pages: list[int] = []
+        self.address: int = self._backend.space_reserve(size)
+
+    def grow(self, size: int) -> None:
+        """Map more pages behind what is mapped."""
+        start = self.address + len(self._pages) * PAGE
+        for offset in range(0, size, PAGE):
+            page = self._backend.page_create(PAGE)
+            self._backend.map(start + offset, PAGE, page)
+            self._pages.append(page)
+        self._backend.set_access(start, size)
+
+    def close(self) -> None:
+        for index, page in enumerate(self._pages):
+            self._backend.unmap(self.address + index * PAGE, PAGE)
+            self._backend.page_release(page, PAGE)
+        self._backend.space_release(self.address, self._size)
+
+
+@contextlib.contextmanager
+def _space(bench: Bench, size: int) -> Iterator[_Space]:
+    space = _Space(bench, size)
+    try:
+        yield space
+    finally:
+        bench.device.synchronize()
+        space.close()
+
+
+# ---- growing ----------------------------------------------------------------------------------------------
+
+
+def _judge_growth(seen: Observation) -> Judgement:
+    if seen["wrong_words"]:
+        return "does not hold", f"{seen['wrong_words']:.0f} words were lost in growing."
+    ratio = seen["copy_ms"] / seen["in_place_ms"]
+    text = (
+        f"From {seen['from_mib']:.0f} to {seen['to_mib']:.0f} MiB in {seen['in_place_ms']:.2f} ms in place, "
+        f"{seen['copy_ms']:.2f} ms by allocating, copying and freeing ({ratio:.1f} times), which needs "
+        f"{seen['copy_peak_mib']:.0f} MiB at once; both with zeros written to the new part."
+    )
+    if ratio >= 1.5:
+        return "holds", text
+    return ("does not hold" if ratio < 1 else "depends"), text
+
+
+@experiment(
+    "grow-in-place",
+    "Growing a buffer in place, by mapping pages behind it, is cheaper than copying it.",
+    judge=_judge_growth,
+    needs_pages=True,
+)
+def grow_in_place(bench: Bench) -> Observation:
+    """A key-value cache or a list of results that grows needs neither a copy nor room for two of itself."""
+    before = (1024 if bench.on_gpu and not bench.quick else 128) * MIB
+    more = before // 4
+    checked = min(bench.checked_bytes, before)
+    with bench.streams(1) as (stream,):
+        with _space(bench, before + more) as space:
+            space.grow(before)
+            bench.kernels.fill(space.address, checked, seed=1, stream=stream)
+            stream.synchronize()
+            in_place_ms = bench.timed(lambda: _grow_mapped(bench, space, stream, before, more))
+            bench.kernels.fill(space.address + before, checked, seed=2, stream=stream)
+            wrong = bench.kernels.check(space.address, checked, seed=1, stream=stream).count()
+            wrong += bench.kernels.check(space.address + before, checked, seed=2, stream=stream).count()
+        copy_ms, lost = _grow_by_copy(bench, stream, before, before + more, checked)
+    return Observation(
+        {
+            "from_mib": Quantity(before // MIB, "MiB"),
+            "to_mib": Quantity((before + more) // MIB, "MiB"),
+            "in_place_ms": Quantity(in_place_ms, "ms"),
+            "copy_ms": Quantity(copy_ms, "ms"),
+            "copy_peak_mib": Quantity((2 * before + more) // MIB, "MiB"),
+            "wrong_words": Quantity(wrong + lost, "words"),
+        }
+    )
+
+
+def _grow_mapped(bench: Bench, space: _Space, stream: Stream, before: int, more: int) -> None:
+    space.grow(more)
+    bench.backend.fill(space.address + before, 0, more, stream.handle)
+    stream.synchronize()
+
+
+def _grow_by_copy(bench: Bench, stream: Stream, before: int, after: int, checked: int) -> tuple[float, int]:
+    backend = bench.backend
+    old = backend.reserve(before)
+    backend.fill(old, 0, before, stream.handle)
+    bench.kernels.fill(old, checked, seed=1, stream=stream)
+    stream.synchronize()
+    new = 0
+
+    def grow() -> None:
+        nonlocal new
+        new = backend.reserve(after)
+        backend.copy(new, old, before, stream.handle)
+        backend.fill(new + before, 0, after - before, stream.handle)
+        stream.synchronize()
+        backend.release(old, before)
+
+    spent = bench.timed(grow)
+    lost = bench.kernels.check(new, checked, seed=1, stream=stream).count()
+    backend.release(new, after)
+    return spent, lost
+
+
+# ---- two addresses ----------------------------------------------------------------------------------------
+
+
+def _judge_two_addresses(seen: Observation) -> Judgement:
+    wrong = seen["wrong_words_second"] + seen["wrong_words_first"]
+    of = f"of {2 * seen['words']:.0f} words read through the other address {wrong:.0f} are wrong"
+    if wrong == 0:
+        return "holds", f"Written through either address, {of}."
+    return ("does not hold" if wrong >= 2 * seen["words"] else "depends"), f"Written through either, {of}."
+
+
+@experiment(
+    "two-addresses",
+    "One physical page mapped at two addresses shows the same data at both.",
+    judge=_judge_two_addresses,
+    needs_pages=True,
+)
+def two_addresses(bench: Bench) -> Observation:
+    """A pool may then leave old mappings in place and give their pages new addresses, without a copy."""
+    backend, size = bench.backend, min(bench.checked_bytes, PAGE)
+    space = backend.space_reserve(2 * PAGE)
+    page = backend.page_create(PAGE)
+    first, second = space, space + PAGE
+    for address in (first, second):
+        backend.map(address, PAGE, page)
+        backend.set_access(address, PAGE)
+    wrong = []
+    with bench.streams(1) as (stream,):
+        for seed, (one, other) in enumerate(((first, second), (second, first))):
+            bench.kernels.fill(one, size, seed=seed, stream=stream)
+            wrong.append(bench.kernels.check(other, size, seed=seed, stream=stream).count())
+    for address in (first, second):
+        backend.unmap(address, PAGE)
+    backend.page_release(page, PAGE)
+    backend.space_release(space, 2 * PAGE)
+    return Observation(
+        {
+            "words": Quantity(size // 4, "words"),
+            "wrong_words_second": Quantity(wrong[0], "words"),
+            "wrong_words_first": Quantity(wrong[1], "words"),
+        }
+    )

@@ -1,0 +1,263 @@
+"""What pools keep, give back and fail to serve: the driver's attributes, trimming, fragmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+from vram.device import Stream
+from vram.sizes import format_size
+
+from .allocators import Allocator, driver_pool, served, torch_installed, torch_pool, vram_pool
+from .driver import RELEASE_THRESHOLD, RESERVED_HIGH, RESERVED_NOW, UNLIMITED
+from .experiment import (
+    KIB,
+    MIB,
+    Bench,
+    Judgement,
+    Observation,
+    Quantity,
+    Table,
+    clock_ms,
+    experiment,
+    listed,
+)
+
+_Opened: TypeAlias = AbstractContextManager[Allocator]
+
+# ---- the release threshold --------------------------------------------------------------------------------
+
+
+def _judge_threshold(seen: Observation) -> Judgement:
+    cost = seen["batch_at_0_ms"] / seen["batch_unlimited_ms"]
+    kept, kept_always = seen["reserved_at_0"], seen["reserved_unlimited"]
+    text = (
+        f"{seen['batch_at_0_ms']:.2f} ms a batch with threshold 0 against {seen['batch_unlimited_ms']:.2f} "
+        f"({cost:.1f} times); {format_size(int(kept))} against {format_size(int(kept_always))} kept after it."
+    )
+    given_back, slower = kept < kept_always / 2, cost >= 1.5
+    if given_back and slower:
+        return "holds", text
+    if not given_back and not slower:
+        return "does not hold", text
+    return "depends", text
+
+
+@experiment(
+    "release-threshold",
+    "With the default release threshold of 0, cudaMallocAsync gives all memory back at every synchronise, "
+    "and pays for it in the next batch.",
+    judge=_judge_threshold,
+    needs_gpu=True,
+)
+def release_threshold(bench: Bench) -> Observation:
+    """A loop that synchronises each batch may spend more on the pool than on its work, by default."""
+    batches, blocks, size = 5 if bench.quick else 10, 8, 64 * MIB
+    numbers: dict[str, Quantity] = {}
+    with bench.streams(1) as (stream,):
+        for name, threshold in (("at_0", 0), ("unlimited", UNLIMITED)):
+            with bench.driver.pool(threshold=threshold) as pool:
+                spent = [_batch(bench, pool, stream, blocks, size) for _ in range(batches + 1)][1:]
+                numbers[f"batch_{name}_ms"] = Quantity(sum(spent) / batches, "ms")
+                numbers[f"reserved_{name}"] = Quantity(bench.driver.pool_get(pool, RESERVED_NOW), "bytes")
+    return Observation(numbers)
+
+
+def _batch(bench: Bench, pool: int, stream: Stream, blocks: int, size: int) -> float:
+    start = clock_ms()
+    held = [bench.driver.pool_malloc(pool, size, stream.handle) for _ in range(blocks)]
+    for address in held:
+        bench.kernels.fill(address, 64 * KIB, seed=1, stream=stream)
+        bench.driver.free_async(address, stream.handle)
+    stream.synchronize()
+    return clock_ms() - start
+
+
+# ---- the high-water mark ----------------------------------------------------------------------------------
+
+
+def _judge_high_water(seen: Observation) -> Judgement:
+    refused = seen["status_of_setting"] != 0
+    reset = seen["status_of_resetting"] == 0 and seen["high_after_reset"] < seen["high_before"]
+    text = (
+        f"Setting it answers {seen['status_of_setting']:.0f}, resetting {seen['status_of_resetting']:.0f}; "
+        f"the mark goes from {format_size(int(seen['high_before']))} to "
+        f"{format_size(int(seen['high_after_reset']))}, what is reserved then."
+    )
+    if refused and reset:
+        return "holds", text
+    if not refused:
+        return "does not hold", f"{text} It can be set."
+    return "depends", f"{text} It can be neither set nor reset."
+
+
+@experiment(
+    "high-water-mark",
+    "The high-water mark of a driver's pool cannot be set, only reset.",
+    judge=_judge_high_water,
+    needs_gpu=True,
+)
+def high_water_mark(bench: Bench) -> Observation:
+    """Per-phase peaks need a reset between phases; a monitor that resets it takes it from everyone else."""
+    driver = bench.driver
+    with bench.streams(1) as (stream,), driver.pool(threshold=0) as pool:
+        driver.free_async(driver.pool_malloc(pool, 64 * MIB, stream.handle), stream.handle)
+        stream.synchronize()
+        before = driver.pool_get(pool, RESERVED_HIGH)
+        set_status = driver.pool_set_status(pool, RESERVED_HIGH, 1 << 30)
+        driver.pool_trim(pool)
+        reset_status = driver.pool_set_status(pool, RESERVED_HIGH, 0)
+        after = driver.pool_get(pool, RESERVED_HIGH)
+        threshold_status = driver.pool_set_status(pool, RELEASE_THRESHOLD, 1 << 30)
+    return Observation(
+        {
+            "high_before": Quantity(before, "bytes"),
+            "status_of_setting": Quantity(set_status, "driver status"),
+            "status_of_resetting": Quantity(reset_status, "driver status"),
+            "high_after_reset": Quantity(after, "bytes"),
+            "status_of_setting_the_threshold": Quantity(threshold_status, "driver status"),
+        }
+    )
+
+
+# ---- trimming ---------------------------------------------------------------------------------------------
+
+COMPLETE = 0.05
+"""What may be kept beyond the live bytes, as a share of what was unused."""
+
+
+def _judge_trim(seen: Observation) -> Judgement:
+    if seen["wrong_words"]:
+        return "does not hold", f"{seen['wrong_words']:.0f} words of live memory changed while trimming."
+    rows = seen.rows()
+    complete = [_trimmed(row) >= 1 - COMPLETE for row in rows]
+    told = "; ".join(f"{row['pool']}, {row['blocks']}: {100 * _trimmed(row):.0f} %" for row in rows)
+    text = f"Of the unused memory this much goes back: {told}. Live memory is untouched."
+    if all(complete):
+        return "holds", text
+    return ("depends" if any(_trimmed(row) > 0 for row in rows) else "does not hold"), text
+
+
+def _trimmed(row: dict[str, Any]) -> float:
+    """The share of unused memory that went back."""
+    unused = float(row["reserved MiB"]) - float(row["live MiB"])
+    return 1.0 if unused <= 0 else (float(row["reserved MiB"]) - float(row["after MiB"])) / unused
+
+
+@experiment("trim", "Trimming gives back what is unused, and nothing else.", judge=_judge_trim)
+def trim(bench: Bench) -> Observation:
+    """Memory goes back by the page: a page with one small live block in it stays whole."""
+    rows: list[tuple[str | float, ...]] = []
+    wrong = 0
+    opened: dict[str, Callable[[], _Opened]] = {"vram": lambda: vram_pool(bench)}
+    if bench.on_gpu:
+        opened["cudaMallocAsync"] = lambda: driver_pool(bench)
+    with bench.streams(1) as (stream,):
+        for size, blocks in ((8 * MIB, 8), (256 * KIB, 64)):
+            for name, open_pool in opened.items():
+                with open_pool() as allocator:
+                    seen, errors = _trim_one(bench, allocator, stream, size, blocks)
+                rows.append((name, f"{blocks} of {format_size(size)}", *(value / MIB for value in seen)))
+                wrong += errors
+    return Observation(
+        {"wrong_words": Quantity(wrong, "words")},
+        Table(("pool", "blocks", "live MiB", "reserved MiB", "after MiB"), rows),
+    )
+
+
+def _trim_one(
+    bench: Bench, allocator: Allocator, stream: Stream, size: int, blocks: int
+) -> tuple[tuple[int, int, int], int]:
+    """Free every other block and trim: bytes live, reserved before and after, and live words that changed."""
+    checked = min(size, bench.checked_bytes)
+    held = [allocator.malloc(size, stream) for _ in range(blocks)]
+    live, gone = held[::2], held[1::2]
+    for seed, address in enumerate(live):
+        bench.kernels.fill(address, checked, seed=seed, stream=stream)
+    for address in gone:
+        allocator.free(address, stream)
+    stream.synchronize()
+    before = allocator.reserved()
+    allocator.trim()
+    after = allocator.reserved()
+    checks = [
+        bench.kernels.check(address, checked, seed=seed, stream=stream) for seed, address in enumerate(live)
+    ]
+    errors = sum(each.count() for each in checks)
+    for address in live:
+        allocator.free(address, stream)
+    stream.synchronize()
+    return (size * len(live), before, after), errors
+
+
+# ---- fragmentation ----------------------------------------------------------------------------------------
+
+LIMIT = 256 * MIB
+REQUEST = 64 * MIB
+PATTERNS = {"every other 8 MiB": (8 * MIB, 2), "every other 512 KiB": (512 * KIB, 2)}
+"""What is freed: size of the blocks that fill the limit, and which of them go."""
+
+
+def _judge_fragmentation(seen: Observation) -> Judgement:
+    rows = [row for row in seen.rows() if float(row["free MiB"]) >= seen["request_mib"]]
+    failed = [f"{row['allocator']} ({row['freed']})" for row in rows if not row["served"]]
+    fine = [f"{row['allocator']} ({row['freed']})" for row in rows if row["served"]]
+    asked = f"{seen['request_mib']:.0f} MiB where more than that is free"
+    if not fine:
+        return "holds", f"Nobody serves {asked}: {listed(failed)}."
+    if not failed:
+        return "does not hold", f"Everybody serves {asked}: {listed(fine)}."
+    return "depends", f"Asked for {asked}, these fail: {listed(failed)}; these do not: {listed(fine)}."
+
+
+@experiment(
+    "fragmentation",
+    "A request can fail although enough memory is free.",
+    judge=_judge_fragmentation,
+)
+def fragmentation(bench: Bench) -> Observation:
+    """Free memory in the wrong place is a common reason to run out; pages that can be mapped anew cure it."""
+    rows: list[tuple[str | float | bool, ...]] = []
+    with bench.streams(1) as (stream,):
+        for name, open_pool in _contenders(bench).items():
+            for freed, (size, step) in PATTERNS.items():
+                with open_pool() as allocator:
+                    rows.append((name, freed, *_fragment(allocator, stream, size, step)))
+    return Observation(
+        {
+            "limit_mib": Quantity(LIMIT // MIB, "MiB"),
+            "request_mib": Quantity(REQUEST // MIB, "MiB"),
+        },
+        Table(("allocator", "freed", "free MiB", "served", "ms"), rows),
+    )
+
+
+def _contenders(bench: Bench) -> dict[str, Callable[[], _Opened]]:
+    contenders: dict[str, Callable[[], _Opened]] = {}
+    if bench.device.pages:
+        contenders["vram with pages"] = lambda: vram_pool(bench, limit=LIMIT)
+    contenders["vram without pages"] = lambda: vram_pool(bench, limit=LIMIT, pages=False)
+    if bench.on_gpu:
+        contenders["cudaMallocAsync"] = lambda: driver_pool(bench, LIMIT)
+        if not bench.quick and torch_installed():
+            contenders["PyTorch"] = lambda: torch_pool(bench, LIMIT)
+    return contenders
+
+
+def _fragment(allocator: Allocator, stream: Stream, size: int, step: int) -> tuple[float, bool, float]:
+    """Fill the limit, free every `step`-th block, ask for a large one: MiB free, served, in how many ms."""
+    held: list[int] = []
+    while len(held) * size < LIMIT and served(lambda: held.append(allocator.malloc(size, stream))):
+        pass
+    kept = [address for index, address in enumerate(held) if index % step]
+    for address in held[::step]:
+        allocator.free(address, stream)
+    stream.synchronize()
+    start = clock_ms()
+    success = served(lambda: kept.append(allocator.malloc(REQUEST, stream)))
+    spent = clock_ms() - start
+    for address in kept:
+        allocator.free(address, stream)
+    stream.synchronize()
+    return len(held[::step]) * size / MIB, success, spent

@@ -1,0 +1,152 @@
+"""Page-locked host memory: `PinnedPool`, a pool of it, and `pin`, which locks memory that exists already.
+
+A GPU copies to and from such memory by itself: several times faster, and without holding up the program.
+Where there is no GPU the same code runs on plain memory. Placement and order are the pool's as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Final
+
+from vram import _native
+from vram.config import Config
+from vram.device import Device, host_knows
+from vram.errors import ConfigError, DeviceError, VramError
+from vram.pool import Pool, _TracedPool
+from vram.sizes import format_size
+
+__all__ = ["Pin", "PinnedPool", "pin"]
+
+PIECE: Final = 64 << 20
+"""The least bytes to lock at a time, where segment_size does not say otherwise: locking costs by the call."""
+ALREADY_LOCKED: Final = 712
+"""The driver's code for memory that is locked already."""
+
+
+class PinnedPool(Pool):
+    """A pool of host memory that is page-locked for a device's copies.
+
+    `device` is the one whose streams order the copies (by default the default device); the options are those
+    of `Pool` but for `pages`, and a `limit` given as a share is one of the machine's memory. Its buffers are
+    NumPy arrays without a copy: `np.asarray(buffer)`. Copies between them and buffers of the device are
+    queued on the stream and return at once. As the host writes here without asking any stream, a freed
+    buffer is reused only when the copies that use it have finished, on its own stream, too. Copies made by
+    other libraries are told with `record_stream`.
+    """
+
+    _title = "vram.PinnedPool"
+
+    def __new__(cls, device: str | Device | None = None, **config: Any) -> PinnedPool:
+        """Choose the variant that records stacks where the options ask for it."""
+        traced = cls is PinnedPool and Config(config, ("core", "pool"))["stacks"] == "python"
+        made: PinnedPool = _native.PoolCore.__new__(_TracedPinnedPool if traced else cls)
+        return made
+
+    def __init__(self, device: str | Device | None = None, **config: Any) -> None:
+        """Make a pool; it takes nothing from the machine before the first allocation."""
+        settings = Config(config, ("core", "pool"))
+        if "pages" in config and settings["pages"]:
+            raise ConfigError(
+                "pages cannot be true: page-locked memory is registered in whole pieces and not mapped page "
+                "by page; leave the option out",
+                option="pages",
+                value=config["pages"],
+            )
+        config["pages"] = False
+        if not settings.is_set("segment_size"):
+            config["segment_size"] = PIECE
+        super().__init__(device, **config)
+
+    def _memory_of(self, place: Device) -> _native.Backend:
+        return _native.PinnedBackend(place.backend)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the memory is page-locked for a GPU; on other devices there is no need to."""
+        return isinstance(self._memory, _native.PinnedBackend) and self._memory.pinned
+
+
+class _TracedPinnedPool(_TracedPool, PinnedPool):
+    """A pinned pool that remembers the Python stack of every allocation."""
+
+
+class Pin(_native.PinCore):
+    """Existing memory, page-locked until `close()` or the end of a `with` block. Made by `vram.pin`."""
+
+    def __init__(self, array: Any, device: str | Device | None = None) -> None:
+        """Lock the memory of `array`, and keep it exported, so that it cannot be resized away."""
+        self.device = device if isinstance(device, Device) else Device(device)
+        super().__init__(self.device.backend, array)
+        self.array = array
+        _refuse_overlap(self)
+        try:
+            self.lock()
+        except DeviceError as error:
+            if getattr(error, "native", 0) != ALREADY_LOCKED:
+                raise
+            raise _locked_already(self, "the driver knows it, or a page it shares with more") from error
+        _live[id(self)] = (self.ptr, self.size)
+
+    def close(self) -> None:
+        """Wait for everything queued on the device, then unlock the memory. Again: nothing.
+
+        Whoever else queued copies of it, in whatever library, finds them done. Where the device cannot be
+        waited for, as during a capture, this raises and the memory stays pinned.
+        """
+        if self.closed:
+            return
+        with host_knows(self.device):
+            self.unlock()
+        _live.pop(id(self), None)
+
+    def __enter__(self) -> Pin:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "array" not in self.__dict__:  # nothing was exported
+            return
+        with contextlib.suppress(VramError, AttributeError, TypeError):
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "pinned" if self.pinned else "not locked: no GPU"
+        return f"<vram.Pin of {format_size(self.size)} at {self.ptr:#x} for {self.device.name}, {state}>"
+
+
+def pin(array: Any, device: str | Device | None = None) -> Pin:
+    """Page-lock memory for a scope: `with vram.pin(array) as p: buffer.copy_from(p, stream=s)`.
+
+    Takes anything with the buffer protocol whose memory is contiguous, writable or not. `p.ptr`, `p.size` and
+    `p.array` say what is pinned, `p.pinned` whether a GPU was told. `Buffer.copy_from(p)` and `copy_to(p)`
+    are then queued on the stream instead of waiting, and copies of `array` by other libraries run at full
+    speed. Leaving the scope waits for everything queued on the device.
+    """
+    return Pin(array, device)
+
+
+# What is pinned now, by the identity of its Pin: (address, bytes).
+_live: dict[int, tuple[int, int]] = {}
+os.register_at_fork(after_in_child=_live.clear)  # pins are the parent's
+
+
+def _refuse_overlap(new: Pin) -> None:
+    """On a GPU the driver refuses this; elsewhere it is refused so that a program behaves alike."""
+    for ptr, size in tuple(_live.values()):
+        if new.ptr < ptr + size and ptr < new.ptr + new.size:
+            raise _locked_already(new, f"{format_size(size)} at {ptr:#x} are under another vram.pin")
+
+
+def _locked_already(new: Pin, why: str) -> DeviceError:
+    return DeviceError(
+        f"the {format_size(new.size)} at {new.ptr:#x} are pinned already, wholly or in part: {why}. "
+        "Close the other pin first, or use it.",
+        device=new.device.name,
+        ptr=new.ptr,
+        size=new.size,
+        code="invalid",
+    )
