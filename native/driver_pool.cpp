@@ -56,6 +56,9 @@ Status DriverPool::open(std::shared_ptr<Backend> backend, const Source& source, 
   if (!status.ok()) return status;
   out->reset(new DriverPool(std::move(backend), driver, source, config));
   (*out)->handle_ = handle;
+  // What others reached before is not our peak.
+  if (source.origin == Origin::shared_default)
+    (void)driver->pool_get(handle, DriverPoolAttribute::reserved_mem_high, &(*out)->high_at_reset_);
   if (config.journal != 0) (*out)->start_journal(config.journal);
   return {};
 }
@@ -119,10 +122,17 @@ Status DriverPool::allocate_batch(const std::vector<std::uint64_t>& sizes, Strea
   return status;
 }
 
+// Which capture a stream is in; 0: none. The default stream is asked in full, as it must not be used while
+// others are captured, and `capturing` does not tell.
+Status DriverPool::capture_of(StreamHandle stream, CaptureId* out) const {
+  *out = 0;
+  return stream == 0 || backend_->capturing(stream) ? backend_->capture_of(stream, out) : Status{};
+}
+
 // A stream must be one of the device's; one that was seen before is. Also tells whether it is captured, in
 // which case it must not be asked anything else.
 Status DriverPool::known_stream(StreamHandle stream, CaptureId* capture) {
-  if (Status status = backend_->capture_of(stream, capture); !status.ok()) return status;
+  if (Status status = capture_of(stream, capture); !status.ok()) return status;
   {
     std::lock_guard lock(mutex_);
     const auto found = streams_.find(stream);
@@ -285,11 +295,11 @@ Status DriverPool::captured_stream(const Block& block, StreamHandle* stream, Cap
   *capture = 0;
   if (!block.gone) {
     *stream = block.stream;
-    if (Status status = backend_->capture_of(*stream, capture); !status.ok() || *capture != 0) return status;
+    if (Status status = capture_of(*stream, capture); !status.ok() || *capture != 0) return status;
   }
   for (const StreamHandle use : block.uses) {
     *stream = use;
-    if (Status status = backend_->capture_of(use, capture); !status.ok() || *capture != 0) return status;
+    if (Status status = capture_of(use, capture); !status.ok() || *capture != 0) return status;
   }
   return {};
 }
@@ -418,7 +428,7 @@ std::vector<StreamHandle> DriverPool::streams_with_frees() const {
 // Waits for a stream, unless it is captured.
 Status DriverPool::synchronize(StreamHandle stream) {
   CaptureId capture = 0;
-  if (Status status = backend_->capture_of(stream, &capture); !status.ok()) return status;
+  if (Status status = capture_of(stream, &capture); !status.ok()) return status;
   if (capture != 0) return {Code::capturing, 0, "stream_synchronize"};
   std::uint64_t reached = 0;
   {
@@ -480,7 +490,7 @@ Status DriverPool::retire_stream(StreamHandle handle) {
   }
   if (stream == 0) return {Code::invalid, 0, "retire_stream"};
   CaptureId capture = 0;
-  if (Status status = backend_->capture_of(stream, &capture); !status.ok()) return status;
+  if (Status status = capture_of(stream, &capture); !status.ok()) return status;
   if (capture != 0) return {Code::capturing, 0, "retire_stream"};
   Status status;
   {

@@ -155,6 +155,7 @@ class DriverPool final : public Allocator {
   bool serve_give_back(Request& request);
   bool fits_limit(const Request& request) const;
   Address enter(const Request& request, Address base);
+  Status capture_of(StreamHandle stream, CaptureId* out) const;
   Status known_stream(StreamHandle stream, CaptureId* capture);
 
   Status remove(Address address, Block* out);

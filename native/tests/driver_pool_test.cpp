@@ -241,6 +241,7 @@ void run_program(World& world, std::uint64_t fail_at, Code code, bool* intact) {
   const StreamHandle streams[] = {0, world.stream(), world.stream()};
   if (fail_at != 0) world.device->fail_any(fail_at, {code, 0, ""});
   world.pool->on_out_of_memory([](std::uint64_t, StreamHandle) { return true; });
+  (void)world.pool->set_attribute(DriverPoolAttribute::release_threshold, ~std::uint64_t{0});
   std::vector<Address> held;
   const auto release = [&](std::size_t index) {
     const Address address = held[index % held.size()];
@@ -250,7 +251,9 @@ void run_program(World& world, std::uint64_t fail_at, Code code, bool* intact) {
   };
   for (std::uint64_t step = 0; step < 60; ++step) {
     Address address = 0;
-    const std::uint64_t size = step % 5 == 0 ? 20 * kMiB : (step * 37 % 300) * 10 * kKiB;
+    const std::uint64_t size = step % 15 == 7  ? 50 * kMiB
+                               : step % 5 == 0 ? 20 * kMiB
+                                               : (step * 37 % 300) * 10 * kKiB;
     const StreamHandle stream = streams[step % 3];
     if (world.pool->allocate_slow(size, stream, step % 7 == 0 ? 64 * kKiB : 0, 1, &address, nullptr).ok())
       held.push_back(address);
@@ -277,6 +280,8 @@ TEST(every_call_to_the_device_may_fail) {
     run_program(world, 0, Code::ok, &intact);
     CHECK(intact);
     calls = world.device->total_calls();
+    for (const Rung rung : {Rung::driver, Rung::host_wait, Rung::give_back})
+      CHECK(world.pool->stats().rungs[static_cast<int>(rung)] > 0);
   }
   for (const Code code : {Code::failed, Code::out_of_memory}) {
     for (std::uint64_t nth = 1; nth <= calls; nth += vram::testing::kSlowdown) {

@@ -19,7 +19,9 @@ def rounded(size: int) -> int:
 
 def assert_accounts_agree(pool: Pool) -> None:
     stats, snapshot = pool.stats(), pool.snapshot()
-    assert stats.allocated + stats.cached + stats.pending + stats.free == stats.reserved
+    known = stats.allocated + stats.cached + stats.pending + stats.free
+    shared = isinstance(pool, DriverPool) and pool.is_default  # of which others hold the rest
+    assert known <= stats.reserved if shared else known == stats.reserved
     by_state = {
         state: sum(block.size for block in snapshot.blocks(state)) for state in ("live", "cached", "pending")
     }
