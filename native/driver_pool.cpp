@@ -501,17 +501,21 @@ Status DriverPool::retire_stream(StreamHandle handle) {
   }
   if (!status.ok())
     if (status = backend_->stream_synchronize(stream); !status.ok()) return status;
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
+  // Blocks on their way to the driver may still want the stream.
+  calls_ended_.wait(lock, [this] { return calls_ == 0; });
   forget_stream(stream);
   return {};
 }
 
 // Called with the mutex held.
 void DriverPool::forget_stream(StreamHandle stream) {
-  for (auto& [address, block] : live_) {
-    block.gone |= block.stream == stream;
-    block.behind |= std::erase(block.uses, stream) != 0;
-  }
+  std::lock_guard kept(kept_->mutex);
+  for (auto* blocks : {&live_, &kept_->waiting, &kept_->ready})
+    for (auto& [address, block] : *blocks) {
+      block.gone |= block.stream == stream;
+      block.behind |= std::erase(block.uses, stream) != 0;
+    }
   StreamBooks& books = books_of(stream);
   books.retired = true;
   if (freeing_ != 0) books_of(freeing_).freed += books.freed;

@@ -657,6 +657,21 @@ def test_a_captured_stream_that_uses_memory_keeps_it_too(make_bench: Any) -> Non
     assert bench.backend.refused_in_capture() == 0
 
 
+def test_a_stream_may_end_before_the_graph_that_keeps_memory(make_bench: Any) -> None:
+    bench = make_bench()
+    stream = Stream(bench.device)
+    kept, used = (bench.pool.allocate(GRANULE, stream=each) for each in (stream, bench.one))
+    with stream.capture() as graph:
+        used.record_stream(stream)
+        kept.free()
+        used.free()
+    stream.close()
+    assert bench.pool.stats().pending == 2 * GRANULE
+    graph.close()
+    bench.pool.coalesce()
+    assert bench.pool.stats().pending == 0 and bench.pool.attributes["used_mem_current"] == 0
+
+
 def test_an_allocation_in_a_capture_is_the_graphs(make_bench: Any) -> None:
     bench = make_bench()
     with bench.one.capture() as graph:
