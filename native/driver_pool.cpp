@@ -97,7 +97,7 @@ Status DriverPool::allocate_slow(std::uint64_t size, StreamHandle stream, std::u
     *out = request.out;
     if (!config().zero_on_allocate) return {};
     const Status status = backend_->fill(*out, 0, request.bytes, request.stream);
-    if (!status.ok()) (void)free_slow(*out);
+    if (!status.ok()) take_back(*out);
     return status;
   }
   if (!request.error.ok()) return request.error;
@@ -116,7 +116,7 @@ Status DriverPool::allocate_batch(const std::vector<std::uint64_t>& sizes, Strea
     status = allocate_slow(sizes[i], stream, 0, tag, &out[i], report);
   if (status.ok()) return status;
   for (Address& address : out) {
-    if (address != 0) (void)free_slow(address);
+    if (address != 0) take_back(address);
     address = 0;
   }
   return status;
@@ -249,6 +249,14 @@ Status DriverPool::free_slow(Address address) {
   const Status status = give(address, block);
   if (!status.ok()) put_back(address, std::move(block));
   return status;
+}
+
+// Undoes an allocation that the program has not seen.
+void DriverPool::take_back(Address address) {
+  const Call call(*this);
+  Block block;
+  if (call.refused() || !remove(address, &block).ok()) return;
+  if (!driver_->pool_free(block.base, block.stream).ok()) put_back(address, std::move(block));
 }
 
 Status DriverPool::remove(Address address, Block* out) {

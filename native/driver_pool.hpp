@@ -158,6 +158,7 @@ class DriverPool final : public Allocator {
   Status capture_of(StreamHandle stream, CaptureId* out) const;
   Status known_stream(StreamHandle stream, CaptureId* capture);
 
+  void take_back(Address address);
   Status remove(Address address, Block* out);
   void put_back(Address address, Block&& block);
   Status give(Address address, Block& block);

@@ -159,6 +159,7 @@ struct CudaDriver {
   CuResult (*pool_trim)(void*, std::size_t);
   CuResult (*pool_set)(void*, int, void*);
   CuResult (*pool_get)(void*, int, void*);
+  CuResult (*pool_get_access)(int*, void*, CuLocation*);
   CuResult (*pool_set_access)(void*, const CuAccess*, std::size_t);
   CuResult (*pool_allocate)(Address*, std::size_t, void*, void*);
   CuResult (*pool_free)(Address, void*);

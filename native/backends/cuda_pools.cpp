@@ -49,8 +49,13 @@ Status CudaBackend::pool_create(const DriverPoolProperties& wanted, DriverPoolHa
   return {};
 }
 
-// Lets this device reach memory of a pool that lives elsewhere.
+// Lets this device reach memory of a pool that lives elsewhere, unless it does already.
 Status CudaBackend::pool_grant(void* pool) {
+  int granted = 0;
+  CuLocation here = {kCuLocationDevice, device_};
+  const Status asked = unseen_by_captures("cuMemPoolGetAccess",
+                                          [&] { return driver_.pool_get_access(&granted, pool, &here); });
+  if (asked.ok() && granted == kCuAccessReadWrite) return {};
   const CuAccess access = {{kCuLocationDevice, device_}, kCuAccessReadWrite};
   return unseen_by_captures("cuMemPoolSetAccess", [&] { return driver_.pool_set_access(pool, &access, 1); });
 }

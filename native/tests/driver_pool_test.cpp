@@ -176,7 +176,7 @@ TEST(zeros_come_in_order) {
   CHECK(world.device->calls("fill") == 2 && world.device->run_all());
   // The last fill is behind the use.
   CHECK(world.device->executed().size() == 3 && world.device->executed()[2] != 7);
-  world.device->fail("fill", 1, {Code::failed, 0, ""});
+  for (const std::uint64_t nth : {1, 2}) world.device->fail("fill", nth, {Code::failed, 0, ""});
   Address out = 0;
   CHECK(world.pool->allocate_slow(kMiB, one, 0, 0, &out, nullptr).code == Code::failed);
   CHECK(world.pool->live_bytes() == 0 && world.good());
