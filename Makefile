@@ -193,8 +193,10 @@ sanitize-python: setup sanitize-address
 VRAM_SOAK_SECONDS ?= 180
 GPU_SITE := $(CURDIR)/build/gpu-site
 GPU_REPORTS ?= build/gpu-reports
-GPU_STEPS := gpu-device gpu-install gpu-native gpu-python gpu-soak gpu-memcheck
-GPU_PYTEST = PYTHONPATH="$(GPU_SITE)" $(PYTHON) -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+GPU_STEPS := gpu-device gpu-install gpu-conformance gpu-python gpu-soak gpu-memcheck gpu-native
+# Plugins that other packages brought there take no part.
+GPU_ENVIRONMENT = PYTHONPATH="$(GPU_SITE)" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+GPU_PYTEST = $(PYTHON) -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 .PHONY: $(GPU_STEPS)
 test-gpu $(GPU_STEPS): export PATH := $(OUTSIDE_PATH)
 test-gpu: $(GPU_STEPS)
@@ -208,7 +210,8 @@ gpu-install: gpu-device
 	@echo "== building vram for $$($(PYTHON) --version)"
 	@rm -rf "$(GPU_SITE)"
 	@$(PYTHON) -m pip install -qq --no-index --no-build-isolation --no-deps --target "$(GPU_SITE)" .
-	@cd / && PYTHONPATH="$(GPU_SITE)" $(PYTHON) -c 'import vram; print(*vram.devices(), sep="\n")'
+	@cd / && PYTHONPATH="$(GPU_SITE)" $(PYTHON) -c 'import vram; found = vram.devices(); print(*found, sep="\n"); \
+	  assert found[0].kind == "cuda", "vram finds no CUDA device, so nothing would be tested"'
 
 # Quick here, at length in `make test` and `make sanitize`.
 gpu-native: gpu-device
@@ -218,25 +221,32 @@ gpu-native: gpu-device
 	  cmake --build build/gpu-native -- --quiet; \
 	  VRAM_STRESS_OPS=1000000 ctest --test-dir build/gpu-native --output-on-failure --no-tests=error --timeout 100
 
+# No test here takes long: one that hangs ends the run soon.
+gpu-conformance gpu-python: GPU_PYTEST += -m gpu -o faulthandler_timeout=150
+
+gpu-conformance: gpu-install
+	@echo "== conformance on CUDA"
+	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/conformance.xml tests/conformance
+
 gpu-python: gpu-install
-	@echo "== conformance on CUDA, and what needs a real device"
-	@$(GPU_PYTEST) -q --junit-xml=$(GPU_REPORTS)/tests.xml -m gpu tests/conformance tests/gpu \
-	  --ignore=tests/gpu/test_soak.py
+	@echo "== what needs a real device"
+	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/tests.xml --ignore=tests/gpu/test_soak.py tests/gpu
 
 gpu-soak: gpu-install
 	@echo "== soak: $(VRAM_SOAK_SECONDS) seconds"
-	@VRAM_SOAK_SECONDS=$(VRAM_SOAK_SECONDS) $(GPU_PYTEST) -q --junit-xml=$(GPU_REPORTS)/soak.xml \
+	@$(GPU_ENVIRONMENT) VRAM_SOAK_SECONDS=$(VRAM_SOAK_SECONDS) $(GPU_PYTEST) \
+	  --junit-xml=$(GPU_REPORTS)/soak.xml \
 	  -o faulthandler_timeout=$$(($(VRAM_SOAK_SECONDS) + 180)) tests/gpu/test_soak.py
 
 # compute-sanitizer is part of the CUDA toolkit and cannot work everywhere; then this says so and goes on.
-MEMCHECKED := remap or serve_a_large_one or plain_segments or own_stream_reuses_while
+MEMCHECKED := serve_a_large_one or plain_segments or trim_gives or own_stream_reuses_while or \
+  (whatever_happens and 1-pages)
 gpu-memcheck: gpu-install
 	@echo "== compute-sanitizer"
 	@tool=$$($(PYTHON) tests/gpu/find_sanitizer.py) || { echo "$$tool"; exit 0; }; \
-	  PYTHONPATH="$(GPU_SITE)" "$$tool" --tool memcheck --error-exitcode 99 --report-api-errors no \
-	  --target-processes application-only $(PYTHON) -m pytest -q -p no:cacheprovider $(PYTEST_ARGS) \
-	  --junit-xml=$(GPU_REPORTS)/memcheck.xml -k "$(MEMCHECKED)" tests/gpu/test_memory.py \
-	  tests/gpu/test_kernel_order.py
+	  $(GPU_ENVIRONMENT) timeout 150 "$$tool" --tool memcheck --error-exitcode 99 --report-api-errors no \
+	  --target-processes application-only $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/memcheck.xml \
+	  -k "$(MEMCHECKED)" tests/gpu/test_memory.py tests/gpu/test_kernel_order.py
 
 # ---- housekeeping -----------------------------------------------------------------------------------
 

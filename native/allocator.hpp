@@ -147,7 +147,7 @@ class Allocator {
   // Empties the caches and merges what is free.
   virtual Status coalesce() = 0;
   // Gives unused memory back until at most `keep` bytes are reserved; what is still in use by queued work
-  // stays, unless wait is set.
+  // stays, unless wait is set; so does what cannot be released without waiting.
   virtual Status trim(std::uint64_t keep, bool wait) = 0;
   virtual Status set_limit(std::uint64_t bytes) = 0;
   virtual Status configure(const PoolConfig& config) = 0;  // what can change while in use

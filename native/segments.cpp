@@ -385,7 +385,8 @@ Status Segments::new_plain(const Want& want, std::uint64_t budget) {
   Address base = 0;
   if (Status status = backend_.reserve(bytes, &base); !status.ok()) {
     space_give(slot, slots);
-    return status;
+    // Where the driver has not as much to give, just what is needed.
+    return status.code == Code::out_of_memory && bytes > need ? new_plain(want, need) : status;
   }
   const Index i = segments_.add();
   Segment& segment = segments_[i];

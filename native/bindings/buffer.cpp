@@ -131,6 +131,9 @@ PyObject* leave(PyObject* object, PyObject*) {
 }
 
 // ---- use on streams -------------------------------------------------------------------------------------
+//
+// Queuing goes without the GIL: a driver whose queue is full, or that copies pageable memory, waits for the
+// stream, and there perhaps a Python function waits for the GIL.
 
 // The stream of a call: the one given, else the buffer's. A use on another stream is recorded, so that the
 // memory is not reused before it.
@@ -178,8 +181,11 @@ PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   if (!require_live(self) || !stream_for_use(self, given, &stream) || !note_use(self, stream, true, "fill"))
     return nullptr;
   if (self->size == 0) Py_RETURN_NONE;
-  const Status status =
+  Status status;
+  Py_BEGIN_ALLOW_THREADS;
+  status =
       self->pool->pool->backend().fill(self->address, static_cast<std::uint8_t>(value), self->size, stream);
+  Py_END_ALLOW_THREADS;
   if (!status.ok()) return raise(status, "fill the buffer");
   Py_RETURN_NONE;
 }
@@ -194,8 +200,11 @@ bool same_size(PyBuffer* self, std::uint64_t size) {
 // Copies memory in the order of the same device's streams, without waiting.
 PyObject* queue_copy(PyBuffer* self, Address other, StreamHandle stream, bool from_other) {
   if (self->size == 0) Py_RETURN_NONE;
-  const Status status = self->pool->pool->backend().copy(
-      from_other ? self->address : other, from_other ? other : self->address, self->size, stream);
+  Status status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = self->pool->pool->backend().copy(from_other ? self->address : other,
+                                            from_other ? other : self->address, self->size, stream);
+  Py_END_ALLOW_THREADS;
   if (!status.ok()) return raise(status, "copy between buffers");
   Py_RETURN_NONE;
 }
@@ -247,7 +256,6 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   Status status;
   if (self->size != 0) {
     const auto host = reinterpret_cast<Address>(view.buf);
-    // The copy itself may wait for the stream, and so for a Python function that needs the GIL.
     Py_BEGIN_ALLOW_THREADS;
     status = backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size,
                           stream);

@@ -275,7 +275,8 @@ void launch(Backend& backend, StreamHandle stream, nb::object function) {
   if (!PyCallable_Check(function.ptr())) throw nb::type_error("launch needs a callable");
   Bound& side = bound(backend);
   auto call = std::make_shared<PythonCall>(std::move(function), side.launches, stream, side.threaded);
-  require_ok(backend.launch(stream, [call = std::move(call)] { call->run(); }), "launch a function");
+  without_gil("launch a function",
+              [&] { return backend.launch(stream, [call = std::move(call)] { call->run(); }); });
 }
 
 void stream_synchronize(Backend& backend, StreamHandle stream) {
@@ -658,7 +659,7 @@ void launch_kernel(CudaBackend& cuda, std::uint64_t function, const std::vector<
   shape.shared_bytes = shared_bytes;
   std::vector<void*> values;
   for (const nb::bytes& each : parameters) values.push_back(const_cast<char*>(each.c_str()));
-  require_ok(cuda.launch_kernel(function, shape, values.data(), stream), "launch a kernel");
+  without_gil("launch a kernel", [&] { return cuda.launch_kernel(function, shape, values.data(), stream); });
 }
 
 // Calls a method that returns its result through the last argument.

@@ -330,6 +330,40 @@ PyObject* retire_stream(PyObject* object, PyObject* argument) {
   return done(without_gil([&] { return self->pool->retire_stream(handle); }), "retire the stream");
 }
 
+// What a stream calls before it goes. It does not reach the pool through its Python object: where both are
+// garbage, the collector clears weak references to the pool before it finalizes the stream, and memory that
+// the stream's work still uses would go back to the device.
+constexpr const char* kListener = "vram.stream_listener";
+
+PyObject* hear(PyObject* capsule, PyObject* argument) {
+  const auto* held = static_cast<std::weak_ptr<Allocator>*>(PyCapsule_GetPointer(capsule, kListener));
+  if (argument == Py_None) return PyBool_FromLong(!held->expired());
+  const unsigned long long handle = PyLong_AsUnsignedLongLong(argument);
+  if (PyErr_Occurred()) return nullptr;
+  std::shared_ptr<Allocator> pool = held->lock();
+  if (pool == nullptr || pool->closed()) Py_RETURN_FALSE;
+  const Status status = without_gil([&] {
+    const Status retired = pool->retire_stream(handle);
+    pool.reset();  // here, because the last owner waits for the device
+    return retired;
+  });
+  if (!status.ok() && status.code != Code::closed) return raise(status, "retire the stream");
+  Py_RETURN_TRUE;
+}
+
+PyObject* stream_listener(PyObject* object, PyObject*) {
+  static PyMethodDef call = {"stream_listener", hear, METH_O, nullptr};
+  auto held = std::make_unique<std::weak_ptr<Allocator>>(self_of(object)->pool);
+  PyObject* capsule = PyCapsule_New(held.get(), kListener, [](PyObject* gone) {
+    delete static_cast<std::weak_ptr<Allocator>*>(PyCapsule_GetPointer(gone, kListener));
+  });
+  if (capsule == nullptr) return nullptr;
+  (void)held.release();
+  PyObject* function = PyCFunction_New(&call, capsule);
+  Py_DECREF(capsule);
+  return function;
+}
+
 PyObject* close_method(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
   if (self->views != 0 && !self->pool->closed())
@@ -757,6 +791,10 @@ PyMethodDef methods[] = {
     {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge what is free."},
     {"set_limit", set_limit, METH_O,
      "set_limit(bytes, /)\n--\n\nThe most to hold from the device; 0 for no limit."},
+    {"stream_listener", stream_listener, METH_NOARGS,
+     "stream_listener()\n--\n\nWhat streams are to call with their handle before they go. It holds nothing, "
+     "and "
+     "answers False once the pool is gone; None only asks."},
     {"retire_stream", retire_stream, METH_O,
      "retire_stream(handle, /)\n--\n\nThe stream is about to go: take its memory over once its work has "
      "finished."},

@@ -46,6 +46,10 @@ vram._native.PoolCore.set_limit$:
     def set_limit(self, bytes: int, /) -> None:
         \doc
 
+vram._native.PoolCore.stream_listener$:
+    def stream_listener(self) -> Callable[[int | None], bool]:
+        \doc
+
 vram._native.PoolCore.retire_stream$:
     def retire_stream(self, handle: int, /) -> None:
         \doc

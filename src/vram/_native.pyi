@@ -361,6 +361,11 @@ class PoolCore:
     def set_limit(self, bytes: int, /) -> None:
         """The most to hold from the device; 0 for no limit."""
 
+    def stream_listener(self) -> Callable[[int | None], bool]:
+        """
+        What streams are to call with their handle before they go. It holds nothing, and answers False once the pool is gone; None only asks.
+        """
+
     def retire_stream(self, handle: int, /) -> None:
         """
         The stream is about to go: take its memory over once its work has finished.

@@ -102,8 +102,11 @@ class _Core:
         self.backend = backend
         self.process = os.getpid()
         self.stream_listeners: list[Callable[[], Callable[[int], object] | None]] = []
+        self.pools: list[Callable[[int | None], bool]] = []
 
     def stream_closing(self, handle: int) -> None:
+        for tell in tuple(self.pools):
+            tell(handle)
         for find in tuple(self.stream_listeners):
             listener = find()
             if listener is not None:
@@ -202,6 +205,13 @@ class Device:
             listeners.append(weakref.WeakMethod(listener, lambda dead: _forget(listeners, dead)))
         else:
             listeners.append(lambda: listener)
+
+    def add_pool(self, listener: Callable[[int | None], bool]) -> None:
+        """Have a pool told before any stream of this device is destroyed; see `PoolCore.stream_listener`."""
+        pools = self._core.pools
+        pools.append(listener)
+        for gone in [each for each in pools if not each(None)]:
+            _forget(pools, gone)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and self._core is other._core
@@ -443,8 +453,9 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        # In the child of a fork the backend refuses, and there is nothing to give back.
-        with contextlib.suppress(VramError, AttributeError):
+        # In the child of a fork the backend refuses, and there is nothing to give back. At the very end the
+        # class of the error may be gone (ImportError).
+        with contextlib.suppress(VramError, AttributeError, ImportError):
             self.close()
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -575,7 +586,7 @@ class Event:
         return stream if isinstance(stream, Stream) else Stream._view(self._core, handle)
 
     def __del__(self) -> None:
-        with contextlib.suppress(VramError, AttributeError):
+        with contextlib.suppress(VramError, AttributeError, ImportError):
             self._core.backend.event_destroy(self._handle)
 
     def __repr__(self) -> str:

@@ -74,14 +74,11 @@ class Pool(_native.PoolCore):
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
-        place.on_stream_close(self._stream_closing)
+        place.add_pool(self.stream_listener())
 
     def _memory_of(self, place: Device) -> _native.Backend:
         """Where the memory comes from: the device itself."""
         return place.backend
-
-    def _stream_closing(self, handle: int) -> None:
-        self.retire_stream(handle)
 
     # ---- allocation -------------------------------------------------------------------------------------
 
@@ -156,7 +153,8 @@ class Pool(_native.PoolCore):
     def trim(self, to: int | str = 0, *, wait: bool = False) -> int:
         """Give unused memory back until at most `to` bytes are reserved; returns how many bytes went.
 
-        What queued work still uses stays, unless `wait` waits for it.
+        What queued work still uses stays, unless `wait` waits for it. So does memory whose release would
+        itself wait for whatever runs on the device: plain segments of a GPU, and page-locked memory.
         """
         before = self._reserved()
         self.trim_to(parse_size(to), wait)

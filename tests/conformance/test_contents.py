@@ -75,6 +75,54 @@ def test_large_blocks_from_the_pages_of_small_ones(readable: Pool) -> None:
         assert readable.stats().reserved <= 66 * MIB, "free pages between live blocks were not used"
 
 
+class Results:
+    """Buffers that queued work fills with a number each; the oldest are read while newer work is queued."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[int, Any]] = []
+
+    def add(self, number: int, buffer: Any) -> None:
+        self._held.append((number, buffer))
+        if len(self._held) > 20:
+            self._assert_oldest()
+
+    def assert_all(self) -> None:
+        while self._held:
+            self._assert_oldest()
+
+    def _assert_oldest(self) -> None:
+        number, buffer = self._held.pop(0)
+        assert read(buffer) == bytes([number]) * buffer.size
+
+
+def test_queued_work_keeps_the_memory_it_was_queued_with(readable: Pool) -> None:
+    """Nothing waits: memory is freed and handed out again while fills and copies of it are still queued."""
+    dice, results = random.Random(8), Results()
+    with Stream(readable.device) as one:
+        for number in range(100):
+            size = dice.choice([4 * KIB, MIB, 3 * MIB])
+            source, result = (readable.allocate(size, stream=one) for _ in range(2))
+            source.fill(number)
+            result.copy_from(source)
+            source.free()
+            results.add(number, result)
+        results.assert_all()
+
+
+def test_queued_copies_to_another_stream_keep_their_source(readable: Pool) -> None:
+    dice, results = random.Random(9), Results()
+    with Stream(readable.device) as one, Stream(readable.device) as two:
+        for number in range(100):
+            size = dice.choice([4 * KIB, MIB, 3 * MIB])
+            source, result = readable.allocate(size, stream=one), readable.allocate(size, stream=two)
+            source.fill(number)
+            two.wait_stream(one)
+            result.copy_from(source, stream=two)  # a use on another stream is recorded by itself
+            source.free()
+            results.add(number, result)
+        results.assert_all()
+
+
 def test_zeroing_pools_give_zeros(kind: Any) -> None:
     pool = kind.make(zero_on_allocate=True)
     require_contents(pool)

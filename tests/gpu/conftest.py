@@ -43,10 +43,10 @@ def numba_cuda() -> Any:
 
 
 @pytest.fixture(scope="session")
-def kernels(cupy: Any) -> Work:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return Work(cupy)
+def kernels(device: Device) -> Iterator[Work]:
+    made = Work(device)
+    yield made
+    made.close()
 
 
 @pytest.fixture

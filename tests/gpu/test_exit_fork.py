@@ -12,8 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.fork]
 SOON = 30.0  # seconds for a whole program, the start of the interpreter and the driver included
 
 PREAMBLE = """
-    import gc, os, sys, threading, time, warnings
-    warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # the driver's threads, at a fork
+    import gc, os, sys, threading, time
     import vram
     from vram import Device, DeviceError, Pool, Stream
 

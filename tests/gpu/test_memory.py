@@ -196,7 +196,7 @@ NOWHERE = 0x1000
 REFUSED: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "release": (lambda b: b.release(NOWHERE, 2 * MIB), "cuMemFree", "CUDA_ERROR_INVALID_VALUE"),
     "unmap": (lambda b: b.unmap(2 * MIB, 2 * MIB), "cuMemUnmap", "CUDA_ERROR_INVALID_VALUE"),
-    "module": (lambda b: b.module_load("no kernel"), "cuModuleLoadData", "CUDA_ERROR_INVALID_"),
+    "module": (lambda b: b.module_load("no kernel"), "cuModuleLoadData", "CUDA_ERROR_"),
 }
 
 

@@ -1,68 +1,146 @@
 """Kernels for the tests here: write a pattern, count what differs from it, take time.
 
-Compiled by CuPy and launched on any stream of the process by its handle. Order and memory are for the tests.
+Compiled by the driver, and launched on any stream of the process by its handle. Order is for the tests.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 from typing import Any
 
-SOURCE = r"""
-__device__ unsigned word(unsigned seed, unsigned long long place) {
-  unsigned mixed = seed * 2654435761u ^ (unsigned)place * 2246822519u ^ (unsigned)(place >> 32);
-  return mixed ^ mixed >> 15;
+from vram import Device
+
+# Word `i` of a pattern is h ^ (h >> 15) with h = seed * 2654435761 ^ low(i) * 2246822519 ^ high(i), where low
+# and high are halves of i. A thread takes the words place, place + step, …
+WALK = """
+  .reg .pred %differs, %past;
+  .reg .b32 %seed, %block, %threads, %thread, %blocks, %word, %part, %found;
+  .reg .b64 %from, %words, %place, %step, %wide, %wrong, %counters;
+  ld.param.u64 %from, [memory];
+  ld.param.u64 %words, [count];
+  ld.param.u32 %seed, [key];
+  mul.lo.u32 %seed, %seed, 2654435761;
+  mov.u32 %block, %ctaid.x;
+  mov.u32 %threads, %ntid.x;
+  mov.u32 %thread, %tid.x;
+  mov.u32 %blocks, %nctaid.x;
+  mul.wide.u32 %place, %block, %threads;
+  cvt.u64.u32 %wide, %thread;
+  add.u64 %place, %place, %wide;
+  mul.wide.u32 %step, %blocks, %threads;
+"""
+PATTERN = """
+  cvt.u32.u64 %word, %place;
+  mul.lo.u32 %word, %word, 2246822519;
+  xor.b32 %word, %word, %seed;
+  shr.u64 %wide, %place, 32;
+  cvt.u32.u64 %part, %wide;
+  xor.b32 %word, %word, %part;
+  shr.u32 %part, %word, 15;
+  xor.b32 %word, %word, %part;
+  shl.b64 %wide, %place, 2;
+  add.u64 %wide, %wide, %from;
+"""
+PTX = (
+    """
+.version 7.0
+.target sm_70
+.address_size 64
+
+.visible .entry fill(.param .u64 memory, .param .u64 count, .param .u32 key)
+{"""
+    + WALK
+    + """
+next:
+  setp.ge.u64 %past, %place, %words;
+  @%past bra done;"""
+    + PATTERN
+    + """
+  st.global.u32 [%wide], %word;
+  add.u64 %place, %place, %step;
+  bra next;
+done:
+  ret;
 }
 
-extern "C" __global__ void fill(unsigned* to, unsigned long long words, unsigned seed) {
-  const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-  for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step)
-    to[i] = word(seed, i);
+// tally[0] += words that differ, tally[1] += words looked at
+.visible .entry check(.param .u64 memory, .param .u64 count, .param .u32 key, .param .u64 tally)
+{"""
+    + WALK
+    + """
+  ld.param.u64 %counters, [tally];
+  mov.u64 %wrong, 0;
+  setp.ne.u64 %differs, %place, 0;
+  @%differs bra next;
+  red.global.add.u64 [%counters + 8], %words;
+next:
+  setp.ge.u64 %past, %place, %words;
+  @%past bra done;"""
+    + PATTERN
+    + """
+  ld.global.u32 %found, [%wide];
+  setp.ne.u32 %differs, %found, %word;
+  @%differs add.u64 %wrong, %wrong, 1;
+  add.u64 %place, %place, %step;
+  bra next;
+done:
+  setp.eq.u64 %past, %wrong, 0;
+  @%past bra end;
+  red.global.add.u64 [%counters], %wrong;
+end:
+  ret;
 }
 
-// counters[0] += words that differ, counters[1] += words looked at
-extern "C" __global__ void check(const unsigned* from, unsigned long long words, unsigned seed,
-                                 unsigned long long* counters) {
-  const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-  const unsigned long long first = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
-  unsigned long long wrong = 0;
-  for (unsigned long long i = first; i < words; i += step) wrong += from[i] != word(seed, i);
-  if (wrong != 0) atomicAdd(counters, wrong);
-  if (first == 0) atomicAdd(counters + 1, words);
-}
-
-extern "C" __global__ void spin(unsigned long long nanoseconds) {
-  unsigned long long begin, now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
-  do {
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  } while (now - begin < nanoseconds);
+.visible .entry spin(.param .u64 nanoseconds)
+{
+  .reg .pred %wait;
+  .reg .b64 %length, %begin, %now;
+  ld.param.u64 %length, [nanoseconds];
+  mov.u64 %begin, %globaltimer;
+again:
+  mov.u64 %now, %globaltimer;
+  sub.u64 %now, %now, %begin;
+  setp.lt.u64 %wait, %now, %length;
+  @%wait bra again;
+  ret;
 }
 """
+)
 THREADS = 256
 MOST_BLOCKS = 1024
+COUNTERS = 2 << 20  # bytes reserved for two numbers: the least that a device gives
 
 
 class Work:
     """The kernels, and one pair of counters for what they checked. Any thread may launch."""
 
-    def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
-        self._module = cupy.RawModule(code=SOURCE)
-        self._kernels = {name: self._module.get_function(name) for name in ("fill", "check", "spin")}
-        self._counters = cupy.zeros(2, cupy.uint64)
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._backend: Any = device.backend
+        self._module = self._backend.module_load(PTX)
+        self._kernels = {
+            name: self._backend.module_function(self._module, name) for name in ("fill", "check", "spin")
+        }
+        self._counters = self._backend.reserve(COUNTERS)
         self._seeds = itertools.count(1)
+        self._backend.fill(self._counters, 0, 16, 0)
         self._warm_up()
 
     def _warm_up(self) -> None:
         """Launch each once: the driver loads a kernel at its first launch, which a capture may not allow."""
-        scratch = self._cupy.zeros(128, self._cupy.uint32)
-        self.fill(scratch.data.ptr, 512, 1, 0)
-        self.check(scratch.data.ptr, 512, 1, 0)
+        scratch = self._counters + 4096
+        self.fill(scratch, 512, 1, 0)
+        self.check(scratch, 512, 1, 0)
+        self.check(scratch, 512, 2, 0)
         self.spin(0.001, 0)
-        self._cupy.cuda.Device().synchronize()
-        assert self.take_counts() == (0, 512)
+        assert self.take_counts() == (512, 1024)
+
+    def close(self) -> None:
+        self._device.synchronize()
+        self._backend.release(self._counters, COUNTERS)
+        self._backend.module_unload(self._module)
 
     def new_seed(self) -> int:
         """A pattern that nobody has used yet."""
@@ -70,42 +148,37 @@ class Work:
 
     def fill(self, address: int, size: int, seed: int, stream: int) -> None:
         """Write the pattern of `seed` over whole words of [address, address + size)."""
-        self._launch("fill", stream, size, self._u64(address), self._u64(size // 4), self._u32(seed))
+        self._launch("fill", stream, size, _u64(address), _u64(size // 4), _u32(seed))
 
     def check(self, address: int, size: int, seed: int, stream: int) -> None:
         """Count the words that are not the pattern of `seed`."""
-        counters = self._u64(self._counters.data.ptr)
-        self._launch(
-            "check", stream, size, self._u64(address), self._u64(size // 4), self._u32(seed), counters
-        )
+        parameters = _u64(address), _u64(size // 4), _u32(seed), _u64(self._counters)
+        self._launch("check", stream, size, *parameters)
 
     def spin(self, milliseconds: float, stream: int) -> None:
         """Keep the stream busy for that long."""
-        self._launch("spin", stream, 4, self._u64(int(milliseconds * 1e6)))
+        self._backend.launch_kernel(self._kernels["spin"], [1], [1], [_u64(int(milliseconds * 1e6))], stream)
 
     def take_counts(self) -> tuple[int, int]:
         """Wait for the device; returns (bytes that differed, bytes checked) since the last call."""
-        self._cupy.cuda.Device().synchronize()
-        wrong, checked = (4 * int(count) for count in self._counters.get())
-        self._counters.fill(0)
-        self._cupy.cuda.Device().synchronize()
-        return wrong, checked
+        self._device.synchronize()
+        counts = (ctypes.c_uint64 * 2)()
+        self._backend.copy(ctypes.addressof(counts), self._counters, 16, 0)
+        self._backend.fill(self._counters, 0, 16, 0)
+        self._device.synchronize()
+        return 4 * counts[0], 4 * counts[1]
 
-    def _launch(self, name: str, stream: int, size: int, *arguments: Any) -> None:
-        threads = 1 if name == "spin" else THREADS
-        blocks = max(1, min(MOST_BLOCKS, -(-size // (4 * threads)))) if threads > 1 else 1
-        with self._cupy.cuda.ExternalStream(stream):
-            self._kernels[name]((blocks,), (threads,), arguments)
+    def _launch(self, name: str, stream: int, size: int, *parameters: bytes) -> None:
+        blocks = max(1, min(MOST_BLOCKS, -(-size // (4 * THREADS))))
+        self._backend.launch_kernel(self._kernels[name], [blocks], [THREADS], parameters, stream)
 
-    def _u64(self, value: int) -> Any:
-        import numpy
 
-        return numpy.uint64(value)
+def _u64(value: int) -> bytes:
+    return value.to_bytes(8, "little")
 
-    def _u32(self, value: int) -> Any:
-        import numpy
 
-        return numpy.uint32(value & 0xFFFFFFFF)
+def _u32(value: int) -> bytes:
+    return (value & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 class Marked:

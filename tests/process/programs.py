@@ -11,8 +11,9 @@ TIMEOUT = 120.0  # seconds; only a deadlock reaches it
 
 def run_program(*parts: str) -> subprocess.CompletedProcess[str]:
     program = "\n".join(textwrap.dedent(part) for part in parts)
+    warn = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]  # forks beside threads are meant
     return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", program],
+        [sys.executable, "-X", "faulthandler", *warn, "-c", program],
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

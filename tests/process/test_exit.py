@@ -51,6 +51,24 @@ ENDINGS = {
         gc.disable()
         del pool, node
     """,
+    "a cycle of a pool, a busy stream and its buffer": """
+        cycle = {"pool": Pool("host"), "stream": Stream("host")}
+        cycle["buffer"] = cycle["pool"].allocate("64MiB", stream=cycle["stream"])
+        cycle["self"] = cycle
+        for _ in range(100):
+            cycle["buffer"].fill(1)
+        del cycle
+        gc.collect()
+    """,
+    "a busy stream and its buffer in a module with functions": """
+        def busy(pool, stream):
+            buffer = pool.allocate("64MiB", stream=stream)
+            for _ in range(100):
+                buffer.fill(1)
+            return buffer
+        pool, stream = Pool("host"), Stream("host")
+        buffer = busy(pool, stream)
+    """,
     "a callback that knows its pool": """
         pool = Pool("host", limit="4MiB")
         buffer = pool.allocate("4MiB")

@@ -107,6 +107,26 @@ def test_dropping_what_was_inherited_is_silent() -> None:
     )
 
 
+def test_a_child_that_ends_by_itself_ends_in_peace() -> None:
+    """Not by os._exit: the interpreter of the child is taken down with everything it inherited."""
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            pool, stream = Pool("host"), Stream("host")
+            buffers = [pool.allocate(size, stream=stream) for size in (4096, 1 << 20, 40 << 20)]
+            event = stream.record_event()
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            buffers[0].fill(1)
+            pool.device.synchronize()
+            """,
+        )
+    )
+
+
 def test_the_child_may_start_afresh() -> None:
     assert_quiet(
         run_program(

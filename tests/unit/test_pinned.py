@@ -35,7 +35,7 @@ class Gate:
 
     def __init__(self, stream: Stream) -> None:
         self._open = threading.Event()
-        stream.launch(self._open.wait, 60)
+        stream.launch(self._open.wait, 10)
 
     def open(self) -> None:
         self._open.set()
@@ -218,6 +218,24 @@ def test_a_stepped_device_reuses_exactly_when_the_copy_is_done() -> None:
         assert pinned.allocate(MIB, stream=stream).ptr == address
 
 
+def test_what_a_graph_copies_is_kept_while_the_graph_lives() -> None:
+    device = Device.model("1GiB", manual=True)
+    backend: Any = device.backend
+    with Pool(device) as pool, PinnedPool(device) as pinned, Stream(device) as stream:
+        source, target = pinned.allocate(MIB, stream=stream), pool.allocate(MIB)
+        address = source.ptr
+        with stream.capture() as graph:
+            target.copy_from(source, stream=stream)
+        source.free()
+        graph.launch()
+        backend.run_all()
+        assert pinned.allocate(MIB, stream=stream).ptr != address, "the graph reads it at its next launch"
+        graph.close()
+        pinned.trim(wait=True)
+        assert pinned.stats().pending == 0
+        assert pinned.stats().reserved == 0 and backend.refused_in_capture() == 0
+
+
 def test_a_buffer_that_no_copy_uses_is_reused_at_once(pinned: PinnedPool) -> None:
     with Stream("host") as stream:
         gate = Gate(stream)
@@ -295,7 +313,8 @@ def test_trim_makes_no_waiting_call_unless_asked() -> None:
     backend: Any = device.backend
     with Pool(device) as pool, Stream(device) as stream:
         pool.allocate(40 * MIB).free()
-        backend.advance(1e6)
+        pool.trim()  # asks when its last use has finished
+        backend.advance(1e6)  # it has
         backend.work(stream.handle, 1)
         assert pool.trim() == 0 and backend.calls("release") == 0
         backend.set_lag(0)
