@@ -652,6 +652,13 @@ bool ModelBackend::finish_all(Lock& lock) {
   return queued_ == 0;
 }
 
+Status ModelBackend::synchronize() {
+  if (!run_all()) return {Code::failed, 0, "synchronize"};
+  const std::lock_guard lock(mutex_);
+  host_has_waited();
+  return kOk;
+}
+
 // Lag: executes what the clock has passed, in the order of finishing.
 void ModelBackend::settle(Lock& lock) {
   while (queued_ > 0 && may_execute(lock)) {

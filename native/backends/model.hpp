@@ -111,7 +111,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   // ---- driver pools (model_pools.cpp) -------------------------------------------------------------
   // They reserve memory 32 MiB at a time. What is freed serves its stream at once and others when that stream
   // has reached the free; until then the pool fails at its maximum size, as the driver does. What is free
-  // beyond the release threshold goes back when the host waits for a stream or an event. Pages do not
+  // beyond the release threshold goes back when the host waits. Pages do not
   // move, and reuse_follow_event_dependencies and reuse_allow_internal_dependencies change nothing.
   // Memory allocated on a captured stream is the graph's and goes with it; no other can be freed there.
   // Exported descriptors are understood by the same model only.
@@ -147,6 +147,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   // Steps streams in turn until nothing moves (manual), or moves the clock past everything queued
   // (lag). True when nothing is left.
   bool run_all();
+  Status synchronize();  // the same, as the host's wait for everything; failed where something is left
 
   // ---- graphs ------------------------------------------------------------------------------------
   // While a stream is captured its work goes into the graph; to ask, mark or wait for the stream is refused

@@ -162,12 +162,14 @@ def test_an_attribute_that_the_driver_refuses_leaves_no_pool_behind() -> None:
 # ---- thresholds and trimming --------------------------------------------------------------------------
 
 
-def test_memory_beyond_the_threshold_goes_back_when_the_host_waits(make_bench: Any) -> None:
+@pytest.mark.parametrize("wait", ["stream", "event", "device"])
+def test_memory_beyond_the_threshold_goes_back_when_the_host_waits(make_bench: Any, wait: str) -> None:
     bench = make_bench(release_threshold=GRANULE)
     for buffer in [bench.pool.allocate(GRANULE, stream=bench.one) for _ in range(3)]:
         buffer.free()
     assert bench.pool.attributes["reserved_mem_current"] == 3 * GRANULE
-    bench.one.synchronize()
+    waits = {"stream": bench.one, "event": bench.one.record_event(), "device": bench.device}
+    waits[wait].synchronize()
     assert bench.pool.attributes["reserved_mem_current"] == GRANULE
 
 
