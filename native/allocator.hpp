@@ -51,8 +51,9 @@ enum class Rung : std::uint8_t {
   callbacks,
   host_wait,
   give_back,
+  driver,  // the driver's own pool, at once (driver_pool.hpp)
 };
-inline constexpr int kRungs = 11;
+inline constexpr int kRungs = 12;
 const char* name_of(Rung rung);
 
 // Why a request could not be served. All in bytes.
@@ -169,9 +170,11 @@ class Allocator {
   virtual void start_journal(std::uint32_t entries) = 0;  // 0 stops
   virtual bool check(std::string* why) const = 0;
   virtual Backend& backend() = 0;
+  virtual bool host_accessible() { return backend().info().host_accessible; }
 
   // Counts forks of this process: what was made before the last one belongs to the parent.
   static std::uint32_t fork_generation();
+  static void watch_forks();  // starts the count; every pool does so when it is made
 };
 
 }  // namespace vram

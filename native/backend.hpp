@@ -29,6 +29,8 @@ struct DeviceInfo {
   std::string no_pages = {};  // why the page calls do not work, where they do not
 };
 
+class DriverPoolBackend;
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -94,6 +96,10 @@ class Backend {
   virtual Status capture_keep(StreamHandle, std::function<void()>) {
     return {Code::unsupported, 0, "capture_keep"};
   }
+
+  // ---- the driver's own pools -------------------------------------------------------------------
+  // See driver_pool_backend.hpp; null where the device has none. As long-lived as the backend.
+  virtual DriverPoolBackend* driver_pools() { return nullptr; }
 
   // ---- work -----------------------------------------------------------------------------------
   // Both ordered on stream; either side of a copy may be host memory.

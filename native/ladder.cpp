@@ -9,7 +9,7 @@ namespace vram {
 const char* name_of(Rung rung) {
   static constexpr const char* kNames[kRungs] = {
       "stream_cache", "own_blocks", "passed_pending", "finished_elsewhere", "free_pages", "growth",
-      "stream_wait",  "flush",      "callbacks",      "host_wait",          "give_back"};
+      "stream_wait",  "flush",      "callbacks",      "host_wait",          "give_back",  "driver"};
   return kNames[static_cast<int>(rung)];
 }
 

@@ -35,6 +35,12 @@ PlacementOptions placement(const Backend& backend, const PoolConfig& config) {
 
 std::uint32_t Allocator::fork_generation() { return forks.load(std::memory_order_relaxed); }
 
+void Allocator::watch_forks() {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  (void)registered;
+}
+
 Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
     : backend_(std::move(backend)),
       config_(config),
@@ -44,9 +50,7 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
       stream_cache_(config.stream_cache),
       zero_on_allocate_(config.zero_on_allocate),
       zero_on_free_(config.zero_on_free) {
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-  (void)registered;
+  watch_forks();
   generation_.store(fork_generation(), std::memory_order_relaxed);
   gate_.store(fork_generation(), std::memory_order_relaxed);
   arrange_ladder();

@@ -150,11 +150,10 @@ StreamHandle this_thread_stream() {
 
 bool of_a_thread(StreamHandle stream) { return (stream & kThreadBit) != 0; }
 
-// Where work of this thread goes, and where what others did is marked and asked about.
+}  // namespace
+
 void* for_work(StreamHandle stream) { return cu_pointer(of_a_thread(stream) ? kPerThread : stream); }
 void* for_order(StreamHandle stream) { return cu_pointer(of_a_thread(stream) ? 0 : stream); }
-
-}  // namespace
 
 StreamHandle CudaBackend::canonical(StreamHandle stream) const {
   if (stream == kLegacy) return 0;

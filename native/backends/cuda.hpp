@@ -10,10 +10,11 @@
 
 #include "backend.hpp"
 #include "backends/cuda_driver.hpp"
+#include "driver_pool_backend.hpp"
 
 namespace vram {
 
-class CudaBackend : public Backend {
+class CudaBackend : public Backend, public DriverPoolBackend {
  public:
   // How many devices there are; 0 with a reason where the driver is missing or refuses.
   static int device_count(std::string* why);
@@ -58,6 +59,23 @@ class CudaBackend : public Backend {
   Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override;
   Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
   Status launch(StreamHandle stream, std::function<void()> work) override;
+
+  // ---- the driver's own pools (cuda_pools.cpp) ----------------------------------------------------
+  DriverPoolBackend* driver_pools() override;
+  Status pool_create(const DriverPoolProperties& properties, DriverPoolHandle* out) override;
+  Status pool_default(DriverPoolHandle* out) override;
+  Status pool_destroy(DriverPoolHandle pool) override;
+  Status pool_allocate(DriverPoolHandle pool, std::uint64_t bytes, StreamHandle stream,
+                       Address* out) override;
+  Status pool_free(Address address, StreamHandle stream) override;
+  Status pool_trim(DriverPoolHandle pool, std::uint64_t keep) override;
+  Status pool_get(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t* out) override;
+  Status pool_set(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t value) override;
+  Status pool_export(DriverPoolHandle pool, int* fd) override;
+  Status pool_import(int fd, DriverPoolHandle* out) override;
+  Status pool_export_pointer(Address address, SharedPointer* out) override;
+  Status pool_import_pointer(DriverPoolHandle pool, const SharedPointer& pointer, Address* out) override;
+  bool pool_host_accessible(DriverPoolKind kind) const override { return kind != DriverPoolKind::device; }
 
   // ---- beyond the contract ----------------------------------------------------------------------
   Status synchronize();  // everything queued on every stream of the device
@@ -114,6 +132,7 @@ class CudaBackend : public Backend {
   }
 
  private:
+  Status pool_grant(void* pool);
   bool inherited() const;  // through fork: the driver must not be called
   std::string probe_pages();
 
@@ -124,5 +143,9 @@ class CudaBackend : public Backend {
   bool rdma_ = false;        // pages can be made reachable for network cards
   DeviceInfo info_;
 };
+
+// Where work of this thread goes on a stream, and where what others did there is marked and asked about.
+void* for_work(StreamHandle stream);
+void* for_order(StreamHandle stream);
 
 }  // namespace vram

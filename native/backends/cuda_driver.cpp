@@ -84,6 +84,7 @@ void CudaDriver::load_all() {
   load("cuMemPoolTrimTo", pool_trim);
   load("cuMemPoolSetAttribute", pool_set);
   load("cuMemPoolGetAttribute", pool_get);
+  load("cuMemPoolGetAccess", pool_get_access);
   load("cuMemPoolSetAccess", pool_set_access);
   load("cuMemAllocFromPoolAsync", pool_allocate);
   load("cuMemFreeAsync", pool_free);

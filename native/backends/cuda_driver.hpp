@@ -26,6 +26,7 @@ inline constexpr CuResult kCuCapturedEvent = 907;
 
 inline constexpr int kCuLocationDevice = 1;
 inline constexpr int kCuLocationHost = 2;
+inline constexpr int kCuLocationHostNuma = 3;
 inline constexpr int kCuAllocationPinned = 1;
 inline constexpr int kCuAllocationManaged = 2;  // CUDA 13
 inline constexpr int kCuHandleFileDescriptor = 1;
@@ -158,6 +159,7 @@ struct CudaDriver {
   CuResult (*pool_trim)(void*, std::size_t);
   CuResult (*pool_set)(void*, int, void*);
   CuResult (*pool_get)(void*, int, void*);
+  CuResult (*pool_get_access)(int*, void*, CuLocation*);
   CuResult (*pool_set_access)(void*, const CuAccess*, std::size_t);
   CuResult (*pool_allocate)(Address*, std::size_t, void*, void*);
   CuResult (*pool_free)(Address, void*);

@@ -79,7 +79,19 @@ const char* const ModelBackend::kCallNames[kCalls] = {"reserve",
                                                       "event_synchronize",
                                                       "copy",
                                                       "fill",
-                                                      "launch"};
+                                                      "launch",
+                                                      "pool_create",
+                                                      "pool_default",
+                                                      "pool_destroy",
+                                                      "pool_allocate",
+                                                      "pool_free",
+                                                      "pool_trim",
+                                                      "pool_get",
+                                                      "pool_set",
+                                                      "pool_export",
+                                                      "pool_import",
+                                                      "pool_export_pointer",
+                                                      "pool_import_pointer"};
 
 int ModelBackend::call_of(std::string_view name) {
   for (int call = 0; call < kCalls; ++call) {
@@ -460,7 +472,9 @@ Status ModelBackend::stream_synchronize(StreamHandle handle) {
     return status;
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_synchronize"};
-  return wait_for(kStreamSynchronize, handle, stream->queued, stream->tail, lock);
+  status = wait_for(kStreamSynchronize, handle, stream->queued, stream->tail, lock);
+  if (status.ok()) host_has_waited();
+  return status;
 }
 
 Status ModelBackend::event_synchronize(EventHandle event) {
@@ -469,7 +483,9 @@ Status ModelBackend::event_synchronize(EventHandle event) {
   if (!begin(kEventSynchronize, &status)) return status;
   const Event* mark = events_.find(event);
   if (!mark) return {Code::invalid, 0, "event_synchronize"};
-  return wait_for(kEventSynchronize, mark->stream, mark->position, mark->passes, lock);
+  status = wait_for(kEventSynchronize, mark->stream, mark->position, mark->passes, lock);
+  if (status.ok()) host_has_waited();
+  return status;
 }
 
 // The host's wait for a point of a stream: `moment` on the clock or `position` in the queue.
@@ -636,6 +652,13 @@ bool ModelBackend::finish_all(Lock& lock) {
   return queued_ == 0;
 }
 
+Status ModelBackend::synchronize() {
+  if (!run_all()) return {Code::failed, 0, "synchronize"};
+  const std::lock_guard lock(mutex_);
+  host_has_waited();
+  return kOk;
+}
+
 // Lag: executes what the clock has passed, in the order of finishing.
 void ModelBackend::settle(Lock& lock) {
   while (queued_ > 0 && may_execute(lock)) {
@@ -702,9 +725,16 @@ void ModelBackend::clear_executed() {
 
 ModelCounts ModelBackend::counts() {
   const std::lock_guard lock(mutex_);
-  return {books_.plain_count(), books_.plain_bytes(), books_.space_count(),
-          books_.page_count(),  books_.page_bytes(),  books_.mapping_count(),
-          events_.size(),       streams_alive_,       queued_};
+  return {books_.plain_count(),
+          books_.plain_bytes(),
+          books_.space_count(),
+          books_.page_count(),
+          books_.page_bytes(),
+          books_.mapping_count(),
+          events_.size(),
+          streams_alive_,
+          queued_,
+          pools_.size() - (default_pool_ != 0 ? 1 : 0)};
 }
 
 bool ModelBackend::check(std::string* why) {
@@ -731,7 +761,7 @@ bool ModelBackend::check(std::string* why) {
         event.stream < streams_.size() && event.position <= streams_[event.stream]->queued;
   });
   if (!recorded_on_known_stream) return broken("an event marks a point that does not exist");
-  return books_.check(why);
+  return check_pools(why) && books_.check(why);
 }
 
 }  // namespace vram

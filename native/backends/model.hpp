@@ -6,6 +6,7 @@
 #include <array>
 #include <condition_variable>
 #include <list>
+#include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "backend.hpp"
 #include "backends/books.hpp"
 #include "backends/handles.hpp"
+#include "driver_pool_backend.hpp"
 
 namespace vram {
 
@@ -45,6 +47,7 @@ enum class Schedule : std::uint8_t {
 //   space_reserve       29;  space_release the same, by assumption
 //   event_create .27, event_destroy .20, event_record .45, event_query and stream_query .33,
 //   stream_wait .43
+//   pool_allocate and pool_free .65 each; 3850 for each 32 MiB that a driver pool grows by
 //   Everything else was not measured: it is counted and charged nothing. What the host waits in
 //   synchronize calls is host_wait_us, not a charge of the driver.
 struct ModelOptions {
@@ -66,11 +69,12 @@ struct ModelCounts {
   std::uint64_t events = 0;
   std::uint64_t streams = 0;
   std::uint64_t queued = 0;  // operations not yet executed
+  std::uint64_t pools = 0;   // driver pools, without the default one
 };
 
 // Addresses are a function of the calls made, so equal runs see equal addresses. Beyond the
 // contract's preconditions it refuses to release or unmap what queued work still touches.
-class ModelBackend : public Backend {
+class ModelBackend : public Backend, public DriverPoolBackend {
  public:
   explicit ModelBackend(std::uint64_t capacity_bytes, ModelOptions options = {});
 
@@ -104,6 +108,29 @@ class ModelBackend : public Backend {
   Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
   Status launch(StreamHandle stream, std::function<void()> work) override;
 
+  // ---- driver pools (model_pools.cpp) -------------------------------------------------------------
+  // They reserve memory 32 MiB at a time. What is freed serves its stream at once and others when that stream
+  // has reached the free; until then the pool fails at its maximum size, as the driver does. What is free
+  // beyond the release threshold goes back when the host waits. Pages do not
+  // move, and reuse_follow_event_dependencies and reuse_allow_internal_dependencies change nothing.
+  // Memory allocated on a captured stream is the graph's and goes with it; no other can be freed there.
+  // Exported descriptors are understood by the same model only.
+  DriverPoolBackend* driver_pools() override { return this; }
+  Status pool_create(const DriverPoolProperties& properties, DriverPoolHandle* out) override;
+  Status pool_default(DriverPoolHandle* out) override;
+  Status pool_destroy(DriverPoolHandle pool) override;
+  Status pool_allocate(DriverPoolHandle pool, std::uint64_t bytes, StreamHandle stream,
+                       Address* out) override;
+  Status pool_free(Address address, StreamHandle stream) override;
+  Status pool_trim(DriverPoolHandle pool, std::uint64_t keep) override;
+  Status pool_get(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t* out) override;
+  Status pool_set(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t value) override;
+  Status pool_export(DriverPoolHandle pool, int* fd) override;
+  Status pool_import(int fd, DriverPoolHandle* out) override;
+  Status pool_export_pointer(Address address, SharedPointer* out) override;
+  Status pool_import_pointer(DriverPoolHandle pool, const SharedPointer& pointer, Address* out) override;
+  bool pool_host_accessible(DriverPoolKind) const override { return false; }
+
   // ---- work and its schedule --------------------------------------------------------------------
   // Queues work called `id`; where bytes > 0 it touches that range, which must be usable, until
   // it is executed. Not a call of the contract: neither counted nor made to fail.
@@ -120,6 +147,7 @@ class ModelBackend : public Backend {
   // Steps streams in turn until nothing moves (manual), or moves the clock past everything queued
   // (lag). True when nothing is left.
   bool run_all();
+  Status synchronize();  // the same, as the host's wait for everything; failed where something is left
 
   // ---- graphs ------------------------------------------------------------------------------------
   // While a stream is captured its work goes into the graph; to ask, mark or wait for the stream is refused
@@ -188,6 +216,18 @@ class ModelBackend : public Backend {
     kCopy,
     kFill,
     kLaunch,
+    kPoolCreate,
+    kPoolDefault,
+    kPoolDestroy,
+    kPoolAllocate,
+    kPoolFree,
+    kPoolTrim,
+    kPoolGet,
+    kPoolSet,
+    kPoolExport,
+    kPoolImport,
+    kPoolExportPointer,
+    kPoolImportPointer,
     kCalls,
   };
   static const char* const kCallNames[kCalls];
@@ -241,7 +281,42 @@ class ModelBackend : public Backend {
     Address take(std::uint64_t bytes);
     void give(Address address, std::uint64_t bytes);
   };
+  // A part of what a driver pool has reserved: allocated, or free since a point of a stream's order.
+  struct Piece {
+    std::uint64_t bytes = 0;
+    bool used = false;
+    std::uint32_t imports = 0;  // used: how often it was imported and not yet freed there
+    StreamHandle freed_on = 0;
+    std::uint64_t position = 0;  // manual: the free is reached when the stream has done that many
+    double moment = 0;           // lag: when it is reached
+    bool for_all = false;        // the host has seen it reached
+  };
+  // Pieces tile the granules. used = Σ bytes of used pieces; reserved = Σ bytes of granules.
+  struct ModelPool {
+    ModelPool() = default;
+    explicit ModelPool(const DriverPoolProperties& wanted) : properties(wanted), attributes{1, 1, 1} {}
+    DriverPoolProperties properties;
+    DriverPoolHandle exporter = 0;  // of an imported pool
+    std::map<Address, std::uint64_t> granules;
+    std::map<Address, Piece> pieces;
+    std::array<std::uint64_t, kDriverPoolAttributes> attributes{};  // by number - 1
+    std::uint64_t& operator[](DriverPoolAttribute attribute) {
+      return attributes[static_cast<std::size_t>(attribute) - 1];
+    }
+  };
+  using PieceAt = std::map<Address, Piece>::iterator;
   using Lock = std::unique_lock<std::mutex>;
+
+  bool reached(const Piece& piece) const;
+  bool mergeable(const Piece& left, const Piece& right) const;
+  void merge_pieces(ModelPool& pool);
+  PieceAt fitting_piece(ModelPool& pool, std::uint64_t bytes, StreamHandle stream);
+  PieceAt grow_pool(ModelPool& pool, std::uint64_t bytes);
+  Status allocate_in_graph(Graph& graph, std::uint64_t bytes, Address* out);
+  void shrink_pool(ModelPool& pool, std::uint64_t keep);
+  void host_has_waited();
+  ModelPool* owner_of(Address address, PieceAt* piece);
+  bool check_pools(std::string* why) const;
 
   Graph* capture_on(StreamHandle stream);
   bool refuse_captured(StreamHandle stream, Call call, Status* status);
@@ -270,6 +345,10 @@ class ModelBackend : public Backend {
   Books books_;
   Addresses plain_addresses_;
   Addresses space_addresses_;
+
+  HandleTable<ModelPool> pools_;
+  std::unordered_map<Address, std::uint64_t> graph_memory_;  // allocated on captured streams, by address
+  DriverPoolHandle default_pool_ = 0;
 
   Schedule schedule_;
   double lag_us_;

@@ -15,6 +15,7 @@ void bind_devices(nanobind::module_& module);
 void bind_pin(nanobind::module_& module);
 void bind_plug(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
+void bind_driver_pool(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 
 // The C++ owner of a backend object of Python. Whoever keeps it keeps the backend alive without a

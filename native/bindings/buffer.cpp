@@ -61,7 +61,7 @@ bool require_live(PyBuffer* self) {
   return false;
 }
 
-bool host_accessible(PyBuffer* self) { return self->pool->pool->backend().info().host_accessible; }
+bool host_accessible(PyBuffer* self) { return self->pool->pool->host_accessible(); }
 
 void add_view(PyBuffer* self) {
   ++self->views;

@@ -519,6 +519,7 @@ nb::typed<nb::dict, std::string, int> counts(ModelBackend& model) {
   result["events"] = now.events;
   result["streams"] = now.streams;
   result["queued"] = now.queued;
+  result["pools"] = now.pools;
   return result;
 }
 
@@ -617,8 +618,7 @@ void bind_model(nb::module_& module) {
   type.def(nb::new_(&make_model), "capacity"_a, "pages"_a = true, "lag_us"_a = 5000.0, "manual"_a = false,
            "release_waits"_a = false)
       .def("synchronize", [](ModelBackend& model) {
-        without_gil("synchronise the device",
-                    [&] { return model.run_all() ? Status{} : Status{Code::failed, 0, "synchronize"}; });
+        without_gil("synchronise the device", [&] { return model.synchronize(); });
         bound(model).launches->raise_any();
       });
   bind_schedule(type);

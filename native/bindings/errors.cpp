@@ -9,6 +9,7 @@
 #include <string>
 
 #include "backends/cuda_driver.hpp"
+#include "driver_pool.hpp"
 
 namespace nb = nanobind;
 
@@ -42,6 +43,9 @@ const char* advice(const Status& status) {
       return "a handle, address or size is not valid on this device. It may have been closed already, or "
              "belong to another device.";
     case Code::unsupported:
+      if (std::strcmp(status.call, DriverPool::kImported) == 0)
+        return "the pool was imported from another process, and only that process allocates from it. "
+               "import_buffer() gives the allocations it exports.";
       return "the device does not offer this. Device.pages says whether it has pages.";
     case Code::closed:
       return "the device is closed, the interpreter is exiting, or the device was inherited through fork. "

@@ -112,6 +112,30 @@ vram._native.PoolCore.device$:
     def device(self) -> Device:
         \doc
 
+vram._native.DriverPoolCore.__init__$:
+    def __init__(self, device: Device, config: dict[str, Any], origin: str, kind: str = "device", shareable: bool = False, max_size: int = 0, fd: int = -1) -> None:
+        """Open a driver pool: origin "created", "default" or "imported"."""
+
+vram._native.DriverPoolCore.attribute$:
+    def attribute(self, name: str, /) -> int:
+        \doc
+
+vram._native.DriverPoolCore.set_attribute$:
+    def set_attribute(self, name: str, value: int, /) -> None:
+        \doc
+
+vram._native.DriverPoolCore.export_fd$:
+    def export_fd(self) -> int:
+        \doc
+
+vram._native.DriverPoolCore.export_pointer$:
+    def export_pointer(self, ptr: int, /) -> tuple[bytes, int]:
+        \doc
+
+vram._native.DriverPoolCore.import_pointer$:
+    def import_pointer(self, words: bytes, offset: int, size: int, stream: Any = None, /) -> Buffer:
+        \doc
+
 vram._native.Buffer.__repr__$:
     def __repr__(self) -> str: ...
 

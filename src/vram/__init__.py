@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vram.device import Event as Event
     from vram.device import Stream as Stream
     from vram.device import devices as devices
+    from vram.driver_pool import DriverPool as DriverPool
     from vram.errors import ConfigError as ConfigError
     from vram.errors import DeviceError as DeviceError
     from vram.errors import InvalidFree as InvalidFree
@@ -48,6 +49,7 @@ _PLACES = {
     "ConfigError": "vram.errors",
     "Device": "vram.device",
     "DeviceError": "vram.errors",
+    "DriverPool": "vram.driver_pool",
     "Event": "vram.device",
     "Graph": "vram.graph",
     "InvalidFree": "vram.errors",
@@ -80,6 +82,7 @@ __all__ = [
     "ConfigError",
     "Device",
     "DeviceError",
+    "DriverPool",
     "Event",
     "Graph",
     "InvalidFree",

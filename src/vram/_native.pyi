@@ -423,6 +423,29 @@ def set_tag_source(variable: object | None) -> None:
 def set_watcher(watcher: object | None) -> None:
     """The object told of allocations, frees and uses, or None."""
 
+class DriverPoolCore(PoolCore):
+    """The native part of vram.DriverPool."""
+
+    def __init__(self, device: Device, config: dict[str, Any], origin: str, kind: str = "device", shareable: bool = False, max_size: int = 0, fd: int = -1) -> None:
+        """Open a driver pool: origin "created", "default" or "imported"."""
+
+    def attribute(self, name: str, /) -> int:
+        """What the driver says of its pool, by name."""
+
+    def set_attribute(self, name: str, value: int, /) -> None:
+        """Set what the driver lets be set."""
+
+    def export_fd(self) -> int:
+        """A file descriptor that another process can import."""
+
+    def export_pointer(self, ptr: int, /) -> tuple[bytes, int]:
+        """
+        The driver's words for an allocation, and where it begins in what they mean.
+        """
+
+    def import_pointer(self, words: bytes, offset: int, size: int, stream: Any = None, /) -> Buffer:
+        """A Buffer over another process's allocation."""
+
 def replay(op: Any, id: Any, size: Any, stream: Any, time_us: Any, completed_us: Any, streams: int, capacity: int, conf: dict[str, Any], lag_us: float) -> dict[str, Any]:
     """Run a recorded program through the real pool on a model device."""
 

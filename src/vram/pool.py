@@ -67,6 +67,10 @@ class Pool(_native.PoolCore):
         place = device if isinstance(device, Device) else Device(device)
         self._memory = self._memory_of(place)
         super().__init__(place, settings.core_options(self._memory.total_bytes), self._memory)
+        self._begin(place)
+
+    def _begin(self, place: Device) -> None:
+        """What the Python side keeps, once the native pool is made."""
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
@@ -412,8 +416,8 @@ def _most_first(totals: Mapping[Any, int]) -> dict[Any, int]:
 class _TracedPool(Pool):
     """A pool that remembers the Python stack of every allocation. Made by the option stacks="python"."""
 
-    def __init__(self, device: str | Device | None = None, **config: Any) -> None:
-        super().__init__(device, **config)
+    def _begin(self, place: Device) -> None:
+        super()._begin(place)
         # No lock: a finalizer may allocate in the middle of anything here. Each step alone is atomic.
         self._stacks: dict[tuple[int, int], Stack] = {}
         self._room = 1024

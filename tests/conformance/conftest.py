@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vram import Device, PinnedPool, Pool
+from vram import Device, DriverPool, PinnedPool, Pool
 
 CAPACITY = "8GiB"
 
@@ -28,6 +28,11 @@ class Kind:
     def make(self, **more: Any) -> Any:
         """A new pool of this kind; `more` options go over its own."""
         return self.build(self.device(), **{**self.options, **more})
+
+    @property
+    def places(self) -> bool:
+        """Whether the pool itself decides where memory lies and what is cached, not the driver."""
+        return self.build in (Pool, PinnedPool)
 
 
 def host() -> Device:
@@ -74,6 +79,12 @@ KINDS = [
     Kind("host-pinned-traced", host, {"stacks": "python", "cross_stream": "wait"}, build=PinnedPool),
     Kind("model-pinned", model(), build=PinnedPool),
     Kind("cuda-pinned", cuda, build=PinnedPool, marks=(pytest.mark.gpu,)),
+    Kind("model-driver", model(), build=DriverPool),
+    Kind("model-driver-default", model(), build=DriverPool.default),
+    Kind("model-driver-zeroing", model(), {"zero_on_allocate": True, "zero_on_free": True}, DriverPool),
+    Kind("model-driver-kept", model(), {"release_threshold": None, "stacks": "python"}, DriverPool),
+    Kind("cuda-driver", cuda, build=DriverPool, marks=(pytest.mark.gpu,)),
+    Kind("cuda-driver-default", cuda, build=DriverPool.default, marks=(pytest.mark.gpu,)),
 ]
 
 

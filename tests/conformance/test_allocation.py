@@ -118,7 +118,9 @@ def test_alignment_that_is_no_power_of_two_is_refused(pool: Pool, align: int) ->
 # ---- batches ------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_adjacent(pool: Pool) -> None:
+def test_a_batch_is_adjacent(pool: Pool, kind: Any) -> None:
+    if not kind.places:
+        pytest.skip("the driver chooses addresses")
     pool.allocate(KIB).free()
     for size in (4 * KIB, 256 * KIB, 3 * MIB):
         batch = pool.allocate_batch([size] * 6)
@@ -161,7 +163,9 @@ def test_a_batch_is_all_or_nothing(limited: Pool) -> None:
 # ---- warm-up, trim, coalesce --------------------------------------------------------------------------
 
 
-def test_warmed_sizes_are_hits(pool: Pool) -> None:
+def test_warmed_sizes_are_hits(pool: Pool, kind: Any) -> None:
+    if not kind.places:
+        pytest.skip("the driver's pool has no cache for each stream")
     pool.reconfigure({"zero_on_free": False})  # what is to be zeroed first does not go into the cache
     pool.warmup({4 * KIB: 20, "64KiB": 5, MIB: 3})
     before = pool.stats()
@@ -213,12 +217,14 @@ def test_an_uncached_pool_caches_nothing(pool: Pool) -> None:
 # ---- limits and out of memory -------------------------------------------------------------------------
 
 
-def test_the_limit_is_never_exceeded(limited: Pool) -> None:
+def test_the_limit_is_never_exceeded(limited: Pool, kind: Any) -> None:
     held = []
     with pytest.raises(OutOfMemory):
         while True:
             held.append(limited.allocate(3 * MIB))
-    assert limited.stats().peak_reserved <= 64 * MIB
+    # A driver reserves in pieces of its own; there the limit is of what is allocated.
+    stats = limited.stats()
+    assert (stats.peak_reserved if kind.places else stats.peak_allocated) <= 64 * MIB
     assert len(held) >= 18, "less than 54 of 64 MiB could be used"
 
 

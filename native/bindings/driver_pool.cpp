@@ -1,0 +1,210 @@
+// DriverPoolCore: the driver's own pool as a Python type. Allocating, freeing and looking are PoolCore's
+// (pool.cpp), which it extends; here are its making, its attributes and its way between processes.
+#include "driver_pool.hpp"
+
+#include <nanobind/nanobind.h>
+
+#include <cstring>
+
+#include "bindings.hpp"
+#include "python_types.hpp"
+
+namespace nb = nanobind;
+
+namespace vram {
+
+namespace {
+
+PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
+unsigned long long wide(std::uint64_t value) { return value; }
+
+template <typename Work>
+Status without_gil(Work work) {
+  const nb::gil_scoped_release released;
+  return work();
+}
+
+// Null with an error set where __init__ has not run.
+DriverPool* driver_pool_of(PyObject* object) {
+  auto* pool = dynamic_cast<DriverPool*>(self_of(object)->pool.get());
+  if (pool == nullptr) raise({Code::closed, 0, "DriverPoolCore"}, "use the pool, which was not made");
+  return pool;
+}
+
+// ---- making -----------------------------------------------------------------------------------------------
+
+int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
+  static const char* names[] = {"device", "config", "origin", "kind", "shareable", "max_size", "fd", nullptr};
+  PyPool* self = self_of(object);
+  PyObject* device = nullptr;
+  PyObject* dict = nullptr;
+  const char* origin = nullptr;
+  const char* kind = "device";
+  int shareable = 0;
+  unsigned long long max_size = 0;
+  DriverPool::Source source;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!s|spKi:DriverPoolCore", const_cast<char**>(names),
+                                   &device, &PyDict_Type, &dict, &origin, &kind, &shareable, &max_size,
+                                   &source.fd))
+    return -1;
+  if (dynamic_cast<DriverPool*>(self->pool.get()) != nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, "the pool is made already; make another one");
+    return -1;
+  }
+  if (std::strcmp(origin, "default") == 0) source.origin = DriverPool::Origin::shared_default;
+  if (std::strcmp(origin, "imported") == 0) source.origin = DriverPool::Origin::imported;
+  for (int i = 0; i < 3; ++i)
+    if (std::strcmp(kind, kDriverPoolKinds[i]) == 0) source.properties.kind = static_cast<DriverPoolKind>(i);
+  source.properties.shareable = shareable != 0;
+  source.properties.max_size = max_size;
+  PoolConfig config;
+  if (!config_from(dict, &config)) return -1;
+  std::shared_ptr<DriverPool> pool;
+  Status status;
+  try {
+    const nb::object backend = nb::borrow(device).attr("backend");
+    const std::shared_ptr<Backend> shared = backend_of(nb::cast<Backend&>(backend));
+    status = without_gil([&] { return DriverPool::open(shared, source, config, &pool); });
+  } catch (nb::python_error& error) {
+    error.restore();
+    return -1;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return -1;
+  }
+  if (!status.ok()) {
+    raise(status, "open the driver pool");
+    return -1;
+  }
+  self->pool = std::move(pool);
+  Py_SETREF(self->device, Py_NewRef(device));
+  return 0;
+}
+
+// ---- attributes -------------------------------------------------------------------------------------------
+
+bool attribute_from(const char* name, DriverPoolAttribute* out) {
+  for (int i = 0; i < kDriverPoolAttributes; ++i)
+    if (std::strcmp(name, kDriverPoolAttributeNames[i]) == 0) {
+      *out = static_cast<DriverPoolAttribute>(i + 1);
+      return true;
+    }
+  PyErr_Format(PyExc_KeyError, "%s", name);
+  return false;
+}
+
+PyObject* attribute(PyObject* object, PyObject* name_object) {
+  const char* name = PyUnicode_AsUTF8(name_object);
+  DriverPoolAttribute attribute{};
+  if (name == nullptr || !attribute_from(name, &attribute)) return nullptr;
+  DriverPool* pool = driver_pool_of(object);
+  if (pool == nullptr) return nullptr;
+  std::uint64_t value = 0;
+  if (const Status status = pool->attribute(attribute, &value); !status.ok())
+    return raise(status, "read an attribute of the driver pool");
+  return PyLong_FromUnsignedLongLong(value);
+}
+
+PyObject* set_attribute(PyObject* object, PyObject* arguments) {
+  const char* name = nullptr;
+  unsigned long long value = 0;
+  DriverPoolAttribute attribute{};
+  if (!PyArg_ParseTuple(arguments, "sK:set_attribute", &name, &value) || !attribute_from(name, &attribute))
+    return nullptr;
+  DriverPool* pool = driver_pool_of(object);
+  if (pool == nullptr) return nullptr;
+  if (const Status status = pool->set_attribute(attribute, value); !status.ok())
+    return raise(status, "set an attribute of the driver pool");
+  Py_RETURN_NONE;
+}
+
+// ---- other processes --------------------------------------------------------------------------------------
+
+PyObject* export_fd(PyObject* object, PyObject*) {
+  DriverPool* pool = driver_pool_of(object);
+  if (pool == nullptr) return nullptr;
+  int fd = -1;
+  if (const Status status = pool->export_pool(&fd); !status.ok()) return raise(status, "export the pool");
+  return PyLong_FromLong(fd);
+}
+
+PyObject* export_pointer(PyObject* object, PyObject* argument) {
+  const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
+  if (PyErr_Occurred()) return nullptr;
+  DriverPool* pool = driver_pool_of(object);
+  if (pool == nullptr) return nullptr;
+  SharedPointer pointer{};
+  std::uint64_t offset = 0;
+  if (const Status status = pool->export_pointer(address, &pointer, &offset); !status.ok())
+    return raise(status, "export the allocation");
+  return Py_BuildValue("NK",
+                       PyBytes_FromStringAndSize(reinterpret_cast<const char*>(pointer.data()),
+                                                 static_cast<Py_ssize_t>(pointer.size())),
+                       wide(offset));
+}
+
+PyObject* import_pointer(PyObject* object, PyObject* arguments) {
+  PyPool* self = self_of(object);
+  Py_buffer given = {};
+  unsigned long long offset = 0;
+  unsigned long long size = 0;
+  PyObject* stream_object = nullptr;
+  if (!PyArg_ParseTuple(arguments, "y*KK|O:import_pointer", &given, &offset, &size, &stream_object))
+    return nullptr;
+  SharedPointer pointer{};
+  const bool whole = given.len == static_cast<Py_ssize_t>(pointer.size());
+  if (whole) std::memcpy(pointer.data(), given.buf, pointer.size());
+  PyBuffer_Release(&given);
+  if (!whole) return PyErr_Format(PyExc_ValueError, "an exported pointer has %zu bytes", pointer.size());
+  DriverPool* pool = driver_pool_of(object);
+  StreamHandle stream = 0;
+  if (pool == nullptr || !stream_from(stream_object, self, &stream)) return nullptr;
+  Address address = 0;
+  const Status status =
+      without_gil([&] { return pool->import_pointer(pointer, offset, size, stream, 0, &address); });
+  if (!status.ok()) return raise(status, "import the allocation");
+  if (watcher != nullptr && !tell_watcher("on_allocate", "OKKK", object, wide(address), size, wide(stream))) {
+    (void)free_address(self, address);
+    return nullptr;
+  }
+  return make_buffer(self, address, size, stream, 0);
+}
+
+// ---- the type ---------------------------------------------------------------------------------------------
+
+PyMethodDef methods[] = {
+    {"attribute", attribute, METH_O, "attribute(name, /)\n--\n\nWhat the driver says of its pool, by name."},
+    {"set_attribute", set_attribute, METH_VARARGS,
+     "set_attribute(name, value, /)\n--\n\nSet what the driver lets be set."},
+    {"export_fd", export_fd, METH_NOARGS,
+     "export_fd()\n--\n\nA file descriptor that another process can import."},
+    {"export_pointer", export_pointer, METH_O,
+     "export_pointer(ptr, /)\n--\n\nThe driver's words for an allocation, and where it begins in what they "
+     "mean."},
+    {"import_pointer", import_pointer, METH_VARARGS,
+     "import_pointer(words, offset, size, stream=None, /)\n--\n\nA Buffer over another process's "
+     "allocation."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_doc, const_cast<char*>("The native part of vram.DriverPool.")},
+    {Py_tp_init, reinterpret_cast<void*>(init)},
+    {Py_tp_methods, methods},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"vram._native.DriverPoolCore", sizeof(PyPool), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+
+}  // namespace
+
+void bind_driver_pool(nb::module_& module) {
+  const nb::object base = module.attr("PoolCore");
+  PyObject* type = PyType_FromModuleAndSpec(module.ptr(), &spec, base.ptr());
+  if (type == nullptr) throw nb::python_error();
+  if (PyModule_AddObjectRef(module.ptr(), "DriverPoolCore", type) != 0) throw nb::python_error();
+  Py_DECREF(type);
+}
+
+}  // namespace vram
