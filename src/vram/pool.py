@@ -137,6 +137,8 @@ class Pool(_native.PoolCore):
                     self.free(address)
         if failure is not None:
             raise failure
+        for size in dict.fromkeys(wanted):  # the way of the first real use is walked, too
+            _native.PoolCore.free(self, _native.PoolCore.malloc(self, size, stream))
 
     # ---- limits and housekeeping ------------------------------------------------------------------------
 
