@@ -312,8 +312,8 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   return {Code::out_of_memory, 0, "allocate"};
 }
 
-// A block of just this size out of the stream's cache, in state moving. Where there is none, 0, and if `large`
-// is asked for, the large blocks of the cache go home: kept apart they would cost memory.
+// A block of just this size out of the stream's cache, in state moving. Where there is none, 0, and if
+// `large` is asked for, the large blocks of the cache go home: kept apart they would cost memory.
 Index Pool::take_cached(StreamState& stream, Units units, bool large, bool ask) {
   drained_.clear();
   {
@@ -334,8 +334,8 @@ Index Pool::take_cached(StreamState& stream, Units units, bool large, bool ask) 
   return 0;
 }
 
-// The first two rungs for a request that the fast path missed, without a call to the device and without waiting
-// for the mutex; so a caller may keep locks of its own, such as Python's. False: take the long way.
+// The first two rungs for a request that the fast path missed, without a call to the device and without
+// waiting for the mutex; so a caller may keep locks of its own, such as Python's. False: take the long way.
 bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
   StreamState* stream = streams_.find(handle);
   if (stream == nullptr || zero_on_allocate_.load(std::memory_order_relaxed)) return false;
@@ -390,16 +390,22 @@ Address Pool::hand_out(Index i, Request& request) {
   return address;
 }
 
-// `live` of a stream may rise to its ceiling without a look at the others. While one thread makes them rise, the
-// ceilings add up to no more than the recorded peak, which is therefore exact: all are lowered to what is live,
-// the sum is compared with the peak, and what the peak leaves goes to this stream. Several threads would take
-// that from each other over and over; among them a stream keeps the ceiling it has reached, and the peak is what
-// was live together whenever one of them rose further, at most what they reached apart below the truth.
+// `live` of a stream may rise to its ceiling without a look at the others. While one thread makes them rise,
+// the ceilings add up to no more than the recorded peak, which is therefore exact: all are lowered to what is
+// live, the sum is compared with the peak, and what the peak leaves goes to this stream. Several threads
+// would take that from each other over and over; among them a stream keeps the ceiling it has reached, and
+// the peak is what was live together whenever one of them rose further: exact for each stream alone, a lower
+// bound for the sum.
 void Pool::rise(StreamState& stream, std::uint64_t bytes) {
+  constexpr std::uint32_t kAlone = 10'000;  // rises in a row that make a thread the only one again
   thread_local char here;
-  const bool alone = last_riser_ == &here || last_riser_ == nullptr;
-  last_riser_ = &here;
-  ceilings_apart_ = !alone;
+  if (last_riser_ != &here) {
+    ceilings_apart_ = last_riser_ != nullptr;
+    last_riser_ = &here;
+    rises_in_a_row_ = 0;
+  }
+  if (ceilings_apart_ && ++rises_in_a_row_ >= kAlone) ceilings_apart_ = false;
+  const bool alone = !ceilings_apart_;
   std::uint64_t live = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& each = streams_[static_cast<std::uint16_t>(n)];

@@ -88,7 +88,7 @@ class Pool final : public Allocator {
     std::uint32_t tag;
     StreamState* stream;
     std::unique_lock<std::mutex>* lock;
-    Status error;  // a driver failure that is not "out of memory" ends the climb
+    Status error;     // a driver failure that is not "out of memory" ends the climb
     bool ask = true;  // the device may be called
   };
   using Serve = Index (Pool::*)(Request&);
@@ -188,6 +188,7 @@ class Pool final : public Allocator {
   std::atomic<bool> zero_on_free_;
   // Guarded by the mutex.
   const void* last_riser_ = nullptr;  // the thread that made a ceiling rise last
+  std::uint32_t rises_in_a_row_ = 0;  // by it
   bool ceilings_apart_ = false;       // they may add up to more than the peak
   std::uint64_t peak_live_ = 0;
   std::uint64_t peak_active_ = 0;

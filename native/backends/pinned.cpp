@@ -81,8 +81,11 @@ Memory machine_memory() {
     const std::uint64_t limit = number_in(group.limit, "");
     const std::uint64_t used = number_in(group.used, "");
     if (limit >= memory.total || used == kUnknown) continue;
-    const std::uint64_t cache = number_in(group.parts, "inactive_file");
-    const std::uint64_t held = used - std::min(used, cache == kUnknown ? 0 : cache);
+    std::uint64_t held = used;
+    for (const char* files : {"inactive_file", "active_file"}) {  // the system can drop these
+      const std::uint64_t cache = number_in(group.parts, files);
+      held -= std::min(held, cache == kUnknown ? 0 : cache);
+    }
     memory.total = limit;
     memory.free = std::min(memory.free, limit - std::min(limit, held));
   }
@@ -208,7 +211,6 @@ PinnedBackend::PinnedBackend(std::shared_ptr<Backend> device, std::unique_ptr<Pa
   info_.host_writes = true;
   info_.captures = device_->info().captures;
   info_.release_waits = lock_ != nullptr;
-  info_.captures = device_->info().captures;
   info_.no_pages = "page-locked memory is registered in whole pieces";
 }
 

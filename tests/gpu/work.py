@@ -159,6 +159,11 @@ class Work:
         """Keep the stream busy for that long."""
         self._backend.launch_kernel(self._kernels["spin"], [1], [1], [_u64(int(milliseconds * 1e6))], stream)
 
+    @property
+    def device(self) -> Any:
+        """The device the kernels run on."""
+        return self._device
+
     def take_counts(self) -> tuple[int, int]:
         """Wait for the device; returns (bytes that differed, bytes checked) since the last call."""
         self._device.synchronize()
