@@ -459,9 +459,9 @@ def bench_driver_pairs(backend: CudaBackend, scenario: str) -> float:
     The same through cuMemAllocFromPoolAsync and cuMemFreeAsync, from a pool of their own.
     """
 
-def bench_threads(pool: object, streams: Sequence[int], hand_over: bool, batches: int) -> tuple[float, float, float]:
+def bench_threads(pools: Sequence[object], streams: Sequence[int], hand_over: bool, batches: int) -> tuple[float, float, float]:
     """
-    One run of a thread for each stream: wall and processor nanoseconds a pair, and the share of the blocks that another thread freed.
+    One run of a thread for each stream, over one pool or one each: wall and processor nanoseconds a pair, and the share of the blocks that another thread freed.
     """
 
 def bench_layer() -> tuple[list[int], list[int], int]:
