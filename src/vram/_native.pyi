@@ -194,7 +194,8 @@ class ModelBackend(Backend):
 
     def capture_begin(self, stream: int) -> None: ...
 
-    def capture_end(self, stream: int) -> int: ...
+    def capture_end(self, stream: int) -> int:
+        """The graph, ready to run."""
 
     def graph_launch(self, graph: int, stream: int) -> None: ...
 
