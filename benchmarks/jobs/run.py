@@ -1,8 +1,8 @@
-"""Real jobs under PyTorch's allocators and under vram, each in a process of its own: memory, time, equal losses.
+"""Real jobs under PyTorch's allocators and under vram, each in a process of its own: memory, time, loss.
 
     python benchmarks/jobs/run.py [JOB…] [--allocators default,expandable,async,vram] [--json FILE]
 
-Needs PyTorch and a CUDA device. Reserved ÷ allocated compares peaks; a step's time is the median after warm-up.
+Needs PyTorch and a CUDA device. Reserved ÷ allocated compares peaks; a step's time is the median.
 """
 
 from __future__ import annotations
