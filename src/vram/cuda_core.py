@@ -9,12 +9,18 @@ from typing import Any
 
 from vram.adaptors import DevicePools, prepare, require_library
 from vram.buffer import Buffer
+from vram.errors import OutOfMemory
 
-__all__ = ["MemoryResource", "install", "uninstall"]
+__all__ = ["CoreOutOfMemory", "MemoryResource", "install", "uninstall"]
 
 _core: Any = require_library("cuda.core", "cuda.core (version 1 or later)")
+_CudaError: Any = require_library("cuda.core._utils.cuda_utils", "cuda.core").CUDAError
 _pools = DevicePools("cuda.core")
 _before: dict[int, Any] = {}  # the devices' own resources, while ours are installed
+
+
+class CoreOutOfMemory(OutOfMemory, _CudaError):  # type: ignore[misc]
+    """Out of memory as code over cuda.core expects it: its CUDAError, which is also vram's OutOfMemory."""
 
 
 class MemoryResource(_core.MemoryResource):  # type: ignore[misc]
@@ -32,7 +38,10 @@ class MemoryResource(_core.MemoryResource):  # type: ignore[misc]
 
     def allocate(self, size: int, *, stream: Any = None) -> Any:
         """A cuda.core Buffer of `size` bytes, ordered by `stream` (None: the default stream)."""
-        buffer = _pools.allocate(size, self._device, _handle(stream))
+        try:
+            buffer = _pools.allocate(size, self._device, _handle(stream))
+        except OutOfMemory as error:
+            raise CoreOutOfMemory(f"CUDA_ERROR_OUT_OF_MEMORY: {error}", **error.facts) from error
         self._live[buffer.ptr] = buffer
         try:
             return _core.Buffer.from_handle(buffer.ptr, size, mr=self, stream=stream)

@@ -1,7 +1,7 @@
 """vram under Numba: set NUMBA_CUDA_MEMORY_MANAGER=vram.numba, or call `vram.numba.install()`.
 
 Device memory comes from the manager's pools; host memory, pinning and managed memory stay Numba's own calls
-of the driver. Numba names no stream when it allocates or frees, so what it frees waits for all of its streams.
+of the driver. Numba names no stream when it allocates or frees, so what it frees waits for all its streams.
 """
 
 from __future__ import annotations
