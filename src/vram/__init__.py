@@ -75,7 +75,7 @@ _PLACES = {
     "tag": "vram.tags",
 }
 _OTHER_NAMES = {"open": "open_trace"}
-_MODULES = ("config", "errors", "race", "replay", "trace")
+_MODULES = ("config", "errors", "race", "replay", "torch", "trace")
 
 __all__ = [
     "Buffer",
