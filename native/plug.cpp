@@ -1,6 +1,7 @@
 // The functions that other libraries call. See plug.hpp.
 #include "plug.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
@@ -19,6 +20,8 @@ struct State {
   std::vector<std::shared_ptr<Pool>> kept;
   std::atomic<Plug::Explain> explain{nullptr};
   std::atomic<Plug::Throw> thrower{nullptr};
+  std::atomic<Plug::Make> make{nullptr};
+  std::atomic<Plug::Observe> observe{nullptr};
 };
 State& state() {
   static State* const leaked = new State();
@@ -28,9 +31,35 @@ State& state() {
 StreamHandle handle_of(void* stream) { return reinterpret_cast<StreamHandle>(stream); }
 Address address_of(void* pointer) { return reinterpret_cast<Address>(pointer); }
 
-[[noreturn]] void fail(const std::string& message) {
+[[noreturn]] void fail_out_of_memory(const std::string& message) {
   if (const Plug::Throw thrower = state().thrower.load()) thrower(message.c_str());
   throw std::runtime_error(message);
+}
+
+// The pool of a device, made if this is its first use.
+Pool* serving(int device) {
+  Pool* const pool = Plug::pool(device);
+  if (pool != nullptr) [[likely]]
+    return pool;
+  if (const Plug::Make make = state().make.load()) make(device);
+  return Plug::pool(device);
+}
+
+// `report`, where it is given, is filled when memory has run out. Other failures throw.
+void* allocate(std::size_t size, int device, void* stream, OutOfMemoryReport* report) {
+  Pool* const pool = serving(device);
+  if (pool == nullptr) throw std::runtime_error("vram is not installed for cuda:" + std::to_string(device));
+  Address address = 0;
+  if (!pool->try_cached(size, handle_of(stream), 0, &address)) {
+    const Status status = pool->allocate_slow(size, handle_of(stream), 0, 0, &address, report);
+    if (status.code == Code::out_of_memory) return nullptr;
+    if (!status.ok())
+      throw std::runtime_error(std::string("vram could not allocate: ") + status.call + " failed, native " +
+                               std::to_string(status.native));
+  }
+  if (const Plug::Observe observe = state().observe.load(std::memory_order_relaxed)) [[unlikely]]
+    observe(device, address);
+  return reinterpret_cast<void*>(address);
 }
 
 // The pool that holds an address, and the allocation there. Most programs have one pool.
@@ -56,6 +85,8 @@ Pool* Plug::pool(int device) {
 
 void Plug::set_explain(Explain explain) { state().explain = explain; }
 void Plug::set_throw(Throw thrower) { state().thrower = thrower; }
+void Plug::set_make(Make make) { state().make = make; }
+void Plug::set_observe(Observe observe) { state().observe = observe; }
 
 }  // namespace vram
 
@@ -65,19 +96,15 @@ extern "C" {
 
 VRAM_EXPORT void* vram_plug_allocate(std::size_t size, int device, void* stream) {
   if (size == 0) return nullptr;
-  Pool* const pool = Plug::pool(device);
-  if (pool == nullptr) fail("vram is not installed for cuda:" + std::to_string(device));
-  Address address = 0;
-  if (pool->try_cached(size, handle_of(stream), 0, &address)) return reinterpret_cast<void*>(address);
   OutOfMemoryReport report;
-  const Status status = pool->allocate_slow(size, handle_of(stream), 0, 0, &address, &report);
-  if (status.ok()) return reinterpret_cast<void*>(address);
-  if (status.code != Code::out_of_memory)
-    fail(std::string("vram could not allocate: ") + status.call + " failed, native " +
-         std::to_string(status.native));
+  if (void* const address = allocate(size, device, stream, &report)) return address;
   const Plug::Explain explain = state().explain.load();
-  fail(explain != nullptr ? explain(device, size, handle_of(stream), report)
-                          : "out of memory: " + std::to_string(size) + " bytes asked");
+  fail_out_of_memory(explain != nullptr ? explain(device, size, handle_of(stream), report)
+                                        : "out of memory: " + std::to_string(size) + " bytes asked");
+}
+
+VRAM_EXPORT void* vram_plug_try_allocate(std::size_t size, int device, void* stream) {
+  return size == 0 ? nullptr : allocate(size, device, stream, nullptr);
 }
 
 // The block knows its own size and stream; what is not ours, or was freed before, is left alone.
@@ -103,10 +130,11 @@ VRAM_EXPORT void vram_plug_empty_cache() {
 }
 
 VRAM_EXPORT void vram_plug_memory_fraction(double fraction, int device) {
-  Pool* const pool = Plug::pool(device);
+  Pool* const pool = serving(device);
   if (pool == nullptr) return;
   const auto total = static_cast<double>(pool->backend().info().total_bytes);
-  (void)pool->set_limit(static_cast<std::uint64_t>(fraction * total));
+  // A limit of 0 would be none.
+  (void)pool->set_limit(std::max<std::uint64_t>(1, static_cast<std::uint64_t>(fraction * total)));
 }
 
 VRAM_EXPORT void* vram_plug_base(void* address, std::size_t* size) {
@@ -119,7 +147,7 @@ VRAM_EXPORT void* vram_plug_base(void* address, std::size_t* size) {
 }  // extern "C"
 
 VRAM_EXPORT void vram_plug_heap_begin(int device, HeapId id, std::function<bool(void*)> serves) {
-  if (Pool* const pool = Plug::pool(device))
+  if (Pool* const pool = serving(device))
     (void)pool->heap_begin(id, [serves = std::move(serves)](StreamHandle stream) {
       return serves(reinterpret_cast<void*>(stream));
     });

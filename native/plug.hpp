@@ -26,6 +26,12 @@ class Plug {
   // Throws the other library's out-of-memory error; it must not return. Null: std::runtime_error is thrown.
   using Throw = void (*)(const char* message);
   static void set_throw(Throw thrower);
+  // Sets the pool of a device that is used for the first time; called without any lock.
+  using Make = void (*)(int device);
+  static void set_make(Make make);
+  // Is told of every allocation; called without any lock. Null: nobody is.
+  using Observe = void (*)(int device, Address address);
+  static void set_observe(Observe observe);
 };
 
 }  // namespace vram
@@ -33,6 +39,7 @@ class Plug {
 // Every function takes null pointers and unknown devices in its stride.
 extern "C" {
 void* vram_plug_allocate(std::size_t size, int device, void* stream);
+void* vram_plug_try_allocate(std::size_t size, int device, void* stream);  // null where there is no memory
 void vram_plug_free(void* address, std::size_t size, int device, void* stream);
 void vram_plug_record_stream(void* address, void* stream);
 void vram_plug_empty_cache();

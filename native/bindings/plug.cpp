@@ -34,6 +34,40 @@ std::string explain(int device, std::uint64_t size, StreamHandle stream, const O
   }
 }
 
+PyObject* maker = nullptr;     // called with a device that has no pool yet
+PyObject* observer = nullptr;  // called with a device and the address of each allocation
+
+// Runs a Python function from any thread; what it raises is reported, as no caller could take it.
+template <typename... Arguments>
+void call(PyObject* const& function, const char* what, Arguments... arguments) {
+  if (!nb::is_alive()) return;
+  const nb::gil_scoped_acquire gil;
+  if (function == nullptr) return;  // taken out meanwhile
+  const nb::object kept = nb::borrow(function);
+  try {
+    kept(arguments...);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable(what);
+  }
+}
+
+void make(int device) { call(maker, "making a pool", device); }
+void observe(int device, Address address) { call(observer, "observing an allocation", device, address); }
+
+void set_function(PyObject*& place, nb::handle function) {
+  Py_XSETREF(place, function.is_none() ? nullptr : Py_NewRef(function.ptr()));
+}
+
+void set_maker(nb::handle function) {
+  set_function(maker, function);
+  Plug::set_make(maker != nullptr ? make : nullptr);
+}
+
+void set_observer(nb::handle function) {
+  set_function(observer, function);
+  Plug::set_observe(observer != nullptr ? observe : nullptr);
+}
+
 void set_pool(int device, nb::handle object) {
   if (device < 0 || device >= Plug::kDevices) throw nb::value_error("no such device");
   if (object.is_none()) {
@@ -73,6 +107,10 @@ void bind_plug(nb::module_& module) {
   using namespace nb::literals;
   module.def("plug_set_pool", &set_pool, "device"_a, "pool"_a.none(),
              "The pool that serves what other libraries allocate on a CUDA device, or None.");
+  module.def("plug_set_maker", &set_maker, "function"_a.none(),
+             "Have `function(device)` called to set the pool of a CUDA device on its first use, or None.");
+  module.def("plug_set_observer", &set_observer, "function"_a.none(),
+             "Have `function(device, address)` called after each allocation, or None.");
   module.def("plug_functions", &functions, "The addresses of the functions that other libraries call.");
   module.def(
       "plug_set_throw",

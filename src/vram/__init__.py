@@ -77,7 +77,7 @@ _PLACES = {
     "tag": "vram.tags",
 }
 _OTHER_NAMES = {"open": "open_trace"}
-_MODULES = ("config", "cuda_core", "cupy", "dask", "errors", "numba", "race", "replay", "trace")
+_MODULES = ("config", "cuda_core", "cupy", "dask", "errors", "numba", "race", "replay", "torch", "trace")
 
 __all__ = [
     "Buffer",

@@ -251,6 +251,16 @@ def plug_set_pool(device: int, pool: object | None) -> None:
     The pool that serves what other libraries allocate on a CUDA device, or None.
     """
 
+def plug_set_maker(function: object | None) -> None:
+    """
+    Have `function(device)` called to set the pool of a CUDA device on its first use, or None.
+    """
+
+def plug_set_observer(function: object | None) -> None:
+    """
+    Have `function(device, address)` called after each allocation, or None.
+    """
+
 def plug_functions() -> dict[str, int]:
     """The addresses of the functions that other libraries call."""
 

@@ -25,7 +25,7 @@ from vram.sizes import format_size, parse_size
 if TYPE_CHECKING:
     from vram.graph import Graph
 
-__all__ = ["Device", "Event", "Observer", "Reads", "Stream", "devices", "stream_handle"]
+__all__ = ["Device", "Event", "Observer", "Reads", "Stream", "devices", "is_default", "stream_handle"]
 
 
 class Observer(Protocol):
@@ -227,6 +227,11 @@ def devices() -> list[Device]:
     """List the devices of this machine, GPUs first. Models are not listed: they are made on demand."""
     gpus, _ = _native.cuda_devices()
     return [*(Device(f"cuda:{index}") for index in range(gpus)), Device("host")]
+
+
+def is_default(device: Device) -> bool:
+    """Whether `Device()` is this device. Does not open the default device to find out."""
+    return device.name == ("cuda:0" if _native.cuda_devices()[0] else "host")
 
 
 _host: _Core | None = None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from vram.config import DEFAULT_WARMUP, OPTIONS, Config, parse_pool_options
-from vram.device import Device
+from vram.device import Device, is_default
 from vram.errors import ConfigError, DeviceError, InvalidFree
 from vram.patterns import Patterns
 from vram.pool import Pool
@@ -129,7 +129,7 @@ class MemoryManager:
             for context, stack in self._contexts:
                 context._measurements.append(stack.enter_context(pool.measure()))
             self._pools[place] = pool
-            self._only = pool if set(self._pools) == {Device()} else None
+            self._only = pool if len(self._pools) == 1 and is_default(place) else None
             return pool
 
     def _pool_settings(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from .console import Commands
 from .info import info_command
 from .lab import lab_command
 from .replay import replay_command
+from .run import run_command
 
 __all__ = ["main"]
 
@@ -26,3 +27,4 @@ main.add_command(bench_commands)
 main.add_command(info_command)
 main.add_command(lab_command)
 main.add_command(replay_command)
+main.add_command(run_command)

@@ -1,0 +1,9 @@
+// Throws PyTorch's own out-of-memory error. Compiled by vram.torch_companion against the PyTorch in use, as
+// the error's type lives in that PyTorch's libc10.
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+
+extern "C" __attribute__((visibility("default"))) void vram_torch_out_of_memory(const char* message) {
+  throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, message);
+}

@@ -1,0 +1,118 @@
+"""`vram run`: start a Python program on vram without changing it. What it then does is the program's own."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from types import TracebackType
+from typing import Any, NoReturn
+
+import rich_click as click
+
+from vram.config import read_options
+from vram.errors import ConfigError
+
+from .console import read_conf
+
+__all__ = ["run_command"]
+
+FAILED = 1
+INTERRUPTED = 130
+"""As a shell has it for a program ended by Ctrl-C."""
+NOT_THE_PROGRAM = (__file__, "<frozen runpy>", runpy.__file__)
+
+
+class _RunCommand(click.RichCommand):
+    """A command whose own options end where the program begins, as Python's do."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Everything after the script, or after `-m MODULE`, belongs to the program."""
+        return super().parse_args(ctx, _with_end_of_options(args))
+
+
+def _with_end_of_options(args: list[str]) -> list[str]:
+    place = 0
+    while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
+        if args[place] == "-m":
+            return [*args[: place + 2], "--", *args[place + 2 :]]
+        place += 2 if args[place] == "--conf" else 1
+    return args
+
+
+@click.command(
+    "run",
+    cls=_RunCommand,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)
+@click.option("--torch", "with_torch", is_flag=True, help="Have PyTorch allocate from vram.")
+@click.option(
+    "--conf",
+    metavar="KEY:VALUE,...",
+    default="",
+    callback=read_conf,
+    help="Settings, as in VRAM_CONF; child processes inherit them.",
+)
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
+@click.argument("program", metavar="[SCRIPT] [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
+def run_command(
+    with_torch: bool, conf: dict[str, object], module: str | None, program: tuple[str, ...]
+) -> None:
+    """Run a Python script or module with vram configured, and under PyTorch where asked for.
+
+    Under torchrun: torchrun --nproc-per-node=8 --no-python vram run --torch train.py
+    """
+    if module is None and not program:
+        raise click.UsageError("name a script to run, or a module with -m")
+    _configure(conf)
+    if with_torch:
+        _install_under_torch()
+    try:
+        _run(module, program)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _end_as_python_does(error)
+
+
+def _configure(conf: dict[str, object]) -> None:
+    """Set VRAM_CONF, which is read when the first pool is made, here and in child processes."""
+    read_options(conf, source="--conf")
+    entries = [os.environ.get("VRAM_CONF", ""), *(f"{key}:{value}" for key, value in conf.items())]
+    if conf:
+        os.environ["VRAM_CONF"] = ",".join(filter(None, entries))
+
+
+def _install_under_torch() -> None:
+    import vram.torch
+
+    try:
+        vram.torch.install()
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--torch needs PyTorch: {error}") from error
+
+
+def _run(module: str | None, program: tuple[str, ...]) -> None:
+    if module is not None:
+        sys.argv = [module, *program]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
+    script = program[0]
+    sys.argv = list(program)
+    sys.path[0] = os.path.dirname(os.path.realpath(script))
+    runpy.run_path(script, run_name="__main__")
+
+
+def _end_as_python_does(error: BaseException) -> NoReturn:
+    """Show the program's traceback, without the frames that led to it, and end with Python's exit code."""
+    error.__traceback__ = _of_program(error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
+    sys.exit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED)
+
+
+def _of_program(traceback: TracebackType | None) -> TracebackType | None:
+    place: Any = traceback
+    while place is not None and place.tb_frame.f_code.co_filename in NOT_THE_PROGRAM:
+        place = place.tb_next
+    return place if place is not None else traceback

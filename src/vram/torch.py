@@ -1,0 +1,167 @@
+"""PyTorch on vram: `install()` replaces PyTorch's CUDA allocator in the whole process, `mem_pool()` feeds one
+`torch.cuda.MemPool`. What the allocator hands out comes from the pools of `vram.get_memory_manager()`.
+
+The functions PyTorch calls are native (native/plug.cpp); what it refuses to tell under a plug is answered by
+`torch_patches`, and `torch_companion` makes out of memory a `torch.OutOfMemoryError`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from vram import _native
+from vram.errors import DeviceError
+from vram.manager import get_memory_manager
+from vram.pool import Pool
+from vram.torch_companion import thrower
+from vram.torch_patches import History, Patches, replacements
+
+__all__ = ["install", "installed", "mem_pool", "uninstall_patches"]
+
+HOOKS = {
+    "record_stream": ("set_record_stream_fn",),
+    "empty_cache": ("set_reset_fn",),
+    "memory_fraction": ("set_memory_fraction_fn",),
+    "base": ("set_base_alloc_fn",),
+    "heap_begin": ("set_begin_allocate_to_pool", "set_begin_allocate_to_pool_fn"),
+    "heap_end": ("set_end_allocate_to_pool_fn",),
+    "heap_release": ("set_release_pool", "set_release_pool_fn"),
+}
+"""Our functions, and under which names PyTorch's allocator object takes them."""
+
+_log = logging.getLogger("vram")
+
+
+class _Installation:
+    """The one of this process. PyTorch frees memory until its very end, so nothing here is ever let go."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.allocator: Any = None  # the one PyTorch uses
+        self.scoped: Any = None  # the one that feeds MemPools
+        self.pools: dict[int, Pool] = {}
+        self.history = History(self.pools, lambda: get_memory_manager()._pool_settings()["journal"])
+        self.patches = Patches()
+
+    def plug(self, device: int) -> None:
+        """Let the manager's pool serve a CUDA device."""
+        with self.lock:
+            if device not in self.pools:
+                pool = get_memory_manager().pool(f"cuda:{device}")
+                self.history.join(device, pool)
+                self.pools[device] = pool
+                _native.plug_set_pool(device, pool)
+
+
+_installation = _Installation()
+
+
+def install(**config: Any) -> None:
+    """Have PyTorch allocate all CUDA memory from vram, from now to the end of the process.
+
+    Call it before the first use of CUDA; afterwards it is a DeviceError. `config` takes the options of
+    `vram.configure`. Each device gets its pool on its first use, so that other devices are left alone.
+    The first call on a machine compiles a small library (a few seconds, then cached), so that out of memory
+    is a `torch.OutOfMemoryError`; without a compiler it is a RuntimeError, and a warning is logged. Calling
+    it again only applies `config`.
+    """
+    import torch
+
+    with _installation.lock:
+        if _installation.allocator is None:
+            _require_unused(torch)
+            get_memory_manager().configure(config)
+            _install(torch)
+        elif config:
+            get_memory_manager().configure(config)
+
+
+def installed() -> bool:
+    """Whether PyTorch allocates from vram."""
+    return _installation.allocator is not None
+
+
+def uninstall_patches() -> None:
+    """Put PyTorch's own functions back where vram answers for them.
+
+    The allocator stays: PyTorch cannot change it once it is in use. What it refuses under a plugged
+    allocator (`torch.cuda.memory_stats` and the like) raises again.
+    """
+    with _installation.lock:
+        _native.plug_set_observer(None)
+        _installation.patches.restore()
+
+
+def mem_pool(device: Any = None) -> Any:
+    """Return a new `torch.cuda.MemPool` whose segments come from vram, for `torch.cuda.use_mem_pool`.
+
+    PyTorch's own allocator stays in charge and takes whole segments, so this needs no `install()`, and may
+    come after the first use of CUDA. `device` is an index or a torch.device; without, the current one.
+    """
+    import torch
+
+    if installed():
+        raise DeviceError(
+            "PyTorch allocates everything from vram already; MemPools are part of the allocator it replaced",
+            code="invalid",
+        )
+    index = _index(torch, device)
+    with _installation.lock:
+        _installation.plug(index)
+        if _installation.scoped is None:
+            _installation.scoped = _new_allocator(torch, "vram_plug_try_allocate")
+    return torch.cuda.MemPool(_installation.scoped.allocator())
+
+
+def _index(torch: Any, device: Any) -> int:
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return int(torch.cuda.current_device() if index is None else index)
+
+
+def _require_unused(torch: Any) -> None:
+    if torch.cuda.is_initialized():
+        raise DeviceError(
+            "PyTorch has used CUDA already, and cannot change its allocator then; call vram.torch.install() "
+            "before anything touches the GPU, or start the program with `vram run --torch script.py`",
+            code="invalid",
+        )
+    count, why = _native.cuda_devices()
+    if count == 0:
+        raise DeviceError(f"there is no CUDA device for PyTorch to use: {why}", code="missing")
+
+
+def _install(torch: Any) -> None:
+    _native.plug_set_throw(thrower(torch))
+    allocator = _new_allocator(torch, "vram_plug_allocate")
+    _set_hooks(allocator._allocator)
+    try:
+        torch.cuda.memory.change_current_allocator(allocator)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"PyTorch does not let its allocator be replaced: {error}", code="invalid"
+        ) from error
+    _native.plug_set_maker(_installation.plug)
+    _installation.allocator = allocator
+    devices, _why = _native.cuda_devices()
+    functions = replacements(_installation.pools, _installation.history, devices)
+    _installation.patches.replace_functions(torch._C, functions)
+    _installation.patches.without_graph_trees()
+
+
+def _new_allocator(torch: Any, allocate: str) -> Any:
+    return torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, allocate, "vram_plug_free")
+
+
+def _set_hooks(target: Any) -> None:
+    """Give PyTorch every function it has a place for. Those it calls nothing for now need none."""
+    functions = _native.plug_functions()
+    for ours, names in HOOKS.items():
+        setter = next((getattr(target, name) for name in names if hasattr(target, name)), None)
+        if setter is None:
+            _log.warning("this PyTorch takes no function for %s; that will not work", ours)
+        else:
+            setter(functions[ours])

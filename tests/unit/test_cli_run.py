@@ -1,0 +1,96 @@
+"""`vram run`: a program under it sees what it would see under Python, with vram configured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.fork
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "vram", "run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **environment},
+    )
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_script_sees_its_own_name_arguments_and_folder(tmp_path: Path) -> None:
+    write(tmp_path / "sub", "neighbour.py", "word = 'found'")
+    script = write(
+        tmp_path / "sub", "script.py", "import sys, neighbour; print(__name__, neighbour.word, sys.argv[1:])"
+    )
+    ended = run(script, "--torch", "-m", "x", "--conf", "y", "-h", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "__main__ found ['--torch', '-m', 'x', '--conf', 'y', '-h']\n"
+
+
+def test_a_module_is_run_with_all_that_follows_it(tmp_path: Path) -> None:
+    write(tmp_path, "tool.py", "import sys; print(__name__, sys.argv[1:])")
+    ended = run("-m", "tool", "-h", "--torch", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "__main__ ['-h', '--torch']\n"), ended.stderr
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_exit_code_is_the_programs(tmp_path: Path, code: int) -> None:
+    script = write(tmp_path, "script.py", f"import sys; sys.exit({code})")
+    assert run(script, cwd=tmp_path).returncode == code
+
+
+def test_an_error_is_shown_as_python_shows_it(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "def fail():\n    1 / 0\nfail()\n")
+    under_vram = run(script, cwd=tmp_path)
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (under_vram.returncode, under_vram.stderr) == (plain.returncode, plain.stderr)
+
+
+def test_an_error_of_vram_in_the_program_is_the_programs(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "import vram\nvram.Pool('host', limit='1MiB').malloc('2MiB')\n")
+    ended = run(script, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr and "script.py" in ended.stderr and "OutOfMemory" in ended.stderr
+
+
+def test_settings_reach_the_program_and_its_children(tmp_path: Path) -> None:
+    child = "import vram; print(vram.get_memory_manager().settings['stream_cache'])"
+    script = write(
+        tmp_path,
+        "script.py",
+        f"import subprocess, sys, vram\nsettings = vram.get_memory_manager().settings\n"
+        f"print(settings['stream_cache'], settings['cross_stream'], flush=True)\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}])\n",
+    )
+    ended = run("--conf", "stream_cache:9", script, cwd=tmp_path, VRAM_CONF="cross_stream:wait")
+    assert ended.stdout == "9 wait\n9\n", ended.stderr
+
+
+def test_wrong_usage_ends_with_two_and_runs_nothing(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "print('ran')")
+    for arguments in ((), ("--conf", "no_such_option:1", script), ("--unknown", script)):
+        ended = run(*arguments, cwd=tmp_path)
+        assert (ended.returncode, ended.stdout) == (2, ""), arguments
+
+
+def test_without_pytorch_its_option_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "torch", "__init__.py", "raise ModuleNotFoundError('No module named torch')")
+    script = write(tmp_path, "script.py", "print('ran')")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    ended = run("--torch", script, cwd=tmp_path, PYTHONPATH=path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--torch needs PyTorch" in ended.stderr
