@@ -18,6 +18,10 @@ constexpr std::uint64_t kHugeRequest = 1792 * kMiB;  // pages of 32 MiB: few oth
 constexpr std::uint64_t kMiddlePagesFrom =
     1800 * kMiB;  // held by the pool: pages of 8 MiB, and whole ones, for all
 
+// How much the search for the cheapest place looks at before it settles for the best so far, so that its cost
+// does not grow with the addresses that were ever used. Recorded jobs need up to 800.
+constexpr std::uint64_t kMostWeighed = 2048;
+
 // Fills a gap from counts of pages as fill_gap does from lists; what remains must be created.
 std::uint32_t fill_by_count(std::uint32_t* counts, std::uint32_t slots, std::uint32_t room) {
   for (int size = kPageSizes - 1; size >= 0; --size) {
@@ -266,7 +270,8 @@ std::int64_t Segments::fresh_cost(const Want& want) const {
 // Slides the request over the addresses of a free block and keeps the place where the driver has least to do,
 // if that is less than *least. Between two strides of the window the cost rises or falls evenly, so the ends
 // are enough; and where too few slots have their page it moves on until there can be enough of them.
-void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, std::int64_t* least) {
+void Segments::weigh(Index i, const Want& want, Tick passed, std::uint64_t until, Spot* best,
+                     std::int64_t* least) {
   const Block& block = blocks_[i];
   const Units start = aligned(block, want.align);
   if (std::uint64_t{start} + want.units > block.end()) return;
@@ -301,12 +306,13 @@ void Segments::weigh(Index i, const Want& want, Tick passed, Spot* best, std::in
   const std::uint64_t slots = (want.units - 1) / kSlotUnits + 1;
   const std::uint64_t end = std::min<std::uint64_t>(block.end() - want.units, (past - slots) * kSlotUnits);
   const std::uint64_t next = aligned_up(block, start, align);
-  for (std::uint64_t offset = next > start ? next : start + step; offset <= end && *least > 0;) {
+  const auto enough = [&] { return *least == 0 || (weighed_ >= until && best->block != 0); };
+  for (std::uint64_t offset = next > start ? next : start + step; offset <= end && !enough();) {
     const std::uint64_t stride = consider(static_cast<Units>(offset)) * kSlotUnits;
     const std::uint64_t last = offset + (end - offset) / step * step;
     offset = offset < last ? std::min(offset + (align == kSlotBytes ? stride : step), last) : end + 1;
   }
-  if (want.align <= kUnit && *least > 0) consider(block.end() - want.units);
+  if (want.align <= kUnit && !enough()) consider(block.end() - want.units);
 }
 
 std::uint32_t Segments::lacking_slots(std::uint16_t stream, const Survey& result) const {
@@ -324,13 +330,16 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
   Spot best;
   // Where addresses were never used, the request costs no more than new pages for all of its slots.
   std::int64_t least = Window::kImpossible;
-  if (untouched_spot(want).block != 0) least = (want.units / kSlotUnits + 2) * fresh_cost(want) + 1;
+  const Spot untouched = untouched_spot(want);
+  if (untouched.block != 0) least = (want.units / kSlotUnits + 2) * fresh_cost(want) + 1;
+  const std::uint64_t until = weighed_ + kMostWeighed;
   for (int attempt = 0; attempt < 2; ++attempt) {
     const auto visit = [&](Index i) {
-      weigh(i, want, passed, &best, &least);
-      return least == 0;
+      weigh(i, want, passed, until, &best, &least);
+      return least == 0 || (weighed_ >= until && (best.block != 0 || untouched.block != 0));
     };
     free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), visit, [] { return false; });
+    if (best.block == 0) best = untouched;
     if (best.block != 0 || !(*why = new_strip(want)).ok()) break;
   }
   if (best.block == 0) return best;

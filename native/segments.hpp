@@ -240,7 +240,8 @@ class Segments {
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why);
   Spot untouched_spot(const Want& want) const;
   std::int64_t fresh_cost(const Want& want) const;
-  void weigh(Index block, const Want& want, Tick passed, Spot* best, std::int64_t* least);
+  void weigh(Index block, const Want& want, Tick passed, std::uint64_t until, Spot* best,
+             std::int64_t* least);
   std::uint32_t lacking_slots(std::uint16_t stream, const Survey& survey) const;
   void hold(Index page, Index mapping);
   void let_go(Index page, Tick tick);
