@@ -17,6 +17,10 @@ constexpr std::uint64_t kLargeRequest = 128 * kMiB;  // pages of 8 MiB at once
 constexpr std::uint64_t kHugeRequest = 1792 * kMiB;  // pages of 32 MiB: few other blocks ever share them
 constexpr std::uint64_t kMiddlePagesFrom =
     1800 * kMiB;  // held by the pool: pages of 8 MiB, and whole ones, for all
+// Held by the pool: pages of 32 MiB for all that have room for one. The recordings do not get there; with
+// their sizes doubled and quadrupled they waste up to 1 % and spend 3 to 45 % less time in the driver than
+// without.
+constexpr std::uint64_t kLargePagesFrom = 14 * kGiB;
 
 // How much the search for the cheapest place looks at before it settles for the best so far, so that its cost
 // does not grow with the addresses that were ever used. Recorded jobs need up to 800.
@@ -496,7 +500,7 @@ Status Segments::create_page(const Want& want, std::uint32_t slots, Index* out) 
 int Segments::size_to_create(std::uint32_t slots, std::uint64_t request_bytes) const {
   int size = 0;
   if (request_bytes >= kLargeRequest || reserved_bytes_ >= kMiddlePagesFrom) size = 1;
-  if (request_bytes >= kHugeRequest) size = 2;
+  if (request_bytes >= kHugeRequest || reserved_bytes_ >= kLargePagesFrom) size = 2;
   while (size > 0 && (kPageSlots[size] > slots || kPageSlots[size] * kSlotBytes > options_.max_page)) --size;
   return size;
 }
