@@ -300,7 +300,9 @@ class Buffer:
         """
 
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
-        """The memory as a DLPack capsule of bytes, without a copy."""
+        """
+        The memory as a DLPack capsule of bytes, without a copy. The consumer's `stream` (1 or None: the default, 2: the thread's, a handle, -1: no order) waits for the buffer's.
+        """
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's device of the memory."""
@@ -336,6 +338,10 @@ class Buffer:
     @property
     def freed(self) -> bool:
         """Whether free() was called."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory as other libraries of CUDA take it: an array of bytes, with its stream."""
 
 class PoolCore:
     """The native part of vram.Pool."""
