@@ -26,7 +26,7 @@ namespace {
 // One thread faults this much in at a time; with less than two such pieces a second thread does not pay.
 constexpr std::uint64_t kFaultBytes = 8 * kMiB;
 // More threads than this are held up by the memory itself.
-constexpr unsigned kMaxThreads = 8;
+constexpr unsigned kMaxThreads = 4;
 // This share of the memory is left to the system.
 constexpr std::uint64_t kLeftShare = 64;
 #ifndef MADV_POPULATE_WRITE
