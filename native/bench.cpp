@@ -256,22 +256,22 @@ struct Worker {
 
 }  // namespace
 
-Status run_threads(Pool& pool, const std::vector<StreamHandle>& streams, bool hand_over, std::size_t batches,
-                   ThreadsCost* out) {
+Status run_threads(const std::vector<Pool*>& pools, const std::vector<StreamHandle>& streams, bool hand_over,
+                   std::size_t batches, ThreadsCost* out) {
   const std::size_t count = streams.size();
   std::vector<Mailbox> boxes(count);
   std::vector<Worker> workers;
   for (std::size_t i = 0; i < count; ++i) {
     Mailbox* const to = hand_over ? &boxes[i] : nullptr;
     Mailbox* const from = hand_over ? &boxes[(i + 1) % count] : nullptr;
-    workers.push_back({pool, streams[i], to, from});
+    workers.push_back({*pools[i % pools.size()], streams[i], to, from});
   }
   std::latch start(static_cast<std::ptrdiff_t>(count));
   std::vector<std::thread> running;
   for (Worker& worker : workers)
     running.emplace_back([&worker, batches, &start] { worker.work(batches, start); });
   for (std::thread& thread : running) thread.join();
-  for (Mailbox& box : boxes) box.free_all(pool);
+  for (Mailbox& box : boxes) box.free_all(*pools[0]);
   const double pairs = static_cast<double>(count * batches * kBatch);
   *out = {};
   for (const Worker& worker : workers) {

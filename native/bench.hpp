@@ -57,8 +57,10 @@ struct ThreadsCost {
   double handed_over = 0;  // share of the blocks that another thread freed
 };
 // A thread for each stream, each allocating on its own: batches of 64 blocks of 512 B to 64 KiB. With
-// `hand_over`, half of each batch is left for the next thread to free; a thread that is far ahead waits.
-Status run_threads(Pool& pool, const std::vector<StreamHandle>& streams, bool hand_over, std::size_t batches,
-                   ThreadsCost* out);
+// `hand_over`, half of each batch is left for the next thread to free; a thread that is far ahead waits. One
+// pool for all, or as many as streams: then the threads share nothing, which shows what the machine itself
+// costs. pre: with hand_over there is one pool.
+Status run_threads(const std::vector<Pool*>& pools, const std::vector<StreamHandle>& streams, bool hand_over,
+                   std::size_t batches, ThreadsCost* out);
 
 }  // namespace vram::bench

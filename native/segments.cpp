@@ -31,7 +31,9 @@ Segments::Segments(Backend& backend, const PlacementOptions& options)
       mappings_(kMaxMappings),
       segments_(kMaxSegments),
       starts_(options.space_bytes / kUnit),
-      slots_(options.space_bytes / kSlotBytes) {
+      slots_(options.space_bytes / kSlotBytes),
+      mapped_(options.space_bytes / kSlotBytes),
+      backed_(options.space_bytes / kSlotBytes) {
   // Slot 0 stays unused so that no block has offset 0 by accident.
   space_free_[1] = static_cast<std::uint32_t>(options.space_bytes / kSlotBytes) - 1;
 }
@@ -477,6 +479,8 @@ void Segments::inherit(std::uint16_t from, std::uint16_t to) {
       add_free(b);
     }
   }
+  for (Index i = 1; i < pages_.end(); ++i)
+    if (pages_[i].handle != 0) note_backed(i);
 }
 
 }  // namespace vram

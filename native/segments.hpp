@@ -40,7 +40,7 @@ struct Page {
   Index list_before = 0;  // neighbours in its owner's list of free pages
   Index list_after = 0;
   std::uint32_t counted = 0;     // the last survey that counted on it (Segments::counts_on)
-  std::uint32_t counted_at = 0;  // and where (Segments::weigh)
+  std::uint32_t counted_at = 0;  // and where (Segments::Window)
   std::uint16_t owner = 0;       // the stream whose order governs it
   std::uint8_t size = 0;         // index into kPageSlots
   bool free() const { return holder == 0; }
@@ -161,6 +161,8 @@ class Segments {
   // The most bytes in one piece that the stream could have without new memory.
   std::uint64_t largest_free(std::uint16_t stream) const;
   const FreeIndex& free_blocks(std::uint16_t stream, Band band) const { return shelf(stream).free[band]; }
+  // Places and pieces of addresses that the search for the cheapest place has looked at so far.
+  std::uint64_t weighed() const { return weighed_; }
   std::uint64_t pieces() const { return pages_.size() + plain_segments_; }  // of driver memory
   bool paged() const { return options_.pages; }
   // Long plain segments serve both bands: one for each would reserve twice as much from the start.
@@ -188,14 +190,17 @@ class Segments {
     std::vector<Index> lost;  // mappings to be unmapped: their page is elsewhere
     std::vector<Gap> gaps;
   };
-  // What one slot costs the driver if a request is placed over it.
-  struct Weight {
-    std::int64_t cost = 0;
-    std::int64_t again = 0;  // on top, if slot `earlier` lies under the request, too: it has the same page
-    std::uint32_t earlier = kNowhere;
-    std::int64_t expires = 0;  // of the costs `again` counted so far, those that end with this slot
-  };
   static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
+  class Window;
+  // Slots up to `past` that cost the driver the same each if a request is placed over them: those of one
+  // mapping, or of none.
+  struct Piece {
+    std::uint32_t past = 0;
+    std::uint32_t earlier = kNowhere;  // the piece that has the same page …
+    std::int64_t cost = 0;
+    std::int64_t again = 0;    // … and what a slot costs on top if the end of that one is covered, too
+    std::int64_t expires = 0;  // of the costs `again` counted so far, those that end with this piece
+  };
   struct Spot {
     Index block = 0;
     Units offset = 0;  // where in the block's addresses the request goes
@@ -234,10 +239,14 @@ class Segments {
   Tick last_use(const Spot& spot, Units units) const;
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why);
   Spot untouched_spot(const Want& want) const;
-  void weigh(Index block, const Want& want, Tick passed, Spot* best, std::int64_t* least);
+  std::int64_t fresh_cost(const Want& want) const;
+  void weigh(Index block, const Want& want, Tick passed, std::uint64_t until, Spot* best,
+             std::int64_t* least);
   std::uint32_t lacking_slots(std::uint16_t stream, const Survey& survey) const;
   void hold(Index page, Index mapping);
   void let_go(Index page, Tick tick);
+  bool backs(Index mapping) const;
+  void note_backed(Index page);
   void list_push(Index page);
   void list_remove(Index page);
   Status fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, std::vector<Index>* held);
@@ -271,11 +280,15 @@ class Segments {
   Slab<Segment> segments_;
   LazyArray<std::atomic<Index>> starts_;         // unit → the block that starts there
   LazyArray<Index> slots_;                       // slot → the mapping there
+  Bits mapped_;                                  // slots that have a mapping
+  Bits backed_;                                  // those whose mapping holds its page, or could at once
   std::vector<std::unique_ptr<Shelf>> shelves_;  // by stream number
   std::uint64_t reserved_bytes_ = 0;
   std::uint64_t plain_segments_ = 0;
-  std::uint32_t survey_ = 0;     // number of the survey under way
-  std::vector<Weight> weights_;  // scratch of weigh(), by slot
+  std::uint32_t survey_ = 0;   // number of the survey under way
+  std::vector<Piece> pieces_;  // scratch of Window
+  std::uint64_t weighed_ = 0;  // see weighed()
+  int largest_page_ = 0;       // ever made, as an index into kPageSlots
   bool moved_ = false;
   std::vector<Index> created_;  // pages made by the call of back() under way
 };

@@ -76,6 +76,10 @@ bool Segments::check(std::string* why) const {
       if (mapping.page != p) return fail(why, "mapping in the list of another page", m);
       for (std::uint32_t k = 0; k < page.slots(); ++k)
         if (slots_[mapping.slot + k] != m) return fail(why, "mapping and slot disagree", m);
+      if (backed_.count(mapping.slot, mapping.slot + page.slots()) != (backs(m) ? page.slots() : 0))
+        return fail(why, "slots said to be backed", m);
+      if (mapped_.count(mapping.slot, mapping.slot + page.slots()) != page.slots())
+        return fail(why, "slots said to be mapped", m);
       if (segments_[mapping.segment].units == 0) return fail(why, "mapping in no segment", m);
       if (m == page.holder) holder_found = true;
       if ((m == page.holder) != (holds.count(m) != 0))

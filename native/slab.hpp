@@ -5,6 +5,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <new>
 #include <utility>
@@ -41,6 +43,36 @@ class LazyArray {
  private:
   T* data_;
   std::size_t bytes_;
+};
+
+// `capacity` bits, all zero at first; a range is set or counted by words.
+class Bits {
+ public:
+  explicit Bits(std::size_t capacity) : words_(capacity / kWord + 1) {}
+
+  void set(std::size_t from, std::size_t to, bool value) {
+    for (; from < to; from = std::min(to, (from / kWord + 1) * kWord)) {
+      const std::uint64_t mask = mask_of(from, to);
+      std::uint64_t& word = words_[from / kWord];
+      word = value ? word | mask : word & ~mask;
+    }
+  }
+  std::uint32_t count(std::size_t from, std::size_t to) const {
+    int ones = 0;
+    for (; from < to; from = (from / kWord + 1) * kWord)
+      ones += std::popcount(words_[from / kWord] & mask_of(from, to));
+    return static_cast<std::uint32_t>(ones);
+  }
+
+ private:
+  static constexpr std::size_t kWord = 64;
+  // The bits of [from, to) that lie in the word of `from`.
+  static std::uint64_t mask_of(std::size_t from, std::size_t to) {
+    const std::size_t length = std::min(to - from, kWord - from % kWord);
+    return (~std::uint64_t{0} >> (kWord - length)) << (from % kWord);
+  }
+
+  LazyArray<std::uint64_t> words_;
 };
 
 // Elements handed out by index, recycled last in first out. Index 0 is never handed out.

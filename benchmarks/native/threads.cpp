@@ -26,7 +26,7 @@ double throughput(std::size_t threads, bool hand_over) {
   double best = 0;
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
     bench::ThreadsCost cost;
-    if (!bench::run_threads(pool, streams, hand_over, kBatches, &cost).ok()) {
+    if (!bench::run_threads({&pool}, streams, hand_over, kBatches, &cost).ok()) {
       std::fprintf(stderr, "out of memory\n");
       std::exit(1);
     }

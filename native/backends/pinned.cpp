@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <fstream>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -42,14 +44,20 @@ Status from_errno(int error, const char* call) {
 constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
 
 // The number behind `key` in a file of lines "key number", or the file's first number where key is empty.
+// Plain C: other libraries of a process may change what streams of C++ make of a number.
 std::uint64_t number_in(const char* path, const std::string& key) {
-  std::ifstream file(path);
-  std::string word;
-  std::uint64_t number = 0;
-  if (key.empty()) return file >> number ? number : kUnknown;
-  while (file >> word)
-    if (word == key) return file >> number ? number : kUnknown;
-  return kUnknown;
+  std::FILE* file = std::fopen(path, "re");
+  if (file == nullptr) return kUnknown;
+  std::uint64_t number = kUnknown;
+  char line[256];
+  while (number == kUnknown && std::fgets(line, sizeof line, file) != nullptr) {
+    if (std::strncmp(line, key.c_str(), key.size()) != 0) continue;
+    char* end = nullptr;
+    const std::uint64_t found = std::strtoull(line + key.size(), &end, 10);
+    if (end != line + key.size()) number = found;
+  }
+  (void)std::fclose(file);
+  return number;
 }
 
 struct Memory {
@@ -82,7 +90,7 @@ Memory machine_memory() {
     const std::uint64_t used = number_in(group.used, "");
     if (limit >= memory.total || used == kUnknown) continue;
     std::uint64_t held = used;
-    for (const char* files : {"inactive_file", "active_file"}) {  // the system can drop these
+    for (const char* files : {"inactive_file ", "active_file "}) {  // the system can drop these
       const std::uint64_t cache = number_in(group.parts, files);
       held -= std::min(held, cache == kUnknown ? 0 : cache);
     }

@@ -60,12 +60,16 @@ double bench_driver_pairs(const CudaBackend& cuda, const std::string& name) {
   return ns;
 }
 
-std::tuple<double, double, double> bench_threads(nb::handle object, const std::vector<StreamHandle>& streams,
-                                                 bool hand_over, std::size_t batches) {
-  Pool& pool = pool_of(object);
-  if (streams.empty() || batches == 0) throw nb::value_error("at least one stream and one batch are needed");
+std::tuple<double, double, double> bench_threads(const std::vector<nb::object>& objects,
+                                                 const std::vector<StreamHandle>& streams, bool hand_over,
+                                                 std::size_t batches) {
+  std::vector<Pool*> pools;
+  for (const nb::object& object : objects) pools.push_back(&pool_of(object));
+  if (pools.empty() || streams.empty() || batches == 0)
+    throw nb::value_error("at least one pool, one stream and one batch are needed");
+  if (hand_over && pools.size() > 1) throw nb::value_error("blocks are handed over within one pool");
   bench::ThreadsCost cost;
-  measured([&] { return bench::run_threads(pool, streams, hand_over, batches, &cost); });
+  measured([&] { return bench::run_threads(pools, streams, hand_over, batches, &cost); });
   return {cost.wall_ns, cost.cpu_ns, cost.handed_over};
 }
 
@@ -89,10 +93,10 @@ void bind_bench(nb::module_& module) {
              "One run of a scenario in C++ on the default stream: nanoseconds a pair.");
   module.def("bench_driver_pairs", &bench_driver_pairs, "backend"_a, "scenario"_a,
              "The same through cuMemAllocFromPoolAsync and cuMemFreeAsync, from a pool of their own.");
-  module.def(
-      "bench_threads", &bench_threads, "pool"_a, "streams"_a, "hand_over"_a, "batches"_a,
-      "One run of a thread for each stream: wall and processor nanoseconds a pair, and the share of the "
-      "blocks that another thread freed.");
+  module.def("bench_threads", &bench_threads, "pools"_a, "streams"_a, "hand_over"_a, "batches"_a,
+             "One run of a thread for each stream, over one pool or one each: wall and processor nanoseconds "
+             "a pair, "
+             "and the share of the blocks that another thread freed.");
   module.def(
       "bench_layer",
       [] { return std::tuple(listed(bench::kKept), listed(bench::kTemporary), bench::kLayers); },

@@ -1,10 +1,13 @@
 // Buffer: the Python handle of one live block. Dropping it frees the block; memoryviews and DLPack
-// capsules keep it alive. Allocation itself is in pool.cpp.
+// capsules keep it alive. Other libraries take it without a copy: by the buffer protocol, DLPack and the CUDA
+// array interface. Allocation itself is in pool.cpp.
 #include <Python.h>
 #include <structmember.h>
 
 #include <cstring>
 
+#include "backends/cuda.hpp"
+#include "backends/model.hpp"
 #include "python_types.hpp"
 
 namespace vram {
@@ -44,6 +47,10 @@ struct DlManagedVersioned {
   DlTensor tensor;
 };
 constexpr std::int32_t kDlCpu = 1;
+constexpr std::int32_t kDlCuda = 2;
+constexpr std::int32_t kDlExtension = 12;  // a device that only those who know it can use: a model
+// How DLPack and the CUDA array interface name streams that have no handle. 0 would be ambiguous.
+constexpr StreamHandle kLegacyDefault = 1;
 
 template <typename Managed>
 struct Export {
@@ -303,9 +310,22 @@ int get_view(PyObject* object, Py_buffer* view, int flags) {
 
 void release_view(PyObject* object, Py_buffer*) { drop_view(self_of(object)); }
 
+// Whether this thread may take the GIL. While the interpreter ends only the thread that ends it may; what
+// other libraries let go of later stays with the process, which is about to give everything back.
+bool python_serves() {
+  if (!Py_IsInitialized()) return false;
+#if PY_VERSION_HEX >= 0x030D0000
+  const bool ending = Py_IsFinalizing() != 0;
+#else
+  const bool ending = _Py_IsFinalizing() != 0;
+#endif
+  return !ending || PyGILState_Check() == 1;
+}
+
 template <typename Managed>
 void delete_export(Managed* managed) {
   auto* exported = static_cast<Export<Managed>*>(managed->context);
+  if (!python_serves()) return;
   const PyGILState_STATE state = PyGILState_Ensure();
   drop_view(exported->buffer);
   Py_DECREF(exported->buffer);
@@ -323,14 +343,14 @@ void delete_capsule(PyObject* capsule) {
 }
 
 template <typename Managed>
-PyObject* make_capsule(PyBuffer* self, const char* name) {
+PyObject* make_capsule(PyBuffer* self, const DlDevice& device, const char* name) {
   auto* exported = new Export<Managed>();
   Managed& managed = exported->managed;
   exported->shape = static_cast<std::int64_t>(self->size);
   exported->stride = 1;
   exported->buffer = self;
-  managed.tensor = {reinterpret_cast<void*>(self->address),
-                    {kDlCpu, 0},
+  managed.tensor = {self->size == 0 ? nullptr : reinterpret_cast<void*>(self->address),
+                    device,
                     1,
                     1,
                     8,
@@ -360,30 +380,121 @@ bool two_numbers(PyObject* pair, const char* name, long* first, long* second) {
   return false;
 }
 
+// Where DLPack says the memory is. Page-locked memory counts as the host's: every consumer takes that.
+bool device_for_dlpack(PyBuffer* self, DlDevice* out) {
+  Backend& backend = self->pool->pool->backend();
+  if (host_accessible(self)) {
+    *out = {kDlCpu, 0};
+  } else if (const auto* cuda = dynamic_cast<CudaBackend*>(&backend)) {
+    *out = {kDlCuda, cuda->device()};
+  } else {
+    PyObject* index = PyObject_GetAttrString(self->pool->device, "index");
+    const long number = index == nullptr ? -1 : PyLong_AsLong(index);
+    Py_XDECREF(index);
+    if (PyErr_Occurred()) return false;
+    *out = {kDlExtension, static_cast<std::int32_t>(number)};
+  }
+  return true;
+}
+
+constexpr StreamHandle kNoOrder = ~StreamHandle{0};  // the consumer's -1: it sees to the order itself
+
+// The consumer's stream: None and 1 are the default stream, 2 is that of the calling thread, -1 is none.
+bool consumer_stream(PyBuffer* self, PyObject* given, StreamHandle* out) {
+  *out = kLegacyDefault;
+  if (given == nullptr || given == Py_None) return true;
+  if (PyLong_Check(given)) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(given, &overflow);
+    if (overflow == 0 && number == -1) {
+      if (PyErr_Occurred()) return false;
+      *out = kNoOrder;
+      return true;
+    }
+    if (overflow == 0 && number == 0) {
+      PyErr_SetString(PyExc_ValueError,
+                      "stream 0 is ambiguous in DLPack: pass 1 for the default stream, 2 for that of the "
+                      "calling thread, a handle, or -1 for no order");
+      return false;
+    }
+  }
+  return stream_from(given, self->pool, out);
+}
+
+// A capture that only one of the two streams is part of cannot be joined by a wait: trying would break it.
+bool require_same_capture(Backend& backend, StreamHandle from, StreamHandle to) {
+  CaptureId ours = 0;
+  CaptureId theirs = 0;
+  Status status = backend.capture_of(from, &ours);
+  if (status.ok()) status = backend.capture_of(to, &theirs);
+  if (!status.ok()) {
+    raise(status, "ask whether a stream is being captured");
+    return false;
+  }
+  if (ours == theirs || theirs == 0) return true;
+  PyErr_SetString(PyExc_BufferError,
+                  "the consumer's stream is being captured into a graph and the buffer's is not: export the "
+                  "buffer before the capture begins, or allocate it on the captured stream");
+  return false;
+}
+
+Status queue_wait(Backend& backend, StreamHandle from, StreamHandle to) {
+  EventHandle event = 0;
+  if (Status status = backend.event_create(&event); !status.ok()) return status;
+  Status status = backend.event_record(event, from);
+  if (status.ok()) status = backend.stream_wait(to, event);
+  (void)backend.event_destroy(event);
+  return status;
+}
+
+// Work that the consumer queues from now on sees what was queued on the buffer's stream, and once the buffer
+// is freed its memory is not reused before that work.
+bool hand_over(PyBuffer* self, StreamHandle consumer) {
+  Backend& backend = self->pool->pool->backend();
+  if (dynamic_cast<ModelBackend*>(&backend) != nullptr && consumer == kLegacyDefault) consumer = 0;
+  const StreamHandle own = backend.canonical(self->stream);
+  if (consumer == kNoOrder || backend.canonical(consumer) == own) return true;
+  if (!require_same_capture(backend, own, consumer)) return false;
+  if (watcher != nullptr &&
+      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
+                    static_cast<unsigned long long>(consumer)))
+    return false;
+  Status status = self->pool->pool->record_stream(self->address, consumer);
+  if (status.ok()) {
+    Py_BEGIN_ALLOW_THREADS;
+    status = queue_wait(backend, self->stream, consumer);
+    Py_END_ALLOW_THREADS;
+  }
+  if (!status.ok()) raise(status, "make the consumer's stream wait for the buffer's");
+  return status.ok();
+}
+
+bool same_dl_device(const DlDevice& own, PyObject* wanted) {
+  if (wanted == nullptr || wanted == Py_None) return true;
+  long type = 0;
+  long id = 0;
+  if (!two_numbers(wanted, "dl_device", &type, &id)) return false;
+  if (type == own.type && id == own.id) return true;
+  PyErr_Format(PyExc_BufferError, "the buffer is on DLPack's device (%d, %d), not (%ld, %ld); copy it there",
+               own.type, own.id, type, id);
+  return false;
+}
+
 PyObject* dlpack(PyObject* object, PyObject* arguments, PyObject* keywords) {
   static const char* names[] = {"stream", "max_version", "dl_device", "copy", nullptr};
   PyBuffer* self = self_of(object);
   PyObject* stream = nullptr;
   PyObject* max_version = nullptr;
-  PyObject* device = nullptr;
+  PyObject* wanted = nullptr;
   PyObject* make_copy = nullptr;
   if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|$OOOO:__dlpack__", const_cast<char**>(names),
-                                   &stream, &max_version, &device, &make_copy))
+                                   &stream, &max_version, &wanted, &make_copy))
     return nullptr;
-  if (!require_live(self)) return nullptr;
-  if (!host_accessible(self) || (stream != nullptr && stream != Py_None)) {
-    PyErr_SetString(PyExc_BufferError, "only host memory is exported by DLPack here, and without a stream");
+  DlDevice device = {};
+  if (!require_live(self) || !device_for_dlpack(self, &device) || !same_dl_device(device, wanted))
     return nullptr;
-  }
   if (make_copy == Py_True) {
     PyErr_SetString(PyExc_BufferError, "a Buffer is exported without a copy; copy it with copy_to()");
-    return nullptr;
-  }
-  long type = kDlCpu;
-  long id = 0;
-  if (device != nullptr && device != Py_None && !two_numbers(device, "dl_device", &type, &id)) return nullptr;
-  if (type != kDlCpu || id != 0) {
-    PyErr_SetString(PyExc_BufferError, "the buffer is in host memory (device type 1, number 0)");
     return nullptr;
   }
   long major = 0;
@@ -391,17 +502,37 @@ PyObject* dlpack(PyObject* object, PyObject* arguments, PyObject* keywords) {
   if (max_version != nullptr && max_version != Py_None &&
       !two_numbers(max_version, "max_version", &major, &minor))
     return nullptr;
-  const bool versioned = major >= 1;
-  return versioned ? make_capsule<DlManagedVersioned>(self, "dltensor_versioned")
-                   : make_capsule<DlManaged>(self, "dltensor");
+  if (device.type == kDlCpu && stream != nullptr && stream != Py_None) {
+    PyErr_SetString(PyExc_BufferError, "host memory is exported without a stream: the host reads it at once");
+    return nullptr;
+  }
+  StreamHandle consumer = 0;
+  if (device.type != kDlCpu && (!consumer_stream(self, stream, &consumer) || !hand_over(self, consumer)))
+    return nullptr;
+  return major >= 1 ? make_capsule<DlManagedVersioned>(self, device, "dltensor_versioned")
+                    : make_capsule<DlManaged>(self, device, "dltensor");
 }
 
 PyObject* dlpack_device(PyObject* object, PyObject*) {
-  if (!host_accessible(self_of(object))) {
-    PyErr_SetString(PyExc_BufferError, "the memory of this device cannot be read by the host");
-    return nullptr;
-  }
-  return Py_BuildValue("(ii)", kDlCpu, 0);
+  DlDevice device = {};
+  if (!device_for_dlpack(self_of(object), &device)) return nullptr;
+  return Py_BuildValue("(ii)", device.type, device.id);
+}
+
+// Of device memory that CUDA knows. Other memory has no such attribute, because consumers take whatever has
+// one for memory of a GPU.
+PyObject* cuda_array_interface(PyObject* object, void*) {
+  PyBuffer* self = self_of(object);
+  if (host_accessible(self) || dynamic_cast<CudaBackend*>(&self->pool->pool->backend()) == nullptr)
+    return PyErr_Format(PyExc_AttributeError,
+                        "a buffer on %S has no __cuda_array_interface__: its memory is not a CUDA device's",
+                        self->pool->device);
+  if (!require_live(self)) return nullptr;
+  const StreamHandle stream = self->stream == 0 ? kLegacyDefault : self->stream;
+  return Py_BuildValue("{s(K)sss(KO)sOsisK}", "shape", static_cast<unsigned long long>(self->size), "typestr",
+                       "|u1", "data", static_cast<unsigned long long>(self->size == 0 ? 0 : self->address),
+                       Py_False, "strides", Py_None, "version", 3, "stream",
+                       static_cast<unsigned long long>(stream));
 }
 
 // ---- attributes
@@ -445,8 +576,8 @@ PyMethodDef methods[] = {
     {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(dlpack)),
      METH_VARARGS | METH_KEYWORDS,
      "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nThe memory as a DLPack "
-     "capsule of "
-     "bytes, without a copy."},
+     "capsule of bytes, without a copy. The consumer's `stream` (1 or None: the default, 2: the thread's, a "
+     "handle, -1: no order) waits for the buffer's."},
     {"__dlpack_device__", dlpack_device, METH_NOARGS,
      "__dlpack_device__()\n--\n\nDLPack's device of the memory."},
     {"__enter__", enter, METH_NOARGS, nullptr},
@@ -462,6 +593,8 @@ PyGetSetDef attributes[] = {
     {"stream", get_stream, nullptr, "Handle of the stream whose order governs it.", nullptr},
     {"tag", get_tag, nullptr, "The label it was allocated under, or None.", nullptr},
     {"freed", get_freed, nullptr, "Whether free() was called.", nullptr},
+    {"__cuda_array_interface__", cuda_array_interface, nullptr,
+     "Version 3, an array of bytes; only of device memory on CUDA.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

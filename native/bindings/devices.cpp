@@ -579,36 +579,36 @@ void bind_failures_and_counts(nb::class_<ModelBackend, Backend>& type) {
       .def("check", &check<ModelBackend>, "What is wrong with its books, or None.");
 }
 
-void bind_model_graphs(nb::class_<ModelBackend, Backend>& type) {
+// Capture, on the devices that have it.
+template <class Type>
+void bind_graphs(nb::class_<Type, Backend>& type) {
   using namespace nb::literals;
   type.def(
           "capture_begin",
-          [](ModelBackend& model, StreamHandle stream) {
-            require_ok(model.capture_begin(stream), "begin a capture");
+          [](Type& device, StreamHandle stream) {
+            require_ok(device.capture_begin(stream), "begin a capture");
           },
           "stream"_a)
       .def(
           "capture_end",
-          [](ModelBackend& model, StreamHandle stream) {
+          [](Type& device, StreamHandle stream) {
             std::uint64_t graph = 0;
-            require_ok(model.capture_end(stream, &graph), "end the capture");
+            without_gil("end the capture", [&] { return device.capture_end(stream, &graph); });
             return graph;
           },
-          "stream"_a)
+          "stream"_a, "The graph, ready to run.")
       .def(
           "graph_launch",
-          [](ModelBackend& model, std::uint64_t graph, StreamHandle stream) {
-            require_ok(model.graph_launch(graph, stream), "launch a graph");
+          [](Type& device, std::uint64_t graph, StreamHandle stream) {
+            without_gil("launch a graph", [&] { return device.graph_launch(graph, stream); });
           },
           "graph"_a, "stream"_a)
       .def(
           "graph_destroy",
-          [](ModelBackend& model, std::uint64_t graph) {
-            without_gil("destroy a graph", [&] { return model.graph_destroy(graph); });
+          [](Type& device, std::uint64_t graph) {
+            without_gil("destroy a graph", [&] { return device.graph_destroy(graph); });
           },
-          "graph"_a)
-      .def("refused_in_capture", &ModelBackend::refused_in_capture,
-           "Calls that a capture forbids and that were made all the same.");
+          "graph"_a);
 }
 
 void bind_model(nb::module_& module) {
@@ -623,7 +623,9 @@ void bind_model(nb::module_& module) {
       });
   bind_schedule(type);
   bind_failures_and_counts(type);
-  bind_model_graphs(type);
+  bind_graphs(type);
+  type.def("refused_in_capture", &ModelBackend::refused_in_capture,
+           "Calls that a capture forbids and that were made all the same.");
 }
 
 // For exit, while Python still runs: functions under way finish, later ones are refused, and from
@@ -705,34 +707,6 @@ void bind_cuda_work(nb::class_<CudaBackend, Backend>& type) {
           "start"_a, "end"_a, "Milliseconds between two timing events that have passed.");
 }
 
-void bind_cuda_graphs(nb::class_<CudaBackend, Backend>& type) {
-  using namespace nb::literals;
-  type.def(
-          "capture_begin",
-          [](CudaBackend& cuda, StreamHandle stream) {
-            require_ok(cuda.capture_begin(stream), "begin a capture");
-          },
-          "stream"_a)
-      .def(
-          "capture_end",
-          [](CudaBackend& cuda, StreamHandle stream) {
-            return result_of<&CudaBackend::capture_end, std::uint64_t>(cuda, "end the capture", stream);
-          },
-          "stream"_a, "The graph, ready to run.")
-      .def(
-          "graph_launch",
-          [](CudaBackend& cuda, std::uint64_t graph, StreamHandle stream) {
-            require_ok(cuda.graph_launch(graph, stream), "launch a graph");
-          },
-          "graph"_a, "stream"_a)
-      .def(
-          "graph_destroy",
-          [](CudaBackend& cuda, std::uint64_t graph) {
-            without_gil("destroy a graph", [&] { return cuda.graph_destroy(graph); });
-          },
-          "graph"_a);
-}
-
 void bind_cuda(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<CudaBackend, Backend> type(module, "CudaBackend",
@@ -747,7 +721,7 @@ void bind_cuda(nb::module_& module) {
       .def_prop_ro("driver_version", &CudaBackend::driver_version)
       .def("attribute", &CudaBackend::attribute, "number"_a, "A device attribute by its number; 0: unknown.");
   bind_cuda_work(type);
-  bind_cuda_graphs(type);
+  bind_graphs(type);
   module.def(
       "cuda_devices",
       [] {

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vram.device import Event as Event
     from vram.device import Stream as Stream
     from vram.device import devices as devices
+    from vram.dlpack import from_dlpack as from_dlpack
     from vram.driver_pool import DriverPool as DriverPool
     from vram.errors import ConfigError as ConfigError
     from vram.errors import DeviceError as DeviceError
@@ -67,6 +68,7 @@ _PLACES = {
     "configure": "vram.manager",
     "devices": "vram.device",
     "format_size": "vram.sizes",
+    "from_dlpack": "vram.dlpack",
     "get_memory_manager": "vram.manager",
     "open": "vram.trace",
     "parse_size": "vram.sizes",
@@ -75,7 +77,7 @@ _PLACES = {
     "tag": "vram.tags",
 }
 _OTHER_NAMES = {"open": "open_trace"}
-_MODULES = ("config", "errors", "race", "replay", "torch", "trace")
+_MODULES = ("config", "cuda_core", "cupy", "dask", "errors", "numba", "race", "replay", "torch", "trace")
 
 __all__ = [
     "Buffer",
@@ -102,6 +104,7 @@ __all__ = [
     "devices",
     "errors",
     "format_size",
+    "from_dlpack",
     "get_memory_manager",
     "open",
     "parse_size",

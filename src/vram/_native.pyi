@@ -194,7 +194,8 @@ class ModelBackend(Backend):
 
     def capture_begin(self, stream: int) -> None: ...
 
-    def capture_end(self, stream: int) -> int: ...
+    def capture_end(self, stream: int) -> int:
+        """The graph, ready to run."""
 
     def graph_launch(self, graph: int, stream: int) -> None: ...
 
@@ -299,7 +300,9 @@ class Buffer:
         """
 
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
-        """The memory as a DLPack capsule of bytes, without a copy."""
+        """
+        The memory as a DLPack capsule of bytes, without a copy. The consumer's `stream` (1 or None: the default, 2: the thread's, a handle, -1: no order) waits for the buffer's.
+        """
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's device of the memory."""
@@ -335,6 +338,10 @@ class Buffer:
     @property
     def freed(self) -> bool:
         """Whether free() was called."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory as other libraries of CUDA take it: an array of bytes, with its stream."""
 
 class PoolCore:
     """The native part of vram.Pool."""
@@ -469,9 +476,9 @@ def bench_driver_pairs(backend: CudaBackend, scenario: str) -> float:
     The same through cuMemAllocFromPoolAsync and cuMemFreeAsync, from a pool of their own.
     """
 
-def bench_threads(pool: object, streams: Sequence[int], hand_over: bool, batches: int) -> tuple[float, float, float]:
+def bench_threads(pools: Sequence[object], streams: Sequence[int], hand_over: bool, batches: int) -> tuple[float, float, float]:
     """
-    One run of a thread for each stream: wall and processor nanoseconds a pair, and the share of the blocks that another thread freed.
+    One run of a thread for each stream, over one pool or one each: wall and processor nanoseconds a pair, and the share of the blocks that another thread freed.
     """
 
 def bench_layer() -> tuple[list[int], list[int], int]:

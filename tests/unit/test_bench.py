@@ -126,14 +126,14 @@ def test_who_is_refused_under_pressure_frees_its_oldest_and_goes_on() -> None:
 
 def test_a_benchmark_on_threads_frees_everything_and_hands_half_over() -> None:
     with vram.Pool("host") as pool, vram.Stream("host") as one, vram.Stream("host") as two:
-        wall, processor, share = _native.bench_threads(pool, [one.handle, two.handle], True, 100)
+        wall, processor, share = _native.bench_threads([pool], [one.handle, two.handle], True, 100)
         assert wall > 0
         assert processor > 0
         assert 0 < share <= 0.5
         assert pool.stats().live == 0
-        assert _native.bench_threads(pool, [one.handle], False, 10)[2] == 0
+        assert _native.bench_threads([pool], [one.handle], False, 10)[2] == 0
         with pytest.raises(ValueError, match="one stream"):
-            _native.bench_threads(pool, [], False, 10)
+            _native.bench_threads([pool], [], False, 10)
 
 
 def test_a_native_benchmark_takes_an_open_pool_only() -> None:

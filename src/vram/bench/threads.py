@@ -23,18 +23,23 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
     """Measure one to sixteen threads on a device."""
     place = Device(device)
     counts = QUICK_THREADS if quick else THREADS
-    with Pool(place) as pool, contextlib.ExitStack() as open_streams:
-        streams = [open_streams.enter_context(Stream(place)).handle for _ in range(max(counts))]
+    with contextlib.ExitStack() as opened:
+        streams = [opened.enter_context(Stream(place)).handle for _ in range(max(counts))]
+        pools = [opened.enter_context(Pool(place)) for _ in range(max(counts))]
         tables = [
-            _table(title, [_measure(pool, streams[:count], hand_over, quick) for count in counts])
-            for title, hand_over in (("Own frees", False), ("Half freed by another thread", True))
+            _table(title, [_measure(shared or pools[:n], streams[:n], hand_over, quick) for n in counts])
+            for title, shared, hand_over in (
+                ("One pool, own frees", pools[:1], False),
+                ("One pool, half freed by another thread", pools[:1], True),
+                ("A pool for each thread, which share nothing: the machine's own cost", [], False),
+            )
         ]
     return Report.of("threads", place, tables, quick=quick)
 
 
-def _measure(pool: Pool, streams: list[int], hand_over: bool, quick: bool) -> dict[str, Any]:
+def _measure(pools: list[Pool], streams: list[int], hand_over: bool, quick: bool) -> dict[str, Any]:
     repeats, batches = (QUICK_REPEATS, QUICK_BATCHES) if quick else (REPEATS, BATCHES)
-    results = [_native.bench_threads(pool, streams, hand_over, batches) for _ in range(repeats + 1)][1:]
+    results = [_native.bench_threads(pools, streams, hand_over, batches) for _ in range(repeats + 1)][1:]
     wall, _, handed_over = min(results)
     return {
         "threads": len(streams),

@@ -1,0 +1,93 @@
+"""What the adaptors to other libraries share: their memory, and how a missing library is named.
+
+Each adaptor (`vram.cupy`, `vram.numba`, `vram.cuda_core`, `vram.dask`) speaks its library's own interface.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from types import ModuleType
+from typing import Any
+
+from vram.buffer import Buffer
+from vram.device import Device
+from vram.errors import DeviceError
+from vram.manager import get_memory_manager
+from vram.pinned import PinnedPool
+from vram.pool import Pool
+from vram.tags import current_tag
+
+__all__ = ["DevicePools", "pinned_pool", "prepare", "require_library"]
+
+
+def require_library(module: str, name: str) -> ModuleType:
+    """Import another library; where it is missing, the ImportError says who wanted it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"vram's adaptor for {name} needs the module {module}, which cannot be imported here: {error}. "
+            f"Install {name}, or leave its adaptor out.",
+            name=module,
+        ) from error
+
+
+def prepare(config: dict[str, Any]) -> None:
+    """What every install() does first: a CUDA device must be there, and the manager takes the settings."""
+    Device("cuda:0")  # DeviceError, which says what was looked for
+    if config:
+        get_memory_manager().configure(config)
+
+
+class DevicePools:
+    """The manager's pools of the CUDA devices, by number. Allocations get the user's tag, else the library's.
+
+    A pool that was closed is replaced by the manager's next one.
+    """
+
+    __slots__ = ("_pools", "_tag")
+
+    def __init__(self, tag: str) -> None:
+        """Name the library that allocates through this."""
+        self._tag = tag
+        self._pools: dict[int, Pool] = {}
+
+    def allocate(self, size: int, device: int, stream: int) -> Buffer:
+        """Allocate on a device, ordered by the handle of one of its streams."""
+        pool = self._pools.get(device)
+        if pool is None:
+            pool = self.pool(device)
+        try:
+            return pool.allocate(size, stream=stream, tag=current_tag() or self._tag)
+        except DeviceError:
+            if not pool.closed:
+                raise
+            return self.pool(device).allocate(size, stream=stream, tag=current_tag() or self._tag)
+
+    def pool(self, device: int) -> Pool:
+        """The manager's pool of a device, made now if need be."""
+        pool = self._pools[device] = get_memory_manager().pool(f"cuda:{device}")
+        return pool
+
+
+_pinned: PinnedPool | None = None
+_pinned_lock = threading.RLock()  # a finalizer may ask while it is made
+
+
+def pinned_pool() -> PinnedPool:
+    """The page-locked host memory that all adaptors of this process share."""
+    global _pinned
+    with _pinned_lock:
+        if _pinned is None or _pinned.closed:
+            _pinned = PinnedPool("cuda:0")
+        return _pinned
+
+
+def _after_fork_in_child() -> None:
+    global _pinned, _pinned_lock
+    _pinned, _pinned_lock = None, threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

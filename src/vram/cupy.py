@@ -1,0 +1,103 @@
+"""vram under CuPy: `vram.cupy.install()` has CuPy take device and pinned memory from the manager's pools.
+
+Memory is ordered by CuPy's current stream; a failure is CuPy's own OutOfMemoryError. Placement, reuse and
+graph captures are the pool's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vram.adaptors import DevicePools, pinned_pool, prepare, require_library
+from vram.buffer import Buffer
+from vram.errors import OutOfMemory
+
+__all__ = ["install", "uninstall"]
+
+_cupy: Any = require_library("cupy", "CuPy")
+_memory: Any = _cupy.cuda.memory
+_pinned_memory: Any = _cupy.cuda.pinned_memory
+
+_before: Callable[[int], Any] | None = None  # CuPy's allocator while ours is installed
+
+
+def install(**config: Any) -> None:
+    """Have CuPy allocate from vram from now on, on every device; again: only the settings.
+
+    `config` goes to `vram.configure`. Arrays that exist keep the memory they have.
+    """
+    global _before
+    prepare(config)
+    if _before is not None:
+        return
+    before = _memory.get_allocator()
+    _cupy.cuda.set_allocator(make_allocator(DevicePools("cupy").allocate, _place))
+    _cupy.cuda.set_pinned_memory_allocator(make_pinned_allocator(_allocate_pinned))
+    _before = before
+
+
+def uninstall() -> None:
+    """Give CuPy its own allocators back. What was allocated from vram stays valid until it is dropped."""
+    global _before
+    if _before is None:
+        return
+    _cupy.cuda.set_allocator(_before)
+    _cupy.cuda.set_pinned_memory_allocator(_cupy.get_default_pinned_memory_pool().malloc)
+    _before = None
+
+
+def make_allocator(
+    allocate: Callable[[int, int, int], Buffer], place: Callable[[], tuple[int, int]]
+) -> Callable[[int], Any]:
+    """CuPy's `fn(size) -> MemoryPointer` over allocate(size, device, stream); `place` says the latter two.
+
+    CuPy's UnownedMemory holds the Buffer and drops it with the last array, so freeing runs no Python at all.
+    """
+    pointer, unowned = _memory.MemoryPointer, _memory.UnownedMemory
+
+    def vram_allocator(size: int) -> Any:
+        device, stream = place()
+        if size == 0:
+            return pointer(unowned(0, 0, None, device), 0)
+        try:
+            buffer = allocate(size, device, stream)
+        except OutOfMemory as error:
+            raise _out_of_memory(size, error) from error
+        return pointer(unowned(buffer.ptr, size, buffer, device), 0)
+
+    return vram_allocator
+
+
+def make_pinned_allocator(allocate: Callable[[int], Buffer]) -> Callable[[int], Any]:
+    """CuPy's `fn(size) -> PinnedMemoryPointer`. A Buffer has the `ptr` and `size` that CuPy asks for."""
+    pointer = _pinned_memory.PinnedMemoryPointer
+
+    def vram_pinned_allocator(size: int) -> Any:
+        try:
+            return pointer(allocate(size), 0)
+        except OutOfMemory as error:
+            raise _out_of_memory(size, error) from error
+
+    return vram_pinned_allocator
+
+
+def _place() -> tuple[int, int]:
+    """CuPy's current device and the handle of its current stream."""
+    return _get_device(), _get_stream().ptr
+
+
+_get_device: Callable[[], int] = _cupy.cuda.device.get_device_id
+_get_stream: Callable[[], Any] = _cupy.cuda.get_current_stream
+
+
+def _allocate_pinned(size: int) -> Buffer:
+    return pinned_pool().allocate(size, tag="cupy")
+
+
+def _out_of_memory(size: int, error: OutOfMemory) -> Exception:
+    """CuPy's error, with its numbers, and our report in its text."""
+    facts = error.facts
+    made: Exception = _memory.OutOfMemoryError(size, facts.get("allocated", -1), facts.get("limit") or 0)
+    made.args = (f"{made} {error}",)
+    return made

@@ -1,0 +1,78 @@
+"""vram on a Dask cluster: `client.register_plugin(vram.dask.VramSetup("cupy", limit="5GB"))`.
+
+Configures the manager of every worker and installs the adaptors named; what they do is theirs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import Any
+
+from vram.adaptors import require_library
+from vram.errors import ConfigError
+from vram.manager import get_memory_manager
+
+__all__ = ["LIBRARIES", "VramSetup"]
+
+_plugin: Any = require_library("distributed.diagnostics.plugin", "Dask")
+
+LIBRARIES = {"cuda.core": "vram.cuda_core", "cupy": "vram.cupy", "numba": "vram.numba", "torch": "vram.torch"}
+"""The libraries that can be named, and who installs vram under each."""
+
+# Workers may share a process, and one plugin may be set up there again after a restart.
+_lock = threading.RLock()
+_applied: dict[str, Any] = {}
+_users: dict[str, int] = {}
+
+
+class VramSetup(_plugin.WorkerPlugin):  # type: ignore[misc]
+    """A worker plugin: sets `vram.configure(**config)` and installs vram under the libraries named.
+
+    `config` takes every option of `vram.config`; sizes are an int, a share (0.8), or a text ("5GB"). Setting
+    up again, as after a restart of the worker, changes nothing.
+    """
+
+    name = "vram"
+
+    def __init__(self, *libraries: str, **config: Any) -> None:
+        """Check the names now, on the client; the options are checked where the devices are."""
+        unknown = [each for each in libraries if each not in LIBRARIES]
+        if unknown:
+            raise ConfigError(
+                f"{unknown[0]!r} is no library that vram goes under; there are: {', '.join(LIBRARIES)}",
+                value=unknown[0],
+            )
+        self.libraries = libraries
+        self.config = config
+
+    def setup(self, worker: Any) -> None:
+        """Configure and install, in the worker's process."""
+        with _lock:
+            changed = {
+                name: value
+                for name, value in self.config.items()
+                if name not in _applied or _applied[name] != value
+            }
+            if changed:
+                get_memory_manager().configure(changed)
+                _applied.update(changed)
+            for library in self.libraries:
+                importlib.import_module(LIBRARIES[library]).install()
+                _users[library] = _users.get(library, 0) + 1
+
+    def teardown(self, worker: Any) -> None:
+        """Take vram from under the libraries again, once the last worker of the process leaves."""
+        with _lock:
+            for library in self.libraries:
+                _users[library] = _users.get(library, 0) - 1
+                if _users[library] <= 0:
+                    _users.pop(library)
+                    _uninstall(library)
+
+
+def _uninstall(library: str) -> None:
+    """Where the library allows it: PyTorch keeps its allocator until the process ends."""
+    uninstall = getattr(importlib.import_module(LIBRARIES[library]), "uninstall", None)
+    if uninstall is not None:
+        uninstall()
