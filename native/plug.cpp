@@ -45,21 +45,31 @@ Pool* serving(int device) {
   return Plug::pool(device);
 }
 
-// `report`, where it is given, is filled when memory has run out. Other failures throw.
-void* allocate(std::size_t size, int device, void* stream, OutOfMemoryReport* report) {
-  Pool* const pool = serving(device);
-  if (pool == nullptr) throw std::runtime_error("vram is not installed for cuda:" + std::to_string(device));
-  Address address = 0;
-  if (!pool->try_cached(size, handle_of(stream), 0, &address)) {
-    const Status status = pool->allocate_slow(size, handle_of(stream), 0, 0, &address, report);
-    if (status.code == Code::out_of_memory) return nullptr;
-    if (!status.ok())
-      throw std::runtime_error(std::string("vram could not allocate: ") + status.call + " failed, native " +
-                               std::to_string(status.native));
-  }
+void* observed(int device, Address address) {
   if (const Plug::Observe observe = state().observe.load(std::memory_order_relaxed)) [[unlikely]]
     observe(device, address);
   return reinterpret_cast<void*>(address);
+}
+
+// Out of the stream's cache, or null.
+void* cached(std::size_t size, int device, void* stream) {
+  Pool* const pool = Plug::pool(device);
+  Address address = 0;
+  if (pool == nullptr || !pool->try_cached(size, handle_of(stream), 0, &address)) return nullptr;
+  return observed(device, address);
+}
+
+// Null where memory has run out, with `report` filled if it is given. Other failures throw.
+void* searched(std::size_t size, int device, void* stream, OutOfMemoryReport* report) {
+  Pool* const pool = serving(device);
+  if (pool == nullptr) throw std::runtime_error("vram is not installed for cuda:" + std::to_string(device));
+  Address address = 0;
+  const Status status = pool->allocate_slow(size, handle_of(stream), 0, 0, &address, report);
+  if (status.code == Code::out_of_memory) return nullptr;
+  if (!status.ok())
+    throw std::runtime_error(std::string("vram could not allocate: ") + status.call + " failed, native " +
+                             std::to_string(status.native));
+  return observed(device, address);
 }
 
 // The pool that holds an address, and the allocation there. Most programs have one pool.
@@ -96,15 +106,18 @@ extern "C" {
 
 VRAM_EXPORT void* vram_plug_allocate(std::size_t size, int device, void* stream) {
   if (size == 0) return nullptr;
+  if (void* const address = cached(size, device, stream)) return address;
   OutOfMemoryReport report;
-  if (void* const address = allocate(size, device, stream, &report)) return address;
+  if (void* const address = searched(size, device, stream, &report)) return address;
   const Plug::Explain explain = state().explain.load();
   fail_out_of_memory(explain != nullptr ? explain(device, size, handle_of(stream), report)
                                         : "out of memory: " + std::to_string(size) + " bytes asked");
 }
 
 VRAM_EXPORT void* vram_plug_try_allocate(std::size_t size, int device, void* stream) {
-  return size == 0 ? nullptr : allocate(size, device, stream, nullptr);
+  if (size == 0) return nullptr;
+  if (void* const address = cached(size, device, stream)) return address;
+  return searched(size, device, stream, nullptr);
 }
 
 // The block knows its own size and stream; what is not ours, or was freed before, is left alone.

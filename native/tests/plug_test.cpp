@@ -116,12 +116,47 @@ TEST(out_of_memory_is_thrown) {
   CHECK(thrown);
 }
 
+TEST(who_words_its_own_error_gets_null) {
+  Plugged world(4 * kMiB);
+  CHECK(vram_plug_try_allocate(64 * kMiB, 0, nullptr) == nullptr);
+  CHECK(vram_plug_try_allocate(0, 0, nullptr) == nullptr);
+  void* const block = vram_plug_try_allocate(kMiB, 0, nullptr);
+  CHECK(block != nullptr);
+  vram_plug_free(block, kMiB, 0, nullptr);
+}
+
+namespace {
+Plugged* made = nullptr;
+int observed = 0;
+}  // namespace
+
+TEST(a_pool_is_made_on_first_use_and_allocations_are_observed) {
+  Plugged world;
+  Plug::set_pool(0, nullptr);
+  made = &world;
+  Plug::set_make([](int device) {
+    if (device == 3) Plug::set_pool(3, made->pool);
+  });
+  Plug::set_observe([](int device, Address address) { observed += device == 3 && address != 0; });
+  void* const block = vram_plug_allocate(4096, 3, nullptr);
+  CHECK(block != nullptr && world.pool->live_bytes() == 4096 && observed == 1);
+  Plug::set_observe(nullptr);
+  vram_plug_free(block, 4096, 3, nullptr);
+  vram_plug_free(vram_plug_allocate(4096, 3, nullptr), 4096, 3, nullptr);
+  CHECK(observed == 1 && world.pool->live_bytes() == 0);
+  Plug::set_make(nullptr);
+  Plug::set_pool(3, nullptr);
+}
+
 TEST(a_fraction_is_a_limit_and_emptying_gives_back) {
   Plugged world;
   vram_plug_memory_fraction(0.25, 0);
   CHECK(world.pool->config().limit == 256 * kMiB);
   vram_plug_empty_cache();
   CHECK(world.pool->stats().reserved.current == 0);
+  vram_plug_memory_fraction(0.0, 0);
+  CHECK(vram_plug_try_allocate(512, 0, nullptr) == nullptr);
+  vram_plug_memory_fraction(0.25, 0);
   vram_plug_free(vram_plug_allocate(32 * kMiB, 0, nullptr), 32 * kMiB, 0, nullptr);
   CHECK(world.pool->stats().reserved.current == 32 * kMiB);
   vram_plug_empty_cache();

@@ -5,5 +5,6 @@
 #include <cstdint>
 
 extern "C" __attribute__((visibility("default"))) void vram_torch_out_of_memory(const char* message) {
-  throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, message);
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
+  throw c10::OutOfMemoryError(here, message);
 }

@@ -1,0 +1,476 @@
+"""PyTorch on vram, on a real GPU. Each test is a program of its own, since install() must come first.
+
+The same promises, as far as they go without PyTorch, are in test_torch_stand_in.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vram
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.fork,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
+]
+
+TIMEOUT = 150.0  # seconds; only a deadlock, or the first run of a compiler, comes near it
+MIB = 1 << 20
+
+INSTALL = """
+    import vram.torch
+    vram.torch.install()
+    import torch
+"""
+WITHOUT = """
+    import torch
+"""
+
+
+def run(*parts: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    program = "\n".join(textwrap.dedent(part) for part in parts)
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def output(*parts: str, arguments: tuple[str, ...] = ()) -> str:
+    ended = run(*parts, arguments=arguments)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
+def told(*parts: str) -> Any:
+    """What a program printed as JSON in its last line."""
+    return json.loads(output(*parts).splitlines()[-1])
+
+
+# ---- the work itself --------------------------------------------------------------------------------------
+
+TRAINING = """
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.LayerNorm(1024), torch.nn.Linear(1024, 10)
+    ).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(20):
+        x = torch.randn(64 + step % 5, 256, device="cuda")
+        loss = torch.nn.functional.cross_entropy(model(x), torch.arange(len(x), device="cuda") % 10)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        print(loss.item().hex())
+"""
+
+
+def test_training_gives_the_numbers_of_the_default_allocator() -> None:
+    assert output(INSTALL, TRAINING) == output(WITHOUT, TRAINING)
+
+
+def test_a_settled_loop_makes_no_driver_call() -> None:
+    calls = told(
+        INSTALL,
+        TRAINING,
+        """
+        import json
+        def step():
+            loss = model(torch.randn(64, 256, device="cuda")).square().mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        for _ in range(5):
+            step()
+        before = torch.cuda.memory_stats()["num_device_alloc"]
+        for _ in range(50):
+            step()
+        print(json.dumps([before, torch.cuda.memory_stats()["num_device_alloc"]]))
+        """,
+    )
+    assert calls[0] == calls[1]
+
+
+def test_memory_used_on_another_stream_is_kept_until_it_is_done() -> None:
+    wrong = told(
+        INSTALL,
+        """
+        import json
+        side = torch.cuda.Stream()
+        def corrupted(record):
+            results = []
+            for number in range(100):
+                x = torch.full((1 << 20,), float(number), device="cuda")
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    torch.cuda._sleep(300_000)
+                    results.append(torch.stack([x.amin(), x.amax()]))
+                if record:
+                    x.record_stream(side)
+                del x
+                torch.full((1 << 20,), -1.0, device="cuda")
+            torch.cuda.synchronize()
+            return sum(pair.tolist() != [number, number] for number, pair in enumerate(results))
+        print(json.dumps({"recorded": corrupted(True), "not recorded": corrupted(False)}))
+        """,
+    )
+    assert wrong["recorded"] == 0
+    assert wrong["not recorded"] > 0, "the race this test is about did not happen"
+
+
+def test_backward_on_many_threads() -> None:
+    output(
+        INSTALL,
+        """
+        import threading
+        errors = []
+        def train(seed):
+            try:
+                with torch.cuda.stream(torch.cuda.Stream()):
+                    for number in range(30):
+                        weight = torch.full((257, 300), float(seed), device="cuda", requires_grad=True)
+                        (weight * number).sum().backward()
+                        assert weight.grad.eq(number).all().item()
+            except BaseException as error:
+                errors.append(error)
+        threads = [threading.Thread(target=train, args=(seed,)) for seed in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert not errors, errors
+        assert torch.cuda.memory_allocated() < 64 << 20
+        """,
+    )
+
+
+def test_batches_of_a_data_loader_in_pinned_memory() -> None:
+    output(
+        INSTALL,
+        """
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.arange(4096.0).reshape(512, 8))
+        total = torch.zeros((), device="cuda")
+        for (batch,) in DataLoader(data, batch_size=32, num_workers=2, pin_memory=True):
+            assert batch.is_pinned()
+            total += batch.to("cuda", non_blocking=True).sum()
+        assert total.item() == 4096 * 4095 / 2
+        """,
+    )
+
+
+def test_nothing_at_all_and_views() -> None:
+    output(
+        INSTALL,
+        """
+        empty = [torch.empty(0, device="cuda") for _ in range(3)]
+        assert torch.cat([*empty, torch.ones(2, device="cuda")]).tolist() == [1, 1]
+        part = torch.arange(1000, device="cuda")[100:200]
+        part.record_stream(torch.cuda.Stream())
+        empty[0].record_stream(torch.cuda.Stream())
+        address = torch.cuda.caching_allocator_alloc(1 << 20)
+        torch.cuda.caching_allocator_delete(address)
+        assert part.sum().item() == sum(range(100, 200))
+        """,
+    )
+
+
+# ---- running out ------------------------------------------------------------------------------------------
+
+
+def test_out_of_memory_is_torchs_error_with_our_report() -> None:
+    output(
+        """
+        import vram.torch
+        vram.torch.install(limit="2GiB")
+        import torch
+        kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        try:
+            torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            assert "3 GiB" in str(error) and "cuda:0" in str(error) and "limit" in str(error), error
+        else:
+            raise AssertionError("3 GiB were had of 2")
+        assert torch.cuda.memory_stats()["num_ooms"] == 1
+        assert torch.ones(10, device="cuda").sum().item() == 10
+        """,
+    )
+
+
+def test_the_fraction_of_a_process_is_kept() -> None:
+    output(
+        INSTALL,
+        """
+        torch.cuda.set_per_process_memory_fraction(0.01)
+        assert abs(torch.cuda.get_per_process_memory_fraction() - 0.01) < 1e-6
+        share = int(torch.cuda.mem_get_info()[1] * 0.01)
+        try:
+            torch.empty(share + (4 << 20), dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError
+        kept = torch.empty(share // 2, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_reserved() <= share
+        """,
+    )
+
+
+# ---- what torch tells of it -------------------------------------------------------------------------------
+
+
+def test_statistics_have_the_keys_of_this_torch() -> None:
+    keys = """
+        import json
+        torch.ones(1, device="cuda")
+        print(json.dumps(sorted(torch.cuda.memory_stats())))
+    """
+    assert told(INSTALL, keys) == told(WITHOUT, keys)
+
+
+def test_the_numbers_of_torch_cuda() -> None:
+    output(
+        INSTALL,
+        """
+        assert torch.cuda.memory_allocated() == 0
+        x = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_allocated() == 100 << 20
+        assert 100 << 20 <= torch.cuda.memory_reserved() <= 128 << 20
+        del x
+        assert torch.cuda.memory_allocated() == 0
+        assert torch.cuda.max_memory_allocated() == 100 << 20 <= torch.cuda.max_memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == 0
+        torch.cuda.reset_accumulated_memory_stats()
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == 0
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 0
+        assert "Allocated memory" in torch.cuda.memory_summary()
+        assert torch.cuda.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"] == 0
+        vram.torch.uninstall_patches()
+        try:
+            torch.cuda.memory_stats()
+        except RuntimeError as error:
+            assert "vram" not in str(error)
+        else:
+            raise AssertionError("torch answers by itself: the patch is not needed")
+        """,
+    )
+
+
+def test_a_dumped_snapshot_opens_and_torchs_own_tools_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    output(
+        INSTALL,
+        """
+        import sys
+        torch.cuda.memory._record_memory_history(max_entries=100000, stacks="python")
+        def step():
+            return torch.empty(7 << 20, dtype=torch.uint8, device="cuda")
+        kept = step()
+        gone = step()
+        del gone
+        torch.cuda.memory._dump_snapshot(sys.argv[1])
+        snapshot = torch.cuda.memory._snapshot()
+        from torch.cuda import _memory_viz
+        assert _memory_viz.segsum(snapshot) and _memory_viz.trace(snapshot)
+        assert _memory_viz.trace_plot(snapshot, device=None)
+        assert torch.cuda.memory_snapshot() == snapshot["segments"]
+        torch.cuda.memory._record_memory_history(enabled=None)
+        assert torch.cuda.memory._snapshot()["device_traces"][0] == []
+        """,
+        arguments=(str(path),),
+    )
+    trace = vram.open(path)
+    large = [index for index, size in enumerate(trace.size) if size == 7 * MIB]
+    names = [vram.trace.Action(trace.action[index]).name for index in large]
+    assert names == ["ALLOC", "ALLOC", "FREE_REQUESTED", "FREE_COMPLETED"]
+    assert trace.frames_of(trace.stack[large[0]])[0].name == "step"
+    live = [block.size for part in trace.segments for block in part.blocks if block.state == 1]
+    assert live == [7 * MIB]
+
+
+# ---- graphs -----------------------------------------------------------------------------------------------
+
+
+def test_a_graphs_memory_is_its_own_until_it_is_reset() -> None:
+    output(
+        INSTALL,
+        """
+        import gc
+        x = torch.ones(4 << 20, device="cuda")
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x * 2
+            z = y + 1
+            del y  # its memory is the graph's still
+        for value in range(5):
+            junk = [torch.full((4 << 20,), -5.0, device="cuda") for _ in range(8)]
+            x.fill_(value)
+            graph.replay()
+            assert z.eq(2 * value + 1).all().item(), value
+            assert all(each.eq(-5).all().item() for each in junk), value
+            del junk
+        del z
+        graph.reset()
+        del graph
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_allocated() <= before + 4096  # torch keeps the state of its random numbers
+        assert torch.cuda.memory_reserved() <= before + (4 << 20), torch.cuda.memory_summary()
+        """,
+    )
+
+
+def test_two_graphs_share_a_pool() -> None:
+    output(
+        INSTALL,
+        """
+        x = torch.ones(1 << 20, device="cuda")
+        one, two = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(one):
+            y = x + 1
+        with torch.cuda.graph(two, pool=one.pool()):
+            z = y * 10
+        junk = [torch.full((1 << 20,), -5.0, device="cuda") for _ in range(8)]
+        for value in (3, 8):
+            x.fill_(value)
+            one.replay()
+            two.replay()
+            assert z.eq(10 * (value + 1)).all().item()
+        one.reset()
+        more = [torch.full((1 << 20,), -7.0, device="cuda") for _ in range(8)]
+        two.replay()
+        assert all(each.eq(-7).all().item() for each in more)
+        assert all(each.eq(-5).all().item() for each in junk)
+        """,
+    )
+
+
+def test_graphed_callables_train_as_the_plain_ones_do() -> None:
+    output(
+        INSTALL,
+        """
+        torch.manual_seed(3)
+        plain = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).cuda()
+        sample = torch.randn(32, 64, device="cuda")
+        import copy
+        graphed = torch.cuda.make_graphed_callables(copy.deepcopy(plain), (sample,))
+        for _ in range(3):
+            x = torch.randn(32, 64, device="cuda")
+            for model in (plain, graphed):
+                model.zero_grad(set_to_none=True)
+                model(x).square().mean().backward()
+            for one, two in zip(plain.parameters(), graphed.parameters()):
+                torch.testing.assert_close(one.grad, two.grad)
+        """,
+    )
+
+
+def test_compiled_functions_record_graphs() -> None:
+    output(
+        INSTALL,
+        """
+        @torch.compile(mode="reduce-overhead")
+        def work(x, y):
+            return torch.nn.functional.gelu(x @ y).sum(dim=0)
+        for number in range(6):
+            x, y = torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")
+            found = work(x, y).clone()
+            wanted = torch.nn.functional.gelu(x @ y).sum(dim=0)
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+        """,
+    )
+
+
+# ---- beginnings and ends ----------------------------------------------------------------------------------
+
+
+def test_install_after_the_first_use_says_what_to_do() -> None:
+    output(
+        WITHOUT,
+        """
+        import vram, vram.torch
+        torch.ones(1, device="cuda")
+        try:
+            vram.torch.install()
+        except vram.DeviceError as error:
+            assert "vram run --torch" in str(error)
+        else:
+            raise AssertionError
+        """,
+    )
+
+
+def test_the_end_with_live_tensors_is_quiet() -> None:
+    ended = run(
+        INSTALL,
+        """
+        import threading
+        tensors = [torch.ones(size, device="cuda", requires_grad=True) for size in (0, 1, 1 << 20, 1 << 24)]
+        torch.live = sum(tensor.sum() for tensor in tensors)
+        torch.live.backward()
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(10_000_000)
+            busy = tensors[2] * 2
+        tensors[2].record_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            inside = tensors[3].detach() + 1
+        cycle = [torch.ones(1 << 20, device="cuda")]
+        cycle.append(cycle)
+        """,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_mem_pool_takes_its_segments_from_vram() -> None:
+    output(
+        WITHOUT,
+        """
+        import vram, vram.torch
+        outside = torch.ones(1 << 20, device="cuda")
+        scoped = vram.torch.mem_pool()
+        pool = vram.get_memory_manager().pool("cuda:0")
+        with torch.cuda.use_mem_pool(scoped):
+            inside = torch.full((32 << 20,), 3, dtype=torch.uint8, device="cuda")
+        assert pool.stats().allocated >= 32 << 20
+        assert inside.sum().item() == 3 * (32 << 20) and torch.cuda.memory_allocated() >= 36 << 20
+        held = pool.stats().allocated
+        torch.ones(64 << 20, device="cuda")
+        assert pool.stats().allocated == held
+        del inside, scoped
+        torch.cuda.empty_cache()
+        assert pool.stats().allocated == 0
+        """,
+    )
+
+
+def test_a_script_is_run_on_vram_without_a_change(tmp_path: Path) -> None:
+    pytest.importorskip("rich_click")
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(WITHOUT + TRAINING) + "print(torch.cuda.memory_stats()['num_device_alloc'] > 0)\n"
+        "import vram; print(vram.get_memory_manager().pool('cuda:0').stats().allocations > 100)\n"
+    )
+    start = ["vram", "run", "--torch", str(script)]
+    torchrun = ["torch.distributed.run", "--nproc-per-node=1", "-m"]
+    for command in (start, [*torchrun, *start]):
+        ended = subprocess.run(
+            [sys.executable, "-m", *command], capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+        assert ended.returncode == 0, ended.stderr[-4000:]
+        assert ended.stdout.splitlines()[-2:] == ["True", "True"]
