@@ -289,7 +289,9 @@ class Buffer:
         """
 
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
-        """The memory as a DLPack capsule of bytes, without a copy."""
+        """
+        The memory as a DLPack capsule of bytes, without a copy. The consumer's `stream` (1 or None: the default, 2: the thread's, a handle, -1: no order) waits for the buffer's.
+        """
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's device of the memory."""
@@ -325,6 +327,10 @@ class Buffer:
     @property
     def freed(self) -> bool:
         """Whether free() was called."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3, an array of bytes; only of device memory on CUDA."""
 
 class PoolCore:
     """The native part of vram.Pool."""
