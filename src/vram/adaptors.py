@@ -19,7 +19,7 @@ from vram.pinned import PinnedPool
 from vram.pool import Pool
 from vram.tags import current_tag
 
-__all__ = ["DevicePools", "pinned_pool", "prepare", "require_library"]
+__all__ = ["DevicePools", "pinned_pool", "prepare", "require_library", "stream_closing"]
 
 
 def require_library(module: str, name: str) -> ModuleType:
@@ -39,6 +39,14 @@ def prepare(config: dict[str, Any]) -> None:
     Device("cuda:0")  # DeviceError, which says what was looked for
     if config:
         get_memory_manager().configure(config)
+
+
+def stream_closing(device: int, handle: int) -> None:
+    """Tell the pools of a CUDA device that another library is about to destroy one of its streams.
+
+    They fence what was queued there and ask nothing of the handle afterwards, which the driver may give out anew.
+    """
+    Device(f"cuda:{device}")._core.stream_closing(handle)
 
 
 class DevicePools:

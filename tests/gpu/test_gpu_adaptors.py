@@ -91,14 +91,17 @@ def test_cupys_current_stream_orders_its_arrays(cupy: Any, over_cupy: Pool, work
 
 
 def test_cupys_streams_may_go_before_their_arrays(cupy: Any, over_cupy: Pool) -> None:
+    over_cupy.limit = "64MiB"
     for _ in range(20):
-        with cupy.cuda.Stream(non_blocking=True):
-            array = cupy.arange(MIB, dtype=cupy.uint8)
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            array = cupy.full(16 * MIB, 5, dtype=cupy.uint8)
+        stream.synchronize()
+        del stream
         gc.collect()
         assert int(array[5]) == 5
         del array
-    cupy.ones(MIB)
-    assert over_cupy.check() is None
+    whole = cupy.ones(48 * MIB, dtype=cupy.uint8)  # needs what those streams had
+    assert int(whole.sum(dtype=cupy.int64)) == 48 * MIB and over_cupy.check() is None
 
 
 def test_out_of_memory_is_cupys_own_error(cupy: Any, over_cupy: Pool) -> None:
@@ -203,6 +206,21 @@ def test_a_buffer_closed_on_another_stream_waits_for_it(
         work.fill(int(other.handle), 4 * MIB, work.new_seed(), int(first.handle))
         other.close()
     assert work.take_counts() == (0, 4 * MIB)
+
+
+def test_cuda_cores_streams_may_go_before_their_memory_is_reused(
+    core: Any, manager: vram.MemoryManager
+) -> None:
+    place, resource = core.Device(0), vram.cuda_core.MemoryResource()
+    manager.configure(limit="64MiB")
+    for _ in range(vram.cuda_core.MOST_STREAMS + 20):
+        stream = place.create_stream()
+        buffer = resource.allocate(16 * MIB, stream=stream)
+        buffer.fill(1, stream=stream)
+        buffer.close()
+        stream.close()
+    resource.allocate(48 * MIB, stream=place.default_stream).close()  # needs what those streams had
+    assert manager.pool("cuda:0").check() is None
 
 
 def test_cuda_cores_devices_allocate_from_us(core: Any, manager: vram.MemoryManager) -> None:
