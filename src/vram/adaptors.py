@@ -44,7 +44,7 @@ def prepare(config: dict[str, Any]) -> None:
 def stream_closing(device: int, handle: int) -> None:
     """Tell the pools of a CUDA device that another library is about to destroy one of its streams.
 
-    They fence what was queued there and ask nothing of the handle afterwards, which the driver may give out anew.
+    They fence what was queued there, and ask nothing more of the handle: the driver may give it out anew.
     """
     Device(f"cuda:{device}")._core.stream_closing(handle)
 
