@@ -17,9 +17,11 @@ from vram.errors import DeviceError
 from vram.manager import get_memory_manager
 from vram.pinned import PinnedPool
 from vram.pool import Pool
-from vram.tags import current_tag
+from vram.tags import _current
 
 __all__ = ["DevicePools", "pinned_pool", "prepare", "require_library", "stream_closing"]
+
+_users_tag = _current.get  # vram.current_tag() without a call in Python: this is a hot path
 
 
 def require_library(module: str, name: str) -> ModuleType:
@@ -68,11 +70,11 @@ class DevicePools:
         if pool is None:
             pool = self.pool(device)
         try:
-            return pool.allocate(size, stream=stream, tag=current_tag() or self._tag)
+            return pool.allocate(size, stream=stream, tag=_users_tag() or self._tag)
         except DeviceError:
             if not pool.closed:
                 raise
-            return self.pool(device).allocate(size, stream=stream, tag=current_tag() or self._tag)
+            return self.pool(device).allocate(size, stream=stream, tag=_users_tag() or self._tag)
 
     def pool(self, device: int) -> Pool:
         """The manager's pool of a device, made now if need be."""
