@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator[vram.MemoryManager]:
-    """The process-wide manager of one test."""
+    """The process-wide manager of one test. Its pools go with the last of what libraries keep of them."""
     made = vram.MemoryManager()
     monkeypatch.setattr(vram.manager, "_manager", made)
     yield made
@@ -30,7 +30,6 @@ def manager(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator[vram.Me
     device.synchronize()
     for pool in made.pools:
         assert pool.check() is None
-    made.close()
 
 
 # ---- CuPy -------------------------------------------------------------------------------------------------
@@ -310,17 +309,13 @@ def test_numba_kernels_run_in_our_memory(numba_cuda: Any) -> None:
 
 
 def test_the_environment_plugs_us_in() -> None:
-    run_numba(
-        """
-        import os
-        os.environ["NUMBA_CUDA_MEMORY_MANAGER"] = "vram.numba"
-        import numba
-        numba.config.reload_config()
-        cuda.cudadrv.driver.config.CUDA_MEMORY_MANAGER = "vram.numba"
+    pytest.importorskip("numba.cuda")
+    program = """
         array = cuda.to_device(numpy.arange(1000))
         assert vram.get_memory_manager().pool("cuda:0").stats().live == 1
-        """
-    )
+    """
+    environment = 'import os; os.environ["NUMBA_CUDA_MEMORY_MANAGER"] = "vram.numba"'
+    assert_quiet(run_program(environment, NUMBA, program))
 
 
 def test_numbas_error_has_the_drivers_code() -> None:
