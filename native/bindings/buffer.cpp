@@ -421,7 +421,7 @@ bool consumer_stream(PyBuffer* self, PyObject* given, StreamHandle* out) {
   return stream_from(given, self->pool, out);
 }
 
-// A capture that only one of the two streams is part of cannot be joined by a wait: trying would break it.
+// A wait between a stream that is being captured and one that is not would break the capture.
 bool require_same_capture(Backend& backend, StreamHandle from, StreamHandle to) {
   CaptureId ours = 0;
   CaptureId theirs = 0;
@@ -431,10 +431,11 @@ bool require_same_capture(Backend& backend, StreamHandle from, StreamHandle to) 
     raise(status, "ask whether a stream is being captured");
     return false;
   }
-  if (ours == theirs || theirs == 0) return true;
+  if (ours == theirs) return true;
   PyErr_SetString(PyExc_BufferError,
-                  "the consumer's stream is being captured into a graph and the buffer's is not: export the "
-                  "buffer before the capture begins, or allocate it on the captured stream");
+                  "of the consumer's stream and the buffer's only one is being captured into a graph, so "
+                  "neither can wait for the other: export the buffer before the capture begins, or allocate "
+                  "and use it on the captured stream");
   return false;
 }
 

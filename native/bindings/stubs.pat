@@ -206,6 +206,11 @@ vram._native.Buffer.freed$:
     def freed(self) -> bool:
         \doc
 
+vram._native.Buffer.__cuda_array_interface__$:
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        \doc
+
 vram._native.replay$:
     def replay(op: Any, id: Any, size: Any, stream: Any, time_us: Any, completed_us: Any, streams: int, capacity: int, conf: dict[str, Any], lag_us: float) -> dict[str, Any]:
         \doc

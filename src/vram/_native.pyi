@@ -341,7 +341,7 @@ class Buffer:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The memory as other libraries of CUDA take it: an array of bytes, with its stream."""
+        """Version 3, an array of bytes; only of device memory on CUDA."""
 
 class PoolCore:
     """The native part of vram.Pool."""

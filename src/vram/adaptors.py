@@ -17,9 +17,11 @@ from vram.errors import DeviceError
 from vram.manager import get_memory_manager
 from vram.pinned import PinnedPool
 from vram.pool import Pool
-from vram.tags import current_tag
+from vram.tags import _current
 
-__all__ = ["DevicePools", "pinned_pool", "prepare", "require_library"]
+__all__ = ["DevicePools", "pinned_pool", "prepare", "require_library", "stream_closing"]
+
+_users_tag = _current.get  # vram.current_tag() without a call in Python: this is a hot path
 
 
 def require_library(module: str, name: str) -> ModuleType:
@@ -41,6 +43,14 @@ def prepare(config: dict[str, Any]) -> None:
         get_memory_manager().configure(config)
 
 
+def stream_closing(device: int, handle: int) -> None:
+    """Tell the pools of a CUDA device that another library is about to destroy one of its streams.
+
+    They fence what was queued there, and ask nothing more of the handle: the driver may give it out anew.
+    """
+    Device(f"cuda:{device}")._core.stream_closing(handle)
+
+
 class DevicePools:
     """The manager's pools of the CUDA devices, by number. Allocations get the user's tag, else the library's.
 
@@ -60,11 +70,11 @@ class DevicePools:
         if pool is None:
             pool = self.pool(device)
         try:
-            return pool.allocate(size, stream=stream, tag=current_tag() or self._tag)
+            return pool.allocate(size, stream=stream, tag=_users_tag() or self._tag)
         except DeviceError:
             if not pool.closed:
                 raise
-            return self.pool(device).allocate(size, stream=stream, tag=current_tag() or self._tag)
+            return self.pool(device).allocate(size, stream=stream, tag=_users_tag() or self._tag)
 
     def pool(self, device: int) -> Pool:
         """The manager's pool of a device, made now if need be."""

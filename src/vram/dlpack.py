@@ -77,7 +77,8 @@ class View:
         )
         item = (tensor.bits * tensor.lanes + 7) // 8
         self.size: int = math.prod(self.shape) * item
-        self.typestr = f"{'|' if item == 1 else '<'}{_KINDS.get(tensor.code, 'V')}{item}"
+        kind = _KINDS.get(tensor.code, "V")
+        self.typestr = f"{'|' if item == 1 or kind == 'V' else '<'}{kind}{item}"
 
     @property
     def contiguous(self) -> bool:

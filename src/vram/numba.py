@@ -7,8 +7,9 @@ of the driver. Numba names no stream when it allocates or frees, so what it free
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from vram.adaptors import DevicePools, prepare, require_library
@@ -30,8 +31,7 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         """Made by Numba, once with no context, to ask for the version."""
         super().__init__(*arguments, **keywords)
-        self._fence: _Fence | None = None
-        self._waiting: list[Buffer] | None = None  # freed inside defer_cleanup()
+        self._frees = _Frees()
 
     @property
     def interface_version(self) -> int:
@@ -48,9 +48,10 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
         """Allocate device memory; out of memory is Numba's CudaAPIError with the driver's code."""
         buffer = self._attempt_allocation(lambda: self._allocate(size))
         pointer = _driver.binding.CUdeviceptr(buffer.ptr)
-        # weakref.finalize calls it once, whatever reset() did meanwhile, and at the latest when Python ends.
+        context = weakref.proxy(self.context)
+        # Numba calls the finalizer once, whatever reset() did meanwhile, and at the latest when Python ends.
         return _cuda.MemoryPointer(
-            weakref.proxy(self.context), pointer, size, finalizer=_finalizer(self, buffer)
+            context, pointer, size, finalizer=functools.partial(self._frees.free, buffer)
         )
 
     def _allocate(self, size: int) -> Buffer:
@@ -58,14 +59,6 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
             return _pools.allocate(size, self.context.device.id, 0)
         except OutOfMemory as error:
             raise _driver.CudaAPIError(_OUT_OF_MEMORY, str(error)) from error
-
-    def _give_back(self, buffer: Buffer) -> None:
-        if self._waiting is not None:
-            self._waiting.append(buffer)
-            return
-        if self._fence is None:
-            self._fence = _Fence(buffer.device)
-        self._fence.free(buffer)
 
     def get_ipc_handle(self, memory: Any) -> Any:
         """A handle for other processes, which the driver makes only of memory that is not mapped by pages."""
@@ -86,55 +79,57 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
         free, total = Device(f"cuda:{self.context.device.id}").backend.memory_info()
         return _cuda.MemoryInfo(free=free, total=total)
 
-    def reset(self) -> None:
-        """Forget host memory that waits to be freed. Device memory goes back with the arrays that hold it."""
-        super().reset()
-        self._fence = None
-
     @contextlib.contextmanager
-    def defer_cleanup(self) -> Any:
+    def defer_cleanup(self) -> Iterator[None]:
         """Free nothing inside the `with` block: host memory as Numba does it, device memory likewise."""
-        outer = self._waiting
-        with super().defer_cleanup():
-            self._waiting = waiting = [] if outer is None else outer
-            try:
-                yield
-            finally:
-                self._waiting = outer
-        if outer is None:
-            while waiting:
-                self._give_back(waiting.pop())
+        with super().defer_cleanup(), self._frees.later():
+            yield
 
 
-class _Fence:
-    """Orders frees after everything that Numba has queued.
+class _Frees:
+    """Gives device memory back, in the order of everything that Numba has queued.
 
     The legacy default stream waits for all blocking streams, which Numba's are. A mark there is handed to a
     stream of our own, as whose use the block is freed: it is reused by nobody before the mark has passed, and
-    the host never waits, as it does in Numba's own manager.
+    the host never waits, as it does in Numba's own manager. Any thread may free, also while Python ends.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._stream = Stream(device)
-        self._event = Event(device)
+    def __init__(self) -> None:
+        self._order: tuple[Stream, Event] | None = None
+        self._deferred = 0
+        self._waiting: list[Buffer] = []
 
     def free(self, buffer: Buffer) -> None:
+        """Give a buffer back, or keep it until cleanup is allowed again."""
+        if self._deferred:
+            self._waiting.append(buffer)
+            return
+        with contextlib.suppress(
+            VramError
+        ):  # a pool that is closed, or a parent's after a fork, needs nothing
+            self._queue_after_all(buffer)
+            buffer.free()
+
+    @contextlib.contextmanager
+    def later(self) -> Iterator[None]:
+        """Keep what is freed in the `with` block until its end, or that of the outermost."""
+        self._deferred += 1
+        try:
+            yield
+        finally:
+            self._deferred -= 1
+        while self._waiting and not self._deferred:
+            self.free(self._waiting.pop())
+
+    def _queue_after_all(self, buffer: Buffer) -> None:
         # Where the device cannot be marked, as while another library captures, the pool's own order holds.
         with contextlib.suppress(DeviceError):
-            self._event.record(0)
-            self._event.wait(self._stream)
-            buffer.record_stream(self._stream)
-        buffer.free()
-
-
-def _finalizer(manager: VramMemoryManager, buffer: Buffer) -> Callable[[], None]:
-    """What Numba calls once nobody uses the memory; also while Python ends, after a reset, or in a fork."""
-
-    def free() -> None:
-        with contextlib.suppress(VramError):
-            manager._give_back(buffer)
-
-    return free
+            if self._order is None:
+                self._order = (Stream(buffer.device), Event(buffer.device))
+            stream, event = self._order
+            event.record(0)
+            event.wait(stream)
+            buffer.record_stream(stream)
 
 
 _numba_memory_manager = VramMemoryManager

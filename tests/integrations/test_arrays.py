@@ -212,6 +212,34 @@ def test_a_capsule_that_was_consumed_is_refused(pool: Pool) -> None:
     ctypes.pythonapi.PyCapsule_SetName(capsule, b"dltensor")
 
 
+# ---- other libraries, as far as they go without a GPU -----------------------------------------------------
+
+
+def test_pytorch_and_we_share_host_memory(pool: Pool) -> None:
+    torch = pytest.importorskip("torch")
+    buffer = pool.allocate(1000)
+    tensor = torch.from_dlpack(buffer)
+    assert (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape)) == (buffer.ptr, torch.uint8, (1000,))
+    tensor.fill_(3)
+    assert bytes(buffer) == b"\3" * 1000
+    del tensor
+    source = torch.arange(6, dtype=torch.float32).reshape(2, 3).T
+    view = vram.from_dlpack(source)
+    assert (view.ptr, view.shape, view.strides) == (source.data_ptr(), (3, 2), (1, 3))
+    assert vram.from_dlpack(torch.zeros(3, dtype=torch.bfloat16)).typestr == "|V2"
+
+
+def test_jax_and_we_share_host_memory(pool: Pool) -> None:
+    jax = pytest.importorskip("jax")
+    buffer = pool.allocate(4096)
+    buffer.copy_from(b"\2" * 4096)
+    array = jax.dlpack.from_dlpack(buffer)
+    assert array.unsafe_buffer_pointer() == buffer.ptr and int(array.sum(dtype="int32")) == 8192
+    del array
+    gc.collect()
+    assert vram.from_dlpack(jax.numpy.arange(5, dtype="float32")).typestr == "<f4"
+
+
 # ---- the end of Python ------------------------------------------------------------------------------------
 
 
