@@ -582,12 +582,14 @@ Status Segments::release_page(Index i) {
   return {};
 }
 
-Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait) {
+Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want) {
   const bool plain = may_wait || !backend_.info().release_waits;
+  const bool spare = want != nullptr && has_addresses(*want);
   for (Index i = 1; i < pages_.end() && reserved_bytes_ > keep_bytes; ++i) {
     const Page& page = pages_[i];
     // Uses at other addresses, by other streams, are ordered before the last one.
     if (page.handle == 0 || !page.free() || !finished(page.owner, page.tick)) continue;
+    if (spare && page.size == 0 && page.owner == want->stream) continue;
     if (Status status = release_page(i); !status.ok()) return status;
   }
   for (Index s = 1; s < segments_.end(); ++s) {
