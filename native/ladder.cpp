@@ -234,7 +234,7 @@ Index Pool::serve_give_back(Request& request) {
     request.error = status;
     return 0;
   }
-  if (Status status = segments_.trim(0, finished_, true); !status.ok()) {
+  if (Status status = segments_.trim(0, finished_, true, &request.want); !status.ok()) {
     request.error = status;
     return 0;
   }

@@ -171,17 +171,14 @@ class Segments::Window {
   static constexpr std::int64_t kMap = 160;  // divisible by the slots of every page
   static constexpr std::int64_t kLost = 256;
 
-  // Over [first, past), where a slot without a page costs `fresh`.
-  Window(Segments& segments, const Want& want, Tick passed, std::uint32_t first, std::uint32_t past,
-         std::int64_t fresh)
+  // Over slots below `past`, where one without a page costs `fresh`.
+  Window(Segments& segments, const Want& want, Tick passed, std::uint32_t past, std::int64_t fresh)
       : segments_(segments),
         pieces_(segments.pieces_),
         stream_(want.stream),
         passed_(passed),
         past_(past),
-        fresh_(fresh) {
-    begin(first);
-  }
+        fresh_(fresh) {}
 
   // Moves on to [from, to); neither end goes back. Returns the cost.
   std::int64_t move(std::uint32_t from, std::uint32_t to) {
@@ -286,7 +283,7 @@ void Segments::weigh(Index i, const Want& want, Tick passed, std::uint64_t until
   const std::int64_t fresh = fresh_cost(want);
   const std::int64_t lost = Window::kLost / kPageSlots[largest_page_];
   const std::int64_t dearest = std::max(fresh, lost);
-  Window window(*this, want, passed, first, past, fresh);
+  Window window(*this, want, passed, past, fresh);
   // Returns how many slots further a better place may be.
   const auto consider = [&](Units offset) -> std::uint64_t {
     const std::uint32_t from = offset / kSlotUnits;
@@ -585,12 +582,14 @@ Status Segments::release_page(Index i) {
   return {};
 }
 
-Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait) {
+Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want) {
   const bool plain = may_wait || !backend_.info().release_waits;
+  const bool spare = want != nullptr && has_addresses(*want);
   for (Index i = 1; i < pages_.end() && reserved_bytes_ > keep_bytes; ++i) {
     const Page& page = pages_[i];
     // Uses at other addresses, by other streams, are ordered before the last one.
     if (page.handle == 0 || !page.free() || !finished(page.owner, page.tick)) continue;
+    if (spare && page.size == 0 && page.owner == want->stream) continue;
     if (Status status = release_page(i); !status.ok()) return status;
   }
   for (Index s = 1; s < segments_.end(); ++s) {

@@ -21,6 +21,12 @@ constexpr std::uint64_t kLeastSpace = 256 * kMiB;
 constexpr int kCandidates[kBands] = {8, 16};
 constexpr std::uint64_t kNoMemory = ~std::uint64_t{0};
 
+// The fewest slots of a strip that has room for the request.
+std::uint32_t slots_for(const Want& want) {
+  return static_cast<std::uint32_t>(round_up(std::uint64_t{want.padded()} * kUnit, kSlotBytes) / kSlotBytes) +
+         1;
+}
+
 }  // namespace
 
 Segments::Segments(Backend& backend, const PlacementOptions& options)
@@ -349,12 +355,17 @@ Status Segments::reserve_space() {
   return status;
 }
 
+// Whether a strip could be made for the request.
+bool Segments::has_addresses(const Want& want) const {
+  return std::any_of(space_free_.begin(), space_free_.end(),
+                     [&](const auto& range) { return range.second >= slots_for(want); });
+}
+
 // New addresses for a stream and band: one free block without memory.
 Status Segments::new_strip(const Want& want) {
   if (space_ == 0)
     if (Status status = reserve_space(); !status.ok()) return status;
-  const std::uint64_t bytes = std::uint64_t{want.padded()} * kUnit;
-  const auto needed = static_cast<std::uint32_t>(round_up(bytes, kSlotBytes) / kSlotBytes) + 1;
+  const std::uint32_t needed = slots_for(want);
   const auto all = static_cast<std::uint32_t>(options_.space_bytes / kSlotBytes);
   std::uint32_t slots = std::max(needed, std::min(kStripSlots[want.band], all / 64));
   std::uint32_t slot = space_take(slots);

@@ -139,8 +139,9 @@ class Segments {
   // ---- giving back ------------------------------------------------------------------------------
   // Releases free pages and wholly free plain segments whose last use has finished, until at most
   // `keep_bytes` stay reserved. Plain segments whose release would wait for running work go only where
-  // the caller may wait.
-  Status trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait);
+  // the caller may wait. `want`, if given, is what the memory is needed for: its stream's own pages of the
+  // smallest size stay, as they could serve it anywhere already, unless it is addresses that are missing.
+  Status trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want = nullptr);
   Status release_all();  // pre: nothing on any stream uses any of it
 
   // ---- looking ------------------------------------------------------------------------------------
@@ -261,6 +262,7 @@ class Segments {
   // segments
   Index segment_at(std::uint32_t slot) const;
   Status reserve_space();
+  bool has_addresses(const Want& want) const;
   Status new_strip(const Want& want);
   Status new_plain(const Want& want, std::uint64_t budget);
   Status release_plain(Index segment);

@@ -354,6 +354,19 @@ TEST(the_limit_is_exact) {
   });
 }
 
+TEST(a_refusal_gives_no_page_back_that_could_have_served_as_it_was) {
+  PoolConfig config;
+  config.limit = 64 * kMiB;
+  World world(kGiB, config);
+  std::vector<Address> all;
+  for (int i = 0; i < 16; ++i) all.push_back(world.get(4 * kMiB));
+  for (int i = 0; i < 16; i += 2) REQUIRE(world.pool->free(all[i]).ok());
+  CHECK(world.get(40 * kMiB) == 0);
+  CHECK(world.device->calls("page_release") == 0 && world.stats().reserved.current == 64 * kMiB);
+  CHECK(world.get(32 * kMiB) != 0);  // in the eight holes
+  CHECK(world.good());
+}
+
 TEST(trim_keeps_what_is_asked_and_what_is_used) {
   both_kinds([](const PoolConfig& config) {
     World world(kGiB, config);
