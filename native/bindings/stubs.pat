@@ -166,11 +166,6 @@ vram._native.Buffer.__dlpack__$:
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
         \doc
 
-vram._native.Buffer.__cuda_array_interface__$:
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The memory as other libraries of CUDA take it: an array of bytes, with its stream."""
-
 vram._native.Buffer.__dlpack_device__$:
     def __dlpack_device__(self) -> tuple[int, int]:
         \doc
