@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "backends/cuda.hpp"
-#include "backends/model.hpp"
 #include "python_types.hpp"
 
 namespace vram {
@@ -49,7 +48,7 @@ struct DlManagedVersioned {
 constexpr std::int32_t kDlCpu = 1;
 constexpr std::int32_t kDlCuda = 2;
 constexpr std::int32_t kDlExtension = 12;  // a device that only those who know it can use: a model
-// How DLPack and the CUDA array interface name streams that have no handle. 0 would be ambiguous.
+// How DLPack and the CUDA array interface name the default stream. 0 would be ambiguous.
 constexpr StreamHandle kLegacyDefault = 1;
 
 template <typename Managed>
@@ -399,39 +398,27 @@ bool device_for_dlpack(PyBuffer* self, DlDevice* out) {
 
 constexpr StreamHandle kNoOrder = ~StreamHandle{0};  // the consumer's -1: it sees to the order itself
 
-// The consumer's stream: None and 1 are the default stream, 2 is that of the calling thread, -1 is none.
+// The consumer's stream: None and 1 are the default stream, 2 is that of the calling thread, -1 is none,
+// other numbers are handles. Stream objects are taken as everywhere.
 bool consumer_stream(PyBuffer* self, PyObject* given, StreamHandle* out) {
-  *out = kLegacyDefault;
+  *out = 0;
   if (given == nullptr || given == Py_None) return true;
-  if (PyLong_Check(given)) {
-    int overflow = 0;
-    const long long number = PyLong_AsLongLongAndOverflow(given, &overflow);
-    if (overflow == 0 && number == -1) {
-      if (PyErr_Occurred()) return false;
-      *out = kNoOrder;
-      return true;
-    }
-    if (overflow == 0 && number == 0) {
-      PyErr_SetString(PyExc_ValueError,
-                      "stream 0 is ambiguous in DLPack: pass 1 for the default stream, 2 for that of the "
-                      "calling thread, a handle, or -1 for no order");
-      return false;
-    }
+  int overflow = 0;
+  const long long number = PyLong_Check(given) ? PyLong_AsLongLongAndOverflow(given, &overflow) : 2;
+  if (overflow != 0 || number >= 2 || number < -1) return stream_from(given, self->pool, out);
+  if (number == 0) {
+    PyErr_SetString(PyExc_ValueError,
+                    "stream 0 is ambiguous in DLPack: pass 1 for the default stream, 2 for that of the "
+                    "calling thread, a handle, or -1 for no order");
+    return false;
   }
-  return stream_from(given, self->pool, out);
+  if (number == -1) *out = kNoOrder;
+  return true;
 }
 
 // A wait between a stream that is being captured and one that is not would break the capture.
 bool require_same_capture(Backend& backend, StreamHandle from, StreamHandle to) {
-  CaptureId ours = 0;
-  CaptureId theirs = 0;
-  Status status = backend.capture_of(from, &ours);
-  if (status.ok()) status = backend.capture_of(to, &theirs);
-  if (!status.ok()) {
-    raise(status, "ask whether a stream is being captured");
-    return false;
-  }
-  if (ours == theirs) return true;
+  if (backend.capturing(from) == backend.capturing(to)) return true;
   PyErr_SetString(PyExc_BufferError,
                   "of the consumer's stream and the buffer's only one is being captured into a graph, so "
                   "neither can wait for the other: export the buffer before the capture begins, or allocate "
@@ -452,9 +439,10 @@ Status queue_wait(Backend& backend, StreamHandle from, StreamHandle to) {
 // is freed its memory is not reused before that work.
 bool hand_over(PyBuffer* self, StreamHandle consumer) {
   Backend& backend = self->pool->pool->backend();
-  if (dynamic_cast<ModelBackend*>(&backend) != nullptr && consumer == kLegacyDefault) consumer = 0;
+  if (consumer == kNoOrder) return true;
+  consumer = backend.canonical(consumer);
   const StreamHandle own = backend.canonical(self->stream);
-  if (consumer == kNoOrder || backend.canonical(consumer) == own) return true;
+  if (consumer == own) return true;
   if (!require_same_capture(backend, own, consumer)) return false;
   if (watcher != nullptr &&
       !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
@@ -463,11 +451,14 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
   Status status = self->pool->pool->record_stream(self->address, consumer);
   if (status.ok()) {
     Py_BEGIN_ALLOW_THREADS;
-    status = queue_wait(backend, self->stream, consumer);
+    status = queue_wait(backend, own, consumer);
     Py_END_ALLOW_THREADS;
   }
-  if (!status.ok()) raise(status, "make the consumer's stream wait for the buffer's");
-  return status.ok();
+  if (!status.ok()) {
+    raise(status, "make the consumer's stream wait for the buffer's");
+    return false;
+  }
+  return require_live(self);  // another thread may have freed it meanwhile
 }
 
 bool same_dl_device(const DlDevice& own, PyObject* wanted) {

@@ -74,7 +74,7 @@ def test_the_consumers_stream_waits_for_the_buffers(model: Pool) -> None:
     buffer = model.allocate(MIB, stream=producer)
     buffer.fill(1)
     assert not producer.query() and consumer.query()
-    capsule = buffer.__dlpack__(stream=consumer.handle)
+    capsule = buffer.__dlpack__(stream=consumer)
     assert not consumer.query()
     producer.synchronize()
     assert consumer.query()
@@ -103,6 +103,10 @@ def test_minus_one_asks_for_no_order(model: Pool) -> None:
 def test_stream_0_is_refused_as_ambiguous(model: Pool) -> None:
     with pytest.raises(ValueError, match="ambiguous"):
         model.allocate(MIB).__dlpack__(stream=0)
+    with pytest.raises(ValueError, match="handle"):
+        model.allocate(MIB).__dlpack__(stream=-2)
+    with pytest.raises(TypeError, match="not a stream"):
+        model.allocate(MIB).__dlpack__(stream="1")
 
 
 @pytest.mark.parametrize(("exported", "reused"), [(True, False), (False, True)])
@@ -110,11 +114,25 @@ def test_memory_is_not_reused_under_the_consumer(model: Pool, exported: bool, re
     producer, consumer = Stream(model.device), Stream(model.device)
     buffer = model.allocate(MIB, stream=producer)
     address = buffer.ptr
-    capsule = buffer.__dlpack__(stream=consumer.handle if exported else -1)
+    capsule = buffer.__dlpack__(stream=consumer if exported else -1)
     other = model.allocate(MIB, stream=consumer)
     other.fill(2)  # what the consumer still does with the memory
     del capsule, buffer
     assert (model.allocate(MIB, stream=producer).ptr == address) is reused
+
+
+def test_a_capture_is_not_broken_by_an_export(model: Pool) -> None:
+    captured = Stream(model.device)
+    buffer = model.allocate(MIB)
+    with captured.capture() as graph:
+        with pytest.raises(BufferError, match="captured"):
+            buffer.__dlpack__(stream=captured)
+        inside = model.allocate(MIB, stream=captured)
+        with pytest.raises(BufferError, match="captured"):
+            inside.__dlpack__(stream=None)
+        del inside
+    buffer.free()
+    graph.close()
 
 
 def test_a_failed_export_takes_no_hold_of_the_buffer(model: Pool) -> None:
