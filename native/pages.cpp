@@ -70,14 +70,14 @@ void Segments::list_remove(Index i) {
 void Segments::hold(Index page, Index mapping) {
   list_remove(page);
   pages_[page].holder = mapping;
-  note_backed(page);
+  note_aliases(page);
 }
 
 void Segments::let_go(Index page, Tick tick) {
   pages_[page].holder = 0;
   pages_[page].tick = tick;
   list_push(page);
-  note_backed(page);
+  note_aliases(page);
 }
 
 bool Segments::backs(Index m) const {
@@ -87,7 +87,13 @@ bool Segments::backs(Index m) const {
          (page.free() && mapping.usable && page.owner == segments_[mapping.segment].stream);
 }
 
-// To be called whenever the holder or the owner of a page has changed.
+// After the holder of a page has changed. Where it is held it is backed before and after, so only a page that
+// is mapped elsewhere, too, is worth a look.
+void Segments::note_aliases(Index i) {
+  if (mappings_[pages_[i].mappings].next != 0) note_backed(i);
+}
+
+// After the owner of a page has changed, or its holder.
 void Segments::note_backed(Index i) {
   const std::uint32_t slots = pages_[i].slots();
   for (Index m = pages_[i].mappings; m != 0; m = mappings_[m].next)

@@ -248,6 +248,7 @@ class Segments {
   void hold(Index page, Index mapping);
   void let_go(Index page, Tick tick);
   bool backs(Index mapping) const;
+  void note_aliases(Index page);
   void note_backed(Index page);
   void list_push(Index page);
   void list_remove(Index page);
