@@ -70,14 +70,14 @@ void Segments::list_remove(Index i) {
 void Segments::hold(Index page, Index mapping) {
   list_remove(page);
   pages_[page].holder = mapping;
-  note_backed(page);
+  note_aliases(page);
 }
 
 void Segments::let_go(Index page, Tick tick) {
   pages_[page].holder = 0;
   pages_[page].tick = tick;
   list_push(page);
-  note_backed(page);
+  note_aliases(page);
 }
 
 bool Segments::backs(Index m) const {
@@ -87,7 +87,13 @@ bool Segments::backs(Index m) const {
          (page.free() && mapping.usable && page.owner == segments_[mapping.segment].stream);
 }
 
-// To be called whenever the holder or the owner of a page has changed.
+// After the holder of a page has changed. Where it is held it is backed before and after, so only a page that
+// is mapped elsewhere, too, is worth a look.
+void Segments::note_aliases(Index i) {
+  if (mappings_[pages_[i].mappings].next != 0) note_backed(i);
+}
+
+// After the owner of a page has changed, or its holder.
 void Segments::note_backed(Index i) {
   const std::uint32_t slots = pages_[i].slots();
   for (Index m = pages_[i].mappings; m != 0; m = mappings_[m].next)
@@ -187,8 +193,13 @@ class Segments::Window {
     while (to_ < to) enter(to);
     return cost_;
   }
-  // How far it may move, its length kept, without passing a place where the cost stops falling.
-  std::uint32_t stride() {
+  // How far it may move, its length kept, without passing a place where the cost stops falling, or a possible
+  // one.
+  std::uint32_t stride() const {
+    if (cost_ >= kImpossible)
+      for (std::uint32_t i = right_; i > left_; --i)
+        if (i < pieces_.size() && pieces_[i].cost >= kImpossible && pieces_[i - 1].past < to_)
+          return pieces_[i].past - from_;
     const std::uint32_t least = pieces_[left_].past - from_;
     return to_ < past_ ? std::min(least, pieces_[right_].past - to_) : least;
   }
@@ -268,6 +279,24 @@ std::int64_t Segments::fresh_cost(const Want& want) const {
          kPageSlots[size_to_create(want.units / kSlotUnits + 1, std::uint64_t{want.units} * kUnit)];
 }
 
+// How far it is from `slot` until `count` slots are passed that are not lost, or everything up to `past`.
+std::uint32_t Segments::slots_until(std::uint32_t slot, std::uint32_t past, std::uint64_t count) const {
+  const std::uint32_t start = slot;
+  while (slot < past) {
+    const std::uint32_t next = std::min(past, (slot / 64 + 1) * 64);
+    std::uint64_t kept = ~mapped_.word(slot) | backed_.word(slot);
+    kept = kept >> (slot % 64) << (64 - (next - slot)) >> (64 - (next - slot));
+    const auto ones = static_cast<std::uint64_t>(std::popcount(kept));
+    if (ones >= count) {
+      for (; count > 1; --count) kept &= kept - 1;
+      return slot + static_cast<std::uint32_t>(std::countr_zero(kept)) + 1 - start;
+    }
+    count -= ones;
+    slot = next;
+  }
+  return past - start + 1;
+}
+
 // Slides the request over the addresses of a free block and keeps the place where the driver has least to do,
 // if that is less than *least. Between two strides of the window the cost rises or falls evenly, so the ends
 // are enough; and where too few slots have their page it moves on until there can be enough of them.
@@ -292,7 +321,8 @@ void Segments::weigh(Index i, const Want& want, Tick passed, std::uint64_t until
     ++weighed_;
     const std::int64_t mapped = mapped_.count(from, to);
     const std::int64_t bound = (mapped - backed_.count(from, to)) * lost + (to - from - mapped) * fresh;
-    if (bound >= *least) return static_cast<std::uint64_t>((bound - *least) / dearest + 1);
+    if (bound >= *least)
+      return slots_until(to, past, static_cast<std::uint64_t>((bound - *least) / dearest + 1));
     const std::int64_t cost = window.move(from, to);
     if (cost < *least) {
       *best = {i, offset};

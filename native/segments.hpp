@@ -240,6 +240,7 @@ class Segments {
   Tick last_use(const Spot& spot, Units units) const;
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why);
   Spot untouched_spot(const Want& want) const;
+  std::uint32_t slots_until(std::uint32_t slot, std::uint32_t past, std::uint64_t count) const;
   std::int64_t fresh_cost(const Want& want) const;
   void weigh(Index block, const Want& want, Tick passed, std::uint64_t until, Spot* best,
              std::int64_t* least);
@@ -247,6 +248,7 @@ class Segments {
   void hold(Index page, Index mapping);
   void let_go(Index page, Tick tick);
   bool backs(Index mapping) const;
+  void note_aliases(Index page);
   void note_backed(Index page);
   void list_push(Index page);
   void list_remove(Index page);

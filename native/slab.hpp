@@ -57,6 +57,8 @@ class Bits {
       word = value ? word | mask : word & ~mask;
     }
   }
+  // The 64 bits among which bit `i` lies.
+  std::uint64_t word(std::size_t i) const { return words_[i / kWord]; }
   std::uint32_t count(std::size_t from, std::size_t to) const {
     int ones = 0;
     for (; from < to; from = (from / kWord + 1) * kWord)
