@@ -129,8 +129,8 @@ def test_their_memory_is_viewed_without_a_copy(torch: Any, cupy: Any, device: De
 
 
 def test_a_capture_is_not_broken_by_an_export(make_pool: MakePool, torch: Any, device: Device) -> None:
-    pool, side = make_pool(), torch.cuda.Stream()
-    buffer = pool.allocate(MIB, stream=Stream(device))
+    pool, side, ours = make_pool(), torch.cuda.Stream(), Stream(device)
+    buffer = pool.allocate(MIB, stream=ours)
     torch.ones(4, device="cuda").add_(1)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
