@@ -174,7 +174,8 @@ def test_jax_takes_a_buffer_by_dlpack() -> None:
         except RuntimeError as error:
             sys.exit(f"skip: {error}")
         pool = vram.Pool("cuda:0", limit="1GiB")
-        buffer = pool.allocate("4MiB", stream=vram.Stream("cuda:0"))
+        ours = vram.Stream("cuda:0")
+        buffer = pool.allocate("4MiB", stream=ours)
         buffer.fill(3)
         array = jax.dlpack.from_dlpack(buffer)
         assert array.unsafe_buffer_pointer() == buffer.ptr

@@ -136,7 +136,8 @@ def test_a_capture_is_not_broken_by_an_export(model: Pool) -> None:
 
 
 def test_a_failed_export_takes_no_hold_of_the_buffer(model: Pool) -> None:
-    buffer = model.allocate(MIB, stream=Stream(model.device))
+    ours = Stream(model.device)
+    buffer = model.allocate(MIB, stream=ours)
     model.device.backend.fail("event_create", 1)
     with pytest.raises(DeviceError):
         buffer.__dlpack__(stream=None)
