@@ -141,6 +141,7 @@ def test_free_pages_between_live_blocks_serve_a_large_one(make_pool: MakePool, w
     kept, gone = pieces[::2], pieces[1::2]
     del pieces
     gone.clear()
+    assert pool.stats().allocated == 128 * MIB
     large = Marked(pool, work, 120 * MIB)
     assert pool.stats().reserved <= 256 * MIB
     for each in (*kept, large):
