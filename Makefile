@@ -197,8 +197,8 @@ GPU_STEPS := gpu-device gpu-install gpu-conformance gpu-python gpu-soak gpu-memc
 # Plugins that other packages brought there take no part.
 GPU_ENVIRONMENT = PYTHONPATH="$(GPU_SITE)" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 GPU_PYTEST = $(PYTHON) -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
-.PHONY: $(GPU_STEPS)
-test-gpu $(GPU_STEPS): export PATH := $(OUTSIDE_PATH)
+.PHONY: $(GPU_STEPS) gpu-integrations
+test-gpu $(GPU_STEPS) gpu-integrations: export PATH := $(OUTSIDE_PATH)
 test-gpu: $(GPU_STEPS)
 
 gpu-device:
@@ -230,7 +230,14 @@ gpu-conformance: gpu-install
 
 gpu-python: gpu-install
 	@echo "== what needs a real device"
-	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/tests.xml --ignore=tests/gpu/test_soak.py tests/gpu
+	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/tests.xml --ignore=tests/gpu/test_soak.py \
+	  --ignore=tests/gpu/test_gpu_arrays.py --ignore=tests/gpu/test_gpu_adaptors.py tests/gpu
+
+# Other libraries over vram, apart from the above: they bring contexts, streams and endings of their own.
+gpu-integrations: gpu-install
+	@echo "== under other libraries"
+	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/integrations.xml \
+	  tests/gpu/test_gpu_arrays.py tests/gpu/test_gpu_adaptors.py tests/integrations
 
 gpu-soak: gpu-install
 	@echo "== soak: $(VRAM_SOAK_SECONDS) seconds"

@@ -103,8 +103,7 @@ class Pool(_native.PoolCore):
 
         Memory that is ready already counts. OutOfMemory where it cannot be had.
         """
-        core = _native.PoolCore
-        core.free(self, core.malloc(self, size, stream))
+        self._give_back([_native.PoolCore.malloc(self, size, stream)])
 
     def reserve_async(self, size: int | str, *, stream: Any = None) -> Future[None]:
         """As reserve, on another thread: growth ahead of need. The caches serve on meanwhile."""
@@ -124,21 +123,22 @@ class Pool(_native.PoolCore):
         room = self.raw_stats()["cached_blocks"] + len(wanted)
         if room > self.config()["stream_cache"]:
             self.reconfigure({"stream_cache": room})
+        self._give_back(addresses)
+        for size in dict.fromkeys(wanted):  # the way of the first real use is walked, too
+            self._give_back([_native.PoolCore.malloc(self, size, stream)])
+
+    def _give_back(self, addresses: list[int]) -> None:
+        """Free what the program has not seen, also where zeroing fails; raises the first failure."""
         failure: DeviceError | OutOfMemory | None = None
         for address in addresses:
             try:
                 self.free(address)
-            except (
-                DeviceError,
-                OutOfMemory,
-            ) as error:  # zeroing failed; the others are given back all the same
-                failure = error
+            except (DeviceError, OutOfMemory) as error:
+                failure = failure or error
                 with contextlib.suppress(DeviceError, OutOfMemory):
                     self.free(address)
         if failure is not None:
             raise failure
-        for size in dict.fromkeys(wanted):  # the way of the first real use is walked, too
-            _native.PoolCore.free(self, _native.PoolCore.malloc(self, size, stream))
 
     # ---- limits and housekeeping ------------------------------------------------------------------------
 
