@@ -92,6 +92,7 @@ Status release(PyBuffer* self) {
 // closes such a cycle lies on the pool's side.
 int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self_of(object)->pool);
+  Py_VISIT(self_of(object)->stream_object);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
@@ -110,6 +111,7 @@ void dealloc(PyObject* object) {
     (void)release(self);  // a pool that is closed, or a parent's after a fork, needs nothing
   }
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
+  Py_XDECREF(self->stream_object);  // after the free, which its stream orders
   Py_DECREF(self->pool);
   PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_Del(object);
@@ -141,11 +143,16 @@ PyObject* leave(PyObject* object, PyObject*) {
 // Queuing goes without the GIL: a driver whose queue is full, or that copies pageable memory, waits for the
 // stream, and there perhaps a Python function waits for the GIL.
 
+// The buffer's own stream. False with an error set where it was closed: its handle may be anybody's by now.
+bool own_stream(PyBuffer* self, StreamHandle* out) {
+  *out = self->stream;
+  return self->stream_object == nullptr || stream_from(self->stream_object, self->pool, out);
+}
+
 // The stream of a call: the one given, else the buffer's. A use on another stream is recorded, so that the
 // memory is not reused before it.
 bool stream_for_use(PyBuffer* self, PyObject* given, StreamHandle* out) {
-  *out = self->stream;
-  if (given == nullptr || given == Py_None) return true;
+  if (given == nullptr || given == Py_None) return own_stream(self, out);
   return stream_from(given, self->pool, out);
 }
 
@@ -441,7 +448,9 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
   Backend& backend = self->pool->pool->backend();
   if (consumer == kNoOrder) return true;
   consumer = backend.canonical(consumer);
-  const StreamHandle own = backend.canonical(self->stream);
+  StreamHandle own = 0;
+  if (!own_stream(self, &own)) return false;
+  own = backend.canonical(own);
   if (consumer == own) return true;
   if (!require_same_capture(backend, own, consumer)) return false;
   if (watcher != nullptr &&
@@ -618,7 +627,7 @@ PyType_Spec spec = {
 }  // namespace
 
 PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
-                      std::uint32_t tag) {
+                      PyObject* stream_object, std::uint32_t tag) {
   PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
   if (self == nullptr) {
     (void)free_address(pool, address);
@@ -628,6 +637,8 @@ PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamH
   self->address = address;
   self->size = size;
   self->stream = stream;
+  const bool named = stream_object == nullptr || stream_object == Py_None || PyLong_CheckExact(stream_object);
+  self->stream_object = named ? nullptr : Py_NewRef(stream_object);
   self->tag = tag;
   self->views = 0;
   self->weak_references = nullptr;

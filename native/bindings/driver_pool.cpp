@@ -167,7 +167,7 @@ PyObject* import_pointer(PyObject* object, PyObject* arguments) {
     (void)free_address(self, address);
     return nullptr;
   }
-  return make_buffer(self, address, size, stream, 0);
+  return make_buffer(self, address, size, stream, stream_object, 0);
 }
 
 // ---- the type ---------------------------------------------------------------------------------------------

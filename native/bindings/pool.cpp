@@ -225,7 +225,7 @@ PyObject* allocate_method(PyObject* object, PyObject* const* arguments, Py_ssize
   const long tag = given.tag == nullptr && tag_variable == nullptr ? 0 : current_tag(self, given.tag);
   if (tag < 0) return nullptr;
   if (!allocate_address(self, size, stream, align, static_cast<std::uint32_t>(tag), &address)) return nullptr;
-  return make_buffer(self, address, size, stream, static_cast<std::uint32_t>(tag));
+  return make_buffer(self, address, size, stream, given.stream, static_cast<std::uint32_t>(tag));
 }
 
 bool sizes_from(PyObject* object, std::vector<std::uint64_t>* out) {
@@ -272,7 +272,8 @@ PyObject* batch(PyObject* object, PyObject* arguments, PyObject* keywords, bool 
       Py_CLEAR(list);
     PyObject* item = nullptr;
     if (list != nullptr)
-      item = buffers ? make_buffer(self, addresses[i], sizes[i], stream, static_cast<std::uint32_t>(tag))
+      item = buffers ? make_buffer(self, addresses[i], sizes[i], stream, stream_object,
+                                   static_cast<std::uint32_t>(tag))
                      : PyLong_FromUnsignedLongLong(addresses[i]);
     if (item == nullptr) {
       if (list != nullptr && buffers) addresses[i] = 0;  // make_buffer has freed it

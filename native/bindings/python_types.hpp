@@ -30,6 +30,7 @@ struct PyBuffer {
   Address address;
   std::uint64_t size;
   StreamHandle stream;
+  PyObject* stream_object;  // strong, or null: the stream as it was given, which stays open with the buffer
   std::uint32_t tag;
   Py_ssize_t views;
   PyObject* weak_references;
@@ -38,9 +39,10 @@ struct PyBuffer {
 
 extern PyTypeObject* buffer_type;
 
-// A new Buffer over an allocation; on failure the allocation is freed.
+// A new Buffer over an allocation; on failure the allocation is freed. `stream_object` is what named the
+// stream, or null.
 PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
-                      std::uint32_t tag);
+                      PyObject* stream_object, std::uint32_t tag);
 
 // Memory under a vram.pin: in the order of the device it was pinned for.
 struct PinnedSpan {

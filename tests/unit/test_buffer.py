@@ -452,3 +452,36 @@ def test_sizes_that_change_the_list_they_are_in(pool: Pool) -> None:
     sizes.extend([Clears(), *[2048 + index for index in range(100)]])
     assert len(pool.allocate_batch(sizes)) in (1, 101)
     assert pool.check() is None
+
+
+# ---- the stream it was allocated on ---------------------------------------------------------------------
+
+
+def test_a_buffer_keeps_its_stream_open() -> None:
+    device = vram.Device.model("1GiB", manual=True)
+    pool = vram.Pool(device)
+    buffer = pool.allocate(4096, stream=vram.Stream(device))  # nobody else holds it
+    gc.collect()
+    buffer.fill(1)
+    assert device.backend.counts()["streams"] == 2
+    buffer.free()
+    del buffer
+    assert device.backend.counts()["streams"] == 1
+
+
+def test_what_is_done_on_a_closed_stream_is_refused() -> None:
+    device = vram.Device.model("1GiB")
+    pool, stream = vram.Pool(device), vram.Stream(device)
+    buffer, [other] = pool.allocate(4096, stream=stream), pool.allocate_batch([4096], stream=stream)
+    stream.close()
+    for work in (
+        lambda: buffer.fill(1),
+        lambda: buffer.copy_from(other),
+        lambda: buffer.__dlpack__(stream=1),
+    ):
+        with pytest.raises(vram.DeviceError, match="was closed"):
+            work()
+    buffer.fill(1, stream=vram.Stream(device))
+    buffer.free()
+    other.free()
+    assert pool.check() is None
