@@ -289,8 +289,8 @@ def _cuda_core(index: int) -> _Core:
         if core is not None or index >= count:
             why = "a CUDA device cannot be used after a fork" if core is not None else why
             raise DeviceError(
-                f"there is no device cuda:{index}: {why or f'the driver has {count} device(s)'} "
-                "(libcuda.so.1 was looked for). vram.devices() lists what is there.",
+                f"there is no device cuda:{index}: {why or f'libcuda.so.1 has {count} device(s)'}. "
+                "vram.devices() lists what is there.",
                 device=f"cuda:{index}",
                 code="missing",
             )

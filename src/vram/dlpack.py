@@ -130,6 +130,8 @@ def from_dlpack(source: Any, stream: Any = None) -> View:
     On a GPU, work queued on `stream` (None: the default stream) from now on sees what the other library has
     queued. The view keeps the memory alive; whether it may be written is `readonly`.
     """
+    if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
+        raise TypeError(f"{type(source).__name__} has no __dlpack__; pass an array of another library")
     kind, number = (int(each) for each in source.__dlpack_device__())
     request: dict[str, Any] = {}
     if kind in (_CUDA, _CUDA_MANAGED):

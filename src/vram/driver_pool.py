@@ -149,6 +149,10 @@ class DriverPool(Pool, _native.DriverPoolCore):
         """Whether it is the pool that everybody in the process shares."""
         return self._origin == "default"
 
+    def _limit_name(self) -> str:
+        most, limit = self.max_size, self.limit
+        return "max_size" if most is not None and (limit is None or most < limit) else "limit"
+
     @property
     def max_size(self) -> int | None:
         """The most bytes the driver may reserve for it, or None for the driver's own bound."""

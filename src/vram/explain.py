@@ -29,10 +29,12 @@ def explain_out_of_memory(
     pending_streams: Mapping[int, int],
     cross_stream: str,
     callback_errors: tuple[str, ...] = (),
+    limit_name: str = "limit",
 ) -> OutOfMemory:
     """Build the error of a request for `size` bytes on `stream`.
 
-    `tags` has the live bytes under each tag, `pending_streams` the bytes pending on each stream.
+    `tags` has the live bytes under each tag, `pending_streams` the bytes pending on each stream, `limit_name`
+    is the option that bounds the pool.
     """
     facts: dict[str, Any] = {
         **report,
@@ -40,6 +42,7 @@ def explain_out_of_memory(
         "tags": dict(tags),
         "pending_streams": dict(pending_streams),
         "callback_errors": callback_errors,
+        "limit_name": limit_name,
     }
     lines = [
         f"out of memory: {format_size(size)} asked on stream {stream} of {device}, {_room(facts)}.",
@@ -70,11 +73,12 @@ def _room_in_limit(facts: Mapping[str, int]) -> int:
     return max(0, _capacity(facts) - facts["reserved"])
 
 
-def _room(facts: Mapping[str, int]) -> str:
+def _room(facts: Mapping[str, Any]) -> str:
     """How much more could be had at once, and what bounds it."""
     room = format_size(min(facts["device_free"], _room_in_limit(facts)) + facts["free_pages"])
     if _is_limited(facts):
-        return f"but only {room} can be had within the pool's limit of {format_size(facts['limit'])}"
+        bound = f"{facts['limit_name']} of {format_size(facts['limit'])}"
+        return f"but only {room} can be had within the pool's {bound}"
     return f"but only {room} can be had of the {format_size(facts['device_total'])} of the device"
 
 
@@ -112,7 +116,7 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
     if size > capacity:
         yield f"a smaller request: this one alone is more than the {format_size(capacity)} there are"
         if size <= facts["device_total"]:
-            yield f"or a limit of at least {format_size(demand)}"
+            yield f"or a {facts['limit_name']} of at least {format_size(demand)}"
         return
     yield from _remedies_inside(size, facts, cross_stream)
     if facts["outside"] >= size and _room_in_limit(facts) >= size:
@@ -120,7 +124,7 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
     if _is_limited(facts):
         # What is unused may be of no use, so the limit must leave room for all of the request.
         larger = demand if demand > facts["limit"] else facts["reserved"] + max(size, PAGE)
-        yield f"a limit of at least {format_size(larger)}"
+        yield f"a {facts['limit_name']} of at least {format_size(larger)}"
     if demand > capacity:
         yield f"freeing {format_size(demand - capacity)} of what is allocated"
     else:

@@ -32,6 +32,12 @@ class Graph:
                 device=stream.device.name,
                 code="unsupported",
             )
+        if stream.handle == 0:
+            raise DeviceError(
+                "the default stream cannot be captured into a graph; capture a vram.Stream of your own",
+                device=stream.device.name,
+                code="unsupported",
+            )
         self._backend = backend
         self._stream = stream
         self._open: list[int] = []  # close() pops it: one step, so it happens once

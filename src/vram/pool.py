@@ -152,6 +152,10 @@ class Pool(_native.PoolCore):
         read = read_options({"limit": value})["limit"]
         self.set_limit(limit_bytes(read, self._memory.total_bytes))
 
+    def _limit_name(self) -> str:
+        """The option that bounds the pool, as an OutOfMemory names it."""
+        return "limit"
+
     def trim(self, to: int | str = 0, *, wait: bool = False) -> int:
         """Give unused memory back until at most `to` bytes are reserved; returns how many bytes went.
 
@@ -390,6 +394,7 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         pending_streams=pending,
         cross_stream=pool.config()["cross_stream"],
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
+        limit_name=pool._limit_name() if isinstance(pool, Pool) else "limit",
     )
 
 

@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 from vram import _native
+from vram.adaptors import require_library
 from vram.errors import DeviceError
 from vram.manager import get_memory_manager
 from vram.pool import Pool
@@ -67,8 +68,7 @@ def install(**config: Any) -> None:
     is a `torch.OutOfMemoryError`; without a compiler it is a RuntimeError, and a warning is logged. Calling
     it again only applies `config`.
     """
-    import torch
-
+    torch = require_library("torch", "PyTorch")
     with _installation.lock:
         if _installation.allocator is None:
             _require_unused(torch)
@@ -100,8 +100,7 @@ def mem_pool(device: Any = None) -> Any:
     PyTorch's own allocator stays in charge and takes whole segments, so this needs no `install()`, and may
     come after the first use of CUDA. `device` is an index or a torch.device; without, the current one.
     """
-    import torch
-
+    torch = require_library("torch", "PyTorch")
     if installed():
         raise DeviceError(
             "PyTorch allocates everything from vram already; MemPools are part of the allocator it replaced",

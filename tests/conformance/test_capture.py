@@ -223,3 +223,8 @@ def test_a_capture_that_fails_leaves_nothing_behind(make_bench: Any) -> None:
 def test_host_work_cannot_be_captured() -> None:
     with pytest.raises(DeviceError, match="cannot be captured"):
         Graph(Stream("host"))
+
+
+def test_the_default_stream_cannot_be_captured() -> None:
+    with pytest.raises(DeviceError, match="default stream cannot be captured"):
+        Stream.default(Device.model("1GiB")).capture()

@@ -275,3 +275,8 @@ def test_python_ends_in_peace_with_arrays_in_our_memory() -> None:
             """
         )
     )
+
+
+def test_what_is_no_array_is_refused_in_words() -> None:
+    with pytest.raises(TypeError, match="int has no __dlpack__"):
+        vram.from_dlpack(5)

@@ -94,3 +94,16 @@ def test_without_pytorch_its_option_says_so(tmp_path: Path) -> None:
     ended = run("--torch", script, cwd=tmp_path, PYTHONPATH=path)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "--torch needs PyTorch" in ended.stderr
+
+
+@pytest.mark.parametrize("arguments", [["missing.py"], ["-m", "missing"], ["-m", "missing.part"]])
+def test_a_program_that_is_not_there_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    ended = run(*arguments, cwd=tmp_path)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("vram: there is no ") and arguments[-1] in ended.stderr
+
+
+def test_an_error_of_vram_in_the_program_keeps_its_traceback(tmp_path: Path) -> None:
+    script = write(tmp_path, "wrong.py", "import vram; vram.Pool('host', nope=1)")
+    ended = run(script, cwd=tmp_path)
+    assert ended.returncode == 1 and "Traceback" in ended.stderr and "wrong.py" in ended.stderr

@@ -709,3 +709,12 @@ def test_a_pool_closes_while_a_graph_lives(make_bench: Any) -> None:
         buffer.free()
     bench.pool.close()
     graph.close()
+
+
+def test_out_of_memory_names_the_bound_that_held() -> None:
+    device = Device.model("1GiB")
+    pool = vram.DriverPool(device, max_size="64MiB", limit="512MiB")
+    with pytest.raises(vram.OutOfMemory, match=r"the pool's max_size of 64 MiB(.|\n)*a max_size of at least"):
+        pool.allocate("100MiB")
+    with pytest.raises(vram.OutOfMemory, match="the pool's limit of 32 MiB"):
+        vram.DriverPool(device, max_size="64MiB", limit="32MiB").allocate("48MiB")

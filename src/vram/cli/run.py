@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -65,6 +66,7 @@ def run_command(
     if module is None and not program:
         raise click.UsageError("name a script to run, or a module with -m")
     _configure(conf)
+    _find(module, program)
     if with_torch:
         _install_under_torch()
     try:
@@ -88,20 +90,34 @@ def _install_under_torch() -> None:
 
     try:
         vram.torch.install()
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ConfigError(f"--torch needs PyTorch: {error}") from error
+
+
+def _find(module: str | None, program: tuple[str, ...]) -> None:
+    """Look where the program is as Python would; ConfigError where it is not there."""
+    if module is None:
+        script = program[0]
+        if not os.path.exists(script):
+            raise ConfigError(f"there is no script {script!r} in {os.getcwd()}")
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+        return
+    sys.path[0] = os.getcwd()
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # the package that it would be in
+        found = None
+    if found is None:
+        raise ConfigError(f"there is no module {module!r} where python -m looks")
 
 
 def _run(module: str | None, program: tuple[str, ...]) -> None:
     if module is not None:
         sys.argv = [module, *program]
-        sys.path[0] = os.getcwd()
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
-    script = program[0]
     sys.argv = list(program)
-    sys.path[0] = os.path.dirname(os.path.realpath(script))
-    runpy.run_path(script, run_name="__main__")
+    runpy.run_path(program[0], run_name="__main__")
 
 
 def _end_as_python_does(error: BaseException) -> NoReturn:
