@@ -79,7 +79,6 @@ class Pool final : public Allocator {
   void start_journal(std::uint32_t entries) override;
   bool check(std::string* why) const override;
   Backend& backend() override { return *backend_; }
-  const std::shared_ptr<Backend>& shared_backend() const { return backend_; }
 
  private:
   struct Request {

@@ -1,7 +1,7 @@
 // The CUDA driver's functions, found at run time in libcuda.so.1: no toolkit to build with, no failure to
 // import where there is none. Only the table and the few types its calls need; what is done with them is in
-// cuda.cpp (the contract), cuda_graphs.cpp (capture), cuda_work.cpp (kernels), cuda_pools.cpp (the driver's
-// own pools) and pinned.cpp (page-locked memory).
+// cuda.cpp (the contract, graphs, kernels), cuda_pools.cpp (the driver's own pools) and pinned.cpp
+// (page-locked memory).
 #pragma once
 
 #include <cstddef>
@@ -33,20 +33,13 @@ inline constexpr int kCuHandleFileDescriptor = 1;
 inline constexpr int kCuAccessReadWrite = 3;
 inline constexpr unsigned kCuStreamNonBlocking = 1;
 inline constexpr unsigned kCuEventDisableTiming = 2;
-inline constexpr int kCuCaptureGlobal = 0;
 inline constexpr int kCuCaptureThreadLocal = 1;
 inline constexpr int kCuCaptureRelaxed = 2;
 
 // Numbers of device attributes.
-inline constexpr int kCuAttributeMultiprocessors = 16;
-inline constexpr int kCuAttributeConcurrentKernels = 31;
-inline constexpr int kCuAttributeAsyncEngines = 40;
-inline constexpr int kCuAttributeMajor = 75;
-inline constexpr int kCuAttributeMinor = 76;
 inline constexpr int kCuAttributeVirtualMemory = 102;
 inline constexpr int kCuAttributeRdmaWithVirtualMemory = 110;
 inline constexpr int kCuAttributeMemoryPools = 115;
-inline constexpr int kCuAttributePoolHandleTypes = 119;
 
 struct CuLocation {
   int type;

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from work import Work
+from work import Work, intact_pools
 
 from vram import Device, Pool
 
@@ -64,17 +64,5 @@ def work(kernels: Work) -> Work:
 @pytest.fixture
 def make_pool(device: Device) -> Iterator[Callable[..., Pool]]:
     """Pools that must be intact after the test, and give everything back."""
-    made: list[Pool] = []
-
-    def make(**options: Any) -> Pool:
-        made.append(Pool(device, **options))
-        return made[-1]
-
-    yield make
-    device.synchronize()
-    try:
-        for pool in made:
-            assert pool.closed or pool.check() is None
-    finally:
-        for pool in made:
-            pool.close()
+    with intact_pools(device, Pool) as make:
+        yield make

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from programs import assert_quiet, run_program
-from work import Hold, Marked, Work
+from work import Hold, Marked, Work, intact_pools
 
 from vram import ConfigError, Device, DeviceError, DriverPool, OutOfMemory, Stream
 
@@ -31,20 +31,8 @@ MakePool = Callable[..., DriverPool]
 @pytest.fixture
 def make_pool(device: Device) -> Iterator[MakePool]:
     """Driver pools that must be intact after the test."""
-    made: list[DriverPool] = []
-
-    def make(**options: Any) -> DriverPool:
-        made.append(DriverPool(device, **options))
-        return made[-1]
-
-    yield make
-    device.synchronize()
-    try:
-        for pool in made:
-            assert pool.closed or pool.check() is None
-    finally:
-        for pool in made:
-            pool.close()
+    with intact_pools(device, DriverPool) as make:
+        yield make
 
 
 @pytest.fixture

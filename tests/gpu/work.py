@@ -5,9 +5,11 @@ Compiled by the driver, and launched on any stream of the process by its handle.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vram import Device
@@ -184,6 +186,25 @@ def _u64(value: int) -> bytes:
 
 def _u32(value: int) -> bytes:
     return (value & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+@contextlib.contextmanager
+def intact_pools(device: Any, build: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """What makes pools on a device; they must be intact in the end, and are closed then."""
+    made: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        made.append(build(device, **options))
+        return made[-1]
+
+    yield make
+    device.synchronize()
+    try:
+        for pool in made:
+            assert pool.closed or pool.check() is None
+    finally:
+        for pool in made:
+            pool.close()
 
 
 class Marked:
