@@ -105,7 +105,6 @@ ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
   info_.name = "model:0";
   info_.total_bytes = books_.capacity();
   info_.pages = options.pages;
-  if (!options.pages) info_.no_pages = "the model was made without pages";
   info_.release_waits = options.release_waits;
   info_.captures = true;
   plain_addresses_.next = round_up(options.base, kSlotBytes);
