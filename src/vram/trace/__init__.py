@@ -13,6 +13,7 @@ from .files import DEFAULT_MAX_BYTES, BoundedReader, open_regular_file
 from .lifetimes import ALLOCATE, AT_ONCE, BEFORE, FREE, Lifetimes, lifetimes, peak_allocated
 from .model import Action, Annotation, Block, BlockState, Frame, Segment, Trace
 from .sandbox import read_in_child
+from .steps import STEP_PREFIX, Steps, find_steps
 from .torch_snapshot import read_snapshot
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "BEFORE",
     "DEFAULT_MAX_BYTES",
     "FREE",
+    "STEP_PREFIX",
     "Action",
     "Annotation",
     "Block",
@@ -28,7 +30,9 @@ __all__ = [
     "Frame",
     "Lifetimes",
     "Segment",
+    "Steps",
     "Trace",
+    "find_steps",
     "lifetimes",
     "open_trace",
     "peak_allocated",

@@ -1,0 +1,73 @@
+"""Iterations of a recorded job: which events belong to which step.
+
+Marks of `vram.step` count first, then PyTorch's of optimizer steps; without either there are no steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+from .model import Annotation, Trace
+
+__all__ = ["STEP_PREFIX", "Steps", "find_steps"]
+
+STEP_PREFIX = "step#"
+"""A mark of `vram.step(7)` is named `step#7`."""
+OPTIMIZER_PREFIX = "Optimizer.step#"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Step `numbers[i]` holds the events from `first[i]` up to the next step's first, or the end.
+
+    Invariant: `first` never falls, `len(first) == len(numbers)`, all below or at `events`.
+    """
+
+    numbers: tuple[int, ...]
+    first: tuple[int, ...]
+    events: int
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def of(self, event: int) -> int | None:
+        """The number of the step an event belongs to; None before the first."""
+        index = bisect_right(self.first, event) - 1
+        return self.numbers[index] if index >= 0 else None
+
+    def range(self, number: int) -> range:
+        """The events of a step; KeyError if there is none of that number."""
+        try:
+            index = self.numbers.index(number)
+        except ValueError:
+            raise KeyError(number) from None
+        last = self.first[index + 1] if index + 1 < len(self.first) else self.events
+        return range(self.first[index], last)
+
+
+def find_steps(trace: Trace) -> Steps:
+    """The steps of a trace. PyTorch's are numbered from 1: each ends where its optimizer's step does."""
+    marks = [mark for mark in trace.annotations if mark.stage == "START" and _number(mark) is not None]
+    if marks:
+        numbers = tuple(number for mark in marks if (number := _number(mark)) is not None)
+        return Steps(numbers, tuple(_first_event(trace, mark.time_us) for mark in marks), trace.events)
+    ends = [
+        mark for mark in trace.annotations if mark.name.startswith(OPTIMIZER_PREFIX) and mark.stage == "END"
+    ]
+    ends = [mark for mark in ends if mark.name == ends[0].name]
+    starts = [0, *(_first_event(trace, mark.time_us) for mark in ends)]
+    if ends and starts[-1] >= trace.events:
+        starts.pop()
+    return Steps(
+        tuple(range(1, len(starts) + 1)) if ends else (), tuple(starts) if ends else (), trace.events
+    )
+
+
+def _number(mark: Annotation) -> int | None:
+    digits = mark.name.removeprefix(STEP_PREFIX)
+    return int(digits) if digits != mark.name and digits.isdecimal() and len(digits) < 19 else None
+
+
+def _first_event(trace: Trace, time_us: int) -> int:
+    return bisect_left(trace.time_us, time_us)

@@ -1,0 +1,68 @@
+"""Which events belong to which step."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+
+from vram.trace import Annotation, Trace, find_steps, open_trace
+
+TRACES = Path(__file__).parents[2] / "traces"
+
+
+def trace_of(times: list[int], *marks: Annotation) -> Trace:
+    zeros = array("Q", [0] * len(times))
+    return Trace(
+        source="made",
+        device=0,
+        devices=(0,),
+        start_us=0,
+        timed=True,
+        action=array("B", [0] * len(times)),
+        stream=array("I", [0] * len(times)),
+        address=zeros,
+        size=zeros,
+        time_us=array("q", times),
+        stack=array("I", [0] * len(times)),
+        streams=(0,),
+        frames=(),
+        stacks=((),),
+        annotations=marks,
+    )
+
+
+def test_an_out_of_memory_in_the_eighth_step_is_in_the_eighth_step() -> None:
+    trace = open_trace(TRACES / "oom_llama_varlen_ckpt_13400.pickle.xz", trusted=True)
+    steps = find_steps(trace)
+    assert steps.numbers == tuple(range(1, 9))
+    assert steps.of(trace.events - 1) == 8
+    assert steps.of(0) == 1
+
+
+def test_marks_of_ours_count_before_an_optimizers() -> None:
+    trace = trace_of(
+        [0, 10, 20, 30, 40],
+        Annotation("START", "step#5", 10),
+        Annotation("END", "Optimizer.step#Adam.step", 15),
+        Annotation("START", "step#6", 30),
+        Annotation("START", "forward", 31),
+    )
+    steps = find_steps(trace)
+    assert [steps.of(event) for event in range(5)] == [None, 5, 5, 6, 6]
+    assert steps.range(5) == range(1, 3)
+    assert steps.range(6) == range(3, 5)
+    with pytest.raises(KeyError):
+        steps.range(7)
+
+
+def test_without_marks_there_are_no_steps() -> None:
+    steps = find_steps(trace_of([0, 1]))
+    assert len(steps) == 0
+    assert steps.of(1) is None
+
+
+def test_hostile_numbers_are_no_steps() -> None:
+    assert len(find_steps(trace_of([0], Annotation("START", "step#" + "9" * 5000, 0)))) == 0
+    assert len(find_steps(trace_of([0], Annotation("START", "step#-1", 0)))) == 0
