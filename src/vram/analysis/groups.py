@@ -1,0 +1,148 @@
+"""Who holds memory: live blocks grouped by stack, line, module, stream, tag, step or size.
+
+Counts blocks of one moment; how they came to be there is for the recording.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+from vram.errors import ConfigError
+from vram.sizes import format_size
+from vram.trace import BEFORE, Trace, find_steps
+
+from .memory import HeldBlock, memory_at
+from .moments import find_moment
+from .places import Phases, frame_text, module_of, place_of
+from .tables import arrow_table
+
+__all__ = ["GROUPINGS", "Group", "Key", "check_grouping", "group_blocks", "key_of", "label_of", "summary"]
+
+GROUPINGS = ("stack", "line", "module", "stream", "tag", "step", "size")
+Key: TypeAlias = "str | int | tuple[int, str] | None"
+
+UNKNOWN = {
+    "stack": "(no stack recorded)",
+    "line": "(no stack recorded)",
+    "module": "(no stack recorded)",
+    "tag": "(no tag)",
+    "step": "(outside steps)",
+}
+"""What a group without a key is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks of one key. `frames` is the stack, innermost first, where they were grouped by it."""
+
+    key: str | int | None
+    label: str
+    bytes: int
+    requested: int
+    blocks: int
+    frames: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `frames` only where there is a stack."""
+        plain = {"key": self.key, "label": self.label, "bytes": self.bytes, "blocks": self.blocks}
+        return {**plain, "frames": list(self.frames)} if self.frames else plain
+
+
+def check_grouping(by: str) -> str:
+    """`by`, or a ConfigError that names what there is."""
+    if by not in GROUPINGS:
+        raise ConfigError(f"cannot group by {by!r}; there is {', '.join(GROUPINGS)}")
+    return by
+
+
+def key_of(trace: Trace, by: str) -> Callable[[HeldBlock], Key]:
+    """The function that tells the group of a block: comparable between recordings, except for `stack`."""
+    check_grouping(by)
+    if by == "stream":
+        return lambda block: trace.streams[block.stream]
+    if by == "size":
+        return lambda block: 1 << max(0, block.requested - 1).bit_length()
+    if by == "step":
+        steps = find_steps(trace)
+        return lambda block: steps.of(block.event) if block.event != BEFORE else None
+    if by == "tag":
+        phases = Phases(trace)
+        return lambda block: phases.at(trace.time_us[block.event]) if block.event != BEFORE else None
+    if by == "stack":
+        return lambda block: block.stack or None
+    named = cache(lambda stack: _place_name(trace, by, stack))
+    return lambda block: named(block.stack)
+
+
+def _place_name(trace: Trace, by: str, stack: int) -> str | None:
+    frames = trace.frames_of(stack)
+    if by == "module":
+        return module_of(frames)
+    place = place_of(frames)
+    return frame_text(place) if place else None
+
+
+def label_of(trace: Trace, by: str, key: Key) -> str:
+    """A group's name for a person."""
+    if key is None:
+        return UNKNOWN[by]
+    if by == "stack":
+        frames = trace.frames_of(int(key))  # type: ignore[arg-type]
+        place = place_of(frames)
+        inner = frame_text(frames[0])
+        own = frame_text(place) if place else inner
+        return own if own == inner else f"{own} ← {inner}"
+    if by == "size":
+        return f"up to {format_size(int(key))}"  # type: ignore[arg-type]
+    return f"{by} {key}" if by in ("stream", "step") else str(key)
+
+
+def group_blocks(trace: Trace, blocks: Iterable[HeldBlock], by: str) -> list[Group]:
+    """The blocks in groups, most bytes first."""
+    key = key_of(trace, by)
+    totals: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for block in blocks:
+        total = totals[key(block)]
+        total[0] += block.size
+        total[1] += block.requested
+        total[2] += 1
+    found = [
+        Group(
+            None if by == "stack" or found is None else found,  # type: ignore[arg-type]
+            label_of(trace, by, found),
+            *total,
+            frames=_frames(trace, found) if by == "stack" else (),
+        )
+        for found, total in totals.items()
+    ]
+    return sorted(found, key=lambda group: (-group.bytes, group.label))
+
+
+def _frames(trace: Trace, stack: Key) -> tuple[str, ...]:
+    return tuple(frame_text(frame) for frame in trace.frames_of(int(stack or 0)))  # type: ignore[arg-type]
+
+
+def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> Any:
+    """Who holds memory at a moment, as an Arrow table, most bytes first.
+
+    Columns: `group` (its name), `key` (number of the stream or step, bytes of the size class; else null),
+    `bytes`, `requested`, `blocks`, `share` of all live bytes, and `frames` of a stack, innermost first.
+    """
+    memory = memory_at(trace, find_moment(trace, at).event)
+    groups = group_blocks(trace, memory.blocks(), check_grouping(by))
+    whole = max(1, memory.allocated)
+    return arrow_table(
+        {
+            "group": ("string", [group.label for group in groups]),
+            "key": ("int64", [group.key if isinstance(group.key, int) else None for group in groups]),
+            "bytes": ("int64", [group.bytes for group in groups]),
+            "requested": ("int64", [group.requested for group in groups]),
+            "blocks": ("int64", [group.blocks for group in groups]),
+            "share": ("float64", [group.bytes / whole for group in groups]),
+            "frames": ("strings", [list(group.frames) for group in groups]),
+        }
+    )

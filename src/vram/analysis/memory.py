@@ -1,0 +1,370 @@
+"""The memory of a recorded allocator at any event: segments, the blocks in use in them, and what is free between.
+
+The last mention of an address up to the event tells what was there; else the first mention after it; else
+the segments at the end of the recording. So a recording whose beginning is missing is read as well as a whole
+one. What it means is for the other modules.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from vram.trace import BEFORE, Action, BlockState, Segment, Trace
+
+from .torch_rules import LARGE_PAGE, SMALL_PAGE, Rules
+
+__all__ = ["HeldBlock", "HeldSegment", "Memory", "memory_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBlock:
+    """A block in use: live, or `pending` (freed, but a stream may still use it).
+
+    `event` is that of its allocation, or BEFORE. `stack` indexes `Trace.stacks`, `stream` `Trace.streams`.
+    """
+
+    address: int
+    size: int
+    requested: int
+    stream: int
+    stack: int
+    event: int
+    pending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSegment:
+    """A range the allocator held, with the blocks in use in it by address. `free` has (address, size)."""
+
+    address: int
+    size: int
+    stream: int
+    kind: str = "large"
+    expandable: bool = False
+    blocks: tuple[HeldBlock, ...] = ()
+
+    @property
+    def free(self) -> Iterator[tuple[int, int]]:
+        """What lies between the blocks."""
+        start = self.address
+        for block in self.blocks:
+            if block.address > start:
+                yield start, block.address - start
+            start = block.address + block.size
+        if self.address + self.size > start:
+            yield start, self.address + self.size - start
+
+    @property
+    def idle(self) -> int:
+        """Free bytes that could be given back to the device: a whole segment, or whole pages of it."""
+        if not self.blocks:
+            return self.size
+        if not self.expandable:
+            return 0
+        page = SMALL_PAGE if self.kind == "small" else LARGE_PAGE
+        return sum(
+            max(0, (at + size) // page * page - -(-at // page) * page) for at, size in self.free if size >= page
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Everything the allocator held after `event`."""
+
+    event: int
+    segments: tuple[HeldSegment, ...]
+
+    def blocks(self, *, pending: bool | None = False) -> Iterator[HeldBlock]:
+        """The live blocks, the pending ones, or with None both."""
+        for segment in self.segments:
+            for block in segment.blocks:
+                if pending is None or block.pending == pending:
+                    yield block
+
+    @cached_property
+    def requested(self) -> int:
+        """Bytes that live blocks were asked for."""
+        return sum(block.requested for block in self.blocks())
+
+    @cached_property
+    def allocated(self) -> int:
+        """Bytes of live blocks."""
+        return sum(block.size for block in self.blocks())
+
+    @cached_property
+    def pending(self) -> int:
+        """Bytes freed that a stream may still use."""
+        return sum(block.size for block in self.blocks(pending=True))
+
+    @cached_property
+    def reserved(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment in self.segments)
+
+    @cached_property
+    def cached(self) -> int:
+        """Idle bytes, which could be given back to the device."""
+        return sum(segment.idle for segment in self.segments)
+
+    def largest_free(self, stream: int | None = None) -> int:
+        """The largest free piece, of one stream or of any."""
+        chosen = (each for each in self.segments if stream is None or each.stream == stream)
+        return max((size for segment in chosen for _, size in segment.free), default=0)
+
+
+def memory_at(trace: Trace, event: int) -> Memory:
+    """What the allocator held after `event`; before the first with -1."""
+    reader = _Reader(trace, event)
+    ranges = sorted(_plain_segments(trace, event) + _mapped_segments(trace, event), key=lambda at: at.address)
+    return Memory(event, tuple(reader.fill(ranges)))
+
+
+# ---- who is there ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Mentions:
+    """For each address the last event up to a moment, and the first after it, among some actions."""
+
+    last: dict[int, int]
+    first: dict[int, int]
+
+    @classmethod
+    def of(cls, trace: Trace, event: int, actions: range) -> _Mentions:
+        events = [index for index, action in enumerate(trace.action) if action in actions]
+        before = events[: bisect_right(events, event)]
+        after = events[len(before) :]
+        after.reverse()  # so that the first mention is written last
+        where = trace.address.__getitem__
+        return cls(
+            dict(zip(map(where, before), before, strict=True)), dict(zip(map(where, after), after, strict=True))
+        )
+
+
+_BLOCK_ACTIONS = range(Action.ALLOC, Action.FREE_COMPLETED + 1)
+_SEGMENT_ACTIONS = range(Action.SEGMENT_ALLOC, Action.SEGMENT_FREE + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A block in use whose size is not known yet, or is (`size`) from the end of the recording."""
+
+    address: int
+    requested: int
+    stream: int
+    stack: int
+    event: int
+    pending: bool
+    size: int | None = None
+
+
+class _Reader:
+    """Finds the blocks in use after an event, and lays them into segments."""
+
+    def __init__(self, trace: Trace, event: int) -> None:
+        self._trace = trace
+        self._rules = Rules(trace.settings)
+        self._mentions = _Mentions.of(trace, event, _BLOCK_ACTIONS)
+        self._final = {
+            block.address: (block, segment.stream)
+            for segment in trace.segments
+            for block in segment.blocks
+            if block.state != BlockState.FREE
+        }
+        self._allocated_at = self._allocations()
+
+    def fill(self, ranges: list[HeldSegment]) -> Iterator[HeldSegment]:
+        """The segments with their blocks; a block outside all of them is a segment of its own."""
+        found = sorted(self._found(), key=lambda block: block.address)
+        starts = [block.address for block in found]
+        placed = 0
+        for each in ranges:
+            first, last = bisect_left(starts, each.address), bisect_left(starts, each.address + each.size)
+            yield from self._strays(found[placed:first])
+            yield HeldSegment(
+                each.address,
+                each.size,
+                each.stream,
+                each.kind,
+                each.expandable,
+                tuple(self._sized(found[first:last], each)),
+            )
+            placed = max(placed, last)
+        yield from self._strays(found[placed:])
+
+    def _strays(self, found: Iterable[_Found]) -> Iterator[HeldSegment]:
+        for each in found:
+            block = _block(each, each.size or self._rules.rounded(each.requested))
+            yield HeldSegment(block.address, block.size, block.stream, blocks=(block,))
+
+    def _found(self) -> Iterator[_Found]:
+        actions, last, first = self._trace.action, self._mentions.last, self._mentions.first
+        for address, event in last.items():
+            if actions[event] == Action.ALLOC:
+                yield self._of_event(address, event, pending=False)
+            elif actions[event] == Action.FREE_REQUESTED:
+                yield self._of_event(address, self._allocated_at.get(address, event), pending=True)
+        for address, event in first.items():
+            if address not in last and actions[event] != Action.ALLOC:
+                yield self._carried(address, event)
+        for address, (block, stream) in self._final.items():
+            if address not in last and address not in first:
+                pending = block.state == BlockState.PENDING
+                yield _Found(address, block.requested_size, stream, block.stack, BEFORE, pending, block.size)
+
+    def _of_event(self, address: int, event: int, *, pending: bool) -> _Found:
+        trace = self._trace
+        known = self._final.get(address) if address not in self._mentions.first else None
+        made = trace.action[event] == Action.ALLOC
+        return _Found(
+            address,
+            trace.size[event],
+            trace.stream[event],
+            trace.stack[event] if made else 0,
+            event if made else BEFORE,
+            pending,
+            known[0].size if known else None,
+        )
+
+    def _carried(self, address: int, event: int) -> _Found:
+        """In use since before the recording; the stack of its free does not tell who made it."""
+        trace = self._trace
+        pending = trace.action[event] == Action.FREE_COMPLETED
+        return _Found(address, trace.size[event], trace.stream[event], 0, BEFORE, pending)
+
+    def _allocations(self) -> dict[int, int]:
+        """The event that allocated each block that is pending."""
+        actions, last = self._trace.action, self._mentions.last
+        wanted = {address for address, event in last.items() if actions[event] == Action.FREE_REQUESTED}
+        found: dict[int, int] = {}
+        if wanted:
+            for event, (action, address) in enumerate(zip(actions, self._trace.address, strict=True)):
+                if action == Action.ALLOC and address in wanted and event < last[address]:
+                    found[address] = event
+        return found
+
+    # ---- how large a block is ----
+
+    def _sized(self, found: list[_Found], segment: HeldSegment) -> Iterator[HeldBlock]:
+        end = segment.address + segment.size
+        for index, each in enumerate(found):
+            bound = found[index + 1].address if index + 1 < len(found) else end
+            yield _block(each, min(each.size or self._size(each, bound, segment), bound - each.address))
+
+    def _size(self, each: _Found, bound: int, segment: HeldSegment) -> int:
+        rounded = self._rules.rounded(each.requested)
+        if segment.kind == "small" or segment.expandable:
+            return rounded
+        rest = self._boundary(each, each.address + rounded, bound) - each.address - rounded
+        return rounded + rest if self._rules.keeps_rest(rounded, rest) else rounded
+
+    def _boundary(self, each: _Found, end: int, bound: int) -> int:
+        """Where the free block ended that `each` was taken from, as far as it can be told.
+
+        Blocks are taken from the front of free ones, and free ones are merged. So while a block lives, what
+        follows it starts where its own memory ends: any block seen behind it in its lifetime tells.
+        """
+        starts = self._starts
+        for index in range(bisect_left(starts, end), bisect_left(starts, bound)):
+            if self._mentions.last[starts[index]] > each.event:
+                return starts[index]
+        return bound
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return sorted(self._mentions.last)
+
+
+def _block(found: _Found, size: int) -> HeldBlock:
+    return HeldBlock(
+        found.address, size, found.requested, found.stream, found.stack, found.event, found.pending
+    )
+
+
+# ---- which segments ----------------------------------------------------------------------------------------
+
+
+def _plain_segments(trace: Trace, event: int) -> list[HeldSegment]:
+    mentions = _Mentions.of(trace, event, _SEGMENT_ACTIONS)
+    final = {segment.address: segment for segment in trace.segments if not segment.is_expandable}
+    last, first, actions = mentions.last, mentions.first, trace.action
+    found = [
+        _segment(trace, at, final.get(address) if address not in first else None)
+        for address, at in last.items()
+        if actions[at] == Action.SEGMENT_ALLOC
+    ]
+    found += [
+        _segment(trace, at, None)
+        for address, at in first.items()
+        if address not in last and actions[at] == Action.SEGMENT_FREE
+    ]
+    found += [
+        HeldSegment(address, segment.total_size, segment.stream, segment.kind)
+        for address, segment in final.items()
+        if address not in last and address not in first
+    ]
+    return found
+
+
+def _segment(trace: Trace, event: int, final: Segment | None) -> HeldSegment:
+    size = trace.size[event]
+    kind = final.kind if final else ("small" if size == SMALL_PAGE else "large")
+    return HeldSegment(trace.address[event], size, trace.stream[event], kind)
+
+
+@dataclass
+class _Mapped:
+    """Mapped ranges of expandable segments: (start, end) with (stream, kind)."""
+
+    ranges: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
+
+    def add(self, start: int, end: int, owner: tuple[int, str]) -> None:
+        self.remove(start, end)
+        self.ranges[start, end] = owner
+
+    def remove(self, start: int, end: int) -> None:
+        for low, high in [each for each in self.ranges if each[0] < end and start < each[1]]:
+            owner = self.ranges.pop((low, high))
+            if low < start:
+                self.ranges[low, start] = owner
+            if end < high:
+                self.ranges[end, high] = owner
+
+    def merged(self) -> Iterator[HeldSegment]:
+        start = stop = 0
+        held: tuple[int, str] | None = None
+        for (low, high), owner in sorted(self.ranges.items()):
+            if held == owner and low == stop:
+                stop = high
+                continue
+            if held:
+                yield HeldSegment(start, stop - start, *held, expandable=True)
+            start, stop, held = low, high, owner
+        if held:
+            yield HeldSegment(start, stop - start, *held, expandable=True)
+
+
+def _mapped_segments(trace: Trace, event: int) -> list[HeldSegment]:
+    """Expandable segments: from the end backwards where the recording has it, else from the beginning."""
+    mapped = _Mapped()
+    changes = [
+        index
+        for index, action in enumerate(trace.action)
+        if action in (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+    ]
+    for segment in trace.segments:
+        if segment.is_expandable:
+            mapped.add(segment.address, segment.address + segment.total_size, (segment.stream, segment.kind))
+    undo = bool(trace.segments)
+    chosen = [index for index in reversed(changes) if index > event] if undo else changes[: bisect_right(changes, event)]
+    for index in chosen:
+        start, size = trace.address[index], trace.size[index]
+        if (trace.action[index] == Action.SEGMENT_MAP) != undo:
+            kind = "small" if size % LARGE_PAGE else "large"
+            mapped.add(start, start + size, (trace.stream[index], kind))
+        else:
+            mapped.remove(start, start + size)
+    return list(mapped.merged())

@@ -1,0 +1,120 @@
+"""Moments of a recording: its out-of-memory, its peak, an event or a step, and how much was held all along.
+
+What was held then, block by block, is for `memory`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import accumulate
+
+from vram.errors import ConfigError
+from vram.trace import Action, Steps, Trace, find_steps
+
+from .torch_rules import Rules
+
+__all__ = ["Moment", "allocated_series", "find_moment", "find_window", "peak_event", "reserved_series"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The state after `event`. `kind` is "oom", "peak" or "event"; `step` is None before the first."""
+
+    kind: str
+    event: int
+    step: int | None
+
+
+def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
+    """What `at` names: "oom" (the last one), "peak", an event's number, "event:N", or "step:N", its end.
+
+    By default the out-of-memory if there is one, else the peak.
+    """
+    if not trace.events:
+        raise ConfigError(f"{trace.source} has no events, so there is no moment to look at")
+    steps = find_steps(trace)
+    failures = [index for index, action in enumerate(trace.action) if action == Action.OOM]
+    if at is None:
+        at = "oom" if failures else "peak"
+    if at == "oom":
+        if not failures:
+            raise ConfigError(f"{trace.source} has no out-of-memory; ask for its peak, or for an event")
+        return Moment("oom", failures[-1], steps.of(failures[-1]))
+    if at == "peak":
+        event = peak_event(trace)
+        return Moment("peak", event, steps.of(event))
+    event = _boundary(trace, steps, str(at), end=True)
+    kind = "oom" if trace.action[event] == Action.OOM else "event"
+    return Moment(kind, event, steps.of(event))
+
+
+def find_window(trace: Trace, between: str) -> tuple[int, int]:
+    """The first and last event of "step:10,step:50" or "event:0,event:900"; both ends belong to it."""
+    ends = [part.strip() for part in between.split(",")]
+    if len(ends) != 2:
+        raise ConfigError(f"{between!r} is not a stretch; write step:10,step:50 or event:0,event:900")
+    steps = find_steps(trace)
+    first = _boundary(trace, steps, ends[0], end=False)
+    last = _boundary(trace, steps, ends[1], end=True)
+    if last < first:
+        raise ConfigError(f"{between!r} ends (event {last}) before it begins (event {first})")
+    return first, last
+
+
+def _boundary(trace: Trace, steps: Steps, text: str, *, end: bool) -> int:
+    match = re.fullmatch(r"(?:(event|step):)?(\d{1,18})", text)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a moment; write oom, peak, an event such as 1200, or step:7")
+    number = int(match[2])
+    if match[1] == "step":
+        return _step_boundary(trace, steps, number, end=end)
+    if number >= trace.events:
+        raise ConfigError(f"there is no event {number}; {trace.source} has events 0 to {trace.events - 1}")
+    return number
+
+
+def _step_boundary(trace: Trace, steps: Steps, number: int, *, end: bool) -> int:
+    try:
+        events = steps.range(number)
+    except KeyError:
+        known = f"it has steps {min(steps.numbers)} to {max(steps.numbers)}" if len(steps) else "it has none"
+        advice = "" if len(steps) else "; mark them with vram.step, or name events: event:1200"
+        raise ConfigError(f"there is no step {number} in {trace.source}: {known}{advice}") from None
+    return min(max(events.stop - 1 if end else events.start, 0), trace.events - 1)
+
+
+# ---- how much was held -------------------------------------------------------------------------------------
+
+
+def allocated_series(trace: Trace) -> list[int]:
+    """Bytes the program held after each event, beyond those it held before the first; requests are rounded."""
+    rounded = Rules(trace.settings).rounded
+    sizes = {size: rounded(size) for size in set(trace.size)}
+    signs = {Action.ALLOC: 1, Action.FREE_REQUESTED: -1}
+    rows = zip(trace.action, trace.size, strict=True)
+    return list(accumulate(signs.get(action, 0) * sizes[size] for action, size in rows))
+
+
+def peak_event(trace: Trace) -> int:
+    """The first event after which the program held most."""
+    series = allocated_series(trace)
+    return series.index(max(series))
+
+
+def reserved_series(trace: Trace) -> list[int]:
+    """Bytes the allocator held from the device after each event."""
+    signs = {
+        Action.SEGMENT_ALLOC: 1,
+        Action.SEGMENT_MAP: 1,
+        Action.SEGMENT_FREE: -1,
+        Action.SEGMENT_UNMAP: -1,
+    }
+    rows = zip(trace.action, trace.size, strict=True)
+    changes = list(accumulate(signs.get(action, 0) * size for action, size in rows))  # type: ignore[call-overload]
+    if not changes:
+        return changes
+    # Known exactly at the end, if the recording has it; else nothing may be negative.
+    final = sum(segment.total_size for segment in trace.segments)
+    before = final - changes[-1] if trace.segments else -min(0, *changes)
+    return [before + change for change in changes]

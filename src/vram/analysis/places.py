@@ -1,0 +1,80 @@
+"""Where in a program memory was asked for: the line that is the user's own, its module, and the phase it ran in.
+
+Judges file names as they are written in a recording, which may come from another machine.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from vram.trace import STEP_PREFIX, Frame, Trace
+
+__all__ = ["Phases", "frame_text", "module_of", "place_of"]
+
+_LIBRARY = re.compile(r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]|^<frozen ")
+_NATIVE = re.compile(r"\.(c|cc|cpp|cu|h|hpp|so)(\.\d+)*$|^\??\??$")
+_PLUMBING = re.compile(r"(^|[/\\])torch[/\\]")
+_ROOT = re.compile(r"^.*?(?:site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]")
+
+
+def place_of(frames: Iterable[Frame]) -> Frame | None:
+    """The innermost line of the user's own; else of a library other than the framework; else any."""
+    best: Frame | None = None
+    rank = 3
+    for frame in frames:
+        found = _rank(frame.filename)
+        if found < rank:
+            best, rank = frame, found
+        if rank == 0:
+            break
+    return best
+
+
+def _rank(filename: str) -> int:
+    if _NATIVE.search(filename) or _PLUMBING.search(filename):
+        return 2
+    return 1 if _LIBRARY.search(filename) else 0
+
+
+def frame_text(frame: Frame) -> str:
+    """`train.py:12 forward`; the file as it was recorded, without the folder of installed libraries."""
+    return f"{_ROOT.sub('', frame.filename)}:{frame.line} {frame.name}"
+
+
+def module_of(frames: Iterable[Frame]) -> str | None:
+    """The Python module of the innermost line that is not the framework's, such as `model.attention`."""
+    held = tuple(frames)
+    chosen = next((frame for frame in held if _rank(frame.filename) < 2), held[0] if held else None)
+    if chosen is None:
+        return None
+    name = _ROOT.sub("", chosen.filename)
+    parts = [part for part in re.split(r"[/\\]", name.removesuffix(".py")) if part not in ("", ".", "..")]
+    if _LIBRARY.search(chosen.filename) or not name.startswith(("/", "\\")):
+        return ".".join(parts).removesuffix(".__init__") or name
+    return parts[-1] if parts else name  # where a program's own packages begin is not recorded
+
+
+class Phases:
+    """Which mark was open when: the name given to `vram.annotate`, or the framework's own, innermost first."""
+
+    def __init__(self, trace: Trace) -> None:
+        """Follow the marks of `trace`; steps are counted elsewhere."""
+        self._times: list[int] = []
+        self._names: list[str | None] = []
+        open_marks: list[str] = []
+        for mark in sorted(trace.annotations, key=lambda each: each.time_us):
+            if mark.name.startswith(STEP_PREFIX):
+                continue
+            if mark.stage == "START":
+                open_marks.append(mark.name)
+            elif mark.name in open_marks:
+                del open_marks[len(open_marks) - 1 - open_marks[::-1].index(mark.name)]
+            self._times.append(mark.time_us)
+            self._names.append(open_marks[-1] if open_marks else None)
+
+    def at(self, time_us: int) -> str | None:
+        """The innermost mark open at a time."""
+        index = bisect_right(self._times, time_us) - 1
+        return self._names[index] if index >= 0 else None

@@ -1,0 +1,113 @@
+"""Why memory was out, in one vocabulary for pools and recordings: where the bytes of a device are, and which of
+them would have served the request.
+
+Plain arithmetic. What a pool knows is gathered by `explain`, what a recording tells by `analysis`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+__all__ = ["MEANINGS", "VERDICTS", "WASTE", "Account", "judge_moment", "judge_request"]
+
+VERDICTS = ("cached", "pending", "fragmentation", "rounding", "foreign", "true-demand")
+"""In the order they are tried: first what is cheapest to give back."""
+WASTE = VERDICTS[:4]
+"""What the allocator itself could have spared."""
+
+MEANINGS = {
+    "true-demand": "in use, as the program asked for it",
+    "rounding": "in use, added to requests by rounding them up",
+    "pending": "freed, but work on a stream may still use it",
+    "fragmentation": "free between blocks that are in use",
+    "cached": "idle: kept for reuse, with nothing of it in use",
+    "unused": "not taken from the device, and could be",
+    "withheld": "free on the device, but beyond the limit",
+    "foreign": "held outside the allocator, by other libraries or processes",
+}
+
+MOSTLY = 0.9
+"""A moment at which so much of the reserved memory is what the program asked for is one of true demand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the bytes of a device are; see MEANINGS. They sum to the device, as far as it is known.
+
+    `limit` bounds what the allocator may reserve; None where only the device does.
+    """
+
+    demand: int
+    rounding: int = 0
+    pending: int = 0
+    fragmentation: int = 0
+    cached: int = 0
+    unused: int = 0
+    withheld: int = 0
+    foreign: int = 0
+    limit: int | None = None
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of live blocks."""
+        return self.demand + self.rounding
+
+    @property
+    def reserved(self) -> int:
+        """Bytes the allocator holds from the device."""
+        return self.allocated + self.pending + self.fragmentation + self.cached
+
+    @property
+    def device(self) -> int:
+        """All of it."""
+        return self.reserved + self.unused + self.withheld + self.foreign
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by the words of MEANINGS."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "limit"}
+        return {"true-demand": values.pop("demand"), **values}
+
+
+def judge_request(account: Account, asked: int, needed: int | None = None) -> str:
+    """The verdict on a request that failed: the first kind of memory whose removal would have let it fit.
+
+    `asked` is the request, `needed` what the allocator would have taken from the device for it. Removed memory
+    counts as unused, in one piece. Where no kind suffices alone but what the allocator could have spared
+    does together, the largest of these is to blame; with what is foreign too, that is.
+    """
+    needed = max(asked, needed or 0)
+    missing = needed - account.unused
+    gains = _gains(account, needed - asked)
+    for name, gain in gains.items():
+        if 0 < gain and missing <= gain:
+            return name
+    spared = sum(gains[name] for name in WASTE)
+    if missing <= spared:
+        return max(WASTE, key=gains.__getitem__)
+    return "foreign" if gains["foreign"] and missing <= spared + gains["foreign"] else "true-demand"
+
+
+def judge_moment(account: Account) -> str:
+    """The verdict on a moment at which nothing failed: what the reserved memory mostly is.
+
+    True demand where at least MOSTLY of it is what the program asked for, else the largest of the rest.
+    """
+    if account.demand >= MOSTLY * account.reserved:
+        return "true-demand"
+    parts = account.parts()
+    return max(WASTE, key=parts.__getitem__)
+
+
+def _gains(account: Account, rounded_up: int) -> dict[str, int]:
+    """What the request would have gained without each kind of memory, in the order they are tried."""
+    foreign = account.foreign
+    if account.limit is not None:
+        # Beyond the limit, a device that is emptier does not help.
+        foreign = min(foreign, max(0, account.limit - account.reserved - account.unused))
+    return {
+        "cached": account.cached,
+        "pending": account.pending,
+        "fragmentation": account.fragmentation,
+        "rounding": account.rounding + rounded_up,
+        "foreign": foreign,
+    }
