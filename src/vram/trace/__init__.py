@@ -6,15 +6,18 @@ Needs neither the native core nor numpy. Running a trace through a pool is for `
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from vram.errors import TraceError
 
+from .arrow import STREAM_MAGIC, TraceWriter
 from .files import DEFAULT_MAX_BYTES, BoundedReader, open_regular_file
+from .formats import read_trace
 from .lifetimes import ALLOCATE, AT_ONCE, BEFORE, FREE, Lifetimes, lifetimes, peak_allocated
 from .model import Action, Annotation, Block, BlockState, Frame, Segment, Trace
+from .pieces import join_pieces, list_pieces, rebased
 from .sandbox import read_in_child
 from .steps import STEP_PREFIX, Steps, find_steps
-from .torch_snapshot import read_snapshot
 
 __all__ = [
     "ALLOCATE",
@@ -32,6 +35,7 @@ __all__ = [
     "Segment",
     "Steps",
     "Trace",
+    "TraceWriter",
     "find_steps",
     "lifetimes",
     "open_trace",
@@ -46,17 +50,34 @@ def open_trace(
     trusted: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Trace:
-    """Read a PyTorch memory snapshot, plain or compressed (gzip, xz, bzip2, zstd), as a `Trace`.
+    """Read a recording as a `Trace`: a PyTorch memory snapshot, a log of RMM, or a file of our own.
 
-    `device` chooses among several; by default the one with most events. The file is read by a child process
-    under limits unless it is `trusted`; no class of it is loaded in either case. `max_bytes` bounds the file
-    and what it unpacks to. Anything but a well-formed snapshot is a `TraceError`; its `place` says where.
+    The format and a compression (gzip, xz, bzip2, zstd) are known by content. `device` chooses among several;
+    by default the one with most events. A recording of ours that was rotated opens as one. The file is read
+    by a child process under limits unless it is `trusted`; no class of it is loaded in either case.
+    `max_bytes` bounds the file and what it unpacks to. Anything malformed is a `TraceError`; its `place` says
+    where.
     """
+    options = (device, trusted, max_bytes)
+    trace = _open_file(path, *options)
+    if not _is_stream(path):
+        return trace
+    pieces = [_open_file(piece, *options) for _, piece in list_pieces(Path(path))]
+    same = [piece for piece in pieces if (piece.start_us, piece.device) == (trace.start_us, trace.device)]
+    return rebased(join_pieces([*same, trace]))
+
+
+def _open_file(path: str | os.PathLike[str], device: int | None, trusted: bool, max_bytes: int) -> Trace:
     source = os.fsdecode(path)
     with open_regular_file(path, max_bytes) as file:
         try:
             if trusted:
-                return read_snapshot(BoundedReader(file, max_bytes), source, device)
+                return read_trace(BoundedReader(file, max_bytes), source, device)
             return read_in_child(file, source, device, max_bytes)
         except TraceError as error:
             raise TraceError(f"{source}: {error.message}", **error.facts) from error
+
+
+def _is_stream(path: str | os.PathLike[str]) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(STREAM_MAGIC)) == STREAM_MAGIC

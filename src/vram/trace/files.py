@@ -67,7 +67,7 @@ def _open_zstd(file: BinaryIO) -> Any:
         return module.ZstdFile(file)
     raise TraceError(
         "the file is compressed with zstd, and no zstd module is installed; "
-        "install one (pip install backports.zstd) or decompress the file first (zstd -d)",
+        'install one (pip install "vram[trace]") or decompress the file first (zstd -d)',
         place="compression",
     )
 
@@ -83,7 +83,7 @@ _OPENERS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
 class BoundedReader(io.RawIOBase):
     """The decompressed bytes of `file`, at most `max_bytes`. `on_progress(count)` is told after every chunk.
 
-    Invariant: `count` bytes were handed out, `count <= max_bytes`.
+    Invariant: `count` bytes were unpacked, `count <= max_bytes`.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class BoundedReader(io.RawIOBase):
         opener = next((opener for magic, opener in _OPENERS if head.startswith(magic)), None)
         self.compressed = opener is not None
         self._source: Any = opener(self._stored) if opener else self._stored
+        self._ahead = b""
 
     def readable(self) -> bool:
         return True
@@ -109,9 +110,23 @@ class BoundedReader(io.RawIOBase):
             self._stored.close()
         super().close()
 
+    def peek(self, count: int) -> bytes:
+        """The first bytes that a read will give; fewer only where the file ends."""
+        while len(self._ahead) < count and (data := self._next(CHUNK_BYTES)):
+            self._ahead += data
+        return self._ahead[:count]
+
     def readinto(self, buffer: Any) -> int:
+        if self._ahead:
+            data, self._ahead = self._ahead[: len(buffer)], self._ahead[len(buffer) :]
+        else:
+            data = self._next(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self, most: int) -> bytes:
         try:
-            data = self._source.read1(len(buffer))
+            data: bytes = self._source.read1(most)
         except (MemoryError, TraceError):
             raise
         except Exception as error:  # each module has its own: LZMAError, zlib.error, EOFError, OSError
@@ -119,11 +134,11 @@ class BoundedReader(io.RawIOBase):
                 f"the compressed data is damaged or cut off after {self.count} bytes unpacked: {error}",
                 place=f"byte {self.count}",
             ) from error
-        self._account(len(data))
-        buffer[: len(data)] = data
-        return len(data)
+        self.account(len(data), packed=self.compressed)
+        return data
 
-    def _account(self, arrived: int) -> None:
+    def account(self, arrived: int, *, packed: bool) -> None:
+        """Count unpacked bytes, here or by a reader whose format `packed` them, against the limits."""
         self.count += arrived
         if self.count > self._max_bytes:
             raise TraceError(
@@ -132,7 +147,7 @@ class BoundedReader(io.RawIOBase):
                 place=f"byte {self._max_bytes}",
                 limit=self._max_bytes,
             )
-        if self.compressed and self.count > max(UNQUESTIONED_BYTES, MAX_EXPANSION * self.stored_bytes):
+        if packed and self.count > max(UNQUESTIONED_BYTES, MAX_EXPANSION * self.stored_bytes):
             raise TraceError(
                 f"{self.stored_bytes} bytes unpack to more than {MAX_EXPANSION} times as many; this is not a "
                 "recording. Decompress the file first if you trust it",

@@ -13,10 +13,22 @@ from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["Action", "Annotation", "Block", "BlockState", "Frame", "Segment", "Trace"]
+__all__ = ["COLUMNS", "Action", "Annotation", "Block", "BlockState", "Frame", "Segment", "Trace"]
 
+COLUMNS = {
+    "action": "B",
+    "stream": "I",
+    "address": "Q",
+    "size": "Q",
+    "time_us": "q",
+    "stack": "I",
+    "tag": "I",
+}
+"""The columns of a trace and the type of each, as a typecode of `array`."""
 EMPTY_STACK = 0
 """Index of the stack of an event that was recorded without one: `stacks[0]` is always `()`."""
+NO_TAG = 0
+"""Index of the tag of an event that has none: `tags[0]` is always `""`."""
 
 
 class Action(IntEnum):
@@ -92,6 +104,10 @@ class Trace:
     - `address`: where; for `OOM` the bytes the device had free
     - `size`: bytes as the program asked for them (not rounded) for allocations and frees
     - `time_us`: microseconds since the first event, which happened at `start_us`; all zero unless `timed`
+    - `tag`: index into `tags`, the labels of `vram.tag` or PyTorch's user metadata; all zero if not given
+
+    `truncated` is set where a recording of ours ended without being closed: what was complete is here.
+    `dropped` counts the events known to be lost, in a full journal or in pieces that were rotated away.
     """
 
     source: str
@@ -111,6 +127,14 @@ class Trace:
     segments: tuple[Segment, ...] = ()
     annotations: tuple[Annotation, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
+    tag: array[int] = field(default_factory=lambda: array("I"))
+    tags: tuple[str, ...] = ("",)
+    truncated: bool = False
+    dropped: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.tag) != len(self.action):
+            object.__setattr__(self, "tag", array("I", bytes(4 * len(self.action))))
 
     @property
     def events(self) -> int:

@@ -20,16 +20,22 @@ from typing import Any, NoReturn
 
 from vram.errors import TraceError
 
+from .checked import (
+    MAX_INT64,
+    MAX_UINT64,
+    Sequence,
+    as_dict,
+    as_list,
+    get,
+    integer,
+    plain_settings,
+    text,
+    wrong,
+)
 from .files import CHUNK_BYTES, BoundedReader
 from .model import Action, Annotation, Block, BlockState, Frame, Segment, Trace
 
 __all__ = ["read_snapshot"]
-
-MAX_INT64 = (1 << 63) - 1
-MAX_UINT64 = (1 << 64) - 1
-MAX_TEXT = 64 << 10  # characters in one name; longer ones do not occur
-MAX_SETTINGS = 10_000  # values in allocator_settings, all depths together
-MAX_SETTINGS_DEPTH = 8
 
 _ACTION_CODES = {action.name.lower(): int(action) for action in Action}
 _BLOCK_STATES = {
@@ -100,49 +106,6 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-# --- checked access -----------------------------------------------------------------------------------------
-
-
-def _wrong(place: str, found: object, expected: str) -> NoReturn:
-    raise TraceError(f"{place} is {_describe(found)}, expected {expected}", place=place)
-
-
-def _describe(value: object) -> str:
-    """A value in a message: numbers and short text as they are, all else by its type (it may be huge)."""
-    if type(value) is int and value.bit_length() <= 128:
-        return str(value)
-    if type(value) is str and len(value) <= 80:
-        return repr(value)
-    return f"a value of type {type(value).__name__}"
-
-
-def _get(record: dict[Any, Any], key: str, place: str) -> Any:
-    try:
-        return record[key]
-    except KeyError:
-        raise TraceError(f"{place} has no {key!r}", place=place) from None
-
-
-def _dict(value: Any, place: str) -> dict[Any, Any]:
-    return value if type(value) is dict else _wrong(place, value, "a dict")
-
-
-def _list(value: Any, place: str) -> list[Any] | tuple[Any, ...]:
-    return value if type(value) is list or type(value) is tuple else _wrong(place, value, "a list")
-
-
-def _integer(value: Any, place: str, high: int = MAX_INT64) -> int:
-    if type(value) is int and 0 <= value <= high:
-        return value
-    _wrong(place, value, f"an integer from 0 to {high}")
-
-
-def _text(value: Any, place: str) -> str:
-    if type(value) is not str or len(value) > MAX_TEXT:
-        _wrong(place, value, f"text of at most {MAX_TEXT} characters")
-    return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
-
-
 # --- from the plain data to a Trace -------------------------------------------------------------------------
 
 
@@ -153,9 +116,9 @@ def _decode(snapshot: Any, source: str, device: int | None) -> Trace:
             "use torch.cuda.memory._record_memory_history() and torch.cuda.memory._dump_snapshot(path)",
             place="snapshot",
         )
-    _dict(snapshot, "snapshot")
-    traces = _list(_get(snapshot, "device_traces", "snapshot"), "device_traces")
-    segments = _list(_get(snapshot, "segments", "snapshot"), "segments")
+    as_dict(snapshot, "snapshot")
+    traces = as_list(get(snapshot, "device_traces", "snapshot"), "device_traces")
+    segments = as_list(get(snapshot, "segments", "snapshot"), "segments")
     devices = _devices(traces, segments)
     chosen = _choose_device(device, devices, traces)
     events = traces[chosen] if chosen < len(traces) else []
@@ -187,15 +150,15 @@ def _decode(snapshot: Any, source: str, device: int | None) -> Trace:
     )
 
 
-def _devices(traces: list[Any] | tuple[Any, ...], segments: list[Any] | tuple[Any, ...]) -> tuple[int, ...]:
+def _devices(traces: Sequence, segments: Sequence) -> tuple[int, ...]:
     """The devices that have an event or a segment; device 0 where there is none at all."""
-    used = {index for index, events in enumerate(traces) if len(_list(events, f"device_traces[{index}]"))}
+    used = {index for index, events in enumerate(traces) if len(as_list(events, f"device_traces[{index}]"))}
     for index, segment in enumerate(segments):
-        used.add(_segment_device(_dict(segment, f"segments[{index}]"), f"segments[{index}]"))
+        used.add(_segment_device(as_dict(segment, f"segments[{index}]"), f"segments[{index}]"))
     return tuple(sorted(used)) or (0,)
 
 
-def _choose_device(device: int | None, devices: tuple[int, ...], traces: list[Any] | tuple[Any, ...]) -> int:
+def _choose_device(device: int | None, devices: tuple[int, ...], traces: Sequence) -> int:
     if device is None:
         return max(devices, key=lambda index: (len(traces[index]) if index < len(traces) else 0, -index))
     if device not in devices:
@@ -230,7 +193,7 @@ class _Stacks:
         self._by_identity: dict[tuple[int, ...], int] = {}
 
     def of(self, frames: Any, place: str) -> int:
-        identity = tuple(map(id, _list(frames, place)))
+        identity = tuple(map(id, as_list(frames, place)))
         known = self._by_identity.get(identity)
         if known is None:
             known = self._by_identity[identity] = self._intern(frames, place)
@@ -261,11 +224,11 @@ class _Stacks:
         return self.stacks.setdefault(stack, len(self.stacks))
 
     def _frame(self, frame: Any, place: str) -> int:
-        _dict(frame, place)
+        as_dict(frame, place)
         key = Frame(
-            _text(_get(frame, "filename", place), place),
-            _integer(_get(frame, "line", place), place),
-            _text(_get(frame, "name", place), place),
+            text(get(frame, "filename", place), place),
+            integer(get(frame, "line", place), place),
+            text(get(frame, "name", place), place),
         )
         return self.frames.setdefault(key, len(self.frames))
 
@@ -324,29 +287,27 @@ def _blame_event(events: list[Any], place: str) -> None:
     timed = bool(events) and type(events[0]) is dict and _is_timed(events)
     for index, event in enumerate(events):
         here = f"{place}[{index}]"
-        _dict(event, here)
-        action = _get(event, "action", here)
+        as_dict(event, here)
+        action = get(event, "action", here)
         if type(action) is not str or action not in _ACTION_CODES:
-            _wrong(f"{here}.action", action, "one of " + ", ".join(_ACTION_CODES))
+            wrong(f"{here}.action", action, "one of " + ", ".join(_ACTION_CODES))
         key = "device_free" if action == "oom" and "addr" not in event else "addr"
-        _integer(_get(event, key, here), f"{here}.{key}", MAX_UINT64)
-        _integer(_get(event, "size", here), f"{here}.size")
-        _integer(_get(event, "stream", here), f"{here}.stream", MAX_UINT64)
+        integer(get(event, key, here), f"{here}.{key}", MAX_UINT64)
+        integer(get(event, "size", here), f"{here}.size")
+        integer(get(event, "stream", here), f"{here}.stream", MAX_UINT64)
         if timed:
-            _integer(_get(event, "time_us", here), f"{here}.time_us")
-        _list(event.get("frames", ()), f"{here}.frames")
+            integer(get(event, "time_us", here), f"{here}.time_us")
+        as_list(event.get("frames", ()), f"{here}.frames")
 
 
 # --- segments, annotations, settings ------------------------------------------------------------------------
 
 
 def _segment_device(segment: dict[Any, Any], place: str) -> int:
-    return _integer(segment.get("device", 0), f"{place}.device", 0xFFFF)
+    return integer(segment.get("device", 0), f"{place}.device", 0xFFFF)
 
 
-def _segments(
-    segments: list[Any] | tuple[Any, ...], device: int, stacks: _Stacks, streams: _Streams
-) -> tuple[Segment, ...]:
+def _segments(segments: Sequence, device: int, stacks: _Stacks, streams: _Streams) -> tuple[Segment, ...]:
     return tuple(
         _segment(segment, f"segments[{index}]", stacks, streams)
         for index, segment in enumerate(segments)
@@ -355,15 +316,15 @@ def _segments(
 
 
 def _segment(segment: dict[Any, Any], place: str, stacks: _Stacks, streams: _Streams) -> Segment:
-    address = _integer(_get(segment, "address", place), f"{place}.address")
-    total_size = _integer(_get(segment, "total_size", place), f"{place}.total_size")
-    stream = _integer(_get(segment, "stream", place), f"{place}.stream", MAX_UINT64)
-    kind = _get(segment, "segment_type", place)
+    address = integer(get(segment, "address", place), f"{place}.address")
+    total_size = integer(get(segment, "total_size", place), f"{place}.total_size")
+    stream = integer(get(segment, "stream", place), f"{place}.stream", MAX_UINT64)
+    kind = get(segment, "segment_type", place)
     if kind not in ("small", "large"):
-        _wrong(f"{place}.segment_type", kind, "'small' or 'large'")
+        wrong(f"{place}.segment_type", kind, "'small' or 'large'")
     expandable = segment.get("is_expandable", False)
     if type(expandable) is not bool:
-        _wrong(f"{place}.is_expandable", expandable, "True or False")
+        wrong(f"{place}.is_expandable", expandable, "True or False")
     return Segment(
         address=address,
         total_size=total_size,
@@ -372,24 +333,24 @@ def _segment(segment: dict[Any, Any], place: str, stacks: _Stacks, streams: _Str
         is_expandable=expandable,
         pool_id=_pool_id(segment.get("segment_pool_id", (0, 0)), f"{place}.segment_pool_id"),
         stack=stacks.of(segment.get("frames", ()), f"{place}.frames"),
-        blocks=_blocks(_get(segment, "blocks", place), address, total_size, place, stacks),
+        blocks=_blocks(get(segment, "blocks", place), address, total_size, place, stacks),
     )
 
 
 def _pool_id(value: Any, place: str) -> tuple[int, int]:
-    parts = _list(value, place)
+    parts = as_list(value, place)
     if len(parts) != 2:
-        _wrong(place, value, "two integers")
-    return (_integer(parts[0], place, MAX_UINT64), _integer(parts[1], place, MAX_UINT64))
+        wrong(place, value, "two integers")
+    return (integer(parts[0], place, MAX_UINT64), integer(parts[1], place, MAX_UINT64))
 
 
 def _blocks(value: Any, start: int, total_size: int, place: str, stacks: _Stacks) -> tuple[Block, ...]:
     """The blocks of a segment, in order, without overlap. Old files give no address: they are adjacent."""
     blocks = []
     address = start
-    for index, block in enumerate(_list(value, f"{place}.blocks")):
+    for index, block in enumerate(as_list(value, f"{place}.blocks")):
         here = f"{place}.blocks[{index}]"
-        block = _block(_dict(block, here), here, address, stacks)
+        block = _block(as_dict(block, here), here, address, stacks)
         if block.address < address or block.address + block.size > start + total_size:
             raise TraceError(
                 f"{here} ({block.size} bytes at {block.address}) overlaps its neighbour or leaves its "
@@ -402,14 +363,14 @@ def _blocks(value: Any, start: int, total_size: int, place: str, stacks: _Stacks
 
 
 def _block(block: dict[Any, Any], place: str, expected_address: int, stacks: _Stacks) -> Block:
-    size = _integer(_get(block, "size", place), f"{place}.size")
-    state = _get(block, "state", place)
+    size = integer(get(block, "size", place), f"{place}.size")
+    state = get(block, "state", place)
     if type(state) is not str or state not in _BLOCK_STATES:
-        _wrong(f"{place}.state", state, "one of " + ", ".join(_BLOCK_STATES))
+        wrong(f"{place}.state", state, "one of " + ", ".join(_BLOCK_STATES))
     return Block(
-        address=_integer(block.get("address", expected_address), f"{place}.address"),
+        address=integer(block.get("address", expected_address), f"{place}.address"),
         size=size,
-        requested_size=_integer(block.get("requested_size", size), f"{place}.requested_size"),
+        requested_size=integer(block.get("requested_size", size), f"{place}.requested_size"),
         state=_BLOCK_STATES[state],
         stack=stacks.of(block.get("frames", ()), f"{place}.frames"),
     )
@@ -417,41 +378,19 @@ def _block(block: dict[Any, Any], place: str, expected_address: int, stacks: _St
 
 def _annotations(value: Any, device: int, start_us: int) -> tuple[Annotation, ...]:
     found = []
-    for index, mark in enumerate(_list([] if value is None else value, "external_annotations")):
+    for index, mark in enumerate(as_list([] if value is None else value, "external_annotations")):
         place = f"external_annotations[{index}]"
-        if _dict(mark, place).get("device", device) != device:
+        if as_dict(mark, place).get("device", device) != device:
             continue
         found.append(
             Annotation(
-                stage=_text(_get(mark, "stage", place), f"{place}.stage"),
-                name=_text(_get(mark, "name", place), f"{place}.name"),
-                time_us=_integer(_get(mark, "time_us", place), f"{place}.time_us") - start_us,
+                stage=text(get(mark, "stage", place), f"{place}.stage"),
+                name=text(get(mark, "name", place), f"{place}.name"),
+                time_us=integer(get(mark, "time_us", place), f"{place}.time_us") - start_us,
             )
         )
     return tuple(found)
 
 
 def _settings(value: Any) -> dict[str, object]:
-    budget = [MAX_SETTINGS]
-    return {} if value is None else _plain_dict(_dict(value, "allocator_settings"), 0, budget)
-
-
-def _plain_dict(value: dict[Any, Any], depth: int, budget: list[int]) -> dict[str, object]:
-    return {_text(key, "allocator_settings"): _plain(entry, depth, budget) for key, entry in value.items()}
-
-
-def _plain(value: Any, depth: int, budget: list[int]) -> object:
-    """A setting as plain data: text, numbers, and lists and dicts of them, neither deep nor many."""
-    place = "allocator_settings"
-    budget[0] -= 1
-    if budget[0] < 0 or depth > MAX_SETTINGS_DEPTH:
-        raise TraceError(f"{place} is nested too deep or holds more than {MAX_SETTINGS} values", place=place)
-    if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) <= MAX_UINT64):
-        return value
-    if type(value) is str:
-        return _text(value, place)
-    if type(value) is dict:
-        return _plain_dict(value, depth + 1, budget)
-    if type(value) in (list, tuple):
-        return [_plain(entry, depth + 1, budget) for entry in value]
-    _wrong(place, value, "plain settings")
+    return {} if value is None else plain_settings(value, "allocator_settings")

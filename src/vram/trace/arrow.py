@@ -1,0 +1,366 @@
+"""Our own files: Arrow record batches while a job runs, or Parquet (docs/reference/trace-format.md).
+
+`TraceWriter` writes a stream of record batches. Each batch has the events' columns and, as metadata, what is
+new since the last (`notes`): stacks, names, annotations. So whichever batch was written last, everything
+before it can be read. A whole trace is one Parquet file with the same columns and all notes in its metadata.
+
+    stream     schema {"vram": {version, device, devices, start_us, timed, first_event}}
+               batch  {"vram": {notes that grew, dropped}}      ...and again, for every `append`
+               batch  {"vram": {segments, settings, closed}}    by `close`
+    Parquet    schema {"vram": {version, notes}}
+
+Readers give a Trace or a TraceError; limits on memory and time are for `sandbox`, pieces for `pieces`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, TypeAlias
+
+from vram.errors import TraceError
+
+from .checked import as_dict, as_list, get, integer
+from .files import CHUNK_BYTES, BoundedReader
+from .model import COLUMNS, Frame, Segment, Trace
+from .notes import GROWING, pack, pack_segment, unpack
+from .pieces import list_pieces, piece_path
+
+__all__ = [
+    "PARQUET_MAGIC",
+    "STREAM_MAGIC",
+    "TraceWriter",
+    "read_parquet",
+    "read_stream",
+    "write_parquet",
+]
+
+VERSION = 1
+KEY = b"vram"
+STREAM_MAGIC = b"\xff\xff\xff\xff"
+PARQUET_MAGIC = b"PAR1"
+ROW_GROUP_EVENTS = 1 << 20
+EVENT_BYTES = sum(array(typecode).itemsize for typecode in COLUMNS.values())
+DEFAULT_PIECES = 8
+
+Column: TypeAlias = "bytes | bytearray | memoryview | array[int]"
+
+_ARROW_TYPES = {"B": "uint8", "I": "uint32", "Q": "uint64", "q": "int64"}
+_INTERNED = tuple(name for name in GROWING if name != "annotations")
+
+
+@cache
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise TraceError(
+            'our own trace files are Arrow, and pyarrow is not installed; pip install "vram[trace]"',
+            place="file",
+        ) from error
+    return pyarrow
+
+
+@cache
+def _schema() -> Any:
+    arrow = _pyarrow()
+    fields = [
+        arrow.field(name, getattr(arrow, _ARROW_TYPES[typecode])(), nullable=False)
+        for name, typecode in COLUMNS.items()
+    ]
+    return arrow.schema(fields)
+
+
+def _record_batch(columns: Mapping[str, Column], events: int) -> Any:
+    arrow = _pyarrow()
+    arrays = [
+        arrow.Array.from_buffers(field.type, events, [None, arrow.py_buffer(columns[field.name])])
+        for field in _schema()
+    ]
+    return arrow.RecordBatch.from_arrays(arrays, schema=_schema())
+
+
+def _no_events() -> Any:
+    return _record_batch(dict.fromkeys(COLUMNS, b""), 0)
+
+
+# --- writing while a job runs -------------------------------------------------------------------------------
+
+
+class TraceWriter:
+    """Writes a recording to `path` as it happens; `vram.open(path)` reads it at any time, even after a crash.
+
+    Names, stacks and streams are interned here: `stack`, `tag` and `stream` give the number that stands for
+    them in the columns. With `piece_bytes`, a file grown so large is renamed (`path.000001`) and a new one
+    begun; beyond `max_pieces` files the oldest is removed. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: int = 0,
+        start_us: int = 0,
+        timed: bool = True,
+        piece_bytes: int | None = None,
+        max_pieces: int = DEFAULT_PIECES,
+    ) -> None:
+        """Begin a recording that started at `start_us`; times of events count from there."""
+        if max_pieces < 1 or (piece_bytes is not None and piece_bytes < 1):
+            raise ValueError(f"max_pieces ({max_pieces}) and piece_bytes ({piece_bytes}) must be at least 1")
+        self.path = Path(path)
+        self.events = 0
+        self.dropped = 0
+        self._head = {"device": device, "devices": [device], "start_us": start_us, "timed": timed}
+        self._piece_bytes = piece_bytes
+        self._max_pieces = max_pieces
+        self._pieces = 0
+        self._tables: dict[str, dict[Any, int]] = {name: {} for name in _INTERNED}
+        self._tables["stacks"][()] = 0
+        self._tables["tags"][""] = 0
+        for _, left_over in list_pieces(self.path):
+            left_over.unlink()
+        self._open_piece()
+
+    def stream(self, handle: int) -> int:
+        """The number of a stream."""
+        return self._intern("streams", handle)
+
+    def tag(self, name: str | None) -> int:
+        """The number of a tag; 0 for none."""
+        return self._intern("tags", name or "")
+
+    def stack(self, frames: Sequence[Frame]) -> int:
+        """The number of a stack, innermost frame first; 0 for none."""
+        return self._intern("stacks", tuple(self._frame(*frame) for frame in frames))
+
+    def annotate(self, stage: str, name: str, time_us: int) -> None:
+        """Keep a mark, `stage` being START or END; written with the next events, or by `flush`."""
+        self._new["annotations"].append((stage, name, time_us))
+
+    def append(self, columns: Mapping[str, Column], *, dropped: int = 0) -> None:
+        """Write events: a buffer for each column of `Trace`, of its type; `stack` and `tag` may be left out.
+
+        `dropped` events were lost since the last call. When this returns, the operating system has the
+        events: they outlive the process.
+        """
+        events = len(memoryview(columns["action"]).cast("B"))
+        absent = bytes(4 * events)
+        complete = {"stack": absent, "tag": absent, **columns}
+        self.dropped += dropped
+        self._write(_record_batch(complete, events), {})
+        self.events += events
+        if self._piece_bytes is not None and self._sink.tell() >= self._piece_bytes:
+            self.rotate()
+
+    def flush(self) -> None:
+        """Write what was interned or annotated since the last events."""
+        self._write(_no_events(), {})
+
+    def rotate(self) -> None:
+        """End this file, rename it to the next piece and begin a new one."""
+        self._write(_no_events(), {"closed": True})
+        self._close_file()
+        self._pieces += 1
+        self.path.rename(piece_path(self.path, self._pieces))
+        for number, oldest in list_pieces(self.path):
+            if number <= self._pieces - self._max_pieces + 1:
+                oldest.unlink()
+        self._open_piece()
+
+    def close(self, segments: Iterable[Segment] = (), settings: Mapping[str, object] | None = None) -> None:
+        """End the recording, with the segments the allocator holds now and the settings it ran under."""
+        if self._stream is None:
+            return
+        ending = {
+            "segments": [pack_segment(segment) for segment in segments],
+            "settings": dict(settings or {}),
+            "closed": True,
+        }
+        self._write(_no_events(), ending)
+        self._close_file()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _intern(self, table: str, value: Any) -> int:
+        known = self._tables[table]
+        number = known.get(value)
+        if number is None:
+            number = known[value] = len(known)
+            self._new[table].append(value)
+        return number
+
+    def _frame(self, filename: str, line: int, name: str) -> int:
+        return self._intern("frames", (self._intern("texts", filename), line, self._intern("texts", name)))
+
+    def _open_piece(self) -> None:
+        """Begin a file, with everything interned so far: each piece can be read alone."""
+        arrow = _pyarrow()
+        head = {"version": VERSION, **self._head, "first_event": self.events}
+        schema = _schema().with_metadata({KEY: json.dumps(head)})
+        self._new: dict[str, list[Any]] = {name: list(table) for name, table in self._tables.items()}
+        self._new["annotations"] = []
+        self._sink = arrow.OSFile(str(self.path), "wb")
+        self._stream: Any = arrow.ipc.new_stream(self._sink, schema)
+
+    def _write(self, batch: Any, more: Mapping[str, Any]) -> None:
+        if self._stream is None:
+            raise TraceError(f"the recording to {self.path} is closed", place="file")
+        notes = {name: values for name, values in self._new.items() if values}
+        self._stream.write_batch(
+            batch, custom_metadata={KEY: json.dumps({**notes, "dropped": self.dropped, **more})}
+        )
+        self._new = {name: [] for name in GROWING}
+
+    def _close_file(self) -> None:
+        self._stream.close()
+        self._sink.close()
+        self._stream = None
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def read_stream(reader: BoundedReader, source: str) -> Trace:
+    """Return the recording of a `TraceWriter`, one file of it, as far as it is complete."""
+    arrow = _pyarrow()
+    data = _read_all(reader)
+    memory = arrow.BufferReader(data)
+    with _arrow_errors(reader):
+        stream = arrow.ipc.open_stream(memory)
+        head = _head(stream.schema)
+    columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
+    notes: dict[str, Any] = {name: [] for name in GROWING} | {"segments": [], "settings": {}, "dropped": 0}
+    while True:
+        try:
+            batch, metadata = stream.read_next_batch_with_custom_metadata()
+        except StopIteration:
+            break
+        except (arrow.ArrowException, OSError) as error:
+            if memory.tell() < len(data):
+                raise _damaged(error, memory.tell()) from error
+            break  # the last batch is not whole: the job, or its machine, ended while it was written
+        _extend(columns, batch)
+        _grow(notes, _json(metadata))
+    notes["truncated"] = not notes.pop("closed", False)
+    notes["dropped"] += integer(get(head, "first_event", "schema"), "schema.first_event")
+    return unpack({**head, **notes}, columns, source)
+
+
+def read_parquet(reader: BoundedReader, source: str) -> Trace:
+    """Return the trace of a Parquet file written by `write_parquet`."""
+    arrow = _pyarrow()
+    import pyarrow.parquet
+
+    with _arrow_errors(reader):
+        file = pyarrow.parquet.ParquetFile(arrow.BufferReader(_read_all(reader)))
+        head = _head(file.schema_arrow)
+        # Parquet packs runs of equal values into nothing, so what it unpacks to is asked before it is done.
+        reader.account(EVENT_BYTES * file.metadata.num_rows, packed=True)
+        columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
+        for batch in file.iter_batches(batch_size=ROW_GROUP_EVENTS, use_threads=False):
+            _extend(columns, batch)
+    return unpack(as_dict(get(head, "notes", "schema"), "notes"), columns, source)
+
+
+def _read_all(reader: BoundedReader) -> bytes:
+    with io.BufferedReader(reader, CHUNK_BYTES) as buffered:
+        return buffered.read()
+
+
+@contextlib.contextmanager
+def _arrow_errors(reader: BoundedReader) -> Iterator[None]:
+    arrow = _pyarrow()
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (arrow.ArrowException, OSError) as error:
+        raise _damaged(error, reader.count) from error
+
+
+def _damaged(error: Exception, byte: int) -> TraceError:
+    reason = " ".join(str(error).split())[:200].rstrip(".")
+    return TraceError(f"not a readable Arrow or Parquet file: {reason}", place=f"Arrow, before byte {byte}")
+
+
+def _head(schema: Any) -> dict[str, Any]:
+    """What the schema says of the recording, if it is one of ours and of a version known here."""
+    head = _json(schema.metadata)
+    if not head:
+        raise TraceError("the Arrow file is not a trace: its schema has no metadata 'vram'", place="schema")
+    version = integer(get(head, "version", "schema"), "schema.version")
+    if version != VERSION:
+        raise TraceError(
+            f"the file is of version {version} of the trace format, and this vram reads version {VERSION}; "
+            "open it with a later vram",
+            place="schema.version",
+        )
+    if not schema.equals(_schema()):
+        expected = ", ".join(f"{field.name}: {field.type}" for field in _schema())
+        raise TraceError(f"the columns are not those of a trace ({expected}, none nullable)", place="schema")
+    return head
+
+
+def _json(metadata: Any) -> dict[str, Any]:
+    """Our own entry in Arrow metadata."""
+    if metadata is None or KEY not in metadata:
+        return {}
+    try:
+        return as_dict(json.loads(metadata[KEY]), "metadata")
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"the metadata is not readable: {type(error).__name__}", place="metadata") from error
+
+
+def _grow(notes: dict[str, Any], new: dict[str, Any]) -> None:
+    """Add the notes of one batch to those before it."""
+    for name, value in new.items():
+        if name in GROWING:
+            notes[name].extend(as_list(value, name))
+        elif name == "dropped":
+            notes[name] = integer(value, name)
+        elif name in ("segments", "settings", "closed"):
+            notes[name] = value
+
+
+def _extend(columns: Mapping[str, array[int]], batch: Any) -> None:
+    batch.validate()
+    for name, column in columns.items():
+        values = batch.column(name)
+        if values.null_count:
+            raise TraceError(f"events.{name} has missing values", place=f"events.{name}")
+        if len(values):
+            width, start = column.itemsize, values.offset
+            held = memoryview(values.buffers()[1])
+            column.frombytes(held[width * start : width * (start + len(values))])
+
+
+# --- a whole trace at once ----------------------------------------------------------------------------------
+
+
+def write_parquet(trace: Trace, file: BinaryIO) -> None:
+    """Write `trace` as one Parquet file that `vram.open`, and any reader of Parquet, opens."""
+    arrow = _pyarrow()
+    import pyarrow.parquet
+
+    head = {"version": VERSION, "notes": pack(trace)}
+    schema = _schema().with_metadata({KEY: json.dumps(head)})
+    batch = _record_batch({name: getattr(trace, name) for name in COLUMNS}, trace.events)
+    table = arrow.Table.from_batches([batch]).replace_schema_metadata(schema.metadata)
+    pyarrow.parquet.write_table(table, file, compression="zstd", row_group_size=ROW_GROUP_EVENTS)
