@@ -1,6 +1,7 @@
-"""The words of OutOfMemory: what was asked, what is free and why it does not serve, what would have helped.
+"""The words of a pool's OutOfMemory: what was asked, where the memory is, the verdict, and what would help.
 
-Turns the native report and a pool's state into an error. The decision that memory is out was the ladder's.
+Turns the native report and a pool's state into an error, with the vocabulary and the rule of `verdict`. The
+decision that memory is out was the ladder's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from vram.errors import OutOfMemory
 from vram.sizes import format_size
+from vram.verdict import MEANINGS, Account, judge_request
 
 __all__ = ["explain_out_of_memory"]
 
@@ -28,17 +30,22 @@ def explain_out_of_memory(
     tags: Mapping[str | None, int],
     pending_streams: Mapping[int, int],
     cross_stream: str,
+    rounding: int = 0,
     callback_errors: tuple[str, ...] = (),
     limit_name: str = "limit",
 ) -> OutOfMemory:
     """Build the error of a request for `size` bytes on `stream`.
 
-    `tags` has the live bytes under each tag, `pending_streams` the bytes pending on each stream, `limit_name`
-    is the option that bounds the pool.
+    `tags` has the live bytes under each tag, `pending_streams` the bytes pending on each stream, `rounding`
+    what of the live bytes was not asked for; `limit_name` is the option that bounds the pool.
     """
+    account = _account(report, rounding)
+    verdict = judge_request(account, size)
     facts: dict[str, Any] = {
         **report,
-        "outside": max(0, report["device_total"] - report["device_free"] - report["reserved"]),
+        "verdict": verdict,
+        "bytes": account.parts(),
+        "outside": account.foreign,
         "tags": dict(tags),
         "pending_streams": dict(pending_streams),
         "callback_errors": callback_errors,
@@ -46,7 +53,9 @@ def explain_out_of_memory(
     }
     lines = [
         f"out of memory: {format_size(size)} asked on stream {stream} of {device}, {_room(facts)}.",
-        *_holders(facts),
+        f"Verdict: {verdict}, with {format_size(account.allocated)} allocated and "
+        f"{format_size(account.reserved)} reserved. The {format_size(account.device)} of the device are",
+        *_parts(account, facts),
         f"What would help: {'; '.join(_remedies(size, facts, cross_stream))}.",
     ]
     return OutOfMemory(
@@ -58,6 +67,23 @@ def explain_out_of_memory(
         reserved=report["reserved"],
         limit=report["limit"] or None,
         report=facts,
+    )
+
+
+def _account(report: Mapping[str, int], rounding: int) -> Account:
+    """The report in the words of `verdict`. What the caches and free pages hold could be given back: cached."""
+    rounding = min(rounding, report["allocated"])
+    unused = min(report["device_free"], _room_in_limit(report))
+    return Account(
+        demand=report["allocated"] - rounding,
+        rounding=rounding,
+        pending=report["pending"],
+        fragmentation=report["stranded"],
+        cached=report["cached"] + report["free_pages"] + report["free_elsewhere"],
+        unused=unused,
+        withheld=report["device_free"] - unused,
+        foreign=max(0, report["device_total"] - report["device_free"] - report["reserved"]),
+        limit=report["limit"] or None,
     )
 
 
@@ -75,28 +101,19 @@ def _room_in_limit(facts: Mapping[str, int]) -> int:
 
 def _room(facts: Mapping[str, Any]) -> str:
     """How much more could be had at once, and what bounds it."""
-    room = format_size(min(facts["device_free"], _room_in_limit(facts)) + facts["free_pages"])
+    room = format_size(facts["bytes"]["unused"] + facts["free_pages"])
     if _is_limited(facts):
         bound = f"{facts['limit_name']} of {format_size(facts['limit'])}"
         return f"but only {room} can be had within the pool's {bound}"
     return f"but only {room} can be had of the {format_size(facts['device_total'])} of the device"
 
 
-def _holders(facts: Mapping[str, Any]) -> Iterator[str]:
-    reserved = facts["reserved"]
-    yield f"The pool holds {format_size(reserved)}: {format_size(facts['allocated'])} allocated{_tags(facts)}"
-    if facts["pending"]:
-        yield f"  {format_size(facts['pending'])} freed but pending{_streams(facts)}"
-    if facts["cached"]:
-        yield f"  {format_size(facts['cached'])} in the caches of streams"
-    if facts["free_pages"]:
-        yield f"  {format_size(facts['free_pages'])} in free pages, less than asked"
-    if facts["free_elsewhere"]:
-        yield f"  {format_size(facts['free_elsewhere'])} in free pages of other streams"
-    if facts["stranded"]:
-        yield f"  {format_size(facts['stranded'])} fragmented: free between blocks that are in use"
-    if facts["outside"]:
-        yield f"Held outside the pool, by other pools or processes: {format_size(facts['outside'])}"
+def _parts(account: Account, facts: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each kind of memory that there is."""
+    details = {"true-demand": _tags(facts), "pending": _streams(facts), "cached": _caches(facts)}
+    for name, size in account.parts().items():
+        if size or name == "true-demand":
+            yield f"  {name} {format_size(size)}: {MEANINGS[name]}{details.get(name, '')}"
 
 
 def _tags(facts: Mapping[str, Any]) -> str:
@@ -109,6 +126,17 @@ def _tags(facts: Mapping[str, Any]) -> str:
 def _streams(facts: Mapping[str, Any]) -> str:
     named = [f"stream {handle} ({format_size(size)})" for handle, size in facts["pending_streams"].items()]
     return f", allocated on {', '.join(named)}" if named else ""
+
+
+def _caches(facts: Mapping[str, Any]) -> str:
+    """Where idle memory is."""
+    places = {
+        "cached": "in the caches of streams",
+        "free_pages": "in free pages of this stream",
+        "free_elsewhere": "in free pages of other streams",
+    }
+    found = [f"{format_size(facts[name])} {where}" for name, where in places.items() if facts[name]]
+    return f" ({', '.join(found)})"
 
 
 def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:

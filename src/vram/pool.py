@@ -393,6 +393,7 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         tags=tags,
         pending_streams=pending,
         cross_stream=pool.config()["cross_stream"],
+        rounding=_rounding(pool.raw_stats()),
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
         limit_name=pool._limit_name() if isinstance(pool, Pool) else "limit",
     )
@@ -411,6 +412,11 @@ def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, i
                 elif state == "pending":
                     pending[stream] += size
     return _most_first(tags), _most_first(pending)
+
+
+def _rounding(raw: Mapping[str, Any]) -> int:
+    """Live bytes that nobody asked for."""
+    return int(sum(raw["bytes"][kind]["current"] - raw["requested"][kind]["current"] for kind in raw["bytes"]))
 
 
 def _most_first(totals: Mapping[Any, int]) -> dict[Any, int]:

@@ -272,7 +272,8 @@ def test_the_error_names_what_holds_memory_outside(model: Device) -> None:
     theirs = other.allocate("150MiB")
     error = full(vram.Pool(model))
     assert error.report["outside"] >= theirs.size
-    assert "Held outside the pool" in str(error)
+    assert f"foreign {vram.format_size(error.report['outside'])}: held outside the allocator" in str(error)
+    assert error.report["verdict"] == "foreign"
 
 
 def test_the_error_names_the_limit(model: Device) -> None:
@@ -282,6 +283,17 @@ def test_the_error_names_the_limit(model: Device) -> None:
     pool = vram.Pool(model, limit="220MiB")
     kept = pool.allocate("50MiB")
     assert "a limit of at least 250 MiB" in str(full(pool)) and kept.size
+
+
+def test_the_parts_of_the_report_sum_to_the_device(model: Device) -> None:
+    other, pool = vram.Pool(model), vram.Pool(model, limit="128MiB")
+    theirs, kept = other.allocate("40MiB"), pool.allocate("100MiB")
+    odd = pool.allocate(3000)
+    report = full(pool).report
+    assert sum(report["bytes"].values()) == report["device_total"] == 256 * MIB
+    assert report["bytes"]["foreign"] >= theirs.size and report["bytes"]["withheld"] > 0
+    assert report["bytes"]["rounding"] == -odd.size % 512 and kept.size == 100 * MIB
+    assert report["verdict"] == "true-demand"
 
 
 def explained(**changes: Any) -> str:
@@ -298,15 +310,19 @@ def explained(**changes: Any) -> str:
 
 def test_the_error_says_why_free_memory_does_not_serve() -> None:
     text = explained(stranded=24 * MIB)
-    assert "24 MiB fragmented" in text and "keeping these in a pool of their own" in text
+    assert "Verdict: fragmentation" in text and "keeping these in a pool of their own" in text
+    assert "fragmentation 24 MiB: free between blocks that are in use" in text
     text = explained(pending=24 * MIB, pending_streams={7: 24 * MIB})
-    assert "24 MiB freed but pending, allocated on stream 7 (24 MiB)" in text
+    assert "Verdict: pending" in text
+    assert "work on a stream may still use it, allocated on stream 7 (24 MiB)" in text
     assert "waiting for the streams that still use freed memory" in text
     text = explained(free_elsewhere=24 * MIB, cross_stream="never")
+    assert "Verdict: cached" in text
     assert "24 MiB in free pages of other streams" in text and 'cross_stream="ready"' in text
     assert 'cross_stream="ready"' not in explained(free_elsewhere=24 * MIB)
-    text = explained(cached=4 * MIB, free_pages=2 * MIB)
-    assert "4 MiB in the caches of streams" in text and "2 MiB in free pages, less than asked" in text
+    text = explained(cached=4 * MIB, free_pages=2 * MIB, stranded=18 * MIB)
+    assert "cached 6 MiB: idle" in text
+    assert "(4 MiB in the caches of streams, 2 MiB in free pages of this stream)" in text
 
 
 def test_absurd_sizes_are_out_of_memory(pool: vram.Pool) -> None:

@@ -23,7 +23,7 @@ from .tables import arrow_table
 __all__ = ["GROUPINGS", "Group", "Key", "check_grouping", "group_blocks", "key_of", "label_of", "summary"]
 
 GROUPINGS = ("stack", "line", "module", "stream", "tag", "step", "size")
-Key: TypeAlias = "str | int | tuple[int, str] | None"
+Key: TypeAlias = "str | int | None"
 
 UNKNOWN = {
     "stack": "(no stack recorded)",
@@ -71,11 +71,18 @@ def key_of(trace: Trace, by: str) -> Callable[[HeldBlock], Key]:
         return lambda block: steps.of(block.event) if block.event != BEFORE else None
     if by == "tag":
         phases = Phases(trace)
-        return lambda block: phases.at(trace.time_us[block.event]) if block.event != BEFORE else None
+        return lambda block: _tag(trace, phases, block.event)
     if by == "stack":
         return lambda block: block.stack or None
     named = cache(lambda stack: _place_name(trace, by, stack))
     return lambda block: named(block.stack)
+
+
+def _tag(trace: Trace, phases: Phases, event: int) -> str | None:
+    """The tag an allocation was given, else the phase it was made in."""
+    if event == BEFORE:
+        return None
+    return trace.tags[trace.tag[event]] or phases.at(trace.time_us[event])
 
 
 def _place_name(trace: Trace, by: str, stack: int) -> str | None:

@@ -1,0 +1,37 @@
+"""Questions to a recording: why it ran out of memory, who held it, what grew, and how runs differ.
+
+Pure functions of a `Trace`, with Arrow tables for tabular answers (pyarrow, `pip install "vram[trace]"`). Needs
+neither the native core, except to try other allocators, nor a device; drawing is for the front ends.
+"""
+
+from __future__ import annotations
+
+from .differences import Difference, difference
+from .explanation import Explanation, explain
+from .groups import GROUPINGS, Group, summary
+from .leaks import Leaks, find_leaks
+from .memory import HeldBlock, HeldSegment, Memory, memory_at
+from .moments import Moment, find_moment
+from .ranks import Merged, Rank, merge, write_table
+
+__all__ = [
+    "GROUPINGS",
+    "Difference",
+    "Explanation",
+    "Group",
+    "HeldBlock",
+    "HeldSegment",
+    "Leaks",
+    "Memory",
+    "Merged",
+    "Moment",
+    "Rank",
+    "difference",
+    "explain",
+    "find_leaks",
+    "find_moment",
+    "memory_at",
+    "merge",
+    "summary",
+    "write_table",
+]

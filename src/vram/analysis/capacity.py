@@ -1,0 +1,165 @@
+"""How much memory there was for a recorded allocator: what the recording says, what was given, what follows.
+
+A PyTorch snapshot tells what the device had free at an out-of-memory, but neither how large the device is nor
+which limit was set (`set_per_process_memory_fraction`). What is not told is bounded, and called so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vram.sizes import format_size
+from vram.trace import Action, Trace
+from vram.verdict import Account
+
+from .memory import Memory
+from .moments import reserved_series
+from .torch_rules import segment_bytes
+
+__all__ = ["Capacity", "Request", "find_capacity", "find_request", "open_account"]
+
+GIB = 1 << 30
+DEVICE_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 64, 80, 96, 141, 192, 288)
+"""GiB of memory that devices are sold with."""
+SHOWN = 0.92
+CONTEXT = GIB
+"""A device shows a program at least so much of its size, less so much for the program's own context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that failed. `needed` is what the allocator would have taken from the device for it.
+
+    `device_free` is what the device had left, None where the recording does not say.
+    """
+
+    size: int
+    needed: int
+    stream: int
+    stack: int
+    device_free: int | None
+
+    @property
+    def limited(self) -> bool:
+        """Whether it failed although the device had enough: then a limit refused it."""
+        return self.device_free is None or self.device_free >= self.needed
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the allocator could reserve at most: `bytes`, known exactly or at least so much.
+
+    `below` bounds it from above where only a range is known. `bound` says what limits: "limit", "device", or
+    None where nothing failed. `total` is the whole device, None if unknown. `note` says how it was found.
+    """
+
+    bytes: int | None
+    known: bool
+    bound: str | None
+    below: int | None = None
+    total: int | None = None
+    note: str = ""
+
+
+def find_request(trace: Trace, event: int) -> Request | None:
+    """The request that failed at `event`; None where none did."""
+    if trace.action[event] != Action.OOM:
+        return None
+    size = trace.size[event]
+    segmented = bool(trace.segments) or any(
+        Action.SEGMENT_ALLOC <= action <= Action.SEGMENT_UNMAP for action in trace.action
+    )
+    return Request(
+        size=size,
+        needed=segment_bytes(size) if segmented else size,
+        stream=trace.stream[event],
+        stack=trace.stack[event],
+        device_free=trace.address[event] if segmented else None,
+    )
+
+
+def find_capacity(trace: Trace, memory: Memory, request: Request | None, given: int | None) -> Capacity:
+    """What there was to reserve; `given` is the device's memory or the limit, as the user knows it."""
+    given = given if given is not None else _recorded(trace)
+    if request is None:
+        return Capacity(given, given is not None, None, total=given)
+    if request.limited:
+        return _limit(trace, memory, request, given)
+    return _device(trace, memory, request, given)
+
+
+def _recorded(trace: Trace) -> int | None:
+    """The bytes that a recording of ours says there were."""
+    found = [trace.settings.get(name) for name in ("limit", "device_total")]
+    sizes = [size for size in found if isinstance(size, int) and size > 0]
+    return min(sizes, default=None)
+
+
+def _limit(trace: Trace, memory: Memory, request: Request, given: int | None) -> Capacity:
+    """A limit stopped it. It was at least the most ever reserved, and less than the request would have taken."""
+    below = memory.reserved + request.needed
+    if given is not None and memory.reserved <= given < below:
+        return Capacity(given, True, "limit")
+    least = min(max(reserved_series(trace)[: memory.event + 1], default=0), below - 1)
+    least = max(least, memory.reserved)
+    note = (
+        f"The limit is not in the recording: it was at least {format_size(least)}, the most ever reserved, and "
+        f"below {format_size(below)}, which was refused. Pass the limit as the capacity if you know it."
+    )
+    return Capacity(least, False, "limit", below=below, total=given, note=note)
+
+
+def _device(trace: Trace, memory: Memory, request: Request, given: int | None) -> Capacity:
+    """The device itself was full. What is visible is known, what others hold only if the device is."""
+    visible = memory.reserved + (request.device_free or 0)
+    if given is not None:
+        return Capacity(visible, True, "device", total=max(given, visible))
+    most = max(reserved_series(trace)[: memory.event + 1], default=0)
+    total, note = visible, ""
+    if most > visible:
+        total = most
+        note = (
+            f"The device gave {format_size(most)} earlier, and now shows {format_size(visible)} in all: "
+            "somebody else took the rest."
+        )
+    elif visible >= GIB and _least_shown(visible) > visible:
+        total = _least_shown(visible)
+        note = (
+            f"The size of the device is not in the recording. It shows {format_size(visible)}, less than any "
+            "device sold shows to a program that is alone on it, so at least "
+            f"{format_size(total - visible)} must be held by others. Pass its size as the capacity to be sure."
+        )
+    else:
+        note = (
+            f"The size of the device is not in the recording; {format_size(visible)} of it are visible. If it "
+            "is much larger, others hold the rest: pass its size as the capacity to see."
+        )
+    return Capacity(visible, True, "device", total=total, note=note)
+
+
+def _least_shown(visible: int) -> int:
+    """What the smallest device that could show `visible` bytes shows to a program that is alone on it."""
+    size = next((size * GIB for size in DEVICE_SIZES if size * GIB >= visible), visible)
+    return int(SHOWN * size) - CONTEXT
+
+
+def open_account(memory: Memory, request: Request | None, capacity: Capacity) -> Account:
+    """Where the bytes of the device are."""
+    held = Account(
+        demand=memory.requested,
+        rounding=memory.allocated - memory.requested,
+        pending=memory.pending,
+        fragmentation=memory.reserved - memory.allocated - memory.pending - memory.cached,
+        cached=memory.cached,
+    )
+    unused = max(0, (capacity.bytes or 0) - memory.reserved)
+    visible = memory.reserved + unused
+    if request is not None and request.device_free is not None:
+        visible = max(visible, memory.reserved + request.device_free)
+    return replace(
+        held,
+        unused=unused,
+        withheld=visible - memory.reserved - unused,
+        foreign=max(0, (capacity.total or 0) - visible),
+        limit=capacity.bytes if capacity.bound == "limit" else None,
+    )

@@ -1,0 +1,204 @@
+"""Why a recorded job ran out of memory, or what its peak was made of: one verdict, with the evidence.
+
+Gathers what the other modules find; the rule of the verdict is in `vram.verdict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from vram.sizes import format_size, parse_size
+from vram.trace import Trace
+from vram.verdict import MEANINGS, Account, judge_moment, judge_request
+
+from .capacity import Capacity, Request, find_capacity, find_request, open_account
+from .groups import Group, group_blocks
+from .memory import Memory, memory_at
+from .moments import Moment, find_moment
+from .places import frame_text, place_of
+from .remedies import Remedy, find_remedies
+from .tables import arrow_table
+
+__all__ = ["HOLDERS", "Explanation", "explain"]
+
+HOLDERS = ("stack", "module", "tag", "stream", "step")
+"""The ways in which an explanation names who holds memory."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What was so at a moment, and what follows. Sizes are bytes.
+
+    `verdict` is one of `vram.verdict.VERDICTS`; `holders` has the live blocks in groups for each of HOLDERS,
+    `largest_free` the largest free piece anywhere, `largest_on_stream` that of the request's stream.
+    """
+
+    trace: Trace
+    moment: Moment
+    verdict: str
+    account: Account
+    request: Request | None
+    capacity: Capacity
+    largest_free: int
+    largest_on_stream: int | None
+    holders: dict[str, list[Group]]
+    remedies: tuple[Remedy, ...]
+
+    @property
+    def text(self) -> str:
+        """One paragraph for a person."""
+        return " ".join(_sentences(self))
+
+    def table(self) -> Any:
+        """The account as an Arrow table: `kind`, `bytes`, `share` of the device and `meaning`."""
+        parts = self.account.parts()
+        return arrow_table(
+            {
+                "kind": ("string", list(parts)),
+                "bytes": ("int64", list(parts.values())),
+                "share": ("float64", [part / max(1, self.account.device) for part in parts.values()]),
+                "meaning": ("string", [MEANINGS[name] for name in parts]),
+            }
+        )
+
+    def to_json(self, most: int | None = None) -> dict[str, Any]:
+        """Plain data; of each kind of holder at most `most`."""
+        return {
+            "trace": {"source": self.trace.source, "events": self.trace.events, "device": self.trace.device},
+            "at": {**asdict(self.moment), "time_us": self.trace.time_us[self.moment.event]},
+            "verdict": self.verdict,
+            "request": _request_json(self),
+            "allocated": self.account.allocated,
+            "reserved": self.account.reserved,
+            "largest_free": self.largest_free,
+            "largest_free_on_stream": self.largest_on_stream,
+            "bytes": self.account.parts(),
+            "device": self.account.device,
+            "capacity": self.capacity.bytes,
+            "capacity_known": self.capacity.known,
+            "capacity_below": self.capacity.below,
+            "bound": self.capacity.bound,
+            "holders": {by: [group.to_json() for group in found[:most]] for by, found in self.holders.items()},
+            "remedies": [asdict(remedy) for remedy in self.remedies],
+            "note": self.capacity.note,
+            "text": self.text,
+        }
+
+
+def explain(trace: Trace, at: str | int | None = None, *, capacity: int | str | None = None) -> Explanation:
+    """Explain the out-of-memory of `trace`, its peak, or another moment; see `find_moment` for `at`.
+
+    `capacity` is the memory of the device, or the limit set for the process, where the recording lacks it.
+    """
+    moment = find_moment(trace, at)
+    memory = memory_at(trace, moment.event)
+    request = find_request(trace, moment.event)
+    found = find_capacity(trace, memory, request, None if capacity is None else parse_size(capacity))
+    account = open_account(memory, request, found)
+    verdict = judge_request(account, request.size, request.needed) if request else judge_moment(account)
+    return Explanation(
+        trace=trace,
+        moment=moment,
+        verdict=verdict,
+        account=account,
+        request=request,
+        capacity=found,
+        largest_free=memory.largest_free(),
+        largest_on_stream=memory.largest_free(request.stream) if request else None,
+        holders=_holders(trace, memory),
+        remedies=tuple(find_remedies(trace, moment, verdict, account, request, found)),
+    )
+
+
+def _holders(trace: Trace, memory: Memory) -> dict[str, list[Group]]:
+    blocks = list(memory.blocks())
+    return {by: group_blocks(trace, blocks, by) for by in HOLDERS}
+
+
+def _request_json(found: Explanation) -> dict[str, Any] | None:
+    request = found.request
+    if request is None:
+        return None
+    frames = found.trace.frames_of(request.stack)
+    return {
+        "size": request.size,
+        "needed": request.needed,
+        "stream": found.trace.streams[request.stream],
+        "device_free": request.device_free,
+        "frames": [frame_text(frame) for frame in frames],
+    }
+
+
+# ---- words -------------------------------------------------------------------------------------------------
+
+_BECAUSE = {
+    "cached": "{bytes} lay idle in segments with nothing in use, and were not given back: with them it fits",
+    "pending": "{bytes} were freed but pending, because work on another stream might still use them: with "
+    "them it fits",
+    "fragmentation": "{bytes} were free, but between blocks in use, the largest piece {largest}: in one piece "
+    "with what is unused they would have served",
+    "rounding": "{bytes} of what is allocated were added by rounding requests up: without it the request fits",
+    "foreign": "at least {bytes} of the device are held outside the allocator, by other libraries or "
+    "processes: without them it fits",
+    "true-demand": "the program asked for more than there is; what the allocator could have spared "
+    "({spare}) would not have sufficed",
+}
+
+
+def _sentences(found: Explanation) -> Iterator[str]:
+    yield _what(found)
+    account = found.account
+    if found.request is not None:
+        reason = _BECAUSE[found.verdict].format(
+            bytes=format_size(account.parts()[found.verdict]),
+            largest=format_size(found.largest_free),
+            spare=format_size(account.reserved - account.demand),
+        )
+        yield f"Verdict: {found.verdict}; {reason}."
+    else:
+        share = account.parts()[found.verdict] / max(1, account.reserved)
+        yield f"Verdict: {found.verdict}; {share:.0%} of the reserved memory is {MEANINGS[found.verdict]}."
+    if found.capacity.note:
+        yield found.capacity.note
+    if doubt := _doubt(found):
+        yield doubt
+    for group in [group for group in found.holders["stack"] if group.frames][:1]:
+        yield f"Most is held by {group.label} ({format_size(group.bytes)} in {group.blocks} blocks)."
+
+
+def _doubt(found: Explanation) -> str:
+    """What the verdict would be if the limit was as high as it can have been."""
+    request, below = found.request, found.capacity.below
+    if request is None or below is None:
+        return ""
+    highest = replace(found.account, unused=below - 1 - found.account.reserved)
+    other = judge_request(highest, request.size, request.needed)
+    if other == found.verdict:
+        return ""
+    turning = below - (found.account.reserved - found.account.demand)
+    return f"With a limit of {format_size(turning)} or more the verdict would be {other}."
+
+
+def _what(found: Explanation) -> str:
+    moment, account, request = found.moment, found.account, found.request
+    step = f" in step {moment.step}" if moment.step is not None else ""
+    held = f"{format_size(account.allocated)} allocated and {format_size(account.reserved)} reserved"
+    if request is None:
+        name = "The peak" if moment.kind == "peak" else "The moment"
+        return f"{name} is at event {moment.event}{step}: {held}."
+    place = place_of(found.trace.frames_of(request.stack))
+    where = f" by {frame_text(place)}" if place else ""
+    return (
+        f"Out of memory at event {moment.event}{step}: {format_size(request.size)} asked on stream "
+        f"{found.trace.streams[request.stream]}{where}, with {held}{_of(found)}."
+    )
+
+
+def _of(found: Explanation) -> str:
+    capacity = found.capacity
+    if capacity.bytes is None or not capacity.known:
+        return ""
+    bound = "a limit of" if capacity.bound == "limit" else "the visible"
+    return f" of {bound} {format_size(capacity.bytes)}"

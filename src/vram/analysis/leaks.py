@@ -1,0 +1,112 @@
+"""What grew: blocks allocated in a stretch of a recording that were still live at its end, by stack.
+
+One step's memory that lives on is a cache or a state; memory of every step that lives on is a leak. So each stack is
+judged by how many of the steps left something behind.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from vram.trace import Trace, find_steps
+
+from .groups import label_of
+from .memory import HeldBlock, memory_at
+from .moments import find_window
+from .places import frame_text
+from .tables import arrow_table
+
+__all__ = ["LIKELY", "Leaks", "find_leaks"]
+
+LIKELY = 0.5
+"""With this confidence or more, a stack is called a leak."""
+SLICES = 10
+"""Where there are no steps, the stretch is cut into so many equal parts."""
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """What a stretch left behind. `first` and `last` are its events, `steps` its steps, or slices without any.
+
+    `table` has a row a stack, the likeliest leaks first: `place`, `bytes` and `blocks` still live at the end of the
+    stretch, `growth` in bytes a step, `confidence` (0 to 1: the share of steps that left something behind, the
+    last not counted, as its work may be under way), `steps` that did, `bytes_at_end` of the recording, `frames`.
+    """
+
+    first: int
+    last: int
+    unit: str
+    steps: int
+    table: Any
+
+    @property
+    def likely(self) -> list[dict[str, Any]]:
+        """The rows that are called leaks."""
+        return [row for row in self.table.to_pylist() if row["confidence"] >= LIKELY]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "first": self.first,
+            "last": self.last,
+            "unit": self.unit,
+            "steps": self.steps,
+            "leaked": sum(row["bytes"] for row in self.likely),
+            "stacks": self.table.to_pylist(),
+        }
+
+
+def find_leaks(trace: Trace, between: str) -> Leaks:
+    """Look at "step:10,step:50" or "event:0,event:900"; both ends belong to the stretch."""
+    first, last = find_window(trace, between)
+    unit, starts = _steps(trace, first, last)
+    left: defaultdict[int, list[HeldBlock]] = defaultdict(list)
+    for block in memory_at(trace, last).blocks():
+        if block.event >= first:
+            left[block.stack].append(block)
+    lasting = {(block.address, block.event) for block in memory_at(trace, trace.events - 1).blocks()}
+    rows = [_row(trace, stack, blocks, starts, lasting) for stack, blocks in left.items()]
+    rows.sort(key=lambda row: (row["confidence"] < LIKELY, -row["bytes"], row["place"]))
+    kinds = {
+        "place": "string",
+        "bytes": "int64",
+        "blocks": "int64",
+        "growth": "float64",
+        "confidence": "float64",
+        "steps": "int64",
+        "bytes_at_end": "int64",
+        "frames": "strings",
+    }
+    table = arrow_table({name: (kind, [row[name] for row in rows]) for name, kind in kinds.items()})
+    return Leaks(first, last, unit, len(starts), table)
+
+
+def _steps(trace: Trace, first: int, last: int) -> tuple[str, list[int]]:
+    """The first events of the steps that lie in the stretch, or of equal slices of it."""
+    starts = [event for event in find_steps(trace).first if first <= event <= last]
+    if len(starts) > 1:
+        return "step", [first, *starts[1:]]
+    count = min(SLICES, last - first + 1)
+    return "slice", [first + index * (last - first + 1) // count for index in range(count)]
+
+
+def _row(
+    trace: Trace, stack: int, blocks: list[HeldBlock], starts: list[int], lasting: set[tuple[int, int]]
+) -> dict[str, Any]:
+    size = sum(block.size for block in blocks)
+    of_steps = {bisect_right(starts, block.event) - 1 for block in blocks}
+    finished = max(1, len(starts) - 1)
+    leaving = len(of_steps - {len(starts) - 1}) if len(starts) > 1 else 0
+    return {
+        "place": label_of(trace, "stack", stack or None),
+        "bytes": size,
+        "blocks": len(blocks),
+        "growth": size / len(starts),
+        "confidence": leaving / finished if leaving > 1 else 0.0,
+        "steps": len(of_steps),
+        "bytes_at_end": sum(block.size for block in blocks if (block.address, block.event) in lasting),
+        "frames": [frame_text(frame) for frame in trace.frames_of(stack)],
+    }

@@ -1,0 +1,170 @@
+"""Several ranks of one run side by side: their memory in each step, and which rank is not like the others.
+
+Clocks of ranks differ, their steps do not: rows are aligned by step. Each recording is read on its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from vram.errors import ConfigError
+from vram.trace import Action, Trace, find_steps
+
+from .memory import memory_at
+from .moments import allocated_series, peak_event, reserved_series
+from .tables import arrow, arrow_table
+
+__all__ = ["Merged", "Rank", "merge", "write_table"]
+
+ODD = 0.05
+"""A rank whose peak differs from the middle one by more than this share of it is odd."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank. `deviation` is how far its peaks lie from the middle of all ranks, as a share of it.
+
+    It is the largest of any step that all ranks have, and of the whole run. `ooms` counts failed requests.
+    """
+
+    name: str
+    peak_allocated: int
+    peak_reserved: int
+    steps: int
+    ooms: int
+    deviation: float
+
+    @property
+    def odd(self) -> bool:
+        """Whether it differs from the others by more than ODD."""
+        return abs(self.deviation) > ODD
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A run of several ranks, the oddest first. `table` has a row for each rank and step.
+
+    Columns: `rank`, `step` (null for the whole run), `peak_allocated`, `peak_reserved`, `allocated_at_end` and
+    `deviation` of the peak from the middle one of all ranks in that step.
+    """
+
+    ranks: tuple[Rank, ...]
+    common_steps: tuple[int, ...]
+    table: Any
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "ranks": [{**vars(rank), "odd": rank.odd} for rank in self.ranks],
+            "common_steps": list(self.common_steps),
+            "rows": self.table.to_pylist(),
+        }
+
+
+@dataclass(frozen=True)
+class _Row:
+    step: int | None
+    peak_allocated: int
+    peak_reserved: int
+    at_end: int
+
+
+def merge(traces: Sequence[Trace], names: Iterable[str] | None = None) -> Merged:
+    """Align ranks by step. `names` are the ranks'; by default what the files are called."""
+    if not traces:
+        raise ConfigError("there is nothing to merge; name the recordings of at least one rank")
+    called = _names(traces) if names is None else list(names)
+    rows = {name: _rows(trace) for name, trace in zip(called, traces, strict=True)}
+    if len(rows) != len(traces):
+        raise ConfigError(f"ranks need different names; these are {', '.join(called)}")
+    middles = _middles(rows)
+    ranks = [_rank(name, trace, rows[name], middles) for name, trace in zip(called, traces, strict=True)]
+    ranks.sort(key=lambda rank: -abs(rank.deviation))
+    return Merged(
+        tuple(ranks), tuple(step for step in middles if step is not None), _table(ranks, rows, middles)
+    )
+
+
+def write_table(merged: Merged, path: Path) -> None:
+    """Write the rows: as JSON to a name that ends so, else as Parquet."""
+    if path.suffix == ".json":
+        import json
+
+        path.write_text(json.dumps(merged.to_json()), encoding="utf-8")
+        return
+    arrow()
+    from pyarrow import parquet
+
+    parquet.write_table(merged.table, path)
+
+
+def _names(traces: Sequence[Trace]) -> list[str]:
+    """The file names; where they are numbered, `rank 3`."""
+    names = [Path(trace.source).name for trace in traces]
+    numbers = [re.search(r"rank\D{0,2}(\d+)", name, re.IGNORECASE) for name in names]
+    ranks = [f"rank {int(number[1])}" for number in numbers if number]
+    return ranks if len(set(ranks)) == len(names) else [str(trace.source) for trace in traces]
+
+
+def _rows(trace: Trace) -> list[_Row]:
+    """The whole run, then each step."""
+    if not trace.events:
+        return [_Row(None, 0, 0, 0)]
+    peak = peak_event(trace)
+    allocated, reserved = allocated_series(trace), reserved_series(trace)
+    before = memory_at(trace, peak).allocated - allocated[peak]
+    steps = find_steps(trace)
+    stretches = [(None, range(trace.events)), *((number, steps.range(number)) for number in steps.numbers)]
+    return [
+        _Row(
+            number,
+            before + max(allocated[events.start : events.stop]),
+            max(reserved[events.start : events.stop]),
+            before + allocated[events.stop - 1],
+        )
+        for number, events in stretches
+        if events
+    ]
+
+
+def _middles(rows: dict[str, list[_Row]]) -> dict[int | None, float]:
+    """The middle peak of all ranks, for the run and for each step that all of them have."""
+    peaks = [{row.step: row.peak_allocated for row in each} for each in rows.values()]
+    common = [step for step in peaks[0] if all(step in each for each in peaks)]
+    return {step: median(each[step] for each in peaks) for step in common}
+
+
+def _deviation(row: _Row, middles: dict[int | None, float]) -> float | None:
+    middle = middles.get(row.step)
+    return None if middle is None else (row.peak_allocated - middle) / max(1.0, middle)
+
+
+def _rank(name: str, trace: Trace, rows: list[_Row], middles: dict[int | None, float]) -> Rank:
+    found = [deviation for row in rows if (deviation := _deviation(row, middles)) is not None]
+    return Rank(
+        name=name,
+        peak_allocated=rows[0].peak_allocated,
+        peak_reserved=rows[0].peak_reserved,
+        steps=len(rows) - 1,
+        ooms=sum(1 for action in trace.action if action == Action.OOM),
+        deviation=max(found, key=abs, default=0.0),
+    )
+
+
+def _table(ranks: list[Rank], rows: dict[str, list[_Row]], middles: dict[int | None, float]) -> Any:
+    flat = [(rank.name, row) for rank in ranks for row in rows[rank.name]]
+    return arrow_table(
+        {
+            "rank": ("string", [name for name, _ in flat]),
+            "step": ("int64", [row.step for _, row in flat]),
+            "peak_allocated": ("int64", [row.peak_allocated for _, row in flat]),
+            "peak_reserved": ("int64", [row.peak_reserved for _, row in flat]),
+            "allocated_at_end": ("int64", [row.at_end for _, row in flat]),
+            "deviation": ("float64", [_deviation(row, middles) for _, row in flat]),
+        }
+    )

@@ -1,0 +1,146 @@
+"""What would have let a failed request fit: first what a replay of the same job shows, then what the numbers say.
+
+Replays need the native core; without it only the numbers speak.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vram.errors import VramError
+from vram.sizes import format_size
+from vram.trace import ALLOCATE, AT_ONCE, Lifetimes, Trace, lifetimes
+from vram.verdict import Account
+
+from .capacity import Capacity, Request
+from .moments import Moment
+
+__all__ = ["Remedy", "find_remedies"]
+
+TRIED = {
+    "torch-expandable": (
+        "expandable segments, which move free pages under any address",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ),
+    "cuda-async": (
+        "the driver's own pool (cudaMallocAsync)",
+        "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync",
+    ),
+    "vram": ("vram under the program", "vram run"),
+}
+"""Allocators a failed job is tried with: in words, and how to set them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something to do. `setting` is what to set or run; `reserved` what a replay with it reserved at most.
+
+    `fits` is True where a replay of the job, with the failed request, fitted; False where it did not; None
+    where it was not replayed.
+    """
+
+    what: str
+    setting: str = ""
+    fits: bool | None = None
+    reserved: int | None = None
+
+
+def find_remedies(
+    trace: Trace,
+    moment: Moment,
+    verdict: str,
+    account: Account,
+    request: Request | None,
+    capacity: Capacity,
+) -> Iterator[Remedy]:
+    """What would help, those shown to fit first. Nothing where nothing failed."""
+    if request is None:
+        return
+    tried = list(_replayed(trace, moment, request, capacity))
+    yield from (remedy for remedy in tried if remedy.fits)
+    yield from _plain(verdict, account, request)
+    yield _larger(account, request, capacity)
+    yield from (remedy for remedy in tried if not remedy.fits)
+
+
+def _plain(verdict: str, account: Account, request: Request) -> Iterator[Remedy]:
+    missing = request.needed - account.unused
+    if verdict == "cached":
+        yield Remedy(
+            "give idle segments back before: empty the cache, or let go of the private pools that keep them",
+            "torch.cuda.empty_cache()",
+        )
+    if verdict == "pending":
+        yield Remedy(
+            "wait for the streams that still use freed memory before asking, or free it later on its own "
+            "stream instead of record_stream"
+        )
+    if verdict == "fragmentation":
+        yield Remedy(
+            "keep free memory in one piece: allocate what lives long first, and vary the sizes of batches less"
+        )
+    if verdict == "rounding":
+        yield Remedy("round less: unset roundup_power2_divisions and max_split_size_mb")
+    if verdict == "foreign":
+        yield Remedy(
+            f"have others give back {format_size(missing)}: other processes (nvidia-smi lists them) or "
+            "libraries with pools of their own"
+        )
+    if verdict == "true-demand":
+        spare = account.pending + account.fragmentation + account.cached
+        yield Remedy(
+            f"ask for less: free {format_size(max(0, missing - spare))} of what is allocated, or make the batch "
+            "smaller, checkpoint activations, or offload"
+        )
+
+
+def _larger(account: Account, request: Request, capacity: Capacity) -> Remedy:
+    larger = format_size(account.reserved + request.needed)
+    if capacity.bound == "limit":
+        return Remedy(f"a limit of {larger}: the same run would have gone on at this point")
+    return Remedy(f"a device with {larger} for this program: the same run would have gone on at this point")
+
+
+# ---- trying it out -----------------------------------------------------------------------------------------
+
+
+def _replayed(trace: Trace, moment: Moment, request: Request, capacity: Capacity) -> Iterator[Remedy]:
+    """Each of TRIED on the job up to the failed request, and that request."""
+    from vram.replay import POLICIES, replay  # here, so that reading a recording needs no more than itself
+
+    program: Lifetimes | None = None
+    for policy, (what, setting) in TRIED.items():
+        if policy not in POLICIES or capacity.bytes is None:
+            continue
+        program = program or _with_request(lifetimes(trace), moment.event, request)
+        try:
+            result = replay(program, policy, capacity=capacity.bytes)
+        except VramError:  # the native core is not built here, or has no such policy
+            return
+        yield Remedy(what, setting, result.oom is None, result.peak_reserved)
+
+
+def _with_request(program: Lifetimes, event: int, request: Request) -> Lifetimes:
+    """The program up to `event`, and then the allocation that failed there."""
+    end = bisect_right(program.event, event)
+    last = {
+        "op": ALLOCATE,
+        "id": program.allocations,
+        "size": request.size,
+        "stream": request.stream,
+        "time_us": program.time_us[end - 1] if end else 0,
+        "completed_us": AT_ONCE,
+        "event": event,
+    }
+    columns = {}
+    for name, value in last.items():
+        column: array[int] = getattr(program, name)[:end]
+        column.append(value)
+        columns[name] = column
+    ids = columns["id"]
+    ids[-1] = made = sum(1 for op in columns["op"] if op == ALLOCATE) - 1
+    return dataclasses.replace(program, allocations=made + 1, **columns)
