@@ -77,7 +77,19 @@ _PLACES = {
     "tag": "vram.tags",
 }
 _OTHER_NAMES = {"open": "open_trace"}
-_MODULES = ("config", "cuda_core", "cupy", "dask", "errors", "numba", "race", "replay", "torch", "trace")
+_MODULES = (
+    "analysis",
+    "config",
+    "cuda_core",
+    "cupy",
+    "dask",
+    "errors",
+    "numba",
+    "race",
+    "replay",
+    "torch",
+    "trace",
+)
 
 __all__ = [
     "Buffer",
@@ -100,6 +112,7 @@ __all__ = [
     "TraceError",
     "VramError",
     "__version__",
+    "analysis",
     "configure",
     "devices",
     "errors",

@@ -71,7 +71,7 @@ def explain_out_of_memory(
 
 
 def _account(report: Mapping[str, int], rounding: int) -> Account:
-    """The report in the words of `verdict`. What the caches and free pages hold could be given back: cached."""
+    """The report in the words of `verdict`; what caches and free pages hold is cached."""
     rounding = min(rounding, report["allocated"])
     unused = min(report["device_free"], _room_in_limit(report))
     return Account(

@@ -416,7 +416,9 @@ def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, i
 
 def _rounding(raw: Mapping[str, Any]) -> int:
     """Live bytes that nobody asked for."""
-    return int(sum(raw["bytes"][kind]["current"] - raw["requested"][kind]["current"] for kind in raw["bytes"]))
+    return int(
+        sum(raw["bytes"][kind]["current"] - raw["requested"][kind]["current"] for kind in raw["bytes"])
+    )
 
 
 def _most_first(totals: Mapping[Any, int]) -> dict[Any, int]:

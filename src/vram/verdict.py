@@ -1,5 +1,5 @@
-"""Why memory was out, in one vocabulary for pools and recordings: where the bytes of a device are, and which of
-them would have served the request.
+"""Why memory was out, in one vocabulary for pools and recordings: where the bytes of a device are, and which
+of them would have served the request.
 
 Plain arithmetic. What a pool knows is gathered by `explain`, what a recording tells by `analysis`.
 """
@@ -71,15 +71,15 @@ class Account:
 def judge_request(account: Account, asked: int, needed: int | None = None) -> str:
     """The verdict on a request that failed: the first kind of memory whose removal would have let it fit.
 
-    `asked` is the request, `needed` what the allocator would have taken from the device for it. Removed memory
-    counts as unused, in one piece. Where no kind suffices alone but what the allocator could have spared
-    does together, the largest of these is to blame; with what is foreign too, that is.
+    `asked` is the request, `needed` what the allocator would have taken from the device for it. Removed
+    memory counts as unused, in one piece. Where no kind suffices alone but what the allocator could have
+    spared does together, the largest of these is to blame; if it takes what is foreign too, that is.
     """
     needed = max(asked, needed or 0)
     missing = needed - account.unused
     gains = _gains(account, needed - asked)
     for name, gain in gains.items():
-        if 0 < gain and missing <= gain:
+        if gain > 0 and missing <= gain:
             return name
     spared = sum(gains[name] for name in WASTE)
     if missing <= spared:

@@ -12,6 +12,7 @@ from vram.sizes import format_size
 from vram.trace import Action, Trace
 from vram.verdict import Account
 
+from .events import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
 from .memory import Memory
 from .moments import reserved_series
 from .torch_rules import segment_bytes
@@ -66,9 +67,7 @@ def find_request(trace: Trace, event: int) -> Request | None:
     if trace.action[event] != Action.OOM:
         return None
     size = trace.size[event]
-    segmented = bool(trace.segments) or any(
-        Action.SEGMENT_ALLOC <= action <= Action.SEGMENT_UNMAP for action in trace.action
-    )
+    segmented = bool(trace.segments or events_of(trace, SEGMENT_ACTIONS + MAPPING_ACTIONS))
     return Request(
         size=size,
         needed=segment_bytes(size) if segmented else size,
@@ -80,40 +79,44 @@ def find_request(trace: Trace, event: int) -> Request | None:
 
 def find_capacity(trace: Trace, memory: Memory, request: Request | None, given: int | None) -> Capacity:
     """What there was to reserve; `given` is the device's memory or the limit, as the user knows it."""
-    given = given if given is not None else _recorded(trace)
+    limit, total = _recorded(trace, "limit"), _recorded(trace, "device_total")
     if request is None:
-        return Capacity(given, given is not None, None, total=given)
+        bounds = [size for size in (given, limit, total) if size is not None]
+        return Capacity(min(bounds, default=None), bool(bounds), None, total=total or given)
+    if request.limited and given is not None and memory.reserved <= given < memory.reserved + request.needed:
+        limit = given
+    elif given is not None:
+        total = given
     if request.limited:
-        return _limit(trace, memory, request, given)
-    return _device(trace, memory, request, given)
+        return _limit(trace, memory, request, limit, total)
+    return _device(trace, memory, request, total)
 
 
-def _recorded(trace: Trace) -> int | None:
-    """The bytes that a recording of ours says there were."""
-    found = [trace.settings.get(name) for name in ("limit", "device_total")]
-    sizes = [size for size in found if isinstance(size, int) and size > 0]
-    return min(sizes, default=None)
+def _recorded(trace: Trace, name: str) -> int | None:
+    """What a recording of ours says of its pool."""
+    size = trace.settings.get(name)
+    return size if isinstance(size, int) and size > 0 else None
 
 
-def _limit(trace: Trace, memory: Memory, request: Request, given: int | None) -> Capacity:
-    """A limit stopped it. It was at least the most ever reserved, and less than the request would have taken."""
+def _limit(trace: Trace, memory: Memory, request: Request, limit: int | None, total: int | None) -> Capacity:
+    """A limit stopped it: at least the most ever reserved, and less than the request would have taken."""
+    if limit is not None:
+        return Capacity(limit, True, "limit", total=total)
     below = memory.reserved + request.needed
-    if given is not None and memory.reserved <= given < below:
-        return Capacity(given, True, "limit")
     least = min(max(reserved_series(trace)[: memory.event + 1], default=0), below - 1)
     least = max(least, memory.reserved)
     note = (
-        f"The limit is not in the recording: it was at least {format_size(least)}, the most ever reserved, and "
-        f"below {format_size(below)}, which was refused. Pass the limit as the capacity if you know it."
+        f"The limit is not in the recording: it was at least {format_size(least)}, the most ever reserved, "
+        f"and below {format_size(below)}, which was refused. Pass the limit as the capacity if you know it."
     )
-    return Capacity(least, False, "limit", below=below, total=given, note=note)
+    return Capacity(least, False, "limit", below=below, total=total, note=note)
 
 
-def _device(trace: Trace, memory: Memory, request: Request, given: int | None) -> Capacity:
+def _device(trace: Trace, memory: Memory, request: Request, total: int | None) -> Capacity:
     """The device itself was full. What is visible is known, what others hold only if the device is."""
     visible = memory.reserved + (request.device_free or 0)
-    if given is not None:
-        return Capacity(visible, True, "device", total=max(given, visible))
+    if total is not None:
+        return Capacity(visible, True, "device", total=max(total, visible))
     most = max(reserved_series(trace)[: memory.event + 1], default=0)
     total, note = visible, ""
     if most > visible:
@@ -127,12 +130,12 @@ def _device(trace: Trace, memory: Memory, request: Request, given: int | None) -
         note = (
             f"The size of the device is not in the recording. It shows {format_size(visible)}, less than any "
             "device sold shows to a program that is alone on it, so at least "
-            f"{format_size(total - visible)} must be held by others. Pass its size as the capacity to be sure."
+            f"{format_size(total - visible)} must be held by others. Pass its size as the capacity to know."
         )
     else:
         note = (
-            f"The size of the device is not in the recording; {format_size(visible)} of it are visible. If it "
-            "is much larger, others hold the rest: pass its size as the capacity to see."
+            f"The size of the device is not in the recording; {format_size(visible)} of it are visible. If "
+            "it is much larger, others hold the rest: pass its size as the capacity to know."
         )
     return Capacity(visible, True, "device", total=total, note=note)
 

@@ -23,8 +23,8 @@ __all__ = ["Difference", "difference"]
 class Difference:
     """Two runs at one moment of each. `before` and `after` are live bytes, `events` where they were.
 
-    `table` has a row for each group that differs, most first: `group`, bytes `before` and `after`, the `gap`, and
-    blocks in both. The gaps of the rows sum to the gap of the runs.
+    `table` has a row for each group that differs, most first: `group`, bytes `before` and `after`, the `gap`,
+    and blocks in both. The gaps of the rows sum to the gap of the runs.
     """
 
     by: str
@@ -50,10 +50,8 @@ class Difference:
         }
 
 
-def difference(
-    first: Trace, second: Trace, by: str = "line", at: str | int | None = "peak"
-) -> Difference:
-    """What `second` holds beyond `first`, each at the moment `at` (see `find_moment`), by "line" or another group."""
+def difference(first: Trace, second: Trace, by: str = "line", at: str | int | None = "peak") -> Difference:
+    """What `second` holds beyond `first`, each at the moment `at` (see `find_moment`), by groups."""
     if check_grouping(by) == "stack":
         raise ConfigError("stacks of two runs are never quite the same; compare by line or module")
     events = (find_moment(first, at).event, find_moment(second, at).event)
@@ -63,7 +61,8 @@ def difference(
     ]
     nothing = Group(None, "", 0, 0, 0)
     rows = [
-        (label, sides[0].get(label, nothing), sides[1].get(label, nothing)) for label in {**sides[0], **sides[1]}
+        (label, sides[0].get(label, nothing), sides[1].get(label, nothing))
+        for label in {**sides[0], **sides[1]}
     ]
     rows = [row for row in rows if row[1].bytes != row[2].bytes]
     rows.sort(key=lambda row: (-abs(row[2].bytes - row[1].bytes), row[0]))

@@ -80,7 +80,9 @@ class Explanation:
             "capacity_known": self.capacity.known,
             "capacity_below": self.capacity.below,
             "bound": self.capacity.bound,
-            "holders": {by: [group.to_json() for group in found[:most]] for by, found in self.holders.items()},
+            "holders": {
+                by: [group.to_json() for group in found[:most]] for by, found in self.holders.items()
+            },
             "remedies": [asdict(remedy) for remedy in self.remedies],
             "note": self.capacity.note,
             "text": self.text,
@@ -137,9 +139,9 @@ _BECAUSE = {
     "cached": "{bytes} lay idle in segments with nothing in use, and were not given back: with them it fits",
     "pending": "{bytes} were freed but pending, because work on another stream might still use them: with "
     "them it fits",
-    "fragmentation": "{bytes} were free, but between blocks in use, the largest piece {largest}: in one piece "
-    "with what is unused they would have served",
-    "rounding": "{bytes} of what is allocated were added by rounding requests up: without it the request fits",
+    "fragmentation": "{bytes} were free, but between blocks in use, the largest piece {largest}: in one "
+    "piece with what is unused they would have served",
+    "rounding": "{bytes} of what is allocated were added by rounding requests up: without them it fits",
     "foreign": "at least {bytes} of the device are held outside the allocator, by other libraries or "
     "processes: without them it fits",
     "true-demand": "the program asked for more than there is; what the allocator could have spared "

@@ -39,7 +39,7 @@ UNKNOWN = {
 class Group:
     """Blocks of one key. `frames` is the stack, innermost first, where they were grouped by it."""
 
-    key: str | int | None
+    key: Key
     label: str
     bytes: int
     requested: int
@@ -98,39 +98,36 @@ def label_of(trace: Trace, by: str, key: Key) -> str:
     if key is None:
         return UNKNOWN[by]
     if by == "stack":
-        frames = trace.frames_of(int(key))  # type: ignore[arg-type]
+        frames = trace.frames_of(int(key))
         place = place_of(frames)
         inner = frame_text(frames[0])
         own = frame_text(place) if place else inner
         return own if own == inner else f"{own} ← {inner}"
     if by == "size":
-        return f"up to {format_size(int(key))}"  # type: ignore[arg-type]
+        return f"up to {format_size(int(key))}"
     return f"{by} {key}" if by in ("stream", "step") else str(key)
 
 
 def group_blocks(trace: Trace, blocks: Iterable[HeldBlock], by: str) -> list[Group]:
     """The blocks in groups, most bytes first."""
     key = key_of(trace, by)
-    totals: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0, 0])
+    members: defaultdict[Key, list[HeldBlock]] = defaultdict(list)
     for block in blocks:
-        total = totals[key(block)]
-        total[0] += block.size
-        total[1] += block.requested
-        total[2] += 1
-    found = [
-        Group(
-            None if by == "stack" or found is None else found,  # type: ignore[arg-type]
-            label_of(trace, by, found),
-            *total,
-            frames=_frames(trace, found) if by == "stack" else (),
-        )
-        for found, total in totals.items()
-    ]
-    return sorted(found, key=lambda group: (-group.bytes, group.label))
+        members[key(block)].append(block)
+    groups = [_group(trace, by, found, held) for found, held in members.items()]
+    return sorted(groups, key=lambda group: (-group.bytes, group.label))
 
 
-def _frames(trace: Trace, stack: Key) -> tuple[str, ...]:
-    return tuple(frame_text(frame) for frame in trace.frames_of(int(stack or 0)))  # type: ignore[arg-type]
+def _group(trace: Trace, by: str, key: Key, blocks: list[HeldBlock]) -> Group:
+    by_stack = by == "stack"
+    return Group(
+        key=None if by_stack else key,  # the number of a stack means nothing outside its recording
+        label=label_of(trace, by, key),
+        bytes=sum(block.size for block in blocks),
+        requested=sum(block.requested for block in blocks),
+        blocks=len(blocks),
+        frames=tuple(map(frame_text, trace.frames_of(blocks[0].stack))) if by_stack else (),
+    )
 
 
 def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> Any:

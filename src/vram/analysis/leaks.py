@@ -1,7 +1,7 @@
 """What grew: blocks allocated in a stretch of a recording that were still live at its end, by stack.
 
-One step's memory that lives on is a cache or a state; memory of every step that lives on is a leak. So each stack is
-judged by how many of the steps left something behind.
+One step's memory that lives on is a cache or a state; memory of every step that lives on is a leak. So each
+stack is judged by how many of the steps left something behind.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ SLICES = 10
 
 @dataclass(frozen=True)
 class Leaks:
-    """What a stretch left behind. `first` and `last` are its events, `steps` its steps, or slices without any.
+    """What a stretch left behind. `first` and `last` are its events, `steps` its steps, or slices.
 
-    `table` has a row a stack, the likeliest leaks first: `place`, `bytes` and `blocks` still live at the end of the
-    stretch, `growth` in bytes a step, `confidence` (0 to 1: the share of steps that left something behind, the
-    last not counted, as its work may be under way), `steps` that did, `bytes_at_end` of the recording, `frames`.
+    `table` has a row a stack, the likeliest leaks first: `place`, `bytes` and `blocks` still live at the end
+    of the stretch, `growth` in bytes a step, `confidence`, `steps` that left something behind, `bytes_at_end` of
+    the recording, `frames`. The confidence is the share of steps that left something behind; the last does
+    not count, as its work may be under way, and one step alone is none.
     """
 
     first: int

@@ -1,4 +1,4 @@
-"""The memory of a recorded allocator at any event: segments, the blocks in use in them, and what is free between.
+"""The memory of a recorded allocator at any event: segments, the blocks in use in them, what is free between.
 
 The last mention of an address up to the event tells what was there; else the first mention after it; else
 the segments at the end of the recording. So a recording whose beginning is missing is read as well as a whole
@@ -14,6 +14,7 @@ from functools import cached_property
 
 from vram.trace import BEFORE, Action, BlockState, Segment, Trace
 
+from .events import BLOCK_ACTIONS, MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
 from .torch_rules import LARGE_PAGE, SMALL_PAGE, Rules
 
 __all__ = ["HeldBlock", "HeldSegment", "Memory", "memory_at"]
@@ -65,9 +66,12 @@ class HeldSegment:
         if not self.expandable:
             return 0
         page = SMALL_PAGE if self.kind == "small" else LARGE_PAGE
-        return sum(
-            max(0, (at + size) // page * page - -(-at // page) * page) for at, size in self.free if size >= page
-        )
+        return sum(_whole_pages(at - self.address, size, page) for at, size in self.free)
+
+
+def _whole_pages(start: int, size: int, page: int) -> int:
+    """Bytes of the pages that lie wholly in a stretch."""
+    return max(0, (start + size) // page * page - -(-start // page) * page)
 
 
 @dataclass(frozen=True)
@@ -133,19 +137,16 @@ class _Mentions:
     first: dict[int, int]
 
     @classmethod
-    def of(cls, trace: Trace, event: int, actions: range) -> _Mentions:
-        events = [index for index, action in enumerate(trace.action) if action in actions]
+    def of(cls, trace: Trace, event: int, actions: Iterable[Action]) -> _Mentions:
+        events = events_of(trace, actions)
         before = events[: bisect_right(events, event)]
         after = events[len(before) :]
         after.reverse()  # so that the first mention is written last
         where = trace.address.__getitem__
         return cls(
-            dict(zip(map(where, before), before, strict=True)), dict(zip(map(where, after), after, strict=True))
+            dict(zip(map(where, before), before, strict=True)),
+            dict(zip(map(where, after), after, strict=True)),
         )
-
-
-_BLOCK_ACTIONS = range(Action.ALLOC, Action.FREE_COMPLETED + 1)
-_SEGMENT_ACTIONS = range(Action.SEGMENT_ALLOC, Action.SEGMENT_FREE + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class _Reader:
     def __init__(self, trace: Trace, event: int) -> None:
         self._trace = trace
         self._rules = Rules(trace.settings)
-        self._mentions = _Mentions.of(trace, event, _BLOCK_ACTIONS)
+        self._mentions = _Mentions.of(trace, event, BLOCK_ACTIONS)
         self._final = {
             block.address: (block, segment.stream)
             for segment in trace.segments
@@ -240,10 +241,10 @@ class _Reader:
         actions, last = self._trace.action, self._mentions.last
         wanted = {address for address, event in last.items() if actions[event] == Action.FREE_REQUESTED}
         found: dict[int, int] = {}
-        if wanted:
-            for event, (action, address) in enumerate(zip(actions, self._trace.address, strict=True)):
-                if action == Action.ALLOC and address in wanted and event < last[address]:
-                    found[address] = event
+        for event in events_of(self._trace, [Action.ALLOC]) if wanted else ():
+            address = self._trace.address[event]
+            if address in wanted and event < last[address]:
+                found[address] = event
         return found
 
     # ---- how large a block is ----
@@ -288,7 +289,7 @@ def _block(found: _Found, size: int) -> HeldBlock:
 
 
 def _plain_segments(trace: Trace, event: int) -> list[HeldSegment]:
-    mentions = _Mentions.of(trace, event, _SEGMENT_ACTIONS)
+    mentions = _Mentions.of(trace, event, SEGMENT_ACTIONS)
     final = {segment.address: segment for segment in trace.segments if not segment.is_expandable}
     last, first, actions = mentions.last, mentions.first, trace.action
     found = [
@@ -350,16 +351,16 @@ class _Mapped:
 def _mapped_segments(trace: Trace, event: int) -> list[HeldSegment]:
     """Expandable segments: from the end backwards where the recording has it, else from the beginning."""
     mapped = _Mapped()
-    changes = [
-        index
-        for index, action in enumerate(trace.action)
-        if action in (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
-    ]
+    changes = events_of(trace, MAPPING_ACTIONS)
     for segment in trace.segments:
         if segment.is_expandable:
             mapped.add(segment.address, segment.address + segment.total_size, (segment.stream, segment.kind))
     undo = bool(trace.segments)
-    chosen = [index for index in reversed(changes) if index > event] if undo else changes[: bisect_right(changes, event)]
+    chosen = (
+        [index for index in reversed(changes) if index > event]
+        if undo
+        else changes[: bisect_right(changes, event)]
+    )
     for index in chosen:
         start, size = trace.address[index], trace.size[index]
         if (trace.action[index] == Action.SEGMENT_MAP) != undo:

@@ -12,6 +12,7 @@ from itertools import accumulate
 from vram.errors import ConfigError
 from vram.trace import Action, Steps, Trace, find_steps
 
+from .events import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
 from .torch_rules import Rules
 
 __all__ = ["Moment", "allocated_series", "find_moment", "find_window", "peak_event", "reserved_series"]
@@ -34,7 +35,7 @@ def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
     if not trace.events:
         raise ConfigError(f"{trace.source} has no events, so there is no moment to look at")
     steps = find_steps(trace)
-    failures = [index for index, action in enumerate(trace.action) if action == Action.OOM]
+    failures = events_of(trace, [Action.OOM])
     if at is None:
         at = "oom" if failures else "peak"
     if at == "oom":
@@ -88,12 +89,15 @@ def _step_boundary(trace: Trace, steps: Steps, number: int, *, end: bool) -> int
 
 
 def allocated_series(trace: Trace) -> list[int]:
-    """Bytes the program held after each event, beyond those it held before the first; requests are rounded."""
+    """Bytes the program held after each event, beyond those of before the first; requests are rounded."""
     rounded = Rules(trace.settings).rounded
     sizes = {size: rounded(size) for size in set(trace.size)}
-    signs = {Action.ALLOC: 1, Action.FREE_REQUESTED: -1}
-    rows = zip(trace.action, trace.size, strict=True)
-    return list(accumulate(signs.get(action, 0) * sizes[size] for action, size in rows))
+    changes = [0] * trace.events
+    for event in events_of(trace, [Action.ALLOC]):
+        changes[event] = sizes[trace.size[event]]
+    for event in events_of(trace, [Action.FREE_REQUESTED]):
+        changes[event] = -sizes[trace.size[event]]
+    return list(accumulate(changes))
 
 
 def peak_event(trace: Trace) -> int:
@@ -104,17 +108,12 @@ def peak_event(trace: Trace) -> int:
 
 def reserved_series(trace: Trace) -> list[int]:
     """Bytes the allocator held from the device after each event."""
-    signs = {
-        Action.SEGMENT_ALLOC: 1,
-        Action.SEGMENT_MAP: 1,
-        Action.SEGMENT_FREE: -1,
-        Action.SEGMENT_UNMAP: -1,
-    }
-    rows = zip(trace.action, trace.size, strict=True)
-    changes = list(accumulate(signs.get(action, 0) * size for action, size in rows))  # type: ignore[call-overload]
-    if not changes:
-        return changes
+    changes = [0] * trace.events
+    for event in events_of(trace, SEGMENT_ACTIONS + MAPPING_ACTIONS):
+        grows = trace.action[event] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+        changes[event] = trace.size[event] if grows else -trace.size[event]
+    held = list(accumulate(changes))
     # Known exactly at the end, if the recording has it; else nothing may be negative.
     final = sum(segment.total_size for segment in trace.segments)
-    before = final - changes[-1] if trace.segments else -min(0, *changes)
-    return [before + change for change in changes]
+    before = final - sum(changes) if trace.segments else -min(held, default=0)
+    return [max(0, before) + each for each in held]

@@ -1,4 +1,4 @@
-"""Where in a program memory was asked for: the line that is the user's own, its module, and the phase it ran in.
+"""Where in a program memory was asked for: the line that is the user's own, its module, the phase it ran in.
 
 Judges file names as they are written in a recording, which may come from another machine.
 """
@@ -57,7 +57,7 @@ def module_of(frames: Iterable[Frame]) -> str | None:
 
 
 class Phases:
-    """Which mark was open when: the name given to `vram.annotate`, or the framework's own, innermost first."""
+    """Which mark was open when: the name given to `vram.annotate`, or one of the framework's own."""
 
     def __init__(self, trace: Trace) -> None:
         """Follow the marks of `trace`; steps are counted elsewhere."""

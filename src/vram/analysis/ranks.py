@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from vram.errors import ConfigError
 from vram.trace import Action, Trace, find_steps
 
+from .events import events_of
 from .memory import memory_at
 from .moments import allocated_series, peak_event, reserved_series
 from .tables import arrow, arrow_table
@@ -30,6 +31,7 @@ class Rank:
     """One rank. `deviation` is how far its peaks lie from the middle of all ranks, as a share of it.
 
     It is the largest of any step that all ranks have, and of the whole run. `ooms` counts failed requests.
+    A rank is `odd` that deviates by more than ODD, or ran out of memory where others did not.
     """
 
     name: str
@@ -38,19 +40,15 @@ class Rank:
     steps: int
     ooms: int
     deviation: float
-
-    @property
-    def odd(self) -> bool:
-        """Whether it differs from the others by more than ODD."""
-        return abs(self.deviation) > ODD
+    odd: bool
 
 
 @dataclass(frozen=True)
 class Merged:
     """A run of several ranks, the oddest first. `table` has a row for each rank and step.
 
-    Columns: `rank`, `step` (null for the whole run), `peak_allocated`, `peak_reserved`, `allocated_at_end` and
-    `deviation` of the peak from the middle one of all ranks in that step.
+    Columns: `rank`, `step` (null for the whole run), `peak_allocated`, `peak_reserved`, `allocated_at_end`
+    and `deviation` of the peak from the middle one of all ranks in that step.
     """
 
     ranks: tuple[Rank, ...]
@@ -60,7 +58,7 @@ class Merged:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "ranks": [{**vars(rank), "odd": rank.odd} for rank in self.ranks],
+            "ranks": [asdict(rank) for rank in self.ranks],
             "common_steps": list(self.common_steps),
             "rows": self.table.to_pylist(),
         }
@@ -84,7 +82,9 @@ def merge(traces: Sequence[Trace], names: Iterable[str] | None = None) -> Merged
         raise ConfigError(f"ranks need different names; these are {', '.join(called)}")
     middles = _middles(rows)
     ranks = [_rank(name, trace, rows[name], middles) for name, trace in zip(called, traces, strict=True)]
-    ranks.sort(key=lambda rank: -abs(rank.deviation))
+    if len({rank.ooms > 0 for rank in ranks}) > 1:
+        ranks = [replace(rank, odd=rank.odd or rank.ooms > 0) for rank in ranks]
+    ranks.sort(key=lambda rank: (not rank.odd, -rank.ooms, -abs(rank.deviation)))
     return Merged(
         tuple(ranks), tuple(step for step in middles if step is not None), _table(ranks, rows, middles)
     )
@@ -146,13 +146,15 @@ def _deviation(row: _Row, middles: dict[int | None, float]) -> float | None:
 
 def _rank(name: str, trace: Trace, rows: list[_Row], middles: dict[int | None, float]) -> Rank:
     found = [deviation for row in rows if (deviation := _deviation(row, middles)) is not None]
+    deviation = max(found, key=abs, default=0.0)
     return Rank(
         name=name,
         peak_allocated=rows[0].peak_allocated,
         peak_reserved=rows[0].peak_reserved,
         steps=len(rows) - 1,
-        ooms=sum(1 for action in trace.action if action == Action.OOM),
-        deviation=max(found, key=abs, default=0.0),
+        ooms=len(events_of(trace, [Action.OOM])),
+        deviation=deviation,
+        odd=abs(deviation) > ODD,
     )
 
 

@@ -1,4 +1,4 @@
-"""What would have let a failed request fit: first what a replay of the same job shows, then what the numbers say.
+"""What would have let a failed request fit: what replays of the same job show, and what the numbers say.
 
 Replays need the native core; without it only the numbers speak.
 """
@@ -81,7 +81,7 @@ def _plain(verdict: str, account: Account, request: Request) -> Iterator[Remedy]
         )
     if verdict == "fragmentation":
         yield Remedy(
-            "keep free memory in one piece: allocate what lives long first, and vary the sizes of batches less"
+            "keep free memory in one piece: allocate what lives long first, and vary sizes of batches less"
         )
     if verdict == "rounding":
         yield Remedy("round less: unset roundup_power2_divisions and max_split_size_mb")
@@ -93,8 +93,8 @@ def _plain(verdict: str, account: Account, request: Request) -> Iterator[Remedy]
     if verdict == "true-demand":
         spare = account.pending + account.fragmentation + account.cached
         yield Remedy(
-            f"ask for less: free {format_size(max(0, missing - spare))} of what is allocated, or make the batch "
-            "smaller, checkpoint activations, or offload"
+            f"ask for less: free {format_size(max(0, missing - spare))} of what is allocated, or make the "
+            "batch smaller, checkpoint activations, or offload"
         )
 
 
@@ -127,20 +127,21 @@ def _replayed(trace: Trace, moment: Moment, request: Request, capacity: Capacity
 def _with_request(program: Lifetimes, event: int, request: Request) -> Lifetimes:
     """The program up to `event`, and then the allocation that failed there."""
     end = bisect_right(program.event, event)
-    last = {
-        "op": ALLOCATE,
-        "id": program.allocations,
-        "size": request.size,
-        "stream": request.stream,
-        "time_us": program.time_us[end - 1] if end else 0,
-        "completed_us": AT_ONCE,
-        "event": event,
-    }
-    columns = {}
-    for name, value in last.items():
-        column: array[int] = getattr(program, name)[:end]
-        column.append(value)
-        columns[name] = column
-    ids = columns["id"]
-    ids[-1] = made = sum(1 for op in columns["op"] if op == ALLOCATE) - 1
-    return dataclasses.replace(program, allocations=made + 1, **columns)
+    allocations = program.op[:end].count(ALLOCATE)
+    return dataclasses.replace(
+        program,
+        allocations=allocations + 1,
+        op=_extended(program.op, end, ALLOCATE),
+        id=_extended(program.id, end, allocations),
+        size=_extended(program.size, end, request.size),
+        stream=_extended(program.stream, end, request.stream),
+        time_us=_extended(program.time_us, end, program.time_us[end - 1] if end else 0),
+        completed_us=_extended(program.completed_us, end, AT_ONCE),
+        event=_extended(program.event, end, event),
+    )
+
+
+def _extended(column: array[int], end: int, value: int) -> array[int]:
+    extended = column[:end]
+    extended.append(value)
+    return extended

@@ -1,7 +1,7 @@
 """How PyTorch's allocator sizes blocks and segments, as far as reading a recording of it needs.
 
-Events have sizes as they were asked for; blocks are larger. Only the arithmetic of sizes: which block serves a
-request is in the recording, what another setting would have done is for `vram.replay`.
+Events have sizes as they were asked for; blocks are larger. Only the arithmetic of sizes: which block serves
+a request is in the recording, what another setting would have done is for `vram.replay`.
 """
 
 from __future__ import annotations

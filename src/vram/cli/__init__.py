@@ -1,6 +1,6 @@
 """The `vram` command. A command parses and renders, one file each; what it shows is computed by the library.
 
-Exit codes: 0 fine, 1 a finding (such as an allocator that ran out of memory), 2 wrong usage or a bad file.
+Exit codes: 0 fine, 1 a finding (out of memory, a leak, too large a gap), 2 wrong usage or a bad file.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ import rich_click as click
 
 from .bench import bench_commands
 from .console import Commands
+from .diff import diff_command
+from .explain import explain_command
 from .info import info_command
 from .lab import lab_command
+from .leaks import leaks_command
+from .merge import merge_command
 from .replay import replay_command
 from .run import run_command
+from .summary import summary_command
 
 __all__ = ["main"]
 
@@ -20,11 +25,16 @@ __all__ = ["main"]
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="vram", prog_name="vram", message="%(prog)s %(version)s")
 def main() -> None:
-    """GPU memory: what a job would cost under another allocator, what this machine can do, and how fast."""
+    """GPU memory: why a job ran out of it, what it would cost elsewhere, what this machine can do."""
 
 
 main.add_command(bench_commands)
+main.add_command(diff_command)
+main.add_command(explain_command)
 main.add_command(info_command)
 main.add_command(lab_command)
+main.add_command(leaks_command)
+main.add_command(merge_command)
 main.add_command(replay_command)
 main.add_command(run_command)
+main.add_command(summary_command)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import rich_click as click
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from vram.errors import ConfigError, VramError
 from vram.sizes import parse_size
 
-__all__ = ["FINDING", "Commands", "open_console", "read_conf", "read_duration", "read_size"]
+__all__ = [
+    "FINDING",
+    "Commands",
+    "draw_grid",
+    "draw_line",
+    "open_console",
+    "read_conf",
+    "read_duration",
+    "read_size",
+]
 
 FINDING = 1
 BAD_INPUT = 2
@@ -43,6 +55,23 @@ def open_console() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
     return console
+
+
+def draw_line(console: Console, line: str, style: str = "") -> None:
+    """A line of text that may quote a stranger's file."""
+    console.print(Text(_one_line(line), style=style), soft_wrap=True)
+
+
+def draw_grid(console: Console, columns: str, rows: Iterable[Iterable[str]]) -> None:
+    """A table without lines. `columns` are titles between `|`; those that begin with `>` align right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in columns.split("|"):
+        table.add_column(
+            title.lstrip(">"), justify="right" if title.startswith(">") else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(_one_line(cell)) for cell in row))
+    console.print(table)
 
 
 def read_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:

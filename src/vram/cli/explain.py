@@ -1,0 +1,100 @@
+"""`vram explain`: why a recorded job ran out of memory. Draws what `vram.analysis` found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import rich_click as click
+from rich.console import Console
+
+from vram.analysis import Explanation, explain
+from vram.analysis.remedies import Remedy
+from vram.sizes import format_size
+from vram.trace import open_trace
+from vram.verdict import MEANINGS
+
+from .console import FINDING, draw_grid, draw_line, open_console, read_size
+
+__all__ = ["explain_command"]
+
+MOST_HOLDERS = 5
+MOST_IN_JSON = 50
+
+
+@click.command("explain")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--at",
+    metavar="MOMENT",
+    help="oom, peak, an event's number or step:N; by default the out-of-memory, else the peak.",
+)
+@click.option(
+    "--capacity",
+    metavar="SIZE",
+    callback=read_size,
+    help="Memory of the device, or the limit set for the process, where the recording does not say.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def explain_command(
+    ctx: click.Context, file: Path, at: str | None, capacity: int | None, as_json: bool
+) -> None:
+    """Say why a recorded job ran out of memory: the verdict, who holds what, and what would have helped.
+
+    FILE is a PyTorch memory snapshot, a log of RMM or a recording of vram. The verdict is true-demand,
+    fragmentation, pending, cached, rounding or foreign. Exits with 1 where an out-of-memory was explained.
+    """
+    found = explain(open_trace(file), at, capacity=capacity)
+    if as_json:
+        click.echo(json.dumps(found.to_json(MOST_IN_JSON)))
+    else:
+        _draw(found, open_console())
+    if found.request is not None:
+        ctx.exit(FINDING)
+
+
+def _draw(found: Explanation, console: Console) -> None:
+    draw_line(console, found.text)
+    console.print()
+    device = max(1, found.account.device)
+    draw_grid(
+        console,
+        "memory|>size|>share|what it is",
+        (
+            (name, format_size(size), f"{size / device:.1%}", MEANINGS[name])
+            for name, size in found.account.parts().items()
+            if size
+        ),
+    )
+    for by in ("stack", "module", "tag", "stream", "step"):
+        _draw_holders(found, by, console)
+    if found.remedies:
+        console.print()
+        draw_line(console, "What would have let it fit", "bold")
+        for remedy in found.remedies:
+            draw_line(console, f"- {_remedy(remedy)}")
+
+
+def _draw_holders(found: Explanation, by: str, console: Console) -> None:
+    groups = found.holders[by]
+    if len(groups) < 2 and by != "stack":
+        return  # one group says nothing that the account does not
+    console.print()
+    draw_grid(
+        console,
+        f"held by {by}|>size|>blocks",
+        ((group.label, format_size(group.bytes), str(group.blocks)) for group in groups[:MOST_HOLDERS]),
+    )
+    if len(groups) > MOST_HOLDERS:
+        draw_line(console, f"and {len(groups) - MOST_HOLDERS} more: vram summary --by {by}", "dim")
+
+
+def _remedy(remedy: Remedy) -> str:
+    setting = f" ({remedy.setting})" if remedy.setting else ""
+    if remedy.fits is None or remedy.reserved is None:
+        return remedy.what + setting
+    size = format_size(remedy.reserved)
+    if remedy.fits:
+        return f"{remedy.what}{setting}: replayed, and it fits, with {size} reserved at most"
+    return f"not {remedy.what}{setting}: replayed, and it runs out as well"

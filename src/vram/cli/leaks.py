@@ -1,0 +1,71 @@
+"""`vram leaks`: what grew in a stretch of a recording. Draws a table of `vram.analysis`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import rich_click as click
+from rich.console import Console
+
+from vram.analysis import Leaks, find_leaks
+from vram.sizes import format_size
+from vram.trace import open_trace
+
+from .console import FINDING, draw_grid, draw_line, open_console
+
+__all__ = ["leaks_command"]
+
+
+@click.command("leaks")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--between",
+    metavar="FROM,TO",
+    required=True,
+    help="The stretch to look at, such as step:10,step:50 or event:0,event:90000; both ends belong to it.",
+)
+@click.option("--top", metavar="N", default=20, show_default=True, help="Rows to draw; JSON has all of them.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def leaks_command(ctx: click.Context, file: Path, between: str, top: int, as_json: bool) -> None:
+    """Find memory that steps leave behind: allocated in a stretch, and still live at its end, by stack.
+
+    The confidence is the share of steps that left something behind; from one half on, a leak is likely.
+    Exits with 1 if there is one.
+    """
+    found = find_leaks(open_trace(file), between)
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        _draw(found, file.name, top, open_console())
+    if found.likely:
+        ctx.exit(FINDING)
+
+
+def _draw(found: Leaks, name: str, top: int, console: Console) -> None:
+    leaked = sum(row["bytes"] for row in found.likely)
+    what = f"{format_size(leaked)} likely leaked" if found.likely else "no leak is likely"
+    units = f"{found.steps} {found.unit}s" if found.steps != 1 else f"1 {found.unit}"
+    draw_line(console, f"{name}, events {found.first} to {found.last}, {units}: {what}", "bold")
+    rows = found.table.to_pylist()
+    if not rows:
+        draw_line(console, "Nothing that was allocated in this stretch was live at its end.")
+        return
+    draw_grid(
+        console,
+        f"stack|>left|>blocks|>a {found.unit}|>confidence|>at the end",
+        (
+            (
+                row["place"],
+                format_size(row["bytes"]),
+                str(row["blocks"]),
+                format_size(round(row["growth"])),
+                f"{row['confidence']:.0%}",
+                format_size(row["bytes_at_end"]),
+            )
+            for row in rows[:top]
+        ),
+    )
+    if len(rows) > top:
+        draw_line(console, f"and {len(rows) - top} more; --top shows more", "dim")

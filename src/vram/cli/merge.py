@@ -1,0 +1,69 @@
+"""`vram merge`: the ranks of one run side by side. Draws and writes what `vram.analysis` aligned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import rich_click as click
+from rich.console import Console
+
+from vram.analysis import Merged, Rank, merge, write_table
+from vram.sizes import format_size
+from vram.trace import open_trace
+
+from .console import draw_grid, draw_line, open_console
+
+__all__ = ["merge_command"]
+
+
+@click.command("merge")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    metavar="PATH",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write the table of ranks and steps: JSON to a name that ends so, else Parquet.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def merge_command(files: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+    """Align the recordings of several ranks by step, and name first the rank that is not like the others."""
+    found = merge([open_trace(path) for path in files])
+    if output is not None:
+        write_table(found, output)
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        _draw(found, output, open_console())
+
+
+def _draw(found: Merged, output: Path | None, console: Console) -> None:
+    odd = [rank for rank in found.ranks if rank.odd]
+    draw_line(console, _headline(odd, len(found.ranks), len(found.common_steps)), "bold")
+    draw_grid(
+        console,
+        "rank|>peak allocated|>peak reserved|>from the middle|>steps|>out of memory",
+        (
+            (
+                rank.name,
+                format_size(rank.peak_allocated),
+                format_size(rank.peak_reserved),
+                f"{rank.deviation:+.1%}",
+                str(rank.steps),
+                str(rank.ooms),
+            )
+            for rank in found.ranks
+        ),
+    )
+    if output is not None:
+        draw_line(console, f"Ranks and steps are in {output}.", "dim")
+
+
+def _headline(odd: list[Rank], ranks: int, steps: int) -> str:
+    aligned = f"{ranks} ranks, {steps} steps in common"
+    if not odd:
+        return f"{aligned}: all alike"
+    first = odd[0]
+    failed = " and ran out of memory" if first.ooms else ""
+    return f"{aligned}: {first.name} is odd, {first.deviation:+.1%} from the middle of all{failed}"

@@ -1,0 +1,597 @@
+"""Questions to recordings: what was held when, the verdict on an out-of-memory, who holds, what grows."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_jobs import GIB, MIB, Job
+
+from vram.analysis import (
+    Explanation,
+    difference,
+    explain,
+    find_leaks,
+    find_moment,
+    memory_at,
+    merge,
+    summary,
+    write_table,
+)
+from vram.errors import ConfigError
+from vram.trace import Action, Block, BlockState, Segment, Trace, open_trace
+from vram.verdict import VERDICTS, Account, judge_moment, judge_request
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+
+
+@cache
+def recorded(name: str) -> Trace:
+    return open_trace(TRACES / f"{name}.pickle.xz", trusted=True)
+
+
+def random_job(seed: int, events: int = 120) -> Job:
+    """A program that allocates and frees without pattern, some of it pending, some of it given back."""
+    choose = random.Random(seed)
+    job, live, pending = Job(), [], []
+    while len(job.events) < events:
+        what = choose.random()
+        if what < 0.5:
+            size = choose.choice([700, 90_000, 3 * MIB, 11 * MIB + 300, 12 * MIB, 40 * MIB])
+            live.append(job.alloc(size, line=choose.randrange(5), stream=choose.choice([0, 0, 7])))
+        elif what < 0.85 and live:
+            address = live.pop(choose.randrange(len(live)))
+            job.free(address, pending=what > 0.78)
+            if what > 0.78:
+                pending.append(address)
+        elif what < 0.97 and pending:
+            job.complete(pending.pop(0))
+        elif what >= 0.97:
+            job.empty_cache()
+    return job
+
+
+def in_use(trace: Trace, event: int) -> set[tuple[int, ...]]:
+    blocks = memory_at(trace, event).blocks(pending=None)
+    return {(block.address, block.size, block.requested, block.pending) for block in blocks}
+
+
+def segments(trace: Trace, event: int) -> set[tuple[int, int]]:
+    return {(segment.address, segment.size) for segment in memory_at(trace, event).segments}
+
+
+# --- what was held ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_memory_at_every_event_is_what_was_there(seed: int) -> None:
+    job = random_job(seed)
+    trace = job.trace()
+    for event, (blocks, held) in enumerate(job.truth):
+        assert in_use(trace, event) == blocks
+        assert segments(trace, event) == held
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_recording_without_its_beginning_tells_the_same(seed: int) -> None:
+    job = random_job(seed)
+    lost = 50
+    trace = job.trace(since=lost)
+    for event in range(trace.events):
+        blocks, held = job.truth[lost + event]
+        assert {(at, asked, wait) for at, _, asked, wait in in_use(trace, event)} == {
+            (at, asked, wait) for at, _, asked, wait in blocks
+        }
+        assert segments(trace, event) == held
+
+
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [
+        ("gpt2_train", 12984),
+        ("llama_varlen_ckpt", 12116),
+        ("resnet_multiscale", 6550),
+        ("multistream_prefetch", 2001),
+    ],
+)
+def test_the_peak_is_the_one_measured_in_the_real_run(name: str, mib: int) -> None:
+    trace = recorded(name)
+    memory = memory_at(trace, find_moment(trace, "peak").event)
+    assert memory.allocated / MIB == pytest.approx(mib, abs=0.6)
+
+
+def test_the_parts_of_a_recording_that_lost_its_beginning_still_sum() -> None:
+    found = explain(recorded("llm_serve"))
+    assert (found.moment.kind, found.account.reserved) == ("peak", 2100 * MIB)
+    assert found.account.allocated / MIB == pytest.approx(1534, abs=1)
+
+
+def expandable_job() -> Trace:
+    """40 MiB mapped, of which the first 20 are unmapped before the end; the last event maps 20 more."""
+    base, page = 0x7F00_0000_0000, 20 * MIB
+    rows = [
+        (Action.SEGMENT_MAP, base, 2 * page),
+        (Action.ALLOC, base + page, page),
+        (Action.SEGMENT_UNMAP, base, page),
+        (Action.SEGMENT_MAP, base + 2 * page, page),
+    ]
+    job = Job()
+    job.alloc(1)
+    empty = job.trace()
+    block = Block(base + page, page, page, BlockState.LIVE)
+    final = Segment(base + page, 2 * page, 0, "large", is_expandable=True, blocks=(block,))
+    columns: dict[str, Any] = {"action": [], "address": [], "size": []}
+    for row in rows:
+        for name, value in zip(columns, row, strict=True):
+            columns[name].append(value)
+    zeros = [0] * len(rows)
+    columns |= {"stream": zeros, "time_us": zeros, "stack": zeros}
+    made = {
+        name: type(getattr(empty, name))(getattr(empty, name).typecode, values)
+        for name, values in columns.items()
+    }
+    return replace(empty, **made, segments=(final,))
+
+
+@pytest.mark.parametrize("with_end", [True, False])
+def test_expandable_segments_are_their_mapped_pages(with_end: bool) -> None:
+    trace = expandable_job()
+    if not with_end:
+        trace = replace(trace, segments=())
+    page = 20 * MIB
+    assert [memory_at(trace, event).reserved // page for event in range(4)] == [2, 2, 1, 2]
+    memory = memory_at(trace, 1)
+    assert (memory.allocated, memory.cached, len(memory.segments)) == (page, page, 1)
+
+
+# --- the rule -----------------------------------------------------------------------------------------------
+
+FULL = Account(demand=80)
+
+
+@pytest.mark.parametrize(
+    ("account", "verdict"),
+    [
+        (FULL, "true-demand"),
+        (replace(FULL, cached=10), "cached"),
+        (replace(FULL, pending=10), "pending"),
+        (replace(FULL, fragmentation=10), "fragmentation"),
+        (replace(FULL, rounding=10), "rounding"),
+        (replace(FULL, foreign=10), "foreign"),
+        (replace(FULL, fragmentation=4, unused=6), "fragmentation"),
+        (replace(FULL, fragmentation=9), "true-demand"),
+        # several suffice: the cheapest to give back
+        (replace(FULL, fragmentation=50, cached=10, foreign=99), "cached"),
+        # none suffices alone: the largest of those that do together
+        (replace(FULL, fragmentation=4, pending=6), "pending"),
+        (replace(FULL, fragmentation=4, pending=3, foreign=5), "foreign"),
+        # an emptier device does not help beyond the limit
+        (replace(FULL, foreign=50, limit=80), "true-demand"),
+        (replace(FULL, foreign=50, limit=90), "foreign"),
+        (replace(FULL, withheld=50, limit=80), "true-demand"),
+    ],
+)
+def test_the_verdict_is_the_first_memory_that_would_have_served(account: Account, verdict: str) -> None:
+    assert judge_request(account, 10) == verdict
+    assert verdict in VERDICTS
+    assert sum(account.parts().values()) == account.device
+
+
+def test_rounding_of_the_request_itself_counts() -> None:
+    assert judge_request(replace(FULL, unused=10), 10, needed=12) == "rounding"
+
+
+def test_a_moment_is_what_its_reserved_memory_mostly_is() -> None:
+    assert judge_moment(Account(demand=95, fragmentation=5)) == "true-demand"
+    assert judge_moment(Account(demand=60, fragmentation=15, cached=25)) == "cached"
+
+
+# --- verdicts on recordings ---------------------------------------------------------------------------------
+
+
+def test_the_recorded_fragmentation_is_found_with_its_bytes() -> None:
+    found = explain(recorded("oom_llama_varlen_ckpt_13400"))
+    assert (found.verdict, found.moment.step) == ("fragmentation", 8)
+    assert found.request is not None and found.request.needed == 1994 * MIB
+    assert (found.account.allocated // MIB, found.account.reserved // MIB) == (10121, 11602)
+    assert found.account.fragmentation // MIB == 1480
+    assert found.capacity.bytes is not None and found.capacity.below is not None
+    assert found.capacity.bytes <= 13400 * MIB < found.capacity.below
+    exact = explain(recorded("oom_llama_varlen_ckpt_13400"), capacity="13400MiB")
+    assert (exact.verdict, exact.capacity.known, exact.capacity.bytes) == ("fragmentation", True, 13400 * MIB)
+
+
+@pytest.mark.parametrize("capacity", [None, "9000MiB"])
+def test_the_recorded_true_demand_is_found_with_its_bytes(capacity: str | None) -> None:
+    found = explain(recorded("oom_gpt2_train_9000"), capacity=capacity)
+    assert found.verdict == "true-demand"
+    assert found.request is not None and found.request.needed == 1572 * MIB
+    assert found.account.allocated // MIB == 8089
+    assert sum(found.account.parts().values()) == found.account.device
+    assert found.account.device == found.account.reserved + found.request.device_free  # type: ignore[operator]
+
+
+def test_a_limit_that_is_not_recorded_leaves_a_doubt_that_is_said() -> None:
+    found = explain(recorded("oom_gpt2_train_9000"))
+    assert not found.capacity.known
+    assert "The limit is not in the recording" in found.text
+    assert "With a limit of 9.43 GiB or more the verdict would be fragmentation" in found.text
+    assert "verdict would be" not in explain(recorded("oom_gpt2_train_9000"), capacity="9000MiB").text
+
+
+def fragmented() -> Job:
+    """Eight blocks of 1 GiB in one segment of 8 GiB, every other one freed."""
+    job = Job()
+    whole = job.alloc(8 * GIB)
+    job.free(whole)
+    parts = [job.alloc(GIB, line=3) for _ in range(8)]
+    for part in parts[::2]:
+        job.free(part)
+    job.out_of_memory(3 * GIB, device_free=GIB)
+    return job
+
+
+def pending() -> Job:
+    """4 GiB that another stream may still use."""
+    job = Job()
+    kept, lent = job.alloc(4 * GIB), job.alloc(4 * GIB, line=2)
+    job.free(lent, pending=True)
+    assert kept
+    job.out_of_memory(3 * GIB, device_free=MIB)
+    return job
+
+
+def cached() -> Job:
+    """4 GiB idle in a segment of another stream that was not given back."""
+    job = Job()
+    job.alloc(4 * GIB)
+    job.free(job.alloc(4 * GIB, stream=9))
+    job.out_of_memory(3 * GIB, device_free=MIB)
+    return job
+
+
+def rounded() -> Job:
+    """Five requests of 1.1 GiB, each rounded up to 1.5."""
+    divisions = {str(1 << power): 2 for power in range(16)}
+    job = Job({"roundup_power2_divisions": divisions})
+    for _ in range(5):
+        job.alloc(GIB + 100 * MIB, block=GIB + GIB // 2)
+    job.out_of_memory(GIB, device_free=MIB)
+    return job
+
+
+def foreign() -> Job:
+    """2 GiB in use where the program once had 10."""
+    job = Job()
+    job.free(job.alloc(10 * GIB))
+    job.empty_cache()
+    job.alloc(2 * GIB)
+    job.out_of_memory(4 * GIB, device_free=GIB)
+    return job
+
+
+def demanding() -> Job:
+    """Everything in use."""
+    job = Job()
+    for line in range(7):
+        job.alloc(GIB, line=line)
+    job.out_of_memory(2 * GIB, device_free=512 * MIB)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("job", "verdict", "size"),
+    [
+        (fragmented, "fragmentation", 4 * GIB),
+        (pending, "pending", 4 * GIB),
+        (cached, "cached", 4 * GIB),
+        (rounded, "rounding", 5 * (412 * MIB)),
+        (foreign, "foreign", 7 * GIB),
+        (demanding, "true-demand", 7 * GIB),
+    ],
+)
+def test_each_verdict_has_its_bytes(job: Any, verdict: str, size: int) -> None:
+    found = explain(job().trace())
+    assert found.verdict == verdict
+    assert found.account.parts()[verdict] == size
+    assert sum(found.account.parts().values()) == found.account.device
+    assert f"Verdict: {verdict}" in found.text
+
+
+@pytest.mark.parametrize("job", [fragmented, pending, cached, rounded, foreign, demanding])
+def test_an_out_of_memory_in_the_middle_is_read_as_well_as_one_at_the_end(job: Any) -> None:
+    ended, survived = job(), job()
+    for held in survived.held:
+        for piece in list(held.pieces):
+            if piece.state == "active_allocated":
+                survived.free(piece.address)
+    survived.empty_cache()
+    assert explain(survived.trace()).account == explain(ended.trace()).account
+
+
+def test_a_known_device_shows_what_others_hold() -> None:
+    trace = demanding().trace()
+    assert explain(trace).verdict == "true-demand"
+    found = explain(trace, capacity="80GiB")
+    assert (found.verdict, found.account.device) == ("foreign", 80 * GIB)
+    assert found.account.foreign == 80 * GIB - 7 * GIB - 512 * MIB
+
+
+def test_a_device_that_no_one_sells_is_shared() -> None:
+    job = Job()
+    job.alloc(17 * GIB)
+    job.out_of_memory(GIB, device_free=MIB)
+    found = explain(job.trace())
+    assert found.verdict == "foreign"
+    assert "must be held by others" in found.text
+
+
+def test_a_recording_of_ours_brings_its_limit_and_its_device() -> None:
+    trace = replace(fragmented().trace(), settings={"limit": 9 * GIB, "device_total": 16 * GIB})
+    event = trace.events - 1
+    trace.address[event] = 5 * GIB  # the device has room, the limit forbids it
+    found = explain(trace)
+    assert (found.verdict, found.capacity.bytes, found.capacity.known) == ("fragmentation", 9 * GIB, True)
+    assert (found.account.unused, found.account.withheld, found.account.foreign) == (GIB, 4 * GIB, 3 * GIB)
+
+
+def test_a_log_without_segments_is_explained_by_what_is_allocated() -> None:
+    job = demanding()
+    job.events = [event for event in job.events if not event["action"].startswith("segment")]
+    trace = replace(job.trace(), segments=())
+    found = explain(trace)
+    assert (found.verdict, found.account.allocated, found.account.reserved) == (
+        "true-demand",
+        7 * GIB,
+        7 * GIB,
+    )
+    assert found.request is not None and found.request.device_free is None
+
+
+def test_what_would_have_helped_is_tried_where_the_native_core_is() -> None:
+    pytest.importorskip("vram._native")
+    found = explain(fragmented().trace())
+    tried = {remedy.setting: remedy for remedy in found.remedies if remedy.fits is not None}
+    assert tried["vram run"].fits is True
+    hopeless = explain(demanding().trace())
+    assert [remedy.fits for remedy in hopeless.remedies if remedy.setting == "vram run"] == [False]
+
+
+def test_without_the_native_core_the_verdict_is_the_same() -> None:
+    code = (
+        "import sys; sys.modules['vram._native'] = None; sys.path.insert(0, sys.argv[1])\n"
+        "from test_analysis import explain, fragmented\n"
+        "found = explain(fragmented().trace())\n"
+        "print(found.verdict, {remedy.fits for remedy in found.remedies})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "fragmentation {None}\n", done.stderr
+
+
+# --- moments and holders ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        ("oom", "has no out-of-memory; ask for its peak"),
+        ("noon", "not a moment; write oom, peak"),
+        ("99999", "has events 0 to"),
+        ("step:3", "it has none; mark them with vram.step"),
+    ],
+)
+def test_a_moment_that_is_not_there_says_which_are(at: str, words: str) -> None:
+    job = Job()
+    job.alloc(MIB)
+    with pytest.raises(ConfigError, match=words):
+        find_moment(job.trace(), at)
+
+
+def test_an_empty_recording_has_no_moment() -> None:
+    with pytest.raises(ConfigError, match="has no events"):
+        explain(Job().trace())
+
+
+def tagged_job(line: int = 2, extra: int = 0) -> Job:
+    job = Job()
+    job.mark("step#1")
+    job.mark("forward")
+    job.alloc(64 * MIB, line=1)
+    job.mark("forward", "END")
+    job.mark("step#2")
+    job.alloc(32 * MIB, line=line, stream=5)
+    job.alloc(16 * MIB + extra, line=line, stream=5)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("by", "groups"),
+    [
+        ("line", {"train.py:1 step": 64, "train.py:2 step": 48}),
+        ("module", {"train": 112}),
+        ("stream", {"stream 0": 64, "stream 5": 48}),
+        ("tag", {"forward": 64, "(no tag)": 48}),
+        ("step", {"step 1": 64, "step 2": 48}),
+        ("size", {"up to 64 MiB": 64, "up to 32 MiB": 32, "up to 16 MiB": 16}),
+        (
+            "stack",
+            {
+                "train.py:1 step ← torch/nn/linear.py:9 forward": 64,
+                "train.py:2 step ← torch/nn/linear.py:9 forward": 48,
+            },
+        ),
+    ],
+)
+def test_a_summary_groups_what_is_live(by: str, groups: dict[str, int]) -> None:
+    table = summary(tagged_job().trace(), by)
+    assert dict(zip(table["group"].to_pylist(), table["bytes"].to_pylist(), strict=True)) == {
+        group: size * MIB for group, size in groups.items()
+    }
+    assert sum(table["share"].to_pylist()) == pytest.approx(1)
+
+
+def test_tags_given_to_allocations_count_before_marks() -> None:
+    trace = tagged_job().trace()
+    first = trace.action.index(Action.ALLOC)
+    trace = replace(trace, tags=("", "weights"))
+    trace.tag[first] = 1
+    assert "weights" in summary(trace, "tag")["group"].to_pylist()
+
+
+def test_unknown_groups_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="cannot group by 'colour'; there is stack, line"):
+        summary(tagged_job().trace(), "colour")
+
+
+# --- differences --------------------------------------------------------------------------------------------
+
+
+def test_a_gap_is_attributed_to_the_lines_that_make_it() -> None:
+    found = difference(tagged_job().trace(), tagged_job(extra=100 * MIB).trace())
+    assert found.gap == 100 * MIB
+    assert found.table["group"].to_pylist() == ["train.py:2 step"]
+    moved = difference(tagged_job().trace(), tagged_job(line=7).trace())
+    assert (moved.gap, sorted(moved.table["gap"].to_pylist())) == (0, [-48 * MIB, 48 * MIB])
+
+
+def test_a_run_does_not_differ_from_itself() -> None:
+    found = difference(recorded("gpt2_train"), recorded("gpt2_train"))
+    assert (found.gap, found.table.num_rows) == (0, 0)
+
+
+# --- leaks --------------------------------------------------------------------------------------------------
+
+
+def leaking_job(steps: int = 8) -> Job:
+    """Each step leaves 3 MiB behind on line 5, the third keeps a state on line 6, each replaces line 7's."""
+    job = Job()
+    job.alloc(MIB, line=1)
+    state = None
+    for step in range(steps):
+        job.mark(f"step#{step}")
+        work = job.alloc(30 * MIB, line=4)
+        job.alloc(3 * MIB, line=5)
+        if step == 2:
+            job.alloc(50 * MIB, line=6)
+        if state is not None:
+            job.free(state)
+        state = job.alloc(9 * MIB, line=7)
+        job.free(work)
+    return job
+
+
+def test_memory_of_every_step_that_lives_on_is_a_leak() -> None:
+    found = find_leaks(leaking_job().trace(), "step:1,step:6")
+    rows = {row["place"].split()[0]: row for row in found.table.to_pylist()}
+    assert set(rows) == {"train.py:5", "train.py:6", "train.py:7"}
+    assert [row["place"].split()[0] for row in found.likely] == ["train.py:5"]
+    leak = rows["train.py:5"]
+    assert (leak["bytes"], leak["blocks"], leak["growth"], leak["confidence"]) == (18 * MIB, 6, 3 * MIB, 1.0)
+    assert (leak["bytes_at_end"], rows["train.py:7"]["bytes_at_end"]) == (18 * MIB, 0)
+    assert rows["train.py:6"]["confidence"] == 0.0
+
+
+def test_without_steps_a_stretch_is_cut_into_slices() -> None:
+    job = leaking_job()
+    job.marks = []
+    trace = job.trace()
+    found = find_leaks(trace, f"event:2,event:{trace.events - 1}")
+    assert (found.unit, found.steps) == ("slice", 10)
+    assert [row["place"].split()[0] for row in found.likely] == ["train.py:5"]
+
+
+@pytest.mark.parametrize("name", ["llama_varlen_ckpt", "resnet_multiscale"])
+def test_a_real_training_loop_does_not_leak(name: str) -> None:
+    assert find_leaks(recorded(name), "step:2,step:9").likely == []
+
+
+@pytest.mark.parametrize(
+    ("between", "words"),
+    [
+        ("step:1", "is not a stretch; write step:10,step:50"),
+        ("step:3,step:1", "before it begins"),
+        ("step:1,step:99", "it has steps 0 to 7"),
+    ],
+)
+def test_a_stretch_that_is_not_there_says_why(between: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        find_leaks(leaking_job().trace(), between)
+
+
+# --- ranks --------------------------------------------------------------------------------------------------
+
+
+def ranks(odd: int = 0, count: int = 4) -> list[Trace]:
+    """Equal ranks but for number 2, which holds `odd` bytes more in its third step, by a late clock."""
+    made = []
+    for rank in range(count):
+        job = Job()
+        job.alloc(100 * MIB)
+        for step in range(4):
+            job.mark(f"step#{step}")
+            more = odd if (rank, step) == (2, 2) else 0
+            job.free(job.alloc(64 * MIB + more))
+        late = 5_000_000 if rank == 2 else 0
+        trace = job.trace()
+        made.append(replace(trace, source=f"run/rank{rank}.pickle", start_us=trace.start_us + late))
+    return made
+
+
+def test_the_odd_rank_is_named_first() -> None:
+    found = merge(ranks(odd=40 * MIB))
+    assert found.ranks[0].name == "rank 2"
+    assert [rank.odd for rank in found.ranks] == [True, False, False, False]
+    assert found.common_steps == (0, 1, 2, 3)
+    rows = [row for row in found.table.to_pylist() if row["rank"] == "rank 2"]
+    assert [row["step"] for row in rows if abs(row["deviation"]) > 0.05] == [None, 2]
+    assert not any(rank.odd for rank in merge(ranks()).ranks)
+
+
+def test_a_rank_that_ran_out_alone_is_odd() -> None:
+    traces = ranks()
+    traces[1].action[-1] = Action.OOM
+    assert [(rank.name, rank.odd) for rank in merge(traces).ranks][:2] == [
+        ("rank 1", True),
+        ("rank 0", False),
+    ]
+
+
+@pytest.mark.parametrize("name", ["run", "run.json"])
+def test_a_merged_run_is_written(name: str, tmp_path: Path) -> None:
+    import json
+
+    from pyarrow import parquet
+
+    found = merge(ranks())
+    write_table(found, tmp_path / name)
+    if name.endswith("json"):
+        assert json.loads((tmp_path / name).read_text()) == found.to_json()
+    else:
+        assert parquet.read_table(tmp_path / name).equals(found.table)
+
+
+def test_nothing_and_ranks_of_one_name_cannot_be_merged() -> None:
+    with pytest.raises(ConfigError, match="nothing to merge"):
+        merge([])
+    with pytest.raises(ConfigError, match="different names"):
+        merge(ranks(count=2), ["a", "a"])
+
+
+def test_an_explanation_is_plain_data() -> None:
+    import json
+
+    found: Explanation = explain(fragmented().trace())
+    document = json.loads(json.dumps(found.to_json(1)))
+    assert document["verdict"] == "fragmentation"
+    assert document["request"]["size"] == 3 * GIB and document["request"]["frames"] == ["train.py:99 step"]
+    assert sum(document["bytes"].values()) == document["device"]
+    assert all(len(groups) <= 1 for groups in document["holders"].values())
+    assert found.table().num_rows == len(document["bytes"])
