@@ -396,8 +396,19 @@ def test_a_moment_that_is_not_there_says_which_are(at: str, words: str) -> None:
 
 
 def test_an_empty_recording_has_no_moment() -> None:
-    with pytest.raises(ConfigError, match="has no events"):
+    with pytest.raises(ConfigError, match="has no events; record them with"):
         explain(Job().trace())
+
+
+def test_a_snapshot_without_history_is_explained_by_its_end() -> None:
+    job = fragmented()
+    found = explain(job.trace(since=len(job.events)))
+    assert (found.moment.kind, found.verdict, found.account.fragmentation) == (
+        "end",
+        "fragmentation",
+        4 * GIB,
+    )
+    assert found.text.startswith("The recording has no events; in the end there are 4 GiB allocated")
 
 
 def tagged_job(line: int = 2, extra: int = 0) -> Job:

@@ -22,20 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 Command = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def vram_command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments), prog_name="vram")
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), captured.out, captured.err
-
-    return run
-
-
 # ---- vram bench -------------------------------------------------------------------------------------------
 
 

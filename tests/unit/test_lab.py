@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -289,18 +288,6 @@ def test_lists_read_as_people_write_them() -> None:
 
 
 # ---- the command -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def vram_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments), prog_name="vram")
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), captured.out, captured.err
-
-    return run
 
 
 def test_json_has_claim_numbers_and_verdict(vram_command: Any) -> None:

@@ -64,7 +64,7 @@ class Capacity:
 
 def find_request(trace: Trace, event: int) -> Request | None:
     """The request that failed at `event`; None where none did."""
-    if trace.action[event] != Action.OOM:
+    if event < 0 or trace.action[event] != Action.OOM:
         return None
     size = trace.size[event]
     segmented = bool(trace.segments or events_of(trace, SEGMENT_ACTIONS + MAPPING_ACTIONS))

@@ -67,7 +67,7 @@ class Explanation:
         """Plain data; of each kind of holder at most `most`."""
         return {
             "trace": {"source": self.trace.source, "events": self.trace.events, "device": self.trace.device},
-            "at": {**asdict(self.moment), "time_us": self.trace.time_us[self.moment.event]},
+            "at": asdict(self.moment),
             "verdict": self.verdict,
             "request": _request_json(self),
             "allocated": self.account.allocated,
@@ -110,7 +110,7 @@ def explain(trace: Trace, at: str | int | None = None, *, capacity: int | str | 
         largest_free=memory.largest_free(),
         largest_on_stream=memory.largest_free(request.stream) if request else None,
         holders=_holders(trace, memory),
-        remedies=tuple(find_remedies(trace, moment, verdict, account, request, found)),
+        remedies=tuple(find_remedies(trace, memory, verdict, account, request, found)),
     )
 
 
@@ -188,6 +188,8 @@ def _what(found: Explanation) -> str:
     step = f" in step {moment.step}" if moment.step is not None else ""
     held = f"{format_size(account.allocated)} allocated and {format_size(account.reserved)} reserved"
     if request is None:
+        if moment.kind == "end":
+            return f"The recording has no events; in the end there are {held}."
         name = "The peak" if moment.kind == "peak" else "The moment"
         return f"{name} is at event {moment.event}{step}: {held}."
     place = place_of(found.trace.frames_of(request.stack))

@@ -32,8 +32,8 @@ class Leaks:
     """What a stretch left behind. `first` and `last` are its events, `steps` its steps, or slices.
 
     `table` has a row a stack, the likeliest leaks first: `place`, `bytes` and `blocks` still live at the end
-    of the stretch, `growth` in bytes a step, `confidence`, `steps` that left something behind, `bytes_at_end` of
-    the recording, `frames`. The confidence is the share of steps that left something behind; the last does
+    of the stretch, `growth` in bytes a step, `confidence`, `steps` that left something behind, `bytes_at_end`
+    of the recording, `frames`. The confidence is the share of steps that left something behind; the last does
     not count, as its work may be under way, and one step alone is none.
     """
 

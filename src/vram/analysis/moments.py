@@ -20,7 +20,10 @@ __all__ = ["Moment", "allocated_series", "find_moment", "find_window", "peak_eve
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The state after `event`. `kind` is "oom", "peak" or "event"; `step` is None before the first."""
+    """The state after `event`. `kind` is "oom", "peak", "event", or "end" of a recording without events.
+
+    `event` is then -1; `step` is None before the first.
+    """
 
     kind: str
     event: int
@@ -30,10 +33,11 @@ class Moment:
 def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
     """What `at` names: "oom" (the last one), "peak", an event's number, "event:N", or "step:N", its end.
 
-    By default the out-of-memory if there is one, else the peak.
+    By default the out-of-memory if there is one, else the peak. A snapshot taken without recording has no
+    events; all that can be looked at is how it ended.
     """
     if not trace.events:
-        raise ConfigError(f"{trace.source} has no events, so there is no moment to look at")
+        return _end(trace, at)
     steps = find_steps(trace)
     failures = events_of(trace, [Action.OOM])
     if at is None:
@@ -48,6 +52,15 @@ def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
     event = _boundary(trace, steps, str(at), end=True)
     kind = "oom" if trace.action[event] == Action.OOM else "event"
     return Moment(kind, event, steps.of(event))
+
+
+def _end(trace: Trace, at: str | int | None) -> Moment:
+    if not trace.segments or at not in (None, "peak"):
+        raise ConfigError(
+            f"{trace.source} has no events; record them with torch.cuda.memory._record_memory_history() "
+            "before the job"
+        )
+    return Moment("end", -1, None)
 
 
 def find_window(trace: Trace, between: str) -> tuple[int, int]:

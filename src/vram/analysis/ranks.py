@@ -5,6 +5,7 @@ Clocks of ranks differ, their steps do not: rows are aligned by step. Each recor
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from vram.trace import Action, Trace, find_steps
 from .events import events_of
 from .memory import memory_at
 from .moments import allocated_series, peak_event, reserved_series
-from .tables import arrow, arrow_table
+from .tables import arrow_table
 
 __all__ = ["Merged", "Rank", "merge", "write_table"]
 
@@ -92,15 +93,15 @@ def merge(traces: Sequence[Trace], names: Iterable[str] | None = None) -> Merged
 
 def write_table(merged: Merged, path: Path) -> None:
     """Write the rows: as JSON to a name that ends so, else as Parquet."""
-    if path.suffix == ".json":
-        import json
+    try:
+        if path.suffix == ".json":
+            path.write_text(json.dumps(merged.to_json()), encoding="utf-8")
+        else:
+            import pyarrow.parquet
 
-        path.write_text(json.dumps(merged.to_json()), encoding="utf-8")
-        return
-    arrow()
-    from pyarrow import parquet
-
-    parquet.write_table(merged.table, path)
+            pyarrow.parquet.write_table(merged.table, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _names(traces: Sequence[Trace]) -> list[str]:

@@ -5,19 +5,18 @@ Replays need the native core; without it only the numbers speak.
 
 from __future__ import annotations
 
-import dataclasses
-from array import array
-from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from vram.errors import VramError
 from vram.sizes import format_size
-from vram.trace import ALLOCATE, AT_ONCE, Lifetimes, Trace, lifetimes
+from vram.trace import Action, Block, BlockState, Lifetimes, Segment, Trace, lifetimes
+from vram.trace.model import COLUMNS
 from vram.verdict import Account
 
 from .capacity import Capacity, Request
-from .moments import Moment
+from .memory import HeldSegment, Memory
 
 __all__ = ["Remedy", "find_remedies"]
 
@@ -33,6 +32,8 @@ TRIED = {
     "vram": ("vram under the program", "vram run"),
 }
 """Allocators a failed job is tried with: in words, and how to set them."""
+ELSEWHERE = 1 << 62
+"""An address that no recording has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Remedy:
 
 def find_remedies(
     trace: Trace,
-    moment: Moment,
+    memory: Memory,
     verdict: str,
     account: Account,
     request: Request | None,
@@ -60,7 +61,7 @@ def find_remedies(
     """What would help, those shown to fit first. Nothing where nothing failed."""
     if request is None:
         return
-    tried = list(_replayed(trace, moment, request, capacity))
+    tried = list(_replayed(trace, memory, request, capacity))
     yield from (remedy for remedy in tried if remedy.fits)
     yield from _plain(verdict, account, request)
     yield _larger(account, request, capacity)
@@ -108,7 +109,7 @@ def _larger(account: Account, request: Request, capacity: Capacity) -> Remedy:
 # ---- trying it out -----------------------------------------------------------------------------------------
 
 
-def _replayed(trace: Trace, moment: Moment, request: Request, capacity: Capacity) -> Iterator[Remedy]:
+def _replayed(trace: Trace, memory: Memory, request: Request, capacity: Capacity) -> Iterator[Remedy]:
     """Each of TRIED on the job up to the failed request, and that request."""
     from vram.replay import POLICIES, replay  # here, so that reading a recording needs no more than itself
 
@@ -116,7 +117,7 @@ def _replayed(trace: Trace, moment: Moment, request: Request, capacity: Capacity
     for policy, (what, setting) in TRIED.items():
         if policy not in POLICIES or capacity.bytes is None:
             continue
-        program = program or _with_request(lifetimes(trace), moment.event, request)
+        program = program or lifetimes(_with_request(trace, memory, request))
         try:
             result = replay(program, policy, capacity=capacity.bytes)
         except VramError:  # the native core is not built here, or has no such policy
@@ -124,24 +125,25 @@ def _replayed(trace: Trace, moment: Moment, request: Request, capacity: Capacity
         yield Remedy(what, setting, result.oom is None, result.peak_reserved)
 
 
-def _with_request(program: Lifetimes, event: int, request: Request) -> Lifetimes:
-    """The program up to `event`, and then the allocation that failed there."""
-    end = bisect_right(program.event, event)
-    allocations = program.op[:end].count(ALLOCATE)
-    return dataclasses.replace(
-        program,
-        allocations=allocations + 1,
-        op=_extended(program.op, end, ALLOCATE),
-        id=_extended(program.id, end, allocations),
-        size=_extended(program.size, end, request.size),
-        stream=_extended(program.stream, end, request.stream),
-        time_us=_extended(program.time_us, end, program.time_us[end - 1] if end else 0),
-        completed_us=_extended(program.completed_us, end, AT_ONCE),
-        event=_extended(program.event, end, event),
+def _with_request(trace: Trace, memory: Memory, request: Request) -> Trace:
+    """The recording up to the request that failed, as if it had been served."""
+    end = memory.event
+    columns: dict[str, Any] = {name: getattr(trace, name)[: end + 1] for name in COLUMNS}
+    columns["action"][end] = Action.ALLOC
+    columns["address"][end] = ELSEWHERE
+    columns["size"][end] = request.size
+    return replace(trace, **columns, segments=tuple(map(_segment, memory.segments)))
+
+
+def _segment(held: HeldSegment) -> Segment:
+    blocks = tuple(
+        Block(
+            block.address,
+            block.size,
+            block.requested,
+            BlockState.PENDING if block.pending else BlockState.LIVE,
+            block.stack,
+        )
+        for block in held.blocks
     )
-
-
-def _extended(column: array[int], end: int, value: int) -> array[int]:
-    extended = column[:end]
-    extended.append(value)
-    return extended
+    return Segment(held.address, held.size, held.stream, held.kind, held.expandable, blocks=blocks)

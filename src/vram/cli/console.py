@@ -18,6 +18,7 @@ from vram.sizes import parse_size
 __all__ = [
     "FINDING",
     "Commands",
+    "device_option",
     "draw_grid",
     "draw_line",
     "open_console",
@@ -30,6 +31,14 @@ FINDING = 1
 BAD_INPUT = 2
 PIPED_WIDTH = 120
 MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
+
+
+device_option = click.option(
+    "--device",
+    metavar="N",
+    type=int,
+    help="Which device of the recording; by default the one with most events.",
+)
 
 
 class Commands(click.RichGroup):

@@ -14,7 +14,7 @@ from vram.sizes import format_size
 from vram.trace import open_trace
 from vram.verdict import MEANINGS
 
-from .console import FINDING, draw_grid, draw_line, open_console, read_size
+from .console import FINDING, device_option, draw_grid, draw_line, open_console, read_size
 
 __all__ = ["explain_command"]
 
@@ -35,17 +35,18 @@ MOST_IN_JSON = 50
     callback=read_size,
     help="Memory of the device, or the limit set for the process, where the recording does not say.",
 )
+@device_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def explain_command(
-    ctx: click.Context, file: Path, at: str | None, capacity: int | None, as_json: bool
+    ctx: click.Context, file: Path, at: str | None, capacity: int | None, device: int | None, as_json: bool
 ) -> None:
     """Say why a recorded job ran out of memory: the verdict, who holds what, and what would have helped.
 
     FILE is a PyTorch memory snapshot, a log of RMM or a recording of vram. The verdict is true-demand,
     fragmentation, pending, cached, rounding or foreign. Exits with 1 where an out-of-memory was explained.
     """
-    found = explain(open_trace(file), at, capacity=capacity)
+    found = explain(open_trace(file, device=device), at, capacity=capacity)
     if as_json:
         click.echo(json.dumps(found.to_json(MOST_IN_JSON)))
     else:
@@ -56,6 +57,9 @@ def explain_command(
 
 def _draw(found: Explanation, console: Console) -> None:
     draw_line(console, found.text)
+    if len(found.trace.devices) > 1:
+        others = ", ".join(map(str, found.trace.devices))
+        draw_line(console, f"This is device {found.trace.device} of {others}; --device shows another.", "dim")
     console.print()
     device = max(1, found.account.device)
     draw_grid(

@@ -12,7 +12,7 @@ from vram.analysis import Leaks, find_leaks
 from vram.sizes import format_size
 from vram.trace import open_trace
 
-from .console import FINDING, draw_grid, draw_line, open_console
+from .console import FINDING, device_option, draw_grid, draw_line, open_console
 
 __all__ = ["leaks_command"]
 
@@ -26,15 +26,18 @@ __all__ = ["leaks_command"]
     help="The stretch to look at, such as step:10,step:50 or event:0,event:90000; both ends belong to it.",
 )
 @click.option("--top", metavar="N", default=20, show_default=True, help="Rows to draw; JSON has all of them.")
+@device_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def leaks_command(ctx: click.Context, file: Path, between: str, top: int, as_json: bool) -> None:
+def leaks_command(
+    ctx: click.Context, file: Path, between: str, top: int, device: int | None, as_json: bool
+) -> None:
     """Find memory that steps leave behind: allocated in a stretch, and still live at its end, by stack.
 
     The confidence is the share of steps that left something behind; from one half on, a leak is likely.
     Exits with 1 if there is one.
     """
-    found = find_leaks(open_trace(file), between)
+    found = find_leaks(open_trace(file, device=device), between)
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:

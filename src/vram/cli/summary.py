@@ -11,7 +11,7 @@ from vram.analysis import GROUPINGS, find_moment, summary
 from vram.sizes import format_size
 from vram.trace import open_trace
 
-from .console import draw_grid, draw_line, open_console
+from .console import device_option, draw_grid, draw_line, open_console
 
 __all__ = ["summary_command"]
 
@@ -27,12 +27,13 @@ __all__ = ["summary_command"]
     help="peak, oom, an event's number or step:N.",
 )
 @click.option("--top", metavar="N", default=20, show_default=True, help="Rows to draw; JSON has all of them.")
+@device_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def summary_command(file: Path, by: str, at: str, top: int, as_json: bool) -> None:
+def summary_command(file: Path, by: str, at: str, top: int, device: int | None, as_json: bool) -> None:
     """Show who holds the memory of a recorded job at its peak, or at another moment."""
-    trace = open_trace(file)
+    trace = open_trace(file, device=device)
     moment = find_moment(trace, at)
-    rows = summary(trace, by, moment.event).to_pylist()
+    rows = summary(trace, by, at).to_pylist()
     whole = sum(row["bytes"] for row in rows)
     if as_json:
         document = {"by": by, "event": moment.event, "step": moment.step, "bytes": whole, "groups": rows}

@@ -1,0 +1,23 @@
+"""What unit tests share: the command, run in this process."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture
+def vram_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `vram` with arguments: exit code, stdout, stderr."""
+    main = importlib.import_module("vram.cli").main
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments), prog_name="vram")
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0), captured.out, captured.err
+
+    return run

@@ -1,0 +1,178 @@
+"""`vram explain`, `summary`, `diff`, `leaks` and `merge`: exit codes, JSON, and what a person reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_jobs import GIB, MIB, Job
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+FRAGMENTED = str(TRACES / "oom_llama_varlen_ckpt_13400.pickle.xz")
+DEMANDING = str(TRACES / "oom_gpt2_train_9000.pickle.xz")
+TRAINING = str(TRACES / "resnet_multiscale.pickle.xz")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    """Three steps that each leave 4 MiB behind, in a file."""
+    made = Job()
+    for step in range(3):
+        made.mark(f"step#{step}")
+        made.alloc(4 * MIB, line=5)
+        made.free(made.alloc(32 * MIB, line=6))
+    return str(made.save(tmp_path / "job.pickle"))
+
+
+# --- explain ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "verdict"), [(FRAGMENTED, "fragmentation"), (DEMANDING, "true-demand")])
+def test_explain_gives_the_verdict_with_bytes_that_sum_to_the_device(
+    path: str, verdict: str, vram_command: Any
+) -> None:
+    code, out, err = vram_command("explain", path, "--json")
+    document = json.loads(out)
+    assert (code, err, document["verdict"]) == (1, "", verdict)
+    assert sum(document["bytes"].values()) == document["device"]
+    assert document["at"]["kind"] == "oom" and document["request"]["size"] > GIB
+    assert set(document["holders"]) == {"stack", "module", "tag", "stream", "step"}
+    assert document["reserved"] - document["allocated"] == document["bytes"]["fragmentation"]
+    assert document["remedies"]
+
+
+def test_a_person_reads_the_reason_the_evidence_and_the_way_out(vram_command: Any) -> None:
+    code, out, err = vram_command("explain", FRAGMENTED, "--capacity", "13400MiB")
+    assert (code, err) == (1, "")
+    assert out.startswith("Out of memory at event 52377 in step 8: 1.95 GiB asked on stream 0")
+    assert "Verdict: fragmentation; 1.45 GiB were free, but between blocks in use" in out
+    assert "of a limit of 13.09 GiB" in out
+    assert "fragmentation" in out and "free between blocks that are in use" in out
+    assert "held by stack" in out and "workloads.py:24 lm_loss" in out
+    assert "What would have let it fit" in out
+
+
+def test_without_an_out_of_memory_the_peak_is_explained(vram_command: Any) -> None:
+    code, out, _ = vram_command("explain", TRAINING)
+    assert code == 0 and out.startswith("The peak is at event 14789")
+    code, out, _ = vram_command("explain", TRAINING, "--at", "step:1", "--json")
+    assert (code, json.loads(out)["at"]["kind"]) == (0, "event")
+
+
+def test_names_in_a_file_cannot_talk_to_the_terminal(tmp_path: Path, vram_command: Any) -> None:
+    made = Job()
+    made.mark("forward\x1b[2J")
+    made.alloc(MIB)
+    made.mark("forward\x1b[2J", "END")
+    made.alloc(MIB)
+    made.events[1]["frames"][1]["filename"] = "train\x1b]0;gone\x07.py"
+    path = str(made.save(tmp_path / "job.pickle"))
+    for verb in ("explain", "summary"):
+        code, out, _ = vram_command(verb, path)
+        assert code == 0 and "\x1b" not in out and "\x07" not in out and "train?" in out
+
+
+# --- summary, diff, leaks, merge ----------------------------------------------------------------------------
+
+
+def test_summary_names_the_holders(job: str, vram_command: Any) -> None:
+    code, out, err = vram_command("summary", job, "--by", "line")
+    assert (code, err) == (0, "")
+    assert (
+        out.startswith("job.pickle: 44 MiB live at event") and "train.py:6 step  32 MiB  72.7%       1" in out
+    )
+    code, out, _ = vram_command("summary", job, "--by", "step", "--json")
+    groups = json.loads(out)["groups"]
+    assert (code, [group["key"] for group in groups]) == (0, [2, 0, 1])
+
+
+def test_a_gap_fails_only_above_what_is_allowed(job: str, vram_command: Any) -> None:
+    assert vram_command("diff", job, job, "--fail-above", "0")[0] == 0
+    code, out, _ = vram_command("diff", job, DEMANDING, "--fail-above", "9GiB", "--json")
+    document = json.loads(out)
+    assert (code, document["failed"]) == (0, False)
+    assert sum(group["gap"] for group in document["groups"]) == document["gap"] > 0
+    code, out, _ = vram_command("diff", job, DEMANDING, "--fail-above", "64MiB")
+    assert code == 1 and "The gap is above the 64 MiB allowed." in out
+    assert "workloads.py:24 lm_loss" in out
+    assert vram_command("diff", DEMANDING, job, "--fail-above", "64MiB")[0] == 0
+
+
+def test_leaks_are_a_finding(job: str, vram_command: Any) -> None:
+    code, out, _ = vram_command("leaks", job, "--between", "step:0,step:2", "--json")
+    document = json.loads(out)
+    assert (code, document["leaked"], document["steps"]) == (1, 12 * MIB, 3)
+    code, out, _ = vram_command("leaks", job, "--between", "step:0,step:2")
+    assert code == 1 and "12 MiB likely leaked" in out and "100%" in out
+    code, out, _ = vram_command("leaks", TRAINING, "--between", "step:2,step:9")
+    assert code == 0 and "no leak is likely" in out
+
+
+def test_merge_writes_the_ranks_and_names_the_odd_one(job: str, tmp_path: Path, vram_command: Any) -> None:
+    paths = []
+    for rank in range(3):
+        made = Job()
+        made.mark("step#0")
+        made.alloc(100 * MIB + (rank == 1) * 50 * MIB)
+        paths.append(str(made.save(tmp_path / f"rank{rank}.pickle")))
+    output = tmp_path / "run"
+    code, out, err = vram_command("merge", *paths, "-o", str(output))
+    assert (code, err) == (0, "")
+    title, _header, first, *_ = out.splitlines()
+    assert title == "3 ranks, 1 steps in common: rank 1 is odd, +50.0% from the middle of all"
+    assert first.startswith("rank 1") and output.stat().st_size > 0
+    code, out, _ = vram_command("merge", *paths, "--json")
+    assert json.loads(out)["ranks"][0]["name"] == "rank 1"
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain"],
+        ["explain", TRAINING, "--capacity", "much"],
+        ["summary", TRAINING, "--by", "colour"],
+        ["diff", TRAINING],
+        ["diff", TRAINING, TRAINING, "--by", "stack"],
+        ["leaks", TRAINING],
+        ["merge"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], vram_command: Any) -> None:
+    code, out, err = vram_command(*arguments)
+    assert (code, out) == (2, "") and "Usage" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explain", "/nowhere"], "cannot open /nowhere: No such file or directory"),
+        (["explain", "JOB", "--at", "oom"], "has no out-of-memory; ask for its peak"),
+        (["explain", "JOB", "--at", "soon"], "'soon' is not a moment"),
+        (["summary", "JOB", "--at", "999"], "there is no event 999"),
+        (["leaks", "JOB", "--between", "step:0"], "is not a stretch"),
+        (["leaks", "JOB", "--between", "step:0,step:9"], "there is no step 9"),
+        (["merge", "JOB", "-o", "/nowhere/run"], "cannot write /nowhere/run"),
+    ],
+)
+def test_a_refusal_is_one_line_on_stderr(
+    arguments: list[str], words: str, job: str, vram_command: Any
+) -> None:
+    code, out, err = vram_command(*(job if argument == "JOB" else argument for argument in arguments))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("vram: ") and words in err
+
+
+def test_a_missing_pyarrow_is_named_and_explain_does_without(
+    job: str, monkeypatch: pytest.MonkeyPatch, vram_command: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, _, err = vram_command("summary", job)
+    assert code == 2 and 'pip install "vram[trace]"' in err
+    code, out, _ = vram_command("explain", job)
+    assert code == 0 and out.startswith("The peak")
