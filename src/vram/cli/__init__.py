@@ -9,6 +9,7 @@ import rich_click as click
 
 from .bench import bench_commands
 from .console import Commands
+from .convert import convert_command
 from .info import info_command
 from .lab import lab_command
 from .replay import replay_command
@@ -24,6 +25,7 @@ def main() -> None:
 
 
 main.add_command(bench_commands)
+main.add_command(convert_command)
 main.add_command(info_command)
 main.add_command(lab_command)
 main.add_command(replay_command)

@@ -24,8 +24,8 @@ from .notes import unpack
 
 __all__ = ["read_in_child"]
 
-# Isolated (-I), and without running any __init__: the child needs few modules. The library that decodes Arrow is
-# found where the caller finds it, and loads three times faster without numpy.
+# Isolated (-I), and without running any __init__: the child needs few modules. The library that decodes Arrow
+# is found where the caller finds it, and loads three times faster without numpy.
 _BOOTSTRAP = """
 import sys, types
 for name, path in ("vram", sys.argv[1]), ("vram.trace", sys.argv[1] + "/trace"):
