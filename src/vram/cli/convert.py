@@ -7,6 +7,7 @@ from pathlib import Path
 
 import rich_click as click
 
+from vram.errors import ConfigError
 from vram.sizes import format_size
 from vram.trace import open_trace
 from vram.trace.convert import FORMATS, convert
@@ -36,7 +37,7 @@ def convert_command(file: Path, to: str, output: Path | None, device: int | None
     """
     target = output or default_output(file, to)
     if target.exists() and file.exists() and target.samefile(file):
-        raise click.UsageError(f"{target} is the recording itself; name another file with -o")
+        raise ConfigError(f"{target} is the recording itself; name another file with -o")
     trace = open_trace(file, device=device)
     convert(trace, to, target)
     written = target.stat().st_size

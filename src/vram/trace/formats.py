@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from vram.errors import TraceError
 
 from .arrow import PARQUET_MAGIC, STREAM_MAGIC, read_parquet, read_stream
+from .checked import integer
 from .files import BoundedReader
 from .model import COLUMNS, Trace
 from .notes import pack
@@ -38,8 +39,9 @@ def read_parts(reader: BoundedReader, device: int | None = None) -> Parts:
         notes, columns = _apart(read_log(reader))
     else:
         return _apart(read_snapshot(reader, device))
-    if device not in (None, notes.get("device")):
-        raise TraceError(f"device {device} is not in this file; it has another", place="file")
+    held = integer(notes.get("device"), "device")
+    if device not in (None, held):
+        raise TraceError(f"device {device} is not in this file; it has {held}", place="file")
     return notes, columns
 
 
