@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from vram.errors import TraceError
 from vram.trace import (
@@ -219,9 +220,11 @@ def test_what_is_not_a_file_is_refused_without_blocking(tmp_path: Path) -> None:
         open_trace(tmp_path / "nowhere")
 
 
-def test_a_torch_list_of_segments_is_told_apart(opened: Any) -> None:
-    with pytest.raises(TraceError, match="_dump_snapshot"):
-        opened([segment(0, 512, [])])
+def test_zstd_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle.zst"
+    packed = zstandard.ZstdCompressor().compress(pickle.dumps(snapshot(event("alloc", 512))))
+    path.write_bytes(packed)
+    assert open_trace(path).events == 1
 
 
 # --- shapes of other versions and devices -------------------------------------------------------------------
@@ -235,6 +238,39 @@ def test_keys_that_old_versions_lack(opened: Any) -> None:
     assert (trace.timed, trace.span_us, trace.frames_of(trace.stack[0])) == (False, 0, ())
     assert [(b.address, b.requested_size) for b in trace.segments[0].blocks] == [(512, 512), (1024, 512)]
     assert trace.segments[0].pool_id == (0, 0)
+
+
+def test_segments_without_events(opened: Any) -> None:
+    held = segment(0, 512, [block(0, 512, "active_allocated")])
+    for content in ([held], {"segments": [held]}):
+        trace = opened(content, trusted=False)
+        assert (trace.events, len(trace.segments), peak_allocated(lifetimes(trace))) == (0, 1, 512)
+
+
+def test_the_history_that_the_oldest_blocks_have(opened: Any) -> None:
+    old = {"size": 512, "state": "active_allocated", "history": [{"real_size": 9, "frames": [FRAME]}]}
+    trace = opened(snapshot(segments=[segment(0, 512, [old])]))
+    (held,) = trace.segments[0].blocks
+    assert held.requested_size == 9
+    assert trace.frames_of(held.stack) == (Frame("train.py", 7, "forward"),)
+
+
+def test_user_metadata_is_the_tag(opened: Any) -> None:
+    events = [event("alloc", 0, user_metadata=name) for name in ("weights", "", None, "weights")]
+    trace = opened(snapshot(*events, event("alloc", 512)), trusted=False)
+    assert [trace.tags[tag] for tag in trace.tag] == ["weights", "", "", "weights", ""]
+
+
+def test_fields_of_later_versions_are_passed_over(opened: Any) -> None:
+    frame = {**FRAME, "fx_node_op": "call_function", "fx_original_trace": "x"}
+    more = event("alloc", 0, frames=[frame], compile_context="1/0", user_metadata="", pool_id=(0, 1))
+    trace = opened({**snapshot(more), "capture_graphs": [1], "version": 9})
+    assert trace.frames == (Frame("train.py", 7, "forward"),)
+
+
+def test_private_pools(opened: Any) -> None:
+    trace = opened(snapshot(segments=[segment(0, 512, [], segment_pool_id=(0, 3))]), trusted=False)
+    assert trace.segments[0].pool_id == (0, 3)
 
 
 def test_the_device_with_most_events_is_opened_unless_one_is_chosen(opened: Any) -> None:
@@ -418,6 +454,7 @@ BAD_EVENTS = {
         r"device_traces\[0\]\[1\].frames",
         "type bytes",
     ),
+    "tag as number": ({**GOOD, "user_metadata": 3}, r"device_traces\[0\]\[1\].user_metadata", "3, expected"),
     "frame name too long": (
         {**GOOD, "frames": [{**FRAME, "name": "x" * 70_000}]},
         r"device_traces\[0\]\[1\].frames",
@@ -445,7 +482,7 @@ def one_block(**changes: Any) -> dict[str, Any]:
 
 BAD_SHAPES: dict[str, tuple[Any, str]] = {
     "not a dict": (7, "snapshot is 7, expected a dict"),
-    "no traces": ({"segments": []}, "snapshot has no 'device_traces'"),
+    "list of numbers": ([1], r"segments\[0\] is 1, expected a dict"),
     "no segments": ({"device_traces": []}, "snapshot has no 'segments'"),
     "traces as dict": ({"segments": [], "device_traces": {}}, "device_traces is a value of type dict"),
     "events as text": (

@@ -9,6 +9,7 @@ import rich_click as click
 
 from .bench import bench_commands
 from .console import Commands
+from .convert import convert_command
 from .diff import diff_command
 from .explain import explain_command
 from .info import info_command
@@ -29,6 +30,7 @@ def main() -> None:
 
 
 main.add_command(bench_commands)
+main.add_command(convert_command)
 main.add_command(diff_command)
 main.add_command(explain_command)
 main.add_command(info_command)

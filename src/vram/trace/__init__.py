@@ -12,9 +12,10 @@ from vram.errors import TraceError
 
 from .arrow import STREAM_MAGIC, TraceWriter
 from .files import DEFAULT_MAX_BYTES, BoundedReader, open_regular_file
-from .formats import read_trace
+from .formats import read_parts
 from .lifetimes import ALLOCATE, AT_ONCE, BEFORE, FREE, Lifetimes, lifetimes, peak_allocated
 from .model import Action, Annotation, Block, BlockState, Frame, Segment, Trace
+from .notes import unpack
 from .pieces import join_pieces, list_pieces, rebased
 from .sandbox import read_in_child
 from .steps import STEP_PREFIX, Steps, find_steps
@@ -72,7 +73,7 @@ def _open_file(path: str | os.PathLike[str], device: int | None, trusted: bool, 
     with open_regular_file(path, max_bytes) as file:
         try:
             if trusted:
-                return read_trace(BoundedReader(file, max_bytes), source, device)
+                return unpack(*read_parts(BoundedReader(file, max_bytes), device), source)
             return read_in_child(file, source, device, max_bytes)
         except TraceError as error:
             raise TraceError(f"{source}: {error.message}", **error.facts) from error

@@ -9,7 +9,7 @@ before it can be read. A whole trace is one Parquet file with the same columns a
                batch  {"vram": {segments, settings, closed}}    by `close`
     Parquet    schema {"vram": {version, notes}}
 
-Readers give a Trace or a TraceError; limits on memory and time are for `sandbox`, pieces for `pieces`.
+What is read is checked by `notes.unpack`; limits on memory and time are for `child`, pieces for `pieces`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vram.errors import TraceError
 from .checked import as_dict, as_list, get, integer
 from .files import CHUNK_BYTES, BoundedReader
 from .model import COLUMNS, Frame, Segment, Trace
-from .notes import GROWING, pack, pack_segment, unpack
+from .notes import GROWING, pack, pack_segment
 from .pieces import list_pieces, piece_path
 
 __all__ = [
@@ -51,6 +51,7 @@ EVENT_BYTES = sum(array(typecode).itemsize for typecode in COLUMNS.values())
 DEFAULT_PIECES = 8
 
 Column: TypeAlias = "bytes | bytearray | memoryview | array[int]"
+Columns: TypeAlias = "Mapping[str, array[int]]"
 
 _ARROW_TYPES = {"B": "uint8", "I": "uint32", "Q": "uint64", "q": "int64"}
 _INTERNED = tuple(name for name in GROWING if name != "annotations")
@@ -237,8 +238,8 @@ class TraceWriter:
 # --- reading ------------------------------------------------------------------------------------------------
 
 
-def read_stream(reader: BoundedReader, source: str) -> Trace:
-    """Return the recording of a `TraceWriter`, one file of it, as far as it is complete."""
+def read_stream(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
+    """Return notes and columns of a `TraceWriter`'s file, as far as it is complete; not checked yet."""
     arrow = _pyarrow()
     data = _read_all(reader)
     memory = arrow.BufferReader(data)
@@ -260,11 +261,11 @@ def read_stream(reader: BoundedReader, source: str) -> Trace:
         _grow(notes, _json(metadata))
     notes["truncated"] = not notes.pop("closed", False)
     notes["dropped"] += integer(get(head, "first_event", "schema"), "schema.first_event")
-    return unpack({**head, **notes}, columns, source)
+    return {**head, **notes}, columns
 
 
-def read_parquet(reader: BoundedReader, source: str) -> Trace:
-    """Return the trace of a Parquet file written by `write_parquet`."""
+def read_parquet(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
+    """Return notes and columns of a file of `write_parquet`; not checked yet."""
     arrow = _pyarrow()
     import pyarrow.parquet
 
@@ -276,7 +277,7 @@ def read_parquet(reader: BoundedReader, source: str) -> Trace:
         columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
         for batch in file.iter_batches(batch_size=ROW_GROUP_EVENTS, use_threads=False):
             _extend(columns, batch)
-    return unpack(as_dict(get(head, "notes", "schema"), "notes"), columns, source)
+    return as_dict(get(head, "notes", "schema"), "notes"), columns
 
 
 def _read_all(reader: BoundedReader) -> bytes:
@@ -339,7 +340,7 @@ def _grow(notes: dict[str, Any], new: dict[str, Any]) -> None:
             notes[name] = value
 
 
-def _extend(columns: Mapping[str, array[int]], batch: Any) -> None:
+def _extend(columns: Columns, batch: Any) -> None:
     batch.validate()
     for name, column in columns.items():
         values = batch.column(name)

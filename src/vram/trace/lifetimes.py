@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .model import Action, BlockState, Trace
 
-__all__ = ["ALLOCATE", "FREE", "Lifetimes", "lifetimes", "peak_allocated"]
+__all__ = ["ALLOCATE", "FREE", "Lifetimes", "lifetimes", "peak_allocated", "rounded"]
 
 ALLOCATE = 0
 FREE = 1
@@ -167,6 +167,11 @@ class _Writer:
         self.time_us.append(time)
         self.completed_us.append(AT_ONCE)
         self.event.append(event)
+
+
+def rounded(size: int) -> int:
+    """`size`, rounded up to 512 bytes."""
+    return (size + GRANULE_BYTES - 1) & -GRANULE_BYTES
 
 
 def peak_allocated(program: Lifetimes) -> int:

@@ -61,7 +61,7 @@ def pack(trace: Trace) -> dict[str, Any]:
 def pack_segment(segment: Segment) -> list[Any]:
     """Return a segment and its blocks as lists."""
     *values, blocks = (getattr(segment, each.name) for each in fields(Segment))
-    packed = [(block.address, block.size, block.requested_size, block.state, block.stack) for block in blocks]
+    packed = [(each.address, each.size, each.requested_size, int(each.state), each.stack) for each in blocks]
     return [*values, packed]
 
 

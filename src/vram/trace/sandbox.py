@@ -1,12 +1,7 @@
 """Reads a file nobody vouches for in a process of its own, under limits, and takes back columns, not objects.
 
-The child may use memory and processor time in proportion to the bytes it has read, never more: the limits are
-raised as bytes arrive. A file that exceeds them, or crashes the child, is a TraceError here. What the bytes
-mean is for `formats`.
-
-What the child sends:    one line of JSON, then the columns' bytes one after another, in the order of COLUMNS
-    {"error": [message, facts]}
-    {"notes": {...as in `notes`...}, "events": count}
+A file that exceeds the limits, or crashes the child, is a TraceError here. What the child does, and how it
+answers, is for `child`.
 """
 
 from __future__ import annotations
@@ -15,42 +10,32 @@ import importlib.util
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 from array import array
 from pathlib import Path
-from typing import BinaryIO
 
 from vram.errors import TraceError
 
-from .files import BoundedReader
-from .formats import read_trace
+from .child import TOO_MUCH_MEMORY
 from .model import COLUMNS, Trace
-from .notes import pack, unpack
+from .notes import unpack
 
 __all__ = ["read_in_child"]
 
-# A snapshot takes about 7 bytes of memory for each of its own, and a second for every 20 MB.
-MEMORY_FLOOR_BYTES = 512 << 20
-MEMORY_FACTOR = 16
-PROCESSOR_FLOOR_SECONDS = 3
-BYTES_A_SECOND = 2_000_000
-
-TOO_MUCH_MEMORY = "reading it takes more memory than a snapshot of its size needs"
-
-# Isolated (-I), and without running the package's own __init__: the child needs this sub-package only. The
-# library that decodes Arrow is found where the caller finds it; it loads three times faster without numpy.
-_BOOTSTRAP = (
-    "import sys, types; "
-    "package = types.ModuleType('vram'); package.__path__ = [sys.argv[1]]; sys.modules['vram'] = package; "
-    "sys.path += sys.argv[3:]; sys.modules['numpy'] = None; "
-    "from vram.trace.sandbox import serve; serve(sys.argv[2])"
-)
-
-
-# --- the caller's side --------------------------------------------------------------------------------------
+# Isolated (-I), and without running any __init__: the child needs few modules. The library that decodes Arrow
+# is found where the caller finds it, and loads three times faster without numpy.
+_BOOTSTRAP = """
+import sys, types
+for name, path in ("vram", sys.argv[1]), ("vram.trace", sys.argv[1] + "/trace"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+sys.path += sys.argv[3:]
+sys.modules["numpy"] = None
+from vram.trace.child import serve
+serve(sys.argv[2])
+"""
 
 
 def read_in_child(file: io.FileIO, source: str, device: int | None, max_bytes: int) -> Trace:
@@ -109,7 +94,7 @@ def _failure(child: subprocess.Popen[bytes]) -> TraceError:
     complaint = child.stderr.read().decode("utf-8", "replace").strip()
     status = child.wait()
     if status == -signal.SIGXCPU:
-        reason = "reading it took more processor time than a snapshot of its size needs"
+        reason = "reading it took more processor time than a recording of its size needs"
     elif "MemoryError" in complaint:
         reason = TOO_MUCH_MEMORY
     elif status < 0:
@@ -117,54 +102,4 @@ def _failure(child: subprocess.Popen[bytes]) -> TraceError:
     else:
         last_line = complaint.rpartition("\n")[2][:200]
         reason = f"the process reading it ended with status {status} ({last_line})"
-    return TraceError(f"{reason}; the file is damaged or hostile", place="pickle", status=status)
-
-
-# --- the child's side ---------------------------------------------------------------------------------------
-
-
-def serve(request: str) -> None:
-    """Read standard input, answer on standard output, and leave without tearing down what was read."""
-    options = json.loads(request)
-    output = os.fdopen(1, "wb", closefd=False)
-    _lower_limits()
-    try:
-        with io.FileIO(0, closefd=False) as file:
-            reader = BoundedReader(file, options["max_bytes"], _raise_limits)
-            _send(read_trace(reader, "", options["device"]), output)
-    except MemoryError:
-        _send_error(TraceError(TOO_MUCH_MEMORY, place="pickle"), output)
-    except TraceError as error:
-        _send_error(error, output)
-    output.flush()
-    os._exit(0)
-
-
-def _lower_limits() -> None:
-    """From here on: no dumped core, no file written, no more memory and time than an empty snapshot costs."""
-    _set_limit(resource.RLIMIT_CORE, 0)
-    _set_limit(resource.RLIMIT_FSIZE, 0)
-    _raise_limits(0)
-
-
-def _raise_limits(count: int) -> None:
-    """Allow what `count` bytes of a snapshot may cost."""
-    _set_limit(resource.RLIMIT_AS, MEMORY_FLOOR_BYTES + MEMORY_FACTOR * count)
-    _set_limit(resource.RLIMIT_CPU, PROCESSOR_FLOOR_SECONDS + count // BYTES_A_SECOND)
-
-
-def _set_limit(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (soft, hard))
-
-
-def _send_error(error: TraceError, output: BinaryIO) -> None:
-    output.write(json.dumps({"error": [error.message, error.facts]}).encode() + b"\n")
-
-
-def _send(trace: Trace, output: BinaryIO) -> None:
-    header = {"notes": pack(trace), "events": trace.events}
-    output.write(json.dumps(header).encode() + b"\n")
-    for name in COLUMNS:
-        output.write(getattr(trace, name))
+    return TraceError(f"{reason}; the file is damaged or hostile", place="file", status=status)

@@ -1,7 +1,7 @@
 """A PyTorch memory snapshot (the pickle of `torch.cuda.memory._snapshot()`, torch 2.1 and later) as a Trace.
 
 No class of the pickle is ever loaded, and every value is checked before it is used. Bounds on memory and time
-are for `sandbox`, which runs this in a process of its own; decompression is for `files`.
+are for `child`, which runs this in a process of its own; decompression is for `files`.
 
 Events are read a column at a time, in C loops over the whole list. Only when a column does not convert are
 they walked one by one, to name the one that is wrong.
@@ -48,10 +48,10 @@ _BLOCK_STATES = {
 _NOT_A_COLUMN = (KeyError, TypeError, ValueError, OverflowError)
 
 
-def read_snapshot(reader: BoundedReader, source: str, device: int | None = None) -> Trace:
+def read_snapshot(reader: BoundedReader, device: int | None = None) -> Trace:
     """The events of `device` (default: the one with most events) and its segments."""
     with _collector_paused():
-        return _decode(_unpickle(reader), source, device)
+        return _decode(_unpickle(reader), device)
 
 
 # --- the pickle ---------------------------------------------------------------------------------------------
@@ -109,24 +109,21 @@ def _collector_paused() -> Iterator[None]:
 # --- from the plain data to a Trace -------------------------------------------------------------------------
 
 
-def _decode(snapshot: Any, source: str, device: int | None) -> Trace:
-    if type(snapshot) is list:
-        raise TraceError(
-            "the file holds a list, probably torch.cuda.memory_snapshot(), which has no events; "
-            "use torch.cuda.memory._record_memory_history() and torch.cuda.memory._dump_snapshot(path)",
-            place="snapshot",
-        )
+def _decode(snapshot: Any, device: int | None) -> Trace:
+    if type(snapshot) is list:  # torch.cuda.memory_snapshot(): segments and no events
+        snapshot = {"segments": snapshot}
     as_dict(snapshot, "snapshot")
-    traces = as_list(get(snapshot, "device_traces", "snapshot"), "device_traces")
+    traces = as_list(snapshot.get("device_traces", []), "device_traces")
     segments = as_list(get(snapshot, "segments", "snapshot"), "segments")
     devices = _devices(traces, segments)
     chosen = _choose_device(device, devices, traces)
     events = traces[chosen] if chosen < len(traces) else []
     stacks = _Stacks()
-    streams = _Streams()
+    streams = _Numbers()
+    tags = _Numbers([""])
     place = f"device_traces[{chosen}]"
     try:
-        columns = _columns(events, stacks, streams, place)
+        columns = _columns(events, stacks, streams, tags, place)
     except TraceError:
         raise
     except _NOT_A_COLUMN as error:
@@ -135,7 +132,7 @@ def _decode(snapshot: Any, source: str, device: int | None) -> Trace:
     start_us = columns["time_us"][0] if events else 0
     columns["time_us"] = array("q", [time - start_us for time in columns["time_us"]])
     return Trace(
-        source=source,
+        source="",
         device=chosen,
         devices=devices,
         start_us=start_us,
@@ -147,6 +144,7 @@ def _decode(snapshot: Any, source: str, device: int | None) -> Trace:
         streams=tuple(streams.index),
         frames=tuple(stacks.frames),
         stacks=tuple(stacks.stacks),
+        tags=tuple(tags.index),
     )
 
 
@@ -170,14 +168,21 @@ def _choose_device(device: int | None, devices: tuple[int, ...], traces: Sequenc
 # --- events -------------------------------------------------------------------------------------------------
 
 
-class _Streams:
-    """Stream handles numbered in order of appearance."""
+class _Numbers:
+    """Stream handles or tags, numbered in order of appearance."""
 
-    def __init__(self) -> None:
-        self.index: dict[int, int] = {}
+    def __init__(self, first: Iterable[Any] = ()) -> None:
+        self.index: dict[Any, int] = {}
+        self.column(first)
 
-    def of(self, handle: int) -> int:
-        return self.index.setdefault(handle, len(self.index))
+    def of(self, value: Any) -> int:
+        return self.index.setdefault(value, len(self.index))
+
+    def column(self, values: Iterable[Any]) -> array[int]:
+        held = list(values)
+        for value in dict.fromkeys(held):
+            self.of(value)
+        return array("I", map(self.index.__getitem__, held))
 
 
 class _Stacks:
@@ -233,20 +238,21 @@ class _Stacks:
         return self.frames.setdefault(key, len(self.frames))
 
 
-def _columns(events: list[Any], stacks: _Stacks, streams: _Streams, place: str) -> dict[str, Any]:
+def _columns(
+    events: list[Any], stacks: _Stacks, streams: _Numbers, tags: _Numbers, place: str
+) -> dict[str, Any]:
     """All columns, or one of `_NOT_A_COLUMN`."""
     if set(map(type, events)) - {dict}:
         raise TypeError
     handles = _integers("Q", map(itemgetter("stream"), events), MAX_UINT64)
-    for handle in dict.fromkeys(handles):
-        streams.of(handle)
     return {
         "action": array("B", map(_ACTION_CODES.__getitem__, map(itemgetter("action"), events))),
-        "stream": array("I", map(streams.index.__getitem__, handles)),
+        "stream": streams.column(handles),
         "address": _addresses(events),
         "size": _integers("Q", map(itemgetter("size"), events), MAX_INT64),
         "time_us": _times(events),
         "stack": _stack_column(events, stacks, place),
+        "tag": _tag_column(events, tags, place),
     }
 
 
@@ -282,6 +288,14 @@ def _stack_column(events: list[Any], stacks: _Stacks, place: str) -> array[int]:
     return stacks.column(lists, place)
 
 
+def _tag_column(events: list[Any], tags: _Numbers, place: str) -> array[int]:
+    names = [event.get("user_metadata") or "" for event in events]
+    if set(map(type, names)) - {str}:
+        raise TypeError
+    known = {name: text(name, f"{place}.user_metadata") for name in dict.fromkeys(names)}
+    return tags.column(map(known.__getitem__, names))
+
+
 def _blame_event(events: list[Any], place: str) -> None:
     """Name the first event that is wrong, and what is wrong with it."""
     timed = bool(events) and type(events[0]) is dict and _is_timed(events)
@@ -298,6 +312,7 @@ def _blame_event(events: list[Any], place: str) -> None:
         if timed:
             integer(get(event, "time_us", here), f"{here}.time_us")
         as_list(event.get("frames", ()), f"{here}.frames")
+        text(event.get("user_metadata") or "", f"{here}.user_metadata")
 
 
 # --- segments, annotations, settings ------------------------------------------------------------------------
@@ -307,7 +322,7 @@ def _segment_device(segment: dict[Any, Any], place: str) -> int:
     return integer(segment.get("device", 0), f"{place}.device", 0xFFFF)
 
 
-def _segments(segments: Sequence, device: int, stacks: _Stacks, streams: _Streams) -> tuple[Segment, ...]:
+def _segments(segments: Sequence, device: int, stacks: _Stacks, streams: _Numbers) -> tuple[Segment, ...]:
     return tuple(
         _segment(segment, f"segments[{index}]", stacks, streams)
         for index, segment in enumerate(segments)
@@ -315,7 +330,7 @@ def _segments(segments: Sequence, device: int, stacks: _Stacks, streams: _Stream
     )
 
 
-def _segment(segment: dict[Any, Any], place: str, stacks: _Stacks, streams: _Streams) -> Segment:
+def _segment(segment: dict[Any, Any], place: str, stacks: _Stacks, streams: _Numbers) -> Segment:
     address = integer(get(segment, "address", place), f"{place}.address")
     total_size = integer(get(segment, "total_size", place), f"{place}.total_size")
     stream = integer(get(segment, "stream", place), f"{place}.stream", MAX_UINT64)
@@ -364,16 +379,30 @@ def _blocks(value: Any, start: int, total_size: int, place: str, stacks: _Stacks
 
 def _block(block: dict[Any, Any], place: str, expected_address: int, stacks: _Stacks) -> Block:
     size = integer(get(block, "size", place), f"{place}.size")
+    recorded = _recorded(block, place)
     state = get(block, "state", place)
     if type(state) is not str or state not in _BLOCK_STATES:
         wrong(f"{place}.state", state, "one of " + ", ".join(_BLOCK_STATES))
     return Block(
         address=integer(block.get("address", expected_address), f"{place}.address"),
         size=size,
-        requested_size=integer(block.get("requested_size", size), f"{place}.requested_size"),
+        requested_size=integer(recorded.get("requested_size", size), f"{place}.requested_size"),
         state=_BLOCK_STATES[state],
-        stack=stacks.of(block.get("frames", ()), f"{place}.frames"),
+        stack=stacks.of(recorded.get("frames", ()), f"{place}.frames"),
     )
+
+
+def _recorded(block: dict[Any, Any], place: str) -> dict[Any, Any]:
+    """What is known of a block's allocation; the oldest files keep it in the first entry of a history."""
+    history = as_list(block.get("history", ()), f"{place}.history")
+    if not history or "frames" in block:
+        return block
+    entry = as_dict(history[0], f"{place}.history[0]")
+    return {
+        "requested_size": entry.get("real_size", block["size"]),
+        "frames": entry.get("frames", ()),
+        **block,
+    }
 
 
 def _annotations(value: Any, device: int, start_us: int) -> tuple[Annotation, ...]:

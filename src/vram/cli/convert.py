@@ -1,0 +1,53 @@
+"""`vram convert`: a recording in the file of another tool. Parses and reports; the library writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import rich_click as click
+
+from vram.errors import ConfigError
+from vram.sizes import format_size
+from vram.trace import open_trace
+from vram.trace.convert import FORMATS, convert
+
+__all__ = ["convert_command"]
+
+
+@click.command("convert")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--to", "to", required=True, type=click.Choice(sorted(FORMATS)), help="What to make of the recording."
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write it; by default beside FILE, with the format's suffix.",
+)
+@click.option("--device", type=int, help="Which device; by default the one with most events.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def convert_command(file: Path, to: str, output: Path | None, device: int | None, as_json: bool) -> None:
+    """Write a recording as a file of another tool.
+
+    torch opens in PyTorch's memory viewer, perfetto in Perfetto; folded and speedscope say who holds memory
+    at the peak, by stack; parquet is our own format, which opens fastest.
+    """
+    target = output or default_output(file, to)
+    if target.exists() and file.exists() and target.samefile(file):
+        raise ConfigError(f"{target} is the recording itself; name another file with -o")
+    trace = open_trace(file, device=device)
+    convert(trace, to, target)
+    written = target.stat().st_size
+    if as_json:
+        result = {"output": str(target), "format": to, "events": trace.events, "bytes": written}
+        click.echo(json.dumps(result))
+    else:
+        click.echo(f"{target}: {trace.events} events, {format_size(written)}")
+
+
+def default_output(file: Path, to: str) -> Path:
+    """`run.pickle.xz` as `run.perfetto.json`."""
+    return file.with_name(file.name.split(".", 1)[0] + FORMATS[to].suffix)

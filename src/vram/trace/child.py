@@ -1,0 +1,81 @@
+"""The process that reads a file nobody vouches for, started by `sandbox`: lowers its limits, reads, answers.
+
+It may use memory and processor time in proportion to the bytes it has read, never more: the limits are raised
+as bytes arrive. What the bytes mean is for `formats`.
+
+What it sends:    one line of JSON, then the columns' bytes one after another, in the order of COLUMNS
+    {"error": [message, facts]}
+    {"notes": {...as in `notes`...}, "events": count}
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+from typing import BinaryIO
+
+from vram.errors import TraceError
+
+from .files import BoundedReader
+from .formats import Parts, read_parts
+from .model import COLUMNS
+
+__all__ = ["serve"]
+
+# A snapshot takes about 7 bytes of memory for each of its own, and a second for every 20 MB.
+MEMORY_FLOOR_BYTES = 512 << 20
+MEMORY_FACTOR = 16
+PROCESSOR_FLOOR_SECONDS = 3
+BYTES_A_SECOND = 2_000_000
+
+TOO_MUCH_MEMORY = "reading it takes more memory than a recording of its size needs"
+
+
+def serve(request: str) -> None:
+    """Read standard input, answer on standard output, and leave without tearing down what was read."""
+    options = json.loads(request)
+    output = os.fdopen(1, "wb", closefd=False)
+    _lower_limits()
+    try:
+        with io.FileIO(0, closefd=False) as file:
+            reader = BoundedReader(file, options["max_bytes"], _raise_limits)
+            _send(read_parts(reader, options["device"]), output)
+    except MemoryError:
+        _send_error(TraceError(TOO_MUCH_MEMORY, place="file"), output)
+    except TraceError as error:
+        _send_error(error, output)
+    output.flush()
+    os._exit(0)
+
+
+def _lower_limits() -> None:
+    """From here on: no dumped core, no file written, no more memory and time than an empty snapshot costs."""
+    _set_limit(resource.RLIMIT_CORE, 0)
+    _set_limit(resource.RLIMIT_FSIZE, 0)
+    _raise_limits(0)
+
+
+def _raise_limits(count: int) -> None:
+    """Allow what `count` bytes of a snapshot may cost."""
+    _set_limit(resource.RLIMIT_AS, MEMORY_FLOOR_BYTES + MEMORY_FACTOR * count)
+    _set_limit(resource.RLIMIT_CPU, PROCESSOR_FLOOR_SECONDS + count // BYTES_A_SECOND)
+
+
+def _set_limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (soft, hard))
+
+
+def _send_error(error: TraceError, output: BinaryIO) -> None:
+    output.write(json.dumps({"error": [error.message, error.facts]}).encode() + b"\n")
+
+
+def _send(parts: Parts, output: BinaryIO) -> None:
+    notes, columns = parts
+    header = {"notes": notes, "events": len(columns["action"])}
+    output.write(json.dumps(header).encode() + b"\n")
+    for name in COLUMNS:
+        output.write(columns[name])

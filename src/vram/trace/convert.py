@@ -1,0 +1,50 @@
+"""A Trace in the files of other tools, and in our own: which formats there are, and who writes each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from vram.errors import TraceError
+
+from .arrow import write_parquet
+from .flame import write_folded, write_speedscope
+from .model import Trace
+from .perfetto import write_perfetto
+from .torch_export import write_torch
+
+__all__ = ["FORMATS", "Format", "convert"]
+
+
+class Format(NamedTuple):
+    """How a file of a format is usually called, and what writes it."""
+
+    suffix: str
+    write: Callable[[Trace, BinaryIO], None]
+
+
+FORMATS = {
+    "folded": Format(".folded", write_folded),
+    "parquet": Format(".parquet", write_parquet),
+    "perfetto": Format(".perfetto.json", write_perfetto),
+    "speedscope": Format(".speedscope.json", write_speedscope),
+    "torch": Format(".pickle", write_torch),
+}
+
+
+def convert(trace: Trace, to: str, path: str | os.PathLike[str]) -> None:
+    """Write `trace` to `path` in one of `FORMATS`. The file appears when it is whole, or not at all."""
+    if to not in FORMATS:
+        raise ValueError(f"{to!r} is not a format; there are {', '.join(FORMATS)}")
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            FORMATS[to].write(trace, file)
+        part.replace(target)
+    except OSError as error:
+        raise TraceError(f"cannot write {target}: {error.strerror or error}", place="file") from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""Who holds the memory at the peak of a Trace, by stack: as folded lines for flame graphs or for speedscope.
+
+Bytes are counted as `peak_allocated` counts them, so that their sum is the peak.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any, BinaryIO
+
+from .lifetimes import ALLOCATE, BEFORE, Lifetimes, lifetimes, rounded
+from .model import BlockState, Frame, Trace
+
+__all__ = ["holders_at_peak", "write_folded", "write_speedscope"]
+
+NO_STACK = Frame("", 0, "(no stack recorded)")
+EARLIER = Frame("", 0, "(allocated before the recording)")
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+
+
+def holders_at_peak(trace: Trace) -> dict[tuple[Frame, ...], int]:
+    """Return the bytes that each stack, outermost frame first, held when the program held most."""
+    program = lifetimes(trace)
+    held: dict[tuple[Frame, ...], int] = {}
+    for stack, size in _live_at_peak(trace, program):
+        frames = (EARLIER,) if stack is None else trace.frames_of(stack)[::-1] or (NO_STACK,)
+        held[frames] = held.get(frames, 0) + rounded(size)
+    return dict(sorted(held.items(), key=lambda item: -item[1]))
+
+
+def _live_at_peak(trace: Trace, program: Lifetimes) -> list[tuple[int | None, int]]:
+    """(stack, size) of each allocation; None where it was made before the first event."""
+    if not trace.events:
+        blocks = [block for segment in trace.segments for block in segment.blocks]
+        return [(block.stack, block.requested_size) for block in blocks if block.state == BlockState.LIVE]
+    live = array("B", bytes(program.allocations))
+    event = array("q", [BEFORE]) * program.allocations
+    for row in range(_peak_row(program) + 1):
+        identity = program.id[row]
+        live[identity] = program.op[row] == ALLOCATE
+        if live[identity]:
+            event[identity] = program.event[row]
+    sizes = array("Q", bytes(8 * program.allocations))
+    for identity, size in zip(program.id, program.size, strict=True):
+        sizes[identity] = size
+    return [
+        (None if event[identity] == BEFORE else trace.stack[event[identity]], sizes[identity])
+        for identity in range(program.allocations)
+        if live[identity]
+    ]
+
+
+def _peak_row(program: Lifetimes) -> int:
+    held = peak = 0
+    at = -1
+    for row, (op, size) in enumerate(zip(program.op, program.size, strict=True)):
+        held += rounded(size) if op == ALLOCATE else -rounded(size)
+        if held > peak:
+            peak, at = held, row
+    return at
+
+
+def write_folded(trace: Trace, file: BinaryIO) -> None:
+    """Write a line for each stack: frames joined by semicolons, outermost first, then the bytes."""
+    for frames, size in holders_at_peak(trace).items():
+        line = ";".join(_folded_name(frame) for frame in frames)
+        file.write(f"{line} {size}\n".encode())
+
+
+def _folded_name(frame: Frame) -> str:
+    """A frame in a folded line: nothing that would end the frame, the line or a terminal's patience."""
+    name = f"{frame.name} ({frame.filename}:{frame.line})" if frame.filename else frame.name
+    return "".join(letter if letter.isprintable() else "?" for letter in name.replace(";", ":"))
+
+
+def write_speedscope(trace: Trace, file: BinaryIO) -> None:
+    """Write a profile that speedscope opens, weighed in bytes."""
+    held = holders_at_peak(trace)
+    numbers: dict[Frame, int] = {}
+    samples = [[numbers.setdefault(frame, len(numbers)) for frame in frames] for frames in held]
+    profile = {
+        "type": "sampled",
+        "name": "held at the peak",
+        "unit": "bytes",
+        "startValue": 0,
+        "endValue": sum(held.values()),
+        "samples": samples,
+        "weights": list(held.values()),
+    }
+    document = {
+        "$schema": SCHEMA,
+        "exporter": "vram",
+        "name": f"device {trace.device}",
+        "shared": {"frames": [_speedscope_frame(frame) for frame in numbers]},
+        "profiles": [profile],
+    }
+    file.write(json.dumps(document).encode())
+
+
+def _speedscope_frame(frame: Frame) -> dict[str, Any]:
+    place = {"file": frame.filename, "line": frame.line} if frame.filename else {}
+    return {"name": frame.name, **place}
