@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from array import array
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -112,6 +113,28 @@ def test_the_parts_of_a_recording_that_lost_its_beginning_still_sum() -> None:
     assert found.account.allocated / MIB == pytest.approx(1534, abs=1)
 
 
+def trace_of(rows: list[tuple[Action, int, int]], **more: Any) -> Trace:
+    """A recording of (action, address, size)."""
+    action, address, size = zip(*rows, strict=True)
+    return Trace(
+        source="made",
+        device=0,
+        devices=(0,),
+        start_us=0,
+        timed=False,
+        action=array("B", action),
+        stream=array("I", [0] * len(rows)),
+        address=array("Q", address),
+        size=array("Q", size),
+        time_us=array("q", [0] * len(rows)),
+        stack=array("I", [0] * len(rows)),
+        streams=(0,),
+        frames=(),
+        stacks=((),),
+        **more,
+    )
+
+
 def expandable_job() -> Trace:
     """40 MiB mapped, of which the first 20 are unmapped before the end; the last event maps 20 more."""
     base, page = 0x7F00_0000_0000, 20 * MIB
@@ -121,22 +144,9 @@ def expandable_job() -> Trace:
         (Action.SEGMENT_UNMAP, base, page),
         (Action.SEGMENT_MAP, base + 2 * page, page),
     ]
-    job = Job()
-    job.alloc(1)
-    empty = job.trace()
     block = Block(base + page, page, page, BlockState.LIVE)
     final = Segment(base + page, 2 * page, 0, "large", is_expandable=True, blocks=(block,))
-    columns: dict[str, Any] = {"action": [], "address": [], "size": []}
-    for row in rows:
-        for name, value in zip(columns, row, strict=True):
-            columns[name].append(value)
-    zeros = [0] * len(rows)
-    columns |= {"stream": zeros, "time_us": zeros, "stack": zeros}
-    made = {
-        name: type(getattr(empty, name))(getattr(empty, name).typecode, values)
-        for name, values in columns.items()
-    }
-    return replace(empty, **made, segments=(final,))
+    return trace_of(rows, segments=(final,))
 
 
 @pytest.mark.parametrize("with_end", [True, False])
@@ -339,6 +349,23 @@ def test_a_recording_of_ours_brings_its_limit_and_its_device() -> None:
     found = explain(trace)
     assert (found.verdict, found.capacity.bytes, found.capacity.known) == ("fragmentation", 9 * GIB, True)
     assert (found.account.unused, found.account.withheld, found.account.foreign) == (GIB, 4 * GIB, 3 * GIB)
+
+
+def test_a_pool_whose_pages_move_is_explained_by_what_it_reserved() -> None:
+    """Growth has no address there; half a page beside each block in use is lost, the rest is idle."""
+    rows = [
+        (Action.SEGMENT_MAP, 0, 64 * MIB),
+        (Action.ALLOC, 0x3000_0000_0000, MIB),
+        (Action.ALLOC, 0x3000_0100_0000, 17 * MIB),
+        (Action.OOM, 5 * MIB, 48 * MIB),
+    ]
+    trace = trace_of(rows, settings={"device_total": 100 * MIB, "reserved": 64 * MIB})
+    found = explain(trace)
+    assert (found.account.reserved, found.account.fragmentation, found.account.cached) == (
+        64 * MIB, 2 * MIB, 44 * MIB,
+    )  # fmt: skip
+    assert (found.verdict, found.account.device) == ("cached", 100 * MIB)
+    assert memory_at(trace, 0).cached == 64 * MIB
 
 
 def test_a_log_without_segments_is_explained_by_what_is_allocated() -> None:

@@ -14,7 +14,8 @@ from functools import cached_property
 
 from vram.trace import BEFORE, Action, BlockState, Segment, Trace
 
-from .events import BLOCK_ACTIONS, MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
+from .events import BLOCK_ACTIONS, MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move
+from .moments import reserved_series
 from .torch_rules import LARGE_PAGE, SMALL_PAGE, Rules
 
 __all__ = ["HeldBlock", "HeldSegment", "Memory", "memory_at"]
@@ -122,6 +123,8 @@ class Memory:
 def memory_at(trace: Trace, event: int) -> Memory:
     """What the allocator held after `event`; before the first with -1."""
     reader = _Reader(trace, event)
+    if pages_move(trace):
+        return Memory(event, tuple(_paged(reader, reserved_series(trace)[event] if event >= 0 else 0)))
     ranges = sorted(_plain_segments(trace, event) + _mapped_segments(trace, event), key=lambda at: at.address)
     return Memory(event, tuple(reader.fill(ranges)))
 
@@ -247,6 +250,18 @@ class _Reader:
                 found[address] = event
         return found
 
+    def pages(self) -> list[HeldSegment]:
+        """The pages that blocks in use lie on, joined where they touch."""
+        joined: list[list[int]] = []
+        for each in sorted(self._found(), key=lambda block: block.address):
+            end = each.address + (each.size or self._rules.rounded(each.requested))
+            first, last = each.address // SMALL_PAGE * SMALL_PAGE, -(-end // SMALL_PAGE) * SMALL_PAGE
+            if joined and first <= joined[-1][1]:
+                joined[-1][1] = max(joined[-1][1], last)
+            else:
+                joined.append([first, last, each.stream])
+        return [HeldSegment(first, last - first, stream, "small") for first, last, stream in joined]
+
     # ---- how large a block is ----
 
     def _sized(self, found: list[_Found], segment: HeldSegment) -> Iterator[HeldBlock]:
@@ -369,3 +384,19 @@ def _mapped_segments(trace: Trace, event: int) -> list[HeldSegment]:
         else:
             mapped.remove(start, start + size)
     return list(mapped.merged())
+
+
+# ---- pools of ours -----------------------------------------------------------------------------------------
+
+
+def _paged(reader: _Reader, reserved: int) -> Iterator[HeldSegment]:
+    """Which addresses had pages is not recorded: in-use blocks have theirs, and the rest of them lies idle.
+
+    The idle rest is one segment at address 0. Pages larger than the least are counted as if they were small.
+    """
+    held = 0
+    for segment in reader.fill(reader.pages()):
+        held += segment.size
+        yield segment
+    if reserved > held:
+        yield HeldSegment(0, reserved - held, 0, "small")

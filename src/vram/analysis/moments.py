@@ -12,7 +12,7 @@ from itertools import accumulate
 from vram.errors import ConfigError
 from vram.trace import Action, Steps, Trace, find_steps
 
-from .events import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
+from .events import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move
 from .torch_rules import Rules
 
 __all__ = ["Moment", "allocated_series", "find_moment", "find_window", "peak_event", "reserved_series"]
@@ -127,6 +127,13 @@ def reserved_series(trace: Trace) -> list[int]:
         changes[event] = trace.size[event] if grows else -trace.size[event]
     held = list(accumulate(changes))
     # Known exactly at the end, if the recording has it; else nothing may be negative.
-    final = sum(segment.total_size for segment in trace.segments)
-    before = final - sum(changes) if trace.segments else -min(held, default=0)
+    final = _reserved_at_end(trace)
+    before = -min(held, default=0) if final is None else final - sum(changes)
     return [max(0, before) + each for each in held]
+
+
+def _reserved_at_end(trace: Trace) -> int | None:
+    if pages_move(trace):
+        reserved = trace.settings.get("reserved")
+        return reserved if isinstance(reserved, int) else None
+    return sum(segment.total_size for segment in trace.segments) if trace.segments else None
