@@ -17,7 +17,7 @@ __all__ = ["explain_out_of_memory"]
 
 PAGE = 2 << 20
 """The least memory a device gives."""
-MOST_TAGS = 3
+MOST_NAMED = 3
 """So many of the largest holders are named."""
 
 
@@ -29,6 +29,7 @@ def explain_out_of_memory(
     *,
     tags: Mapping[str | None, int],
     pending_streams: Mapping[int, int],
+    places: Mapping[str, int] | None = None,
     cross_stream: str,
     rounding: int = 0,
     callback_errors: tuple[str, ...] = (),
@@ -36,8 +37,9 @@ def explain_out_of_memory(
 ) -> OutOfMemory:
     """Build the error of a request for `size` bytes on `stream`.
 
-    `tags` has the live bytes under each tag, `pending_streams` the bytes pending on each stream, `rounding`
-    what of the live bytes was not asked for; `limit_name` is the option that bounds the pool.
+    `tags` has the live bytes under each tag, `places` those allocated by each line where stacks are kept,
+    `pending_streams` the bytes pending on each stream, `rounding` what of the live bytes was not asked for;
+    `limit_name` is the option that bounds the pool.
     """
     account = _account(report, rounding)
     verdict = judge_request(account, size)
@@ -48,6 +50,7 @@ def explain_out_of_memory(
         "outside": account.foreign,
         "tags": dict(tags),
         "pending_streams": dict(pending_streams),
+        "places": dict(places or {}),
         "callback_errors": callback_errors,
         "limit_name": limit_name,
     }
@@ -114,10 +117,13 @@ def _parts(account: Account, facts: Mapping[str, Any]) -> Iterator[str]:
     for name, size in account.parts().items():
         if size or name == "true-demand":
             yield f"  {name} {format_size(size)}: {MEANINGS[name]}{details.get(name, '')}"
+        if name == "true-demand":
+            for place, held in list(facts["places"].items())[:MOST_NAMED]:
+                yield f"    {format_size(held)} of it by {place}"
 
 
 def _tags(facts: Mapping[str, Any]) -> str:
-    named = [(tag, size) for tag, size in facts["tags"].items() if tag is not None][:MOST_TAGS]
+    named = [(tag, size) for tag, size in facts["tags"].items() if tag is not None][:MOST_NAMED]
     if not named:
         return ""
     return ", most under the tag " + ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named)

@@ -301,9 +301,16 @@ def explained(**changes: Any) -> str:
     facts = dict.fromkeys(nothing, 0)
     facts |= {"requested": 8 * MIB, "device_total": 64 * MIB, "reserved": 64 * MIB, "allocated": 40 * MIB}
     cross_stream = changes.pop("cross_stream", "ready")
-    streams = changes.pop("pending_streams", {})
+    streams, places = changes.pop("pending_streams", {}), changes.pop("places", {})
     error = explain_out_of_memory(
-        "model:0", 8 * MIB, 0, facts | changes, tags={}, pending_streams=streams, cross_stream=cross_stream
+        "model:0",
+        8 * MIB,
+        0,
+        facts | changes,
+        tags={},
+        pending_streams=streams,
+        places=places,
+        cross_stream=cross_stream,
     )
     return str(error)
 
@@ -323,6 +330,7 @@ def test_the_error_says_why_free_memory_does_not_serve() -> None:
     text = explained(cached=4 * MIB, free_pages=2 * MIB, stranded=18 * MIB)
     assert "cached 6 MiB: idle" in text
     assert "(4 MiB in the caches of streams, 2 MiB in free pages of this stream)" in text
+    assert "40 MiB of it by train.py:7 in step" in explained(places={"train.py:7 in step": 40 * MIB})
 
 
 def test_absurd_sizes_are_out_of_memory(pool: vram.Pool) -> None:
