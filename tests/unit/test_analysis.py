@@ -366,6 +366,7 @@ def test_a_pool_whose_pages_move_is_explained_by_what_it_reserved() -> None:
     )  # fmt: skip
     assert (found.verdict, found.account.device) == ("cached", 100 * MIB)
     assert memory_at(trace, 0).cached == 64 * MIB
+    assert not any("torch" in remedy.setting.lower() for remedy in found.remedies)
 
 
 def test_a_log_without_segments_is_explained_by_what_is_allocated() -> None:
@@ -379,6 +380,9 @@ def test_a_log_without_segments_is_explained_by_what_is_allocated() -> None:
         7 * GIB,
     )
     assert found.request is not None and found.request.device_free is None
+    known = explain(trace, capacity="80GiB")
+    assert (known.verdict, known.account.foreign) == ("foreign", 73 * GIB)
+    assert "counts as foreign" in known.text
 
 
 def test_what_would_have_helped_is_tried_where_the_native_core_is() -> None:

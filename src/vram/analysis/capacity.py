@@ -14,7 +14,7 @@ from vram.verdict import Account
 
 from .events import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
 from .memory import Memory
-from .moments import reserved_series
+from .moments import allocated_series, reserved_series
 from .torch_rules import segment_bytes
 
 __all__ = ["Capacity", "Request", "find_capacity", "find_request", "open_account"]
@@ -102,9 +102,13 @@ def _limit(trace: Trace, memory: Memory, request: Request, limit: int | None, to
     """A limit stopped it: at least the most ever reserved, and less than the request would have taken."""
     if limit is not None:
         return Capacity(limit, True, "limit", total=total)
+    if request.device_free is None and total is not None:
+        note = (
+            "The recording does not say what the device had free: all that is not in use counts as foreign."
+        )
+        return Capacity(memory.reserved, False, "device", total=total, note=note)
     below = memory.reserved + request.needed
-    least = min(max(reserved_series(trace)[: memory.event + 1], default=0), below - 1)
-    least = max(least, memory.reserved)
+    least = max(memory.reserved, min(_most_reserved(trace, memory, request), below - 1))
     note = (
         f"The limit is not in the recording: it was at least {format_size(least)}, the most ever reserved, "
         f"and below {format_size(below)}, which was refused. Pass the limit as the capacity if you know it."
@@ -112,12 +116,20 @@ def _limit(trace: Trace, memory: Memory, request: Request, limit: int | None, to
     return Capacity(least, False, "limit", below=below, total=total, note=note)
 
 
+def _most_reserved(trace: Trace, memory: Memory, request: Request) -> int:
+    """Up to the moment; where segments are not recorded, what was allocated."""
+    if request.device_free is not None:
+        return max(reserved_series(trace)[: memory.event + 1])
+    series = allocated_series(trace)[: memory.event + 1]
+    return memory.allocated + max(series) - series[-1]
+
+
 def _device(trace: Trace, memory: Memory, request: Request, total: int | None) -> Capacity:
     """The device itself was full. What is visible is known, what others hold only if the device is."""
     visible = memory.reserved + (request.device_free or 0)
     if total is not None:
         return Capacity(visible, True, "device", total=max(total, visible))
-    most = max(reserved_series(trace)[: memory.event + 1], default=0)
+    most = _most_reserved(trace, memory, request)
     total, note = visible, ""
     if most > visible:
         total = most

@@ -16,6 +16,7 @@ from vram.trace.model import COLUMNS
 from vram.verdict import Account
 
 from .capacity import Capacity, Request
+from .events import pages_move
 from .memory import HeldSegment, Memory
 
 __all__ = ["Remedy", "find_remedies"]
@@ -61,19 +62,21 @@ def find_remedies(
     """What would help, those shown to fit first. Nothing where nothing failed."""
     if request is None:
         return
-    tried = list(_replayed(trace, memory, request, capacity))
+    # TRIED are for programs on PyTorch, whose recordings have segments with addresses.
+    of_torch = request.device_free is not None and not pages_move(trace)
+    tried = list(_replayed(trace, memory, request, capacity)) if of_torch else []
     yield from (remedy for remedy in tried if remedy.fits)
-    yield from _plain(verdict, account, request)
+    yield from _plain(verdict, account, request, "torch.cuda.empty_cache()" if of_torch else "")
     yield _larger(account, request, capacity)
     yield from (remedy for remedy in tried if not remedy.fits)
 
 
-def _plain(verdict: str, account: Account, request: Request) -> Iterator[Remedy]:
+def _plain(verdict: str, account: Account, request: Request, empty_cache: str) -> Iterator[Remedy]:
     missing = request.needed - account.unused
     if verdict == "cached":
         yield Remedy(
             "give idle segments back before: empty the cache, or let go of the private pools that keep them",
-            "torch.cuda.empty_cache()",
+            empty_cache,
         )
     if verdict == "pending":
         yield Remedy(
