@@ -12,14 +12,14 @@ from types import ModuleType
 from typing import Any
 
 from vram.buffer import Buffer
-from vram.device import Device
+from vram.device import Device, forget_cuda_device
 from vram.errors import DeviceError
 from vram.manager import get_memory_manager
 from vram.pinned import PinnedPool
 from vram.pool import Pool
 from vram.tags import _current
 
-__all__ = ["DevicePools", "pinned_pool", "prepare", "require_library", "stream_closing"]
+__all__ = ["DevicePools", "close_pools", "pinned_pool", "prepare", "require_library"]
 
 _users_tag = _current.get  # vram.current_tag() without a call in Python: this is a hot path
 
@@ -43,12 +43,13 @@ def prepare(config: dict[str, Any]) -> None:
         get_memory_manager().configure(config)
 
 
-def stream_closing(device: int, handle: int) -> None:
-    """Tell the pools of a CUDA device that another library is about to destroy one of its streams.
-
-    They fence what was queued there, and ask nothing more of the handle: the driver may give it out anew.
-    """
-    Device(f"cuda:{device}")._core.stream_closing(handle)
+def close_pools(device: int) -> None:
+    """A library is about to reset a CUDA device, which ends all memory there: later uses begin anew."""
+    get_memory_manager().drop_pool(f"cuda:{device}")
+    with _pinned_lock:
+        if _pinned is not None:
+            _pinned.close()
+    forget_cuda_device(device)
 
 
 class DevicePools:

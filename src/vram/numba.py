@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from vram.adaptors import DevicePools, prepare, require_library
+from vram.adaptors import DevicePools, close_pools, prepare, require_library
 from vram.buffer import Buffer
 from vram.device import Device, Event, Stream
 from vram.errors import DeviceError, OutOfMemory, VramError
@@ -78,6 +78,12 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
         """What the whole device has and has free, by the driver's account."""
         free, total = Device(f"cuda:{self.context.device.id}").backend.memory_info()
         return _cuda.MemoryInfo(free=free, total=total)
+
+    def reset(self) -> None:
+        """Called before Numba resets the device: its memory ends there, and arrays that exist are lost."""
+        super().reset()
+        self._frees = _Frees()
+        close_pools(self.context.device.id)
 
     @contextlib.contextmanager
     def defer_cleanup(self) -> Iterator[None]:
