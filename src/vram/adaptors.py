@@ -5,6 +5,7 @@ Each adaptor (`vram.cupy`, `vram.numba`, `vram.cuda_core`, `vram.dask`) speaks i
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
@@ -19,8 +20,9 @@ from vram.pinned import PinnedPool
 from vram.pool import Pool
 from vram.tags import _current
 
-__all__ = ["DevicePools", "close_pools", "pinned_pool", "prepare", "require_library"]
+__all__ = ["DevicePools", "pinned_pool", "prepare", "reopen_if_reset", "require_library"]
 
+_CONTEXT_IS_DESTROYED = 709  # CUDA_ERROR_CONTEXT_IS_DESTROYED
 _users_tag = _current.get  # vram.current_tag() without a call in Python: this is a hot path
 
 
@@ -43,13 +45,19 @@ def prepare(config: dict[str, Any]) -> None:
         get_memory_manager().configure(config)
 
 
-def close_pools(device: int) -> None:
-    """A library is about to reset a CUDA device, which ends all memory there: later uses begin anew."""
-    get_memory_manager().drop_pool(f"cuda:{device}")
-    with _pinned_lock:
-        if _pinned is not None:
-            _pinned.close()
-    forget_cuda_device(device)
+def reopen_if_reset(device: int) -> None:
+    """Begin anew on a CUDA device that another library has reset: all memory there is lost."""
+    place = Device(f"cuda:{device}")
+    try:
+        place.backend.memory_info()
+    except DeviceError as error:
+        if error.facts.get("native") != _CONTEXT_IS_DESTROYED:
+            raise
+        forget_cuda_device(device)
+        for pool in (get_memory_manager().drop_pool(place), _pinned):
+            if pool is not None:
+                with contextlib.suppress(DeviceError):
+                    pool.close()
 
 
 class DevicePools:
