@@ -133,12 +133,12 @@ def main() -> None:
     for name in jobs:
         for allocator in arguments.allocators.split(","):
             results.append(in_process(name, allocator, arguments.cap << 20))
+            if arguments.json:  # after each: what was measured stays when a later one hangs
+                arguments.json.write_text(json.dumps(results), encoding="utf-8")
             print(
                 f"{name} {allocator}: {results[-1].get('step_ms', results[-1].get('failed'))}",
                 file=sys.stderr,
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results), encoding="utf-8")
     print(table(results))
 
 
