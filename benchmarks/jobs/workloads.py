@@ -210,12 +210,15 @@ class Convolutions(nn.Module):
 def resnet(steps: int) -> Iterator[torch.Tensor]:
     """Images of another size in every step."""
     model = Convolutions().cuda()
-    dice = _dice(3)
+    dice, pixels = (
+        _dice(3),
+        torch.Generator("cuda").manual_seed(3),
+    )  # made on the host, images would be the job
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for _ in range(steps):
             side = 32 * _between(dice, 4, 14)
-            images = torch.randn(32, 3, side, side, generator=dice).cuda()
+            images = torch.randn(32, 3, side, side, device="cuda", generator=pixels)
             yield images, torch.randint(1000, (32,), generator=dice).cuda()
 
     yield from _train(model, batches(), lambda images, labels: F.cross_entropy(model(images).float(), labels))
