@@ -1,7 +1,7 @@
 """How long does opening a recording take, and how much memory?
 
-Opens the largest recorded job (400 000 events) as PyTorch wrote it and as our own files, each several times in
-processes of their own, as `vram.open` does for a stranger's file. Time is of the processor, the caller's and
+Opens the largest recorded job (400 000 events) as PyTorch wrote it and as our own files, each several times
+in a fresh process, as `vram.open` does for a stranger's file. Time is of the processor, the caller's and
 the child's together, and by the clock; the least of the repeats. Memory is the larger of both processes'
 peaks. `--json` for machines.
 """
@@ -34,7 +34,8 @@ before, begin = processor(), time.perf_counter()
 events = vram.trace.open_trace(sys.argv[1]).events
 clock = time.perf_counter() - begin
 peak = max(each.ru_maxrss for each in usage()) * 1024
-print(json.dumps({"events": events, "processor_s": processor() - before, "clock_s": clock, "peak_bytes": peak}))
+spent = processor() - before
+print(json.dumps({"events": events, "processor_s": spent, "clock_s": clock, "peak_bytes": peak}))
 """
 
 
@@ -86,9 +87,8 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return
-    print(
-        f"{'file':<14}{'events':>8}{'MiB':>7}{'processor s':>13}{'clock s':>9}{'peak MiB':>10}{'of unpacked':>13}"
-    )
+    print(f"{'file':<14}{'events':>8}{'MiB':>7}{'processor s':>13}{'clock s':>9}", end="")
+    print(f"{'peak MiB':>10}{'of unpacked':>13}")
     for row in rows:
         share = f"{row['peak_bytes'] / row['unpacked_bytes']:.1f}×" if row["unpacked_bytes"] else "–"
         print(
