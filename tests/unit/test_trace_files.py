@@ -231,7 +231,7 @@ def forged(path: Path, change: Any, schema: Any = None, rows: int = 1) -> Path:
     """A Parquet file of one event whose notes `change` has changed."""
     with begin(path.with_suffix(".vtrace")) as writer:
         writer.append(columns(0, 1, stack=writer.stack(STACK), tag=writer.tag("x")))
-    convert(open_trace(writer.path), "parquet", path)
+    convert(open_trace(writer.path, trusted=True), "parquet", path)
     table = pyarrow.parquet.read_table(path)
     head = json.loads(table.schema.metadata[KEY])
     change(head)
