@@ -34,12 +34,13 @@ PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
 CXX_FILES = $(shell find native benchmarks -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test check stubs format sanitize bench clean distclean setup native-test python-test \
-  native-build sanitize-address sanitize-thread sanitize-python test-gpu
+  native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu
 
 help:
 	@echo "make demo      set up .venv and run the tour on whatever device there is"
 	@echo "make test      set up .venv, then checks, native tests and Python tests"
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
+	@echo "make test-integrations  with CuPy, Numba, cuda.core, JAX, PyTorch and Dask installed (a large download)"
 	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
 	@echo "make test-gpu  on a machine with a CUDA device: everything that needs one, without .venv or network"
 	@echo "make bench     every benchmark"
@@ -143,6 +144,16 @@ native-test: native-build
 python-test: setup
 	@echo "== Python tests"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The adaptors against the real libraries, as far as they go without a GPU. They are large, so apart.
+$(STAMPS)/integrations: $(STAMPS)/dev pyproject.toml
+	@echo "== installing CuPy, Numba, cuda.core, JAX, PyTorch and Dask"
+	@list=$$($(call requirements,project.optional-dependencies.integrations)); $(PIP_INSTALL) -r <(echo "$$list")
+	@touch $@
+
+test-integrations: setup $(STAMPS)/integrations
+	@echo "== under other libraries"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/integrations
 
 # ---- sanitizers -------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -84,6 +85,18 @@ def in_process(name: str, allocator: str, cap: int) -> dict[str, Any]:
     return {"job": name, "allocator": allocator, "failed": done.stderr.strip().splitlines()[-1:]}
 
 
+def run_job(name: str, allocators: list[str], cap: int, rounds: int) -> list[dict[str, Any]]:
+    """One result an allocator. All take turns, so that a disturbance of the machine meets them alike."""
+    best: dict[str, dict[str, Any]] = {}
+    for _ in range(rounds):
+        for allocator in allocators:
+            found = in_process(name, allocator, cap)
+            known = best.setdefault(allocator, found)
+            if found.get("step_ms", math.inf) < known.get("step_ms", math.inf):
+                best[allocator] = found
+    return list(best.values())
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     lines = [
@@ -121,6 +134,7 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*")
     parser.add_argument("--allocators", default=",".join(ALLOCATORS))
     parser.add_argument("--cap", type=int, default=0, help="most MiB that the allocator may hold")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each; the fastest median step counts")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -131,14 +145,14 @@ def main() -> None:
     jobs = arguments.jobs or ["gpt2", "llama", "resnet", "experts", "decode", "streams"]
     results = []
     for name in jobs:
-        for allocator in arguments.allocators.split(","):
-            results.append(in_process(name, allocator, arguments.cap << 20))
+        for result in run_job(name, arguments.allocators.split(","), arguments.cap << 20, arguments.rounds):
+            results.append(result)
             print(
-                f"{name} {allocator}: {results[-1].get('step_ms', results[-1].get('failed'))}",
+                f"{name} {result['allocator']}: {result.get('step_ms', result.get('failed'))}",
                 file=sys.stderr,
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results), encoding="utf-8")
+        if arguments.json:  # after each job: what was measured stays when a later one hangs
+            arguments.json.write_text(json.dumps(results), encoding="utf-8")
     print(table(results))
 
 

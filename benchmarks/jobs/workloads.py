@@ -1,4 +1,4 @@
-"""Six real jobs for PyTorch, each a generator of losses: three kinds of training, experts of varying load,
+"""Real jobs for PyTorch, each a generator of losses: four kinds of training, experts of varying load,
 decoding token by token, and prefetching on side streams. Sizes and seeds are fixed: all see the same job.
 
 They know nothing of allocators; run.py measures.
@@ -101,6 +101,82 @@ def llama(steps: int) -> Iterator[torch.Tensor]:
     yield from _train(model, batches, model.loss)
 
 
+class GroupedBlock(nn.Module):
+    """A Llama layer: rotary positions, fewer heads of keys and values than of queries, a gated half."""
+
+    def __init__(self, width: int, heads: int, key_heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.size = heads, key_heads, width // heads
+        self.norm_a, self.norm_b = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.k, self.v = (nn.Linear(width, key_heads * self.size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        normed = self.norm_a(x)
+        q, k = (self._turned(self._split(part(normed)), turns) for part in (self.q, self.k))
+        attended = F.scaled_dot_product_attention(
+            q, k, self._split(self.v(normed)), is_causal=True, enable_gqa=True
+        )
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        normed = self.norm_b(x)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.size)).transpose(1, 2)
+
+    def _turned(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        turned = torch.cat((-second, first), dim=-1)
+        return (x * turns.cos() + turned * turns.sin()).to(x.dtype)
+
+
+RECORDED_SHAPES = (
+    (6, 678),
+    (1, 571),
+    (1, 2950),
+    (1, 603),
+    (4, 1169),
+    (1, 326),
+    (1, 1617),
+    (6, 2722),
+    (6, 808),
+    (1, 949),
+)
+"""Batch and length of each step of the job that traces/llama_varlen_ckpt.pickle.xz is a recording of."""
+
+
+class Llama(nn.Module):
+    """The model of that job: 12 layers of width 1536, checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32000, 1536)
+        self.layers = nn.ModuleList(GroupedBlock(1536, 12, 4, 4096) for _ in range(12))
+        self.norm = nn.RMSNorm(1536)
+        self.head = nn.Linear(1536, 32000, bias=False)
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        positions = torch.arange(tokens.shape[1], device=x.device, dtype=torch.float32)
+        rates = 10000.0 ** (-torch.arange(0, 128, 2, device=x.device) / 128)
+        turns = torch.outer(positions, rates).repeat(1, 2)
+        for layer in self.layers:
+            x = checkpoint(layer, x, turns, use_reentrant=False)
+        logits = self.head(self.norm(x)).float()
+        return F.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, dims=1).flatten())
+
+
+def llama_recorded(steps: int) -> Iterator[torch.Tensor]:
+    """The like of the recorded job, step by step of the same shapes; needs what that needs: 12 GiB."""
+    model = Llama().cuda()
+    dice = _dice(7)
+    shapes = (RECORDED_SHAPES[step % len(RECORDED_SHAPES)] for step in range(steps))
+    batches = ((torch.randint(32000, shape, generator=dice).cuda(),) for shape in shapes)
+    yield from _train(model, batches, model.loss)
+
+
 class Convolutions(nn.Module):
     """A residual network of four stages."""
 
@@ -134,12 +210,15 @@ class Convolutions(nn.Module):
 def resnet(steps: int) -> Iterator[torch.Tensor]:
     """Images of another size in every step."""
     model = Convolutions().cuda()
-    dice = _dice(3)
+    dice, pixels = (
+        _dice(3),
+        torch.Generator("cuda").manual_seed(3),
+    )  # made on the host, images would be the job
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for _ in range(steps):
             side = 32 * _between(dice, 4, 14)
-            images = torch.randn(32, 3, side, side, generator=dice).cuda()
+            images = torch.randn(32, 3, side, side, device="cuda", generator=pixels)
             yield images, torch.randint(1000, (32,), generator=dice).cuda()
 
     yield from _train(model, batches(), lambda images, labels: F.cross_entropy(model(images).float(), labels))
@@ -228,6 +307,7 @@ def streams(steps: int) -> Iterator[torch.Tensor]:
 JOBS: dict[str, tuple[Job, int]] = {
     "gpt2": (gpt2, 25),
     "llama": (llama, 40),
+    "llama_recorded": (llama_recorded, 10),
     "resnet": (resnet, 40),
     "experts": (experts, 40),
     "decode": (decode, 12),

@@ -40,10 +40,14 @@ CudaBackend::CudaBackend(int index) : driver_(CudaDriver::get()) {
 }
 
 CudaBackend::~CudaBackend() {
-  if (context_ != nullptr && !inherited()) (void)driver_.primary_release(device_);
+  if (context_ != nullptr && getpid() == process_) (void)driver_.primary_release(device_);
 }
 
-bool CudaBackend::inherited() const { return getpid() != process_; }
+bool CudaBackend::inherited() const {
+  return abandoned_.load(std::memory_order_relaxed) || getpid() != process_;
+}
+
+void CudaBackend::abandon() { abandoned_ = true; }
 
 // Some devices, and some containers on devices that could, refuse the page calls; that is found out by making
 // one. Returns why they do not work, or nothing.

@@ -3,6 +3,7 @@
 // current context as it found it. Beyond the contract: graphs, kernels, and what the hardware is.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -79,6 +80,8 @@ class CudaBackend : public Backend, public DriverPoolBackend {
 
   // ---- beyond the contract ----------------------------------------------------------------------
   Status synchronize();  // everything queued on every stream of the device
+  // Another library resets the primary context: nothing of it can be used from now on.
+  void abandon();
   Status capture_begin(StreamHandle stream);
   // The captured graph, ready to run; 0 where the capture failed.
   Status capture_end(StreamHandle stream, std::uint64_t* executable);
@@ -133,14 +136,15 @@ class CudaBackend : public Backend, public DriverPoolBackend {
 
  private:
   Status pool_grant(void* pool);
-  bool inherited() const;  // through fork: the driver must not be called
+  bool inherited() const;  // through fork, or abandoned: the driver must not be called
   std::string probe_pages();
 
   const CudaDriver& driver_;
   int device_ = 0;           // CUdevice
   void* context_ = nullptr;  // the primary context, retained
   int process_ = 0;          // the one that opened it
-  bool rdma_ = false;        // pages can be made reachable for network cards
+  std::atomic<bool> abandoned_ = false;
+  bool rdma_ = false;  // pages can be made reachable for network cards
   DeviceInfo info_;
 };
 

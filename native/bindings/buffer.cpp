@@ -442,6 +442,20 @@ Status queue_wait(Backend& backend, StreamHandle from, StreamHandle to) {
   return status;
 }
 
+// A consumer names its stream by a handle that it may destroy before the buffer is freed.
+bool lasting_consumer(PyBuffer* self, StreamHandle consumer, StreamHandle* out) {
+  static PyObject* function = nullptr;
+  PyObject* found = python_function(function, "vram.device", "lasting_consumer");
+  PyObject* handle =
+      found == nullptr
+          ? nullptr
+          : PyObject_CallFunction(found, "KO", static_cast<unsigned long long>(consumer), self->pool->device);
+  if (handle == nullptr) return false;
+  *out = PyLong_AsUnsignedLongLong(handle);
+  Py_DECREF(handle);
+  return !PyErr_Occurred();
+}
+
 // Work that the consumer queues from now on sees what was queued on the buffer's stream, and once the buffer
 // is freed its memory is not reused before that work.
 bool hand_over(PyBuffer* self, StreamHandle consumer) {
@@ -453,11 +467,13 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
   own = backend.canonical(own);
   if (consumer == own) return true;
   if (!require_same_capture(backend, own, consumer)) return false;
+  StreamHandle lasting = 0;
+  if (!lasting_consumer(self, consumer, &lasting)) return false;
   if (watcher != nullptr &&
       !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
-                    static_cast<unsigned long long>(consumer)))
+                    static_cast<unsigned long long>(lasting)))
     return false;
-  Status status = self->pool->pool->record_stream(self->address, consumer);
+  Status status = self->pool->pool->record_stream(self->address, lasting);
   if (status.ok()) {
     Py_BEGIN_ALLOW_THREADS;
     status = queue_wait(backend, own, consumer);

@@ -717,6 +717,9 @@ void bind_cuda(nb::module_& module) {
              without_gil("synchronise the device", [&] { return cuda.synchronize(); });
              bound(cuda).launches->raise_any();
            })
+      .def("abandon", &CudaBackend::abandon,
+           "Another library resets the device: refuse every call from now on instead of passing it to the "
+           "driver.")
       .def_prop_ro("hardware", &CudaBackend::hardware)
       .def_prop_ro("driver_version", &CudaBackend::driver_version)
       .def("attribute", &CudaBackend::attribute, "number"_a, "A device attribute by its number; 0: unknown.");

@@ -23,16 +23,6 @@ PyObject* tag_variable = nullptr;  // the ContextVar of vram.tag, once somebody 
 PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
 unsigned long long wide(std::uint64_t value) { return value; }
 
-// Looks up module.name once. Borrowed; null with an error set where it is missing.
-PyObject* python_function(PyObject*& cache, const char* module, const char* name) {
-  if (cache != nullptr) return cache;
-  PyObject* imported = PyImport_ImportModule(module);
-  if (imported == nullptr) return nullptr;
-  cache = PyObject_GetAttrString(imported, name);
-  Py_DECREF(imported);
-  return cache;
-}
-
 // Keeps the GIL away while the slow paths run; they may wait for the device.
 template <typename Work>
 Status without_gil(Work work) {
@@ -899,15 +889,24 @@ bool size_from(PyObject* object, std::uint64_t* out) {
   return !failed;
 }
 
+PyObject* python_function(PyObject*& cache, const char* module, const char* name) {
+  if (cache != nullptr) return cache;
+  PyObject* imported = PyImport_ImportModule(module);
+  if (imported == nullptr) return nullptr;
+  cache = PyObject_GetAttrString(imported, name);
+  Py_DECREF(imported);
+  return cache;
+}
+
 bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out) {
-  static PyObject* stream_handle = nullptr;
+  static PyObject* lasting_handle = nullptr;
   *out = 0;
   if (object == nullptr || object == Py_None) return true;
   PyObject* number = nullptr;
   if (PyLong_CheckExact(object)) {
     number = Py_NewRef(object);
   } else {
-    PyObject* function = python_function(stream_handle, "vram.device", "stream_handle");
+    PyObject* function = python_function(lasting_handle, "vram.device", "lasting_handle");
     if (function != nullptr) number = PyObject_CallFunctionObjArgs(function, object, pool->device, nullptr);
     if (number == nullptr) return false;
   }

@@ -55,6 +55,9 @@ struct PinnedSpan {
 // False where the object is no pin.
 bool pinned_span(PyObject* object, PinnedSpan* out);
 
+// A function of a module of ours, imported once and kept in `cache`; borrowed, or null with an error set.
+PyObject* python_function(PyObject*& cache, const char* module, const char* name);
+
 // Argument conversion. Each sets a Python error and returns false where it fails.
 bool size_from(PyObject* object, std::uint64_t* out);
 bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out);

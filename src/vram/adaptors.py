@@ -5,6 +5,7 @@ Each adaptor (`vram.cupy`, `vram.numba`, `vram.cuda_core`, `vram.dask`) speaks i
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
@@ -12,15 +13,16 @@ from types import ModuleType
 from typing import Any
 
 from vram.buffer import Buffer
-from vram.device import Device
+from vram.device import Device, forget_cuda_device
 from vram.errors import DeviceError
 from vram.manager import get_memory_manager
 from vram.pinned import PinnedPool
 from vram.pool import Pool
 from vram.tags import _current
 
-__all__ = ["DevicePools", "pinned_pool", "prepare", "require_library", "stream_closing"]
+__all__ = ["DevicePools", "pinned_pool", "prepare", "reopen_if_reset", "require_library"]
 
+_CONTEXT_IS_DESTROYED = 709  # CUDA_ERROR_CONTEXT_IS_DESTROYED
 _users_tag = _current.get  # vram.current_tag() without a call in Python: this is a hot path
 
 
@@ -43,12 +45,19 @@ def prepare(config: dict[str, Any]) -> None:
         get_memory_manager().configure(config)
 
 
-def stream_closing(device: int, handle: int) -> None:
-    """Tell the pools of a CUDA device that another library is about to destroy one of its streams.
-
-    They fence what was queued there, and ask nothing more of the handle: the driver may give it out anew.
-    """
-    Device(f"cuda:{device}")._core.stream_closing(handle)
+def reopen_if_reset(device: int) -> None:
+    """Begin anew on a CUDA device that another library has reset: all memory there is lost."""
+    place = Device(f"cuda:{device}")
+    try:
+        place.backend.memory_info()
+    except DeviceError as error:
+        if error.facts.get("native") != _CONTEXT_IS_DESTROYED:
+            raise
+        forget_cuda_device(device)
+        for pool in (get_memory_manager().drop_pool(place), _pinned):
+            if pool is not None:
+                with contextlib.suppress(DeviceError):
+                    pool.close()
 
 
 class DevicePools:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vram.adaptors import DevicePools, prepare, require_library, stream_closing
+from vram.adaptors import DevicePools, prepare, require_library
 from vram.buffer import Buffer
+from vram.device import keep_cuda_stream
 from vram.errors import OutOfMemory
 
 __all__ = ["CoreOutOfMemory", "MemoryResource", "install", "uninstall"]
@@ -16,8 +17,6 @@ __all__ = ["CoreOutOfMemory", "MemoryResource", "install", "uninstall"]
 _core: Any = require_library("cuda.core", "cuda.core (version 1 or later)")
 _CudaError: Any = require_library("cuda.core._utils.cuda_utils", "cuda.core").CUDAError
 _pools = DevicePools("cuda.core")
-MOST_STREAMS = 64
-"""So many streams of cuda.core are kept open for the memory that was freed on them."""
 _before: dict[int, Any] = {}  # the devices' own resources, while ours are installed
 
 
@@ -37,7 +36,6 @@ class MemoryResource(_core.MemoryResource):  # type: ignore[misc]
         prepare({})
         self._device = device
         self._live: dict[int, Buffer] = {}
-        self._streams: dict[int, Any] = {}
 
     def allocate(self, size: int, *, stream: Any = None) -> Any:
         """A cuda.core Buffer of `size` bytes, ordered by `stream` (None: the default stream)."""
@@ -60,19 +58,8 @@ class MemoryResource(_core.MemoryResource):  # type: ignore[misc]
             return
         if handle != buffer.stream:
             buffer.record_stream(handle)
-        self._keep(handle, stream)
-
-    def _keep(self, handle: int, stream: Any) -> None:
-        """The pool orders freed memory by the stream, so it must not be destroyed before the pool is told.
-
-        What cuda.core passes shares the stream with its user, who may close it at any time.
-        """
-        if handle > 2 and handle not in self._streams:  # 0, 1 and 2 are not streams of their own
-            self._streams[handle] = stream
-            if len(self._streams) > MOST_STREAMS:
-                oldest = next(iter(self._streams))
-                stream_closing(self._device, oldest)
-                del self._streams[oldest]
+        # What cuda.core passes here shares the stream with its user, who may close it at any time.
+        keep_cuda_stream(self._device, handle, stream)
 
     @property
     def device_id(self) -> int:

@@ -6,14 +6,13 @@ graph captures are the pool's business.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from vram.adaptors import DevicePools, pinned_pool, prepare, require_library, stream_closing
+from vram.adaptors import DevicePools, pinned_pool, prepare, require_library
 from vram.buffer import Buffer
-from vram.errors import OutOfMemory, VramError
+from vram.device import keep_cuda_stream
+from vram.errors import OutOfMemory
 
 __all__ = ["install", "uninstall"]
 
@@ -34,7 +33,6 @@ def install(**config: Any) -> None:
     if _before is not None:
         return
     before = _memory.get_allocator()
-    _watch_streams(_cupy.cuda.Stream)
     _cupy.cuda.set_allocator(make_allocator(DevicePools("cupy").allocate, _place))
     _cupy.cuda.set_pinned_memory_allocator(make_pinned_allocator(_allocate_pinned))
     _before = before
@@ -86,28 +84,16 @@ def make_pinned_allocator(allocate: Callable[[int], Buffer]) -> Callable[[int], 
 
 
 def _place() -> tuple[int, int]:
-    """CuPy's current device and the handle of its current stream."""
-    return _get_device(), _get_stream().ptr
+    """CuPy's current device and the handle of its current stream, which is held open from now on."""
+    device, stream = _get_device(), _get_stream()
+    handle: int = stream.ptr
+    if handle:
+        keep_cuda_stream(device, handle, stream)
+    return device, handle
 
 
 _get_device: Callable[[], int] = _cupy.cuda.device.get_device_id
 _get_stream: Callable[[], Any] = _cupy.cuda.get_current_stream
-
-
-def _watch_streams(streams: Any) -> None:
-    """Have CuPy's streams tell the pools before they go. Stays for good, as does memory ordered by them."""
-    destroy = streams.__del__
-    if getattr(destroy, "tells_vram", False):
-        return
-
-    def tell_and_destroy(stream: Any) -> None:
-        if stream.ptr > 2 and not sys.is_finalizing():  # 0, 1 and 2 are not streams of their own
-            with contextlib.suppress(VramError):
-                stream_closing(stream.device_id, stream.ptr)
-        destroy(stream)
-
-    tell_and_destroy.tells_vram = True  # type: ignore[attr-defined]
-    streams.__del__ = tell_and_destroy
 
 
 def _allocate_pinned(size: int) -> Buffer:

@@ -12,10 +12,9 @@ import functools
 import itertools
 import os
 import re
+import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from vram import _native
@@ -89,6 +88,9 @@ def host_knows(what: Stream | Event | Device) -> Iterator[None]:
 # ---- devices ----------------------------------------------------------------------------------------------
 
 
+MOST_KEPT_STREAMS = 64
+"""So many streams of other libraries are held open on each device."""
+
 _AnyBackend: TypeAlias = _native.HostBackend | _native.ModelBackend | _native.CudaBackend
 
 
@@ -101,16 +103,33 @@ class _Core:
         self.name = name
         self.backend = backend
         self.process = os.getpid()
-        self.stream_listeners: list[Callable[[], Callable[[int], object] | None]] = []
         self.pools: list[Callable[[int | None], bool]] = []
+        self.own_streams: set[int] = set()
+        self.kept_streams: dict[int, Any] = {}
 
     def stream_closing(self, handle: int) -> None:
+        """Tell the pools before a stream goes: they ask nothing of its handle from now on."""
         for tell in tuple(self.pools):
             tell(handle)
-        for find in tuple(self.stream_listeners):
-            listener = find()
-            if listener is not None:
-                listener(handle)
+
+    def always_there(self, handle: int) -> bool:
+        """Whether it is the default stream, which nobody can destroy; CUDA has three names of it."""
+        return handle <= (2 if self.kind == "cuda" else 0)
+
+    def keep_stream(self, handle: int, stream: Any) -> None:
+        """Hold another library's stream open: pools ask for it later, and drivers crash on one that is gone.
+
+        When too many are held, the pools are told that the oldest goes.
+        """
+        if self.always_there(handle) or self.kept_streams.setdefault(handle, stream) is not stream:
+            return
+        if len(self.kept_streams) > MOST_KEPT_STREAMS:
+            oldest = next(iter(self.kept_streams))
+            gone = self.kept_streams.pop(oldest)
+            try:
+                self.stream_closing(oldest)
+            except DeviceError:  # it is being captured, so it is in use: its turn comes later
+                self.kept_streams[oldest] = gone
 
 
 class Device:
@@ -193,18 +212,6 @@ class Device:
             self._core.backend.synchronize()
         finally:
             known()
-
-    def on_stream_close(self, listener: Callable[[int], object]) -> None:
-        """Have `listener(handle)` called before any stream of this device is destroyed.
-
-        A bound method is held weakly: it leaves with its object. It runs on the thread that closes the
-        stream, possibly during garbage collection, so it must not block.
-        """
-        listeners = self._core.stream_listeners
-        if isinstance(listener, MethodType):
-            listeners.append(weakref.WeakMethod(listener, lambda dead: _forget(listeners, dead)))
-        else:
-            listeners.append(lambda: listener)
 
     def add_pool(self, listener: Callable[[int | None], bool]) -> None:
         """Have a pool told before any stream of this device is destroyed; see `PoolCore.stream_listener`."""
@@ -298,6 +305,23 @@ def _cuda_core(index: int) -> _Core:
         return core
 
 
+def keep_cuda_stream(index: int, handle: int, stream: Any) -> None:
+    """Hold another library's stream of a device open. Quick where it is held already."""
+    core = _cuda.get(index)
+    if core is None or handle not in core.kept_streams:
+        _cuda_core(index).keep_stream(handle, stream)
+
+
+def forget_cuda_device(index: int) -> None:
+    """Another library resets the device: what was opened there is lost, and a later use opens it anew."""
+    with _host_lock:
+        core = _cuda.pop(index, None)
+    if core is not None:
+        core.kept_streams.clear()
+        assert isinstance(core.backend, _native.CudaBackend)
+        core.backend.abandon()
+
+
 def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool, release_waits: bool) -> _Core:
     size = parse_size(capacity)
     if size == 0 or not lag_us >= 0:
@@ -343,6 +367,7 @@ class Stream:
         """Make a new stream on a device (the default device where none is given)."""
         self._core = _core_of(device)
         self._handle = self._core.backend.stream_create()
+        self._core.own_streams.add(self._handle)
         self._owner = True
         self._open = [self._handle]  # close() pops it: one step, so it happens once
 
@@ -446,6 +471,7 @@ class Stream:
             return
         if observer is not None:
             observer.on_close(self)
+        self._core.own_streams.discard(handle)
         try:
             self._core.stream_closing(handle)
         finally:
@@ -499,6 +525,40 @@ def stream_handle(stream: Any, device: Device) -> int:
             "with __cuda_stream__, or a stream of PyTorch, CuPy or Numba"
         )
     return _checked_handle(found)
+
+
+def lasting_handle(stream: Any, device: Device) -> int:
+    """As `stream_handle`, for a stream that a pool will ask for later: another library's is held open."""
+    handle = stream_handle(stream, device)
+    if not isinstance(stream, (Stream, int)):
+        device._core.keep_stream(handle, stream)
+    return handle
+
+
+def lasting_consumer(handle: int, device: Device) -> int:
+    """The stream whose work is waited for when memory that DLPack handed to stream `handle` is freed.
+
+    That is the stream itself where it is known to last: ours, or one of PyTorch or CuPy, which is held open.
+    Otherwise the default stream, which waits for all but non-blocking streams: nothing can be asked of a
+    handle that may be gone by then.
+    """
+    core = device._core
+    if core.always_there(handle) or handle in core.own_streams or handle in core.kept_streams:
+        return handle
+    for stream in _current_streams(core.index) if core.kind == "cuda" else ():
+        if _foreign_handle(stream) == handle:
+            core.keep_stream(handle, stream)
+            return handle
+    return 0
+
+
+def _current_streams(device: int) -> Iterator[Any]:
+    """The current streams of the libraries that are loaded and name theirs when they take memory."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None:
+        yield torch.cuda.current_stream(device)
+    if cupy is not None:
+        yield cupy.cuda.get_current_stream()
 
 
 def _foreign_handle(stream: Any) -> int | None:

@@ -132,6 +132,13 @@ class MemoryManager:
             self._only = pool if len(self._pools) == 1 and is_default(place) else None
             return pool
 
+    def drop_pool(self, device: Device) -> Pool | None:
+        """Forget the pool of a device and return it; the next use makes another."""
+        with self._lock:
+            pool = self._pools.pop(device, None)
+            self._only = None if self._only is pool else self._only
+            return pool
+
     def _pool_settings(self) -> dict[str, Any]:
         settings = {name: self._config[name] for name, option in OPTIONS.items() if option.scope != "manager"}
         if self._config["enable_stats"]:

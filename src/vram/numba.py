@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from vram.adaptors import DevicePools, prepare, require_library
+from vram.adaptors import DevicePools, prepare, reopen_if_reset, require_library
 from vram.buffer import Buffer
 from vram.device import Device, Event, Stream
 from vram.errors import DeviceError, OutOfMemory, VramError
@@ -39,7 +39,11 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
         return 1
 
     def initialize(self) -> None:
-        """Called with the context current, before the first allocation and again later."""
+        """Called with the context current, before the first allocation and again later.
+
+        `numba.cuda.close()` has reset the device before a second context is made.
+        """
+        reopen_if_reset(self.context.device.id)
         deallocations = self.deallocations
         if deallocations.memory_capacity == _driver._SizeNotSet:
             deallocations.memory_capacity = self.get_memory_info().total

@@ -25,6 +25,8 @@ def manager(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator[vram.Me
     """The process-wide manager of one test. Its pools go with the last of what libraries keep of them."""
     made = vram.MemoryManager()
     monkeypatch.setattr(vram.manager, "_manager", made)
+    if adaptor := sys.modules.get("vram.cuda_core"):  # it keeps the pools of the manager before
+        monkeypatch.setattr(adaptor._pools, "_pools", {})
     yield made
     gc.collect()
     device.synchronize()

@@ -124,26 +124,6 @@ def test_cupys_stream_orders_the_memory(vram_cupy: Any, pools: HostPools) -> Non
         del pointer
 
 
-def test_cupys_streams_tell_the_pools_before_they_go(vram_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[object, ...]] = []
-
-    class Streams:
-        """As CuPy's Stream: destroys its handle when it is collected."""
-
-        def __init__(self, ptr: int) -> None:
-            self.ptr, self.device_id = ptr, 1
-
-        def __del__(self) -> None:
-            told.append(("destroyed", self.ptr))
-
-    monkeypatch.setattr(vram_cupy, "stream_closing", lambda *place: told.append(("closing", *place)))
-    vram_cupy._watch_streams(Streams)
-    vram_cupy._watch_streams(Streams)
-    Streams(4096)
-    Streams(0)
-    assert told == [("closing", 1, 4096), ("destroyed", 4096), ("destroyed", 0)]
-
-
 def test_size_0_is_a_null_pointer_as_in_cupy(vram_cupy: Any, pools: HostPools) -> None:
     pointer = vram_cupy.make_allocator(pools.allocate, lambda: (0, 0))(0)
     assert (pointer.ptr, pointer.mem.size) == (0, 0)
