@@ -92,6 +92,8 @@ bench: setup
 	  echo "== vram bench $$name"; $(BIN)/vram bench "$$name"; done
 	@echo "== benchmarks/waste.py"
 	@$(BIN)/python benchmarks/waste.py
+	@echo "== benchmarks/open.py"
+	@$(BIN)/python benchmarks/open.py
 
 # ---- checks and tests -----------------------------------------------------------------------------
 

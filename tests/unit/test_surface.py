@@ -12,7 +12,7 @@ import pytest
 import vram
 
 EXPORTS = sorted(set(vram.__all__))
-HEAVY = ["numpy", "torch", "cupy", "numba", "rich", "rich_click", "click"]
+HEAVY = ["numpy", "pyarrow", "zstandard", "torch", "cupy", "numba", "rich", "rich_click", "click"]
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +60,7 @@ def test_version_is_that_of_the_distribution() -> None:
 
 
 def test_import_is_light() -> None:
-    result = run(f"import sys, vram; print(*[name for name in {HEAVY} if name in sys.modules])")
+    result = run(f"import sys, vram, vram.trace; print(*[name for name in {HEAVY} if name in sys.modules])")
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == []
 

@@ -180,6 +180,15 @@ def test_a_new_recording_is_not_joined_with_an_old_one(tmp_path: Path) -> None:
     assert open_trace(path).events == 1
 
 
+def test_a_piece_with_names_of_its_own_is_not_joined(tmp_path: Path) -> None:
+    path = tmp_path / "run.vtrace"
+    for target in (tmp_path / "run.vtrace.000001", path):
+        with begin(tmp_path / "other") as writer:
+            writer.append(columns(0, 1, tag=writer.tag(target.name)))
+        (tmp_path / "other").rename(target)
+    assert open_trace(path).events == 1
+
+
 # --- Parquet and Arrow, as others see them ------------------------------------------------------------------
 
 
@@ -222,7 +231,7 @@ def forged(path: Path, change: Any, schema: Any = None, rows: int = 1) -> Path:
     """A Parquet file of one event whose notes `change` has changed."""
     with begin(path.with_suffix(".vtrace")) as writer:
         writer.append(columns(0, 1, stack=writer.stack(STACK), tag=writer.tag("x")))
-    convert(open_trace(writer.path), "parquet", path)
+    convert(open_trace(writer.path, trusted=True), "parquet", path)
     table = pyarrow.parquet.read_table(path)
     head = json.loads(table.schema.metadata[KEY])
     change(head)

@@ -16,7 +16,7 @@ from .formats import read_parts
 from .lifetimes import ALLOCATE, AT_ONCE, BEFORE, FREE, Lifetimes, lifetimes, peak_allocated
 from .model import Action, Annotation, Block, BlockState, Frame, Segment, Trace
 from .notes import unpack
-from .pieces import join_pieces, list_pieces, rebased
+from .pieces import belongs, join_pieces, list_pieces, rebased
 from .sandbox import read_in_child
 from .steps import STEP_PREFIX, Steps, find_steps
 
@@ -64,8 +64,7 @@ def open_trace(
     if not _is_stream(path):
         return trace
     pieces = [_open_file(piece, *options) for _, piece in list_pieces(Path(path))]
-    same = [piece for piece in pieces if (piece.start_us, piece.device) == (trace.start_us, trace.device)]
-    return rebased(join_pieces([*same, trace]))
+    return rebased(join_pieces([*(piece for piece in pieces if belongs(piece, trace)), trace]))
 
 
 def _open_file(path: str | os.PathLike[str], device: int | None, trusted: bool, max_bytes: int) -> Trace:
@@ -73,7 +72,8 @@ def _open_file(path: str | os.PathLike[str], device: int | None, trusted: bool, 
     with open_regular_file(path, max_bytes) as file:
         try:
             if trusted:
-                return unpack(*read_parts(BoundedReader(file, max_bytes), device), source)
+                reader = BoundedReader(file, max_bytes, max_expansion=None)
+                return unpack(*read_parts(reader, device), source)
             return read_in_child(file, source, device, max_bytes)
         except TraceError as error:
             raise TraceError(f"{source}: {error.message}", **error.facts) from error

@@ -257,7 +257,8 @@ def read_stream(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
             if memory.tell() < len(data):
                 raise _damaged(error, memory.tell()) from error
             break  # the last batch is not whole: the job, or its machine, ended while it was written
-        _extend(columns, batch)
+        with _arrow_errors(reader):
+            _extend(columns, batch)
         _grow(notes, _json(metadata))
     notes["truncated"] = not notes.pop("closed", False)
     notes["dropped"] += integer(get(head, "first_event", "schema"), "schema.first_event")

@@ -22,7 +22,7 @@ from .files import BoundedReader
 from .formats import Parts, read_parts
 from .model import COLUMNS
 
-__all__ = ["serve"]
+__all__ = ["lower_limits", "raise_limits", "serve"]
 
 # A snapshot takes about 7 bytes of memory for each of its own, and a second for every 20 MB.
 MEMORY_FLOOR_BYTES = 512 << 20
@@ -37,10 +37,10 @@ def serve(request: str) -> None:
     """Read standard input, answer on standard output, and leave without tearing down what was read."""
     options = json.loads(request)
     output = os.fdopen(1, "wb", closefd=False)
-    _lower_limits()
+    lower_limits()
     try:
         with io.FileIO(0, closefd=False) as file:
-            reader = BoundedReader(file, options["max_bytes"], _raise_limits)
+            reader = BoundedReader(file, options["max_bytes"], raise_limits)
             _send(read_parts(reader, options["device"]), output)
     except MemoryError:
         _send_error(TraceError(TOO_MUCH_MEMORY, place="file"), output)
@@ -50,14 +50,14 @@ def serve(request: str) -> None:
     os._exit(0)
 
 
-def _lower_limits() -> None:
+def lower_limits() -> None:
     """From here on: no dumped core, no file written, no more memory and time than an empty snapshot costs."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_FSIZE, 0)
-    _raise_limits(0)
+    raise_limits(0)
 
 
-def _raise_limits(count: int) -> None:
+def raise_limits(count: int) -> None:
     """Allow what `count` bytes of a snapshot may cost."""
     _set_limit(resource.RLIMIT_AS, MEMORY_FLOOR_BYTES + MEMORY_FACTOR * count)
     _set_limit(resource.RLIMIT_CPU, PROCESSOR_FLOOR_SECONDS + count // BYTES_A_SECOND)

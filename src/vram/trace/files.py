@@ -83,16 +83,24 @@ _OPENERS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
 class BoundedReader(io.RawIOBase):
     """The decompressed bytes of `file`, at most `max_bytes`. `on_progress(count)` is told after every chunk.
 
+    Where they were packed, there are at most `max_expansion` times as many as are stored.
+
     Invariant: `count` bytes were unpacked, `count <= max_bytes`.
     """
 
     def __init__(
-        self, file: io.FileIO, max_bytes: int, on_progress: Callable[[int], None] | None = None
+        self,
+        file: io.FileIO,
+        max_bytes: int,
+        on_progress: Callable[[int], None] | None = None,
+        *,
+        max_expansion: int | None = MAX_EXPANSION,
     ) -> None:
         super().__init__()
         self.count = 0
         self.stored_bytes = os.fstat(file.fileno()).st_size
         self._max_bytes = max_bytes
+        self._max_expansion = max_expansion
         self._on_progress = on_progress
         self._stored = io.BufferedReader(file, CHUNK_BYTES)
         head = self._stored.peek(8)
@@ -147,10 +155,11 @@ class BoundedReader(io.RawIOBase):
                 place=f"byte {self._max_bytes}",
                 limit=self._max_bytes,
             )
-        if packed and self.count > max(UNQUESTIONED_BYTES, MAX_EXPANSION * self.stored_bytes):
+        most = max(UNQUESTIONED_BYTES, (self._max_expansion or 0) * self.stored_bytes)
+        if packed and self._max_expansion is not None and self.count > most:
             raise TraceError(
-                f"{self.stored_bytes} bytes unpack to more than {MAX_EXPANSION} times as many; this is not a "
-                "recording. Decompress the file first if you trust it",
+                f"{self.stored_bytes} bytes unpack to more than {self._max_expansion} times as many; this is "
+                "hardly a recording. Pass trusted=True if you trust it",
                 place=f"byte {self.count}",
             )
         if self._on_progress is not None:

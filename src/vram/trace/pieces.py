@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .model import COLUMNS, Annotation, Trace
 
-__all__ = ["join_pieces", "list_pieces", "piece_path", "rebased"]
+__all__ = ["belongs", "join_pieces", "list_pieces", "piece_path", "rebased"]
 
 MAX_PIECES = 10_000
 
@@ -32,6 +32,14 @@ def list_pieces(path: Path) -> list[tuple[int, Path]]:
         return []
     found = [(int(match[1]), path.with_name(name)) for name in names if (match := pattern.fullmatch(name))]
     return sorted(found)[-MAX_PIECES:]
+
+
+def belongs(piece: Trace, last: Trace) -> bool:
+    """Whether `piece` is an earlier part of the recording that ends with `last`, which repeats its names."""
+    tables = ("streams", "frames", "stacks", "tags")
+    return (piece.start_us, piece.device) == (last.start_us, last.device) and all(
+        getattr(last, name)[: len(getattr(piece, name))] == getattr(piece, name) for name in tables
+    )
 
 
 def join_pieces(pieces: Sequence[Trace]) -> Trace:

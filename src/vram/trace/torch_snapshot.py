@@ -35,7 +35,7 @@ from .checked import (
 from .files import CHUNK_BYTES, BoundedReader
 from .model import Action, Annotation, Block, BlockState, Frame, Segment, Trace
 
-__all__ = ["read_snapshot"]
+__all__ = ["decode_snapshot", "read_snapshot"]
 
 _ACTION_CODES = {action.name.lower(): int(action) for action in Action}
 _BLOCK_STATES = {
@@ -51,7 +51,7 @@ _NOT_A_COLUMN = (KeyError, TypeError, ValueError, OverflowError)
 def read_snapshot(reader: BoundedReader, device: int | None = None) -> Trace:
     """The events of `device` (default: the one with most events) and its segments."""
     with _collector_paused():
-        return _decode(_unpickle(reader), device)
+        return decode_snapshot(_unpickle(reader), device)
 
 
 # --- the pickle ---------------------------------------------------------------------------------------------
@@ -109,7 +109,8 @@ def _collector_paused() -> Iterator[None]:
 # --- from the plain data to a Trace -------------------------------------------------------------------------
 
 
-def _decode(snapshot: Any, device: int | None) -> Trace:
+def decode_snapshot(snapshot: Any, device: int | None) -> Trace:
+    """The events and segments of one device of `torch.cuda.memory._snapshot()`."""
     if type(snapshot) is list:  # torch.cuda.memory_snapshot(): segments and no events
         snapshot = {"segments": snapshot}
     as_dict(snapshot, "snapshot")
