@@ -439,7 +439,7 @@ def _trace_lines(pool: Pool) -> Iterable[str]:
     events, dropped = pool.journal()
     if dropped:
         yield f"  … {dropped} earlier events were dropped"
-    for sequence, time_ns, action, address, size, stream, tag, _serial in events:
+    for sequence, time_ns, action, address, size, stream, tag, _serial, _stack in events:
         label = f" tag {tag!r}" if tag is not None else ""
         yield (
             f"  {sequence:>8} {time_ns / 1e9:.6f} s {action:<14} {address:#x} {format_size(size)} "

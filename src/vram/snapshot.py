@@ -21,7 +21,10 @@ Stack = tuple[Frame, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment. `state` is "live", "cached", "pending" or "free"; `size` is in bytes."""
+    """A piece of a segment. `state` is "live", "cached", "pending" or "free"; `size` is in bytes.
+
+    `stack` is where it was allocated, of a live or pending block of a pool that keeps stacks.
+    """
 
     address: int
     size: int
@@ -30,6 +33,7 @@ class Block:
     stream: int
     tag: str | None
     serial: int
+    stack: Stack = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +150,17 @@ def mark_of(snapshot: Snapshot) -> Mark:
     return Mark(frozenset((block.address, block.serial) for block in snapshot.blocks("live")))
 
 
-def leaks_of(snapshot: Snapshot, since: Mark | None, stacks: Mapping[tuple[int, int], Stack]) -> list[Leak]:
-    """Group what is live, and newer than `since`, by tag and requested size; most bytes first.
-
-    `stacks` has the stack of each (address, serial) that was recorded.
-    """
+def leaks_of(snapshot: Snapshot, since: Mark | None) -> list[Leak]:
+    """Group what is live, and newer than `since`, by tag and requested size; most bytes first."""
     old = since.live if since is not None else frozenset()
-    groups: defaultdict[tuple[str | None, int], list[tuple[int, int]]] = defaultdict(list)
+    groups: defaultdict[tuple[str | None, int], list[Block]] = defaultdict(list)
     for block in snapshot.blocks("live"):
         if (block.address, block.serial) not in old:
-            groups[block.tag, block.requested].append((block.address, block.serial))
-    found = [_leak(tag, size, members, stacks) for (tag, size), members in groups.items()]
+            groups[block.tag, block.requested].append(block)
+    found = [_leak(tag, size, members) for (tag, size), members in groups.items()]
     return sorted(found, key=lambda leak: (-leak.bytes, leak.tag or ""))
 
 
-def _leak(
-    tag: str | None, size: int, members: list[tuple[int, int]], stacks: Mapping[tuple[int, int], Stack]
-) -> Leak:
-    found = dict.fromkeys(stacks[member] for member in members if member in stacks)
-    return Leak(tag, size, len(members), tuple(address for address, _ in members), tuple(found))
+def _leak(tag: str | None, size: int, members: list[Block]) -> Leak:
+    stacks = dict.fromkeys(block.stack for block in members if block.stack)
+    return Leak(tag, size, len(members), tuple(block.address for block in members), tuple(stacks))

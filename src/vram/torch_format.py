@@ -7,7 +7,7 @@ Plain data in, plain data out; no PyTorch is needed. Who asks, and when, is for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from vram.snapshot import Block, Segment, Snapshot, Stack
@@ -52,9 +52,7 @@ _ACTIONS: dict[str, tuple[str, ...]] = {
 }
 
 JournalEvent: TypeAlias = tuple[int, int, str, int, int, int, str | None, int]
-"""As `Pool.journal()` gives them: sequence, time_ns, action, address, size, stream, tag, serial."""
-Stacks: TypeAlias = Mapping[tuple[int, int], Stack]
-"""Stacks by (address, serial) of the allocation."""
+"""As `Pool.journal()` gives them: sequence, time_ns, action, address, size, stream, tag, serial, stack."""
 
 
 # ---- statistics -------------------------------------------------------------------------------------------
@@ -81,11 +79,10 @@ def nested_stats(stats: Mapping[str, float], since: Mapping[str, float] | None =
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What one device has to tell: its snapshot, the journal's events in order, and recorded stacks."""
+    """What one device has to tell: its snapshot, and the journal's events in order."""
 
     snapshot: Snapshot
     events: Iterable[JournalEvent] = ()
-    stacks: Stacks = field(default_factory=dict)
 
 
 def torch_snapshot(
@@ -107,7 +104,7 @@ def torch_snapshot(
             segment
             for index, record in sorted(records.items())
             for whole in record.snapshot.segments
-            for segment in _segments(whole, index, record.stacks, frames)
+            for segment in _segments(whole, index, frames)
         ],
         "device_traces": [
             list(_entries(records[index], epoch_ns, frames)) if index in records else []
@@ -142,7 +139,7 @@ class _Frames:
         )
 
 
-def _segments(segment: Segment, device: int, stacks: Stacks, frames: _Frames) -> Iterator[dict[str, Any]]:
+def _segments(segment: Segment, device: int, frames: _Frames) -> Iterator[dict[str, Any]]:
     runs = [list(segment.blocks)] if segment.plain else _backed_runs(segment.blocks)
     for blocks in runs:
         if not blocks:
@@ -162,18 +159,18 @@ def _segments(segment: Segment, device: int, stacks: Stacks, frames: _Frames) ->
             "segment_pool_id": (0, 0),
             "is_expandable": not segment.plain,
             "frames": [],
-            "blocks": [_block(block, stacks, frames) for block in blocks],
+            "blocks": [_block(block, frames) for block in blocks],
         }
 
 
-def _block(block: Block, stacks: Stacks, frames: _Frames) -> dict[str, Any]:
+def _block(block: Block, frames: _Frames) -> dict[str, Any]:
     used = block.state in ("live", "pending")
     return {
         "address": block.address,
         "size": block.size,
         "requested_size": block.requested if used else 0,
         "state": _BLOCK_STATES[block.state],
-        "frames": frames.of(stacks.get((block.address, block.serial), ())) if used else [],
+        "frames": frames.of(block.stack) if used else [],
     }
 
 
@@ -222,13 +219,7 @@ def _part(block: Block, begin: int, end: int) -> Block:
 
 
 def _entries(record: DeviceRecord, epoch_ns: int, frames: _Frames) -> Iterator[dict[str, Any]]:
-    asked: dict[tuple[int, int], int] = {}  # torch gives frees the size that was asked for
-    for _sequence, time_ns, action, address, size, stream, tag, serial in record.events:
-        if action == "allocate":
-            asked[address, serial] = size
-        elif action != "out_of_memory":
-            size = asked.get((address, serial), size)
-        stack = record.stacks.get((address, serial), ()) if action == "allocate" else ()
+    for _sequence, time_ns, action, address, size, stream, tag, _serial, stack in record.events:
         for name in _ACTIONS.get(action, ()):
             yield {
                 "action": name,
@@ -238,5 +229,5 @@ def _entries(record: DeviceRecord, epoch_ns: int, frames: _Frames) -> Iterator[d
                 "time_us": (time_ns + epoch_ns) // 1000,
                 "compile_context": "N/A",
                 "user_metadata": tag or "",
-                "frames": frames.of(stack),
+                "frames": frames.of(stack if action == "allocate" else ()),
             }
