@@ -606,10 +606,12 @@ PyObject* raw_snapshot(PyObject* object, PyObject*) {
     nb::list segments;
     for (const SegmentInfo& info : self->pool->snapshot()) {
       nb::list blocks;
-      for (const BlockInfo& block : info.blocks)
-        blocks.append(nb::make_tuple(block.address, block.bytes, block.requested,
-                                     kStateNames[static_cast<int>(block.state)], block.stream,
-                                     tag_object(self, block.tag), block.serial, stack_object(block.tag)));
+      for (const BlockInfo& block : info.blocks) {
+        const bool used = block.state == BlockState::live || block.state == BlockState::pending;
+        blocks.append(nb::make_tuple(
+            block.address, block.bytes, block.requested, kStateNames[static_cast<int>(block.state)],
+            block.stream, tag_object(self, block.tag), block.serial, stack_object(used ? block.tag : 0)));
+      }
       nb::dict segment;
       segment["address"] = info.address;
       segment["bytes"] = info.bytes;

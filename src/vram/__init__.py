@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from vram.manager import MemoryManager as MemoryManager
     from vram.manager import configure as configure
     from vram.manager import get_memory_manager as get_memory_manager
+    from vram.marks import annotate as annotate
+    from vram.marks import step as step
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
     from vram.pool import Pool as Pool
     from vram.race import race_check as race_check
+    from vram.recorder import Recorder as Recorder
+    from vram.recorder import record as record
     from vram.sizes import format_size as format_size
     from vram.sizes import parse_size as parse_size
     from vram.snapshot import Snapshot as Snapshot
@@ -60,11 +64,13 @@ _PLACES = {
     "PinnedPool": "vram.pinned",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
+    "Recorder": "vram.recorder",
     "Snapshot": "vram.snapshot",
     "Stats": "vram.stats",
     "Stream": "vram.device",
     "TraceError": "vram.errors",
     "VramError": "vram.errors",
+    "annotate": "vram.marks",
     "configure": "vram.manager",
     "devices": "vram.device",
     "format_size": "vram.sizes",
@@ -74,6 +80,8 @@ _PLACES = {
     "parse_size": "vram.sizes",
     "pin": "vram.pinned",
     "race_check": "vram.race",
+    "record": "vram.recorder",
+    "step": "vram.marks",
     "tag": "vram.tags",
 }
 _OTHER_NAMES = {"open": "open_trace"}
@@ -106,6 +114,7 @@ __all__ = [
     "PinnedPool",
     "Pool",
     "RaceError",
+    "Recorder",
     "Snapshot",
     "Stats",
     "Stream",
@@ -113,6 +122,7 @@ __all__ = [
     "VramError",
     "__version__",
     "analysis",
+    "annotate",
     "configure",
     "devices",
     "errors",
@@ -123,7 +133,9 @@ __all__ = [
     "parse_size",
     "pin",
     "race_check",
+    "record",
     "replay",
+    "step",
     "tag",
     "trace",
 ]

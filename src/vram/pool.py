@@ -15,7 +15,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vram import _native
 from vram.buffer import Buffer
@@ -28,6 +28,9 @@ from vram.sizes import format_size, parse_size
 from vram.snapshot import Leak, Mark, Snapshot, leaks_of, mark_of
 from vram.stats import Measurement, Peaks, Raw, Stats
 from vram.tags import current_tag
+
+if TYPE_CHECKING:
+    from vram.recorder import Recorder
 
 __all__ = ["OomHandle", "Pool"]
 
@@ -60,11 +63,18 @@ class Pool(_native.PoolCore):
 
     def _begin(self, place: Device, settings: Config) -> None:
         """What the Python side keeps, once the native pool is made."""
-        self.keeps_stacks = settings["stacks"] == "python"
+        self._stack_wishes: set[int] = set()
+        self._keep_stacks(settings["stacks"] == "python", self)
+        self._recorder: Recorder | None = None
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         place.add_pool(self.stream_listener())
+
+    def _keep_stacks(self, wanted: bool, who: object) -> None:
+        """Keep the Python stacks of allocations as long as anybody wants them."""
+        (self._stack_wishes.add if wanted else self._stack_wishes.discard)(id(who))
+        self.keeps_stacks = bool(self._stack_wishes)
 
     def _memory_of(self, place: Device) -> _native.Backend:
         """Where the memory comes from: the device itself."""
@@ -221,8 +231,13 @@ class Pool(_native.PoolCore):
     # ---- end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for the device and give all memory back; live buffers become invalid. Again: nothing."""
+        """Wait for the device and give all memory back; live buffers become invalid. Again: nothing.
+
+        A recorder of the pool is closed first.
+        """
         if not self.closed:  # in the child of a fork nobody would finish them
+            if self._recorder is not None:
+                self._recorder.close()
             for future in tuple(self._futures):
                 future.cancel()
             wait(tuple(self._futures))

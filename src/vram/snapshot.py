@@ -13,7 +13,10 @@ from typing import Any
 from vram.sizes import format_size
 from vram.trace.model import Frame
 
-__all__ = ["Block", "Leak", "Mark", "Segment", "Snapshot", "Stack"]
+__all__ = ["Block", "Leak", "Mark", "Segment", "Snapshot", "Stack", "backed_runs"]
+
+PAGE_BYTES = 2 << 20
+"""Where there is a block, there is at least a page of this size, so aligned, around each of its bytes."""
 
 Stack = tuple[Frame, ...]
 """Where an allocation was made, innermost first."""
@@ -23,7 +26,7 @@ Stack = tuple[Frame, ...]
 class Block:
     """A piece of a segment. `state` is "live", "cached", "pending" or "free"; `size` is in bytes.
 
-    `stack` is where it was allocated, of a live or pending block of a pool that keeps stacks.
+    `stack` says where it was allocated, if it is live or pending and the pool keeps stacks.
     """
 
     address: int
@@ -106,6 +109,50 @@ def _segment(raw: Mapping[str, Any]) -> Segment:
         plain=raw["plain"],
         blocks=tuple(Block(*block) for block in raw["blocks"]),
     )
+
+
+def backed_runs(segment: Segment) -> list[list[Block]]:
+    """The stretches of a segment that surely have memory behind them; of a mapped one, ends at whole pages.
+
+    There a free block is a range of addresses; only the rests of its neighbours' pages are known to be
+    backed.
+    """
+    if segment.plain:
+        return [list(segment.blocks)] if segment.blocks else []
+    runs: list[list[Block]] = [[]]
+    hole: Block | None = None
+    for block in segment.blocks:
+        if block.state == "free":
+            hole = block if hole is None else _joined(hole, block)
+            continue
+        if hole is not None:
+            _bridge(runs, hole, followed=True)
+            hole = None
+        runs[-1].append(block)
+    if hole is not None:
+        _bridge(runs, hole, followed=False)
+    return [run for run in runs if run]
+
+
+def _bridge(runs: list[list[Block]], hole: Block, *, followed: bool) -> None:
+    """Append what is backed of a hole to the run before it, and begin the next run with the rest."""
+    begin, end = hole.address, hole.address + hole.size
+    left = min(end, -(-begin // PAGE_BYTES) * PAGE_BYTES) if runs[-1] else begin
+    right = max(begin, end // PAGE_BYTES * PAGE_BYTES) if followed else end
+    if left >= right and runs[-1]:
+        runs[-1].append(hole)
+        return
+    if left > begin:
+        runs[-1].append(_part(hole, begin, left))
+    runs.append([_part(hole, right, end)] if right < end else [])
+
+
+def _joined(one: Block, next_one: Block) -> Block:
+    return _part(one, one.address, next_one.address + next_one.size)
+
+
+def _part(block: Block, begin: int, end: int) -> Block:
+    return Block(begin, end - begin, 0, "free", block.stream, None, 0)
 
 
 # ---- what outlived a mark ---------------------------------------------------------------------------------

@@ -90,7 +90,6 @@ def uninstall_patches() -> None:
     allocator (`torch.cuda.memory_stats` and the like) raises again.
     """
     with _installation.lock:
-        _native.plug_keep_stacks(False)
         _installation.patches.restore()
 
 

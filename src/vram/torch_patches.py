@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vram import _native
 from vram.pool import Pool
 from vram.torch_format import ACCUMULATED, DeviceRecord, nested_stats, torch_snapshot
 
@@ -39,6 +38,7 @@ class History:
         self._pools = pools
         self._usual_entries = usual_entries
         self._entries: int | None = None
+        self._stacks = False
         self._oom_observers: list[Callable[[int, int, int, int], object]] = []
         self.enabled = False
 
@@ -49,13 +49,15 @@ class History:
         bound = HISTORY_ENTRIES if entries > MOST_HISTORY_ENTRIES else max(1, entries)
         before, self._entries = self._entries, bound if enabled == "all" else None
         self.enabled = enabled is not None
-        if clear or before != self._entries:
-            for pool in tuple(self._pools.values()):
+        self._stacks = enabled is not None and stacks
+        for pool in tuple(self._pools.values()):
+            pool._keep_stacks(self._stacks, self)
+            if clear or before != self._entries:
                 pool.journal_start(self._wanted_entries())
-        _native.plug_keep_stacks(enabled is not None and stacks)
 
     def join(self, device: int, pool: Pool) -> None:
         """Have a new pool keep what is wanted now."""
+        pool._keep_stacks(self._stacks, self)
         if self._entries is not None:
             pool.journal_start(self._entries)
         for observer in self._oom_observers:
