@@ -16,6 +16,8 @@ namespace vram {
 
 namespace {
 
+constexpr std::size_t kKeptEntries = 1 << 20;  // memory for so many is kept between calls
+
 // vram.trace.Action, in part.
 enum class TraceAction : std::uint8_t {
   alloc = 0,
@@ -26,7 +28,7 @@ enum class TraceAction : std::uint8_t {
   oom = 8,
 };
 
-TraceAction code_of(Action action) {
+TraceAction trace_action(Action action) {
   switch (action) {
     case Action::allocate:
       return TraceAction::alloc;
@@ -44,37 +46,69 @@ TraceAction code_of(Action action) {
   }
 }
 
-// A column of a trace: a bytes object that is filled without the GIL while nobody else knows it.
+// A map that is mostly asked for what it was asked for last.
+template <typename Key, typename Value>
+class Known {
+ public:
+  // Whether the key is new.
+  bool add(Key key) {
+    if (last_ != nullptr && last_->first == key) return false;
+    const auto [place, added] = all_.try_emplace(key);
+    last_ = &*place;  // elements stay where they are
+    return added;
+  }
+  Value& operator[](Key key) {
+    (void)add(key);
+    return last_->second;
+  }
+
+ private:
+  std::unordered_map<Key, Value> all_;
+  std::pair<const Key, Value>* last_ = nullptr;
+};
+
+// A column of a trace. Its memory is used again and again, so that the kernel need not clear new pages for
+// it.
 template <typename Number>
 class Column {
  public:
-  explicit Column(std::size_t rows)
-      : bytes_(
-            nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(rows * sizeof(Number))))) {
-    if (!bytes_.is_valid()) throw nb::python_error();
-    next_ = reinterpret_cast<Number*>(PyBytes_AS_STRING(bytes_.ptr()));
+  void begin(std::size_t rows) {
+    if (numbers_.size() < rows) numbers_.resize(rows);
+    rows_ = rows;
   }
-  void add(Number value) { *next_++ = value; }
-  const nb::object& bytes() const { return bytes_; }
+  Number* data() { return numbers_.data(); }
+  nb::object view() {
+    static char nothing = 0;
+    char* first = rows_ == 0 ? &nothing : reinterpret_cast<char*>(numbers_.data());
+    PyObject* made =
+        PyMemoryView_FromMemory(first, static_cast<Py_ssize_t>(rows_ * sizeof(Number)), PyBUF_READ);
+    if (made == nullptr) throw nb::python_error();
+    return nb::steal(made);
+  }
 
  private:
-  nb::object bytes_;
-  Number* next_;
+  std::vector<Number> numbers_;
+  std::size_t rows_ = 0;
 };
 
 struct Columns {
-  explicit Columns(std::size_t rows)
-      : action(rows), stream(rows), address(rows), size(rows), time_us(rows), stack(rows), tag(rows) {}
-  nb::dict dict() const {
+  void begin(std::size_t rows) {
+    each([rows](const char*, auto& column) { column.begin(rows); });
+  }
+  nb::dict views() {
     nb::dict all;
-    all["action"] = action.bytes();
-    all["stream"] = stream.bytes();
-    all["address"] = address.bytes();
-    all["size"] = size.bytes();
-    all["time_us"] = time_us.bytes();
-    all["stack"] = stack.bytes();
-    all["tag"] = tag.bytes();
+    each([&all](const char* name, auto& column) { all[name] = column.view(); });
     return all;
+  }
+  template <typename Do>
+  void each(Do&& apply) {
+    apply("action", action);
+    apply("stream", stream);
+    apply("address", address);
+    apply("size", size);
+    apply("time_us", time_us);
+    apply("stack", stack);
+    apply("tag", tag);
   }
 
   Column<std::uint8_t> action;
@@ -108,27 +142,17 @@ class RecordingCore {
   }
 
   nb::tuple columns() {
-    const std::vector<JournalEntry> entries = std::exchange(entries_, {});
-    learn(entries);
-    const auto frees = std::count_if(entries.begin(), entries.end(),
-                                     [](const JournalEntry& each) { return each.action == Action::free; });
-    const auto marks = std::count_if(entries.begin(), entries.end(),
-                                     [](const JournalEntry& each) { return each.action == Action::mark; });
-    Columns columns(entries.size() + static_cast<std::size_t>(frees - marks));
-    std::vector<std::pair<std::uint64_t, std::int64_t>> marked;
+    columns_.begin(learn());
+    std::vector<std::pair<std::uint64_t, std::int64_t>> marks;
     {
       const nb::gil_scoped_release released;
-      for (const JournalEntry& entry : entries) {
-        if (entry.action == Action::mark) {
-          marked.emplace_back(entry.bytes, last_us_ = std::max(last_us_ + 1, time_of(entry)));
-        } else {
-          add(columns, entry);
-        }
-      }
+      fill(marks);
+      entries_.clear();
+      if (entries_.capacity() > kKeptEntries) entries_.shrink_to_fit();
     }
     nb::list list;
-    for (const auto& [number, time_us] : marked) list.append(nb::make_tuple(number, time_us));
-    return nb::make_tuple(columns.dict(), list, std::exchange(dropped_, 0));
+    for (const auto& [number, time_us] : marks) list.append(nb::make_tuple(number, time_us));
+    return nb::make_tuple(columns_.views(), list, std::exchange(dropped_, 0));
   }
 
   void mark(std::uint64_t number) { core_->mark(number); }
@@ -141,46 +165,75 @@ class RecordingCore {
  private:
   // What the numbers of a label are in the file.
   struct Numbers {
-    std::uint32_t stack;
-    std::uint32_t tag;
+    std::uint32_t stack = 0;
+    std::uint32_t tag = 0;
   };
 
   std::int64_t time_of(const JournalEntry& entry) const {
     return (static_cast<std::int64_t>(entry.time_ns) - static_cast<std::int64_t>(start_ns_)) / 1000;
   }
 
-  // Gives every stream and label that is new its number in the file.
-  void learn(const std::vector<JournalEntry>& entries) {
-    for (const JournalEntry& entry : entries) {
-      if (entry.action == Action::mark) continue;
-      if (!streams_.contains(entry.stream))
-        streams_[entry.stream] = nb::cast<std::uint32_t>(writer_.attr("stream")(entry.stream));
-      if (entry.tag == 0 || labels_.contains(entry.tag)) continue;
-      PyObject* frames = stack_of(entry.tag);
-      if (frames == nullptr) throw nb::python_error();
-      const nb::object name = nb::steal(tag_name(reinterpret_cast<PyPool*>(pool_.ptr()), entry.tag));
-      labels_[entry.tag] = {nb::cast<std::uint32_t>(writer_.attr("stack")(nb::steal(frames))),
-                            nb::cast<std::uint32_t>(writer_.attr("tag")(name))};
+  // Gives every stream and label that is new its number in the file; returns how many rows there will be.
+  std::size_t learn() {
+    std::size_t rows = 0;
+    std::vector<StreamHandle> streams;
+    std::vector<std::uint32_t> labels;
+    {
+      const nb::gil_scoped_release released;
+      for (const JournalEntry& entry : entries_) {
+        rows += entry.action == Action::mark ? 0 : entry.action == Action::free ? 2 : 1;
+        if (streams_.add(entry.stream)) streams.push_back(entry.stream);
+        if (labels_.add(entry.tag)) labels.push_back(entry.tag);
+      }
     }
+    for (const StreamHandle stream : streams)
+      streams_[stream] = nb::cast<std::uint32_t>(writer_.attr("stream")(stream));
+    for (const std::uint32_t label : labels) labels_[label] = numbers_of(label);
+    return rows;
   }
 
-  // Times never fall: of two streams' events, the later one may have looked at the clock first.
-  void add(Columns& columns, const JournalEntry& entry) {
-    last_us_ = std::max(last_us_, time_of(entry));
-    const Numbers numbers = entry.tag == 0 ? Numbers{0, 0} : labels_.find(entry.tag)->second;
-    const std::uint32_t stream = streams_.find(entry.stream)->second;
-    const bool asked = entry.action == Action::allocate || entry.action == Action::out_of_memory;
-    const auto row = [&](TraceAction code) {
-      columns.action.add(static_cast<std::uint8_t>(code));
-      columns.stream.add(stream);
-      columns.address.add(entry.address);
-      columns.size.add(entry.bytes);
-      columns.time_us.add(last_us_);
-      columns.stack.add(asked ? numbers.stack : 0);
-      columns.tag.add(numbers.tag);
-    };
-    row(code_of(entry.action));
-    if (entry.action == Action::free) row(TraceAction::free_completed);
+  Numbers numbers_of(std::uint32_t label) {
+    PyObject* frames = stack_of(label);
+    if (frames == nullptr) throw nb::python_error();
+    const nb::object stack = nb::steal(frames);
+    const nb::object tag = nb::steal(tag_name(reinterpret_cast<PyPool*>(pool_.ptr()), label));
+    return {nb::cast<std::uint32_t>(writer_.attr("stack")(stack)),
+            nb::cast<std::uint32_t>(writer_.attr("tag")(tag))};
+  }
+
+  // Times never fall: of two streams' events, the later one may have looked at the clock first. And a mark
+  // lies between the events on either side of it, also where the clock does not tell them apart.
+  void fill(std::vector<std::pair<std::uint64_t, std::int64_t>>& marks) {
+    std::uint8_t* __restrict action = columns_.action.data();
+    std::uint32_t* __restrict stream = columns_.stream.data();
+    std::uint64_t* __restrict address = columns_.address.data();
+    std::uint64_t* __restrict size = columns_.size.data();
+    std::int64_t* __restrict time_us = columns_.time_us.data();
+    std::uint32_t* __restrict stack = columns_.stack.data();
+    std::uint32_t* __restrict tag = columns_.tag.data();
+    std::size_t row = 0;
+    for (const JournalEntry& entry : entries_) {
+      const bool is_mark = entry.action == Action::mark;
+      last_us_ = std::max(last_us_ + (is_mark ? 1 : 0), time_of(entry));
+      if (is_mark) {
+        marks.emplace_back(entry.bytes, last_us_);
+        continue;
+      }
+      const bool asked = entry.action == Action::allocate || entry.action == Action::out_of_memory;
+      const Numbers numbers = labels_[entry.tag];
+      const std::uint32_t number = streams_[entry.stream];
+      const std::size_t end = row + (entry.action == Action::free ? 2 : 1);
+      for (TraceAction code = trace_action(entry.action); row < end; ++row) {
+        action[row] = static_cast<std::uint8_t>(code);
+        stream[row] = number;
+        address[row] = entry.address;
+        size[row] = entry.bytes;
+        time_us[row] = last_us_;
+        stack[row] = asked ? numbers.stack : 0;
+        tag[row] = numbers.tag;
+        code = TraceAction::free_completed;
+      }
+    }
   }
 
   nb::object pool_;
@@ -190,8 +243,9 @@ class RecordingCore {
   std::int64_t last_us_ = -1;
   std::uint64_t dropped_ = 0;
   std::vector<JournalEntry> entries_;
-  std::unordered_map<StreamHandle, std::uint32_t> streams_;
-  std::unordered_map<std::uint32_t, Numbers> labels_;
+  Columns columns_;
+  Known<StreamHandle, std::uint32_t> streams_;
+  Known<std::uint32_t, Numbers> labels_;
 };
 
 }  // namespace
@@ -207,9 +261,9 @@ void bind_recording(nb::module_& module) {
       .def("collect", &RecordingCore::collect,
            "Take over what has happened; how many events wait for columns().")
       .def("columns", &RecordingCore::columns,
-           nb::sig("def columns(self) -> tuple[dict[str, bytes], list[tuple[int, int]], int]"),
-           "What was collected as columns of a trace, marks as (number, time_us), and how many events were "
-           "dropped.")
+           nb::sig("def columns(self) -> tuple[dict[str, memoryview], list[tuple[int, int]], int]"),
+           "What was collected as columns of a trace, which are good until the next call, marks as (number, "
+           "time_us), and how many events were dropped.")
       .def("mark", &RecordingCore::mark, "number"_a, "Mark this place between the events.")
       .def("stop", &RecordingCore::stop, "Have the pool keep no more events.");
 }
