@@ -45,7 +45,9 @@ Pool* serving(int device) {
   return Plug::pool(device);
 }
 
+// The pool is made first where there is none: it may want labels.
 std::uint32_t label_for(int device) {
+  (void)serving(device);
   const Plug::Label label = state().label.load(std::memory_order_relaxed);
   return label == nullptr ? 0 : label(device);
 }

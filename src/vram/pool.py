@@ -25,7 +25,7 @@ from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.explain import explain_out_of_memory
 from vram.patterns import Patterns, find_patterns
 from vram.sizes import format_size, parse_size
-from vram.snapshot import Leak, Mark, Snapshot, leaks_of, mark_of
+from vram.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
 from vram.stats import Measurement, Peaks, Raw, Stats
 from vram.tags import current_tag
 
@@ -386,7 +386,7 @@ def _weakly(pool: Pool) -> Callable[[int, int], bool]:
 
 def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[str, int]) -> OutOfMemory:
     """Called by the native core to word its report."""
-    tags, pending = _holders(pool)
+    tags, pending, places = _holders(pool)
     return explain_out_of_memory(
         pool.device.name,
         size,
@@ -394,6 +394,7 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         report,
         tags=tags,
         pending_streams=pending,
+        places=places,
         cross_stream=pool.config()["cross_stream"],
         rounding=_rounding(pool.raw_stats()),
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
@@ -401,19 +402,22 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
     )
 
 
-def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, int]]:
-    """Live bytes by tag and pending bytes by stream, most first."""
+def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, int], dict[str, int]]:
+    """Live bytes by tag, pending bytes by stream, and live bytes by the line that allocated; most first."""
     tags: defaultdict[str | None, int] = defaultdict(int)
     pending: defaultdict[int, int] = defaultdict(int)
+    stacks: defaultdict[Stack, int] = defaultdict(int)
     counts = pool.raw_stats()["allocations"]
     if counts["small"]["current"] + counts["large"]["current"] <= MOST_EXPLAINED:
         for segment in pool.raw_snapshot():
-            for _address, size, _requested, state, stream, tag, _serial in segment["blocks"]:
+            for _address, size, _requested, state, stream, tag, _serial, stack in segment["blocks"]:
                 if state == "live":
                     tags[tag] += size
+                    stacks[stack[:1]] += size
                 elif state == "pending":
                     pending[stream] += size
-    return _most_first(tags), _most_first(pending)
+    places = {f"{frame.filename}:{frame.line} in {frame.name}": stacks[frame,] for (frame,) in filter(None, stacks)}
+    return _most_first(tags), _most_first(pending), _most_first(places)
 
 
 def _rounding(raw: Mapping[str, Any]) -> int:
