@@ -94,6 +94,8 @@ bench: setup
 	@$(BIN)/python benchmarks/waste.py
 	@echo "== benchmarks/open.py"
 	@$(BIN)/python benchmarks/open.py
+	@echo "== benchmarks/record.py"
+	@$(BIN)/python benchmarks/record.py
 
 # ---- checks and tests -----------------------------------------------------------------------------
 

@@ -962,15 +962,6 @@ PyObject* raise(const Status& status, const char* what) {
   return nullptr;
 }
 
-PyObject* python_function(PyObject*& cache, const char* module, const char* name) {
-  if (cache != nullptr) return cache;
-  PyObject* imported = PyImport_ImportModule(module);
-  if (imported == nullptr) return nullptr;
-  cache = PyObject_GetAttrString(imported, name);
-  Py_DECREF(imported);
-  return cache;
-}
-
 PyObject* tag_name(PyPool* self, std::uint32_t label) {
   const std::uint32_t tag = tag_of(label);
   if (tag == 0 || static_cast<Py_ssize_t>(tag) > PyList_GET_SIZE(self->tag_names)) Py_RETURN_NONE;

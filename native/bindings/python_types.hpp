@@ -68,8 +68,6 @@ PyObject* raise(const Status& status, const char* what);
 long current_tag(PyPool* pool, PyObject* given);
 // The name of a label's tag, a new reference; None for 0.
 PyObject* tag_name(PyPool* pool, std::uint32_t label);
-// Looks up module.name once. Borrowed; null with an error set where it is missing.
-PyObject* python_function(PyObject*& cache, const char* module, const char* name);
 
 // The watcher of allocations and uses (race checking), or null. Its methods are called with the GIL held:
 //   on_allocate(pool, address, size, stream)   on_free(pool, address)   on_drop(pool, address): a Buffer dies

@@ -416,7 +416,9 @@ def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, i
                     stacks[stack[:1]] += size
                 elif state == "pending":
                     pending[stream] += size
-    places = {f"{frame.filename}:{frame.line} in {frame.name}": stacks[frame,] for (frame,) in filter(None, stacks)}
+    places = {
+        f"{frame.filename}:{frame.line} in {frame.name}": stacks[frame,] for (frame,) in filter(None, stacks)
+    }
     return _most_first(tags), _most_first(pending), _most_first(places)
 
 

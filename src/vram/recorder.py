@@ -22,8 +22,8 @@ from vram.manager import MemoryManager
 from vram.pool import Pool
 from vram.sizes import parse_size
 from vram.snapshot import Block, Snapshot, backed_runs
-from vram.trace import BlockState, TraceWriter
 from vram.trace import Block as TraceBlock
+from vram.trace import BlockState, TraceWriter
 from vram.trace import Segment as TraceSegment
 
 __all__ = ["PoolsRecorder", "Recorder", "beside", "record", "record_pools"]
@@ -278,7 +278,9 @@ class PoolsRecorder:
         manager._follow(self._record)
 
     def _record(self, pool: Pool) -> None:
-        path = beside(self.path, pool.device.name) if self.recorders else self.path
+        names = [recorder.pool.device.name for recorder in self.recorders]
+        again = f"-{names.count(pool.device.name) + 1}" if pool.device.name in names else ""
+        path = beside(self.path, pool.device.name + again) if names else self.path
         self.recorders.append(Recorder(pool, path, **self._options))
 
     def close(self) -> None:

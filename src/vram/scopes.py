@@ -1,4 +1,4 @@
-"""What may stand in a `with` statement or before a function: the decorating half of `tag`, `step`, `annotate`.
+"""What may stand in a `with` statement or before a function: the decorating half of `tag` and its like.
 
 What a scope does at its ends is told by whoever extends it.
 """

@@ -53,9 +53,9 @@ class Watch:
         keep: int = DEFAULT_KEEP,
     ) -> None:
         """Begin; see `vram.torch.watch`."""
+        self.path = Path(path)
         if _watching:
             raise DeviceError(f"PyTorch is watched already, into {_watching[0].path}; close that one first")
-        self.path = Path(path)
         self._memory = torch.cuda.memory
         self._options: dict[str, Any] = {
             "piece_bytes": None if rotate is None else parse_size(rotate),
