@@ -88,6 +88,11 @@ class CudaBackend(Backend):
 
     def synchronize(self) -> None: ...
 
+    def abandon(self) -> None:
+        """
+        Another library resets the device: refuse every call from now on instead of passing it to the driver.
+        """
+
     @property
     def hardware(self) -> str: ...
 
