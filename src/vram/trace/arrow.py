@@ -276,7 +276,7 @@ def read_parquet(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
         file = pyarrow.parquet.ParquetFile(arrow.BufferReader(_read_all(reader)))
         head = _head(file.schema_arrow)
         # Parquet packs runs of equal values into nothing, so what it unpacks to is asked before it is done.
-        reader.account(EVENT_BYTES * file.metadata.num_rows, packed=True)
+        reader.account(EVENT_BYTES * integer(file.metadata.num_rows, "rows"), packed=True)
         columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
         for batch in file.iter_batches(batch_size=ROW_GROUP_EVENTS, use_threads=False):
             _extend(columns, batch)
