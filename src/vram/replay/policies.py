@@ -1,0 +1,147 @@
+"""The allocators a trace can be replayed through: their settings, and how a user would choose them.
+
+Settings are read here in each allocator's own words and checked; the algorithms are native (native/policies).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vram.config import parse_pool_options, split_settings
+from vram.errors import ConfigError
+
+__all__ = ["POLICY_KINDS", "PolicyKind", "policy_kind"]
+
+MIB = 1 << 20
+DIVISION_INTERVALS = 16
+"""PyTorch rounds sizes from 1 MiB to 32 GiB by powers of two: [1, 2), [2, 4), … MiB."""
+
+
+@dataclass(frozen=True)
+class PolicyKind:
+    """One allocator. `settings` maps each option to what reads its value (and names it for the native core).
+
+    `environment` writes settings as the line a user pastes before the job.
+    """
+
+    name: str
+    settings: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = field(default_factory=dict)
+    environment: Callable[[Mapping[str, object]], str] = lambda conf: ""
+
+    def read(self, conf: Mapping[str, object], capacity: int) -> dict[str, object]:
+        """Settings as the native core takes them; ConfigError names what is wrong and what is valid."""
+        if self.name == "vram":
+            return parse_pool_options(conf, capacity=capacity)
+        return dict(self._read(key, value) for key, value in conf.items())
+
+    def _read(self, key: str, value: object) -> tuple[str, object]:
+        if key not in self.settings:
+            valid = sorted(self.settings)
+            takes = f"it takes {', '.join(valid)}" if valid else "it has none"
+            raise ConfigError(f"policy {self.name} has no setting {key!r}; {takes}", option=key, valid=valid)
+        native, reader = self.settings[key]
+        return native, reader(key, value)
+
+
+def _wrong(key: str, value: object, takes: str) -> ConfigError:
+    return ConfigError(f"{key} cannot be {value!r}; it takes {takes}", option=key, value=value)
+
+
+def _number(key: str, value: object, takes: str) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise _wrong(key, value, takes) from None
+
+
+def _mib(least: int) -> Callable[[str, Any], int]:
+    def read(key: str, value: Any) -> int:
+        takes = f"whole MiB of at least {least}"
+        number = _number(key, value, takes)
+        if not (number.is_integer() and least <= number < 1 << 40):
+            raise _wrong(key, value, takes)
+        return int(number) * MIB
+
+    return read
+
+
+def _share(key: str, value: Any) -> float:
+    takes = "a number above 0 and at most 1"
+    number = _number(key, value, takes)
+    if not 0 < number <= 1:
+        raise _wrong(key, value, takes)
+    return number
+
+
+def _divisions(key: str, value: Any) -> list[int]:
+    """One power of two for all sizes, or pairs such as [256:1,512:2,>:4], the sizes in MiB.
+
+    As PyTorch reads them: the first pair also holds for everything below it, `>` for the rest.
+    """
+    text = str(value).strip()
+    if not text.startswith("["):
+        return [_division(key, text)] * DIVISION_INTERVALS
+    divisions = [0] * DIVISION_INTERVALS
+    last = 0
+    for place, (size, count) in enumerate(split_settings(text[1:].removesuffix("]")).items()):
+        if size == ">":
+            divisions[last:] = [_division(key, count)] * (DIVISION_INTERVALS - last)
+            continue
+        last = min(_power_of_two(key, size).bit_length() - 1, DIVISION_INTERVALS - 1)
+        divisions[0 if place == 0 else last : last + 1] = [_division(key, count)] * (
+            last + 1 if place == 0 else 1
+        )
+    return divisions
+
+
+def _division(key: str, text: str) -> int:
+    return 0 if text == "0" else _power_of_two(key, text)
+
+
+def _power_of_two(key: str, text: str) -> int:
+    if not text.isdecimal() or len(text) > 9 or int(text).bit_count() != 1:
+        raise _wrong(key, text, "powers of two: one, or pairs such as [256:1,512:2,>:4] with sizes in MiB")
+    return int(text)
+
+
+def _pytorch(first: str = "") -> Callable[[Mapping[str, object]], str]:
+    def write(conf: Mapping[str, object]) -> str:
+        pairs = [first] if first else []
+        pairs += [f"{key}:{value}" for key, value in conf.items()]
+        return f"PYTORCH_CUDA_ALLOC_CONF={','.join(pairs)}"
+
+    return write
+
+
+def _vram(conf: Mapping[str, object]) -> str:
+    return f"VRAM_CONF={','.join(f'{key}:{value}' for key, value in conf.items())}"
+
+
+_TORCH_SETTINGS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "max_split_size_mb": ("max_split_size", _mib(20)),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _mib(20)),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _share),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "large_segment_size_mb": ("large_segment", _mib(2)),
+    "per_process_memory_fraction": ("per_process_memory_fraction", _share),
+}
+
+POLICY_KINDS: dict[str, PolicyKind] = {
+    kind.name: kind
+    for kind in (
+        PolicyKind("torch", _TORCH_SETTINGS, _pytorch()),
+        PolicyKind("torch-expandable", _TORCH_SETTINGS, _pytorch("expandable_segments:True")),
+        PolicyKind("vram", environment=_vram),
+    )
+}
+"""Every allocator by name."""
+
+
+def policy_kind(name: str) -> PolicyKind:
+    """The allocator of that name; ConfigError names those there are."""
+    try:
+        return POLICY_KINDS[name]
+    except KeyError:
+        raise ConfigError(f"no policy {name!r}; there is {', '.join(sorted(POLICY_KINDS))}") from None
