@@ -8,7 +8,9 @@ namespace vram {
 
 void Replayer::run(const ReplayProgram& program) {
   const auto start = std::chrono::steady_clock::now();
+  std::size_t trims = 0;
   for (std::size_t row = 0; row < program.rows && !result_.failure; ++row) {
+    for (; trims < program.trims && program.trim[trims] <= program.event[row]; ++trims) policy_->trim();
     if (!waiting_.empty()) complete_until(program.event[row]);
     if (step(program, row)) {
       ++result_.rows;

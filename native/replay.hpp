@@ -13,14 +13,17 @@ namespace vram {
 // One row an operation, in order of time; a long program may come in pieces.
 struct ReplayProgram {
   std::size_t rows = 0;
-  const std::uint8_t* op = nullptr;         // 0: allocate, 1: free
-  const std::uint32_t* id = nullptr;        // of the allocation; may be used again after its free
-  const std::uint64_t* size = nullptr;      // bytes requested
-  const std::uint32_t* stream = nullptr;    // number of the stream
-  const std::int64_t* time_us = nullptr;    // since the first event
-  const std::int64_t* event = nullptr;      // of the recording; never falls
-  const std::int64_t* completed = nullptr;  // of a free that waited for other streams: the event that ended
-                                            // the wait; else -1
+  const std::uint8_t* op = nullptr;       // 0: allocate, 1: free
+  const std::uint32_t* id = nullptr;      // of the allocation; may be used again after its free
+  const std::uint64_t* size = nullptr;    // bytes requested
+  const std::uint32_t* stream = nullptr;  // number of the stream
+  const std::int64_t* time_us = nullptr;  // since the first event
+  const std::int64_t* event = nullptr;    // of the recording; never falls
+  // Of a free that waited for other streams: the event that ended the wait; else -1.
+  const std::int64_t* completed = nullptr;
+  // Not by row: the events at which the program emptied the allocator's cache, in order.
+  std::size_t trims = 0;
+  const std::int64_t* trim = nullptr;
 };
 
 struct ReplayFailure {

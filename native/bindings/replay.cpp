@@ -6,6 +6,10 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
+#include "policies/bfc.hpp"
+#include "policies/cuda_async.hpp"
+#include "policies/rmm_arena.hpp"
+#include "policies/rmm_pool.hpp"
 #include "policies/torch_expandable.hpp"
 #include "policies/vram.hpp"
 #include "python_types.hpp"
@@ -62,6 +66,20 @@ TorchConfig torch_config(const nb::dict& conf, std::uint64_t capacity) {
   return config;
 }
 
+BfcConfig bfc_config(const nb::dict& conf) {
+  BfcConfig config;
+  read(conf, "allow_growth", &config.allow_growth);
+  read(conf, "garbage_collection", &config.garbage_collection);
+  return config;
+}
+
+RmmPoolConfig rmm_pool_config(const nb::dict& conf) {
+  RmmPoolConfig config;
+  read(conf, "initial_pool_size", &config.initial_size);
+  read(conf, "maximum_pool_size", &config.maximum_size);
+  return config;
+}
+
 std::vector<RecordedSegment> recorded_segments(nb::handle sizes, nb::handle addresses) {
   const Column<std::uint64_t> size(sizes, "segment_size");
   const Column<std::uint64_t> address(addresses, "segment_address");
@@ -79,6 +97,12 @@ std::unique_ptr<Policy> make_policy(const std::string& name, const nb::dict& con
     if (!config_from(conf.ptr(), &config)) throw nb::python_error();
     return std::make_unique<VramPolicy>(config, capacity != 0 ? capacity : kRealPoolUnlimited, lag_us);
   }
+  const std::uint64_t bytes = capacity != 0 ? capacity : PolicyDevice::kUnlimited;
+  PolicyDevice device(std::min(bytes, PolicyDevice::kUnlimited), keep_sizes);
+  if (name == "cuda-async") return std::make_unique<CudaAsyncPolicy>(device);
+  if (name == "bfc") return std::make_unique<BfcPolicy>(bfc_config(conf), device);
+  if (name == "rmm-pool") return std::make_unique<RmmPoolPolicy>(rmm_pool_config(conf), device);
+  if (name == "rmm-arena") return std::make_unique<RmmArenaPolicy>(device);
   PolicyDevice unlimited(PolicyDevice::kUnlimited, keep_sizes, std::move(recorded));
   if (name == "torch") return std::make_unique<TorchPolicy>(torch_config(conf, capacity), unlimited);
   if (name == "torch-expandable")
@@ -89,7 +113,7 @@ std::unique_ptr<Policy> make_policy(const std::string& name, const nb::dict& con
 // ---- the object ----------------------------------------------------------------------------------------
 
 void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::handle stream,
-         nb::handle time_us, nb::handle event, nb::handle completed) {
+         nb::handle time_us, nb::handle event, nb::handle completed, nb::handle emptied) {
   const Column<std::uint8_t> ops(op, "op");
   const Column<std::uint32_t> ids(id, "id");
   const Column<std::uint64_t> sizes(size, "size");
@@ -97,12 +121,13 @@ void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::
   const Column<std::int64_t> times(time_us, "time_us");
   const Column<std::int64_t> events(event, "event");
   const Column<std::int64_t> ends(completed, "completed");
+  const Column<std::int64_t> trims(emptied, "emptied");
   const std::size_t rows = ops.size();
   for (std::size_t length :
        {ids.size(), sizes.size(), streams.size(), times.size(), events.size(), ends.size()})
     if (length != rows) throw nb::value_error("columns differ in length");
-  const ReplayProgram program{rows,           ops.data(),   ids.data(),    sizes.data(),
-                              streams.data(), times.data(), events.data(), ends.data()};
+  const ReplayProgram program{rows,         ops.data(),    ids.data(),  sizes.data(), streams.data(),
+                              times.data(), events.data(), ends.data(), trims.size(), trims.data()};
   const nb::gil_scoped_release release;
   replayer.run(program);
 }
@@ -148,7 +173,7 @@ void bind_replay(nb::module_& module) {
           nb::arg("policy"), nb::arg("conf"), nb::arg("capacity"), nb::arg("lag_us"), nb::arg("segment_size"),
           nb::arg("segment_address"), nb::arg("keep_sizes") = false)
       .def("run", run, nb::arg("op"), nb::arg("id"), nb::arg("size"), nb::arg("stream"), nb::arg("time_us"),
-           nb::arg("event"), nb::arg("completed"))
+           nb::arg("event"), nb::arg("completed"), nb::arg("emptied"))
       .def("result", result)
       .def("segment_sizes", [](const Replayer& self) { return self.policy().segment_sizes(); })
       .def("broken", broken, "Empty, or the first invariant of the policy that does not hold.");

@@ -30,6 +30,9 @@ class BlockPolicy : public Policy {
   // How many blocks the policy keeps free; with is_kept: exactly the free ones.
   virtual std::size_t kept() const = 0;
 
+  // Whether blocks with memory are all that is reserved.
+  virtual bool reserves_every_block() const { return true; }
+
   // Marks `block` as the program's.
   Token hand_out(PolicyBlock* block) {
     block->live = true;

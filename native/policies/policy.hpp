@@ -41,6 +41,8 @@ class PolicyDevice {
   // Pages of `page` bytes each, created and mapped (or unmapped and given back) together.
   bool map(std::uint64_t bytes, std::uint64_t page);
   void unmap(std::uint64_t bytes, std::uint64_t page);
+  // More of a piece that is thought to have been taken in one call at the beginning.
+  bool extend(std::uint64_t bytes) { return grow(bytes); }
   // A range of addresses without memory.
   Address reserve_addresses(std::uint64_t bytes, std::uint64_t alignment);
 
@@ -105,6 +107,9 @@ class Policy {
   virtual Ticket free_later(Token token, std::uint32_t stream, std::int64_t time_us) = 0;
   // A policy may have waited by itself before; then this changes nothing.
   virtual void complete(Ticket ticket) = 0;
+  // The program wants cached memory given back to the device (torch.cuda.empty_cache). A policy that keeps
+  // its memory for good does nothing.
+  virtual void trim() {}
 
   virtual Placement placement(Token token) const = 0;
   virtual PolicyUsage usage() const = 0;

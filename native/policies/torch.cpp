@@ -119,11 +119,15 @@ PolicyBlock* TorchPolicy::release_oversize_and_grow(const Request& request) {
   return release_oversize(request) ? grow(request) : nullptr;
 }
 
-PolicyBlock* TorchPolicy::release_all_and_grow(const Request& request) {
+void TorchPolicy::trim() {
   complete_all();
   for (const bool small : {false, true})
     for (const auto& pool : pools_)
       if (pool->small == small) release_free_blocks(*pool);
+}
+
+PolicyBlock* TorchPolicy::release_all_and_grow(const Request& request) {
+  trim();
   ++retries_;
   return grow(request);
 }

@@ -31,6 +31,7 @@ class TorchPolicy : public BlockPolicy {
   TorchPolicy(const TorchConfig& config, PolicyDevice device);
 
   Token allocate(std::uint64_t size, std::uint32_t stream, std::int64_t time_us) override;
+  void trim() override;
 
  protected:
   // Free blocks of one stream, of the small or the large kind.

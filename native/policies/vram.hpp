@@ -17,6 +17,7 @@ class VramPolicy : public Policy {
   Ticket free_later(Token token, std::uint32_t stream, std::int64_t time_us) override;
   // The model device decides when work has finished.
   void complete(Ticket) override {}
+  void trim() override { (void)pool_.trim(0, true); }
 
   // The address alone: how much the pool set aside is its own affair.
   Placement placement(Token token) const override { return {reinterpret_cast<Address>(token), 0}; }

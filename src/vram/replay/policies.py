@@ -11,6 +11,7 @@ from typing import Any
 
 from vram.config import parse_pool_options, split_settings
 from vram.errors import ConfigError
+from vram.sizes import parse_size
 
 __all__ = ["POLICY_KINDS", "PolicyKind", "policy_kind"]
 
@@ -115,6 +116,34 @@ def _pytorch(first: str = "") -> Callable[[Mapping[str, object]], str]:
     return write
 
 
+def _flag(key: str, value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise _wrong(key, value, "true or false")
+    return text == "true"
+
+
+def _bytes(key: str, value: Any) -> int:
+    return parse_size(value)
+
+
+def _tensorflow(conf: Mapping[str, object]) -> str:
+    growth = str(conf.get("allow_growth", "true")).lower()
+    collect = str(conf.get("garbage_collection", "false")).lower()
+    line = f"TF_FORCE_GPU_ALLOW_GROWTH={growth}"
+    return line + (" TF_ENABLE_GPU_GARBAGE_COLLECTION=true" if collect == "true" else "")
+
+
+def _rmm(resource: str) -> Callable[[Mapping[str, object]], str]:
+    """RMM reads no environment: this is the line of Python instead."""
+
+    def write(conf: Mapping[str, object]) -> str:
+        settings = "".join(f", {key}={parse_size(str(value))}" for key, value in conf.items())
+        return f"rmm.mr.set_current_device_resource(rmm.mr.{resource}(rmm.mr.CudaMemoryResource(){settings}))"
+
+    return write
+
+
 def _vram(conf: Mapping[str, object]) -> str:
     return f"VRAM_CONF={','.join(f'{key}:{value}' for key, value in conf.items())}"
 
@@ -133,6 +162,21 @@ POLICY_KINDS: dict[str, PolicyKind] = {
     for kind in (
         PolicyKind("torch", _TORCH_SETTINGS, _pytorch()),
         PolicyKind("torch-expandable", _TORCH_SETTINGS, _pytorch("expandable_segments:True")),
+        PolicyKind("cuda-async", environment=_pytorch("backend:cudaMallocAsync")),
+        PolicyKind(
+            "bfc",
+            {"allow_growth": ("allow_growth", _flag), "garbage_collection": ("garbage_collection", _flag)},
+            _tensorflow,
+        ),
+        PolicyKind(
+            "rmm-pool",
+            {
+                "initial_pool_size": ("initial_pool_size", _bytes),
+                "maximum_pool_size": ("maximum_pool_size", _bytes),
+            },
+            _rmm("PoolMemoryResource"),
+        ),
+        PolicyKind("rmm-arena", environment=_rmm("ArenaMemoryResource")),
         PolicyKind("vram", environment=_vram),
     )
 }

@@ -52,7 +52,7 @@ class ReplayResult:
     again after cached memory had been given back. `oom` is None, or the first request that failed: `event`
     (index in the trace), `step` (of `find_steps`, None if unknown), `size`, and the bytes `allocated` and
     `reserved` at that moment. `events_per_second` counts the recorded events up to the last one run,
-    against the clock of this machine. `segment_sizes` are the bytes of every growth, in order; `vram` has none.
+    against the clock of this machine. `segment_sizes` are the bytes of every growth, in order (`vram`: none).
     """
 
     policy: str
@@ -276,6 +276,7 @@ def _feed(replayer: Any, piece: Lifetimes) -> None:
         piece.time_us,
         piece.event,
         piece.completed_event,
+        piece.emptied,
     )
 
 

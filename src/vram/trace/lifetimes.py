@@ -7,10 +7,12 @@ does with the program is for replay.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
-from .model import Action, BlockState, Trace
+from .model import EMPTY_STACK, Action, BlockState, Trace
 
 __all__ = ["ALLOCATE", "FREE", "Lifetimes", "lifetimes", "peak_allocated", "rounded"]
 
@@ -42,6 +44,7 @@ class Lifetimes:
     The first operations are the allocations that were live before the first event (`carried` of them).
     `segment_size` and `segment_address` are the plain segments the recorded allocator got from the driver, in
     order; none where the recording does not begin with the job, as those before it are not known.
+    `emptied` are the events at which the program had cached memory given back (`torch.cuda.empty_cache`).
     """
 
     allocations: int
@@ -57,6 +60,7 @@ class Lifetimes:
     event: array[int]
     segment_size: array[int] = field(default_factory=lambda: array("Q"))
     segment_address: array[int] = field(default_factory=lambda: array("Q"))
+    emptied: array[int] = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
         return len(self.op)
@@ -103,6 +107,7 @@ def lifetimes(trace: Trace) -> Lifetimes:
         completed_event=writer.completed_event,
         event=writer.event,
         **_segments(trace, complete=not carried),
+        emptied=array("q", _emptied(trace)),
     )
 
 
@@ -135,6 +140,49 @@ def _segments(trace: Trace, *, complete: bool) -> dict[str, array[int]]:
         "segment_size": array("Q", [size for size, _ in found]),
         "segment_address": array("Q", [address for _, address in found]),
     }
+
+
+GIVEN_BACK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+TAKEN = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+
+
+def _emptied(trace: Trace) -> list[int]:
+    """Where segments were given back, but not by an allocator that had run out and was about to ask again.
+
+    In that case the request behind them has the same stack, or, where there are no stacks, would have taken
+    the allocator above all it ever held.
+    """
+    if not any(action in trace.action for action in GIVEN_BACK):
+        return []
+    reserved = list(accumulate(map(_reserved_change, trace.action, trace.size), initial=0))
+    limit = max(reserved)
+    found = []
+    for first, after in _runs_given_back(trace):
+        following = trace.action[after] if after < trace.events else None
+        if following in TAKEN or following == Action.OOM:
+            stacks = {trace.stack[first], trace.stack[after]}
+            full = following == Action.OOM or reserved[first] + trace.size[after] > limit
+            if full if stacks == {EMPTY_STACK} else len(stacks) == 1:
+                continue
+        found.append(first)
+    return found
+
+
+def _reserved_change(action: int, size: int) -> int:
+    return size if action in TAKEN else -size if action in GIVEN_BACK else 0
+
+
+def _runs_given_back(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Each run of events that give segments back: its first, and the one behind it."""
+    first = None
+    for event, action in enumerate(trace.action):
+        if action in GIVEN_BACK:
+            first = event if first is None else first
+        elif first is not None:
+            yield first, event
+            first = None
+    if first is not None:
+        yield first, trace.events
 
 
 def _write_events(trace: Trace, writer: _Writer) -> None:
