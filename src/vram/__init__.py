@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vram.pinned import pin as pin
     from vram.pool import Pool as Pool
     from vram.race import race_check as race_check
+    from vram.replay import suggest as suggest
     from vram.sizes import format_size as format_size
     from vram.sizes import parse_size as parse_size
     from vram.snapshot import Snapshot as Snapshot
@@ -74,6 +75,7 @@ _PLACES = {
     "parse_size": "vram.sizes",
     "pin": "vram.pinned",
     "race_check": "vram.race",
+    "suggest": "vram.replay",
     "tag": "vram.tags",
 }
 _OTHER_NAMES = {"open": "open_trace"}
@@ -124,6 +126,7 @@ __all__ = [
     "pin",
     "race_check",
     "replay",
+    "suggest",
     "tag",
     "trace",
 ]
