@@ -94,6 +94,8 @@ bench: setup
 	@$(BIN)/python benchmarks/waste.py
 	@echo "== benchmarks/open.py"
 	@$(BIN)/python benchmarks/open.py
+	@echo "== benchmarks/policies.py"
+	@$(BIN)/python benchmarks/policies.py
 
 # ---- checks and tests -----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ namespace vram {
 namespace {
 
 constexpr std::uint64_t kRealPoolUnlimited = 256 * kGiB;
+constexpr std::uint32_t kMostStreams = 1 << 16;
 
 // A column as a contiguous read-only view of `Element`s.
 template <typename Element>
@@ -128,6 +129,11 @@ void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::
     if (length != rows) throw nb::value_error("columns differ in length");
   const ReplayProgram program{rows,         ops.data(),    ids.data(),  sizes.data(), streams.data(),
                               times.data(), events.data(), ends.data(), trims.size(), trims.data()};
+  // Tables are as long as the largest number: numbers must be dense.
+  const std::size_t seen = replayer.result().rows + rows;
+  for (std::size_t row = 0; row < rows; ++row)
+    if (ids.data()[row] >= seen || streams.data()[row] >= kMostStreams)
+      throw nb::value_error("an id or stream is out of range");
   const nb::gil_scoped_release release;
   replayer.run(program);
 }

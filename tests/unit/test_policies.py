@@ -106,6 +106,57 @@ def test_too_small_a_device_fails_under_every_policy(policy: str) -> None:
     assert isinstance(result.oom["step"], int)
 
 
+# --- what a recording implies -------------------------------------------------------------------------------
+
+
+def trace_of(*events: tuple[Action, int, int, int]) -> Trace:
+    """Events as (action, address, size, stack)."""
+    action, address, size, stack = zip(*events, strict=True)
+    return Trace(
+        source="made",
+        device=0,
+        devices=(0,),
+        start_us=0,
+        timed=True,
+        action=array("B", action),
+        stream=array("I", [0] * len(events)),
+        address=array("Q", address),
+        size=array("Q", size),
+        time_us=array("q", range(len(events))),
+        stack=array("I", stack),
+        streams=(0,),
+        frames=(),
+        stacks=((),),
+    )
+
+
+def test_of_what_was_live_before_the_beginning_the_last_freed_is_the_oldest() -> None:
+    frees = [(Action.FREE_REQUESTED, address, address, 0) for address in (1024, 512, 2048)]
+    assert list(lifetimes(trace_of(*frees)).size[:3]) == [2048, 512, 1024]
+
+
+@pytest.mark.parametrize(
+    ("events", "emptied"),
+    [
+        ([(Action.SEGMENT_FREE, 0, 30, 5), (Action.SEGMENT_ALLOC, 0, 50, 5)], []),  # for the same request
+        ([(Action.SEGMENT_FREE, 0, 30, 4), (Action.SEGMENT_ALLOC, 0, 50, 5)], [1]),
+        ([(Action.SEGMENT_FREE, 0, 30, 0), (Action.ALLOC, 0, 5, 0)], [1]),
+        ([(Action.SEGMENT_FREE, 0, 30, 0)], [1]),
+        # Without stacks: 30 and 50 were more than it ever held, so it had run out; 30 and 20 were not.
+        ([(Action.SEGMENT_FREE, 0, 30, 0), (Action.SEGMENT_ALLOC, 0, 50, 0)], []),
+        (
+            [(Action.SEGMENT_FREE, 0, 30, 0), (Action.SEGMENT_ALLOC, 0, 20, 0), (Action.SEGMENT_ALLOC, 1, 40, 0)],
+            [1],
+        ),
+        ([(Action.SEGMENT_FREE, 0, 30, 0), (Action.OOM, 0, 20, 0)], []),
+    ],
+)  # fmt: skip
+def test_emptying_the_cache_is_told_from_making_room(
+    events: list[tuple[Action, int, int, int]], emptied: list[int]
+) -> None:
+    assert list(lifetimes(trace_of((Action.SEGMENT_ALLOC, 0, 30, 3), *events)).emptied) == emptied
+
+
 # --- programs of one's own ----------------------------------------------------------------------------------
 
 
@@ -163,6 +214,12 @@ def test_a_program_in_pieces_names_the_event_that_failed() -> None:
         replay_stream([], "torch")
 
 
+def test_numbers_that_are_not_dense_are_refused() -> None:
+    for changes in ({"id": array("I", [1 << 30])}, {"stream": array("I", [1 << 30])}):
+        with pytest.raises(ValueError, match="out of range"):
+            replay(dataclasses.replace(made((0, 0, 1)), **changes), "torch")
+
+
 # --- settings -----------------------------------------------------------------------------------------------
 
 
@@ -170,8 +227,8 @@ def test_a_program_in_pieces_names_the_event_that_failed() -> None:
     ("value", "divisions"),
     [
         ("4", [4] * 16),
-        ("[256:1,512:2,1024:4,>:8]", [1] * 9 + [2] + [8] * 6),
-        ("[64:8,>:0]", [8] * 6 + [0] * 10),
+        ("[256:1,512:2,1024:4,>:8]", [1] * 9 + [2, 4] + [8] * 5),
+        ("[64:8,>:0]", [8] * 7 + [0] * 9),
     ],
 )
 def test_divisions_are_read_as_pytorch_reads_them(value: str, divisions: list[int]) -> None:

@@ -169,7 +169,10 @@ def _show_sweeps(
         console.print(Text(f"{Path(trace.source).name}: {len(ranked)} settings", style="bold"))
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in SWEEP_COLUMNS:
-            table.add_column(name, justify="left" if name in ("policy", "setting") else "right")
+            left = name in ("policy", "setting")
+            table.add_column(
+                name, justify="left" if left else "right", no_wrap=name == "policy", overflow="fold"
+            )
         for each in ranked:
             table.add_row(*_sweep_row(each))
         console.print(table)

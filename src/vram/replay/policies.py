@@ -85,15 +85,14 @@ def _divisions(key: str, value: Any) -> list[int]:
     if not text.startswith("["):
         return [_division(key, text)] * DIVISION_INTERVALS
     divisions = [0] * DIVISION_INTERVALS
-    last = 0
-    for place, (size, count) in enumerate(split_settings(text[1:].removesuffix("]")).items()):
+    behind = 0  # the interval behind the last pair's
+    for size, count in split_settings(text[1:].removesuffix("]")).items():
         if size == ">":
-            divisions[last:] = [_division(key, count)] * (DIVISION_INTERVALS - last)
-            continue
-        last = min(_power_of_two(key, size).bit_length() - 1, DIVISION_INTERVALS - 1)
-        divisions[0 if place == 0 else last : last + 1] = [_division(key, count)] * (
-            last + 1 if place == 0 else 1
-        )
+            first, end = behind, DIVISION_INTERVALS
+        else:
+            end = min(_power_of_two(key, size).bit_length(), DIVISION_INTERVALS)
+            first, behind = 0 if behind == 0 else end - 1, end
+        divisions[first:end] = [_division(key, count)] * (end - first)
     return divisions
 
 
