@@ -145,7 +145,11 @@ def test_of_what_was_live_before_the_beginning_the_last_freed_is_the_oldest() ->
         # Without stacks: 30 and 50 were more than it ever held, so it had run out; 30 and 20 were not.
         ([(Action.SEGMENT_FREE, 0, 30, 0), (Action.SEGMENT_ALLOC, 0, 50, 0)], []),
         (
-            [(Action.SEGMENT_FREE, 0, 30, 0), (Action.SEGMENT_ALLOC, 0, 20, 0), (Action.SEGMENT_ALLOC, 1, 40, 0)],
+            [
+                (Action.SEGMENT_FREE, 0, 30, 0),
+                (Action.SEGMENT_ALLOC, 0, 20, 0),
+                (Action.SEGMENT_ALLOC, 1, 40, 0),
+            ],
             [1],
         ),
         ([(Action.SEGMENT_FREE, 0, 30, 0), (Action.OOM, 0, 20, 0)], []),
