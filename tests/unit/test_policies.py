@@ -365,6 +365,15 @@ def test_a_sweep_prints_the_ranking_and_the_line_to_paste(replay_command: Comman
     assert (code, only["smallest_capacity"], only["rank"]) == (1, None, 1)
 
 
+def test_a_terminal_shows_how_far_a_long_sweep_is(
+    replay_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vram.cli.console.SHOWN_AFTER_S", 0.0)
+    assert replay_command("--sweep", "--policy", "cuda-async")[2] == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # has a pipe taken for a terminal
+    assert "settings" in replay_command("--sweep", "--policy", "cuda-async")[2]
+
+
 @pytest.mark.parametrize("arguments", [["--sweep", "--conf", "a:1"], ["-j", "2"], ["--executor", "dask"]])
 def test_options_that_contradict_are_wrong_usage(arguments: list[str], replay_command: Command) -> None:
     code, out, err = replay_command(*arguments)

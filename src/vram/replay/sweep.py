@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-from vram.errors import ConfigError
 from vram.sizes import parse_size
 from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
 
 from .executors import run_all
 from .policies import policy_kind
-from .run import DEFAULT_LAG_US, replay
+from .run import DEFAULT_LAG_US, ReplayResult, replay
 
 __all__ = ["Ranked", "Setting", "grid", "suggest", "sweep", "sweep_all"]
 
@@ -134,8 +133,8 @@ def sweep_all(
     programs = [trace if isinstance(trace, Lifetimes) else lifetimes(trace) for trace in traces]
     limit = None if capacity is None else parse_size(capacity)
     tasks = [
-        (place, (setting.policy, dict(setting.conf), limit, lag_us))
-        for place in range(len(programs))
+        (place, Question(setting.policy, dict(setting.conf), least, limit, lag_us))
+        for place, least in enumerate(map(peak_allocated, programs))
         for setting in chosen
     ]
     outcomes = run_all(judge, programs, tasks, jobs=jobs, executor=executor, progress=progress)
@@ -158,20 +157,30 @@ def suggest(
     return tuple(each for each in ranked if each.smallest_capacity is not None)
 
 
-def judge(program: Lifetimes, task: tuple[str, dict[str, str], int | None, float]) -> dict[str, Any]:
-    """One setting: what it holds where memory is never short, and the smallest device that would do."""
-    policy, conf, limit, lag_us = task
-    free = replay(program, policy, conf=conf, lag_us=lag_us)
-    if free.oom is not None:
-        raise ConfigError(f"{policy} with {conf} fails on a device that is never full: {free.oom}")
+class Question(NamedTuple):
+    """What `judge` is asked of a program that holds `least` bytes at its peak."""
 
-    def ends(capacity: int) -> Any:
-        result = replay(program, policy, conf=conf, capacity=capacity, lag_us=lag_us)
+    policy: str
+    conf: dict[str, str]
+    least: int
+    limit: int | None
+    lag_us: float
+
+
+def judge(program: Lifetimes, question: Question) -> dict[str, Any]:
+    """One setting: what it holds where memory is never short, and the smallest device that would do."""
+
+    def run(capacity: int | None) -> ReplayResult:
+        return replay(program, question.policy, conf=question.conf, capacity=capacity, lag_us=question.lag_us)
+
+    def ends(capacity: int) -> ReplayResult | None:
+        result = run(capacity)
         return result if result.oom is None else None
 
-    least = peak_allocated(program) // CAPACITY_STEP
-    smallest, on_smallest = _smallest(ends, max(least, 1), -(-free.peak_reserved // CAPACITY_STEP))
-    fits = smallest is not None and (limit is None or smallest <= limit)
+    free = run(None)
+    low, high = question.least // CAPACITY_STEP, -(-free.peak_reserved // CAPACITY_STEP)
+    smallest, on_smallest = _smallest(ends, max(low, 1), max(high, 1)) if free.oom is None else (None, None)
+    fits = smallest is not None and (question.limit is None or smallest <= question.limit)
     return {
         "peak_reserved": free.peak_reserved,
         "smallest_capacity": smallest if fits else None,
@@ -180,7 +189,9 @@ def judge(program: Lifetimes, task: tuple[str, dict[str, str], int | None, float
     }
 
 
-def _smallest(ends: Callable[[int], Any], low: int, high: int) -> tuple[int | None, Any]:
+def _smallest(
+    ends: Callable[[int], ReplayResult | None], low: int, high: int
+) -> tuple[int | None, ReplayResult | None]:
     """The least multiple of CAPACITY_STEP with which the job ends, and how; by halving.
 
     An allocator may fail with more memory where it did with less: then this is one that does while a step
