@@ -1,7 +1,7 @@
 """How fast are replays: each policy over the recorded jobs, a sweep, and a program longer than memory?
 
-Prints a table, or JSON with `--json`. Speeds count recorded events (three for an allocation that is freed)
-against processor time of one core. `--operations` sets the length of the made-up program.
+Prints a table, or JSON with `--json`. Speeds count recorded events (three for an allocation that is freed) by
+the clock of this machine, the best of some runs. `--operations` sets the length of the made-up program.
 """
 
 from __future__ import annotations
