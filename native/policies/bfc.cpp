@@ -66,7 +66,7 @@ bool BfcPolicy::release_free_regions(std::uint64_t size) {
   ++retries_;
   for (PolicyBlock* block : regions) {
     free_.erase(block);
-    device_.release(block->size);
+    device_.release(block->address, block->size);
     blocks_.drop(block);
   }
   return true;

@@ -18,16 +18,18 @@ bool PolicyDevice::grow(std::uint64_t bytes) {
 
 bool PolicyDevice::allocate(std::uint64_t bytes, Address* address) {
   ++calls_;
-  if (!grow(bytes)) return false;
+  if (lowest_ < bytes + kStride || !grow(bytes)) return false;
   us_ += prices::plain(bytes) * prices::kReserveShare;
   *address = place(bytes);
+  held_.emplace(*address, bytes);
   return true;
 }
 
-void PolicyDevice::release(std::uint64_t bytes) {
+void PolicyDevice::release(Address address, std::uint64_t bytes) {
   ++calls_;
   us_ += prices::plain(bytes) * (1 - prices::kReserveShare);
   reserved_ -= bytes;
+  held_.erase(address);
 }
 
 // Each page is created and mapped by a call of its own; one call grants access to all of them.
@@ -55,15 +57,23 @@ Address PolicyDevice::reserve_addresses(std::uint64_t bytes, std::uint64_t align
 }
 
 Address PolicyDevice::place(std::uint64_t bytes) {
-  if (followed_ < recorded_.size() && recorded_[followed_].size == bytes) {
-    const Address address = recorded_[followed_++].address;
-    lowest_ = std::min(lowest_, address / kStride * kStride);
-    return address;
-  }
+  if (const Address recorded = follow(bytes)) return recorded;
   recorded_.clear();
   const Address address = rest_end_ - rest_ >= bytes ? rest_ : reserve_addresses(bytes, kStride);
   if (address != rest_) rest_end_ = round_up(address + bytes, kStride);
   rest_ = address + bytes;
+  return address;
+}
+
+// What was released in the recording may still be held here, and a damaged recording may say anything.
+Address PolicyDevice::follow(std::uint64_t bytes) {
+  if (followed_ >= recorded_.size() || recorded_[followed_].size != bytes) return 0;
+  const Address address = recorded_[followed_].address + kRecordedBase;
+  if (address < kRecordedBase || bytes > std::numeric_limits<Address>::max() - address) return 0;
+  const auto above = held_.lower_bound(address);
+  if (above != held_.end() && above->first < address + bytes) return 0;
+  if (above != held_.begin() && std::prev(above)->first + std::prev(above)->second > address) return 0;
+  ++followed_;
   return address;
 }
 

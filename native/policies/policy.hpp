@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,8 @@ class PolicyDevice {
  public:
   // As a capacity: never full. Far below 2^64, so that sums of sizes do not wrap.
   static constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 60;
+  // Recorded addresses are moved up by this: all others lie below.
+  static constexpr Address kRecordedBase = std::uint64_t{1} << 62;
 
   // keep_sizes: for sizes(). recorded: in order.
   explicit PolicyDevice(std::uint64_t capacity, bool keep_sizes = false,
@@ -37,7 +40,7 @@ class PolicyDevice {
 
   // One plain allocation (cudaMalloc). post: addresses that no other allocation has.
   bool allocate(std::uint64_t bytes, Address* address);
-  void release(std::uint64_t bytes);
+  void release(Address address, std::uint64_t bytes);
   // Pages of `page` bytes each, created and mapped (or unmapped and given back) together.
   bool map(std::uint64_t bytes, std::uint64_t page);
   void unmap(std::uint64_t bytes, std::uint64_t page);
@@ -57,6 +60,8 @@ class PolicyDevice {
  private:
   bool grow(std::uint64_t bytes);
   Address place(std::uint64_t bytes);
+  // The next recorded address, or 0 where the recording no longer fits.
+  Address follow(std::uint64_t bytes);
 
   std::uint64_t capacity_;
   bool keep_sizes_;
@@ -65,9 +70,10 @@ class PolicyDevice {
   std::uint64_t calls_ = 0;
   double us_ = 0;
   std::vector<RecordedSegment> recorded_;
-  std::size_t followed_ = 0;                 // of the recorded segments
-  Address lowest_ = std::uint64_t{1} << 62;  // of all addresses given
-  Address rest_ = 0;                         // the unused addresses behind the last segment
+  std::map<Address, std::uint64_t> held_;  // plain allocations: bytes by address
+  std::size_t followed_ = 0;               // of the recorded segments
+  Address lowest_ = kRecordedBase;         // of all addresses given
+  Address rest_ = 0;                       // the unused addresses behind the last segment
   Address rest_end_ = 0;
   std::vector<std::uint64_t> sizes_;
 };

@@ -198,7 +198,7 @@ void TorchPolicy::release_free_blocks(Pool& pool) {
 
 void TorchPolicy::release(PolicyBlock* block) {
   pool_of(*block).free.erase(block);
-  device_.release(block->size);
+  device_.release(block->address, block->size);
   blocks_.drop(block);
 }
 

@@ -9,6 +9,7 @@ constexpr std::uint64_t kMinRest = 512;
 constexpr std::uint64_t kSmallPage = 2 * kMiB;
 // PyTorch reserves addresses for 9/8 of the device. How large the device is, a recording does not say.
 constexpr std::uint64_t kLikelyDevice = 128 * kGiB;
+constexpr std::uint64_t kLargestDevice = 16 * 1024 * kGiB;
 
 // What a block could grow to: its own bytes and the addresses behind it.
 std::uint64_t reach(const PolicyBlock& block) {
@@ -22,7 +23,8 @@ std::uint64_t TorchExpandablePolicy::page(bool small) const {
 }
 
 std::uint64_t TorchExpandablePolicy::address_space() const {
-  const std::uint64_t device = std::max(config_.allowed.value_or(kLikelyDevice), kLikelyDevice);
+  const std::uint64_t device =
+      std::clamp(config_.allowed.value_or(kLikelyDevice), kLikelyDevice, kLargestDevice);
   return device + device / 8;
 }
 

@@ -34,7 +34,8 @@ void VramPolicy::notice(std::uint32_t stream) {
 Token VramPolicy::allocate(std::uint64_t size, std::uint32_t stream, std::int64_t time_us) {
   notice(stream);
   Address address = 0;
-  if (pool_.try_cached(size, handles_[stream], 0, &address)) return reinterpret_cast<Token>(address);
+  if (size <= kMaxRequest && pool_.try_cached(size, handles_[stream], 0, &address))
+    return reinterpret_cast<Token>(address);
   model_->set_time(static_cast<double>(time_us));
   const Status status = pool_.allocate_slow(size, handles_[stream], 0, 0, &address, nullptr);
   return status.ok() ? reinterpret_cast<Token>(address) : nullptr;

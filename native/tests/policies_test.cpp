@@ -148,6 +148,36 @@ class Watched {
 
 }  // namespace
 
+TEST(an_ordered_set_of_blocks_is_an_ordered_set) {
+  Random random(7);
+  PolicyBlocks blocks;
+  BlockSet<BySize> set;
+  std::map<std::pair<std::uint64_t, Address>, PolicyBlock*> expected;
+  for (int step = 0; step < 20000; ++step) {
+    if (expected.empty() || random.chance(step < 10000 ? 70 : 35)) {
+      PolicyBlock block;
+      block.size = 1 + random.below(50);
+      block.address = random.next();
+      PolicyBlock* added = blocks.add(block);
+      set.insert(added);
+      expected[{block.size, block.address}] = added;
+    } else {
+      auto at = expected.lower_bound({random.below(60), random.next()});
+      if (at == expected.end()) at = expected.begin();
+      set.erase(at->second);
+      blocks.drop(at->second);
+      expected.erase(at);
+    }
+    const std::uint64_t size = random.below(60);
+    const auto found = expected.lower_bound({size, 0});
+    CHECK(set.lower_bound(size).block() == (found == expected.end() ? nullptr : found->second));
+    CHECK(set.size() == expected.size());
+  }
+  std::vector<PolicyBlock*> order;
+  for (const auto& [key, block] : expected) order.push_back(block);
+  CHECK(set.list() == order && order.size() > 100 && set.last() == order.back());
+}
+
 TEST(no_policy_hands_memory_out_twice) {
   for (std::uint64_t seed = 1; seed <= 40 / vram::testing::kSlowdown; ++seed) {
     for (const Candidate& candidate : candidates()) {
@@ -269,6 +299,32 @@ TEST(an_expandable_segment_grows_by_pages_and_shrinks_by_them) {
   CHECK(policy.usage().reserved == 40 * kMiB);  // the page that the second begins in stays
   policy.allocate(50 * kMiB, 0, 0);             // does not fit the hole, goes behind
   CHECK(policy.usage().reserved == 100 * kMiB);
+}
+
+TEST(recorded_addresses_are_followed_only_while_they_are_free) {
+  const std::vector<RecordedSegment> recorded = {{4 * kMiB, 8 * kMiB}, {4 * kMiB, 8 * kMiB}};
+  PolicyDevice device(PolicyDevice::kUnlimited, false, recorded);
+  Address first = 0;
+  Address second = 0;
+  CHECK(device.allocate(4 * kMiB, &first) && first == PolicyDevice::kRecordedBase + 8 * kMiB);
+  CHECK(device.allocate(4 * kMiB, &second) && second < first);  // was given back in between, but not here
+  PolicyDevice released(PolicyDevice::kUnlimited, false, recorded);
+  CHECK(released.allocate(4 * kMiB, &first));
+  released.release(first, 4 * kMiB);
+  CHECK(released.allocate(4 * kMiB, &second) && second == first);
+}
+
+TEST(a_damaged_recording_changes_no_placement_into_nonsense) {
+  const Address top = ~std::uint64_t{0};
+  for (const Address address : {Address{0}, top, top - 2 * kMiB}) {
+    TorchPolicy policy(TorchConfig{},
+                       PolicyDevice(PolicyDevice::kUnlimited, false,
+                                    {{4 * kMiB, address}, {20 * kMiB, address}, {20 * kMiB, address}}));
+    for (const std::uint64_t size : {10 * kMiB, 3 * kMiB, 15 * kMiB})
+      CHECK(policy.allocate(size, 0, 0) != nullptr);
+    std::string why;
+    CHECK(policy.check(&why));
+  }
 }
 
 // ---- replay -------------------------------------------------------------------------------------------
