@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <bit>
 
+#include "backends/prices.hpp"
+
 namespace vram {
 
-// ---- prices (the table is in model.hpp) -----------------------------------------------------------
+// ---- other prices (the table is in model.hpp) -----------------------------------------------------------
 
 namespace {
 
@@ -18,38 +20,12 @@ constexpr std::uint64_t kTiB = 1024 * kGiB;
 constexpr std::uint64_t kPlainRoom = 32 * kTiB;
 constexpr std::uint64_t kSpaceRoom = 64 * kTiB;
 
-struct PagePrice {
-  double create, map, set_access, unmap, release;
-};
-constexpr PagePrice kPagePrices[kPageSizes] = {
-    {11.0, 1.6, 29.0, 20.0, 11.0},
-    {10.2, 1.3, 27.75, 19.5, 15.0},
-    {9.4, 1.0, 26.5, 19.0, 19.0},
-};
-const PagePrice& page_price(std::uint64_t bytes) {
-  return kPagePrices[bytes == kSlotBytes ? 0 : bytes == 4 * kSlotBytes ? 1 : 2];
-}
-
-struct PlainPrice {
-  double bytes, us;
-};
-constexpr PlainPrice kPlainPrices[] = {
-    {2.0 * kMiB, 86.0}, {64.0 * kMiB, 156.0}, {512.0 * kMiB, 429.0}, {4.0 * kGiB, 3100.0}};
-constexpr double kReserveShare = 0.6;
 constexpr double kSpaceUs = 29.0;
 constexpr double kEventCreateUs = 0.27;
 constexpr double kEventDestroyUs = 0.20;
 constexpr double kEventRecordUs = 0.45;
 constexpr double kQueryUs = 0.33;
 constexpr double kStreamWaitUs = 0.43;
-
-// Of reserve and release together.
-double plain_price(std::uint64_t bytes) {
-  const double size = static_cast<double>(bytes);
-  const PlainPrice* low = kPlainPrices;
-  while (low + 2 < std::end(kPlainPrices) && size > low[1].bytes) ++low;
-  return low[0].us + (size - low[0].bytes) / (low[1].bytes - low[0].bytes) * (low[1].us - low[0].us);
-}
 
 bool overlap(Address a, std::uint64_t a_bytes, Address b, std::uint64_t b_bytes) {
   return a < b + b_bytes && b < a + a_bytes;
@@ -248,7 +224,7 @@ Status ModelBackend::reserve(std::uint64_t bytes, Address* out) {
   const std::lock_guard lock(mutex_);
   Status status;
   if (!begin(kReserve, &status)) return status;
-  charge(kReserve, kReserveShare * plain_price(bytes));
+  charge(kReserve, prices::kReserveShare * prices::plain(bytes));
   if (const Code code = books_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
   const Address address = plain_addresses_.take(bytes);
   if (address == 0) return {Code::out_of_memory, 0, "reserve"};
@@ -261,7 +237,7 @@ Status ModelBackend::release(Address address, std::uint64_t bytes) {
   Lock lock(mutex_);
   Status status;
   if (!begin(kRelease, &status)) return status;
-  charge(kRelease, (1.0 - kReserveShare) * plain_price(bytes));
+  charge(kRelease, (1.0 - prices::kReserveShare) * prices::plain(bytes));
   if (const Code code = books_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
   if (busy(address, bytes)) return {Code::invalid, 0, "release"};
   busy_releases_ += queued_ > 0 ? 1 : 0;
@@ -302,7 +278,7 @@ Status ModelBackend::page_create(std::uint64_t bytes, PageHandle* out) {
   Status status;
   if (!begin(kPageCreate, &status)) return status;
   if (!info_.pages) return {Code::unsupported, 0, "page_create"};
-  charge(kPageCreate, page_price(bytes).create);
+  charge(kPageCreate, prices::page(bytes).create);
   if (const Code code = books_.may_page_create(bytes); code != Code::ok) return {code, 0, "page_create"};
   *out = books_.page_create(bytes);
   return kOk;
@@ -312,7 +288,7 @@ Status ModelBackend::page_release(PageHandle page, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   Status status;
   if (!begin(kPageRelease, &status)) return status;
-  charge(kPageRelease, page_price(bytes).release);
+  charge(kPageRelease, prices::page(bytes).release);
   const Code code = books_.may_page_release(page, bytes);
   if (code != Code::ok) return {code, 0, "page_release"};
   books_.page_release(page);
@@ -323,7 +299,7 @@ Status ModelBackend::map(Address address, std::uint64_t bytes, PageHandle page) 
   const std::lock_guard lock(mutex_);
   Status status;
   if (!begin(kMap, &status)) return status;
-  charge(kMap, page_price(bytes).map);
+  charge(kMap, prices::page(bytes).map);
   if (const Code code = books_.may_map(address, bytes, page); code != Code::ok) return {code, 0, "map"};
   books_.map(address, bytes, page);
   return kOk;
@@ -336,7 +312,7 @@ Status ModelBackend::set_access(Address address, std::uint64_t bytes) {
   const Code code = books_.may_set_access(address, bytes);
   if (code != Code::ok) return {code, 0, "set_access"};
   books_.each_mapping(address, bytes, [this](std::uint64_t page_bytes) {
-    charge(kSetAccess, page_price(page_bytes).set_access);
+    charge(kSetAccess, prices::page(page_bytes).set_access);
   });
   books_.set_access(address, bytes);
   return kOk;
@@ -346,7 +322,7 @@ Status ModelBackend::unmap(Address address, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   Status status;
   if (!begin(kUnmap, &status)) return status;
-  charge(kUnmap, page_price(bytes).unmap);
+  charge(kUnmap, prices::page(bytes).unmap);
   if (const Code code = books_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
   if (busy(address, bytes)) return {Code::invalid, 0, "unmap"};
   books_.unmap(address, bytes);

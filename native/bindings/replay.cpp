@@ -1,10 +1,17 @@
-// Replay for Python: columns in, one dict out. The loop itself is native/replay.cpp.
+// Replay for Python: a policy's settings and columns in, one dict out. The loop itself is native/replay.cpp.
 #include "replay.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
+#include "policies/bfc.hpp"
+#include "policies/cuda_async.hpp"
+#include "policies/rmm_arena.hpp"
+#include "policies/rmm_pool.hpp"
+#include "policies/torch_expandable.hpp"
+#include "policies/vram.hpp"
 #include "python_types.hpp"
 
 namespace nb = nanobind;
@@ -12,6 +19,9 @@ namespace nb = nanobind;
 namespace vram {
 
 namespace {
+
+constexpr std::uint64_t kRealPoolUnlimited = 256 * kGiB;
+constexpr std::uint32_t kMostStreams = 1 << 16;
 
 // A column as a contiguous read-only view of `Element`s.
 template <typename Element>
@@ -33,50 +43,115 @@ class Column {
   Py_buffer view_;
 };
 
-nb::dict replay_columns(nb::handle op, nb::handle id, nb::handle size, nb::handle stream, nb::handle time_us,
-                        nb::handle completed_us, std::uint32_t streams, std::uint64_t capacity, nb::dict conf,
-                        double lag_us) {
+// ---- settings: what Python has read and checked ------------------------------------------------------
+
+template <typename Value>
+void read(const nb::dict& conf, const char* name, Value* value) {
+  if (conf.contains(name)) *value = nb::cast<Value>(conf[name]);
+}
+
+TorchConfig torch_config(const nb::dict& conf, std::uint64_t capacity) {
+  TorchConfig config;
+  read(conf, "max_split_size", &config.max_split_size);
+  read(conf, "max_non_split_rounding", &config.max_non_split_rounding);
+  read(conf, "large_segment", &config.large_segment);
+  read(conf, "garbage_collection_threshold", &config.garbage_collection_threshold);
+  if (conf.contains("roundup_power2_divisions")) {
+    const auto divisions = nb::cast<std::vector<std::uint64_t>>(conf["roundup_power2_divisions"]);
+    if (divisions.size() != TorchConfig::kIntervals) throw nb::value_error("16 divisions are needed");
+    std::copy(divisions.begin(), divisions.end(), config.roundup_power2_divisions.begin());
+  }
+  double fraction = 1;
+  read(conf, "per_process_memory_fraction", &fraction);
+  if (capacity != 0) config.allowed = static_cast<std::uint64_t>(fraction * static_cast<double>(capacity));
+  return config;
+}
+
+BfcConfig bfc_config(const nb::dict& conf) {
+  BfcConfig config;
+  read(conf, "allow_growth", &config.allow_growth);
+  read(conf, "garbage_collection", &config.garbage_collection);
+  return config;
+}
+
+RmmPoolConfig rmm_pool_config(const nb::dict& conf) {
+  RmmPoolConfig config;
+  read(conf, "initial_pool_size", &config.initial_size);
+  read(conf, "maximum_pool_size", &config.maximum_size);
+  return config;
+}
+
+std::vector<RecordedSegment> recorded_segments(nb::handle sizes, nb::handle addresses) {
+  const Column<std::uint64_t> size(sizes, "segment_size");
+  const Column<std::uint64_t> address(addresses, "segment_address");
+  if (size.size() != address.size()) throw nb::value_error("columns differ in length");
+  std::vector<RecordedSegment> recorded(size.size());
+  for (std::size_t i = 0; i < recorded.size(); ++i) recorded[i] = {size.data()[i], address.data()[i]};
+  return recorded;
+}
+
+// capacity: 0 for as much as is ever needed.
+std::unique_ptr<Policy> make_policy(const std::string& name, const nb::dict& conf, std::uint64_t capacity,
+                                    double lag_us, bool keep_sizes, std::vector<RecordedSegment> recorded) {
+  if (name == "vram") {
+    PoolConfig config;
+    if (!config_from(conf.ptr(), &config)) throw nb::python_error();
+    return std::make_unique<VramPolicy>(config, capacity != 0 ? capacity : kRealPoolUnlimited, lag_us);
+  }
+  const std::uint64_t bytes = capacity != 0 ? capacity : PolicyDevice::kUnlimited;
+  PolicyDevice device(std::min(bytes, PolicyDevice::kUnlimited), keep_sizes);
+  if (name == "cuda-async") return std::make_unique<CudaAsyncPolicy>(device);
+  if (name == "bfc") return std::make_unique<BfcPolicy>(bfc_config(conf), device);
+  if (name == "rmm-pool") return std::make_unique<RmmPoolPolicy>(rmm_pool_config(conf), device);
+  if (name == "rmm-arena") return std::make_unique<RmmArenaPolicy>(device);
+  PolicyDevice unlimited(PolicyDevice::kUnlimited, keep_sizes, std::move(recorded));
+  if (name == "torch") return std::make_unique<TorchPolicy>(torch_config(conf, capacity), unlimited);
+  if (name == "torch-expandable")
+    return std::make_unique<TorchExpandablePolicy>(torch_config(conf, capacity), unlimited);
+  throw nb::value_error(("no policy " + name).c_str());
+}
+
+// ---- the object ----------------------------------------------------------------------------------------
+
+void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::handle stream,
+         nb::handle time_us, nb::handle event, nb::handle completed, nb::handle emptied) {
   const Column<std::uint8_t> ops(op, "op");
   const Column<std::uint32_t> ids(id, "id");
   const Column<std::uint64_t> sizes(size, "size");
-  const Column<std::uint32_t> stream_numbers(stream, "stream");
+  const Column<std::uint32_t> streams(stream, "stream");
   const Column<std::int64_t> times(time_us, "time_us");
-  const Column<std::int64_t> completed(completed_us, "completed_us");
-  ReplayProgram program;
-  program.events = ops.size();
-  program.streams = streams;
-  for (std::size_t length : {ids.size(), sizes.size(), stream_numbers.size(), times.size(), completed.size()})
-    if (length != program.events) throw nb::value_error("columns differ in length");
-  for (std::size_t i = 0; i < program.events; ++i) {
-    program.allocations = std::max(program.allocations, ids.data()[i] + 1);
-    if (ids.data()[i] >= program.events || stream_numbers.data()[i] >= streams)
+  const Column<std::int64_t> events(event, "event");
+  const Column<std::int64_t> ends(completed, "completed");
+  const Column<std::int64_t> trims(emptied, "emptied");
+  const std::size_t rows = ops.size();
+  for (std::size_t length :
+       {ids.size(), sizes.size(), streams.size(), times.size(), events.size(), ends.size()})
+    if (length != rows) throw nb::value_error("columns differ in length");
+  const ReplayProgram program{rows,         ops.data(),    ids.data(),  sizes.data(), streams.data(),
+                              times.data(), events.data(), ends.data(), trims.size(), trims.data()};
+  // Tables are as long as the largest number: numbers must be dense.
+  const std::size_t seen = replayer.result().rows + rows;
+  for (std::size_t row = 0; row < rows; ++row)
+    if (ids.data()[row] >= seen || streams.data()[row] >= kMostStreams)
       throw nb::value_error("an id or stream is out of range");
-  }
-  program.op = ops.data();
-  program.id = ids.data();
-  program.size = sizes.data();
-  program.stream = stream_numbers.data();
-  program.time_us = times.data();
-  program.completed_us = completed.data();
-  PoolConfig config;
-  if (!config_from(conf.ptr(), &config)) throw nb::python_error();
-  ReplayResult result;
-  {
-    const nb::gil_scoped_release release;
-    result = replay(program, config, capacity, lag_us);
-  }
+  const nb::gil_scoped_release release;
+  replayer.run(program);
+}
+
+nb::dict result(const Replayer& replayer) {
+  const ReplayResult result = replayer.result();
   nb::dict dict;
-  dict["peak_allocated"] = result.peak_allocated;
-  dict["peak_reserved"] = result.peak_reserved;
-  dict["driver_calls"] = result.driver_calls;
-  dict["memory_calls"] = result.memory_calls;
-  dict["last_memory_call"] = result.last_memory_call;
-  dict["driver_us"] = result.driver_us;
+  dict["peak_allocated"] = result.usage.peak_allocated;
+  dict["peak_reserved"] = result.usage.peak_reserved;
+  dict["driver_calls"] = result.usage.driver_calls;
+  dict["driver_us"] = result.usage.driver_us;
+  dict["retries"] = result.usage.retries;
   dict["seconds"] = result.seconds;
+  dict["rows"] = result.rows;
   dict["oom"] = nb::none();
   if (result.failure) {
     nb::dict failure;
-    failure["event"] = result.failure->event;
+    failure["event"] = result.failure->row;
     failure["size"] = result.failure->size;
     failure["allocated"] = result.failure->allocated;
     failure["reserved"] = result.failure->reserved;
@@ -85,13 +160,29 @@ nb::dict replay_columns(nb::handle op, nb::handle id, nb::handle size, nb::handl
   return dict;
 }
 
+std::string broken(const Replayer& replayer) {
+  std::string why;
+  return replayer.policy().check(&why) ? "" : why;
+}
+
 }  // namespace
 
 void bind_replay(nb::module_& module) {
-  module.def("replay", replay_columns, nb::arg("op"), nb::arg("id"), nb::arg("size"), nb::arg("stream"),
-             nb::arg("time_us"), nb::arg("completed_us"), nb::arg("streams"), nb::arg("capacity"),
-             nb::arg("conf"), nb::arg("lag_us"),
-             "Run a recorded program through the real pool on a model device.");
+  nb::class_<Replayer>(module, "Replayer", "A recorded program on its way through a policy.")
+      .def(
+          "__init__",
+          [](Replayer* self, const std::string& policy, const nb::dict& conf, std::uint64_t capacity,
+             double lag_us, nb::handle segment_size, nb::handle segment_address, bool keep_sizes) {
+            new (self) Replayer(make_policy(policy, conf, capacity, lag_us, keep_sizes,
+                                            recorded_segments(segment_size, segment_address)));
+          },
+          nb::arg("policy"), nb::arg("conf"), nb::arg("capacity"), nb::arg("lag_us"), nb::arg("segment_size"),
+          nb::arg("segment_address"), nb::arg("keep_sizes") = false)
+      .def("run", run, nb::arg("op"), nb::arg("id"), nb::arg("size"), nb::arg("stream"), nb::arg("time_us"),
+           nb::arg("event"), nb::arg("completed"), nb::arg("emptied"))
+      .def("result", result)
+      .def("segment_sizes", [](const Replayer& self) { return self.policy().segment_sizes(); })
+      .def("broken", broken, "Empty, or the first invariant of the policy that does not hold.");
 }
 
 }  // namespace vram

@@ -211,6 +211,8 @@ vram._native.Buffer.__cuda_array_interface__$:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         \doc
 
-vram._native.replay$:
-    def replay(op: Any, id: Any, size: Any, stream: Any, time_us: Any, completed_us: Any, streams: int, capacity: int, conf: dict[str, Any], lag_us: float) -> dict[str, Any]:
-        \doc
+vram._native.Replayer.__init__$:
+    def __init__(self, policy: str, conf: dict[str, Any], capacity: int, lag_us: float, segment_size: Any, segment_address: Any, keep_sizes: bool = False) -> None: ...
+
+vram._native.Replayer.result$:
+    def result(self) -> dict[str, Any]: ...

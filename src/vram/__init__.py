@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from vram.race import race_check as race_check
     from vram.recorder import Recorder as Recorder
     from vram.recorder import record as record
+    from vram.replay import suggest as suggest
     from vram.sizes import format_size as format_size
     from vram.sizes import parse_size as parse_size
     from vram.snapshot import Snapshot as Snapshot
@@ -82,6 +83,7 @@ _PLACES = {
     "race_check": "vram.race",
     "record": "vram.recorder",
     "step": "vram.marks",
+    "suggest": "vram.replay",
     "tag": "vram.tags",
 }
 _OTHER_NAMES = {"open": "open_trace"}
@@ -136,6 +138,7 @@ __all__ = [
     "record",
     "replay",
     "step",
+    "suggest",
     "tag",
     "trace",
 ]

@@ -494,8 +494,19 @@ class RecordingCore:
     def stop(self) -> None:
         """Have the pool keep no more events."""
 
-def replay(op: Any, id: Any, size: Any, stream: Any, time_us: Any, completed_us: Any, streams: int, capacity: int, conf: dict[str, Any], lag_us: float) -> dict[str, Any]:
-    """Run a recorded program through the real pool on a model device."""
+class Replayer:
+    """A recorded program on its way through a policy."""
+
+    def __init__(self, policy: str, conf: dict[str, Any], capacity: int, lag_us: float, segment_size: Any, segment_address: Any, keep_sizes: bool = False) -> None: ...
+
+    def run(self, op: object, id: object, size: object, stream: object, time_us: object, event: object, completed: object, emptied: object) -> None: ...
+
+    def result(self) -> dict[str, Any]: ...
+
+    def segment_sizes(self) -> list[int]: ...
+
+    def broken(self) -> str:
+        """Empty, or the first invariant of the policy that does not hold."""
 
 def bench_pairs(pool: object, scenario: str) -> float:
     """

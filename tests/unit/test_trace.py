@@ -359,7 +359,7 @@ def test_a_delayed_free_completes_later_or_at_the_end(opened: Any) -> None:
     assert list(program.completed_us) == [AT_ONCE, AT_ONCE, 30, 90]
 
 
-def test_what_was_live_before_comes_first_in_order_of_address(opened: Any) -> None:
+def test_what_was_live_before_comes_first(opened: Any) -> None:
     blocks = [block(4096, 512, "active_allocated", requested_size=9), block(4608, 512, "inactive")]
     trace = opened(
         snapshot(

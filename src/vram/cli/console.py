@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import rich_click as click
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from vram.config import split_settings
 from vram.errors import ConfigError, VramError
 from vram.sizes import parse_size
 
@@ -22,6 +26,7 @@ __all__ = [
     "draw_grid",
     "draw_line",
     "open_console",
+    "progress_bar",
     "read_conf",
     "read_duration",
     "read_size",
@@ -30,6 +35,7 @@ __all__ = [
 FINDING = 1
 BAD_INPUT = 2
 PIPED_WIDTH = 120
+SHOWN_AFTER_S = 1.0
 MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
 
 
@@ -103,10 +109,27 @@ def read_duration(ctx: click.Context, param: click.Parameter, value: str) -> flo
 
 def read_conf(ctx: click.Context, param: click.Parameter, value: str) -> dict[str, object]:
     """`cross_stream:wait,limit:2GiB` as a dict of text; each setting is read by who knows what it wants."""
-    settings: dict[str, object] = {}
-    for entry in filter(None, (part.strip() for part in value.split(","))):
-        key, colon, setting = (part.strip() for part in entry.partition(":"))
-        if not (key and colon and setting):
-            raise click.BadParameter(f"{entry!r} is not key:value", ctx, param)
-        settings[key] = setting
-    return settings
+    try:
+        return dict(split_settings(value))
+    except ConfigError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Takes what is done of how much; shows it on a terminal's stderr once it has taken a second."""
+    console = Console(stderr=True)
+    bar = Progress(console=console, transient=True)
+    task = bar.add_task(what)
+    started = time.monotonic()
+
+    def show(done: int, count: int) -> None:
+        if console.is_terminal and time.monotonic() - started > SHOWN_AFTER_S:
+            bar.start()
+            bar.update(task, completed=done, total=count)
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -1,20 +1,23 @@
-"""`vram replay`: what recorded jobs would have cost under an allocator. Draws reports, computes nothing."""
+"""`vram replay`: what recorded jobs would have cost under allocators. Draws reports, computes nothing."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import rich_click as click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vram.replay import POLICIES, ReplayReport, ReplayResult, compare
+from vram.replay import POLICIES, Ranked, ReplayReport, ReplayResult, compare, sweep_all
 from vram.sizes import format_size
-from vram.trace import open_trace
+from vram.trace import Trace, open_trace
 
-from .console import FINDING, open_console, read_conf, read_duration, read_size
+from .console import FINDING, open_console, progress_bar, read_conf, read_duration, read_size
 
 __all__ = ["replay_command"]
 
@@ -29,6 +32,20 @@ COLUMNS = (
     "events/s",
     "out of memory",
 )
+SWEEP_COLUMNS = ("rank", "policy", "smallest device", "peak reserved", "retries", "setting")
+
+
+def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    """`torch=max_split_size_mb:64` and the like as settings by policy; without a name, for every policy."""
+    shared: dict[str, object] = {}
+    named: dict[str, dict[str, object]] = {}
+    for value in values:
+        name, equals, settings = value.partition("=")
+        if equals and name.strip() in POLICIES:
+            named.setdefault(name.strip(), {}).update(read_conf(ctx, param, settings))
+        else:
+            shared.update(read_conf(ctx, param, value))
+    return {name: {**shared, **named.get(name, {})} for name in POLICIES} if named else shared
 
 
 @click.command("replay")
@@ -37,10 +54,8 @@ COLUMNS = (
     "--policy",
     "policies",
     multiple=True,
-    default=["vram"],
-    show_default=True,
     type=click.Choice(sorted(POLICIES)),
-    help="Allocator to replay through; may be repeated.",
+    help="Allocator to replay through; may be repeated. Without: vram, or with --sweep all of them.",
 )
 @click.option(
     "--capacity",
@@ -50,10 +65,10 @@ COLUMNS = (
 )
 @click.option(
     "--conf",
-    metavar="KEY:VALUE,...",
-    default="",
-    callback=read_conf,
-    help="Settings of the pool, as in VRAM_CONF.",
+    metavar="[POLICY=]KEY:VALUE,...",
+    multiple=True,
+    callback=read_policy_conf,
+    help="Settings in the policy's own words, as in PYTORCH_ALLOC_CONF or VRAM_CONF; may be repeated.",
 )
 @click.option(
     "--lag",
@@ -62,6 +77,13 @@ COLUMNS = (
     default="5ms",
     show_default=True,
     help="How long after it was issued the device finishes work, in recorded time.",
+)
+@click.option("--sweep", is_flag=True, help="Try each allocator's sensible settings, and rank them.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, help="Replays at once in a sweep.")
+@click.option(
+    "--executor",
+    metavar="dask[=ADDRESS]",
+    help="Sweep on a Dask cluster; without an address on one of -j workers on this machine.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: one object, or a list of them for several files."
@@ -72,27 +94,115 @@ def replay_command(
     files: tuple[Path, ...],
     policies: tuple[str, ...],
     capacity: int | None,
-    conf: dict[str, object],
+    conf: Mapping[str, Any],
     lag: float,
+    sweep: bool,
+    jobs: int,
+    executor: str | None,
     as_json: bool,
 ) -> None:
-    """Run the allocations of recorded jobs through an allocator, on a device that is only modelled.
+    """Run the allocations of recorded jobs through allocators, on a device that is only modelled.
 
     FILE is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot), plain or compressed with gz, xz, bz2
-    or zst. Exits with 1 if an allocator ran out of memory.
+    or zst. Exits with 1 if an allocator ran out of memory, or if no setting of a sweep fits the device.
     """
-    reports = []
-    console = open_console()
-    for path in files:
-        report = compare(open_trace(path), policies, capacity=capacity, conf=conf, lag_us=lag)
-        reports.append(report)
-        if not as_json:
-            _draw(report, console)
-    if as_json:
-        documents = [report.to_json() for report in reports]
-        click.echo(json.dumps(documents[0] if len(documents) == 1 else documents))
-    if any(result.oom for report in reports for result in report.results):
+    if sweep and conf:
+        raise click.UsageError("--sweep chooses the settings itself; leave --conf out")
+    if not sweep and (executor or jobs > 1):
+        raise click.UsageError("-j and --executor are for --sweep")
+    if sweep:
+        traces = [open_trace(path) for path in files]
+        with progress_bar("settings") as progress:
+            rankings = sweep_all(
+                traces,
+                policies=policies or None,
+                capacity=capacity,
+                lag_us=lag,
+                jobs=jobs,
+                executor=executor,
+                progress=progress,
+            )
+        _show_sweeps(traces, rankings, capacity, as_json)
+        failed = any(all(each.smallest_capacity is None for each in ranked) for ranked in rankings)
+    else:
+        reports = []
+        with progress_bar("files") as progress:
+            for done, path in enumerate(files):
+                progress(done, len(files))
+                trace, chosen = open_trace(path), policies or ("vram",)
+                reports.append(compare(trace, chosen, capacity=capacity, conf=conf, lag_us=lag))
+        _show_reports(reports, as_json)
+        failed = any(result.oom for report in reports for result in report.results)
+    if failed:
         ctx.exit(FINDING)
+
+
+def _print_json(documents: list[dict[str, Any]]) -> None:
+    click.echo(json.dumps(documents[0] if len(documents) == 1 else documents))
+
+
+def _show_reports(reports: list[ReplayReport], as_json: bool) -> None:
+    if as_json:
+        _print_json([report.to_json() for report in reports])
+        return
+    console = open_console()
+    for report in reports:
+        _draw(report, console)
+
+
+# --- a sweep ------------------------------------------------------------------------------------------------
+
+
+def _show_sweeps(
+    traces: list[Trace], rankings: list[tuple[Ranked, ...]], capacity: int | None, as_json: bool
+) -> None:
+    if as_json:
+        _print_json(
+            [
+                {"trace": {"source": trace.source, "events": trace.events}, "sweep": [*map(asdict, ranked)]}
+                for trace, ranked in zip(traces, rankings, strict=True)
+            ]
+        )
+        return
+    console = open_console()
+    for trace, ranked in zip(traces, rankings, strict=True):
+        console.print(Text(f"{Path(trace.source).name}: {len(ranked)} settings", style="bold"))
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in SWEEP_COLUMNS:
+            left = name in ("policy", "setting")
+            table.add_column(
+                name, justify="left" if left else "right", no_wrap=name == "policy", overflow="fold"
+            )
+        for each in ranked:
+            table.add_row(*_sweep_row(each))
+        console.print(table)
+        console.print(Text(_best(ranked, capacity)), soft_wrap=True)
+        console.print()
+
+
+def _sweep_row(each: Ranked) -> list[str]:
+    return [
+        str(each.rank),
+        each.policy,
+        "none" if each.smallest_capacity is None else format_size(each.smallest_capacity),
+        format_size(each.peak_reserved),
+        str(each.retries),
+        ",".join(f"{key}:{value}" for key, value in each.conf.items()) or "defaults",
+    ]
+
+
+def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> str:
+    best = ranked[0]
+    if best.smallest_capacity is None:
+        held = "" if capacity is None else f" with {format_size(capacity)}"
+        return f"No setting lets the job end{held}; the nearest would hold {format_size(best.peak_reserved)}."
+    return (
+        f"A device with {format_size(best.smallest_capacity)} would have sufficed, with {best.policy}:\n"
+        f"{best.environment}"
+    )
+
+
+# --- a replay -----------------------------------------------------------------------------------------------
 
 
 def _draw(report: ReplayReport, console: Console) -> None:
@@ -127,7 +237,7 @@ def _sentence(result: ReplayResult, report: ReplayReport) -> str:
     """What the row means."""
     if result.oom is not None:
         return (
-            f"{result.policy} runs out of memory at event {result.oom['event']}: "
+            f"{result.policy} runs out of memory at event {result.oom['event']}{_in_step(result.oom)}: "
             f"{format_size(result.oom['size'])} asked, {format_size(result.oom['allocated'])} allocated and "
             f"{format_size(result.oom['reserved'])} reserved{_of_capacity(report)}; "
             "try a larger --capacity, or other settings with --conf."
@@ -137,6 +247,10 @@ def _sentence(result: ReplayResult, report: ReplayReport) -> str:
         f"holds at its peak; its {result.driver_calls} driver calls take {_duration(result.driver_us)}, "
         f"{_share(result.driver_us, report.span_us)} of the recorded time."
     )
+
+
+def _in_step(failure: dict[str, Any]) -> str:
+    return "" if failure["step"] is None else f" in step {failure['step']}"
 
 
 def _of_capacity(report: ReplayReport) -> str:

@@ -1,0 +1,108 @@
+"""Runs many replays of some programs at once: in this process, or on a Dask cluster. Results are the same.
+
+Replays hold no Python lock while they run, so threads are enough here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import Any
+
+from vram.errors import ConfigError
+
+__all__ = ["run_all"]
+
+Task = Any
+Outcome = Any
+Work = Callable[[Any, Task], Outcome]
+Progress = Callable[[int, int], None] | None
+
+
+def run_all(
+    work: Work,
+    programs: Sequence[Any],
+    tasks: Sequence[tuple[int, Task]],
+    *,
+    jobs: int = 1,
+    executor: str | Any = None,
+    progress: Progress = None,
+) -> list[Outcome]:
+    """`work(programs[place], task)` for each (place, task), in their order. `executor`: see `sweep`."""
+    if jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; at least one replay must run at a time")
+    if executor is None:
+        return _in_threads(work, programs, tasks, jobs, progress)
+    with _client(executor, jobs) as client:
+        return _on_cluster(client, work, programs, tasks, progress)
+
+
+def _in_threads(
+    work: Work, programs: Sequence[Any], tasks: Sequence[tuple[int, Task]], jobs: int, progress: Progress
+) -> list[Outcome]:
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(work, programs[place], task) for place, task in tasks]
+        for done, _ in enumerate(as_completed(futures), 1):
+            _tell(progress, done, len(tasks))
+        return [future.result() for future in futures]
+
+
+def _tell(progress: Progress, done: int, count: int) -> None:
+    if progress is not None:
+        progress(done, count)
+
+
+# --- Dask ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _client(executor: str | Any, jobs: int) -> Iterator[Any]:
+    """A client of the cluster that `executor` names, or the one it is."""
+    if not isinstance(executor, str):
+        yield executor
+        return
+    kind, _, address = executor.partition("=")
+    if kind != "dask":
+        raise ConfigError(f"no executor {executor!r}; there is dask, or dask=ADDRESS")
+    distributed = _distributed()
+    if address:
+        with distributed.Client(address) as client:
+            yield client
+        return
+    cluster = distributed.LocalCluster(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+def _distributed() -> Any:
+    try:
+        return importlib.import_module("distributed")
+    except ImportError as error:
+        raise ConfigError('the executor dask needs distributed; pip install "vram[dask]"') from error
+
+
+def _on_cluster(
+    client: Any, work: Work, programs: Sequence[Any], tasks: Sequence[tuple[int, Task]], progress: Progress
+) -> list[Outcome]:
+    """Programs travel as arguments of tasks: a worker that dies takes no data with it that the scheduler
+    could not have made again, and its tasks run elsewhere.
+    """
+    distributed = _distributed()
+    shared = [client.submit(_unpack, _pack(program), pure=False) for program in programs]
+    futures = [client.submit(work, shared[place], task, pure=False) for place, task in tasks]
+    for done, _ in enumerate(distributed.as_completed(futures), 1):
+        _tell(progress, done, len(tasks))
+    outcomes: list[Outcome] = client.gather(futures)
+    return outcomes
+
+
+def _pack(program: Any) -> bytes:
+    return zlib.compress(pickle.dumps(program, protocol=5), 1)
+
+
+def _unpack(packed: bytes) -> Any:
+    return pickle.loads(zlib.decompress(packed))

@@ -1,0 +1,300 @@
+"""One program through one policy: prepares its columns for the native loop and names its answer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vram.errors import ConfigError, DeviceError
+from vram.sizes import parse_size
+from vram.trace import Lifetimes, Trace, find_steps, lifetimes, peak_allocated
+
+from .policies import POLICY_KINDS, policy_kind
+
+__all__ = [
+    "DEFAULT_LAG_US",
+    "NEVER_FULL",
+    "POLICIES",
+    "ReplayReport",
+    "ReplayResult",
+    "Run",
+    "compare",
+    "replay",
+    "replay_stream",
+]
+
+NEVER_FULL = 0
+"""As a capacity: the model device has as much memory as is ever needed."""
+DEFAULT_LAG_US = 5000.0
+"""How long after it was issued the model device finishes work, in recorded time."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a policy is asked to do: run `program` with settings `conf` on a model device.
+
+    The device has `capacity` bytes (or is NEVER_FULL) and finishes work `lag_us` after it was issued.
+    """
+
+    program: Lifetimes
+    capacity: int
+    conf: Mapping[str, object]
+    lag_us: float
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What one policy did. Bytes, counts and microseconds.
+
+    `driver_us` is modelled from measured costs of driver calls; `retries` counts the requests that were tried
+    again after cached memory had been given back. `oom` is None, or the first request that failed: `event`
+    (index in the trace), `step` (of `find_steps`, None if unknown), `size`, and the bytes `allocated` and
+    `reserved` at that moment. `events_per_second` counts the recorded events up to the last one run,
+    against the clock of this machine. `segment_sizes` are the bytes of every growth, in order (`vram`: none).
+    """
+
+    policy: str
+    peak_allocated: int
+    peak_reserved: int
+    ratio: float
+    driver_calls: int
+    driver_us: float
+    retries: int
+    events_per_second: float
+    oom: dict[str, Any] | None
+    segment_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """One trace through several policies. `peak_allocated` is the trace's, as `vram.trace` defines it."""
+
+    source: str
+    events: int
+    span_us: int
+    peak_allocated: int
+    capacity: int | None
+    results: tuple[ReplayResult, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data; the shape is part of the command line's contract."""
+        return {
+            "trace": {"events": self.events, "peak_allocated": self.peak_allocated},
+            "policies": [asdict(result) for result in self.results],
+        }
+
+
+def replay(
+    trace: Trace | Lifetimes,
+    policy: str = "vram",
+    *,
+    capacity: int | str | None = None,
+    conf: Mapping[str, object] | None = None,
+    lag_us: float = DEFAULT_LAG_US,
+) -> ReplayResult:
+    """Run `trace` through `policy` on a model device of `capacity` bytes (default: never full).
+
+    `conf` holds the policy's settings in its own words: those of PYTORCH_ALLOC_CONF for `torch`, of VRAM_CONF
+    for `vram`. Work on the device finishes `lag_us` after it was issued, so memory that `vram` used on one
+    stream is not at once free for another; the other policies go by the recorded moments.
+    """
+    run_policy = _policy(policy)
+    program = trace if isinstance(trace, Lifetimes) else lifetimes(trace)
+    answer = run_policy(Run(program, read_capacity(capacity), dict(conf or {}), _read_lag(lag_us)))
+    return _result(policy, program, answer, trace if isinstance(trace, Trace) else None)
+
+
+def compare(
+    trace: Trace,
+    policies: Iterable[str] = ("vram",),
+    *,
+    capacity: int | str | None = None,
+    conf: Mapping[str, object] | Mapping[str, Mapping[str, object]] | None = None,
+    lag_us: float = DEFAULT_LAG_US,
+) -> ReplayReport:
+    """Run `trace` through each of `policies` under the same conditions.
+
+    `conf` holds settings for all of them, or for each by its name.
+    """
+    program = lifetimes(trace)
+    results = []
+    for name in policies:
+        run_policy = _policy(name)
+        run = Run(program, read_capacity(capacity), conf_of(name, conf or {}), _read_lag(lag_us))
+        results.append(_result(name, program, run_policy(run), trace))
+    return ReplayReport(
+        source=trace.source,
+        events=trace.events,
+        span_us=trace.span_us,
+        peak_allocated=peak_allocated(program),
+        capacity=None if capacity is None else parse_size(capacity),
+        results=tuple(results),
+    )
+
+
+def replay_stream(
+    pieces: Iterable[Lifetimes],
+    policy: str = "vram",
+    *,
+    capacity: int | str | None = None,
+    conf: Mapping[str, object] | None = None,
+    lag_us: float = DEFAULT_LAG_US,
+) -> ReplayResult:
+    """Run a program that comes in pieces and may be longer than memory: only what is live is held.
+
+    A piece is a `Lifetimes` whose ids may be used again once their allocation was freed; `event` goes on
+    counting from one piece to the next. The oom's `event` is that of the row, its `step` unknown.
+    """
+    replayer = None
+    events, failed_event = 0, None
+    for piece in pieces:
+        if replayer is None:
+            run = Run(piece, read_capacity(capacity), dict(conf or {}), _read_lag(lag_us))
+            replayer = _replayer(policy, run, keep_sizes=False)
+        done = replayer.result()["rows"]
+        _feed(replayer, piece)
+        events = piece.event[-1] + 1 if len(piece) else events
+        failure = replayer.result()["oom"]
+        if failure is not None:
+            failed_event = piece.event[failure["event"] - done]
+            break
+    if replayer is None:
+        raise ConfigError("the program has no pieces; give at least one, even an empty one")
+    answer = replayer.result()
+    if answer["oom"] is not None:
+        answer = {**answer, "oom": {**answer["oom"], "event": failed_event, "step": None}}
+        events = failed_event or 0
+    return _named(policy, answer, events, answer["oom"])
+
+
+def conf_of(policy: str, conf: Mapping[str, Any]) -> dict[str, object]:
+    """The settings for `policy` where `conf` may hold them by policy."""
+    by_policy = {name for name, value in conf.items() if isinstance(value, Mapping)}
+    if not by_policy:
+        return dict(conf)
+    for name in conf:
+        if name not in by_policy:
+            raise ConfigError(
+                f"conf holds settings by policy, and {name!r} beside them; give one or the other"
+            )
+        policy_kind(name)
+    return dict(conf.get(policy, {}))
+
+
+def read_capacity(capacity: int | str | None) -> int:
+    """Bytes, or NEVER_FULL for None."""
+    if capacity is None:
+        return NEVER_FULL
+    size = parse_size(capacity)
+    if size == 0:
+        raise ConfigError(
+            "a device of 0 bytes serves nothing; leave the capacity out for one that is never full"
+        )
+    return size
+
+
+def _read_lag(lag_us: float) -> float:
+    if not lag_us >= 0:
+        raise ConfigError(f"lag_us is {lag_us}; work cannot finish before it was issued, use 0 or more")
+    return float(lag_us)
+
+
+def _policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
+    policy_kind(name)
+    return POLICIES[name]
+
+
+def _result(policy: str, program: Lifetimes, answer: Mapping[str, Any], trace: Trace | None) -> ReplayResult:
+    failure = answer["oom"]
+    operations = len(program) if failure is None else failure["event"]
+    covered = program.carried + program.event[operations - 1] + 1 if operations else 0
+    return _named(policy, answer, covered, failure and _out_of_memory(program, failure, trace))
+
+
+def _named(policy: str, answer: Mapping[str, Any], events: int, oom: dict[str, Any] | None) -> ReplayResult:
+    allocated, reserved = answer["peak_allocated"], answer["peak_reserved"]
+    return ReplayResult(
+        policy=policy,
+        peak_allocated=allocated,
+        peak_reserved=reserved,
+        ratio=reserved / allocated if allocated else 1.0,
+        driver_calls=answer["driver_calls"],
+        driver_us=answer["driver_us"],
+        retries=answer.get("retries", 0),
+        events_per_second=events / max(answer["seconds"], 1e-9),
+        oom=oom,
+        segment_sizes=tuple(answer.get("segment_sizes", ())),
+    )
+
+
+def _out_of_memory(program: Lifetimes, failure: Mapping[str, Any], trace: Trace | None) -> dict[str, Any]:
+    event = program.event[failure["event"]]
+    return {
+        "event": event,
+        "step": None if trace is None or event < 0 else find_steps(trace).of(event),
+        "size": failure["size"],
+        "allocated": failure["allocated"],
+        "reserved": failure["reserved"],
+    }
+
+
+# --- the native loop ----------------------------------------------------------------------------------------
+
+
+def _native_policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
+    def run_policy(run: Run) -> Mapping[str, Any]:
+        replayer = _replayer(name, run, keep_sizes=True)
+        _feed(replayer, run.program)
+        return {**replayer.result(), "segment_sizes": replayer.segment_sizes()}
+
+    return run_policy
+
+
+def _replayer(policy: str, run: Run, *, keep_sizes: bool) -> Any:
+    settings = policy_kind(policy).read(run.conf, run.capacity)
+    program = run.program
+    return _native().Replayer(
+        policy,
+        settings,
+        run.capacity,
+        run.lag_us,
+        program.segment_size,
+        program.segment_address,
+        keep_sizes,
+    )
+
+
+def _feed(replayer: Any, piece: Lifetimes) -> None:
+    """The columns are handed over without a copy."""
+    replayer.run(
+        piece.op,
+        piece.id,
+        piece.size,
+        piece.stream,
+        piece.time_us,
+        piece.event,
+        piece.completed_event,
+        piece.emptied,
+    )
+
+
+def _native() -> Any:
+    try:
+        return importlib.import_module("vram._native")
+    except ImportError as error:
+        raise DeviceError(
+            f"replay needs the native core, which is not built here ({error}); install vram with pip, "
+            "or build it with `pip install .` in the source tree",
+            call="import",
+        ) from error
+
+
+POLICIES: dict[str, Callable[[Run], Mapping[str, Any]]] = {
+    name: _native_policy(name) for name in POLICY_KINDS
+}
+"""Every allocator a trace can be replayed through. A policy takes a Run and returns `peak_allocated`,
+`peak_reserved`, `driver_calls`, `driver_us`, `seconds` and `oom`: None, or the first failure: `event` (an
+index into the program here), its `size`, and the bytes `allocated` and `reserved` at that moment; also, where
+it has them, `retries` and `segment_sizes`."""

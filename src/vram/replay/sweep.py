@@ -1,0 +1,240 @@
+"""Which setting would have needed the least memory: every allocator's sensible settings, tried and ranked.
+
+A setting is judged by the smallest device on which the job still ends, found by replaying it on devices of
+several sizes. Where the replays run is for `executors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+from vram.sizes import parse_size
+from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
+
+from .executors import run_all
+from .policies import policy_kind
+from .run import DEFAULT_LAG_US, ReplayResult, replay
+
+__all__ = ["Ranked", "Setting", "grid", "suggest", "sweep", "sweep_all"]
+
+CAPACITY_STEP = 2 << 20
+"""The smallest device is found to this many bytes: the driver hands out no less."""
+DEFAULT_SUGGESTIONS = ("torch", "torch-expandable", "cuda-async", "vram")
+"""What a PyTorch job can change to without changing its code."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An allocator and its options, as `vram.replay.replay` takes them."""
+
+    policy: str
+    conf: Mapping[str, str]
+
+    @property
+    def environment(self) -> str:
+        """The line to paste: of the environment, or for RMM of Python."""
+        return policy_kind(self.policy).environment(self.conf)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What a setting was predicted to need, in bytes. Better ones have smaller `rank`, from 1.
+
+    `smallest_capacity`: the least memory with which the job ends (None: it ends with none that was tried);
+    `peak_reserved`: what the allocator holds at most where memory is never short; `retries`: how often
+    it had to give memory back and ask again on the smallest device.
+    """
+
+    rank: int
+    policy: str
+    conf: dict[str, str]
+    environment: str
+    peak_reserved: int
+    smallest_capacity: int | None
+    driver_us: float
+    retries: int
+
+
+_GRID: dict[str, dict[str, Sequence[str | None]]] = {
+    "torch": {
+        "max_split_size_mb": (None, "64", "128", "256", "512"),
+        "roundup_power2_divisions": (None, "4", "8", "16"),
+        "garbage_collection_threshold": (None, "0.8"),
+    },
+    "torch-expandable": {
+        "roundup_power2_divisions": (None, "4", "8", "16"),
+        "large_segment_size_mb": (None, "12"),
+    },
+    "cuda-async": {},
+    "bfc": {"garbage_collection": (None, "true")},
+    "rmm-pool": {"initial_pool_size": (None, "1GiB")},
+    "rmm-arena": {},
+    "vram": {"cross_stream": (None, "wait"), "max_page": (None, "8MiB", "2MiB")},
+}
+
+
+def grid(policies: Iterable[str] | None = None) -> tuple[Setting, ...]:
+    """The sensible settings of each allocator, its defaults first."""
+    found = []
+    for policy in dict.fromkeys(_GRID if policies is None else policies):
+        options = _GRID[policy_kind(policy).name]
+        for values in product(*options.values()):
+            conf = {key: value for key, value in zip(options, values, strict=True) if value is not None}
+            found.append(Setting(policy, conf))
+    return tuple(found)
+
+
+def sweep(
+    trace: Trace | Lifetimes,
+    settings: Iterable[Setting] | None = None,
+    *,
+    policies: Iterable[str] | None = None,
+    capacity: int | str | None = None,
+    lag_us: float = DEFAULT_LAG_US,
+    jobs: int = 1,
+    executor: str | Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Ranked, ...]:
+    """Try `settings` (default: `grid(policies)`) and rank them by the smallest device they could do with.
+
+    A `capacity` is the largest device that counts. `jobs` replays run at once, in threads, or where
+    `executor` says: "dask" (a cluster on this machine), "dask=ADDRESS", or a client of `distributed`.
+    `progress` is called with the settings done and their number.
+    """
+    (ranked,) = sweep_all(
+        [trace],
+        settings,
+        policies=policies,
+        capacity=capacity,
+        lag_us=lag_us,
+        jobs=jobs,
+        executor=executor,
+        progress=progress,
+    )
+    return ranked
+
+
+def sweep_all(
+    traces: Iterable[Trace | Lifetimes],
+    settings: Iterable[Setting] | None = None,
+    *,
+    policies: Iterable[str] | None = None,
+    capacity: int | str | None = None,
+    lag_us: float = DEFAULT_LAG_US,
+    jobs: int = 1,
+    executor: str | Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[tuple[Ranked, ...]]:
+    """`sweep` over several traces at once: one ranking each."""
+    chosen = tuple(settings) if settings is not None else grid(policies)
+    programs = [trace if isinstance(trace, Lifetimes) else lifetimes(trace) for trace in traces]
+    limit = None if capacity is None else parse_size(capacity)
+    tasks = [
+        (place, Question(setting.policy, dict(setting.conf), least, limit, lag_us))
+        for place, least in enumerate(map(peak_allocated, programs))
+        for setting in chosen
+    ]
+    outcomes = run_all(judge, programs, tasks, jobs=jobs, executor=executor, progress=progress)
+    starts = range(0, len(outcomes), max(len(chosen), 1))
+    return [_ranked(chosen, outcomes[start : start + len(chosen)]) for start in starts]
+
+
+def suggest(
+    trace: Trace | Lifetimes,
+    *,
+    policies: Iterable[str] = DEFAULT_SUGGESTIONS,
+    capacity: int | str | None = None,
+    jobs: int = 1,
+) -> tuple[Ranked, ...]:
+    """The settings that a recorded PyTorch job would have needed the least memory with, best first.
+
+    With a `capacity`, those that would not have fitted are left out.
+    """
+    ranked = sweep(trace, policies=policies, capacity=capacity, jobs=jobs)
+    return tuple(each for each in ranked if each.smallest_capacity is not None)
+
+
+class Question(NamedTuple):
+    """What `judge` is asked of a program that holds `least` bytes at its peak."""
+
+    policy: str
+    conf: dict[str, str]
+    least: int
+    limit: int | None
+    lag_us: float
+
+
+def judge(program: Lifetimes, question: Question) -> dict[str, Any]:
+    """One setting: what it holds where memory is never short, and the smallest device that would do."""
+
+    def run(capacity: int | None) -> ReplayResult:
+        return replay(program, question.policy, conf=question.conf, capacity=capacity, lag_us=question.lag_us)
+
+    def ends(capacity: int) -> ReplayResult | None:
+        result = run(capacity)
+        return result if result.oom is None else None
+
+    free = run(None)
+    low, high = question.least // CAPACITY_STEP, -(-free.peak_reserved // CAPACITY_STEP)
+    smallest, on_smallest = _smallest(ends, max(low, 1), max(high, 1)) if free.oom is None else (None, None)
+    fits = smallest is not None and (question.limit is None or smallest <= question.limit)
+    return {
+        "peak_reserved": free.peak_reserved,
+        "smallest_capacity": smallest if fits else None,
+        "driver_us": free.driver_us,
+        "retries": on_smallest.retries if on_smallest is not None else 0,
+    }
+
+
+def _smallest(
+    ends: Callable[[int], ReplayResult | None], low: int, high: int
+) -> tuple[int | None, ReplayResult | None]:
+    """The least multiple of CAPACITY_STEP with which the job ends, and how; by halving.
+
+    An allocator may fail with more memory where it did with less: then this is one that does while a step
+    less does not.
+    """
+    done = ends(high * CAPACITY_STEP)
+    for _ in range(4):  # what was held without a limit is not always enough with one
+        if done is not None:
+            break
+        low, high = high, high + max(high // 4, 1)
+        done = ends(high * CAPACITY_STEP)
+    if done is None:
+        return None, None
+    while low < high:
+        middle = (low + high) // 2
+        result = ends(middle * CAPACITY_STEP)
+        if result is None:
+            low = middle + 1
+        else:
+            high, done = middle, result
+    return high * CAPACITY_STEP, done
+
+
+def _ranked(settings: Sequence[Setting], outcomes: Sequence[Mapping[str, Any]]) -> tuple[Ranked, ...]:
+    def order(place: int) -> tuple[Any, ...]:
+        outcome, setting = outcomes[place], settings[place]
+        smallest = outcome["smallest_capacity"]
+        return (
+            smallest is None,
+            smallest or 0,
+            outcome["peak_reserved"],
+            len(setting.conf),
+            outcome["driver_us"],
+            place,
+        )
+
+    return tuple(
+        Ranked(
+            rank=rank,
+            policy=settings[place].policy,
+            conf=dict(settings[place].conf),
+            environment=settings[place].environment,
+            **outcomes[place],
+        )
+        for rank, place in enumerate(sorted(range(len(settings)), key=order), 1)
+    )
