@@ -96,6 +96,8 @@ bench: setup
 	@$(BIN)/python benchmarks/open.py
 	@echo "== benchmarks/policies.py"
 	@$(BIN)/python benchmarks/policies.py
+	@echo "== benchmarks/record.py"
+	@$(BIN)/python benchmarks/record.py
 
 # ---- checks and tests -----------------------------------------------------------------------------
 

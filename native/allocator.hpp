@@ -168,6 +168,13 @@ class Allocator {
   virtual std::uint64_t live_bytes() const = 0;
   virtual void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const = 0;
   virtual void start_journal(std::uint32_t entries) = 0;  // 0 stops
+  // From now on every event is kept until it is taken, up to `most` of them; 0 stops and forgets. What is
+  // live, pending and reserved at that moment comes first, as if it had just been allocated.
+  virtual void start_recording(std::uint64_t most) = 0;
+  virtual void mark(std::uint64_t number) = 0;  // in a recording, between the events before and after
+  // Appends the events since the last time, in order; returns how many of them there was no room for. One
+  // thread at a time.
+  virtual std::uint64_t take_recorded(std::vector<JournalEntry>& out) = 0;
   virtual bool check(std::string* why) const = 0;
   virtual Backend& backend() = 0;
   virtual bool host_accessible() { return backend().info().host_accessible; }

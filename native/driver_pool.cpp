@@ -103,8 +103,9 @@ Status DriverPool::allocate_slow(std::uint64_t size, StreamHandle stream, std::u
   if (!request.error.ok()) return request.error;
   std::lock_guard lock(mutex_);
   ++out_of_memory_;
-  note(request.stream, Action::out_of_memory, 0, size, tag, 0);
-  if (report != nullptr) *report = explain(request);
+  const OutOfMemoryReport why = explain(request);
+  note(request.stream, Action::out_of_memory, why.device_free, size, tag, 0);
+  if (report != nullptr) *report = why;
   return {Code::out_of_memory, 0, "allocate"};
 }
 
@@ -266,7 +267,7 @@ Status DriverPool::remove(Address address, Block* out) {
   *out = std::move(found->second);
   live_.erase(found);
   count_out(*out);
-  note(out->stream, Action::free, address, out->bytes, out->tag, out->serial);
+  note(out->stream, Action::free, address, out->requested, out->tag, out->serial);
   if (out->gone) drop_books(out->stream);
   return {};
 }
@@ -702,9 +703,16 @@ void DriverPool::count_out(const Block& block) {
 
 void DriverPool::note(StreamHandle stream, Action action, Address address, std::uint64_t bytes,
                       std::uint32_t tag, std::uint32_t serial) {
-  if (config_.journal == 0) return;
-  if (JournalRing* ring = books_of(stream).journal.get())
-    ring->add({sequence_++, now_ns(), address, bytes, tag, serial, stream, action});
+  if (config_.journal == 0 && tape_ == nullptr) return;
+  const JournalEntry entry{sequence_++, now_ns(), address, bytes, tag, serial, stream, action};
+  if (JournalRing* ring = books_of(stream).journal.get()) ring->add(entry);
+  if (tape_ != nullptr) tape_->add(entry);
+}
+
+// Into the recording only.
+void DriverPool::record(StreamHandle stream, Action action, Address address, std::uint64_t bytes,
+                        std::uint32_t tag, std::uint32_t serial) const {
+  if (tape_ != nullptr) tape_->add({sequence_++, now_ns(), address, bytes, tag, serial, stream, action});
 }
 
 // Asks the driver what it holds. After close, what was last seen stands.
@@ -715,11 +723,15 @@ void DriverPool::look_at_driver() const {
   (void)driver_->pool_get(handle_, DriverPoolAttribute::reserved_mem_current, &reserved);
   (void)driver_->pool_get(handle_, DriverPoolAttribute::reserved_mem_high, &high);
   (void)driver_->pool_get(handle_, DriverPoolAttribute::used_mem_current, &used_);
-  if (reserved > reserved_.current) {
-    reserved_.add(reserved - reserved_.current);
+  const bool grown = reserved > reserved_.current;
+  const std::uint64_t change = grown ? reserved - reserved_.current : reserved_.current - reserved;
+  if (grown) {
+    reserved_.add(change);
   } else {
-    reserved_.subtract(reserved_.current - reserved);
+    reserved_.subtract(change);
   }
+  // The driver grows unasked, so a recording has it when somebody looks.
+  if (change != 0) record(0, grown ? Action::grow : Action::shrink, 0, change, 0, 0);
   if (high > high_at_reset_) reserved_.peak = std::max(reserved_.peak, high);
   reserved_.total = std::max(reserved_.total, reserved_.peak);
 }
@@ -876,6 +888,34 @@ void DriverPool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped)
   for (const auto& [handle, books] : streams_) read(books.journal);
   std::sort(out.begin(), out.end(),
             [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; });
+}
+
+void DriverPool::start_recording(std::uint64_t most) {
+  std::lock_guard lock(mutex_);
+  recording_ = most == 0 ? nullptr : std::make_shared<Recording>(most);
+  tape_ = recording_ == nullptr ? nullptr : recording_->tape();
+  if (reserved_.current != 0) record(0, Action::grow, 0, reserved_.current, 0, 0);
+  for (const auto& [address, block] : live_)
+    record(block.stream, Action::allocate, address, block.requested, block.tag, block.serial);
+}
+
+void DriverPool::mark(std::uint64_t number) {
+  if (closed()) return;
+  std::lock_guard lock(mutex_);
+  record(0, Action::mark, 0, number, 0, 0);
+}
+
+std::uint64_t DriverPool::take_recorded(std::vector<JournalEntry>& out) {
+  std::vector<JournalChunk> taken;
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Recording> recording = recording_;
+  if (recording == nullptr) return 0;
+  look_at_driver();
+  const std::uint64_t dropped = tape_->take(taken);
+  const std::uint64_t complete = sequence_;
+  lock.unlock();
+  recording->merge(taken, complete, out);
+  return dropped;
 }
 
 // Invariants

@@ -73,6 +73,9 @@ class DriverPool final : public Allocator {
   std::uint64_t live_bytes() const override;
   void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const override;
   void start_journal(std::uint32_t entries) override;
+  void start_recording(std::uint64_t most) override;
+  void mark(std::uint64_t number) override;
+  std::uint64_t take_recorded(std::vector<JournalEntry>& out) override;
   bool check(std::string* why) const override;
   Backend& backend() override { return *backend_; }
   bool host_accessible() override { return driver_->pool_host_accessible(source_.properties.kind); }
@@ -181,6 +184,8 @@ class DriverPool final : public Allocator {
   StreamBooks& books_of(StreamHandle stream);
   void note(StreamHandle stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
             std::uint32_t serial);
+  void record(StreamHandle stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
+              std::uint32_t serial) const;
   void look_at_driver() const;
   OutOfMemoryReport explain(const Request& request) const;
   static BlockInfo describe(Address address, const Block& block, BlockState state);
@@ -203,13 +208,15 @@ class DriverPool final : public Allocator {
   std::uint64_t live_bytes_ = 0;
   std::uint64_t promised_ = 0;  // bytes asked of the driver, not yet in the books
   std::uint64_t peak_live_ = 0;
-  std::uint64_t sequence_ = 0;
+  mutable std::uint64_t sequence_ = 0;
   std::uint32_t serial_ = 0;
   Meter allocations_[2];  // by kind
   Meter bytes_[2];
   Meter requested_[2];
   std::unique_ptr<JournalRing> old_journal_;  // of streams that are gone
   std::uint64_t old_dropped_ = 0;
+  std::shared_ptr<Recording> recording_;  // null: none
+  std::unique_ptr<JournalTape> tape_;     // of all streams
   // What the driver says, as last seen.
   mutable Meter reserved_;
   mutable std::uint64_t used_ = 0;

@@ -21,7 +21,7 @@ struct State {
   std::atomic<Plug::Explain> explain{nullptr};
   std::atomic<Plug::Throw> thrower{nullptr};
   std::atomic<Plug::Make> make{nullptr};
-  std::atomic<Plug::Observe> observe{nullptr};
+  std::atomic<Plug::Label> label{nullptr};
 };
 State& state() {
   static State* const leaked = new State();
@@ -45,31 +45,32 @@ Pool* serving(int device) {
   return Plug::pool(device);
 }
 
-void* observed(int device, Address address) {
-  if (const Plug::Observe observe = state().observe.load(std::memory_order_relaxed)) [[unlikely]]
-    observe(device, address);
-  return reinterpret_cast<void*>(address);
+// The pool is made first where there is none: it may want labels.
+std::uint32_t label_for(int device) {
+  (void)serving(device);
+  const Plug::Label label = state().label.load(std::memory_order_relaxed);
+  return label == nullptr ? 0 : label(device);
 }
 
 // Out of the stream's cache, or null.
-void* cached(std::size_t size, int device, void* stream) {
+void* cached(std::size_t size, int device, void* stream, std::uint32_t label) {
   Pool* const pool = Plug::pool(device);
   Address address = 0;
-  if (pool == nullptr || !pool->try_cached(size, handle_of(stream), 0, &address)) return nullptr;
-  return observed(device, address);
+  if (pool == nullptr || !pool->try_cached(size, handle_of(stream), label, &address)) return nullptr;
+  return reinterpret_cast<void*>(address);
 }
 
 // Null where memory has run out, with `report` filled if it is given. Other failures throw.
-void* searched(std::size_t size, int device, void* stream, OutOfMemoryReport* report) {
+void* searched(std::size_t size, int device, void* stream, std::uint32_t label, OutOfMemoryReport* report) {
   Pool* const pool = serving(device);
   if (pool == nullptr) throw std::runtime_error("vram is not installed for cuda:" + std::to_string(device));
   Address address = 0;
-  const Status status = pool->allocate_slow(size, handle_of(stream), 0, 0, &address, report);
+  const Status status = pool->allocate_slow(size, handle_of(stream), 0, label, &address, report);
   if (status.code == Code::out_of_memory) return nullptr;
   if (!status.ok())
     throw std::runtime_error(std::string("vram could not allocate: ") + status.call + " failed, native " +
                              std::to_string(status.native));
-  return observed(device, address);
+  return reinterpret_cast<void*>(address);
 }
 
 // The pool that holds an address, and the allocation there. Most programs have one pool.
@@ -96,7 +97,7 @@ Pool* Plug::pool(int device) {
 void Plug::set_explain(Explain explain) { state().explain = explain; }
 void Plug::set_throw(Throw thrower) { state().thrower = thrower; }
 void Plug::set_make(Make make) { state().make = make; }
-void Plug::set_observe(Observe observe) { state().observe = observe; }
+void Plug::set_label(Label label) { state().label = label; }
 
 }  // namespace vram
 
@@ -106,9 +107,10 @@ extern "C" {
 
 VRAM_EXPORT void* vram_plug_allocate(std::size_t size, int device, void* stream) {
   if (size == 0) return nullptr;
-  if (void* const address = cached(size, device, stream)) return address;
+  const std::uint32_t label = label_for(device);
+  if (void* const address = cached(size, device, stream, label)) return address;
   OutOfMemoryReport report;
-  if (void* const address = searched(size, device, stream, &report)) return address;
+  if (void* const address = searched(size, device, stream, label, &report)) return address;
   const Plug::Explain explain = state().explain.load();
   fail_out_of_memory(explain != nullptr ? explain(device, size, handle_of(stream), report)
                                         : "out of memory: " + std::to_string(size) + " bytes asked");
@@ -116,8 +118,9 @@ VRAM_EXPORT void* vram_plug_allocate(std::size_t size, int device, void* stream)
 
 VRAM_EXPORT void* vram_plug_try_allocate(std::size_t size, int device, void* stream) {
   if (size == 0) return nullptr;
-  if (void* const address = cached(size, device, stream)) return address;
-  return searched(size, device, stream, nullptr);
+  const std::uint32_t label = label_for(device);
+  if (void* const address = cached(size, device, stream, label)) return address;
+  return searched(size, device, stream, label, nullptr);
 }
 
 // The block knows its own size and stream; what is not ours, or was freed before, is left alone.

@@ -29,9 +29,9 @@ class Plug {
   // Sets the pool of a device that is used for the first time; called without any lock.
   using Make = void (*)(int device);
   static void set_make(Make make);
-  // Is told of every allocation; called without any lock. Null: nobody is.
-  using Observe = void (*)(int device, Address address);
-  static void set_observe(Observe observe);
+  // Says what every allocation is filed under; called without any lock. Null: under no tag.
+  using Label = std::uint32_t (*)(int device);
+  static void set_label(Label label);
 };
 
 }  // namespace vram

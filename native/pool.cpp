@@ -133,7 +133,7 @@ bool Pool::try_free_cached(Address address) {
   stream.bytes[static_cast<int>(kind)].subtract(bytes);
   stream.requested[static_cast<int>(kind)].subtract(block.requested);
   if (stream.journaling) [[unlikely]]
-    note(stream, Action::free, address, bytes, block.tag, block.serial);
+    note(stream, Action::free, address, block.requested, block.tag, block.serial);
   stream.lock.unlock();
   return true;
 }
@@ -146,11 +146,12 @@ StreamState& Pool::stream_of(StreamHandle handle) {
 
 StreamState& Pool::journaled(StreamState* stream) {
   if (stream == nullptr) throw std::bad_alloc();
-  if (config_.journal != 0) {
-    std::lock_guard guard(stream->lock);
-    stream->journal = std::make_unique<JournalRing>(config_.journal);
-    stream->journaling = true;
-  }
+  if (config_.journal == 0 && recording_ == nullptr) return *stream;
+  std::lock_guard guard(stream->lock);
+  if (config_.journal != 0) stream->journal = std::make_unique<JournalRing>(config_.journal);
+  // One that had another handle before may have events that were not taken yet.
+  if (recording_ != nullptr && stream->tape == nullptr) stream->tape = recording_->tape();
+  stream->journaling = true;
   return *stream;
 }
 
@@ -281,11 +282,7 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   if (serving == nullptr) return why;
   StreamState& stream = *serving;
   Request request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock, {}};
-  if (size > kMaxRequest) {
-    ++out_of_memory_;
-    if (report != nullptr) *report = explain(request);
-    return {Code::out_of_memory, 0, "allocate"};
-  }
+  if (size > kMaxRequest) return fail(request, report);
   request.want.units = units_of(size);
   request.want.band = band_of(request.want.units);
   // The stream's cache missed, or its ceiling was in the way of what it holds.
@@ -302,13 +299,15 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
     if (!status.ok()) take_back(*out);
     return status;
   }
-  if (!request.error.ok()) return request.error;
+  return request.error.ok() ? fail(request, report) : request.error;
+}
+
+Status Pool::fail(const Request& request, OutOfMemoryReport* report) {
   ++out_of_memory_;
-  {
-    std::lock_guard guard(stream.lock);
-    note(stream, Action::out_of_memory, 0, size, tag, 0);
-  }
-  if (report != nullptr) *report = explain(request);
+  const OutOfMemoryReport why = explain(request);
+  if (report != nullptr) *report = why;
+  std::lock_guard guard(request.stream->lock);
+  note(*request.stream, Action::out_of_memory, why.device_free, request.size, request.tag, 0);
   return {Code::out_of_memory, 0, "allocate"};
 }
 
@@ -518,8 +517,8 @@ Index Pool::claim_for_free(Address address) {
   stream.allocations[kind].subtract(1);
   stream.bytes[kind].subtract(bytes);
   stream.requested[kind].subtract(block.requested);
-  note(stream, block.used_elsewhere ? Action::free_pending : Action::free, address, bytes, block.tag,
-       block.serial);
+  note(stream, block.used_elsewhere ? Action::free_pending : Action::free, address, block.requested,
+       block.tag, block.serial);
   return i;
 }
 
@@ -585,7 +584,7 @@ void Pool::give_home(Index i, bool ask) {
 void Pool::make_pending(Index i) {
   Block& block = segments_.blocks()[i];
   const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
-  PendingBlock pending{i, streams_[owner].now(), {}};
+  PendingBlock pending{i, streams_[owner].now(), {}, block.used_elsewhere};
   // What is to be zeroed may be zeroed on another stream than its owner.
   if (segments_.segments()[block.segment].stream != owner || zero_on_free_.load(std::memory_order_relaxed))
     uses_[i].push_back(owner);
@@ -637,9 +636,9 @@ void Pool::requeue(PendingBlock&& pending) {
   pending_.subtract(bytes_of(block));
   --pending_blocks_;
   block.set(BlockState::moving);
-  if (owner.journaling) {
+  if (pending.awaited) {
     std::lock_guard guard(owner.lock);
-    note(owner, Action::free_complete, segments_.address_of(block), bytes_of(block), block.tag, block.serial);
+    note(owner, Action::free_complete, segments_.address_of(block), block.requested, block.tag, block.serial);
   }
   segments_.put(pending.block, tick);
 }

@@ -77,6 +77,9 @@ class Pool final : public Allocator {
   std::uint64_t live_bytes() const override;
   void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const override;
   void start_journal(std::uint32_t entries) override;
+  void start_recording(std::uint64_t most) override;
+  void mark(std::uint64_t number) override;
+  std::uint64_t take_recorded(std::vector<JournalEntry>& out) override;
   bool check(std::string* why) const override;
   Backend& backend() override { return *backend_; }
 
@@ -159,6 +162,10 @@ class Pool final : public Allocator {
   void note_reserved(StreamState& stream);
   void note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
             std::uint32_t serial);
+  JournalEntry entry(const StreamState& stream, Action action, Address address, std::uint64_t bytes,
+                     std::uint32_t tag, std::uint32_t serial);
+  void record_what_is_there();
+  Status fail(const Request& request, OutOfMemoryReport* report);
   OutOfMemoryReport explain(const Request& request) const;
   BlockInfo describe(const Block& block) const;
   void verify() const;
@@ -181,6 +188,7 @@ class Pool final : public Allocator {
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   std::function<bool(std::uint64_t, StreamHandle)> callback_;
   std::atomic<std::uint64_t> sequence_{0};
+  std::shared_ptr<Recording> recording_;  // null: none
   // Fast-path copies of settings, read without a lock.
   std::atomic<std::uint32_t> stream_cache_;
   std::atomic<bool> zero_on_allocate_;

@@ -2,6 +2,7 @@
 // check(). It changes nothing but peaks and the journal.
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "pool.hpp"
 
@@ -37,16 +38,23 @@ void Pool::note_reserved(StreamState& stream) {
 void Pool::note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
                 std::uint32_t serial) {
   if (!stream.journaling) return;
-  JournalEntry entry;
-  entry.sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
-  entry.time_ns = now_ns();
-  entry.address = address;
-  entry.bytes = bytes;
-  entry.tag = tag;
-  entry.serial = serial;
-  entry.stream = stream.handle;
-  entry.action = action;
-  stream.journal->add(entry);
+  const JournalEntry event = entry(stream, action, address, bytes, tag, serial);
+  if (stream.journal != nullptr) stream.journal->add(event);
+  if (stream.tape != nullptr) stream.tape->add(event);
+}
+
+JournalEntry Pool::entry(const StreamState& stream, Action action, Address address, std::uint64_t bytes,
+                         std::uint32_t tag, std::uint32_t serial) {
+  JournalEntry event;
+  event.sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
+  event.time_ns = now_ns();
+  event.address = address;
+  event.bytes = bytes;
+  event.tag = tag;
+  event.serial = serial;
+  event.stream = stream.handle;
+  event.action = action;
+  return event;
 }
 
 void Pool::start_journal(std::uint32_t entries) {
@@ -56,9 +64,66 @@ void Pool::start_journal(std::uint32_t entries) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     auto ring = entries != 0 ? std::make_unique<JournalRing>(entries) : nullptr;
     std::lock_guard guard(stream.lock);
-    stream.journaling = entries != 0;
     stream.journal.swap(ring);
+    stream.journaling = stream.journal != nullptr || stream.tape != nullptr;
   }
+}
+
+void Pool::start_recording(std::uint64_t most) {
+  std::vector<std::unique_ptr<JournalTape>> old;
+  std::lock_guard lock(mutex_);
+  recording_ = most == 0 ? nullptr : std::make_shared<Recording>(most);
+  // All streams stand still, so that what is there and what comes after add up.
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.lock();
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    old.push_back(std::exchange(stream.tape, recording_ == nullptr ? nullptr : recording_->tape()));
+    stream.journaling = stream.journal != nullptr || stream.tape != nullptr;
+  }
+  if (recording_ != nullptr) record_what_is_there();
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.unlock();
+}
+
+void Pool::record_what_is_there() {
+  const auto record = [this](Action action, const Block& block) {
+    StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+    owner.tape->add(
+        entry(owner, action, segments_.address_of(block), block.requested, block.tag, block.serial));
+  };
+  StreamState& first = streams_[0];
+  if (reserved_.current != 0) first.tape->add(entry(first, Action::grow, 0, reserved_.current, 0, 0));
+  for (Index i = 1; i < segments_.blocks().end(); ++i)
+    if (const Block& block = segments_.blocks()[i]; block.is(BlockState::live))
+      record(Action::allocate, block);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n)
+    for (const PendingBlock& pending : streams_[static_cast<std::uint16_t>(n)].waiting)
+      if (pending.awaited)
+        for (const Action action : {Action::allocate, Action::free_pending})
+          record(action, segments_.blocks()[pending.block]);
+}
+
+void Pool::mark(std::uint64_t number) {
+  if (closed()) return;
+  StreamState& stream = streams_[0];
+  std::lock_guard guard(stream.lock);
+  if (stream.tape != nullptr) stream.tape->add(entry(stream, Action::mark, 0, number, 0, 0));
+}
+
+std::uint64_t Pool::take_recorded(std::vector<JournalEntry>& out) {
+  std::vector<JournalChunk> taken;
+  std::uint64_t dropped = 0;
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Recording> recording = recording_;
+  if (recording == nullptr) return 0;
+  const std::uint64_t complete = sequence_.load(std::memory_order_relaxed);  // before any tape is taken
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    std::lock_guard guard(stream.lock);
+    if (stream.tape != nullptr) dropped += stream.tape->take(taken);
+  }
+  lock.unlock();
+  recording->merge(taken, complete, out);
+  return dropped;
 }
 
 void Pool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const {

@@ -133,7 +133,8 @@ struct PendingBlock {
   Index block = 0;
   Tick tick = 0;  // of its owner, when it was freed
   std::vector<Use> uses;
-  bool zeroed = false;  // by zero_on_free
+  bool awaited = false;  // its free was noted as pending, so its completion is noted, too
+  bool zeroed = false;   // by zero_on_free
 };
 
 // Two lines apart: processors fetch lines in pairs.
@@ -141,7 +142,7 @@ struct alignas(128) StreamState {
   // ---- guarded by `lock` ----------------------------------------------------------------------
   SpinLock lock;
   std::uint16_t number = 0;
-  bool journaling = false;
+  bool journaling = false;    // there is a journal or a tape
   bool leaving = false;       // its cache takes no more blocks
   std::uint64_t live = 0;     // bytes of live blocks
   std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::rise)
@@ -152,6 +153,7 @@ struct alignas(128) StreamState {
   std::uint64_t slow_serial = 0;  // served by the later rungs
   StreamCache cache;
   std::unique_ptr<JournalRing> journal;
+  std::unique_ptr<JournalTape> tape;
 
   // ---- guarded by the pool's mutex --------------------------------------------------------------
   StreamHandle handle = 0;

@@ -16,7 +16,9 @@ void bind_pin(nanobind::module_& module);
 void bind_plug(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
 void bind_driver_pool(nanobind::module_& module);
+void bind_recording(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
+void bind_stacks(nanobind::module_& module);
 
 // The C++ owner of a backend object of Python. Whoever keeps it keeps the backend alive without a
 // reference to Python, and may drop it on any thread, with or without the GIL.

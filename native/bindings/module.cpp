@@ -8,8 +8,10 @@ NB_MODULE(_native, module) {
   vram::bind_devices(module);
   vram::bind_pin(module);
   vram::bind_plug(module);
+  vram::bind_stacks(module);
   vram::bind_pool(module);
   vram::bind_driver_pool(module);
+  vram::bind_recording(module);
   vram::bind_replay(module);
   vram::bind_bench(module);
 }

@@ -5,8 +5,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "bindings.hpp"
 #include "python_types.hpp"
+#include "stacks.hpp"
 
 namespace nb = nanobind;
 
@@ -34,38 +38,35 @@ std::string explain(int device, std::uint64_t size, StreamHandle stream, const O
   }
 }
 
-PyObject* maker = nullptr;     // called with a device that has no pool yet
-PyObject* observer = nullptr;  // called with a device and the address of each allocation
+PyObject* maker = nullptr;  // called with a device that has no pool yet
 
-// Runs a Python function from any thread; what it raises is reported, as no caller could take it.
-template <typename... Arguments>
-void call(PyObject* const& function, const char* what, Arguments... arguments) {
+// Called from any thread; what the function raises is reported, as no caller could take it.
+void make(int device) {
   if (!nb::is_alive()) return;
   const nb::gil_scoped_acquire gil;
-  if (function == nullptr) return;  // taken out meanwhile
-  const nb::object kept = nb::borrow(function);
+  if (maker == nullptr) return;  // taken out meanwhile
+  const nb::object kept = nb::borrow(maker);
   try {
-    kept(arguments...);
+    kept(device);
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable(what);
+    error.discard_as_unraisable("making a pool");
   }
 }
 
-void make(int device) { call(maker, "making a pool", device); }
-void observe(int device, Address address) { call(observer, "observing an allocation", device, address); }
-
-void set_function(PyObject*& place, nb::handle function) {
-  Py_XSETREF(place, function.is_none() ? nullptr : Py_NewRef(function.ptr()));
-}
-
 void set_maker(nb::handle function) {
-  set_function(maker, function);
+  Py_XSETREF(maker, function.is_none() ? nullptr : Py_NewRef(function.ptr()));
   Plug::set_make(maker != nullptr ? make : nullptr);
 }
 
-void set_observer(nb::handle function) {
-  set_function(observer, function);
-  Plug::set_observe(observer != nullptr ? observe : nullptr);
+// The tag and the stack of the calling thread, whichever it is.
+std::uint32_t label(int device) {
+  if (!nb::is_alive()) return 0;
+  const nb::gil_scoped_acquire gil;
+  auto* pool = device >= 0 && device < Plug::kDevices ? reinterpret_cast<PyPool*>(plugged[device]) : nullptr;
+  if (pool == nullptr || !pool->stacks) return 0;
+  const long tag = current_tag(pool, nullptr);
+  if (tag < 0) PyErr_Clear();
+  return label_here(tag < 0 ? 0 : static_cast<std::uint32_t>(tag));
 }
 
 void set_pool(int device, nb::handle object) {
@@ -73,6 +74,7 @@ void set_pool(int device, nb::handle object) {
   if (object.is_none()) {
     Plug::set_pool(device, nullptr);
     Py_CLEAR(plugged[device]);
+    follow_stacks();
     return;
   }
   const std::shared_ptr<Pool> pool = own_pool(object.ptr());
@@ -80,6 +82,7 @@ void set_pool(int device, nb::handle object) {
   Plug::set_pool(device, pool);
   Plug::set_explain(explain);
   Py_XSETREF(plugged[device], Py_NewRef(object.ptr()));
+  follow_stacks();
 }
 
 template <typename Function>
@@ -103,14 +106,19 @@ nb::typed<nb::dict, std::string, int> functions() {
 
 }  // namespace
 
+void follow_stacks() {
+  const bool wanted = std::any_of(std::begin(plugged), std::end(plugged), [](PyObject* pool) {
+    return pool != nullptr && reinterpret_cast<PyPool*>(pool)->stacks;
+  });
+  Plug::set_label(wanted ? label : nullptr);
+}
+
 void bind_plug(nb::module_& module) {
   using namespace nb::literals;
   module.def("plug_set_pool", &set_pool, "device"_a, "pool"_a.none(),
              "The pool that serves what other libraries allocate on a CUDA device, or None.");
   module.def("plug_set_maker", &set_maker, "function"_a.none(),
              "Have `function(device)` called to set the pool of a CUDA device on its first use, or None.");
-  module.def("plug_set_observer", &set_observer, "function"_a.none(),
-             "Have `function(device, address)` called after each allocation, or None.");
   module.def("plug_functions", &functions, "The addresses of the functions that other libraries call.");
   module.def(
       "plug_set_throw",

@@ -8,6 +8,7 @@
 #include "bindings.hpp"
 #include "errors.hpp"
 #include "python_types.hpp"
+#include "stacks.hpp"
 
 namespace nb = nanobind;
 
@@ -62,7 +63,8 @@ long tag_id(PyPool* self, PyObject* name) {
   return stored ? id : -1;
 }
 
-// The tag in force: the one given, else that of vram.tag in this context.
+}  // namespace
+
 long current_tag(PyPool* self, PyObject* given) {
   if (given != nullptr && given != Py_None) return tag_id(self, given);
   if (tag_variable == nullptr) return 0;
@@ -71,6 +73,16 @@ long current_tag(PyPool* self, PyObject* given) {
   const long id = tag_id(self, value);
   Py_XDECREF(value);
   return id;
+}
+
+namespace {
+
+// What an allocation is filed under: the tag, and the stack where they are wanted. -1 with an error set.
+std::int64_t label_for(PyPool* self, PyObject* given) {
+  const long tag = given == nullptr && tag_variable == nullptr ? 0 : current_tag(self, given);
+  if (!self->stacks || tag < 0) [[likely]]
+    return tag;
+  return label_here(static_cast<std::uint32_t>(tag));
 }
 
 // ---- allocation
@@ -137,9 +149,9 @@ PyObject* malloc_method(PyObject* object, PyObject* const* arguments, Py_ssize_t
   StreamHandle stream = 0;
   Address address = 0;
   if (!size_from(arguments[0], &size) || !stream_from(stream_object, self, &stream)) return nullptr;
-  const long tag = tag_variable == nullptr ? 0 : current_tag(self, nullptr);
-  if (tag < 0) return nullptr;
-  if (!allocate_address(self, size, stream, 0, static_cast<std::uint32_t>(tag), &address)) return nullptr;
+  const std::int64_t label = label_for(self, nullptr);
+  if (label < 0) return nullptr;
+  if (!allocate_address(self, size, stream, 0, static_cast<std::uint32_t>(label), &address)) return nullptr;
   return PyLong_FromUnsignedLongLong(address);
 }
 
@@ -212,10 +224,11 @@ PyObject* allocate_method(PyObject* object, PyObject* const* arguments, Py_ssize
   if (!size_from(given.size, &size) || !stream_from(given.stream, self, &stream) ||
       !align_from(given.align, &align))
     return nullptr;
-  const long tag = given.tag == nullptr && tag_variable == nullptr ? 0 : current_tag(self, given.tag);
-  if (tag < 0) return nullptr;
-  if (!allocate_address(self, size, stream, align, static_cast<std::uint32_t>(tag), &address)) return nullptr;
-  return make_buffer(self, address, size, stream, given.stream, static_cast<std::uint32_t>(tag));
+  const std::int64_t label = label_for(self, given.tag);
+  if (label < 0) return nullptr;
+  if (!allocate_address(self, size, stream, align, static_cast<std::uint32_t>(label), &address))
+    return nullptr;
+  return make_buffer(self, address, size, stream, given.stream, static_cast<std::uint32_t>(label));
 }
 
 bool sizes_from(PyObject* object, std::vector<std::uint64_t>* out) {
@@ -242,13 +255,13 @@ PyObject* batch(PyObject* object, PyObject* arguments, PyObject* keywords, bool 
   std::vector<std::uint64_t> sizes;
   StreamHandle stream = 0;
   if (!sizes_from(sizes_object, &sizes) || !stream_from(stream_object, self, &stream)) return nullptr;
-  const long tag = current_tag(self, tag_object);
-  if (tag < 0) return nullptr;
+  const std::int64_t labelled = label_for(self, tag_object);
+  if (labelled < 0) return nullptr;
+  const auto label = static_cast<std::uint32_t>(labelled);
   std::vector<Address> addresses;
   OutOfMemoryReport report;
-  const Status status = without_gil([&] {
-    return self->pool->allocate_batch(sizes, stream, static_cast<std::uint32_t>(tag), addresses, &report);
-  });
+  const Status status =
+      without_gil([&] { return self->pool->allocate_batch(sizes, stream, label, addresses, &report); });
   if (status.code == Code::out_of_memory) {
     std::uint64_t total = 0;
     for (std::uint64_t size : sizes) total += size;
@@ -262,8 +275,7 @@ PyObject* batch(PyObject* object, PyObject* arguments, PyObject* keywords, bool 
       Py_CLEAR(list);
     PyObject* item = nullptr;
     if (list != nullptr)
-      item = buffers ? make_buffer(self, addresses[i], sizes[i], stream, stream_object,
-                                   static_cast<std::uint32_t>(tag))
+      item = buffers ? make_buffer(self, addresses[i], sizes[i], stream, stream_object, label)
                      : PyLong_FromUnsignedLongLong(addresses[i]);
     if (item == nullptr) {
       if (list != nullptr && buffers) addresses[i] = 0;  // make_buffer has freed it
@@ -580,7 +592,13 @@ PyObject* raw_stats(PyObject* object, PyObject*) {
 
 constexpr const char* kStateNames[] = {"none", "live", "cached", "moving", "pending", "free"};
 
-nb::object tag_object(PyPool* self, std::uint32_t tag) { return nb::steal(tag_name(self, tag)); }
+nb::object tag_object(PyPool* self, std::uint32_t label) { return nb::steal(tag_name(self, label)); }
+
+nb::object stack_object(std::uint32_t label) {
+  PyObject* stack = stack_of(label);
+  if (stack == nullptr) throw nb::python_error();
+  return nb::steal(stack);
+}
 
 PyObject* raw_snapshot(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
@@ -588,10 +606,12 @@ PyObject* raw_snapshot(PyObject* object, PyObject*) {
     nb::list segments;
     for (const SegmentInfo& info : self->pool->snapshot()) {
       nb::list blocks;
-      for (const BlockInfo& block : info.blocks)
-        blocks.append(nb::make_tuple(block.address, block.bytes, block.requested,
-                                     kStateNames[static_cast<int>(block.state)], block.stream,
-                                     tag_object(self, block.tag), block.serial));
+      for (const BlockInfo& block : info.blocks) {
+        const bool used = block.state == BlockState::live || block.state == BlockState::pending;
+        blocks.append(nb::make_tuple(
+            block.address, block.bytes, block.requested, kStateNames[static_cast<int>(block.state)],
+            block.stream, tag_object(self, block.tag), block.serial, stack_object(used ? block.tag : 0)));
+      }
       nb::dict segment;
       segment["address"] = info.address;
       segment["bytes"] = info.bytes;
@@ -605,8 +625,8 @@ PyObject* raw_snapshot(PyObject* object, PyObject*) {
   });
 }
 
-constexpr const char* kActionNames[] = {"allocate", "free",   "free_pending", "free_complete",
-                                        "grow",     "shrink", "out_of_memory"};
+constexpr const char* kActionNames[] = {"allocate", "free",   "free_pending",  "free_complete",
+                                        "grow",     "shrink", "out_of_memory", "mark"};
 
 PyObject* journal(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
@@ -618,7 +638,7 @@ PyObject* journal(PyObject* object, PyObject*) {
     for (const JournalEntry& entry : entries)
       list.append(nb::make_tuple(entry.sequence, entry.time_ns, kActionNames[static_cast<int>(entry.action)],
                                  entry.address, entry.bytes, entry.stream, tag_object(self, entry.tag),
-                                 entry.serial));
+                                 entry.serial, stack_object(entry.tag)));
     return nb::make_tuple(list, dropped);
   });
 }
@@ -666,6 +686,15 @@ PyObject* check(PyObject* object, PyObject*) {
 
 PyObject* get_closed(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->pool->closed()); }
 PyObject* get_device(PyObject* object, void*) { return Py_NewRef(self_of(object)->device); }
+
+PyObject* get_stacks(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->stacks); }
+int set_stacks(PyObject* object, PyObject* value, void*) {
+  const int truth = value == nullptr ? 0 : PyObject_IsTrue(value);
+  if (truth < 0) return -1;
+  self_of(object)->stacks = truth != 0;
+  follow_stacks();
+  return 0;
+}
 
 // ---- the type
 // ------------------------------------------------------------------------------------------------------------
@@ -815,6 +844,8 @@ PyGetSetDef attributes[] = {
     {"closed", get_closed, nullptr, "Whether close() was called, or the pool is a parent's after a fork.",
      nullptr},
     {"device", get_device, nullptr, "The device it was made for.", nullptr},
+    {"keeps_stacks", get_stacks, set_stacks, "Whether allocations are kept with their Python stacks.",
+     nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -850,6 +881,10 @@ PyObject* report_dict(const OutOfMemoryReport& report) {
                        wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
                        "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
                        "stranded", wide(report.stranded), "largest_free", wide(report.largest_free));
+}
+
+std::shared_ptr<Allocator> allocator_of(PyObject* object) {
+  return PyObject_TypeCheck(object, pool_type) ? self_of(object)->pool : nullptr;
 }
 
 std::shared_ptr<Pool> own_pool(PyObject* object) {
@@ -927,7 +962,8 @@ PyObject* raise(const Status& status, const char* what) {
   return nullptr;
 }
 
-PyObject* tag_name(PyPool* self, std::uint32_t tag) {
+PyObject* tag_name(PyPool* self, std::uint32_t label) {
+  const std::uint32_t tag = tag_of(label);
   if (tag == 0 || static_cast<Py_ssize_t>(tag) > PyList_GET_SIZE(self->tag_names)) Py_RETURN_NONE;
   return Py_NewRef(PyList_GET_ITEM(self->tag_names, static_cast<Py_ssize_t>(tag) - 1));
 }

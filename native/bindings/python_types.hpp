@@ -17,6 +17,7 @@ struct PyPool {
   PyObject_HEAD std::shared_ptr<Allocator> pool;
   Pool* quick;             // the same pool where it has fast paths, else null
   bool captures;           // streams can be captured, so they are asked before each allocation
+  bool stacks;             // allocations are labelled with the Python stack (stacks.hpp); guarded by the GIL
   PyObject* device;        // strong
   PyObject* tag_names;     // list: id - 1 → str
   PyObject* tag_ids;       // dict: str → id
@@ -31,7 +32,7 @@ struct PyBuffer {
   std::uint64_t size;
   StreamHandle stream;
   PyObject* stream_object;  // strong, or null: the stream as it was given, which stays open with the buffer
-  std::uint32_t tag;
+  std::uint32_t tag;        // a label (stacks.hpp)
   Py_ssize_t views;
   PyObject* weak_references;
   bool live;
@@ -63,8 +64,10 @@ bool size_from(PyObject* object, std::uint64_t* out);
 bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out);
 // Raises what the status stands for; returns null for convenience.
 PyObject* raise(const Status& status, const char* what);
-// The name of a tag, a new reference; None for 0.
-PyObject* tag_name(PyPool* pool, std::uint32_t tag);
+// The number of a tag, given or else that of vram.tag in this context. -1 with an error set on failure.
+long current_tag(PyPool* pool, PyObject* given);
+// The name of a label's tag, a new reference; None for 0.
+PyObject* tag_name(PyPool* pool, std::uint32_t label);
 
 // The watcher of allocations and uses (race checking), or null. Its methods are called with the GIL held:
 //   on_allocate(pool, address, size, stream)   on_free(pool, address)   on_drop(pool, address): a Buffer dies
@@ -89,8 +92,13 @@ bool config_from(PyObject* dict, PoolConfig* config);
 
 // What the report says, as a dict; a new reference, or null with an error set.
 PyObject* report_dict(const OutOfMemoryReport& report);
+// The pool of a PoolCore, whichever kind it is; else null.
+std::shared_ptr<Allocator> allocator_of(PyObject* object);
 // The pool of a PoolCore that is one of our own, not the driver's; else null.
 std::shared_ptr<Pool> own_pool(PyObject* object);
+
+// The `stacks` of a pool has changed: what other libraries allocate from it follows.
+void follow_stacks();
 
 bool add_buffer_type(PyObject* module);
 

@@ -5,6 +5,7 @@ vram._native.__prefix__:
     \from collections.abc import Callable, Sequence
     \from typing import Any, Self
     \from vram.device import Device
+    \from vram.trace.model import Frame
 
 vram._native.PoolCore.__init__$:
     def __init__(self, device: Device, config: dict[str, Any], backend: Backend | None = None) -> None:
@@ -101,6 +102,10 @@ vram._native.PoolCore.check$:
 vram._native.PoolCore.close$:
     def close(self) -> None:
         \doc
+
+vram._native.PoolCore.keeps_stacks$:
+    keeps_stacks: bool
+    """Whether allocations are kept with their Python stacks."""
 
 vram._native.PoolCore.closed$:
     @property

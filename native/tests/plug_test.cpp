@@ -127,23 +127,26 @@ TEST(who_words_its_own_error_gets_null) {
 
 namespace {
 Plugged* made = nullptr;
-int observed = 0;
 }  // namespace
 
-TEST(a_pool_is_made_on_first_use_and_allocations_are_observed) {
+TEST(a_pool_is_made_on_first_use_and_allocations_are_labelled) {
   Plugged world;
   Plug::set_pool(0, nullptr);
   made = &world;
   Plug::set_make([](int device) {
     if (device == 3) Plug::set_pool(3, made->pool);
   });
-  Plug::set_observe([](int device, Address address) { observed += device == 3 && address != 0; });
+  Plug::set_label([](int device) { return std::uint32_t{40} + static_cast<std::uint32_t>(device); });
   void* const block = vram_plug_allocate(4096, 3, nullptr);
-  CHECK(block != nullptr && world.pool->live_bytes() == 4096 && observed == 1);
-  Plug::set_observe(nullptr);
+  CHECK(block != nullptr && world.pool->live_bytes() == 4096);
+  BlockInfo info;
+  CHECK(world.pool->info(reinterpret_cast<Address>(block), &info).ok() && info.tag == 43);
   vram_plug_free(block, 4096, 3, nullptr);
-  vram_plug_free(vram_plug_allocate(4096, 3, nullptr), 4096, 3, nullptr);
-  CHECK(observed == 1 && world.pool->live_bytes() == 0);
+  void* const cached = vram_plug_allocate(4096, 3, nullptr);
+  CHECK(world.pool->info(reinterpret_cast<Address>(cached), &info).ok() && info.tag == 43);
+  vram_plug_free(cached, 4096, 3, nullptr);
+  Plug::set_label(nullptr);
+  CHECK(world.pool->live_bytes() == 0);
   Plug::set_make(nullptr);
   Plug::set_pool(3, nullptr);
 }

@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from vram.manager import MemoryManager as MemoryManager
     from vram.manager import configure as configure
     from vram.manager import get_memory_manager as get_memory_manager
+    from vram.marks import annotate as annotate
+    from vram.marks import step as step
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
     from vram.pool import Pool as Pool
     from vram.race import race_check as race_check
+    from vram.recorder import Recorder as Recorder
+    from vram.recorder import record as record
     from vram.replay import suggest as suggest
     from vram.sizes import format_size as format_size
     from vram.sizes import parse_size as parse_size
@@ -61,11 +65,13 @@ _PLACES = {
     "PinnedPool": "vram.pinned",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
+    "Recorder": "vram.recorder",
     "Snapshot": "vram.snapshot",
     "Stats": "vram.stats",
     "Stream": "vram.device",
     "TraceError": "vram.errors",
     "VramError": "vram.errors",
+    "annotate": "vram.marks",
     "configure": "vram.manager",
     "devices": "vram.device",
     "format_size": "vram.sizes",
@@ -75,6 +81,8 @@ _PLACES = {
     "parse_size": "vram.sizes",
     "pin": "vram.pinned",
     "race_check": "vram.race",
+    "record": "vram.recorder",
+    "step": "vram.marks",
     "suggest": "vram.replay",
     "tag": "vram.tags",
 }
@@ -108,6 +116,7 @@ __all__ = [
     "PinnedPool",
     "Pool",
     "RaceError",
+    "Recorder",
     "Snapshot",
     "Stats",
     "Stream",
@@ -115,6 +124,7 @@ __all__ = [
     "VramError",
     "__version__",
     "analysis",
+    "annotate",
     "configure",
     "devices",
     "errors",
@@ -125,7 +135,9 @@ __all__ = [
     "parse_size",
     "pin",
     "race_check",
+    "record",
     "replay",
+    "step",
     "suggest",
     "tag",
     "trace",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from vram.device import Device
+from vram.trace.model import Frame
 
 
 
@@ -261,17 +262,17 @@ def plug_set_maker(function: object | None) -> None:
     Have `function(device)` called to set the pool of a CUDA device on its first use, or None.
     """
 
-def plug_set_observer(function: object | None) -> None:
-    """
-    Have `function(device, address)` called after each allocation, or None.
-    """
-
 def plug_functions() -> dict[str, int]:
     """The addresses of the functions that other libraries call."""
 
 def plug_set_throw(function: int) -> None:
     """
     The address of void(const char*) that throws the other library's out-of-memory error; 0: none.
+    """
+
+def stack_here() -> tuple[Frame, ...]:
+    """
+    The calls that led here, innermost first, without those inside this package.
     """
 
 class Buffer:
@@ -439,6 +440,9 @@ class PoolCore:
     def device(self) -> Device:
         """The device it was made for."""
 
+    keeps_stacks: bool
+    """Whether allocations are kept with their Python stacks."""
+
 def set_tag_source(variable: object | None) -> None:
     """The ContextVar that holds the tag in force, or None."""
 
@@ -467,6 +471,28 @@ class DriverPoolCore(PoolCore):
 
     def import_pointer(self, words: bytes, offset: int, size: int, stream: Any = None, /) -> Buffer:
         """A Buffer over another process's allocation."""
+
+class RecordingCore:
+    """The events of a pool under way to a trace file."""
+
+    def __init__(self, pool: PoolCore, writer: Any, start_ns: int, most: int) -> None:
+        """
+        Begin: from now on the pool keeps up to `most` events until they are collected. `writer` numbers streams, tags and stacks; times count from `start_ns` of the monotonic clock.
+        """
+
+    def collect(self) -> int:
+        """Take over what has happened; how many events wait for columns()."""
+
+    def columns(self) -> tuple[dict[str, memoryview], list[tuple[int, int]], int]:
+        """
+        What was collected as columns of a trace, which are good until the next call, marks as (number, time_us), and how many events were dropped.
+        """
+
+    def mark(self, number: int) -> None:
+        """Mark this place between the events."""
+
+    def stop(self) -> None:
+        """Have the pool keep no more events."""
 
 class Replayer:
     """A recorded program on its way through a policy."""

@@ -16,7 +16,7 @@ from vram.buffer import Buffer
 from vram.config import OPTIONS, Config
 from vram.device import Device
 from vram.errors import ConfigError, DeviceError
-from vram.pool import Pool, _TracedPool
+from vram.pool import Pool
 from vram.sizes import format_size, parse_size
 
 __all__ = ["DriverPool", "PoolAttributes"]
@@ -55,13 +55,6 @@ class DriverPool(Pool, _native.DriverPoolCore):
     """
 
     _title = "vram.DriverPool"
-
-    def __new__(cls, device: str | Device | None = None, **options: Any) -> DriverPool:
-        """Choose the variant that records stacks where the options ask for it."""
-        given = {name: value for name, value in options.items() if name not in SETTINGS}
-        traced = cls is DriverPool and _settings(given)["stacks"] == "python"
-        made: DriverPool = super().__new__(_TracedDriverPool if traced else cls)  # type: ignore[assignment]
-        return made
 
     def __init__(
         self,
@@ -110,7 +103,7 @@ class DriverPool(Pool, _native.DriverPoolCore):
 
         Its attributes are everybody's: a release threshold set here holds for all.
         """
-        pool = cls.__new__(cls, device, **config)
+        pool = cls.__new__(cls)
         pool._open(device, config, "default")
         return pool
 
@@ -120,7 +113,7 @@ class DriverPool(Pool, _native.DriverPoolCore):
 
         Nothing can be allocated from it; `import_buffer` finds the exporter's allocations.
         """
-        pool = cls.__new__(cls, device, **config)
+        pool = cls.__new__(cls)
         pool._open(device, config, "imported", fd=fd)
         return pool
 
@@ -128,14 +121,15 @@ class DriverPool(Pool, _native.DriverPoolCore):
         self, device: str | Device | None, config: dict[str, Any], origin: str, **properties: Any
     ) -> None:
         place = device if isinstance(device, Device) else Device(device)
-        options = _settings(config).core_options(place.total_memory)
+        settings = _settings(config)
+        options = settings.core_options(place.total_memory)
         self._memory: _native.Backend = place.backend
         self._origin, self._properties = origin, properties
         try:
             _native.DriverPoolCore.__init__(self, place, options, origin, **properties)
         except DeviceError as error:
             raise _refusal(place, origin, properties, error) from error
-        self._begin(place)
+        self._begin(place, settings)
 
     # ---- what it is -------------------------------------------------------------------------------------
 
@@ -224,10 +218,6 @@ class DriverPool(Pool, _native.DriverPoolCore):
         raw = self.raw_stats()
         held = f"{format_size(raw['live'])} allocated, {format_size(raw['reserved']['current'])} reserved"
         return f"{name}: {held}>"
-
-
-class _TracedDriverPool(_TracedPool, DriverPool):
-    """A driver pool that remembers the Python stack of every allocation."""
 
 
 class PoolAttributes(Mapping[str, "int | bool | None"]):

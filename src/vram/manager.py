@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -102,6 +102,7 @@ class MemoryManager:
         self._config = Config(settings)
         self._pools: dict[Device, Pool] = {}
         self._contexts: list[tuple[PerformanceContext, contextlib.ExitStack]] = []
+        self._followers: list[Callable[[Pool], None]] = []
         self._process = os.getpid()
         self._operations = itertools.count(1)
         self._only: Pool | None = None  # while it is the only one, and on the default device: the usual case
@@ -128,6 +129,8 @@ class MemoryManager:
                 pool.warmup(pairs)
             for context, stack in self._contexts:
                 context._measurements.append(stack.enter_context(pool.measure()))
+            for follower in self._followers:
+                follower(pool)
             self._pools[place] = pool
             self._only = pool if len(self._pools) == 1 and is_default(place) else None
             return pool
@@ -138,6 +141,17 @@ class MemoryManager:
             pool = self._pools.pop(device, None)
             self._only = None if self._only is pool else self._only
             return pool
+
+    def _follow(self, follower: Callable[[Pool], None]) -> None:
+        """Have `follower` called with every pool there is, and with each to come before its first use."""
+        with self._lock:
+            for pool in self.pools:
+                follower(pool)
+            self._followers.append(follower)
+
+    def _unfollow(self, follower: Callable[[Pool], None]) -> None:
+        with self._lock:
+            self._followers.remove(follower)
 
     def _pool_settings(self) -> dict[str, Any]:
         settings = {name: self._config[name] for name, option in OPTIONS.items() if option.scope != "manager"}
@@ -439,7 +453,7 @@ def _trace_lines(pool: Pool) -> Iterable[str]:
     events, dropped = pool.journal()
     if dropped:
         yield f"  … {dropped} earlier events were dropped"
-    for sequence, time_ns, action, address, size, stream, tag, _serial in events:
+    for sequence, time_ns, action, address, size, stream, tag, _serial, _stack in events:
         label = f" tag {tag!r}" if tag is not None else ""
         yield (
             f"  {sequence:>8} {time_ns / 1e9:.6f} s {action:<14} {address:#x} {format_size(size)} "

@@ -14,7 +14,7 @@ from vram import _native
 from vram.config import Config
 from vram.device import Device, host_knows
 from vram.errors import ConfigError, DeviceError, VramError
-from vram.pool import Pool, _TracedPool
+from vram.pool import Pool
 from vram.sizes import format_size
 
 __all__ = ["Pin", "PinnedPool", "pin"]
@@ -38,12 +38,6 @@ class PinnedPool(Pool):
 
     _title = "vram.PinnedPool"
 
-    def __new__(cls, device: str | Device | None = None, **config: Any) -> PinnedPool:
-        """Choose the variant that records stacks where the options ask for it."""
-        traced = cls is PinnedPool and Config(config, ("core", "pool"))["stacks"] == "python"
-        made: PinnedPool = _native.PoolCore.__new__(_TracedPinnedPool if traced else cls)
-        return made
-
     def __init__(self, device: str | Device | None = None, **config: Any) -> None:
         """Make a pool; it takes nothing from the machine before the first allocation."""
         settings = Config(config, ("core", "pool"))
@@ -66,10 +60,6 @@ class PinnedPool(Pool):
     def pinned(self) -> bool:
         """Whether the memory is page-locked for a GPU; on other devices there is no need to."""
         return isinstance(self._memory, _native.PinnedBackend) and self._memory.pinned
-
-
-class _TracedPinnedPool(_TracedPool, PinnedPool):
-    """A pinned pool that remembers the Python stack of every allocation."""
 
 
 class Pin(_native.PinCore):

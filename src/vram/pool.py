@@ -10,14 +10,12 @@ import contextlib
 import inspect
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vram import _native
 from vram.buffer import Buffer
@@ -30,14 +28,14 @@ from vram.sizes import format_size, parse_size
 from vram.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
 from vram.stats import Measurement, Peaks, Raw, Stats
 from vram.tags import current_tag
-from vram.trace.model import Frame
+
+if TYPE_CHECKING:
+    from vram.recorder import Recorder
 
 __all__ = ["OomHandle", "Pool"]
 
 ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
-STACK_DEPTH = 32
-"""Frames kept of each recorded stack."""
 MOST_EXPLAINED = 200_000
 """With more live blocks than this, OutOfMemory does not look at each of them."""
 
@@ -55,26 +53,28 @@ class Pool(_native.PoolCore):
 
     _title = "vram.Pool"
 
-    def __new__(cls, device: str | Device | None = None, **config: Any) -> Pool:
-        """Choose the variant that records stacks where the options ask for it."""
-        traced = cls is Pool and Config(config, ("core", "pool"))["stacks"] == "python"
-        made: Pool = super().__new__(_TracedPool if traced else cls)
-        return made
-
     def __init__(self, device: str | Device | None = None, **config: Any) -> None:
         """Make a pool; it takes nothing from the device before the first allocation."""
         settings = Config(config, ("core", "pool"))
         place = device if isinstance(device, Device) else Device(device)
         self._memory = self._memory_of(place)
         super().__init__(place, settings.core_options(self._memory.total_bytes), self._memory)
-        self._begin(place)
+        self._begin(place, settings)
 
-    def _begin(self, place: Device) -> None:
+    def _begin(self, place: Device, settings: Config) -> None:
         """What the Python side keeps, once the native pool is made."""
+        self._stack_wishes: set[int] = set()
+        self._keep_stacks(settings["stacks"] == "python", self)
+        self._recorder: Recorder | None = None
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         place.add_pool(self.stream_listener())
+
+    def _keep_stacks(self, wanted: bool, who: object) -> None:
+        """Keep the Python stacks of allocations as long as anybody wants them."""
+        (self._stack_wishes.add if wanted else self._stack_wishes.discard)(id(who))
+        self.keeps_stacks = bool(self._stack_wishes)
 
     def _memory_of(self, place: Device) -> _native.Backend:
         """Where the memory comes from: the device itself."""
@@ -103,7 +103,7 @@ class Pool(_native.PoolCore):
 
         Memory that is ready already counts. OutOfMemory where it cannot be had.
         """
-        self._give_back([_native.PoolCore.malloc(self, size, stream)])
+        self._give_back([self.malloc(size, stream)])
 
     def reserve_async(self, size: int | str, *, stream: Any = None) -> Future[None]:
         """As reserve, on another thread: growth ahead of need. The caches serve on meanwhile."""
@@ -119,13 +119,13 @@ class Pool(_native.PoolCore):
         pairs = sizes.items() if isinstance(sizes, Mapping) else sizes
         wanted = [parse_size(size) for size, count in pairs for _ in range(_checked_count(count))]
         # All at once: what one size made ready, a search for the next would merge again.
-        addresses = _native.PoolCore.malloc_batch(self, wanted, stream)
+        addresses = self.malloc_batch(wanted, stream)
         room = self.raw_stats()["cached_blocks"] + len(wanted)
         if room > self.config()["stream_cache"]:
             self.reconfigure({"stream_cache": room})
         self._give_back(addresses)
         for size in dict.fromkeys(wanted):  # the way of the first real use is walked, too
-            self._give_back([_native.PoolCore.malloc(self, size, stream)])
+            self._give_back([self.malloc(size, stream)])
 
     def _give_back(self, addresses: list[int]) -> None:
         """Free what the program has not seen, also where zeroing fails; raises the first failure."""
@@ -218,10 +218,7 @@ class Pool(_native.PoolCore):
 
         With the option `stacks="python"` each group has the stacks that made it.
         """
-        return leaks_of(self.snapshot(), since, self._recorded_stacks())
-
-    def _recorded_stacks(self) -> Mapping[tuple[int, int], Stack]:
-        return {}
+        return leaks_of(self.snapshot(), since)
 
     def patterns(self) -> Patterns:
         """Diagnose the program: sizes, hit rate, churn, and suggestions in words.
@@ -234,8 +231,13 @@ class Pool(_native.PoolCore):
     # ---- end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for the device and give all memory back; live buffers become invalid. Again: nothing."""
+        """Wait for the device and give all memory back; live buffers become invalid. Again: nothing.
+
+        A recorder of the pool is closed first.
+        """
         if not self.closed:  # in the child of a fork nobody would finish them
+            if self._recorder is not None:
+                self._recorder.close()
             for future in tuple(self._futures):
                 future.cancel()
             wait(tuple(self._futures))
@@ -384,7 +386,7 @@ def _weakly(pool: Pool) -> Callable[[int, int], bool]:
 
 def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[str, int]) -> OutOfMemory:
     """Called by the native core to word its report."""
-    tags, pending = _holders(pool)
+    tags, pending, places = _holders(pool)
     return explain_out_of_memory(
         pool.device.name,
         size,
@@ -392,6 +394,7 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         report,
         tags=tags,
         pending_streams=pending,
+        places=places,
         cross_stream=pool.config()["cross_stream"],
         rounding=_rounding(pool.raw_stats()),
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
@@ -399,19 +402,24 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
     )
 
 
-def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, int]]:
-    """Live bytes by tag and pending bytes by stream, most first."""
+def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, int], dict[str, int]]:
+    """Live bytes by tag, pending bytes by stream, and live bytes by the line that allocated; most first."""
     tags: defaultdict[str | None, int] = defaultdict(int)
     pending: defaultdict[int, int] = defaultdict(int)
+    stacks: defaultdict[Stack, int] = defaultdict(int)
     counts = pool.raw_stats()["allocations"]
     if counts["small"]["current"] + counts["large"]["current"] <= MOST_EXPLAINED:
         for segment in pool.raw_snapshot():
-            for _address, size, _requested, state, stream, tag, _serial in segment["blocks"]:
+            for _address, size, _requested, state, stream, tag, _serial, stack in segment["blocks"]:
                 if state == "live":
                     tags[tag] += size
+                    stacks[stack[:1]] += size
                 elif state == "pending":
                     pending[stream] += size
-    return _most_first(tags), _most_first(pending)
+    places = {
+        f"{frame.filename}:{frame.line} in {frame.name}": stacks[frame,] for (frame,) in filter(None, stacks)
+    }
+    return _most_first(tags), _most_first(pending), _most_first(places)
 
 
 def _rounding(raw: Mapping[str, Any]) -> int:
@@ -423,73 +431,3 @@ def _rounding(raw: Mapping[str, Any]) -> int:
 
 def _most_first(totals: Mapping[Any, int]) -> dict[Any, int]:
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
-
-
-# ---- stacks -----------------------------------------------------------------------------------------------
-
-
-class _TracedPool(Pool):
-    """A pool that remembers the Python stack of every allocation. Made by the option stacks="python"."""
-
-    def _begin(self, place: Device) -> None:
-        super()._begin(place)
-        # No lock: a finalizer may allocate in the middle of anything here. Each step alone is atomic.
-        self._stacks: dict[tuple[int, int], Stack] = {}
-        self._room = 1024
-
-    def malloc(self, size: int | str, stream: Any = 0) -> int:
-        """As Pool.malloc."""
-        address: int = super().malloc(size, stream)
-        self._remember([address])
-        return address
-
-    def allocate(
-        self, size: int | str, *, stream: Any = None, align: int | str | None = None, tag: str | None = None
-    ) -> Buffer:
-        """As Pool.allocate."""
-        buffer: Buffer = super().allocate(size, stream=stream, align=align, tag=tag)
-        self._remember([buffer.ptr])
-        return buffer
-
-    def malloc_batch(self, sizes: Any, stream: Any = None, tag: str | None = None) -> list[int]:
-        """As Pool.malloc_batch."""
-        addresses: list[int] = super().malloc_batch(sizes, stream=stream, tag=tag)
-        self._remember(addresses)
-        return addresses
-
-    def allocate_batch(self, sizes: Any, stream: Any = None, tag: str | None = None) -> list[Buffer]:
-        """As Pool.allocate_batch."""
-        buffers: list[Buffer] = super().allocate_batch(sizes, stream=stream, tag=tag)
-        self._remember([buffer.ptr for buffer in buffers])
-        return buffers
-
-    def _remember(self, addresses: list[int]) -> None:
-        stack = _stack_of_caller()
-        for address in addresses:
-            self._stacks[address, self.info(address)["serial"]] = stack
-        if len(self._stacks) > self._room:
-            self._forget_freed()
-
-    def _forget_freed(self) -> None:
-        """Frees are not watched, so that dropping a Buffer stays native; what is gone is found here."""
-        known = list(self._stacks)  # first: what comes later is kept
-        live = self.mark().live
-        for key in known:
-            if key not in live:
-                self._stacks.pop(key, None)
-        self._room = max(1024, 2 * len(self._stacks))
-
-    def _recorded_stacks(self) -> Mapping[tuple[int, int], Stack]:
-        return dict(self._stacks)
-
-
-def _stack_of_caller() -> Stack:
-    """The stack outside this module, innermost first."""
-    frames: list[Frame] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    while frame is not None and len(frames) < STACK_DEPTH:
-        frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
-        frame = frame.f_back
-    return tuple(frames)

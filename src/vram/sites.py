@@ -1,6 +1,6 @@
 """Places in the program: the stacks that a race report shows, and what the program calls its streams.
 
-Only looks at frames and source lines; what happened there is told by `race`.
+Only sorts frames and looks at source lines; what happened there is told by `race`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import functools
 import linecache
 import os
 import re
-import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
+from vram import _native
 from vram.trace.model import Frame
 
 __all__ = ["Names", "Site", "source_line", "stack_here"]
@@ -62,23 +60,13 @@ def _rank(filename: str) -> int | None:
     return int(filename.startswith((*_LIBRARIES, "<frozen ")))
 
 
-def _frames() -> Iterator[tuple[int, FrameType]]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        rank = _rank(frame.f_code.co_filename)
-        if rank is not None:
-            yield rank, frame
-        frame = frame.f_back
-
-
 def stack_here() -> tuple[Frame, ...]:
     """The calls that led here, the last one first, the user's before those of libraries."""
     places: tuple[list[Frame], list[Frame]] = ([], [])
-    for rank, frame in _frames():
-        code = frame.f_code
-        places[rank].append(Frame(code.co_filename, frame.f_lineno, code.co_qualname))
-        if len(places[0]) == STACK_DEPTH:
-            break
+    for frame in _native.stack_here():
+        rank = _rank(frame.filename)
+        if rank is not None:
+            places[rank].append(frame)
     return tuple((places[0] + places[1])[:STACK_DEPTH])
 
 

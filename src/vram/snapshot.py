@@ -13,7 +13,10 @@ from typing import Any
 from vram.sizes import format_size
 from vram.trace.model import Frame
 
-__all__ = ["Block", "Leak", "Mark", "Segment", "Snapshot", "Stack"]
+__all__ = ["Block", "Leak", "Mark", "Segment", "Snapshot", "Stack", "backed_runs"]
+
+PAGE_BYTES = 2 << 20
+"""Where there is a block, there is at least a page of this size, so aligned, around each of its bytes."""
 
 Stack = tuple[Frame, ...]
 """Where an allocation was made, innermost first."""
@@ -21,7 +24,10 @@ Stack = tuple[Frame, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment. `state` is "live", "cached", "pending" or "free"; `size` is in bytes."""
+    """A piece of a segment. `state` is "live", "cached", "pending" or "free"; `size` is in bytes.
+
+    `stack` says where it was allocated, if it is live or pending and the pool keeps stacks.
+    """
 
     address: int
     size: int
@@ -30,6 +36,7 @@ class Block:
     stream: int
     tag: str | None
     serial: int
+    stack: Stack = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,50 @@ def _segment(raw: Mapping[str, Any]) -> Segment:
     )
 
 
+def backed_runs(segment: Segment) -> list[list[Block]]:
+    """The stretches of a segment that surely have memory behind them; of a mapped one, ends at whole pages.
+
+    There a free block is a range of addresses; only the rests of its neighbours' pages are known to be
+    backed.
+    """
+    if segment.plain:
+        return [list(segment.blocks)] if segment.blocks else []
+    runs: list[list[Block]] = [[]]
+    hole: Block | None = None
+    for block in segment.blocks:
+        if block.state == "free":
+            hole = block if hole is None else _joined(hole, block)
+            continue
+        if hole is not None:
+            _bridge(runs, hole, followed=True)
+            hole = None
+        runs[-1].append(block)
+    if hole is not None:
+        _bridge(runs, hole, followed=False)
+    return [run for run in runs if run]
+
+
+def _bridge(runs: list[list[Block]], hole: Block, *, followed: bool) -> None:
+    """Append what is backed of a hole to the run before it, and begin the next run with the rest."""
+    begin, end = hole.address, hole.address + hole.size
+    left = min(end, -(-begin // PAGE_BYTES) * PAGE_BYTES) if runs[-1] else begin
+    right = max(begin, end // PAGE_BYTES * PAGE_BYTES) if followed else end
+    if left >= right and runs[-1]:
+        runs[-1].append(hole)
+        return
+    if left > begin:
+        runs[-1].append(_part(hole, begin, left))
+    runs.append([_part(hole, right, end)] if right < end else [])
+
+
+def _joined(one: Block, next_one: Block) -> Block:
+    return _part(one, one.address, next_one.address + next_one.size)
+
+
+def _part(block: Block, begin: int, end: int) -> Block:
+    return Block(begin, end - begin, 0, "free", block.stream, None, 0)
+
+
 # ---- what outlived a mark ---------------------------------------------------------------------------------
 
 
@@ -146,22 +197,17 @@ def mark_of(snapshot: Snapshot) -> Mark:
     return Mark(frozenset((block.address, block.serial) for block in snapshot.blocks("live")))
 
 
-def leaks_of(snapshot: Snapshot, since: Mark | None, stacks: Mapping[tuple[int, int], Stack]) -> list[Leak]:
-    """Group what is live, and newer than `since`, by tag and requested size; most bytes first.
-
-    `stacks` has the stack of each (address, serial) that was recorded.
-    """
+def leaks_of(snapshot: Snapshot, since: Mark | None) -> list[Leak]:
+    """Group what is live, and newer than `since`, by tag and requested size; most bytes first."""
     old = since.live if since is not None else frozenset()
-    groups: defaultdict[tuple[str | None, int], list[tuple[int, int]]] = defaultdict(list)
+    groups: defaultdict[tuple[str | None, int], list[Block]] = defaultdict(list)
     for block in snapshot.blocks("live"):
         if (block.address, block.serial) not in old:
-            groups[block.tag, block.requested].append((block.address, block.serial))
-    found = [_leak(tag, size, members, stacks) for (tag, size), members in groups.items()]
+            groups[block.tag, block.requested].append(block)
+    found = [_leak(tag, size, members) for (tag, size), members in groups.items()]
     return sorted(found, key=lambda leak: (-leak.bytes, leak.tag or ""))
 
 
-def _leak(
-    tag: str | None, size: int, members: list[tuple[int, int]], stacks: Mapping[tuple[int, int], Stack]
-) -> Leak:
-    found = dict.fromkeys(stacks[member] for member in members if member in stacks)
-    return Leak(tag, size, len(members), tuple(address for address, _ in members), tuple(found))
+def _leak(tag: str | None, size: int, members: list[Block]) -> Leak:
+    stacks = dict.fromkeys(block.stack for block in members if block.stack)
+    return Leak(tag, size, len(members), tuple(block.address for block in members), tuple(stacks))

@@ -6,15 +6,11 @@ snapshots and leaks.
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, TypeVar
+
+from vram.scopes import Scope
 
 __all__ = ["current_tag", "tag"]
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _current: ContextVar[str | None] = ContextVar("vram_tag", default=None)
 # The names to return to. Kept in the context, not in the object, so that one object serves many threads.
@@ -22,7 +18,7 @@ _outer: ContextVar[tuple[str | None, ...]] = ContextVar("vram_outer_tags", defau
 _registered = False
 
 
-class tag:
+class tag(Scope):
     """Label allocations: `with vram.tag("attention"): ...`, or `@vram.tag("attention")` on a function.
 
     Holds for this thread or asyncio task. Inside another tag the inner name counts; the outer one returns
@@ -49,24 +45,6 @@ class tag:
         *outer, before = _outer.get()
         _current.set(before)
         _outer.set(tuple(outer))
-
-    def __call__(self, function: _Function) -> _Function:
-        """Return `function` with all its allocations labelled; coroutine functions while they run."""
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def labelled_task(*arguments: Any, **keywords: Any) -> Any:
-                with self:
-                    return await function(*arguments, **keywords)
-
-            return labelled_task  # type: ignore[return-value]
-
-        @functools.wraps(function)
-        def labelled(*arguments: Any, **keywords: Any) -> Any:
-            with self:
-                return function(*arguments, **keywords)
-
-        return labelled  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"vram.tag({self.name!r})"

@@ -8,6 +8,7 @@ The functions PyTorch calls are native (native/plug.cpp); what it refuses to tel
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Any
 
@@ -16,10 +17,12 @@ from vram.adaptors import require_library
 from vram.errors import DeviceError
 from vram.manager import get_memory_manager
 from vram.pool import Pool
+from vram.recorder import PoolsRecorder, record_pools
 from vram.torch_companion import thrower
 from vram.torch_patches import History, Patches, replacements
+from vram.torch_watch import Watch
 
-__all__ = ["install", "installed", "mem_pool", "uninstall_patches"]
+__all__ = ["install", "installed", "mem_pool", "uninstall_patches", "watch"]
 
 HOOKS = {
     "record_stream": ("set_record_stream_fn",),
@@ -90,7 +93,6 @@ def uninstall_patches() -> None:
     allocator (`torch.cuda.memory_stats` and the like) raises again.
     """
     with _installation.lock:
-        _native.plug_set_observer(None)
         _installation.patches.restore()
 
 
@@ -112,6 +114,20 @@ def mem_pool(device: Any = None) -> Any:
         if _installation.scoped is None:
             _installation.scoped = _new_allocator(torch, "vram_plug_try_allocate")
     return torch.cuda.MemPool(_installation.scoped.allocator())
+
+
+def watch(path: str | os.PathLike[str], **options: Any) -> Watch | PoolsRecorder:
+    """Record PyTorch's memory to a trace file until `close()`, the end of a `with` block or of the process.
+
+    PyTorch's own allocator stays; its history is read every `every` seconds (5) and when memory runs out, so
+    `entries` (200 000) should hold what happens in between. With `install()` in force, vram's own pools are
+    recorded instead, with the options of `vram.record`. The first device's file is `path`, others lie beside
+    it. `rotate` and `keep` are as for `vram.record`. Marks of `vram.step` and `vram.annotate` go in as well.
+    """
+    torch = require_library("torch", "PyTorch")
+    if installed():
+        return record_pools(get_memory_manager(), path, **options)
+    return Watch(torch, path, **options)
 
 
 def _index(torch: Any, device: Any) -> int:

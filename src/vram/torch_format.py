@@ -7,10 +7,10 @@ Plain data in, plain data out; no PyTorch is needed. Who asks, and when, is for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from vram.snapshot import Block, Segment, Snapshot, Stack
+from vram.snapshot import Block, Segment, Snapshot, Stack, backed_runs
 from vram.stats import MEASURES
 
 __all__ = ["ACCUMULATED", "KEYS", "DeviceRecord", "nested_stats", "torch_snapshot"]
@@ -33,9 +33,6 @@ KEYS: tuple[str, ...] = (
 ACCUMULATED = frozenset(key for key in KEYS if key.endswith((".allocated", ".freed"))) | frozenset(COUNTERS)
 """The keys that only rise, until reset_accumulated_memory_stats."""
 
-PAGE_BYTES = 2 << 20
-"""Where there is a block, there is at least a page of this size, so aligned, around each of its bytes."""
-
 _BLOCK_STATES = {
     "live": "active_allocated",
     "pending": "active_pending_free",
@@ -51,10 +48,8 @@ _ACTIONS: dict[str, tuple[str, ...]] = {
     "out_of_memory": ("oom",),
 }
 
-JournalEvent: TypeAlias = tuple[int, int, str, int, int, int, str | None, int]
-"""As `Pool.journal()` gives them: sequence, time_ns, action, address, size, stream, tag, serial."""
-Stacks: TypeAlias = Mapping[tuple[int, int], Stack]
-"""Stacks by (address, serial) of the allocation."""
+JournalEvent: TypeAlias = tuple[int, int, str, int, int, int, str | None, int, Stack]
+"""As `Pool.journal()` gives them: sequence, time_ns, action, address, size, stream, tag, serial, stack."""
 
 
 # ---- statistics -------------------------------------------------------------------------------------------
@@ -81,11 +76,10 @@ def nested_stats(stats: Mapping[str, float], since: Mapping[str, float] | None =
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What one device has to tell: its snapshot, the journal's events in order, and recorded stacks."""
+    """What one device has to tell: its snapshot, and the journal's events in order."""
 
     snapshot: Snapshot
     events: Iterable[JournalEvent] = ()
-    stacks: Stacks = field(default_factory=dict)
 
 
 def torch_snapshot(
@@ -107,7 +101,7 @@ def torch_snapshot(
             segment
             for index, record in sorted(records.items())
             for whole in record.snapshot.segments
-            for segment in _segments(whole, index, record.stacks, frames)
+            for segment in _segments(whole, index, frames)
         ],
         "device_traces": [
             list(_entries(records[index], epoch_ns, frames)) if index in records else []
@@ -142,11 +136,8 @@ class _Frames:
         )
 
 
-def _segments(segment: Segment, device: int, stacks: Stacks, frames: _Frames) -> Iterator[dict[str, Any]]:
-    runs = [list(segment.blocks)] if segment.plain else _backed_runs(segment.blocks)
-    for blocks in runs:
-        if not blocks:
-            continue
+def _segments(segment: Segment, device: int, frames: _Frames) -> Iterator[dict[str, Any]]:
+    for blocks in backed_runs(segment):
         live = [block for block in blocks if block.state == "live"]
         pending = sum(block.size for block in blocks if block.state == "pending")
         allocated = sum(block.size for block in live)
@@ -162,73 +153,26 @@ def _segments(segment: Segment, device: int, stacks: Stacks, frames: _Frames) ->
             "segment_pool_id": (0, 0),
             "is_expandable": not segment.plain,
             "frames": [],
-            "blocks": [_block(block, stacks, frames) for block in blocks],
+            "blocks": [_block(block, frames) for block in blocks],
         }
 
 
-def _block(block: Block, stacks: Stacks, frames: _Frames) -> dict[str, Any]:
+def _block(block: Block, frames: _Frames) -> dict[str, Any]:
     used = block.state in ("live", "pending")
     return {
         "address": block.address,
         "size": block.size,
         "requested_size": block.requested if used else 0,
         "state": _BLOCK_STATES[block.state],
-        "frames": frames.of(stacks.get((block.address, block.serial), ())) if used else [],
+        "frames": frames.of(block.stack) if used else [],
     }
-
-
-def _backed_runs(blocks: Iterable[Block]) -> list[list[Block]]:
-    """The stretches of a mapped segment that surely have memory behind them, ends at whole pages.
-
-    A free block is a range of addresses; only the rests of its neighbours' pages are known to be backed.
-    """
-    runs: list[list[Block]] = [[]]
-    hole: Block | None = None
-    for block in blocks:
-        if block.state == "free":
-            hole = block if hole is None else _joined(hole, block)
-            continue
-        if hole is not None:
-            _bridge(runs, hole, followed=True)
-            hole = None
-        runs[-1].append(block)
-    if hole is not None:
-        _bridge(runs, hole, followed=False)
-    return [run for run in runs if run]
-
-
-def _bridge(runs: list[list[Block]], hole: Block, *, followed: bool) -> None:
-    """Append what is backed of a hole to the run before it, and begin the next run with the rest."""
-    begin, end = hole.address, hole.address + hole.size
-    left = min(end, -(-begin // PAGE_BYTES) * PAGE_BYTES) if runs[-1] else begin
-    right = max(begin, end // PAGE_BYTES * PAGE_BYTES) if followed else end
-    if left >= right and runs[-1]:
-        runs[-1].append(hole)
-        return
-    if left > begin:
-        runs[-1].append(_part(hole, begin, left))
-    runs.append([_part(hole, right, end)] if right < end else [])
-
-
-def _joined(one: Block, next_one: Block) -> Block:
-    return _part(one, one.address, next_one.address + next_one.size)
-
-
-def _part(block: Block, begin: int, end: int) -> Block:
-    return Block(begin, end - begin, 0, "free", block.stream, None, 0)
 
 
 # ---- events -----------------------------------------------------------------------------------------------
 
 
 def _entries(record: DeviceRecord, epoch_ns: int, frames: _Frames) -> Iterator[dict[str, Any]]:
-    asked: dict[tuple[int, int], int] = {}  # torch gives frees the size that was asked for
-    for _sequence, time_ns, action, address, size, stream, tag, serial in record.events:
-        if action == "allocate":
-            asked[address, serial] = size
-        elif action != "out_of_memory":
-            size = asked.get((address, serial), size)
-        stack = record.stacks.get((address, serial), ()) if action == "allocate" else ()
+    for _sequence, time_ns, action, address, size, stream, tag, _serial, stack in record.events:
         for name in _ACTIONS.get(action, ()):
             yield {
                 "action": name,
@@ -238,5 +182,5 @@ def _entries(record: DeviceRecord, epoch_ns: int, frames: _Frames) -> Iterator[d
                 "time_us": (time_ns + epoch_ns) // 1000,
                 "compile_context": "N/A",
                 "user_metadata": tag or "",
-                "frames": frames.of(stack),
+                "frames": frames.of(stack if action == "allocate" else ()),
             }

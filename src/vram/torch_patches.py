@@ -13,22 +13,16 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
-from vram import _native
 from vram.pool import Pool
-from vram.snapshot import Stack
 from vram.torch_format import ACCUMULATED, DeviceRecord, nested_stats, torch_snapshot
-from vram.trace.model import Frame
 
 __all__ = ["History", "Patches", "replacements"]
 
 HISTORY_ENTRIES = 1 << 18
 """Events kept for each stream where _record_memory_history names no bound; 15 MB each."""
 MOST_HISTORY_ENTRIES = 1 << 24
-STACK_DEPTH = 64
-"""Frames kept of each recorded stack."""
 
 _log = logging.getLogger("vram")
 
@@ -44,9 +38,7 @@ class History:
         self._pools = pools
         self._usual_entries = usual_entries
         self._entries: int | None = None
-        # No lock: an observer may be called in the middle of anything here. Each step alone is atomic.
-        self._stacks: dict[tuple[int, int, int], Stack] = {}
-        self._room = 1024
+        self._stacks = False
         self._oom_observers: list[Callable[[int, int, int, int], object]] = []
         self.enabled = False
 
@@ -57,15 +49,15 @@ class History:
         bound = HISTORY_ENTRIES if entries > MOST_HISTORY_ENTRIES else max(1, entries)
         before, self._entries = self._entries, bound if enabled == "all" else None
         self.enabled = enabled is not None
-        if clear or before != self._entries:
-            for pool in tuple(self._pools.values()):
+        self._stacks = enabled is not None and stacks
+        for pool in tuple(self._pools.values()):
+            pool._keep_stacks(self._stacks, self)
+            if clear or before != self._entries:
                 pool.journal_start(self._wanted_entries())
-        if clear or enabled is None:
-            self._stacks.clear()
-        _native.plug_set_observer(self._observe if enabled is not None and stacks else None)
 
     def join(self, device: int, pool: Pool) -> None:
         """Have a new pool keep what is wanted now."""
+        pool._keep_stacks(self._stacks, self)
         if self._entries is not None:
             pool.journal_start(self._entries)
         for observer in self._oom_observers:
@@ -80,33 +72,6 @@ class History:
         for device, pool in tuple(self._pools.items()):
             pool.on_oom(_oom_callback(observer, device, pool))
 
-    def stacks(self, device: int) -> dict[tuple[int, int], Stack]:
-        """The stacks known of a device's allocations, by (address, serial)."""
-        return {key[1:]: stack for key, stack in self._stacks.copy().items() if key[0] == device}
-
-    def _observe(self, device: int, address: int) -> None:
-        """Called by the native plug after each allocation, in the allocating thread."""
-        pool = self._pools.get(device)
-        if pool is None:
-            return
-        self._stacks[device, address, pool.info(address)["serial"]] = _stack_of_caller()
-        if len(self._stacks) > self._room:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Drop the stacks of what is neither live nor in a journal any more."""
-        known = list(self._stacks)  # first: what comes later is kept
-        wanted = {(device, *key) for device, pool in tuple(self._pools.items()) for key in _mentioned(pool)}
-        for key in known:
-            if key not in wanted:
-                self._stacks.pop(key, None)
-        self._room = max(1024, 2 * len(self._stacks))
-
-
-def _mentioned(pool: Pool) -> set[tuple[int, int]]:
-    events, _dropped = pool.journal()
-    return {(event[3], event[7]) for event in events if event[2] == "allocate"} | pool.mark().live
-
 
 def _oom_callback(
     observer: Callable[[int, int, int, int], object], device: int, pool: Pool
@@ -118,18 +83,6 @@ def _oom_callback(
         return False
 
     return tell
-
-
-def _stack_of_caller() -> Stack:
-    """The stack outside this module, innermost first; empty in a thread that runs no Python."""
-    frames: list[Frame] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    while frame is not None and len(frames) < STACK_DEPTH:
-        frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
-        frame = frame.f_back
-    return tuple(frames)
 
 
 # ---- the functions of torch._C ----------------------------------------------------------------------------
@@ -163,7 +116,7 @@ def replacements(pools: Mapping[int, Pool], history: History, devices: int) -> d
             raise RuntimeError(
                 f"vram's snapshots do not tell pools apart; pool {pool_id} has none of its own"
             )
-        return _snapshot(pools, history, devices, traces=traces)
+        return _snapshot(pools, devices, traces=traces)
 
     def record_history(
         enabled: str | None = "all",
@@ -202,11 +155,11 @@ def replacements(pools: Mapping[int, Pool], history: History, devices: int) -> d
     }
 
 
-def _snapshot(pools: Mapping[int, Pool], history: History, devices: int, *, traces: bool) -> dict[str, Any]:
+def _snapshot(pools: Mapping[int, Pool], devices: int, *, traces: bool) -> dict[str, Any]:
     records = {}
     for index, pool in tuple(pools.items()):
         events = pool.journal()[0] if traces else []
-        records[index] = DeviceRecord(pool.snapshot(), events, history.stacks(index))
+        records[index] = DeviceRecord(pool.snapshot(), events)
     settings = next((pool.config() for pool in pools.values()), {})
     epoch_ns = time.time_ns() - time.monotonic_ns()
     return torch_snapshot(records, devices=devices, epoch_ns=epoch_ns, settings=settings)

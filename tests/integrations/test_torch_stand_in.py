@@ -172,16 +172,21 @@ def test_history_has_events_stacks_and_ends() -> None:
     """)
 
 
-def test_many_recorded_stacks_do_not_pile_up() -> None:
+def test_without_events_only_what_is_live_has_its_stack() -> None:
     holds("""
         pool, allocator = install_on_host()
         torch._C._cuda_record_memory_history("state", "all", "python", 10, False, False, False, [])
-        kept = allocator.alloc(4096, 0, None)
-        for _ in range(5000):
-            allocator.free(allocator.alloc(4096, 0, None), 0, 0, None)
-        history = vram.torch._installation.history
-        assert len(history._stacks) <= 1025
-        assert any(address == kept for address, _serial in history.stacks(0))
+        def keep():
+            return allocator.alloc(4096, 0, None)
+        with vram.tag("kept"):
+            kept = keep()
+        (block,) = pool.snapshot().blocks("live")
+        assert (block.address, block.tag, block.stack[0].name) == (kept, "kept", "keep")
+        torch._C._cuda_record_memory_history(None, None, "all", 1, False, False, False, [])
+        allocator.free(kept, 0, 0, None)
+        kept = keep()
+        (block,) = pool.snapshot().blocks("live")
+        assert (block.tag, block.stack) == (None, ())
     """)
 
 
@@ -246,3 +251,108 @@ def test_without_a_compiler_one_line_says_what_is_lost() -> None:
     logged = holds("install_on_host()", PATH="/nowhere", XDG_CACHE_HOME="/nowhere/to/be/found")
     line = next(line for line in logged.splitlines() if "OutOfMemoryError" in line)
     assert "RuntimeError" in line and "no C++ compiler" in line
+
+
+# ---- watching PyTorch's own allocator ---------------------------------------------------------------------
+
+WATCHED = """
+    import sys, time
+    from torch.cuda.memory import happens
+    from vram.trace import Action, find_steps
+
+    path = sys.argv[0] if sys.argv[0] != "-c" else "run.vtrace"
+
+    def reopened():
+        return vram.open(path, trusted=True)
+
+    def story():
+        trace = reopened()
+        return [(Action(action).name, size) for action, size in zip(trace.action, trace.size)]
+"""
+
+
+def watched(program: str, folder: Path) -> None:
+    holds(f"import os; os.chdir({str(folder)!r})\n" + textwrap.dedent(WATCHED) + textwrap.dedent(program))
+
+
+def test_watching_writes_what_torch_recorded_with_steps(tmp_path: Path) -> None:
+    watched(
+        """
+        with vram.torch.watch(path, every=1e6) as watch:
+            for number in range(3):
+                with vram.step(number):
+                    time.sleep(0.001)
+                    happens("alloc", 512 * number, 100 + number, "work", "main")
+                    time.sleep(0.001)
+                watch.flush()
+            happens("free_requested", 0, 100)
+            happens("free_completed", 0, 100)
+        trace = reopened()
+        assert story() == [
+            ("ALLOC", 100), ("ALLOC", 101), ("ALLOC", 102), ("FREE_REQUESTED", 100), ("FREE_COMPLETED", 100)
+        ]
+        assert [find_steps(trace).of(row) for row in range(3)] == [0, 1, 2]
+        assert [frame.name for frame in trace.frames_of(trace.stack[0])] == ["work", "main"]
+        assert len(trace.segments[0].blocks) == 2 and trace.settings["allocator"] == "torch"
+        assert torch.cuda.memory.history is None and watch.closed and not trace.truncated
+        """,
+        tmp_path,
+    )
+
+
+def test_watching_counts_when_torchs_ring_ran_over(tmp_path: Path) -> None:
+    watched(
+        """
+        watch = vram.torch.watch(path, every=1e6, entries=10)
+        for round in range(3):
+            for number in range(7 if round == 0 else 20):
+                happens("alloc", 512 * number, round)
+            watch.flush()
+        watch.close()
+        assert [sum(size == round for _, size in story()) for round in range(3)] == [7, 10, 10]
+        assert reopened().dropped == watch.dropped == 2
+        """,
+        tmp_path,
+    )
+
+
+def test_when_memory_runs_out_what_is_known_is_written_at_once(tmp_path: Path) -> None:
+    watched(
+        """
+        watch = vram.torch.watch(path, every=1e6)
+        happens("alloc", 512, 100)
+        happens("oom", 7, 1 << 40)
+        (observer,) = torch._C.observers
+        observer(0, 1 << 40, 0, 7)
+        assert story() == [("ALLOC", 100), ("OOM", 1 << 40)] and reopened().truncated
+        watch.close()
+        observer(0, 1 << 40, 0, 7)
+        vram.torch.watch(path).close()
+        assert len(torch._C.observers) == 1
+        """,
+        tmp_path,
+    )
+
+
+def test_watching_ends_with_the_process(tmp_path: Path) -> None:
+    watched('vram.torch.watch(path, every=1e6); happens("alloc", 512, 100)', tmp_path)
+    watched('assert story() == [("ALLOC", 100)] and not reopened().truncated', tmp_path)
+
+
+def test_with_vram_installed_its_own_pools_are_recorded(tmp_path: Path) -> None:
+    watched(
+        """
+        has_devices(1)
+        vram.torch.install()
+        with vram.torch.watch(path):
+            pool = vram.get_memory_manager().pool("host")
+            _native.plug_set_pool(0, pool)
+            def forward():
+                return torch.cuda.memory.current.alloc(777, 0, None)
+            forward()
+        trace = reopened()
+        (row,) = [row for row, action in enumerate(trace.action) if action == Action.ALLOC]
+        assert trace.size[row] == 777 and trace.frames_of(trace.stack[row])[0].name == "forward"
+        """,
+        tmp_path,
+    )

@@ -461,13 +461,46 @@ def test_stacks_say_who_allocated(model: Device) -> None:
         pool.free(address)
 
 
-def test_stacks_of_what_was_freed_are_forgotten(model: Device) -> None:
-    pool: Any = vram.Pool(model, stacks="python", stream_cache=0)
+def test_a_stack_is_kept_once_however_often_it_allocates(model: Device) -> None:
+    pool = vram.Pool(model, stacks="python", stream_cache=0)
     kept = [pool.allocate(512) for _ in range(10)]
     for _ in range(5000):
         pool.allocate(512)
-    assert len(pool._recorded_stacks()) <= 2048
     assert len(pool.leaks()[0].stacks) == 1 and pool.leaks()[0].count == len(kept)
+    stacks = [block.stack for block in pool.snapshot().blocks("live")]
+    assert all(stack is stacks[0] for stack in stacks)
+
+
+def test_stacks_go_with_their_tags(model: Device) -> None:
+    pool = vram.Pool(model, stacks="python")
+    tags = ("one", "two", None)
+    kept = [pool.allocate(512, tag=tag) for tag in tags]
+    assert tuple(buffer.tag for buffer in kept) == tags
+    assert {leak.tag: leak.stacks[0][0].filename for leak in pool.leaks()} == dict.fromkeys(tags, __file__)
+
+
+def test_out_of_memory_says_which_lines_hold_it(model: Device) -> None:
+    pool = vram.Pool(model, stacks="python", limit="64MiB")
+
+    def hoard() -> vram.Buffer:
+        return pool.allocate("40MiB")
+
+    kept = hoard()
+    with pytest.raises(vram.OutOfMemory, match=r"40 MiB of it by .*test_pool.py:\d+ in .*hoard") as caught:
+        pool.allocate("40MiB")
+    assert list(caught.value.report["places"].values()) == [kept.size]
+
+
+def test_of_a_deep_stack_the_innermost_calls_are_kept(model: Device) -> None:
+    pool = vram.Pool(model, stacks="python")
+
+    def deeper(depth: int) -> vram.Buffer:
+        return deeper(depth - 1) if depth else pool.allocate(512)
+
+    kept = deeper(200)
+    (stack,) = pool.leaks()[0].stacks
+    assert len(stack) == 64 and {frame.name.rpartition(".")[2] for frame in stack} == {"deeper"}
+    assert kept.size == 512 and stack[0].line == stack[1].line
 
 
 def test_plain_pools_keep_native_methods(pool: vram.Pool) -> None:

@@ -294,6 +294,13 @@ def test_foreign_parquet_is_refused(tmp_path: Path) -> None:
         open_trace(tmp_path / "x.parquet")
 
 
+def test_a_column_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = forged(tmp_path / "run.parquet", lambda head: None)
+    path.write_bytes(path.read_bytes().replace(b"address", b"addr\xe9ss"))
+    with pytest.raises(TraceError, match="not a readable Arrow or Parquet file"):
+        open_trace(path, trusted=True)
+
+
 def test_another_device_is_refused(tmp_path: Path) -> None:
     begin(tmp_path / "run.vtrace", device=2).close()
     with pytest.raises(TraceError, match="device 1 is not in this file; it has 2"):

@@ -37,7 +37,7 @@ def _with_end_of_options(args: list[str]) -> list[str]:
     while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
         if args[place] == "-m":
             return [*args[: place + 2], "--", *args[place + 2 :]]
-        place += 2 if args[place] == "--conf" else 1
+        place += 2 if args[place] in ("--conf", "--record") else 1
     return args
 
 
@@ -54,10 +54,20 @@ def _with_end_of_options(args: list[str]) -> list[str]:
     callback=read_conf,
     help="Settings, as in VRAM_CONF; child processes inherit them.",
 )
+@click.option(
+    "--record",
+    "recording",
+    metavar="FILE",
+    help="Write everything that vram's pools do to a trace file, one a device; see vram.record.",
+)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("program", metavar="[SCRIPT] [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 def run_command(
-    with_torch: bool, conf: dict[str, object], module: str | None, program: tuple[str, ...]
+    with_torch: bool,
+    conf: dict[str, object],
+    recording: str | None,
+    module: str | None,
+    program: tuple[str, ...],
 ) -> None:
     """Run a Python script or module with vram configured, and under PyTorch where asked for.
 
@@ -69,6 +79,8 @@ def run_command(
     _find(module, program)
     if with_torch:
         _install_under_torch()
+    if recording is not None:
+        _record(recording)
     try:
         _run(module, program)
     except SystemExit:
@@ -92,6 +104,14 @@ def _install_under_torch() -> None:
         vram.torch.install()
     except ImportError as error:
         raise ConfigError(f"--torch needs PyTorch: {error}") from error
+
+
+def _record(path: str) -> None:
+    """Have every pool that the program uses recorded until the process ends."""
+    from vram.manager import get_memory_manager
+    from vram.recorder import record_pools
+
+    record_pools(get_memory_manager(), path)
 
 
 def _find(module: str | None, program: tuple[str, ...]) -> None:

@@ -253,7 +253,9 @@ def read_stream(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
             batch, metadata = stream.read_next_batch_with_custom_metadata()
         except StopIteration:
             break
-        except (arrow.ArrowException, OSError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:
             if memory.tell() < len(data):
                 raise _damaged(error, memory.tell()) from error
             break  # the last batch is not whole: the job, or its machine, ended while it was written
@@ -274,7 +276,7 @@ def read_parquet(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
         file = pyarrow.parquet.ParquetFile(arrow.BufferReader(_read_all(reader)))
         head = _head(file.schema_arrow)
         # Parquet packs runs of equal values into nothing, so what it unpacks to is asked before it is done.
-        reader.account(EVENT_BYTES * file.metadata.num_rows, packed=True)
+        reader.account(EVENT_BYTES * integer(file.metadata.num_rows, "rows"), packed=True)
         columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
         for batch in file.iter_batches(batch_size=ROW_GROUP_EVENTS, use_threads=False):
             _extend(columns, batch)
@@ -288,12 +290,11 @@ def _read_all(reader: BoundedReader) -> bytes:
 
 @contextlib.contextmanager
 def _arrow_errors(reader: BoundedReader) -> Iterator[None]:
-    arrow = _pyarrow()
     try:
         yield
-    except MemoryError:
+    except (MemoryError, TraceError):
         raise
-    except (arrow.ArrowException, OSError) as error:
+    except Exception as error:  # a damaged file raises whatever the library happens to hit
         raise _damaged(error, reader.count) from error
 
 

@@ -1,11 +1,56 @@
-"""torch.cuda.memory: the plug."""
+"""torch.cuda.memory: the plug, and the history that PyTorch's own allocator keeps."""
 
 from __future__ import annotations
 
 import ctypes
+import time
+from collections import deque
 from typing import Any
 
 current: Any = None
+history: deque[dict[str, Any]] | None = None
+live: dict[int, dict[str, Any]] = {}
+marks: list[dict[str, Any]] = []
+
+
+def _record_memory_history(
+    enabled: str | None = "all", context: str | None = "all", stacks: str = "all", max_entries: int = 1 << 62
+) -> None:
+    global history
+    assert context in ("alloc", "all") and stacks in ("python", "all")
+    history = None if enabled is None else deque(maxlen=max_entries)
+
+
+def happens(action: str, address: int, size: int, *names: str) -> None:
+    """Something that PyTorch's allocator does."""
+    if history is not None:
+        frames = [{"filename": "train.py", "line": 1, "name": name} for name in names]
+        place = "device_free" if action == "oom" else "addr"
+        event = {"action": action, place: address, "size": size, "stream": 0, "frames": frames}
+        history.append({**event, "time_us": time.time_ns() // 1000})
+    if action == "alloc":
+        block = {"address": address, "size": size, "requested_size": size, "state": "active_allocated"}
+        live[address] = {**block, "frames": []}
+    elif action == "free_completed":
+        live.pop(address, None)
+
+
+def _snapshot() -> dict[str, Any]:
+    blocks = [live[address] for address in sorted(live)]
+    segment = {
+        "device": 0,
+        "address": 0,
+        "total_size": 1 << 40,
+        "stream": 0,
+        "segment_type": "large",
+        "blocks": blocks,
+    }
+    return {
+        "segments": [segment] if blocks else [],
+        "device_traces": [list(history or ())],
+        "allocator_settings": {"expandable_segments": False},
+        "external_annotations": list(marks),
+    }
 
 
 class _Allocator:

@@ -1,0 +1,271 @@
+// RecordingCore: the events of a pool under way to a trace file, as the columns that vram.trace writes. When
+// to write, and where, is decided in vram.recorder.
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <vector>
+
+#include "bindings.hpp"
+#include "python_types.hpp"
+#include "stacks.hpp"
+
+namespace nb = nanobind;
+
+namespace vram {
+
+namespace {
+
+constexpr std::size_t kKeptEntries = 1 << 20;  // memory for so many is kept between calls
+
+// vram.trace.Action, in part.
+enum class TraceAction : std::uint8_t {
+  alloc = 0,
+  free_requested = 1,
+  free_completed = 2,
+  segment_map = 5,
+  segment_unmap = 6,
+  oom = 8,
+};
+
+TraceAction trace_action(Action action) {
+  switch (action) {
+    case Action::allocate:
+      return TraceAction::alloc;
+    case Action::free:
+    case Action::free_pending:
+      return TraceAction::free_requested;
+    case Action::free_complete:
+      return TraceAction::free_completed;
+    case Action::grow:
+      return TraceAction::segment_map;
+    case Action::shrink:
+      return TraceAction::segment_unmap;
+    default:
+      return TraceAction::oom;
+  }
+}
+
+// A map that is mostly asked for what it was asked for last.
+template <typename Key, typename Value>
+class Known {
+ public:
+  // Whether the key is new.
+  bool add(Key key) {
+    if (last_ != nullptr && last_->first == key) return false;
+    const auto [place, added] = all_.try_emplace(key);
+    last_ = &*place;  // elements stay where they are
+    return added;
+  }
+  Value& operator[](Key key) {
+    (void)add(key);
+    return last_->second;
+  }
+
+ private:
+  std::unordered_map<Key, Value> all_;
+  std::pair<const Key, Value>* last_ = nullptr;
+};
+
+// A column of a trace. Its memory is used again and again, so that the kernel need not clear new pages for
+// it.
+template <typename Number>
+class Column {
+ public:
+  void begin(std::size_t rows) {
+    if (numbers_.size() < rows) numbers_.resize(rows);
+    rows_ = rows;
+  }
+  Number* data() { return numbers_.data(); }
+  nb::object view() {
+    static char nothing = 0;
+    char* first = rows_ == 0 ? &nothing : reinterpret_cast<char*>(numbers_.data());
+    PyObject* made =
+        PyMemoryView_FromMemory(first, static_cast<Py_ssize_t>(rows_ * sizeof(Number)), PyBUF_READ);
+    if (made == nullptr) throw nb::python_error();
+    return nb::steal(made);
+  }
+
+ private:
+  std::vector<Number> numbers_;
+  std::size_t rows_ = 0;
+};
+
+struct Columns {
+  void begin(std::size_t rows) {
+    each([rows](const char*, auto& column) { column.begin(rows); });
+  }
+  nb::dict views() {
+    nb::dict all;
+    each([&all](const char* name, auto& column) { all[name] = column.view(); });
+    return all;
+  }
+  template <typename Do>
+  void each(Do&& apply) {
+    apply("action", action);
+    apply("stream", stream);
+    apply("address", address);
+    apply("size", size);
+    apply("time_us", time_us);
+    apply("stack", stack);
+    apply("tag", tag);
+  }
+
+  Column<std::uint8_t> action;
+  Column<std::uint32_t> stream;
+  Column<std::uint64_t> address;
+  Column<std::uint64_t> size;
+  Column<std::int64_t> time_us;
+  Column<std::uint32_t> stack;
+  Column<std::uint32_t> tag;
+};
+
+// One recording of one pool. One thread at a time, except for mark().
+class RecordingCore {
+ public:
+  RecordingCore(nb::object pool, nb::object writer, std::uint64_t start_ns, std::uint64_t most)
+      : pool_(std::move(pool)),
+        writer_(std::move(writer)),
+        core_(allocator_of(pool_.ptr())),
+        start_ns_(start_ns) {
+    if (core_ == nullptr) throw nb::type_error("only a pool can be recorded");
+    const nb::gil_scoped_release released;
+    core_->start_recording(most);
+  }
+  RecordingCore(const RecordingCore&) = delete;
+  RecordingCore& operator=(const RecordingCore&) = delete;
+
+  std::size_t collect() {
+    const nb::gil_scoped_release released;
+    dropped_ += core_->take_recorded(entries_);
+    return entries_.size();
+  }
+
+  nb::tuple columns() {
+    columns_.begin(learn());
+    std::vector<std::pair<std::uint64_t, std::int64_t>> marks;
+    {
+      const nb::gil_scoped_release released;
+      fill(marks);
+      entries_.clear();
+      if (entries_.capacity() > kKeptEntries) entries_.shrink_to_fit();
+    }
+    nb::list list;
+    for (const auto& [number, time_us] : marks) list.append(nb::make_tuple(number, time_us));
+    return nb::make_tuple(columns_.views(), list, std::exchange(dropped_, 0));
+  }
+
+  void mark(std::uint64_t number) { core_->mark(number); }
+
+  void stop() {
+    const nb::gil_scoped_release released;
+    core_->start_recording(0);
+  }
+
+ private:
+  // What the numbers of a label are in the file.
+  struct Numbers {
+    std::uint32_t stack = 0;
+    std::uint32_t tag = 0;
+  };
+
+  std::int64_t time_of(const JournalEntry& entry) const {
+    return (static_cast<std::int64_t>(entry.time_ns) - static_cast<std::int64_t>(start_ns_)) / 1000;
+  }
+
+  // Gives every stream and label that is new its number in the file; returns how many rows there will be.
+  std::size_t learn() {
+    std::size_t rows = 0;
+    std::vector<StreamHandle> streams;
+    std::vector<std::uint32_t> labels;
+    {
+      const nb::gil_scoped_release released;
+      for (const JournalEntry& entry : entries_) {
+        rows += entry.action == Action::mark ? 0 : entry.action == Action::free ? 2 : 1;
+        if (streams_.add(entry.stream)) streams.push_back(entry.stream);
+        if (labels_.add(entry.tag)) labels.push_back(entry.tag);
+      }
+    }
+    for (const StreamHandle stream : streams)
+      streams_[stream] = nb::cast<std::uint32_t>(writer_.attr("stream")(stream));
+    for (const std::uint32_t label : labels) labels_[label] = numbers_of(label);
+    return rows;
+  }
+
+  Numbers numbers_of(std::uint32_t label) {
+    PyObject* frames = stack_of(label);
+    if (frames == nullptr) throw nb::python_error();
+    const nb::object stack = nb::steal(frames);
+    const nb::object tag = nb::steal(tag_name(reinterpret_cast<PyPool*>(pool_.ptr()), label));
+    return {nb::cast<std::uint32_t>(writer_.attr("stack")(stack)),
+            nb::cast<std::uint32_t>(writer_.attr("tag")(tag))};
+  }
+
+  // Times never fall: of two streams' events, the later one may have looked at the clock first. And a mark
+  // lies between the events on either side of it, also where the clock does not tell them apart.
+  void fill(std::vector<std::pair<std::uint64_t, std::int64_t>>& marks) {
+    std::uint8_t* __restrict action = columns_.action.data();
+    std::uint32_t* __restrict stream = columns_.stream.data();
+    std::uint64_t* __restrict address = columns_.address.data();
+    std::uint64_t* __restrict size = columns_.size.data();
+    std::int64_t* __restrict time_us = columns_.time_us.data();
+    std::uint32_t* __restrict stack = columns_.stack.data();
+    std::uint32_t* __restrict tag = columns_.tag.data();
+    std::size_t row = 0;
+    for (const JournalEntry& entry : entries_) {
+      const bool is_mark = entry.action == Action::mark;
+      last_us_ = std::max(last_us_ + (is_mark ? 1 : 0), time_of(entry));
+      if (is_mark) {
+        marks.emplace_back(entry.bytes, last_us_);
+        continue;
+      }
+      const bool asked = entry.action == Action::allocate || entry.action == Action::out_of_memory;
+      const Numbers numbers = labels_[entry.tag];
+      const std::uint32_t number = streams_[entry.stream];
+      const std::size_t end = row + (entry.action == Action::free ? 2 : 1);
+      for (TraceAction code = trace_action(entry.action); row < end; ++row) {
+        action[row] = static_cast<std::uint8_t>(code);
+        stream[row] = number;
+        address[row] = entry.address;
+        size[row] = entry.bytes;
+        time_us[row] = last_us_;
+        stack[row] = asked ? numbers.stack : 0;
+        tag[row] = numbers.tag;
+        code = TraceAction::free_completed;
+      }
+    }
+  }
+
+  nb::object pool_;
+  nb::object writer_;
+  std::shared_ptr<Allocator> core_;
+  const std::uint64_t start_ns_;
+  std::int64_t last_us_ = -1;
+  std::uint64_t dropped_ = 0;
+  std::vector<JournalEntry> entries_;
+  Columns columns_;
+  Known<StreamHandle, std::uint32_t> streams_;
+  Known<std::uint32_t, Numbers> labels_;
+};
+
+}  // namespace
+
+void bind_recording(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<RecordingCore>(module, "RecordingCore", "The events of a pool under way to a trace file.")
+      .def(nb::init<nb::object, nb::object, std::uint64_t, std::uint64_t>(), "pool"_a, "writer"_a,
+           "start_ns"_a, "most"_a,
+           nb::sig("def __init__(self, pool: PoolCore, writer: Any, start_ns: int, most: int) -> None"),
+           "Begin: from now on the pool keeps up to `most` events until they are collected. `writer` numbers "
+           "streams, tags and stacks; times count from `start_ns` of the monotonic clock.")
+      .def("collect", &RecordingCore::collect,
+           "Take over what has happened; how many events wait for columns().")
+      .def("columns", &RecordingCore::columns,
+           nb::sig("def columns(self) -> tuple[dict[str, memoryview], list[tuple[int, int]], int]"),
+           "What was collected as columns of a trace, which are good until the next call, marks as (number, "
+           "time_us), and how many events were dropped.")
+      .def("mark", &RecordingCore::mark, "number"_a, "Mark this place between the events.")
+      .def("stop", &RecordingCore::stop, "Have the pool keep no more events.");
+}
+
+}  // namespace vram

@@ -1,0 +1,24 @@
+// Who allocates: the tag in force and the Python stack, interned together as one number, a label. The core
+// carries it wherever it carries a tag, so that a live block and an event know their stack at no further
+// cost. What tags are called is known to the pool that made them.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+namespace vram {
+
+// The label of what is allocated here and now under `tag`. A stack seen before costs a walk and a look-up,
+// and makes no object. Without a Python frame, or with more different stacks than are kept, the tag itself.
+// Needs the GIL; never fails.
+std::uint32_t label_here(std::uint32_t tag);
+
+// The tag of a label. Needs the GIL.
+std::uint32_t tag_of(std::uint32_t label);
+
+// The stack of a label, innermost first, as a tuple of vram.trace.Frame; empty without one. Calls inside this
+// package are left out. A new reference, or null with an error set.
+PyObject* stack_of(std::uint32_t label);
+
+}  // namespace vram
