@@ -103,8 +103,8 @@ def replay_command(
 ) -> None:
     """Run the allocations of recorded jobs through allocators, on a device that is only modelled.
 
-    FILE is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot), plain or compressed with gz, xz, bz2
-    or zst. Exits with 1 if an allocator ran out of memory, or if no setting of a sweep fits the device.
+    FILE is whatever vram.open reads: a PyTorch memory snapshot, a log of RMM, or a recording of vram. Exits
+    with 1 if an allocator ran out of memory, or if no setting of a sweep fits the device.
     """
     if sweep and conf:
         raise click.UsageError("--sweep chooses the settings itself; leave --conf out")
