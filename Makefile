@@ -94,17 +94,10 @@ bench: setup
 	@$(BIN)/python benchmarks/waste.py
 	@echo "== benchmarks/open.py"
 	@$(BIN)/python benchmarks/open.py
-<<<<<<< HEAD
 	@echo "== benchmarks/record.py"
 	@$(BIN)/python benchmarks/record.py
 	@echo "== benchmarks/policies.py"
 	@$(BIN)/python benchmarks/policies.py
-=======
-	@echo "== benchmarks/policies.py"
-	@$(BIN)/python benchmarks/policies.py
-	@echo "== benchmarks/record.py"
-	@$(BIN)/python benchmarks/record.py
->>>>>>> policies
 
 # ---- checks and tests -----------------------------------------------------------------------------
 
