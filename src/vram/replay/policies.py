@@ -144,7 +144,9 @@ def _rmm(resource: str) -> Callable[[Mapping[str, object]], str]:
 
 
 def _vram(conf: Mapping[str, object]) -> str:
-    return f"VRAM_CONF={','.join(f'{key}:{value}' for key, value in conf.items())}"
+    """The job is run on vram, so its command belongs to the line."""
+    settings = ",".join(f"{key}:{value}" for key, value in conf.items())
+    return f"VRAM_CONF={settings} vram run --torch" if settings else "vram run --torch"
 
 
 _TORCH_SETTINGS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
