@@ -306,7 +306,7 @@ def streams(steps: int) -> Iterator[torch.Tensor]:
 
 JOBS: dict[str, tuple[Job, int]] = {
     "gpt2": (gpt2, 25),
-    "llama": (llama, 40),
+    "llama": (llama, 24),
     "llama_recorded": (llama_recorded, 10),
     "resnet": (resnet, 40),
     "experts": (experts, 40),
