@@ -158,7 +158,7 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
     if _is_limited(facts):
         # What is unused may be of no use, so the limit must leave room for all of the request.
         larger = demand if demand > facts["limit"] else facts["reserved"] + max(size, PAGE)
-        yield f"a {facts['limit_name']} of at least {format_size(larger)}"
+        yield f"a {facts['limit_name']} of at least {format_size(-(-larger // PAGE) * PAGE)}"
     if demand > capacity:
         yield f"freeing {format_size(demand - capacity)} of what is allocated"
     else:

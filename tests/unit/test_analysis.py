@@ -369,6 +369,25 @@ def test_a_pool_whose_pages_move_is_explained_by_what_it_reserved() -> None:
     assert not any("torch" in remedy.setting.lower() for remedy in found.remedies)
 
 
+def test_a_pool_of_ours_grows_by_pages_and_not_as_pytorch_does() -> None:
+    rows = [
+        (Action.SEGMENT_MAP, 0, 64 * MIB),
+        (Action.ALLOC, 0x3000_0000_0000, 64 * MIB),
+        (Action.OOM, GIB, 3 * MIB),
+    ]
+    trace = trace_of(rows, settings={"limit": 64 * MIB, "device_total": 2 * GIB, "reserved": 64 * MIB})
+    request = explain(trace).request
+    assert request is not None and request.needed == 4 * MIB
+
+
+def test_where_nothing_failed_what_lies_beyond_a_limit_is_not_held_by_others() -> None:
+    rows = [(Action.SEGMENT_MAP, 0, 64 * MIB), (Action.ALLOC, 0x3000_0000_0000, 64 * MIB)]
+    trace = trace_of(rows, settings={"limit": 96 * MIB, "device_total": GIB, "reserved": 64 * MIB})
+    account = explain(trace).account
+    assert (account.unused, account.withheld, account.foreign) == (32 * MIB, GIB - 96 * MIB, 0)
+    assert account.device == GIB
+
+
 def test_a_log_without_segments_is_explained_by_what_is_allocated() -> None:
     job = demanding()
     job.events = [event for event in job.events if not event["action"].startswith("segment")]
@@ -389,9 +408,17 @@ def test_what_would_have_helped_is_tried_where_the_native_core_is() -> None:
     pytest.importorskip("vram._native")
     found = explain(fragmented().trace())
     tried = {remedy.setting: remedy for remedy in found.remedies if remedy.fits is not None}
-    assert tried["vram run"].fits is True
+    assert tried["vram run --torch"].fits is True
     hopeless = explain(demanding().trace())
-    assert [remedy.fits for remedy in hopeless.remedies if remedy.setting == "vram run"] == [False]
+    assert [each.fits for each in hopeless.remedies if each.setting == "vram run --torch"] == [False]
+
+
+def test_what_to_set_is_what_a_sweep_would_say() -> None:
+    pytest.importorskip("vram._native")
+    from vram.replay import Setting
+
+    settings = {remedy.setting for remedy in explain(fragmented().trace()).remedies if remedy.setting}
+    assert settings == {Setting(name, {}).environment for name in ("torch-expandable", "cuda-async", "vram")}
 
 
 def test_without_the_native_core_the_verdict_is_the_same() -> None:

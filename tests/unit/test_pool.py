@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -283,6 +284,17 @@ def test_the_error_names_the_limit(model: Device) -> None:
     pool = vram.Pool(model, limit="220MiB")
     kept = pool.allocate("50MiB")
     assert "a limit of at least 250 MiB" in str(full(pool)) and kept.size
+
+
+def test_the_limit_that_the_error_asks_for_is_enough(model: Device) -> None:
+    def fill(limit: str) -> int:
+        pool = vram.Pool(model, limit=limit)
+        return sum(buffer.size for buffer in [pool.allocate(MIB) for _ in range(65)])
+
+    with pytest.raises(vram.OutOfMemory) as failed:
+        fill("64MiB")
+    asked = re.search(r"a limit of at least (\d+ MiB)", str(failed.value))
+    assert asked and fill(asked[1]) == 65 * MIB
 
 
 def test_the_parts_of_the_report_sum_to_the_device(model: Device) -> None:

@@ -12,10 +12,10 @@ from vram.sizes import format_size
 from vram.trace import Action, Trace
 from vram.verdict import Account
 
-from .events import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
+from .events import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move
 from .memory import Memory
 from .moments import allocated_series, reserved_series
-from .torch_rules import segment_bytes
+from .torch_rules import segment_bytes, whole_pages
 
 __all__ = ["Capacity", "Request", "find_capacity", "find_request", "open_account"]
 
@@ -68,9 +68,10 @@ def find_request(trace: Trace, event: int) -> Request | None:
         return None
     size = trace.size[event]
     segmented = bool(trace.segments or events_of(trace, SEGMENT_ACTIONS + MAPPING_ACTIONS))
+    growth = whole_pages if pages_move(trace) else segment_bytes
     return Request(
         size=size,
-        needed=segment_bytes(size) if segmented else size,
+        needed=growth(size) if segmented else size,
         stream=trace.stream[event],
         stack=trace.stack[event],
         device_free=trace.address[event] if segmented else None,
@@ -169,7 +170,9 @@ def open_account(memory: Memory, request: Request | None, capacity: Capacity) ->
     )
     unused = max(0, (capacity.bytes or 0) - memory.reserved)
     visible = memory.reserved + unused
-    if request is not None and request.device_free is not None:
+    if request is None:  # what others held then is not recorded, and is not made up
+        visible = max(visible, capacity.total or 0)
+    elif request.device_free is not None:
         visible = max(visible, memory.reserved + request.device_free)
     return replace(
         held,

@@ -11,7 +11,7 @@ from typing import Any
 
 from vram.errors import VramError
 from vram.sizes import format_size
-from vram.trace import Action, Block, BlockState, Lifetimes, Segment, Trace, lifetimes
+from vram.trace import Action, Block, BlockState, Segment, Trace, lifetimes
 from vram.trace.model import COLUMNS
 from vram.verdict import Account
 
@@ -22,17 +22,11 @@ from .memory import HeldSegment, Memory
 __all__ = ["Remedy", "find_remedies"]
 
 TRIED = {
-    "torch-expandable": (
-        "expandable segments, which move free pages under any address",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    ),
-    "cuda-async": (
-        "the driver's own pool (cudaMallocAsync)",
-        "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync",
-    ),
-    "vram": ("vram under the program", "vram run"),
+    "torch-expandable": "expandable segments, which move free pages under any address",
+    "cuda-async": "the driver's own pool",
+    "vram": "vram under the program",
 }
-"""Allocators a failed job is tried with: in words, and how to set them."""
+"""Allocators a failed job is tried with, in words."""
 ELSEWHERE = 1 << 62
 """An address that no recording has."""
 
@@ -114,18 +108,17 @@ def _larger(account: Account, request: Request, capacity: Capacity) -> Remedy:
 
 def _replayed(trace: Trace, memory: Memory, request: Request, capacity: Capacity) -> Iterator[Remedy]:
     """Each of TRIED on the job up to the failed request, and that request."""
-    from vram.replay import POLICIES, replay  # here, so that reading a recording needs no more than itself
+    from vram.replay import Setting, replay  # here, so that reading a recording needs no more than itself
 
-    program: Lifetimes | None = None
-    for policy, (what, setting) in TRIED.items():
-        if policy not in POLICIES or capacity.bytes is None:
-            continue
-        program = program or lifetimes(_with_request(trace, memory, request))
+    if capacity.bytes is None:
+        return
+    program = lifetimes(_with_request(trace, memory, request))
+    for policy, what in TRIED.items():
         try:
             result = replay(program, policy, capacity=capacity.bytes)
-        except VramError:  # the native core is not built here, or has no such policy
+        except VramError:  # the native core is not built here
             return
-        yield Remedy(what, setting, result.oom is None, result.peak_reserved)
+        yield Remedy(what, Setting(policy, {}).environment, result.oom is None, result.peak_reserved)
 
 
 def _with_request(trace: Trace, memory: Memory, request: Request) -> Trace:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["LARGE_PAGE", "SMALL_LIMIT", "SMALL_PAGE", "Rules", "segment_bytes"]
+__all__ = ["LARGE_PAGE", "SMALL_LIMIT", "SMALL_PAGE", "Rules", "segment_bytes", "whole_pages"]
 
 GRANULE = 512
 SMALL_LIMIT = 1 << 20
@@ -25,6 +25,11 @@ def segment_bytes(size: int) -> int:
         return SMALL_PAGE
     if size < LARGE_REQUEST:
         return LARGE_PAGE
+    return whole_pages(size)
+
+
+def whole_pages(size: int) -> int:
+    """`size` in whole pages of the least size."""
     return -(-size // SMALL_PAGE) * SMALL_PAGE
 
 
