@@ -559,9 +559,9 @@ def leaking_job(steps: int = 8) -> Job:
 
 def test_memory_of_every_step_that_lives_on_is_a_leak() -> None:
     found = find_leaks(leaking_job().trace(), "step:1,step:6")
-    rows = {row["place"].split()[0]: row for row in found.table.to_pylist()}
+    rows = {row["group"].split()[0]: row for row in found.table.to_pylist()}
     assert set(rows) == {"train.py:5", "train.py:6", "train.py:7"}
-    assert [row["place"].split()[0] for row in found.likely] == ["train.py:5"]
+    assert [row["group"].split()[0] for row in found.likely] == ["train.py:5"]
     leak = rows["train.py:5"]
     assert (leak["bytes"], leak["blocks"], leak["growth"], leak["confidence"]) == (18 * MIB, 6, 3 * MIB, 1.0)
     assert (leak["bytes_at_end"], rows["train.py:7"]["bytes_at_end"]) == (18 * MIB, 0)
@@ -574,7 +574,7 @@ def test_without_steps_a_stretch_is_cut_into_slices() -> None:
     trace = job.trace()
     found = find_leaks(trace, f"event:2,event:{trace.events - 1}")
     assert (found.unit, found.steps) == ("slice", 10)
-    assert [row["place"].split()[0] for row in found.likely] == ["train.py:5"]
+    assert [row["group"].split()[0] for row in found.likely] == ["train.py:5"]
 
 
 @pytest.mark.parametrize("name", ["llama_varlen_ckpt", "resnet_multiscale"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,13 @@ def test_a_person_reads_the_reason_the_evidence_and_the_way_out(vram_command: An
     assert "What would have let it fit" in out
 
 
+def test_what_is_left_out_can_be_asked_for_as_it_is_written(vram_command: Any) -> None:
+    _, out, _ = vram_command("explain", FRAGMENTED)
+    hint = next(line for line in out.splitlines() if "vram summary" in line)
+    code, out, err = vram_command(*shlex.split(hint.partition(": vram ")[2]))
+    assert (code, err) == (0, "") and "live at event 52377 in step 8" in out
+
+
 def test_without_an_out_of_memory_the_peak_is_explained(vram_command: Any) -> None:
     code, out, _ = vram_command("explain", TRAINING)
     assert code == 0 and out.startswith("The peak is at event 14789")
@@ -90,7 +99,8 @@ def test_summary_names_the_holders(job: str, vram_command: Any) -> None:
 
 
 def test_a_gap_fails_only_above_what_is_allowed(job: str, vram_command: Any) -> None:
-    assert vram_command("diff", job, job, "--fail-above", "0")[0] == 0
+    code, out, _ = vram_command("diff", job, job, "--fail-above", "0")
+    assert code == 0 and "They hold the same by line." in out
     code, out, _ = vram_command("diff", job, DEMANDING, "--fail-above", "9GiB", "--json")
     document = json.loads(out)
     assert (code, document["failed"]) == (0, False)
@@ -122,10 +132,62 @@ def test_merge_writes_the_ranks_and_names_the_odd_one(job: str, tmp_path: Path, 
     code, out, err = vram_command("merge", *paths, "-o", str(output))
     assert (code, err) == (0, "")
     title, _header, first, *_ = out.splitlines()
-    assert title == "3 ranks, 1 steps in common: rank 1 is odd, +50.0% from the middle of all"
+    assert title == "3 ranks, 1 step in common: rank 1 is odd, +50.0% from the middle of all"
     assert first.startswith("rank 1") and output.stat().st_size > 0
     code, out, _ = vram_command("merge", *paths, "--json")
     assert json.loads(out)["ranks"][0]["name"] == "rank 1"
+
+
+# --- what all of them share ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_devices(tmp_path: Path) -> str:
+    """A snapshot of two devices, the second with a little less to tell."""
+    first, second = Job(), Job()
+    for size in (8, 8, 8):
+        first.alloc(size * MIB)
+    second.alloc(40 * MIB)
+    snapshot = first.snapshot()
+    snapshot["device_traces"].append(second.events)
+    path = tmp_path / "two.pickle"
+    path.write_bytes(pickle.dumps(snapshot, protocol=4))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["explain", "summary", "leaks --between event:0,event:1", "replay", "replay --sweep --policy bfc",
+     "convert --to folded", "diff", "merge"],
+)  # fmt: skip
+def test_every_verb_takes_a_device_and_names_the_recording(
+    verb: str, two_devices: str, tmp_path: Path, vram_command: Any
+) -> None:
+    if verb.startswith("replay"):
+        pytest.importorskip("vram._native")
+    files = [two_devices, two_devices] if verb == "diff" else [two_devices]
+    code, out, err = vram_command(*verb.split(), *files, "--device", "1", "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    (named,) = [document.get("trace")] if "trace" in document else document["traces"][:1]
+    assert (named["source"], named["device"], named["events"]) == (two_devices, 1, 2)
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_numbers_are_whole_on_a_narrow_terminal(
+    columns: str, monkeypatch: pytest.MonkeyPatch, vram_command: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    _, out, _ = vram_command("summary", DEMANDING, "--top", "2")
+    assert "…" not in out and " 3.94 GiB  49.8%      48\n" in out
+    _, out, _ = vram_command("merge", DEMANDING)
+    assert "oom_gpt2" in out and " 8.09 GiB   +0.0%      0       1\n" in out
+
+
+def test_in_a_pipe_a_row_is_a_line(vram_command: Any) -> None:
+    _, out, _ = vram_command("leaks", TRAINING, "--between", "step:2,step:9", "--top", "100")
+    _title, _header, *rows = out.splitlines()
+    assert rows and all(row.split()[-1] in ("B", "KiB", "MiB") for row in rows)
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------
@@ -140,6 +202,7 @@ def test_merge_writes_the_ranks_and_names_the_odd_one(job: str, tmp_path: Path, 
         ["diff", TRAINING],
         ["diff", TRAINING, TRAINING, "--by", "stack"],
         ["leaks", TRAINING],
+        ["summary", TRAINING, "--top", "0"],
         ["merge"],
     ],
 )

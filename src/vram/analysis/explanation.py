@@ -66,7 +66,7 @@ class Explanation:
     def to_json(self, most: int | None = None) -> dict[str, Any]:
         """Plain data; of each kind of holder at most `most`."""
         return {
-            "trace": {"source": self.trace.source, "events": self.trace.events, "device": self.trace.device},
+            "trace": self.trace.heading(),
             "at": asdict(self.moment),
             "verdict": self.verdict,
             "request": _request_json(self),

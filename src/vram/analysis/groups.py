@@ -48,7 +48,7 @@ class Group:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `frames` only where there is a stack."""
-        plain = {"key": self.key, "label": self.label, "bytes": self.bytes, "blocks": self.blocks}
+        plain = {"group": self.label, "key": self.key, "bytes": self.bytes, "blocks": self.blocks}
         return {**plain, "frames": list(self.frames)} if self.frames else plain
 
 

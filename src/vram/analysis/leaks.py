@@ -31,7 +31,7 @@ SLICES = 10
 class Leaks:
     """What a stretch left behind. `first` and `last` are its events, `steps` its steps, or slices.
 
-    `table` has a row a stack, the likeliest leaks first: `place`, `bytes` and `blocks` still live at the end
+    `table` has a row a stack, the likeliest leaks first: `group`, `bytes` and `blocks` still live at the end
     of the stretch, `growth` in bytes a step, `confidence`, `steps` that left something behind, `bytes_at_end`
     of the recording, `frames`. The confidence is the share of steps that left something behind; the last does
     not count, as its work may be under way, and one step alone is none.
@@ -70,9 +70,9 @@ def find_leaks(trace: Trace, between: str) -> Leaks:
             left[block.stack].append(block)
     lasting = {(block.address, block.event) for block in memory_at(trace, trace.events - 1).blocks()}
     rows = [_row(trace, stack, blocks, starts, lasting) for stack, blocks in left.items()]
-    rows.sort(key=lambda row: (row["confidence"] < LIKELY, -row["bytes"], row["place"]))
+    rows.sort(key=lambda row: (row["confidence"] < LIKELY, -row["bytes"], row["group"]))
     kinds = {
-        "place": "string",
+        "group": "string",
         "bytes": "int64",
         "blocks": "int64",
         "growth": "float64",
@@ -102,7 +102,7 @@ def _row(
     finished = max(1, len(starts) - 1)
     leaving = len(of_steps - {len(starts) - 1}) if len(starts) > 1 else 0
     return {
-        "place": label_of(trace, "stack", stack or None),
+        "group": label_of(trace, "stack", stack or None),
         "bytes": size,
         "blocks": len(blocks),
         "growth": size / len(starts),

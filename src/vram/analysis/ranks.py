@@ -105,11 +105,12 @@ def write_table(merged: Merged, path: Path) -> None:
 
 
 def _names(traces: Sequence[Trace]) -> list[str]:
-    """The file names; where they are numbered, `rank 3`."""
+    """The file names; where they are numbered, `rank 3`, and where they are the same, the whole paths."""
     names = [Path(trace.source).name for trace in traces]
     numbers = [re.search(r"rank\D{0,2}(\d+)", name, re.IGNORECASE) for name in names]
     ranks = [f"rank {int(number[1])}" for number in numbers if number]
-    return ranks if len(set(ranks)) == len(names) else [str(trace.source) for trace in traces]
+    paths = [trace.source for trace in traces]
+    return next((each for each in (ranks, names) if len(set(each)) == len(traces)), paths)
 
 
 def _rows(trace: Trace) -> list[_Row]:

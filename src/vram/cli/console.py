@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import rich_click as click
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -22,14 +24,19 @@ from vram.sizes import parse_size
 __all__ = [
     "FINDING",
     "Commands",
+    "at_option",
     "device_option",
     "draw_grid",
     "draw_line",
+    "file_argument",
+    "files_argument",
+    "json_option",
     "open_console",
     "progress_bar",
     "read_conf",
     "read_duration",
     "read_size",
+    "top_option",
 ]
 
 FINDING = 1
@@ -37,8 +44,31 @@ BAD_INPUT = 2
 PIPED_WIDTH = 120
 SHOWN_AFTER_S = 1.0
 MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
+GAP = 2
+"""Spaces between the columns of a grid."""
+LEAST_WIDTH = 16
+"""Letters that a column of names keeps, however narrow the terminal."""
 
-
+file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+files_argument = click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+at_option = click.option(
+    "--at",
+    metavar="MOMENT",
+    default="peak",
+    show_default=True,
+    help="peak, oom, an event's number or step:N.",
+)
+top_option = click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Rows to draw; JSON has all of them.",
+)
 device_option = click.option(
     "--device",
     metavar="N",
@@ -65,11 +95,15 @@ def _one_line(message: str) -> str:
 
 
 def open_console() -> Console:
-    """Standard output, wide enough for a table where no terminal says how wide it is."""
+    """Standard output, wide enough for a paragraph where no terminal says how wide it is."""
     console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    if _is_piped(console):
         console.width = PIPED_WIDTH
     return console
+
+
+def _is_piped(console: Console) -> bool:
+    return not console.is_terminal and "COLUMNS" not in os.environ
 
 
 def draw_line(console: Console, line: str, style: str = "") -> None:
@@ -77,16 +111,45 @@ def draw_line(console: Console, line: str, style: str = "") -> None:
     console.print(Text(_one_line(line), style=style), soft_wrap=True)
 
 
-def draw_grid(console: Console, columns: str, rows: Iterable[Iterable[str]]) -> None:
-    """A table without lines. `columns` are titles between `|`; those that begin with `>` align right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in columns.split("|"):
-        table.add_column(
-            title.lstrip(">"), justify="right" if title.startswith(">") else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(_one_line(cell)) for cell in row))
-    console.print(table)
+def draw_grid(
+    console: Console,
+    columns: str,
+    rows: Sequence[Sequence[str]],
+    *,
+    top: int | None = None,
+    rest: str = "--top shows more",
+) -> None:
+    """A table without lines. `columns` are titles between `|`; those that begin with `>` have numbers.
+
+    Numbers align right and are never cut; where it is narrow their titles and the other columns fold. In a
+    pipe nothing does: a row is a line. Of the rows the first `top` are drawn; `rest` says how to see more.
+    """
+    cells = [[_one_line(cell) for cell in row] for row in rows[:top]]
+    numbers = [title.startswith(">") for title in columns.split("|")]
+    titles = columns.replace(">", "").split("|")
+    gaps = GAP * (len(titles) - 1)
+    least = _widths(titles, cells)
+    width, room = sum(least), console.width - gaps
+    if width > room and not _is_piped(console):
+        titles = [title.replace(" ", "\n") if numbers[i] else title for i, title in enumerate(titles)]
+        folded = _widths(titles, cells)
+        least = [each if numbers[i] else min(each, LEAST_WIDTH) for i, each in enumerate(folded)]
+        width = min(sum(folded), max(room, sum(least)))
+    table = Table(box=None, pad_edge=False, header_style="bold", width=width + gaps)
+    for title, number, letters in zip(titles, numbers, least, strict=True):
+        justify: JustifyMethod = "right" if number else "left"
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=number, min_width=letters)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console.print(table, crop=False)
+    if len(rows) > len(cells):
+        draw_line(console, f"and {len(rows) - len(cells)} more: {rest}", "dim")
+
+
+def _widths(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    """The letters of the longest line in each column."""
+    columns = zip(titles, *cells, strict=True)
+    return [max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns]
 
 
 def read_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:

@@ -12,11 +12,13 @@ from vram.sizes import format_size
 from vram.trace import open_trace
 from vram.trace.convert import FORMATS, convert
 
+from .console import device_option, file_argument, json_option
+
 __all__ = ["convert_command"]
 
 
 @click.command("convert")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@file_argument
 @click.option(
     "--to", "to", required=True, type=click.Choice(sorted(FORMATS)), help="What to make of the recording."
 )
@@ -27,8 +29,8 @@ __all__ = ["convert_command"]
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where to write it; by default beside FILE, with the format's suffix.",
 )
-@click.option("--device", type=int, help="Which device; by default the one with most events.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@device_option
+@json_option
 def convert_command(file: Path, to: str, output: Path | None, device: int | None, as_json: bool) -> None:
     """Write a recording as a file of another tool.
 
@@ -42,7 +44,7 @@ def convert_command(file: Path, to: str, output: Path | None, device: int | None
     convert(trace, to, target)
     written = target.stat().st_size
     if as_json:
-        result = {"output": str(target), "format": to, "events": trace.events, "bytes": written}
+        result = {"trace": trace.heading(), "output": str(target), "format": to, "bytes": written}
         click.echo(json.dumps(result))
     else:
         click.echo(f"{target}: {trace.events} events, {format_size(written)}")

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
+from rich.console import Console
 
-from vram.analysis import GROUPINGS, difference
+from vram.analysis import GROUPINGS, Difference, difference
 from vram.sizes import format_size
 from vram.trace import open_trace
 
-from .console import FINDING, draw_grid, draw_line, open_console, read_size
+from .console import (
+    FINDING,
+    at_option,
+    device_option,
+    draw_grid,
+    draw_line,
+    json_option,
+    open_console,
+    read_size,
+    top_option,
+)
 
 __all__ = ["diff_command"]
 
@@ -27,21 +37,16 @@ __all__ = ["diff_command"]
     show_default=True,
     help="What to attribute the gap to.",
 )
-@click.option(
-    "--at",
-    metavar="MOMENT",
-    default="peak",
-    show_default=True,
-    help="peak, oom, an event's number or step:N.",
-)
+@at_option
 @click.option(
     "--fail-above",
     metavar="SIZE",
     callback=read_size,
     help="Exit with 1 if B holds more than this beyond A, such as 64MiB.",
 )
-@click.option("--top", metavar="N", default=20, show_default=True, help="Rows to draw; JSON has all of them.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@top_option
+@device_option
+@json_option
 @click.pass_context
 def diff_command(
     ctx: click.Context,
@@ -51,43 +56,43 @@ def diff_command(
     at: str,
     fail_above: int | None,
     top: int,
+    device: int | None,
     as_json: bool,
 ) -> None:
     """Show what run B holds at its peak beyond run A, and which lines of the program it comes from."""
-    found = difference(open_trace(before), open_trace(after), by, at)
+    first, second = (open_trace(path, device=device) for path in (before, after))
+    found = difference(first, second, by, at)
     failed = fail_above is not None and found.gap > fail_above
     if as_json:
-        click.echo(json.dumps({**found.to_json(), "fail_above": fail_above, "failed": failed}))
+        headings = [first.heading(), second.heading()]
+        document = {"traces": headings, **found.to_json(), "fail_above": fail_above, "failed": failed}
+        click.echo(json.dumps(document))
     else:
         console = open_console()
-        draw_line(
-            console,
-            f"{before.name} holds {format_size(found.before)}, {after.name} {format_size(found.after)}: "
-            f"{_signed(found.gap)}",
-            "bold",
-        )
-        rows: list[dict[str, Any]] = found.table.to_pylist()
-        draw_grid(
-            console,
-            f"{by}|>before|>after|>gap|>blocks",
-            (
-                (
-                    row["group"],
-                    format_size(row["before"]),
-                    format_size(row["after"]),
-                    _signed(row["gap"]),
-                    f"{row['blocks_before']} → {row['blocks_after']}",
-                )
-                for row in rows[:top]
-            ),
-        )
-        if len(rows) > top:
-            draw_line(console, f"and {len(rows) - top} more; --top shows more", "dim")
-        if failed:
-            assert fail_above is not None
+        _draw(found, (before.name, after.name), top, console)
+        if fail_above is not None and failed:
             draw_line(console, f"The gap is above the {format_size(fail_above)} allowed.", "bold")
     if failed:
         ctx.exit(FINDING)
+
+
+def _draw(found: Difference, names: tuple[str, str], top: int, console: Console) -> None:
+    held = f"{names[0]} holds {format_size(found.before)}, {names[1]} {format_size(found.after)}"
+    draw_line(console, f"{held}: {_signed(found.gap)}", "bold")
+    rows = [
+        (
+            row["group"],
+            format_size(row["before"]),
+            format_size(row["after"]),
+            _signed(row["gap"]),
+            f"{row['blocks_before']} → {row['blocks_after']}",
+        )
+        for row in found.table.to_pylist()
+    ]
+    if rows:
+        draw_grid(console, f"{found.by}|>before|>after|>gap|>blocks", rows, top=top)
+    else:
+        draw_line(console, f"They hold the same by {found.by}.")
 
 
 def _signed(size: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import rich_click as click
@@ -14,7 +15,16 @@ from vram.sizes import format_size
 from vram.trace import open_trace
 from vram.verdict import MEANINGS
 
-from .console import FINDING, device_option, draw_grid, draw_line, open_console, read_size
+from .console import (
+    FINDING,
+    device_option,
+    draw_grid,
+    draw_line,
+    file_argument,
+    json_option,
+    open_console,
+    read_size,
+)
 
 __all__ = ["explain_command"]
 
@@ -23,7 +33,7 @@ MOST_IN_JSON = 50
 
 
 @click.command("explain")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@file_argument
 @click.option(
     "--at",
     metavar="MOMENT",
@@ -36,7 +46,7 @@ MOST_IN_JSON = 50
     help="Memory of the device, or the limit set for the process, where the recording does not say.",
 )
 @device_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def explain_command(
     ctx: click.Context, file: Path, at: str | None, capacity: int | None, device: int | None, as_json: bool
@@ -65,13 +75,13 @@ def _draw(found: Explanation, console: Console) -> None:
     draw_grid(
         console,
         "memory|>size|>share|what it is",
-        (
+        [
             (name, format_size(size), f"{size / device:.1%}", MEANINGS[name])
             for name, size in found.account.parts().items()
             if size
-        ),
+        ],
     )
-    for by in ("stack", "module", "tag", "stream", "step"):
+    for by in found.holders:
         _draw_holders(found, by, console)
     if found.remedies:
         console.print()
@@ -82,16 +92,17 @@ def _draw(found: Explanation, console: Console) -> None:
 
 def _draw_holders(found: Explanation, by: str, console: Console) -> None:
     groups = found.holders[by]
-    if len(groups) < 2 and by != "stack":
+    if not groups or (len(groups) < 2 and by != "stack"):
         return  # one group says nothing that the account does not
+    at = "" if found.moment.kind == "end" else f" --at {found.moment.event}"
     console.print()
     draw_grid(
         console,
         f"held by {by}|>size|>blocks",
-        ((group.label, format_size(group.bytes), str(group.blocks)) for group in groups[:MOST_HOLDERS]),
+        [(group.label, format_size(group.bytes), str(group.blocks)) for group in groups],
+        top=MOST_HOLDERS,
+        rest=f"vram summary {shlex.quote(found.trace.source)}{at} --by {by}",
     )
-    if len(groups) > MOST_HOLDERS:
-        draw_line(console, f"and {len(groups) - MOST_HOLDERS} more: vram summary --by {by}", "dim")
 
 
 def _remedy(remedy: Remedy) -> str:

@@ -12,22 +12,31 @@ from vram.analysis import Leaks, find_leaks
 from vram.sizes import format_size
 from vram.trace import open_trace
 
-from .console import FINDING, device_option, draw_grid, draw_line, open_console
+from .console import (
+    FINDING,
+    device_option,
+    draw_grid,
+    draw_line,
+    file_argument,
+    json_option,
+    open_console,
+    top_option,
+)
 
 __all__ = ["leaks_command"]
 
 
 @click.command("leaks")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@file_argument
 @click.option(
     "--between",
     metavar="FROM,TO",
     required=True,
     help="The stretch to look at, such as step:10,step:50 or event:0,event:90000; both ends belong to it.",
 )
-@click.option("--top", metavar="N", default=20, show_default=True, help="Rows to draw; JSON has all of them.")
+@top_option
 @device_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def leaks_command(
     ctx: click.Context, file: Path, between: str, top: int, device: int | None, as_json: bool
@@ -37,9 +46,10 @@ def leaks_command(
     The confidence is the share of steps that left something behind; from one half on, a leak is likely.
     Exits with 1 if there is one.
     """
-    found = find_leaks(open_trace(file, device=device), between)
+    trace = open_trace(file, device=device)
+    found = find_leaks(trace, between)
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        click.echo(json.dumps({"trace": trace.heading(), **found.to_json()}))
     else:
         _draw(found, file.name, top, open_console())
     if found.likely:
@@ -58,17 +68,16 @@ def _draw(found: Leaks, name: str, top: int, console: Console) -> None:
     draw_grid(
         console,
         f"stack|>left|>blocks|>a {found.unit}|>confidence|>at the end",
-        (
+        [
             (
-                row["place"],
+                row["group"],
                 format_size(row["bytes"]),
                 str(row["blocks"]),
                 format_size(round(row["growth"])),
                 f"{row['confidence']:.0%}",
                 format_size(row["bytes_at_end"]),
             )
-            for row in rows[:top]
-        ),
+            for row in rows
+        ],
+        top=top,
     )
-    if len(rows) > top:
-        draw_line(console, f"and {len(rows) - top} more; --top shows more", "dim")

@@ -12,13 +12,13 @@ from vram.analysis import Merged, Rank, merge, write_table
 from vram.sizes import format_size
 from vram.trace import open_trace
 
-from .console import draw_grid, draw_line, open_console
+from .console import device_option, draw_grid, draw_line, files_argument, json_option, open_console
 
 __all__ = ["merge_command"]
 
 
 @click.command("merge")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@files_argument
 @click.option(
     "-o",
     "--output",
@@ -26,14 +26,16 @@ __all__ = ["merge_command"]
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where to write the table of ranks and steps: JSON to a name that ends so, else Parquet.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def merge_command(files: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+@device_option
+@json_option
+def merge_command(files: tuple[Path, ...], output: Path | None, device: int | None, as_json: bool) -> None:
     """Align the recordings of several ranks by step, and name first the rank that is not like the others."""
-    found = merge([open_trace(path) for path in files])
+    traces = [open_trace(path, device=device) for path in files]
+    found = merge(traces)
     if output is not None:
         write_table(found, output)
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        click.echo(json.dumps({"traces": [trace.heading() for trace in traces], **found.to_json()}))
     else:
         _draw(found, output, open_console())
 
@@ -44,7 +46,7 @@ def _draw(found: Merged, output: Path | None, console: Console) -> None:
     draw_grid(
         console,
         "rank|>peak allocated|>peak reserved|>from the middle|>steps|>out of memory",
-        (
+        [
             (
                 rank.name,
                 format_size(rank.peak_allocated),
@@ -54,16 +56,20 @@ def _draw(found: Merged, output: Path | None, console: Console) -> None:
                 str(rank.ooms),
             )
             for rank in found.ranks
-        ),
+        ],
     )
     if output is not None:
         draw_line(console, f"Ranks and steps are in {output}.", "dim")
 
 
 def _headline(odd: list[Rank], ranks: int, steps: int) -> str:
-    aligned = f"{ranks} ranks, {steps} steps in common"
+    aligned = f"{_count(ranks, 'rank')}, {_count(steps, 'step')} in common"
     if not odd:
         return f"{aligned}: all alike"
     first = odd[0]
     failed = " and ran out of memory" if first.ooms else ""
     return f"{aligned}: {first.name} is odd, {first.deviation:+.1%} from the middle of all{failed}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

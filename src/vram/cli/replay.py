@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from vram.replay import POLICIES, Ranked, ReplayReport, ReplayResult, compare, sweep_all
 from vram.sizes import format_size
 from vram.trace import Trace, open_trace
 
-from .console import FINDING, open_console, progress_bar, read_conf, read_duration, read_size
+from .console import (
+    FINDING,
+    device_option,
+    draw_grid,
+    draw_line,
+    files_argument,
+    json_option,
+    open_console,
+    progress_bar,
+    read_conf,
+    read_duration,
+    read_size,
+)
 
 __all__ = ["replay_command"]
 
-COLUMNS = (
-    "policy",
-    "peak allocated",
-    "peak reserved",
-    "ratio",
-    "driver calls",
-    "driver time",
-    "of span",
-    "events/s",
-    "out of memory",
-)
-SWEEP_COLUMNS = ("rank", "policy", "smallest device", "peak reserved", "retries", "setting")
+COLUMNS = "policy|>peak allocated|>peak reserved|>ratio|>driver time|>events/s|>out of memory"
+SWEEP_COLUMNS = ">rank|policy|>smallest device|>peak reserved|>retries|setting"
 
 
 def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[s
 
 
 @click.command("replay")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@files_argument
 @click.option(
     "--policy",
     "policies",
@@ -85,9 +85,8 @@ def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[s
     metavar="dask[=ADDRESS]",
     help="Sweep on a Dask cluster; without an address on one of -j workers on this machine.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON: one object, or a list of them for several files."
-)
+@device_option
+@json_option
 @click.pass_context
 def replay_command(
     ctx: click.Context,
@@ -99,19 +98,21 @@ def replay_command(
     sweep: bool,
     jobs: int,
     executor: str | None,
+    device: int | None,
     as_json: bool,
 ) -> None:
     """Run the allocations of recorded jobs through allocators, on a device that is only modelled.
 
-    FILE is whatever vram.open reads: a PyTorch memory snapshot, a log of RMM, or a recording of vram. Exits
-    with 1 if an allocator ran out of memory, or if no setting of a sweep fits the device.
+    FILE is whatever vram.open reads: a PyTorch memory snapshot, a log of RMM, or a recording of vram. JSON is
+    one object, or a list of them for several files. Exits with 1 if an allocator ran out of memory, or if no
+    setting of a sweep fits the device.
     """
     if sweep and conf:
         raise click.UsageError("--sweep chooses the settings itself; leave --conf out")
     if not sweep and (executor or jobs > 1):
         raise click.UsageError("-j and --executor are for --sweep")
     if sweep:
-        traces = [open_trace(path) for path in files]
+        traces = [open_trace(path, device=device) for path in files]
         with progress_bar("settings") as progress:
             rankings = sweep_all(
                 traces,
@@ -129,7 +130,7 @@ def replay_command(
         with progress_bar("files") as progress:
             for done, path in enumerate(files):
                 progress(done, len(files))
-                trace, chosen = open_trace(path), policies or ("vram",)
+                trace, chosen = open_trace(path, device=device), policies or ("vram",)
                 reports.append(compare(trace, chosen, capacity=capacity, conf=conf, lag_us=lag))
         _show_reports(reports, as_json)
         failed = any(result.oom for report in reports for result in report.results)
@@ -159,24 +160,17 @@ def _show_sweeps(
     if as_json:
         _print_json(
             [
-                {"trace": {"source": trace.source, "events": trace.events}, "sweep": [*map(asdict, ranked)]}
+                {"trace": trace.heading(), "sweep": [*map(asdict, ranked)]}
                 for trace, ranked in zip(traces, rankings, strict=True)
             ]
         )
         return
     console = open_console()
     for trace, ranked in zip(traces, rankings, strict=True):
-        console.print(Text(f"{Path(trace.source).name}: {len(ranked)} settings", style="bold"))
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in SWEEP_COLUMNS:
-            left = name in ("policy", "setting")
-            table.add_column(
-                name, justify="left" if left else "right", no_wrap=name == "policy", overflow="fold"
-            )
-        for each in ranked:
-            table.add_row(*_sweep_row(each))
-        console.print(table)
-        console.print(Text(_best(ranked, capacity)), soft_wrap=True)
+        draw_line(console, f"{Path(trace.source).name}: {len(ranked)} settings", "bold")
+        draw_grid(console, SWEEP_COLUMNS, [*map(_sweep_row, ranked)])
+        for line in _best(ranked, capacity):
+            draw_line(console, line)
         console.print()
 
 
@@ -191,15 +185,14 @@ def _sweep_row(each: Ranked) -> list[str]:
     ]
 
 
-def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> str:
+def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> Iterator[str]:
     best = ranked[0]
     if best.smallest_capacity is None:
         held = "" if capacity is None else f" with {format_size(capacity)}"
-        return f"No setting lets the job end{held}; the nearest would hold {format_size(best.peak_reserved)}."
-    return (
-        f"A device with {format_size(best.smallest_capacity)} would have sufficed, with {best.policy}:\n"
-        f"{best.environment}"
-    )
+        yield f"No setting lets the job end{held}; the nearest would hold {format_size(best.peak_reserved)}."
+        return
+    yield f"A device with {format_size(best.smallest_capacity)} would have sufficed, with {best.policy}:"
+    yield best.environment
 
 
 # --- a replay -----------------------------------------------------------------------------------------------
@@ -207,27 +200,20 @@ def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> str:
 
 def _draw(report: ReplayReport, console: Console) -> None:
     title = f"{Path(report.source).name}: {report.events} events over {_duration(report.span_us)}"
-    console.print(Text(title, style="bold"))
-    table = Table(*COLUMNS[:1], box=None, pad_edge=False, header_style="bold")
-    for name in COLUMNS[1:]:
-        table.add_column(name, justify="right")
+    draw_line(console, title, "bold")
+    draw_grid(console, COLUMNS, [*map(_row, report.results)])
     for result in report.results:
-        table.add_row(*_row(result, report))
-    console.print(table)
-    for result in report.results:
-        console.print(Text(_sentence(result, report)), soft_wrap=True)
+        draw_line(console, _sentence(result, report))
     console.print()
 
 
-def _row(result: ReplayResult, report: ReplayReport) -> list[str]:
+def _row(result: ReplayResult) -> list[str]:
     return [
         result.policy,
         format_size(result.peak_allocated),
         format_size(result.peak_reserved),
         f"{result.ratio:.4f}",
-        str(result.driver_calls),
         _duration(result.driver_us),
-        _share(result.driver_us, report.span_us),
         f"{result.events_per_second / 1e6:.2f} M",
         "no" if result.oom is None else f"event {result.oom['event']}",
     ]
@@ -244,8 +230,8 @@ def _sentence(result: ReplayResult, report: ReplayReport) -> str:
         )
     return (
         f"{result.policy} takes {100 * (result.ratio - 1):.2f} % more from the device than the program "
-        f"holds at its peak; its {result.driver_calls} driver calls take {_duration(result.driver_us)}, "
-        f"{_share(result.driver_us, report.span_us)} of the recorded time."
+        f"holds at its peak; its {result.driver_calls} driver calls take {_duration(result.driver_us)}"
+        f"{_of_span(result, report)}."
     )
 
 
@@ -257,8 +243,10 @@ def _of_capacity(report: ReplayReport) -> str:
     return "" if report.capacity is None else f" of {format_size(report.capacity)}"
 
 
-def _share(part_us: float, whole_us: float) -> str:
-    return f"{100 * part_us / whole_us:.2f} %" if whole_us else "–"
+def _of_span(result: ReplayResult, report: ReplayReport) -> str:
+    if not report.span_us:
+        return ""
+    return f", {100 * result.driver_us / report.span_us:.2f} % of the recorded time"
 
 
 def _duration(microseconds: float) -> str:

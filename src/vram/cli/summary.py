@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import rich_click as click
@@ -11,24 +12,27 @@ from vram.analysis import GROUPINGS, find_moment, summary
 from vram.sizes import format_size
 from vram.trace import open_trace
 
-from .console import device_option, draw_grid, draw_line, open_console
+from .console import (
+    at_option,
+    device_option,
+    draw_grid,
+    draw_line,
+    file_argument,
+    json_option,
+    open_console,
+    top_option,
+)
 
 __all__ = ["summary_command"]
 
 
 @click.command("summary")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@file_argument
 @click.option("--by", type=click.Choice(GROUPINGS), default="stack", show_default=True, help="How to group.")
-@click.option(
-    "--at",
-    metavar="MOMENT",
-    default="peak",
-    show_default=True,
-    help="peak, oom, an event's number or step:N.",
-)
-@click.option("--top", metavar="N", default=20, show_default=True, help="Rows to draw; JSON has all of them.")
+@at_option
+@top_option
 @device_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def summary_command(file: Path, by: str, at: str, top: int, device: int | None, as_json: bool) -> None:
     """Show who holds the memory of a recorded job at its peak, or at another moment."""
     trace = open_trace(file, device=device)
@@ -36,20 +40,20 @@ def summary_command(file: Path, by: str, at: str, top: int, device: int | None, 
     rows = summary(trace, by, at).to_pylist()
     whole = sum(row["bytes"] for row in rows)
     if as_json:
-        document = {"by": by, "event": moment.event, "step": moment.step, "bytes": whole, "groups": rows}
-        click.echo(json.dumps(document))
+        at_moment = {"at": asdict(moment), "by": by, "bytes": whole, "groups": rows}
+        click.echo(json.dumps({"trace": trace.heading(), **at_moment}))
         return
     console = open_console()
     step = "" if moment.step is None else f" in step {moment.step}"
     draw_line(console, f"{file.name}: {format_size(whole)} live at event {moment.event}{step}", "bold")
+    rest = format_size(sum(row["bytes"] for row in rows[top:]))
     draw_grid(
         console,
         f"{by}|>size|>share|>blocks",
-        (
+        [
             (row["group"], format_size(row["bytes"]), f"{row['share']:.1%}", str(row["blocks"]))
-            for row in rows[:top]
-        ),
+            for row in rows
+        ],
+        top=top,
+        rest=f"{rest}; --top shows more",
     )
-    if len(rows) > top:
-        rest = sum(row["bytes"] for row in rows[top:])
-        draw_line(console, f"and {len(rows) - top} more with {format_size(rest)}; --top shows more", "dim")

@@ -72,6 +72,7 @@ class ReplayReport:
     """One trace through several policies. `peak_allocated` is the trace's, as `vram.trace` defines it."""
 
     source: str
+    device: int
     events: int
     span_us: int
     peak_allocated: int
@@ -81,7 +82,12 @@ class ReplayReport:
     def to_json(self) -> dict[str, Any]:
         """The report as plain data; the shape is part of the command line's contract."""
         return {
-            "trace": {"events": self.events, "peak_allocated": self.peak_allocated},
+            "trace": {
+                "source": self.source,
+                "device": self.device,
+                "events": self.events,
+                "peak_allocated": self.peak_allocated,
+            },
             "policies": [asdict(result) for result in self.results],
         }
 
@@ -126,6 +132,7 @@ def compare(
         results.append(_result(name, program, run_policy(run), trace))
     return ReplayReport(
         source=trace.source,
+        device=trace.device,
         events=trace.events,
         span_us=trace.span_us,
         peak_allocated=peak_allocated(program),

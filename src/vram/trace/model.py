@@ -162,6 +162,16 @@ class Trace:
             if block.state != BlockState.FREE
         )
 
+    def heading(self) -> dict[str, object]:
+        """What names a recording in the JSON of every verb, and says whether all of it is there."""
+        return {
+            "source": self.source,
+            "device": self.device,
+            "events": self.events,
+            "dropped": self.dropped,
+            "truncated": self.truncated,
+        }
+
     def frames_of(self, stack: int) -> tuple[Frame, ...]:
         """The frames of a stack, innermost first."""
         return tuple(self.frames[index] for index in self.stacks[stack])
