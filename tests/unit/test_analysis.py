@@ -453,9 +453,17 @@ def test_a_moment_that_is_not_there_says_which_are(at: str, words: str) -> None:
         find_moment(job.trace(), at)
 
 
+def test_a_recording_that_is_not_whole_says_so() -> None:
+    text = explain(replace(fragmented().trace(), dropped=12, truncated=True)).text
+    assert "12 events of the job were lost" in text and "was cut off" in text
+    assert "lost" not in explain(fragmented().trace()).text
+
+
 def test_an_empty_recording_has_no_moment() -> None:
     with pytest.raises(ConfigError, match="has no events; record them with"):
         explain(Job().trace())
+    with pytest.raises(ConfigError, match="has no events; record them with"):
+        find_leaks(Job().trace(), "event:0,event:1")
 
 
 def test_a_snapshot_without_history_is_explained_by_its_end() -> None:

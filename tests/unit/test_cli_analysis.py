@@ -54,6 +54,7 @@ def test_a_person_reads_the_reason_the_evidence_and_the_way_out(vram_command: An
     assert "of a limit of 13.09 GiB" in out
     assert "fragmentation" in out and "free between blocks that are in use" in out
     assert "held by stack" in out and "workloads.py:24 lm_loss" in out
+    assert "The largest free block has 266.3 MiB." in out
     assert "What would have let it fit" in out
 
 
@@ -215,6 +216,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], vram_command: Any) -> No
     ("arguments", "words"),
     [
         (["explain", "/nowhere"], "cannot open /nowhere: No such file or directory"),
+        (["explain", "/dev/null"], "/dev/null is not a regular file"),
         (["explain", "JOB", "--at", "oom"], "has no out-of-memory; ask for its peak"),
         (["explain", "JOB", "--at", "soon"], "'soon' is not a moment"),
         (["summary", "JOB", "--at", "999"], "there is no event 999"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -371,3 +372,18 @@ def test_a_bad_line_is_named(case: str, tmp_path: Path) -> None:
     line, message = BAD_LINES[case]
     with pytest.raises(TraceError, match=message):
         logged(tmp_path, f"{HEADER}{line}\n1,00:00:00.0,allocate,0x1,1,0x1\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty"),
+        (gzip.compress(b""), "the file is empty"),
+        (b"hello", "neither a log of RMM nor a recording of vram, and no pickle that can be read"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_called_so(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "job"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=words):
+        open_trace(path)

@@ -151,6 +151,7 @@ _BECAUSE = {
 
 def _sentences(found: Explanation) -> Iterator[str]:
     yield _what(found)
+    yield from _missing(found.trace)
     account = found.account
     if found.request is not None:
         reason = _BECAUSE[found.verdict].format(
@@ -168,6 +169,14 @@ def _sentences(found: Explanation) -> Iterator[str]:
         yield doubt
     for group in [group for group in found.holders["stack"] if group.frames][:1]:
         yield f"Most is held by {group.label} ({format_size(group.bytes)} in {group.blocks} blocks)."
+
+
+def _missing(trace: Trace) -> Iterator[str]:
+    """What a reader of a recording that is not whole must know."""
+    if trace.dropped:
+        yield f"{trace.dropped} events of the job were lost, and what they did is not known."
+    if trace.truncated:
+        yield "The recording was cut off: it may end before the job did."
 
 
 def _doubt(found: Explanation) -> str:

@@ -56,11 +56,15 @@ def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
 
 def _end(trace: Trace, at: str | int | None) -> Moment:
     if not trace.segments or at not in (None, "peak"):
-        raise ConfigError(
-            f"{trace.source} has no events; record them with torch.cuda.memory._record_memory_history() "
-            "before the job"
-        )
+        raise _no_events(trace)
     return Moment("end", -1, None)
+
+
+def _no_events(trace: Trace) -> ConfigError:
+    return ConfigError(
+        f"{trace.source} has no events; record them with torch.cuda.memory._record_memory_history() "
+        "before the job"
+    )
 
 
 def find_window(trace: Trace, between: str) -> tuple[int, int]:
@@ -68,6 +72,8 @@ def find_window(trace: Trace, between: str) -> tuple[int, int]:
     ends = [part.strip() for part in between.split(",")]
     if len(ends) != 2:
         raise ConfigError(f"{between!r} is not a stretch; write step:10,step:50 or event:0,event:900")
+    if not trace.events:
+        raise _no_events(trace)
     steps = find_steps(trace)
     first = _boundary(trace, steps, ends[0], end=False)
     last = _boundary(trace, steps, ends[1], end=True)

@@ -81,6 +81,8 @@ def _draw(found: Explanation, console: Console) -> None:
             if size
         ],
     )
+    if found.request is not None:
+        draw_line(console, _largest(found))
     for by in found.holders:
         _draw_holders(found, by, console)
     if found.remedies:
@@ -88,6 +90,13 @@ def _draw(found: Explanation, console: Console) -> None:
         draw_line(console, "What would have let it fit", "bold")
         for remedy in found.remedies:
             draw_line(console, f"- {_remedy(remedy)}")
+
+
+def _largest(found: Explanation) -> str:
+    """The piece of memory that came nearest to the request."""
+    anywhere, here = found.largest_free, found.largest_on_stream
+    on_stream = "" if here is None or here == anywhere else f", {format_size(here)} on the request's stream"
+    return f"The largest free block has {format_size(anywhere)}{on_stream}."
 
 
 def _draw_holders(found: Explanation, by: str, console: Console) -> None:

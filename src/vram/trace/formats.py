@@ -31,6 +31,8 @@ Parts: TypeAlias = "tuple[dict[str, Any], Mapping[str, array[int]]]"
 def read_parts(reader: BoundedReader, device: int | None = None) -> Parts:
     """Return what is in `reader`. `device` chooses among several; only a snapshot has several."""
     head = reader.peek(HEAD_BYTES)
+    if not head:
+        raise TraceError("the file is empty; the recording was not written, or not yet", place="byte 0")
     if head.startswith(STREAM_MAGIC):
         notes, columns = read_stream(reader)
     elif head.startswith(PARQUET_MAGIC):

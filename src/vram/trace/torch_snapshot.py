@@ -88,8 +88,9 @@ def _unpickle(reader: BoundedReader) -> Any:
         ) from error
     except Exception as error:  # a damaged pickle raises whatever its opcodes happen to hit
         raise TraceError(
-            f"not a readable pickle: {type(error).__name__}: {str(error)[:200].rstrip('.')}. "
-            "Expected a file written by torch.cuda.memory._dump_snapshot",
+            "neither a log of RMM nor a recording of vram, and no pickle that can be read "
+            f"({type(error).__name__}: {str(error)[:200].rstrip('.')}). A memory snapshot of PyTorch is "
+            "written by torch.cuda.memory._dump_snapshot",
             place=f"pickle, before byte {reader.count}",
         ) from error
 
