@@ -86,7 +86,7 @@ def test_json_of_one_file_is_one_object(fake: Any, vram_command: Any) -> None:
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert list(document) == ["trace", "policies"]
-    heading = {"source": SMALL, "device": 0, "events": 1152}
+    heading = {"source": SMALL, "device": 0, "events": 1152, "dropped": 0, "truncated": False}
     assert document["trace"] == {**heading, "peak_allocated": 8_473_424_384}
     assert [list(policy) for policy in document["policies"]] == [POLICY_KEYS]
     assert document["policies"][0]["ratio"] == 1.01

@@ -199,7 +199,8 @@ def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> Iterator[str]:
 
 
 def _draw(report: ReplayReport, console: Console) -> None:
-    title = f"{Path(report.source).name}: {report.events} events over {_duration(report.span_us)}"
+    name, events = Path(report.heading["source"]).name, report.heading["events"]
+    title = f"{name}: {events} events over {_duration(report.span_us)}"
     draw_line(console, title, "bold")
     draw_grid(console, COLUMNS, [*map(_row, report.results)])
     for result in report.results:

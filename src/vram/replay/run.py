@@ -69,11 +69,12 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """One trace through several policies. `peak_allocated` is the trace's, as `vram.trace` defines it."""
+    """One trace through several policies. `peak_allocated` is the trace's, as `vram.trace` defines it.
 
-    source: str
-    device: int
-    events: int
+    `heading` names the trace, as `Trace.heading` does.
+    """
+
+    heading: Mapping[str, Any]
     span_us: int
     peak_allocated: int
     capacity: int | None
@@ -82,12 +83,7 @@ class ReplayReport:
     def to_json(self) -> dict[str, Any]:
         """The report as plain data; the shape is part of the command line's contract."""
         return {
-            "trace": {
-                "source": self.source,
-                "device": self.device,
-                "events": self.events,
-                "peak_allocated": self.peak_allocated,
-            },
+            "trace": {**self.heading, "peak_allocated": self.peak_allocated},
             "policies": [asdict(result) for result in self.results],
         }
 
@@ -131,9 +127,7 @@ def compare(
         run = Run(program, read_capacity(capacity), conf_of(name, conf or {}), _read_lag(lag_us))
         results.append(_result(name, program, run_policy(run), trace))
     return ReplayReport(
-        source=trace.source,
-        device=trace.device,
-        events=trace.events,
+        heading=trace.heading(),
         span_us=trace.span_us,
         peak_allocated=peak_allocated(program),
         capacity=None if capacity is None else parse_size(capacity),
