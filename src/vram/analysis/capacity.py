@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from vram.sizes import format_size
 from vram.trace import Action, Trace
+from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move, reserved_series
 from vram.verdict import Account
 
-from .events import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move
 from .memory import Memory
-from .moments import allocated_series, reserved_series
+from .moments import allocated_series
 from .torch_rules import segment_bytes, whole_pages
 
 __all__ = ["Capacity", "Request", "find_capacity", "find_request", "open_account"]

@@ -13,9 +13,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from vram.trace import BEFORE, Action, BlockState, Segment, Trace
+from vram.trace.series import (
+    BLOCK_ACTIONS,
+    MAPPING_ACTIONS,
+    SEGMENT_ACTIONS,
+    events_of,
+    pages_move,
+    reserved_series,
+)
 
-from .events import BLOCK_ACTIONS, MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move
-from .moments import reserved_series
 from .torch_rules import LARGE_PAGE, SMALL_PAGE, Rules
 
 __all__ = ["HeldBlock", "HeldSegment", "Memory", "memory_at"]

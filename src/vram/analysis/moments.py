@@ -11,11 +11,11 @@ from itertools import accumulate
 
 from vram.errors import ConfigError
 from vram.trace import Action, Steps, Trace, find_steps
+from vram.trace.series import events_of
 
-from .events import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move
 from .torch_rules import Rules
 
-__all__ = ["Moment", "allocated_series", "find_moment", "find_window", "peak_event", "reserved_series"]
+__all__ = ["Moment", "allocated_series", "find_moment", "find_window", "peak_event"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +123,3 @@ def peak_event(trace: Trace) -> int:
     """The first event after which the program held most."""
     series = allocated_series(trace)
     return series.index(max(series))
-
-
-def reserved_series(trace: Trace) -> list[int]:
-    """Bytes the allocator held from the device after each event."""
-    changes = [0] * trace.events
-    for event in events_of(trace, SEGMENT_ACTIONS + MAPPING_ACTIONS):
-        grows = trace.action[event] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-        changes[event] = trace.size[event] if grows else -trace.size[event]
-    held = list(accumulate(changes))
-    # Known exactly at the end, if the recording has it; else nothing may be negative.
-    final = _reserved_at_end(trace)
-    before = -min(held, default=0) if final is None else final - sum(changes)
-    return [max(0, before) + each for each in held]
-
-
-def _reserved_at_end(trace: Trace) -> int | None:
-    if pages_move(trace):
-        reserved = trace.settings.get("reserved")
-        return reserved if isinstance(reserved, int) else None
-    return sum(segment.total_size for segment in trace.segments) if trace.segments else None

@@ -15,10 +15,10 @@ from typing import Any
 
 from vram.errors import ConfigError
 from vram.trace import Action, Trace, find_steps
+from vram.trace.series import events_of, reserved_series
 
-from .events import events_of
 from .memory import memory_at
-from .moments import allocated_series, peak_event, reserved_series
+from .moments import allocated_series, peak_event
 from .tables import arrow_table
 
 __all__ = ["Merged", "Rank", "merge", "write_table"]

@@ -13,10 +13,10 @@ from vram.errors import VramError
 from vram.sizes import format_size
 from vram.trace import Action, Block, BlockState, Segment, Trace, lifetimes
 from vram.trace.model import COLUMNS
+from vram.trace.series import pages_move
 from vram.verdict import Account
 
 from .capacity import Capacity, Request
-from .events import pages_move
 from .memory import HeldSegment, Memory
 
 __all__ = ["Remedy", "find_remedies"]

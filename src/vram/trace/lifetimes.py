@@ -9,10 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
 from .model import EMPTY_STACK, Action, BlockState, Trace
+from .series import reserved_before, reserved_series
 
 __all__ = ["ALLOCATE", "FREE", "Lifetimes", "lifetimes", "peak_allocated", "rounded"]
 
@@ -154,7 +154,7 @@ def _emptied(trace: Trace) -> list[int]:
     """
     if not any(action in trace.action for action in GIVEN_BACK):
         return []
-    reserved = list(accumulate(map(_reserved_change, trace.action, trace.size), initial=0))
+    reserved = [reserved_before(trace), *reserved_series(trace)]
     limit = max(reserved)
     found = []
     for first, after in _runs_given_back(trace):
@@ -166,10 +166,6 @@ def _emptied(trace: Trace) -> list[int]:
                 continue
         found.append(first)
     return found
-
-
-def _reserved_change(action: int, size: int) -> int:
-    return size if action in TAKEN else -size if action in GIVEN_BACK else 0
 
 
 def _runs_given_back(trace: Trace) -> Iterator[tuple[int, int]]:

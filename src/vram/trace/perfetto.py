@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from .lifetimes import ALLOCATE, BEFORE, lifetimes, rounded
 from .model import Action, Trace
+from .series import reserved_before, reserved_series
 from .steps import STEP_PREFIX, find_steps
 
 __all__ = ["trace_events", "write_perfetto"]
@@ -21,13 +22,6 @@ NANOSECOND = 0.001
 MAX_NANOSECONDS = 999
 
 Event: TypeAlias = dict[str, Any]
-
-_GROWTH: dict[int, int] = {
-    Action.SEGMENT_ALLOC: 1,
-    Action.SEGMENT_MAP: 1,
-    Action.SEGMENT_FREE: -1,
-    Action.SEGMENT_UNMAP: -1,
-}
 
 
 def write_perfetto(trace: Trace, file: BinaryIO) -> None:
@@ -92,15 +86,14 @@ def _allocated(trace: Trace, times: list[float]) -> Iterator[tuple[float, int]]:
 
 
 def _reserved(trace: Trace, times: list[float]) -> Iterator[tuple[float, int]]:
-    """What the allocator holds; before the first event, what the end and the changes leave for it."""
-    changes = [size * _GROWTH.get(action, 0) for action, size in zip(trace.action, trace.size, strict=True)]
-    reserved = max(0, sum(segment.total_size for segment in trace.segments) - sum(changes))
-    if reserved or trace.segments:
-        yield 0.0, reserved
-    for time, change in zip(times, changes, strict=True):
-        if change:
-            reserved += change
-            yield time, reserved
+    """What the allocator holds, wherever it changes."""
+    held = reserved_before(trace)
+    if held or trace.segments:
+        yield 0.0, held
+    for time, reserved in zip(times, reserved_series(trace), strict=True):
+        if reserved != held:
+            held = reserved
+            yield time, held
 
 
 def _slice(name: str, trace: Trace, thread: int, begin: float, end: float) -> Event:

@@ -1,0 +1,68 @@
+"""Events of a recording by what they say, at the speed of C loops, and what its allocator held all along.
+
+What the program held depends on how requests are rounded: that is for those who ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate, compress
+
+from .model import Action, Trace
+
+__all__ = [
+    "BLOCK_ACTIONS",
+    "MAPPING_ACTIONS",
+    "SEGMENT_ACTIONS",
+    "events_of",
+    "pages_move",
+    "reserved_before",
+    "reserved_series",
+]
+
+BLOCK_ACTIONS = (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
+SEGMENT_ACTIONS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE)
+MAPPING_ACTIONS = (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+
+
+def events_of(trace: Trace, actions: Iterable[Action]) -> list[int]:
+    """The numbers of the events of some actions, in order."""
+    wanted = bytes(code in set(actions) for code in range(256))
+    return list(compress(range(trace.events), trace.action.tobytes().translate(wanted)))
+
+
+def pages_move(trace: Trace) -> bool:
+    """Whether it is of a pool of ours: its pages move under the addresses, so that growth has none (0)."""
+    mappings = events_of(trace, MAPPING_ACTIONS)
+    return bool(mappings) and not any(map(trace.address.__getitem__, mappings))
+
+
+def reserved_series(trace: Trace) -> list[int]:
+    """Bytes the allocator held from the device after each event."""
+    before = reserved_before(trace)
+    return [before + change for change in _growth(trace)]
+
+
+def reserved_before(trace: Trace) -> int:
+    """Bytes it held before the first event: exact if the recording has its end, else at least so many."""
+    growth = _growth(trace)
+    final = _reserved_at_end(trace)
+    if final is None:
+        return max(0, -min(growth, default=0))
+    return max(0, final - (growth[-1] if growth else 0))
+
+
+def _growth(trace: Trace) -> list[int]:
+    """Bytes gained from the device since before the first event, after each one."""
+    changes = [0] * trace.events
+    for event in events_of(trace, SEGMENT_ACTIONS + MAPPING_ACTIONS):
+        grows = trace.action[event] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+        changes[event] = trace.size[event] if grows else -trace.size[event]
+    return list(accumulate(changes))
+
+
+def _reserved_at_end(trace: Trace) -> int | None:
+    if pages_move(trace):
+        reserved = trace.settings.get("reserved")
+        return reserved if isinstance(reserved, int) else None
+    return sum(segment.total_size for segment in trace.segments) if trace.segments else None
