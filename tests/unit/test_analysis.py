@@ -632,6 +632,16 @@ def test_the_odd_rank_is_named_first() -> None:
     assert not any(rank.odd for rank in merge(ranks()).ranks)
 
 
+def test_steps_that_are_counted_anew_are_one_row_each() -> None:
+    job = Job()
+    for size in (20, 40, 60, 80):
+        job.mark(f"step#{size // 20 % 2}")
+        job.free(job.alloc(size * MIB))
+    (whole, *rows) = merge([job.trace()]).table.to_pylist()
+    assert (whole["step"], whole["peak_allocated"]) == (None, 80 * MIB)
+    assert [(row["step"], row["peak_allocated"]) for row in rows] == [(1, 60 * MIB), (0, 80 * MIB)]
+
+
 def test_a_rank_that_ran_out_alone_is_odd() -> None:
     traces = ranks()
     traces[1].action[-1] = Action.OOM

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,13 @@ def test_in_a_pipe_a_row_is_a_line(vram_command: Any) -> None:
     _, out, _ = vram_command("leaks", TRAINING, "--between", "step:2,step:9", "--top", "100")
     _title, _header, *rows = out.splitlines()
     assert rows and all(row.split()[-1] in ("B", "KiB", "MiB") for row in rows)
+
+
+def test_a_pipe_that_knows_few_letters_is_no_finding(job: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "vram", "summary", job]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, "") and "train.py:6 step ? torch/nn" in done.stdout
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------

@@ -114,23 +114,24 @@ def _names(traces: Sequence[Trace]) -> list[str]:
 
 
 def _rows(trace: Trace) -> list[_Row]:
-    """The whole run, then each step."""
+    """The whole run, then each step; those of one number, as of several epochs, are one row."""
     if not trace.events:
         return [_Row(None, 0, 0, 0)]
     peak = peak_event(trace)
     allocated, reserved = allocated_series(trace), reserved_series(trace)
     before = memory_at(trace, peak).allocated - allocated[peak]
-    steps = find_steps(trace)
-    stretches = [(None, range(trace.events)), *((number, steps.range(number)) for number in steps.numbers)]
+    stretches: dict[int | None, list[range]] = {None: [range(trace.events)]}
+    for number, events in find_steps(trace).stretches():
+        if events:
+            stretches.setdefault(number, []).append(events)
     return [
         _Row(
             number,
-            before + max(allocated[events.start : events.stop]),
-            max(reserved[events.start : events.stop]),
-            before + allocated[events.stop - 1],
+            before + max(max(allocated[events.start : events.stop]) for events in found),
+            max(max(reserved[events.start : events.stop]) for events in found),
+            before + allocated[found[-1].stop - 1],
         )
-        for number, events in stretches
-        if events
+        for number, found in stretches.items()
     ]
 
 

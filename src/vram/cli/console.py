@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,6 +84,9 @@ class Commands(click.RichGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error of the library is the user's to read."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # not every terminal and pipe knows every letter
+                stream.reconfigure(errors="replace")
         try:
             return super().invoke(ctx)
         except VramError as error:

@@ -95,6 +95,8 @@ def _draw(found: Explanation, console: Console) -> None:
 def _largest(found: Explanation) -> str:
     """The piece of memory that came nearest to the request."""
     anywhere, here = found.largest_free, found.largest_on_stream
+    if not anywhere:
+        return "There is no free block."
     on_stream = "" if here is None or here == anywhere else f", {format_size(here)} on the request's stream"
     return f"The largest free block has {format_size(anywhere)}{on_stream}."
 

@@ -109,9 +109,7 @@ def _slice(name: str, trace: Trace, thread: int, begin: float, end: float) -> Ev
 
 
 def _steps(trace: Trace, times: list[float]) -> Iterator[Event]:
-    steps = find_steps(trace)
-    for number in dict.fromkeys(steps.numbers):
-        events = steps.range(number)
+    for number, events in find_steps(trace).stretches():
         if events:
             last = events.stop if events.stop < trace.events else trace.events - 1
             yield _slice(f"step {number}", trace, STEPS, times[events.start], times[last])

@@ -6,7 +6,9 @@ Marks of `vram.step` count first, then PyTorch's of optimizer steps; without eit
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .model import Annotation, Trace
 
@@ -15,6 +17,9 @@ __all__ = ["STEP_PREFIX", "Steps", "find_steps"]
 STEP_PREFIX = "step#"
 """A mark of `vram.step(7)` is named `step#7`."""
 OPTIMIZER_PREFIX = "Optimizer.step#"
+
+Stretch: TypeAlias = range
+"""Consecutive events."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,17 @@ class Steps:
         index = bisect_right(self.first, event) - 1
         return self.numbers[index] if index >= 0 else None
 
-    def range(self, number: int) -> range:
-        """The events of a step; KeyError if there is none of that number."""
-        try:
-            index = self.numbers.index(number)
-        except ValueError:
-            raise KeyError(number) from None
-        last = self.first[index + 1] if index + 1 < len(self.first) else self.events
-        return range(self.first[index], last)
+    def range(self, number: int) -> Stretch:
+        """The events of a step, the first time there is one of that number; KeyError if there is none."""
+        for found, events in self.stretches():
+            if found == number:
+                return events
+        raise KeyError(number)
+
+    def stretches(self) -> Iterator[tuple[int, Stretch]]:
+        """Every step with its events, in order; a number comes again where a program counts anew."""
+        ends = (*self.first[1:], self.events)
+        return zip(self.numbers, map(range, self.first, ends), strict=True)
 
 
 def find_steps(trace: Trace) -> Steps:
