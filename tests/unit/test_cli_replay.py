@@ -114,7 +114,7 @@ def test_the_table_and_its_meaning(fake: Any, vram_command: Any) -> None:
     assert (code, err) == (0, "")
     assert "oom_gpt2_train_9000.pickle.xz: 1152 events over 1.36 s" in out
     assert "1020 MiB" in out and "1.0200" in out
-    assert "vram takes 2.00 % more from the device than the program holds at its peak" in out
+    assert "vram takes 2.00% more from the device than the program holds at its peak" in out
     _title, header, row, *_ = out.splitlines()
     assert len(header) <= 120
     assert (header.split()[0], row.split()[0]) == ("policy", "vram")

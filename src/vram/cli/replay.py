@@ -230,7 +230,7 @@ def _sentence(result: ReplayResult, report: ReplayReport) -> str:
             "try a larger --capacity, or other settings with --conf."
         )
     return (
-        f"{result.policy} takes {100 * (result.ratio - 1):.2f} % more from the device than the program "
+        f"{result.policy} takes {result.ratio - 1:.2%} more from the device than the program "
         f"holds at its peak; its {result.driver_calls} driver calls take {_duration(result.driver_us)}"
         f"{_of_span(result, report)}."
     )
@@ -247,7 +247,7 @@ def _of_capacity(report: ReplayReport) -> str:
 def _of_span(result: ReplayResult, report: ReplayReport) -> str:
     if not report.span_us:
         return ""
-    return f", {100 * result.driver_us / report.span_us:.2f} % of the recorded time"
+    return f", {result.driver_us / report.span_us:.2%} of the recorded time"
 
 
 def _duration(microseconds: float) -> str:
