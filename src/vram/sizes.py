@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from vram.errors import ConfigError
 
-__all__ = ["format_size", "parse_size"]
+__all__ = ["format_count", "format_size", "parse_size"]
 
 MAX_SIZE = 2**63
 """Sizes must stay below this, so that they fit every integer on the way to the driver."""
@@ -80,3 +80,8 @@ def _bad(size: object, why: str) -> ConfigError:
         "(units B, KiB, MiB, GiB, TiB; KB, MB, GB, TB; K, M, G, T).",
         value=size,
     )
+
+
+def format_count(count: int, what: str) -> str:
+    """Return "1 block" or "5 blocks"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -455,7 +455,7 @@ def test_a_moment_that_is_not_there_says_which_are(at: str, words: str) -> None:
 
 def test_a_recording_that_is_not_whole_says_so() -> None:
     text = explain(replace(fragmented().trace(), dropped=12, truncated=True)).text
-    assert "12 events of the job were lost" in text and "was cut off" in text
+    assert "The recording lost 12 events of the job" in text and "was cut off" in text
     assert "lost" not in explain(fragmented().trace()).text
 
 

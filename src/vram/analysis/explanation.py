@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from vram.sizes import format_size, parse_size
+from vram.sizes import format_count, format_size, parse_size
 from vram.trace import Trace
 from vram.verdict import MEANINGS, Account, judge_moment, judge_request
 
@@ -168,13 +168,15 @@ def _sentences(found: Explanation) -> Iterator[str]:
     if doubt := _doubt(found):
         yield doubt
     for group in [group for group in found.holders["stack"] if group.frames][:1]:
-        yield f"Most is held by {group.label} ({format_size(group.bytes)} in {group.blocks} blocks)."
+        held = f"{format_size(group.bytes)} in {format_count(group.blocks, 'block')}"
+        yield f"Most is held by {group.label} ({held})."
 
 
 def _missing(trace: Trace) -> Iterator[str]:
     """What a reader of a recording that is not whole must know."""
     if trace.dropped:
-        yield f"{trace.dropped} events of the job were lost, and what they did is not known."
+        lost = format_count(trace.dropped, "event")
+        yield f"The recording lost {lost} of the job; what happened there is not known."
     if trace.truncated:
         yield "The recording was cut off: it may end before the job did."
 

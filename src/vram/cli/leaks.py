@@ -9,7 +9,7 @@ import rich_click as click
 from rich.console import Console
 
 from vram.analysis import Leaks, find_leaks
-from vram.sizes import format_size
+from vram.sizes import format_count, format_size
 from vram.trace import open_trace
 
 from .console import (
@@ -59,8 +59,8 @@ def leaks_command(
 def _draw(found: Leaks, name: str, top: int, console: Console) -> None:
     leaked = sum(row["bytes"] for row in found.likely)
     what = f"{format_size(leaked)} likely leaked" if found.likely else "no leak is likely"
-    units = f"{found.steps} {found.unit}s" if found.steps != 1 else f"1 {found.unit}"
-    draw_line(console, f"{name}, events {found.first} to {found.last}, {units}: {what}", "bold")
+    stretch = f"events {found.first} to {found.last}, {format_count(found.steps, found.unit)}"
+    draw_line(console, f"{name}, {stretch}: {what}", "bold")
     rows = found.table.to_pylist()
     if not rows:
         draw_line(console, "Nothing that was allocated in this stretch was live at its end.")

@@ -9,7 +9,7 @@ import rich_click as click
 from rich.console import Console
 
 from vram.analysis import Merged, Rank, merge, write_table
-from vram.sizes import format_size
+from vram.sizes import format_count, format_size
 from vram.trace import open_trace
 
 from .console import device_option, draw_grid, draw_line, files_argument, json_option, open_console
@@ -63,13 +63,9 @@ def _draw(found: Merged, output: Path | None, console: Console) -> None:
 
 
 def _headline(odd: list[Rank], ranks: int, steps: int) -> str:
-    aligned = f"{_count(ranks, 'rank')}, {_count(steps, 'step')} in common"
+    aligned = f"{format_count(ranks, 'rank')}, {format_count(steps, 'step')} in common"
     if not odd:
         return f"{aligned}: all alike"
     first = odd[0]
     failed = " and ran out of memory" if first.ooms else ""
     return f"{aligned}: {first.name} is odd, {first.deviation:+.1%} from the middle of all{failed}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

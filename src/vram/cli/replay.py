@@ -12,7 +12,7 @@ import rich_click as click
 from rich.console import Console
 
 from vram.replay import POLICIES, Ranked, ReplayReport, ReplayResult, compare, sweep_all
-from vram.sizes import format_size
+from vram.sizes import format_count, format_size
 from vram.trace import Trace, open_trace
 
 from .console import (
@@ -167,7 +167,7 @@ def _show_sweeps(
         return
     console = open_console()
     for trace, ranked in zip(traces, rankings, strict=True):
-        draw_line(console, f"{Path(trace.source).name}: {len(ranked)} settings", "bold")
+        draw_line(console, f"{Path(trace.source).name}: {format_count(len(ranked), 'setting')}", "bold")
         draw_grid(console, SWEEP_COLUMNS, [*map(_sweep_row, ranked)])
         for line in _best(ranked, capacity):
             draw_line(console, line)
