@@ -191,8 +191,19 @@ def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> Iterator[str]:
         held = "" if capacity is None else f" with {format_size(capacity)}"
         yield f"No setting lets the job end{held}; the nearest would hold {format_size(best.peak_reserved)}."
         return
-    yield f"A device with {format_size(best.smallest_capacity)} would have sufficed, with {best.policy}:"
-    yield best.environment
+    for position, (size, each) in enumerate(_best_of_each_policy(ranked)):
+        device = "A device with " if position == 0 else ""
+        yield f"{device}{format_size(size)} would have sufficed, with {each.policy}:"
+        yield each.environment
+
+
+def _best_of_each_policy(ranked: tuple[Ranked, ...]) -> list[tuple[int, Ranked]]:
+    """The first of each that lets the job end, and with how much: not everyone can change the allocator."""
+    best: dict[str, tuple[int, Ranked]] = {}
+    for each in ranked:
+        if each.smallest_capacity is not None:
+            best.setdefault(each.policy, (each.smallest_capacity, each))
+    return list(best.values())
 
 
 # --- a replay -----------------------------------------------------------------------------------------------
