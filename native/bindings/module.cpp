@@ -13,5 +13,6 @@ NB_MODULE(_native, module) {
   vram::bind_driver_pool(module);
   vram::bind_recording(module);
   vram::bind_replay(module);
+  vram::bind_planner(module);
   vram::bind_bench(module);
 }

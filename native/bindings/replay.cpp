@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
+#include "column.hpp"
 #include "policies/bfc.hpp"
 #include "policies/cuda_async.hpp"
 #include "policies/rmm_arena.hpp"
@@ -22,26 +23,6 @@ namespace {
 
 constexpr std::uint64_t kRealPoolUnlimited = 256 * kGiB;
 constexpr std::uint32_t kMostStreams = 1 << 16;
-
-// A column as a contiguous read-only view of `Element`s.
-template <typename Element>
-class Column {
- public:
-  Column(nb::handle object, const char* name) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
-    if (view_.itemsize == sizeof(Element)) return;
-    PyBuffer_Release(&view_);
-    throw nb::value_error((std::string("column ") + name + " has elements of the wrong size").c_str());
-  }
-  ~Column() { PyBuffer_Release(&view_); }
-  Column(const Column&) = delete;
-  Column& operator=(const Column&) = delete;
-  const Element* data() const { return static_cast<const Element*>(view_.buf); }
-  std::size_t size() const { return static_cast<std::size_t>(view_.len) / sizeof(Element); }
-
- private:
-  Py_buffer view_;
-};
 
 // ---- settings: what Python has read and checked ------------------------------------------------------
 

@@ -216,3 +216,7 @@ vram._native.Replayer.__init__$:
 
 vram._native.Replayer.result$:
     def result(self) -> dict[str, Any]: ...
+
+vram._native.plan$:
+    def plan(lower: Any, upper: Any, size: Any, align: int, capacity: int, time_limit: float, seed: int) -> dict[str, Any]:
+        \doc

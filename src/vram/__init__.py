@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from vram.marks import step as step
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
+    from vram.plans import Plan as Plan
+    from vram.plans import plan as plan
     from vram.pool import Pool as Pool
     from vram.race import race_check as race_check
     from vram.recorder import Recorder as Recorder
@@ -63,6 +65,7 @@ _PLACES = {
     "MemoryManager": "vram.manager",
     "OutOfMemory": "vram.errors",
     "PinnedPool": "vram.pinned",
+    "Plan": "vram.plans",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
     "Recorder": "vram.recorder",
@@ -80,6 +83,7 @@ _PLACES = {
     "open": "vram.trace",
     "parse_size": "vram.sizes",
     "pin": "vram.pinned",
+    "plan": "vram.plans",
     "race_check": "vram.race",
     "record": "vram.recorder",
     "step": "vram.marks",
@@ -114,6 +118,7 @@ __all__ = [
     "MemoryManager",
     "OutOfMemory",
     "PinnedPool",
+    "Plan",
     "Pool",
     "RaceError",
     "Recorder",
@@ -134,6 +139,7 @@ __all__ = [
     "open",
     "parse_size",
     "pin",
+    "plan",
     "race_check",
     "record",
     "replay",

@@ -508,6 +508,9 @@ class Replayer:
     def broken(self) -> str:
         """Empty, or the first invariant of the policy that does not hold."""
 
+def plan(lower: Any, upper: Any, size: Any, align: int, capacity: int, time_limit: float, seed: int) -> dict[str, Any]:
+    """Offsets for buffers with known lifetimes."""
+
 def bench_pairs(pool: object, scenario: str) -> float:
     """
     One run of a scenario in C++ on the default stream: nanoseconds a pair.

@@ -16,6 +16,7 @@ from .info import info_command
 from .lab import lab_command
 from .leaks import leaks_command
 from .merge import merge_command
+from .plan import plan_command
 from .replay import replay_command
 from .run import run_command
 from .summary import summary_command
@@ -37,6 +38,7 @@ main.add_command(info_command)
 main.add_command(lab_command)
 main.add_command(leaks_command)
 main.add_command(merge_command)
+main.add_command(plan_command)
 main.add_command(replay_command)
 main.add_command(run_command)
 main.add_command(summary_command)

@@ -1,0 +1,96 @@
+"""How close do plans come to what is live at once, and how fast?
+
+Steps of the recorded training jobs; random buffers by the ten thousand; and rectangles cut into pieces, which
+fit into their capacity without a gap. Further CSV files are planned to the capacity in their names
+(`name.1048576.csv`). `--json` for machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import vram
+from vram.plans import Row, read_csv
+from vram.trace import find_steps, open_trace
+
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+JOBS = ("gpt2_train", "llama_varlen_ckpt", "resnet_multiscale", "multistream_prefetch")
+MANY = 60_000
+CAPACITY = 1 << 20
+
+
+def random_buffers(longest: int, spread: bool) -> list[Row]:
+    """MANY buffers from random times on; lengths up to `longest`, sizes up to 1 MiB, even or over octaves."""
+    chance = random.Random(1)
+    rows: list[Row] = []
+    for index in range(MANY):
+        begin = chance.randrange(MANY)
+        length = math.exp(chance.uniform(0, math.log(longest))) if spread else chance.uniform(1, longest)
+        size = 2 ** chance.uniform(9, 20) if spread else chance.uniform(1, 2**20)
+        rows.append((index, begin, begin + math.ceil(length), math.ceil(size)))
+    return rows
+
+
+def cut_rectangle(count: int, seed: int) -> list[Row]:
+    """CAPACITY × time, cut again and again, across or along, into `count` pieces."""
+    chance = random.Random(seed)
+    pieces = [(0, 1 << 20, 0, CAPACITY)]
+    while len(pieces) < count:
+        index = max(chance.choices(range(len(pieces)), k=3), key=lambda i: _area(pieces[i]))
+        left, right, low, high = pieces[index]
+        part = chance.uniform(0.2, 0.8)
+        if chance.random() < 0.5 and right - left > 4:
+            cut = left + 1 + int((right - left - 2) * part)
+            pieces[index : index + 1] = [(left, cut, low, high), (cut, right, low, high)]
+        elif high - low > 4:
+            cut = low + 1 + int((high - low - 2) * part)
+            pieces[index : index + 1] = [(left, right, low, cut), (left, right, cut, high)]
+    chance.shuffle(pieces)  # the order in which they were cut would give the solution away
+    return [(i, left, right, high - low) for i, (left, right, low, high) in enumerate(pieces)]
+
+
+def _area(piece: tuple[int, int, int, int]) -> int:
+    return (piece[1] - piece[0]) * (piece[3] - piece[2])
+
+
+def cases(files: list[Path]) -> Iterator[tuple[str, vram.Plan]]:
+    """A name and a plan each."""
+    for name in JOBS:
+        trace = open_trace(TRACES / f"{name}.pickle.xz")
+        yield f"{name}, step 3", vram.plan(trace, between=find_steps(trace).range(3))
+    for longest, spread in ((20, False), (100, False), (1000, False), (8000, True)):
+        kind = "lengths and sizes over octaves" if spread else "lengths and sizes even"
+        yield f"{MANY} random, {kind}, up to {longest} long", vram.plan(random_buffers(longest, spread))
+    for count in (100, 200, 300, 400, 500):
+        for seed in (1, 2, 3):
+            name = f"rectangle in {count} pieces, seed {seed}"
+            yield name, vram.plan(cut_rectangle(count, seed), align=1, capacity=CAPACITY)
+    for path in files:
+        yield path.name, vram.plan(read_csv(path), align=1, capacity=path.stem.rpartition(".")[2])
+
+
+def main() -> None:
+    """Print a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, metavar="NAME.CAPACITY.csv")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name, plan in cases(arguments.files):
+        plan.check()
+        rows.append({"case": name, "buffers": len(plan), **plan.to_json()})
+        if not arguments.json:
+            met = "" if plan.capacity is None else "met" if plan.feasible else "NOT MET"
+            print(f"{name:64} {len(plan):6} {plan.ratio:8.4f} {plan.seconds:7.2f} s  {met:8} {plan.method}")
+    if arguments.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

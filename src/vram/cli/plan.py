@@ -1,0 +1,106 @@
+"""`vram plan`: how little memory buffers need with fixed offsets. Draws the plan, computes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import rich_click as click
+
+from vram.plans import Plan, events_between, plan, read_csv
+from vram.sizes import format_size
+from vram.trace import open_trace
+
+from .console import FINDING, open_console, read_size
+
+__all__ = ["plan_command"]
+
+CSV_SUFFIX = ".csv"
+TRACE_ALIGN = 512
+
+
+@click.command("plan")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--between",
+    metavar="MARK,MARK",
+    help="Only what is live in a part of a trace, such as step:2,step:3: from the one to the other.",
+)
+@click.option("--capacity", metavar="SIZE", callback=read_size, help="Memory that is enough, such as 40GiB.")
+@click.option(
+    "--align",
+    metavar="SIZE",
+    callback=read_size,
+    help="Offsets and sizes are multiples of it; 512 for traces, 1 for CSV unless given.",
+)
+@click.option(
+    "--time-limit",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="About 1 unless given, up to 9 with --capacity.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--svg", "picture", metavar="OUT", type=click.Path(path_type=Path), help="Write a picture of the layout."
+)
+@click.pass_context
+def plan_command(
+    ctx: click.Context,
+    file: Path,
+    between: str | None,
+    capacity: int | None,
+    align: int | None,
+    time_limit: float | None,
+    as_json: bool,
+    picture: Path | None,
+) -> None:
+    """Give each buffer of a recorded job a fixed offset, in as little memory as can be found.
+
+    FILE is a trace, or a CSV of `id,lower,upper,size` (live from lower up to, not including, upper). Exits
+    with 1 if no plan within --capacity was found.
+    """
+    if file.suffix.lower() == CSV_SUFFIX:
+        if between is not None:
+            raise click.UsageError("--between is for traces; a CSV has no steps")
+        found = plan(read_csv(file), align=align or 1, capacity=capacity, time_limit=time_limit)
+    else:
+        trace = open_trace(file)
+        part = None if between is None else events_between(trace, between)
+        found = plan(
+            trace, align=align or TRACE_ALIGN, capacity=capacity, time_limit=time_limit, between=part
+        )
+    if picture is not None:
+        _write(picture, found.picture())
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        _draw(file, found)
+    if not found.feasible:
+        ctx.exit(FINDING)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.UsageError(f"the picture cannot be written: {error}") from error
+
+
+def _draw(file: Path, found: Plan) -> None:
+    lines = [
+        f"{file.name}: {len(found)} buffers need {format_size(found.peak)} ({found.peak} bytes)",
+        f"{found.ratio:.4f} times the {format_size(found.lower_bound)} that are live at once",
+        f"found in {found.seconds:.2f} s by {found.method or 'nothing to do'}",
+    ]
+    if found.capacity is not None:
+        verdict = "fits" if found.feasible else "does not fit"
+        lines.append(f"it {verdict} into {format_size(found.capacity)}{_why_not(found)}")
+    console = open_console()
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _why_not(found: Plan) -> str:
+    if found.feasible:
+        return ""
+    return "; nothing does" if found.proven else "; a longer --time-limit may find more"
