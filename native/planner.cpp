@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::size_t kSearchable = 4000;  // items; the search looks at all that are open at each step
 constexpr std::uint64_t kSteps = 4;        // of a short search or repair, for each item
+constexpr double kRepairPart = 0.125;      // of that way; repair does better in small steps
 constexpr double kParts[] = {1, 0.125, 0.25, 0.5};  // of the way from the best peak to the goal, by turns
 constexpr double kNoises[] = {0, 0.02, 0.1, 0.3};   // of ranks, by turns
 
@@ -165,7 +166,7 @@ class Planning {
     if (problem_.items.size() <= kSearchable)
       for (const NamedKey& rank : kRanks)
         if (!over()) search_for(target(part), rank, kNoises[turn % std::size(kNoises)], steps);
-    if (!over()) repair_to(target(std::min(part, 0.5)), steps);
+    if (!over()) repair_to(target(kRepairPart), steps);
   }
 
   void search_for(Size target, const NamedKey& key, double noise, std::uint64_t steps) {
