@@ -19,9 +19,9 @@ from xml.sax.saxutils import escape
 
 from vram.errors import ConfigError, DeviceError, TraceError
 from vram.sizes import format_size, parse_size
-from vram.trace import ALLOCATE, AT_ONCE, Lifetimes, Trace, find_steps, lifetimes
+from vram.trace import ALLOCATE, AT_ONCE, Lifetimes, Trace, lifetimes
 
-__all__ = ["Plan", "Row", "events_between", "plan", "read_csv"]
+__all__ = ["Plan", "Row", "plan", "read_csv"]
 
 SEARCH_SECONDS = 9.0
 """Default time limit where a capacity must be met."""
@@ -171,25 +171,6 @@ def plan(
         proven=answer["proven"],
         seconds=time.perf_counter() - start,
     )
-
-
-def events_between(trace: Trace, text: str) -> range:
-    """The events that `step:2,step:3` means: from the first of step 2 up to the first of step 3."""
-    steps = find_steps(trace)
-    marks = [part.strip() for part in text.split(",")]
-    numbers = [mark.removeprefix("step:") for mark in marks]
-    if len(marks) != 2 or not all(
-        mark.startswith("step:") and number.isdecimal() for mark, number in zip(marks, numbers, strict=True)
-    ):
-        raise ConfigError(f"{text!r} is not a part of a trace; write step:2,step:3")
-    try:
-        first, last = (steps.range(int(number)).start for number in numbers)
-    except KeyError as error:
-        known = f"steps {steps.numbers[0]} to {steps.numbers[-1]}" if steps.numbers else "no steps"
-        raise ConfigError(f"there is no step {error.args[0]} in {trace.source}, which has {known}") from None
-    if first >= last:
-        raise ConfigError(f"{text!r} is empty; name the earlier step first")
-    return range(first, last)
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[Row]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-main = importlib.import_module("vram.cli").main
+import vram
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 TRACE = str(TRACES / "gpt2_train.pickle.xz")
@@ -19,16 +19,8 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def plan_command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["plan", *arguments], prog_name="vram")
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
+def plan_command(vram_command: Command) -> Command:
+    return partial(vram_command, "plan")
 
 
 @pytest.fixture
@@ -63,6 +55,15 @@ def test_a_step_of_a_trace(plan_command: Command) -> None:
     code, out, _ = plan_command(TRACE, "--between", "step:2,step:3", "--json")
     assert code == 0
     assert json.loads(out)["ratio"] <= 1.002
+
+
+def test_both_ends_belong_to_a_stretch(plan_command: Command) -> None:
+    trace = vram.open(TRACE)
+    steps = vram.trace.find_steps(trace)
+    both = vram.plan(trace, between=range(steps.range(2).start, steps.range(3).stop))
+    assert f" {len(both)} buffers need" in plan_command(TRACE, "--between", "step:2,step:3")[1]
+    code, _, err = plan_command(TRACE, "--between", "step:3,step:2")
+    assert code == 2 and "before it begins" in err
 
 
 def test_a_person_reads_sizes_and_the_verdict(plan_command: Command, rows: Path) -> None:
@@ -101,4 +102,6 @@ def test_other_wrong_usage_is_code_2(plan_command: Command, rows: Path, tmp_path
     assert plan_command(str(tmp_path / "missing.pickle"))[0] == 2
     assert plan_command(str(rows), "--between", "step:2,step:3")[0] == 2
     assert plan_command(TRACE, "--between", "nonsense")[0] == 2
+    assert plan_command(TRACE, "--between", "step:2,step:99999")[0] == 2
+    assert plan_command(TRACE, "--device", "7")[0] == 2
     assert plan_command(str(rows), "--time-limit", "-1")[0] == 2

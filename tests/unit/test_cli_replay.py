@@ -60,20 +60,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     return install
 
 
-@pytest.fixture
-def vram_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments), prog_name="vram")
-        captured = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), captured.out, captured.err
-
-    return run
-
-
 OUT_OF_MEMORY = {"event": 1, "size": 5 * MIB, "allocated": 2 * MIB, "reserved": 3 * MIB}
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vram
-from vram.plans import Row, events_between
+from vram.plans import Row
 from vram.trace import Action, find_steps, lifetimes, open_trace, peak_allocated
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
@@ -218,20 +218,6 @@ def test_memory_that_another_stream_still_uses_is_not_planned_for_others() -> No
     assert all(
         ends[i] >= len(program) or program.event[ends[i]] >= at for i, at in delayed.items() if i in ends
     )
-
-
-def test_between_names_the_start_of_steps() -> None:
-    trace = open_trace(TRACES / "gpt2_train.pickle.xz")
-    steps = find_steps(trace)
-    assert events_between(trace, "step:2,step:4") == range(steps.range(2).start, steps.range(4).start)
-    for text, message in [
-        ("step:2", "write step:2,step:3"),
-        ("step:2,event:3", "write step:2,step:3"),
-        ("step:2,step:99999", "no step 99999"),
-        ("step:3,step:2", "the earlier step first"),
-    ]:
-        with pytest.raises(vram.ConfigError, match=message):
-            events_between(trace, text)
 
 
 def test_what_is_carried_into_a_step_is_planned_for_all_of_it() -> None:

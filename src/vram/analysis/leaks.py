@@ -62,7 +62,8 @@ class Leaks:
 
 def find_leaks(trace: Trace, between: str) -> Leaks:
     """Look at "step:10,step:50" or "event:0,event:900"; both ends belong to the stretch."""
-    first, last = find_window(trace, between)
+    window = find_window(trace, between)
+    first, last = window[0], window[-1]
     unit, starts = _steps(trace, first, last)
     left: defaultdict[int, list[HeldBlock]] = defaultdict(list)
     for block in memory_at(trace, last).blocks():

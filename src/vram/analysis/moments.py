@@ -67,8 +67,8 @@ def _no_events(trace: Trace) -> ConfigError:
     )
 
 
-def find_window(trace: Trace, between: str) -> tuple[int, int]:
-    """The first and last event of "step:10,step:50" or "event:0,event:900"; both ends belong to it."""
+def find_window(trace: Trace, between: str) -> range:
+    """The events of "step:10,step:50" or "event:0,event:900"; both ends belong to it. Never empty."""
     ends = [part.strip() for part in between.split(",")]
     if len(ends) != 2:
         raise ConfigError(f"{between!r} is not a stretch; write step:10,step:50 or event:0,event:900")
@@ -79,7 +79,7 @@ def find_window(trace: Trace, between: str) -> tuple[int, int]:
     last = _boundary(trace, steps, ends[1], end=True)
     if last < first:
         raise ConfigError(f"{between!r} ends (event {last}) before it begins (event {first})")
-    return first, last
+    return range(first, last + 1)
 
 
 def _boundary(trace: Trace, steps: Steps, text: str, *, end: bool) -> int:

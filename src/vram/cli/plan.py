@@ -7,11 +7,20 @@ from pathlib import Path
 
 import rich_click as click
 
-from vram.plans import Plan, events_between, plan, read_csv
+from vram.analysis.moments import find_window
+from vram.plans import Plan, plan, read_csv
 from vram.sizes import format_size
 from vram.trace import open_trace
 
-from .console import FINDING, open_console, read_size
+from .console import (
+    FINDING,
+    device_option,
+    draw_line,
+    file_argument,
+    json_option,
+    open_console,
+    read_size,
+)
 
 __all__ = ["plan_command"]
 
@@ -20,11 +29,11 @@ TRACE_ALIGN = 512
 
 
 @click.command("plan")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@file_argument
 @click.option(
     "--between",
-    metavar="MARK,MARK",
-    help="Only what is live in a part of a trace, such as step:2,step:3: from the one to the other.",
+    metavar="FROM,TO",
+    help="Only what is live in a stretch, such as step:2,step:3 or event:0,event:90; both ends belong to it.",
 )
 @click.option("--capacity", metavar="SIZE", callback=read_size, help="Memory that is enough, such as 40GiB.")
 @click.option(
@@ -39,7 +48,8 @@ TRACE_ALIGN = 512
     type=click.FloatRange(min=0),
     help="About 1 unless given, up to 9 with --capacity.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@device_option
+@json_option
 @click.option(
     "--svg", "picture", metavar="OUT", type=click.Path(path_type=Path), help="Write a picture of the layout."
 )
@@ -51,6 +61,7 @@ def plan_command(
     capacity: int | None,
     align: int | None,
     time_limit: float | None,
+    device: int | None,
     as_json: bool,
     picture: Path | None,
 ) -> None:
@@ -60,12 +71,12 @@ def plan_command(
     with 1 if no plan within --capacity was found.
     """
     if file.suffix.lower() == CSV_SUFFIX:
-        if between is not None:
-            raise click.UsageError("--between is for traces; a CSV has no steps")
+        if between is not None or device is not None:
+            raise click.UsageError("--between and --device are for traces; a CSV has neither")
         found = plan(read_csv(file), align=align or 1, capacity=capacity, time_limit=time_limit)
     else:
-        trace = open_trace(file)
-        part = None if between is None else events_between(trace, between)
+        trace = open_trace(file, device=device)
+        part = None if between is None else find_window(trace, between)
         found = plan(
             trace, align=align or TRACE_ALIGN, capacity=capacity, time_limit=time_limit, between=part
         )
@@ -97,7 +108,7 @@ def _draw(file: Path, found: Plan) -> None:
         lines.append(f"it {verdict} into {format_size(found.capacity)}{_why_not(found)}")
     console = open_console()
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        draw_line(console, line)
 
 
 def _why_not(found: Plan) -> str:
