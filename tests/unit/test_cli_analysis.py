@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -250,3 +251,18 @@ def test_a_missing_pyarrow_is_named_and_explain_does_without(
     assert code == 2 and 'pip install "vram[trace]"' in err
     code, out, _ = vram_command("explain", job)
     assert code == 0 and out.startswith("The peak")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_leaves_is_no_finding(options: list[str]) -> None:
+    """`vram summary … | head -1`: neither the code of a finding nor a traceback."""
+    program = "import sys; from vram.cli import main; main(['summary', *sys.argv[1:]])"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, TRAINING, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 128 + signal.SIGPIPE

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import rich_click as click
 from rich.cells import cell_len
@@ -43,6 +43,8 @@ __all__ = [
 
 FINDING = 1
 BAD_INPUT = 2
+READER_LEFT = 128 + 13
+"""As shells say it of a program that SIGPIPE ended."""
 PIPED_WIDTH = 120
 SHOWN_AFTER_S = 1.0
 MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
@@ -92,6 +94,9 @@ class Commands(click.RichGroup):
         except VramError as error:
             click.echo(f"vram: {_one_line(str(error))}", err=True)
             ctx.exit(BAD_INPUT)
+        except BrokenPipeError:  # as `| head` does it: what is left to flush goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(READER_LEFT)
 
 
 def _one_line(message: str) -> str:
@@ -99,9 +104,17 @@ def _one_line(message: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
 
 
+class _Output(Console):
+    """Standard output whose reader may leave."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Leave it to `Commands`, which hears of it from other writers, too."""
+        raise BrokenPipeError
+
+
 def open_console() -> Console:
     """Standard output, wide enough for a paragraph where no terminal says how wide it is."""
-    console = Console(highlight=False)
+    console = _Output(highlight=False)
     if _is_piped(console):
         console.width = PIPED_WIDTH
     return console
