@@ -1,12 +1,15 @@
-"""A job that never ran: allocations placed as PyTorch's default allocator does, and recorded likewise.
+"""Recordings of jobs that never ran.
 
-`Job.truth` has what was really held after each event, for tests of what is read back.
+`trace_of` takes events as they are; `Job` places allocations as PyTorch's default allocator does and records
+them likewise. `Job.truth` has what was really held after each event, for tests of what is read back.
 """
 
 from __future__ import annotations
 
 import pickle
 import tempfile
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,21 @@ from vram.trace import Trace, open_trace
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 FIRST_ADDRESS = 0x7F00_0000_0000
+
+
+def trace_of(events: Sequence[tuple[int, ...]], **more: Any) -> Trace:
+    """Events as (action, address, size) or (action, address, size, stack), a microsecond apart."""
+    action, address, size, stack = zip(*((*event, 0)[:4] for event in events), strict=True)
+    columns: dict[str, Any] = {
+        "action": array("B", action),
+        "stream": array("I", [0] * len(events)),
+        "address": array("Q", address),
+        "size": array("Q", size),
+        "time_us": array("q", range(len(events))),
+        "stack": array("I", stack),
+    }
+    made: dict[str, Any] = {"streams": (0,), "frames": (), "stacks": ((),), **columns, **more}
+    return Trace(source="made", device=0, devices=(0,), start_us=0, timed=True, **made)
 
 
 @dataclass

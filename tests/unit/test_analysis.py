@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from array import array
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_jobs import GIB, MIB, Job
+from made_jobs import GIB, MIB, Job, trace_of
 
 from vram.analysis import (
     Explanation,
@@ -111,28 +110,6 @@ def test_the_parts_of_a_recording_that_lost_its_beginning_still_sum() -> None:
     found = explain(recorded("llm_serve"))
     assert (found.moment.kind, found.account.reserved) == ("peak", 2100 * MIB)
     assert found.account.allocated / MIB == pytest.approx(1534, abs=1)
-
-
-def trace_of(rows: list[tuple[Action, int, int]], **more: Any) -> Trace:
-    """A recording of (action, address, size)."""
-    action, address, size = zip(*rows, strict=True)
-    return Trace(
-        source="made",
-        device=0,
-        devices=(0,),
-        start_us=0,
-        timed=False,
-        action=array("B", action),
-        stream=array("I", [0] * len(rows)),
-        address=array("Q", address),
-        size=array("Q", size),
-        time_us=array("q", [0] * len(rows)),
-        stack=array("I", [0] * len(rows)),
-        streams=(0,),
-        frames=(),
-        stacks=((),),
-        **more,
-    )
 
 
 def expandable_job() -> Trace:

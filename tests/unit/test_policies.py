@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_jobs import trace_of
 
 import vram
 from vram.errors import ConfigError
@@ -109,30 +110,9 @@ def test_too_small_a_device_fails_under_every_policy(policy: str) -> None:
 # --- what a recording implies -------------------------------------------------------------------------------
 
 
-def trace_of(*events: tuple[Action, int, int, int]) -> Trace:
-    """Events as (action, address, size, stack)."""
-    action, address, size, stack = zip(*events, strict=True)
-    return Trace(
-        source="made",
-        device=0,
-        devices=(0,),
-        start_us=0,
-        timed=True,
-        action=array("B", action),
-        stream=array("I", [0] * len(events)),
-        address=array("Q", address),
-        size=array("Q", size),
-        time_us=array("q", range(len(events))),
-        stack=array("I", stack),
-        streams=(0,),
-        frames=(),
-        stacks=((),),
-    )
-
-
 def test_of_what_was_live_before_the_beginning_the_last_freed_is_the_oldest() -> None:
     frees = [(Action.FREE_REQUESTED, address, address, 0) for address in (1024, 512, 2048)]
-    assert list(lifetimes(trace_of(*frees)).size[:3]) == [2048, 512, 1024]
+    assert list(lifetimes(trace_of(frees)).size[:3]) == [2048, 512, 1024]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +138,7 @@ def test_of_what_was_live_before_the_beginning_the_last_freed_is_the_oldest() ->
 def test_emptying_the_cache_is_told_from_making_room(
     events: list[tuple[Action, int, int, int]], emptied: list[int]
 ) -> None:
-    assert list(lifetimes(trace_of((Action.SEGMENT_ALLOC, 0, 30, 3), *events)).emptied) == emptied
+    assert list(lifetimes(trace_of([(Action.SEGMENT_ALLOC, 0, 30, 3), *events])).emptied) == emptied
 
 
 # --- programs of one's own ----------------------------------------------------------------------------------

@@ -6,31 +6,15 @@ from array import array
 from pathlib import Path
 
 import pytest
+from made_jobs import trace_of
 
-from vram.trace import Annotation, Trace, find_steps, open_trace
+from vram.trace import Action, Annotation, Trace, find_steps, open_trace
 
 TRACES = Path(__file__).parents[2] / "traces"
 
 
-def trace_of(times: list[int], *marks: Annotation) -> Trace:
-    zeros = array("Q", [0] * len(times))
-    return Trace(
-        source="made",
-        device=0,
-        devices=(0,),
-        start_us=0,
-        timed=True,
-        action=array("B", [0] * len(times)),
-        stream=array("I", [0] * len(times)),
-        address=zeros,
-        size=zeros,
-        time_us=array("q", times),
-        stack=array("I", [0] * len(times)),
-        streams=(0,),
-        frames=(),
-        stacks=((),),
-        annotations=marks,
-    )
+def at_times(times: list[int], *marks: Annotation) -> Trace:
+    return trace_of([(Action.ALLOC, 0, 0)] * len(times), time_us=array("q", times), annotations=marks)
 
 
 def test_an_out_of_memory_in_the_eighth_step_is_in_the_eighth_step() -> None:
@@ -42,7 +26,7 @@ def test_an_out_of_memory_in_the_eighth_step_is_in_the_eighth_step() -> None:
 
 
 def test_marks_of_ours_count_before_an_optimizers() -> None:
-    trace = trace_of(
+    trace = at_times(
         [0, 10, 20, 30, 40],
         Annotation("START", "step#5", 10),
         Annotation("END", "Optimizer.step#Adam.step", 15),
@@ -58,11 +42,11 @@ def test_marks_of_ours_count_before_an_optimizers() -> None:
 
 
 def test_without_marks_there_are_no_steps() -> None:
-    steps = find_steps(trace_of([0, 1]))
+    steps = find_steps(at_times([0, 1]))
     assert len(steps) == 0
     assert steps.of(1) is None
 
 
 def test_hostile_numbers_are_no_steps() -> None:
-    assert len(find_steps(trace_of([0], Annotation("START", "step#" + "9" * 5000, 0)))) == 0
-    assert len(find_steps(trace_of([0], Annotation("START", "step#-1", 0)))) == 0
+    assert len(find_steps(at_times([0], Annotation("START", "step#" + "9" * 5000, 0)))) == 0
+    assert len(find_steps(at_times([0], Annotation("START", "step#-1", 0)))) == 0
