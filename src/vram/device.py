@@ -106,6 +106,7 @@ class _Core:
         self.pools: list[Callable[[int | None], bool]] = []
         self.own_streams: set[int] = set()
         self.kept_streams: dict[int, Any] = {}
+        self._keeping = threading.RLock()  # dropping a stream may run anything, this again included
 
     def stream_closing(self, handle: int) -> None:
         """Tell the pools before a stream goes: they ask nothing of its handle from now on."""
@@ -121,15 +122,21 @@ class _Core:
 
         When too many are held, the pools are told that the oldest goes.
         """
-        if self.always_there(handle) or self.kept_streams.setdefault(handle, stream) is not stream:
+        if self.always_there(handle):
             return
-        if len(self.kept_streams) > MOST_KEPT_STREAMS:
-            oldest = next(iter(self.kept_streams))
-            gone = self.kept_streams.pop(oldest)
-            try:
-                self.stream_closing(oldest)
-            except DeviceError:  # it is being captured, so it is in use: its turn comes later
-                self.kept_streams[oldest] = gone
+        with self._keeping:
+            if self.kept_streams.setdefault(handle, stream) is not stream:
+                return
+            if len(self.kept_streams) > MOST_KEPT_STREAMS:
+                self._let_oldest_go()
+
+    def _let_oldest_go(self) -> None:
+        oldest, stream = next(iter(self.kept_streams.items()))
+        del self.kept_streams[oldest]
+        try:
+            self.stream_closing(oldest)
+        except DeviceError:  # it is being captured, so it is in use: its turn comes later
+            self.kept_streams[oldest] = stream
 
 
 class Device:
