@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from array import array
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import zstandard
 
+import vram
 from vram.errors import TraceError
 from vram.trace import (
     ALLOCATE,
@@ -528,3 +530,9 @@ def test_an_error_in_the_child_comes_back_whole(opened: Any) -> None:
     with pytest.raises(TraceError, match=r"snapshot.pickle: device_traces\[0\]\[0\].size is -1") as caught:
         opened(snapshot(event("alloc", 0, -1)), trusted=False)
     assert caught.value.place == "device_traces[0][0].size"
+
+
+@pytest.mark.parametrize("takes_a_trace", [lifetimes, vram.suggest, vram.replay.replay, vram.replay.sweep])
+def test_a_path_in_place_of_a_trace_says_what_to_do(takes_a_trace: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=r"str is no Trace; vram\.open"):
+        takes_a_trace("run.pickle")

@@ -86,6 +86,8 @@ def lifetimes(trace: Trace) -> Lifetimes:
     allocation, and blocks in use at the end that the trace never mentions. Lifetimes mostly nest, so
     those freed last are taken to be the oldest.
     """
+    if not isinstance(trace, Trace):
+        raise TypeError(f"{type(trace).__name__} is no Trace; vram.open reads one from a file")
     carried = _carried(trace)
     writer = _Writer()
     for allocation in carried:
