@@ -1,15 +1,16 @@
-"""Real jobs under PyTorch's allocators and under vram, each in a process of its own: memory, time, loss.
+"""Real jobs under PyTorch's allocators and under vram: memory, time, loss.
 
     python benchmarks/jobs/run.py [JOB…] [--allocators default,expandable,async,vram] [--json FILE]
 
-Needs PyTorch and a CUDA device. Reserved ÷ allocated compares peaks; a step's time is the median.
+Needs PyTorch and a CUDA device. Each allocator has a process of its own; all of a job take their steps in
+turns, so that a disturbance of the machine meets them alike. Reserved ÷ allocated compares peaks; a step's time
+is the median.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 ALLOCATORS = {
     "default": "",
+    "again": "",  # the default a second time: what differs between the two is noise
     "expandable": "expandable_segments:True",
     "async": "backend:cudaMallocAsync",
     "vram": "",
@@ -28,8 +30,8 @@ WARM_STEPS = 3
 RESULT = "RESULT "
 
 
-def measure(name: str, allocator: str, cap: int) -> dict[str, Any]:
-    """Run one job in this process."""
+def measure(name: str, allocator: str, cap: int, deterministic: bool) -> None:
+    """Run one job in this process, a step for each line that is read; the result is the last line written."""
     if allocator == "vram":
         import vram.torch
 
@@ -37,22 +39,31 @@ def measure(name: str, allocator: str, cap: int) -> dict[str, Any]:
     import torch
     from workloads import JOBS
 
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    total = torch.cuda.get_device_properties(0).total_memory
     if cap:
-        total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(cap / total)
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = False
-    job, steps = JOBS[name]
-    seconds, losses = [], []
-    free_before, total = torch.cuda.mem_get_info()
-    least_free = free_before
-    begun = time.perf_counter()
-    for loss in job(steps):
+    job, count = JOBS[name]
+    steps = job(count)
+    seconds, losses, held, most_held, calls = [], [], 0, 0, []
+    for line in sys.stdin:
+        free = torch.cuda.mem_get_info()[0]
+        begun = time.perf_counter()
+        loss = next(steps, None)
+        if loss is None:
+            break
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begun)
+        held += free - torch.cuda.mem_get_info()[0]  # the others wait: what changed is ours
+        most_held = max(most_held, held)
         losses.append(float(loss))
-        least_free = min(least_free, torch.cuda.mem_get_info()[0])
-        begun = time.perf_counter()
+        if allocator == "vram":
+            calls.append(_driver_calls())
+        print(line.strip(), flush=True)
     allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     result = {
         "job": name,
@@ -60,54 +71,84 @@ def measure(name: str, allocator: str, cap: int) -> dict[str, Any]:
         "allocated": allocated,
         "reserved": reserved,
         "ratio": reserved / allocated,
-        "device": total - least_free,
+        "device": most_held,
         "step_ms": 1e3 * statistics.median(seconds[WARM_STEPS:]),
         "first_ms": 1e3 * seconds[0],
         "total_s": sum(seconds),
+        "seconds": seconds,
         "losses": losses,
     }
     if allocator == "vram":
         pool = vram.get_memory_manager().pool("cuda:0")
-        result["rungs"] = dict(pool.stats().rungs)
-        result["check"] = pool.check()
-    return result
+        result |= {"rungs": dict(pool.stats().rungs), "calls": calls, "check": pool.check()}
+    print(RESULT + json.dumps(result), flush=True)
 
 
-def in_process(name: str, allocator: str, cap: int) -> dict[str, Any]:
-    """Run one job in a new process; its error where it fails."""
-    environment = {**os.environ, "PYTORCH_ALLOC_CONF": ALLOCATORS[allocator]}
-    environment["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[allocator]
-    command = [sys.executable, __file__, "--one", name, allocator, str(cap)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return json.loads(line.removeprefix(RESULT))
-    return {"job": name, "allocator": allocator, "failed": done.stderr.strip().splitlines()[-1:]}
+def _driver_calls() -> int:
+    import vram
+
+    stats = vram.get_memory_manager().pool("cuda:0").stats()
+    return stats["pages.mappings"] + stats["num_device_alloc"]
 
 
-def run_job(name: str, allocators: list[str], cap: int, rounds: int) -> list[dict[str, Any]]:
-    """One result an allocator. All take turns, so that a disturbance of the machine meets them alike."""
-    best: dict[str, dict[str, Any]] = {}
-    for _ in range(rounds):
-        for allocator in allocators:
-            found = in_process(name, allocator, cap)
-            known = best.setdefault(allocator, found)
-            if found.get("step_ms", math.inf) < known.get("step_ms", math.inf):
-                best[allocator] = found
-    return list(best.values())
+class Runner:
+    """One job under one allocator in a process that makes a step when told."""
+
+    def __init__(self, name: str, allocator: str, cap: int, deterministic: bool) -> None:
+        self.name, self.allocator, self.result = name, allocator, None
+        environment = {**os.environ, "PYTORCH_ALLOC_CONF": ALLOCATORS[allocator]}
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[allocator]
+        if deterministic:
+            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        command = [sys.executable, __file__, "--one", name, allocator, str(cap), str(int(deterministic))]
+        pipe = subprocess.PIPE
+        self._errors = open(os.memfd_create("stderr"), "w+", encoding="utf-8")  # noqa: SIM115 lives as we do
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+        )
+
+    def step(self) -> None:
+        """Make one step and wait for its end; after the last one `result` is there, or says what failed."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it failed between two steps: its output ends
+        for line in self._process.stdout:
+            if line.startswith(RESULT):
+                self.result = json.loads(line.removeprefix(RESULT))
+            elif line == "go\n":
+                return
+        self._process.wait()
+        if self.result is None:
+            self._errors.seek(0)
+            last = self._errors.read().strip().splitlines()[-1:]
+            self.result = {"job": self.name, "allocator": self.allocator, "failed": last}
+
+
+def run_job(name: str, allocators: list[str], cap: int, deterministic: bool) -> list[dict[str, Any]]:
+    """One result an allocator. Who begins a round changes from round to round."""
+    runners = [Runner(name, allocator, cap, deterministic) for allocator in allocators]
+    going = list(runners)
+    while going:
+        for runner in going:
+            runner.step()
+        going = [runner for runner in going[1:] + going[:1] if runner.result is None]
+    return [runner.result for runner in runners if runner.result]
 
 
 def table(results: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     lines = [
-        "| job | allocator | allocated, MiB | reserved, MiB | reserved ÷ allocated | step, ms "
+        "| job | allocator | allocated, MiB | reserved, MiB | reserved ÷ allocated | device, MiB | step, ms "
         "| of PyTorch's fastest | same losses |",
-        "|---|---|---:|---:|---:|---:|---:|---|",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     for result in results:
         if "failed" in result:
             lines.append(
-                f"| {result['job']} | {result['allocator']} | failed: {result['failed']} | | | | | |"
+                f"| {result['job']} | {result['allocator']} | failed: {result['failed']} | | | | | | |"
             )
             continue
         others = [
@@ -120,8 +161,8 @@ def table(results: list[dict[str, Any]]) -> str:
         same = "yes" if result["losses"] == reference["losses"] else "no"
         lines.append(
             f"| {result['job']} | {result['allocator']} | {result['allocated'] / 2**20:.0f} "
-            f"| {result['reserved'] / 2**20:.0f} | {result['ratio']:.4f} | {result['step_ms']:.2f} "
-            f"| {result['step_ms'] / fastest:.3f} | {same} |"
+            f"| {result['reserved'] / 2**20:.0f} | {result['ratio']:.4f} | {result['device'] / 2**20:.0f} "
+            f"| {result['step_ms']:.2f} | {result['step_ms'] / fastest:.3f} | {same} |"
         )
     return "\n".join(lines)
 
@@ -132,25 +173,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("jobs", nargs="*")
-    parser.add_argument("--allocators", default=",".join(ALLOCATORS))
+    parser.add_argument("--allocators", default="default,expandable,async,vram")
     parser.add_argument("--cap", type=int, default=0, help="most MiB that the allocator may hold")
-    parser.add_argument("--rounds", type=int, default=1, help="runs of each; the fastest median step counts")
+    parser.add_argument("--deterministic", action="store_true", help="only algorithms that repeat exactly")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        name, allocator, cap = arguments.one
-        print(RESULT + json.dumps(measure(name, allocator, int(cap))))
+        name, allocator, cap, deterministic = arguments.one
+        measure(name, allocator, int(cap), deterministic == "1")
         return
-    jobs = arguments.jobs or ["gpt2", "llama", "resnet", "experts", "decode", "streams"]
+    jobs = arguments.jobs or ["gpt2", "llama", "resnet", "experts", "decode", "streams", "empty"]
     results = []
     for name in jobs:
-        for result in run_job(name, arguments.allocators.split(","), arguments.cap << 20, arguments.rounds):
-            results.append(result)
+        found = run_job(name, arguments.allocators.split(","), arguments.cap << 20, arguments.deterministic)
+        for result in found:
             print(
                 f"{name} {result['allocator']}: {result.get('step_ms', result.get('failed'))}",
                 file=sys.stderr,
             )
+        results += found
         if arguments.json:  # after each job: what was measured stays when a later one hangs
             arguments.json.write_text(json.dumps(results), encoding="utf-8")
     print(table(results))

@@ -304,6 +304,16 @@ def streams(steps: int) -> Iterator[torch.Tensor]:
         yield loss.detach()
 
 
+def empty(steps: int) -> Iterator[torch.Tensor]:
+    """Nothing but `torch.empty` and its end: 20 000 pairs a step, in turn of six sizes."""
+    sizes = (128, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+    result = torch.zeros((), device="cuda")
+    for _ in range(steps):
+        for number in range(20_000):
+            torch.empty(sizes[number % 6], dtype=torch.uint8, device="cuda")
+        yield result
+
+
 JOBS: dict[str, tuple[Job, int]] = {
     "gpt2": (gpt2, 25),
     "llama": (llama, 24),
@@ -312,5 +322,6 @@ JOBS: dict[str, tuple[Job, int]] = {
     "experts": (experts, 40),
     "decode": (decode, 12),
     "streams": (streams, 60),
+    "empty": (empty, 40),
 }
 """Each job and how many steps make it representative."""
