@@ -98,7 +98,8 @@ Status Arena::close() {
 // ---- allocation -------------------------------------------------------------------------------------------
 
 // The chunk at the cursor has no room: the next one, or the tightest that is spare, else one more. Where the
-// pool has none and chunks rest, the host waits for the oldest of them.
+// pool has none, it gets the spare chunks back, which are too small; then the host waits for the oldest of
+// those that rest.
 Status Arena::allocate_slow(std::uint64_t size, std::uint64_t align, Address* out,
                             OutOfMemoryReport* report) {
   if (const Status status = refusal(); !status.ok()) return status;
@@ -113,8 +114,14 @@ Status Arena::allocate_slow(std::uint64_t size, std::uint64_t align, Address* ou
       if (!place(size, align, out)) return {Code::failed, 0, "arena"};
       return {};
     }
-    if (status.code != Code::out_of_memory || rests_.empty()) return status;
-    if (const Status waited = wait_for_oldest(); !waited.ok()) return waited;
+    if (status.code != Code::out_of_memory) return status;
+    if (options_.growable && in_use_ < chunks_.size()) {
+      if (!give_back_from(in_use_).ok()) return status;
+    } else if (rests_.empty()) {
+      return status;
+    } else if (const Status waited = wait_for_oldest(); !waited.ok()) {
+      return waited;
+    }
   }
 }
 

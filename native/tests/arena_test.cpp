@@ -185,6 +185,20 @@ TEST(where_the_device_has_less_a_chunk_is_as_large_as_needed) {
   CHECK(sound(*arena) && arena->stats().capacity <= 20 * kMiB);
 }
 
+TEST(spare_chunks_that_are_too_small_make_room_for_one_that_is_not) {
+  for (const bool pages : {true, false}) {
+    World world(pages, 20 * kMiB);
+    const auto arena = world.arena();
+    (void)take(*arena, kMiB);
+    Arena::Mark mark;
+    CHECK(arena->mark(&mark).ok());
+    for (int i = 0; i < 17; ++i) (void)take(*arena, kMiB);
+    CHECK(arena->rewind(mark).ok() && arena->stats().chunks > 5);
+    (void)take(*arena, 16 * kMiB);
+    CHECK(sound(*arena) && arena->stats().chunks == 2);
+  }
+}
+
 // ---- lifetimes --------------------------------------------------------------------------------------------
 
 TEST(marks_nest_and_rewind) {
