@@ -237,7 +237,7 @@ class Arena {
   std::atomic<bool> ended_ = false;
   std::atomic<bool> closed_ = false;  // and the memory is given back
 
-  mutable std::mutex uses_mutex_;  // guards what follows; backend calls are made under it, host waits are not
+  mutable std::mutex uses_mutex_;  // guards what follows; backend calls are made under it
   std::vector<Use> uses_;
   std::vector<EventHandle> events_;  // not in use
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from vram import _native
 from vram.buffer import Buffer
 from vram.device import Device
-from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory
+from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
 from vram.scopes import Scope
 from vram.sizes import format_count, format_size, parse_size
 from vram.trace.model import Frame
@@ -148,7 +148,7 @@ class Arena(_native.ArenaCore):
     def _end(self, mark: tuple[int, int]) -> None:
         try:
             self.rewind(*mark)
-        except DeviceError:
+        except VramError:
             if not self.closed and self.is_open(*mark):
                 self._unended = min(self._unended or mark, mark)
             raise
