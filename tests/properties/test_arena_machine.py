@@ -181,7 +181,7 @@ class ModelMachine(ArenaMachine):
 
 TestHost = HostMachine.TestCase
 TestModel = ModelMachine.TestCase
-TestHost.settings = TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHost.settings = TestModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def test_the_shape_of_an_array_changes_nothing_of_the_account() -> None:
