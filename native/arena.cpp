@@ -67,6 +67,7 @@ void Arena::end() {
 }
 
 Status Arena::close() {
+  const std::lock_guard closing(close_mutex_);
   if (closed_) return {};
   end();
   Status status;

@@ -43,10 +43,10 @@ Status without_gil(const std::shared_ptr<Arena>& arena, Work work) {
   raise_status(status, what);
 }
 
+// pre: an ArenaCore.
 ArenaCore& core_of(nb::handle self) {
-  auto& core = nb::cast<ArenaCore&>(self);
-  if (core.arena == nullptr) raise_status({Code::closed, 0, "arena"}, "use the arena, which was not made");
-  return core;
+  if (!nb::inst_ready(self)) raise_status({Code::closed, 0, "arena"}, "use the arena, which was not made");
+  return *nb::inst_ptr<ArenaCore>(self);
 }
 
 void require(nb::handle self, const Status& status, const char* what) {
@@ -106,6 +106,8 @@ Status give_back(ArenaCore& core) {
 
 void close(nb::handle self) {
   ArenaCore& core = core_of(self);
+  if (!core.arena->closed() && !core.arena->ours())
+    raise_refusal(self, {Code::invalid, 0, Arena::kOtherThread}, "close the arena");
   core.arena->end();
   require(self, give_back(core), "close the arena");
 }
@@ -162,10 +164,41 @@ nb::object make_piece(nb::handle self, std::uint64_t size, std::uint64_t align, 
   return nb::steal(made);
 }
 
-nb::object allocate(nb::handle self, nb::handle size_object, std::uint64_t align) {
+// False with an error set where it is neither None nor an alignment.
+bool align_from(PyObject* object, std::uint64_t* out) {
+  *out = 0;
+  if (object == nullptr || object == Py_None) return true;
+  if (PyLong_Check(object) && !PyBool_Check(object)) *out = PyLong_AsUnsignedLongLong(object);
+  if (!PyErr_Occurred() && *out != 0 && (*out & (*out - 1)) == 0 && *out <= Arena::kMaxAlign) return true;
+  PyErr_Clear();
+  static PyObject* words = nullptr;
+  PyObject* function = python_function(words, "vram.arena", "_checked_align");
+  if (function != nullptr) Py_XDECREF(PyObject_CallOneArg(function, object));  // raises
+  return false;
+}
+
+// Written against Python's C interface, because a call through a general binding layer costs as much as the
+// rest of it.
+PyObject* allocate(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  if (count != 1 || named > 1 ||
+      (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "align") != 0)) {
+    PyErr_SetString(PyExc_TypeError,
+                    "allocate(size, *, align=None) takes a size and optionally an alignment");
+    return nullptr;
+  }
   std::uint64_t size = 0;
-  if (!size_from(size_object.ptr(), &size)) throw nb::python_error();
-  return make_piece(self, size, align, {}, {}, 1, 8);
+  std::uint64_t align = 0;
+  if (!size_from(arguments[0], &size) || !align_from(named == 1 ? arguments[1] : nullptr, &align))
+    return nullptr;
+  try {
+    return make_piece(self, size, align, {}, {}, 1, 8).release().ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
 }
 
 nb::object take_array(nb::handle self, std::uint64_t size, std::uint64_t align, nb::tuple shape,
@@ -277,7 +310,15 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {0, nullptr}};
+PyMethodDef methods[] = {
+    {"allocate", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(allocate)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "allocate(size, *, align=None)\n--\n\nTake `size` bytes as a Buffer, on any device."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_methods, methods}, {0, nullptr}};
 
 }  // namespace
 
@@ -297,7 +338,6 @@ void bind_arena(nb::module_& module) {
   nb::class_<ArenaCore>(module, "ArenaCore", nb::type_slots(slots), "The native part of vram.Arena.")
       .def("__init__", open, "pool"_a, "size"_a, "growable"_a, "align"_a, "stream"_a.none(), "tag"_a.none(),
            "checked"_a)
-      .def("take", allocate, "size"_a, "align"_a, "A Buffer over bytes of the arena.")
       .def("take_array", take_array, "size"_a, "align"_a, "shape"_a, "typestr"_a, "code"_a, "bits"_a,
            "A Buffer with a shape and a type.")
       .def("mark", mark, "Begin a lifetime inside the present one; what it is known by.")

@@ -219,8 +219,8 @@ vram._native.Buffer.typestr$:
 vram._native.ArenaCore.__init__$:
     def __init__(self, pool: PoolCore, size: int, growable: bool, align: int, stream: Any, tag: str | None, checked: bool) -> None: ...
 
-vram._native.ArenaCore.take$:
-    def take(self, size: int | str, align: int) -> Buffer:
+vram._native.ArenaCore.allocate$:
+    def allocate(self, size: int | str, *, align: int | None = None) -> Buffer:
         \doc
 
 vram._native.ArenaCore.take_array$:
