@@ -224,7 +224,7 @@ vram._native.ArenaCore.allocate$:
         \doc
 
 vram._native.ArenaCore.take_array$:
-    def take_array(self, size: int, align: int, shape: tuple[int, ...], typestr: str, code: int, bits: int) -> Buffer:
+    def take_array(self, shape: int | tuple[int, ...], item: int, typestr: str, code: int, /) -> Buffer:
         \doc
 
 vram._native.ArenaCore.mark$:

@@ -488,7 +488,7 @@ class ArenaCore:
     def allocate(self, size: int | str, *, align: int | None = None) -> Buffer:
         """Take `size` bytes as a Buffer, on any device."""
 
-    def take_array(self, size: int, align: int, shape: tuple[int, ...], typestr: str, code: int, bits: int) -> Buffer:
+    def take_array(self, shape: int | tuple[int, ...], item: int, typestr: str, code: int, /) -> Buffer:
         """A Buffer with a shape and a type."""
 
     def mark(self) -> tuple[int, int]:

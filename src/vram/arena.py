@@ -7,8 +7,8 @@ scopes, the arena's account of itself, and the words of its errors.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from vram.buffer import Buffer
 from vram.device import Device
 from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
 from vram.scopes import Scope
-from vram.sizes import format_count, format_size, parse_size
+from vram.sizes import MAX_SIZE, format_count, format_size, parse_size
 from vram.trace.model import Frame
 
 if TYPE_CHECKING:
@@ -299,9 +299,14 @@ def _checked_align(align: Any) -> int:
     return int(align)
 
 
-def _checked_shape(shape: Any) -> tuple[int, ...]:
-    whole: tuple[Any, ...] = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in whole):
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """The lengths that a number or a row of numbers means."""
+    try:
+        lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        whole = tuple(operator.index(each) for each in lengths)
+    except TypeError:
+        whole = (-1,)
+    if any(not 0 <= each < MAX_SIZE for each in whole):
         raise ConfigError(f"{shape!r} is not a shape: whole numbers from 0 up are", shape=shape)
     return whole
 
@@ -321,9 +326,11 @@ def _array_maker(arena: Arena) -> Callable[[Arena, Any, Any], Any]:
 
 
 def _device_array(arena: Arena, shape: Any, dtype: Any) -> Buffer:
-    kind = _element(dtype)
-    whole = _checked_shape(shape)
-    return arena.take_array(math.prod(whole) * kind.size, 0, whole, kind.typestr, kind.code, kind.size * 8)
+    try:
+        element = _ELEMENTS[dtype]
+    except (KeyError, TypeError):
+        element = _element(dtype)
+    return arena.take_array(shape, *element)
 
 
 class Element(NamedTuple):
@@ -348,10 +355,6 @@ for _builtin, _name in ((bool, "bool"), (int, "int64"), (float, "float64"), (com
 
 def _element(dtype: Any) -> Element:
     """The type that a name, a built-in type, or a dtype of NumPy or PyTorch means."""
-    try:
-        return _ELEMENTS[dtype]
-    except (KeyError, TypeError):
-        pass
     name = str(dtype).removeprefix("torch.")
     if name not in _ELEMENTS:
         try:

@@ -6,15 +6,13 @@ Loaded with the first array of an arena in host memory, because it needs NumPy.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from vram.arena import Arena, checked_shape
 from vram.buffer import Buffer
 from vram.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vram.arena import Arena
 
 __all__ = ["CheckedArray", "checked_array", "plain_array"]
 
@@ -30,7 +28,13 @@ def plain_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
         found, item = _types[dtype]
     except (KeyError, TypeError):
         found, item = _type_of(dtype)
-    count = shape if type(shape) is int else math.prod(shape)
+    if type(shape) is tuple:
+        count = math.prod(shape)
+    elif type(shape) is int:
+        count = shape
+    else:
+        shape = checked_shape(shape)
+        count = math.prod(shape)
     array: np.ndarray[Any, Any] = _ndarray(shape, found, arena.allocate(count * item))
     return array
 

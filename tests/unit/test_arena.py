@@ -92,6 +92,20 @@ def test_objects_do_not_lie_in_raw_memory(arena: Arena, dtype: Any) -> None:
         arena.empty(3, dtype)
 
 
+@pytest.mark.parametrize("shape", [[2, 3], (np.int64(2), 3), range(2, 4), np.array([2, 3])])
+def test_whatever_says_a_shape(arena: Arena, model: Device, shape: Any) -> None:
+    assert arena.empty(shape).shape == Arena(model).empty(shape).shape == (2, 3)
+    assert arena.empty(np.int32(7)).shape == Arena(model).empty(np.int32(7)).shape == (7,)
+
+
+@pytest.mark.parametrize("shape", ["ab", 1.5, (2, None), (2**40, 2**40), 2**70])
+def test_what_says_none(arena: Arena, model: Device, shape: Any) -> None:
+    for each in (arena, Arena(model)):
+        with pytest.raises((ConfigError, OutOfMemory, TypeError, ValueError)):
+            each.empty(shape)
+        assert each.check() is None
+
+
 @pytest.mark.parametrize("shape", [-1, (-1, -1, -1), (2, -3)])
 def test_a_negative_shape(arena: Arena, model: Device, shape: Any) -> None:
     for each in (arena, Arena(model)):
