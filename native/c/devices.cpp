@@ -26,25 +26,45 @@ Device::~Device() {
 
 bool Device::inherited() const { return process_ != getpid(); }
 
-void Device::add_pool(const std::shared_ptr<Pool>& pool) {
+namespace {
+
+template <class Object>
+void remember(std::vector<std::weak_ptr<Object>>& list, const std::shared_ptr<Object>& object) {
+  std::erase_if(list, [](const auto& each) { return each.expired(); });
+  list.push_back(object);
+}
+
+// The first failure; what is closed has nothing to lose.
+template <class Object>
+void tell(const std::vector<std::weak_ptr<Object>>& list, StreamHandle stream, Status* first) {
+  for (const auto& each : list) {
+    const std::shared_ptr<Object> object = each.lock();
+    if (object == nullptr || object->closed()) continue;
+    const Status status = object->retire_stream(stream);
+    if (first->ok() && status.code != Code::closed) *first = status;
+  }
+}
+
+}  // namespace
+
+void Device::add(const std::shared_ptr<Pool>& pool) {
   const std::lock_guard guard(mutex);
-  std::erase_if(pools_, [](const auto& each) { return each.expired(); });
-  pools_.push_back(pool);
+  remember(pools_, pool);
+}
+
+void Device::add(const std::shared_ptr<Arena>& arena) {
+  const std::lock_guard guard(mutex);
+  remember(arenas_, arena);
 }
 
 Status Device::retire(StreamHandle stream) {
-  std::vector<std::weak_ptr<Pool>> told;
-  {
-    const std::lock_guard guard(mutex);
-    told = pools_;
-  }
+  std::unique_lock guard(mutex);
+  const auto arenas_told = arenas_;
+  const auto pools_told = pools_;
+  guard.unlock();
   Status first;
-  for (const auto& each : told) {
-    const std::shared_ptr<Pool> pool = each.lock();
-    if (pool == nullptr || pool->closed()) continue;
-    const Status status = pool->retire_stream(stream);
-    if (first.ok() && !(status.code == Code::closed)) first = status;
-  }
+  tell(arenas_told, stream, &first);
+  tell(pools_told, stream, &first);
   return first;
 }
 

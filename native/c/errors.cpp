@@ -32,17 +32,29 @@ struct SizeText {
   char text[32];
 };
 
+// What was not valid, by the core's word for the call.
+vram_status invalid_as(const char* call) {
+  static constexpr struct {
+    const char* call;
+    vram_status status;
+  } kKinds[] = {
+      {"free", VRAM_BAD_POINTER},          {"find", VRAM_BAD_POINTER},
+      {"record_stream", VRAM_BAD_POINTER}, {Arena::kOtherThread, VRAM_OTHER_THREAD},
+      {Arena::kOpenMarks, VRAM_BAD_MARK},  {Arena::kMarkOver, VRAM_BAD_MARK},
+  };
+  for (const auto& kind : kKinds)
+    if (std::strcmp(call, kind.call) == 0) return kind.status;
+  return VRAM_BAD_ARGUMENT;
+}
+
 vram_status status_of(const Status& status) {
   switch (status.code) {
     case Code::ok:
       return VRAM_OK;
     case Code::out_of_memory:
       return VRAM_OUT_OF_MEMORY;
-    case Code::invalid: {
-      const bool pointer = std::strcmp(status.call, "free") == 0 || std::strcmp(status.call, "find") == 0 ||
-                           std::strcmp(status.call, "record_stream") == 0;
-      return pointer ? VRAM_BAD_POINTER : VRAM_BAD_ARGUMENT;
-    }
+    case Code::invalid:
+      return invalid_as(status.call);
     case Code::unsupported:
       return VRAM_UNSUPPORTED;
     case Code::closed:
@@ -72,6 +84,13 @@ const char* advice(vram_status status) {
     case VRAM_CAPTURING:
       return "the stream is being captured into a graph, where its work cannot be waited for; do this before "
              "the capture begins or after it has ended";
+    case VRAM_OTHER_THREAD:
+      return "the arena belongs to another thread; once that has finished with it, call vram_arena_adopt "
+             "here";
+    case VRAM_BAD_MARK:
+      return "marks end in the reverse order of their making: rewind to the outermost open one before a "
+             "reset, "
+             "and not to one that has ended";
     default:
       return "the driver refused it; the device may need to be reset";
   }
@@ -184,9 +203,10 @@ extern "C" {
 int vram_version(void) { return VRAM_VERSION; }
 
 const char* vram_status_name(vram_status status) {
-  static constexpr const char* kNames[] = {"ok",         "out_of_memory", "bad_argument",
-                                           "bad_handle", "bad_pointer",   "unsupported",
-                                           "closed",     "capturing",     "failed"};
+  static constexpr const char* kNames[] = {
+      "ok",     "out_of_memory", "bad_argument", "bad_handle",   "bad_pointer", "unsupported",
+      "closed", "capturing",     "failed",       "other_thread", "bad_mark",
+  };
   const auto number = static_cast<std::size_t>(status);
   return number < std::size(kNames) ? kNames[number] : "unknown";
 }

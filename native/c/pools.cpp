@@ -69,7 +69,7 @@ vram_status vram_pool_create(vram_device* device, const vram_pool_options* optio
       memory = std::move(pinned);
     }
     made->pool = std::make_shared<Pool>(std::move(memory), config);
-    made->device->add_pool(made->pool);
+    made->device->add(made->pool);
     *out = pools.add(std::move(made));
     return VRAM_OK;
   });

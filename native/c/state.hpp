@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "arena.hpp"
 #include "backends/pinned.hpp"
 #include "pool.hpp"
 #include "registry.hpp"
@@ -26,8 +27,9 @@ class Device {
   explicit Device(std::shared_ptr<Backend> made);
   ~Device();  // waits for its work; what is still pinned is unlocked
 
-  void add_pool(const std::shared_ptr<Pool>& pool);
-  // Tells every pool that the stream is about to go; the first failure.
+  void add(const std::shared_ptr<Pool>& pool);
+  void add(const std::shared_ptr<Arena>& arena);
+  // Tells every pool and arena that the stream is about to go; the first failure.
   Status retire(StreamHandle stream);
   Status synchronize();
   bool inherited() const;  // this process is the child of the one that opened it
@@ -40,6 +42,7 @@ class Device {
 
  private:
   std::vector<std::weak_ptr<Pool>> pools_;
+  std::vector<std::weak_ptr<Arena>> arenas_;
   const int process_;
 };
 
@@ -53,9 +56,16 @@ struct PoolHandle {
   bool pinned = false;  // page-locked for a GPU
 };
 
+struct ArenaHandle {
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Arena> arena;
+  bool pinned = false;
+};
+
 // Never destroyed: calls may come until the very end of the process.
 extern constinit Registry<DeviceHandle, vram_device, 1> devices;
 extern constinit Registry<PoolHandle, vram_pool, 2> pools;
+extern constinit Registry<ArenaHandle, vram_arena, 3> arenas;
 
 // The device behind a backend that a test has made.
 vram_device* adopt(std::shared_ptr<Backend> backend);

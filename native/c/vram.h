@@ -15,7 +15,7 @@
  * Handles. They are checked: null, one that was destroyed and one of another kind are VRAM_BAD_HANDLE. A
  *   handle keeps what it depends on: a device may be closed before its pools, a pool before its arenas.
  * Threads. Every call may come from any thread, several at once, on the same handle too, with two exceptions:
- *   a handle is destroyed only when no other thread is inside a call with it, and an arena is used by one
+ *   a handle is destroyed only when no other thread is inside a call with it, and an arena belongs to one
  *   thread at a time.
  * Streams. A stream is a handle of the device: a CUstream or cudaStream_t on a GPU, from vram_stream_create
  *   elsewhere; NULL is the default stream. Memory belongs to the stream it was allocated on: see
@@ -66,7 +66,9 @@ typedef enum vram_status {
   VRAM_UNSUPPORTED = 5,   /* the device does not offer it, or there is no such device */
   VRAM_CLOSED = 6,        /* the pool below was destroyed, or belongs to the parent of a fork */
   VRAM_CAPTURING = 7,     /* the stream is being captured into a graph */
-  VRAM_FAILED = 8         /* the driver failed */
+  VRAM_FAILED = 8,        /* the driver failed */
+  VRAM_OTHER_THREAD = 9,  /* the arena belongs to another thread; see vram_arena_adopt */
+  VRAM_BAD_MARK = 10      /* a mark that is over, or a reset while marks are open */
 } vram_status;
 
 /* "ok", "out_of_memory", and so on; "unknown" for a number that is none of them. */
@@ -184,7 +186,8 @@ VRAM_API vram_status vram_pool_allocate_aligned(vram_pool* pool, size_t size, si
 /* Never waits: the memory is reused in stream order. Null is VRAM_OK and does nothing. */
 VRAM_API vram_status vram_pool_free(vram_pool* pool, void* memory);
 /* The memory is used on another stream from now on: after its free it comes back only when what was queued
- * there until then is done. An address inside of an allocation will do. */
+ * there until then is done. An address inside of an allocation will do. The host writes to the memory of a
+ * pinned pool out of any stream's order, so there each stream with queued copies is told, its own too. */
 VRAM_API vram_status vram_pool_record_stream(vram_pool* pool, void* memory, vram_stream stream);
 /* The live allocation that holds an address: where it begins and how many bytes it may use. Either of the
  * two may be null. */
@@ -225,6 +228,80 @@ typedef struct vram_pool_stats {
 VRAM_API vram_status vram_pool_get_stats(vram_pool* pool, vram_pool_stats* out);
 /* Peaks count from now. */
 VRAM_API vram_status vram_pool_reset_peak(vram_pool* pool);
+
+/* ---- arenas ------------------------------------------------------------------------------------------- */
+
+/* Allocations with one common lifetime: each costs the move of a cursor, and all of them end at once. An
+ * arena takes its memory from a pool in chunks and keeps them, so that an iteration like one before it asks
+ * the pool for nothing; growing never moves what is live.
+ *
+ * Its memory is in the order of one stream: after a reset it may be used there at once, by work queued after
+ * the call. Other streams that use it are told by vram_arena_record_stream; a reset then makes the arena's
+ * stream wait for them, not the host. Memory of a pinned pool that queued copies still use at a reset rests
+ * until they are done, and other memory serves meanwhile. Threads of the host are nobody's stream: what they
+ * do with the memory must have ended before the reset.
+ *
+ * An arena belongs to the thread that made it, until another calls vram_arena_adopt. Calls from a thread that
+ * it does not belong to are VRAM_OTHER_THREAD, but for record_stream, get_stats and destroy. */
+typedef struct vram_arena_options {
+  size_t struct_size; /* of the caller's structure; VRAM_ARENA_OPTIONS_INIT sets it */
+  uint64_t size;      /* bytes to take from the pool at once; 0: as allocations come */
+  uint64_t align;     /* of allocations that ask for none; 0: 64 where the host uses the memory, else 256 */
+  vram_stream stream;
+  int32_t fixed; /* `size` is all there is; else the arena grows */
+} vram_arena_options;
+#define VRAM_ARENA_OPTIONS_INIT {sizeof(vram_arena_options), 0, 0, NULL, 0}
+
+/* options may be null. */
+VRAM_API vram_status vram_arena_create(vram_pool* pool, const vram_arena_options* options, vram_arena** out);
+/* Gives the memory back to the pool, in stream order; may come from any thread. */
+VRAM_API vram_status vram_arena_destroy(vram_arena* arena);
+/* The calling thread is the arena's from now on. The program sees to it that the one before has finished. */
+VRAM_API vram_status vram_arena_adopt(vram_arena* arena);
+
+/* align: a power of two up to 2 MiB, or 0 for that of the arena. Size 0 gets an address of its own. */
+VRAM_API vram_status vram_arena_allocate(vram_arena* arena, size_t size, size_t align, void** out);
+/* Ends everything, in constant time. With `zero`, what is handed out until the next reset reads as zero. Not
+ * while marks are open. */
+VRAM_API vram_status vram_arena_reset(vram_arena* arena, int zero);
+
+/* A lifetime inside the present one. Of the arena that made it only. */
+typedef struct vram_mark {
+  uint64_t id;
+  uint32_t depth;
+} vram_mark;
+VRAM_API vram_status vram_arena_mark(vram_arena* arena, vram_mark* out);
+/* Ends what was allocated since the mark, and the marks made since. */
+VRAM_API vram_status vram_arena_rewind(vram_arena* arena, vram_mark mark);
+
+/* Work on the stream uses memory of the arena, from now until the next reset. */
+VRAM_API vram_status vram_arena_record_stream(vram_arena* arena, vram_stream stream);
+/* Gives chunks that hold nothing live back to the pool. After a reset, the next growth is one chunk that
+ * suffices for the most that was ever used. */
+VRAM_API vram_status vram_arena_trim(vram_arena* arena);
+/* The chunk that holds an address of the arena: where it begins and its bytes, to register all of it at once
+ * with another library. Chunks stay where they are until a trim or the end of the arena. */
+VRAM_API vram_status vram_arena_find(vram_arena* arena, const void* address, void** begin, size_t* bytes);
+
+typedef struct vram_arena_stats {
+  size_t struct_size;  /* of the caller's structure; VRAM_ARENA_STATS_INIT sets it */
+  uint64_t used;       /* bytes of live allocations and the padding between them */
+  uint64_t high_water; /* the most that was used at a time */
+  uint64_t capacity;   /* bytes held from the pool */
+  uint64_t resting;    /* of these, waiting for queued copies */
+  uint64_t chunks;
+  uint64_t allocations; /* ever */
+  uint64_t requests;    /* chunks ever asked of the pool; constant once the arena has grown */
+  uint64_t resets;
+  uint64_t host_waits; /* the host had to wait for resting chunks */
+  uint32_t marks;      /* open */
+  int32_t pinned;      /* the memory is page-locked for a GPU */
+} vram_arena_stats;
+#define VRAM_ARENA_STATS_INIT {sizeof(vram_arena_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+VRAM_API vram_status vram_arena_get_stats(vram_arena* arena, vram_arena_stats* out);
+/* high_water counts from now. */
+VRAM_API vram_status vram_arena_reset_peak(vram_arena* arena);
 
 #ifdef __cplusplus
 }
