@@ -68,6 +68,8 @@ TEST(memory_of_the_host_is_usable_and_counted) {
   const vram_pool_stats after = stats_of(world.pool);
   CHECK(after.allocations == 0 && after.allocated == 0 && after.total_allocations == held.size());
   CHECK(after.reserved > 0 && after.peak_allocated >= (3u << 20));
+  CHECK(vram_pool_reset_peak(world.pool) == VRAM_OK);
+  CHECK(stats_of(world.pool).peak_allocated == 0);
   CHECK(vram_pool_trim(world.pool, 0, 1) == VRAM_OK);
   CHECK(stats_of(world.pool).reserved == 0);
 }
@@ -285,6 +287,29 @@ TEST(memory_used_on_another_stream_is_not_reused_before_that_is_done) {
   CHECK(vram_pool_trim(world.pool, 0, 1) == VRAM_OK);
   CHECK(stats_of(world.pool).pending == 0);
   CHECK(vram_stream_destroy(world.device, stream) == VRAM_OK);
+}
+
+TEST(a_stream_of_another_library_is_let_go_before_it_is_destroyed) {
+  const auto model = std::make_shared<ModelBackend>(kGiB);
+  vram_device* const device = c::adopt(model);
+  vram_pool* pool = nullptr;
+  void *memory = nullptr, *next = nullptr;
+  StreamHandle foreign = 0;
+  REQUIRE(vram_pool_create(device, nullptr, &pool) == VRAM_OK);
+  REQUIRE(model->stream_create(&foreign).ok());
+  const auto stream = reinterpret_cast<vram_stream>(foreign);
+  REQUIRE(vram_pool_allocate(pool, kMiB, stream, &memory) == VRAM_OK);
+  CHECK(vram_fill(device, memory, 1, kMiB, stream) == VRAM_OK);
+  CHECK(vram_pool_free(pool, memory) == VRAM_OK);
+  CHECK(vram_stream_destroy(device, stream) == VRAM_BAD_ARGUMENT);  // not ours to destroy
+  CHECK(vram_stream_retire(device, stream) == VRAM_OK);
+  REQUIRE(model->stream_destroy(foreign).ok());
+  CHECK(vram_device_synchronize(device) == VRAM_OK);
+  CHECK(vram_pool_allocate(pool, kMiB, nullptr, &next) == VRAM_OK);
+  CHECK(next == memory);  // it went to the default stream
+  CHECK(vram_stream_retire(device, nullptr) == VRAM_BAD_ARGUMENT);
+  CHECK(vram_pool_destroy(pool) == VRAM_OK);
+  CHECK(vram_device_close(device) == VRAM_OK);
 }
 
 // ---- host memory ------------------------------------------------------------------------------------------
