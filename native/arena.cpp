@@ -58,8 +58,17 @@ Status Arena::refusal() const {
   return {};
 }
 
+void Arena::end() {
+  if (ended_) return;
+  ended_ = true;
+  end_frames(0);
+  soil();
+  end_ = cursor_;  // nothing more is handed out
+}
+
 Status Arena::close() {
   if (closed_) return {};
+  end();
   Status status;
   if (!pool_->closed()) {
     bool busy = false;
@@ -72,7 +81,6 @@ Status Arena::close() {
     if (!status.ok() && status.code != Code::closed) return status;
   }
   closed_ = true;
-  end_frames(0);
   forget_uses();
   while (!rests_.empty()) wake(0);
   chunks_.clear();
@@ -90,10 +98,13 @@ Status Arena::close() {
 // ---- allocation -------------------------------------------------------------------------------------------
 
 // The chunk at the cursor has no room: the next one, or the tightest that is spare, else one more. Where the
-// pool has none and chunks rest, the host waits for the oldest of them.
+// pool has none, it gets the spare chunks back, which are too small; then the host waits for the oldest of
+// those that rest.
 Status Arena::allocate_slow(std::uint64_t size, std::uint64_t align, Address* out,
                             OutOfMemoryReport* report) {
-  if (closed_) return {Code::closed, 0, "arena"};
+  if (const Status status = refusal(); !status.ok()) return status;
+  if (align == 0) align = options_.align;
+  if ((align & (align - 1)) != 0 || align > kMaxAlign) return {Code::invalid, 0, kBadAlign};
   const std::uint64_t bytes = size + (size == 0);
   for (;;) {
     bool entered = false;
@@ -103,8 +114,14 @@ Status Arena::allocate_slow(std::uint64_t size, std::uint64_t align, Address* ou
       if (!place(size, align, out)) return {Code::failed, 0, "arena"};
       return {};
     }
-    if (status.code != Code::out_of_memory || rests_.empty()) return status;
-    if (const Status waited = wait_for_oldest(); !waited.ok()) return waited;
+    if (status.code != Code::out_of_memory) return status;
+    if (options_.growable && in_use_ < chunks_.size()) {
+      if (!give_back_from(in_use_).ok()) return status;
+    } else if (rests_.empty()) {
+      return status;
+    } else if (const Status waited = wait_for_oldest(); !waited.ok()) {
+      return waited;
+    }
   }
 }
 
@@ -158,6 +175,10 @@ Status Arena::request(std::uint64_t bytes, std::uint64_t align, OutOfMemoryRepor
   Chunk chunk{0, bytes, bytes};
   const Status status = pool_->allocate_slow(bytes, stream(), align, options_.tag, &chunk.base, report);
   if (!status.ok()) return status;
+  if (ended_) {  // by a callback of the pool's
+    (void)pool_->free_slow(chunk.base);
+    return {Code::closed, 0, "arena"};
+  }
   chunks_.push_back(chunk);
   capacity_.add(bytes);
   requests_.add(1);
@@ -173,12 +194,26 @@ void Arena::soil() {
 
 Status Arena::clear(Chunk& chunk) {
   if (!zeroing_ || chunk.dirty == 0) return {};
-  if (host_) {
-    std::memset(reinterpret_cast<void*>(chunk.base), 0, chunk.dirty);
-  } else if (const Status status = backend_.fill(chunk.base, 0, chunk.dirty, stream()); !status.ok()) {
-    return status;
+  const Status status = set_bytes(chunk.base, 0, chunk.dirty);
+  if (status.ok()) chunk.dirty = 0;
+  return status;
+}
+
+Status Arena::set_bytes(Address from, std::uint8_t value, std::uint64_t bytes) {
+  if (!host_) return bytes == 0 ? Status{} : backend_.fill(from, value, bytes, stream());
+  std::memset(reinterpret_cast<void*>(from), value, bytes);
+  return {};
+}
+
+// Everything handed out since the position, where that is wanted.
+Status Arena::overwrite(const Position& from) {
+  soil();
+  for (std::size_t i = from.chunks == 0 ? 0 : from.chunks - 1; i < in_use_ && options_.poison; ++i) {
+    const Chunk& chunk = chunks_[i];
+    const Address begin = i + 1 == from.chunks ? from.cursor : chunk.base;
+    const Address end = i + 1 == in_use_ ? cursor_ : chunk.base + chunk.dirty;
+    if (const Status status = set_bytes(begin, kPoison, end - begin); !status.ok()) return status;
   }
-  chunk.dirty = 0;
   return {};
 }
 
@@ -229,6 +264,8 @@ Status Arena::rewind(const Mark& mark) {
   bool busy = false;
   if (const Status status = settle(&busy); !status.ok()) return status;
   const Position from = frames_[mark.depth].from;
+  if (!busy)
+    if (const Status status = overwrite(from); !status.ok()) return status;
   end_frames(mark.depth);
   if (!busy) go_to(from);
   return {};
@@ -239,7 +276,7 @@ Status Arena::reset(bool zero) {
   if (frames_.size() > 1) return {Code::invalid, 0, kOpenMarks};
   bool busy = false;
   Status status = settle(&busy);
-  if (status.ok() && busy) status = rest();
+  if (status.ok()) status = busy ? rest() : overwrite({});
   if (!status.ok()) return status;
   forget_uses();
   go_to({});
@@ -277,7 +314,7 @@ Status Arena::mark_end(StreamHandle handle, EventHandle* out) {
 }
 
 Status Arena::retire_stream(StreamHandle handle) {
-  if (closed()) return {};
+  if (closed_ || pool_->closed()) return {};
   handle = backend_.canonical(handle);
   const std::lock_guard lock(uses_mutex_);
   for (Use& use : uses_)
@@ -484,10 +521,10 @@ bool Arena::check(std::string* why) const {
   if (in_use_ > chunks_.size()) return broken("more chunks are in use than there are");
   const Chunk none;
   const Chunk& last = in_use_ == 0 ? none : chunks_[in_use_ - 1];
-  if (end_ != last.base + last.bytes || cursor_ < last.base || cursor_ > end_)
+  if ((end_ != last.base + last.bytes && !ended_) || cursor_ < last.base || cursor_ > end_)
     return broken("the cursor is not in the last chunk in use");
   if (used_.get() > high_water_.get()) return broken("more is used than ever was");
-  if (closed_) return frames_.empty() ? true : broken("lifetimes are open after the end");
+  if (ended_) return frames_.empty() ? true : broken("lifetimes are open after the end");
   if (frames_.empty() || depth_.get() != frames_.size() - 1) return broken("the depth is not that of marks");
   for (std::size_t i = 0; i < frames_.size(); ++i) {
     const Position& at = frames_[i].from;

@@ -32,6 +32,7 @@ struct ArenaOptions {
   std::uint64_t align = 0;  // of allocations that ask for none; 0: kHostAlign or kDeviceAlign
   StreamHandle stream = 0;  // whose order the memory follows
   std::uint32_t tag = 0;    // of the chunks, in the pool's account
+  bool poison = false;      // what a rewind or reset gives back is overwritten with kPoison, in stream order
 };
 
 // All in bytes but for the counts. Of one moment only where the arena's own thread asks.
@@ -58,6 +59,7 @@ class Arena {
   static constexpr std::uint64_t kChunkAlign = 4096;
   static constexpr std::uint64_t kMaxAlign = kSlotBytes;
   static constexpr std::uint64_t kLeastChunk = kSlotBytes;
+  static constexpr std::uint8_t kPoison = 0xFF;     // no number in the types of floats
   static constexpr std::uint64_t kGrowthShare = 8;  // a chunk is at least this part of what is there
 
   // invalid (or out_of_memory) with these calls:
@@ -88,12 +90,14 @@ class Arena {
   // all zeros but for `requested` and `limit` where a fixed arena is full (kFull).
   Status allocate(std::uint64_t size, std::uint64_t align, Address* out,
                   OutOfMemoryReport* report = nullptr) {
-    if (!ours()) return {Code::invalid, 0, kOtherThread};
-    if (pool_->closed()) return {Code::closed, 0, "arena"};
-    if (align == 0) align = options_.align;
-    if ((align & (align - 1)) != 0 || align > kMaxAlign) return {Code::invalid, 0, kBadAlign};
-    if (place(size, align, out)) return {};
+    if (try_allocate(size, align, out)) return {};
     return allocate_slow(size, align, out, report);
+  }
+  // Only by moving the cursor: never blocks, calls nothing. False: ask allocate.
+  bool try_allocate(std::uint64_t size, std::uint64_t align, Address* out) {
+    if (!ours() || pool_->closed()) return false;
+    if (align == 0) align = options_.align;
+    return (align & (align - 1)) == 0 && align <= kMaxAlign && place(size, align, out);
   }
 
   // ---- lifetimes --------------------------------------------------------------------------------------
@@ -119,9 +123,12 @@ class Arena {
   // Gives chunks that hold nothing live back to the pool. The next growth is by one chunk that suffices for
   // what was ever used, so that trim after a reset makes many chunks one.
   Status trim();
-  // Gives everything back to the pool, which reuses it as order allows. Later calls: Code::closed.
+  // All lifetimes are over and later calls answer Code::closed, but the memory stays until close: for those
+  // who may still look at it.
+  void end();
+  // Gives everything back to the pool, which reuses it as order allows.
   Status close();
-  bool closed() const { return closed_ || pool_->closed(); }
+  bool closed() const { return ended_ || pool_->closed(); }
 
   // ---- looking ----------------------------------------------------------------------------------------
   ArenaStats stats() const;
@@ -195,6 +202,8 @@ class Arena {
   void go_to(const Position& position);
   void soil();  // notes how far the chunk at the cursor was used
   Status clear(Chunk& chunk);
+  Status overwrite(const Position& from);
+  Status set_bytes(Address from, std::uint8_t value, std::uint64_t bytes);
   void end_frames(std::size_t keep);
   void begin_frame();
 
@@ -225,7 +234,8 @@ class Arena {
   std::vector<Rest> rests_;    // oldest first
   std::uint64_t next_id_ = 1;
   bool zeroing_ = false;
-  bool closed_ = false;
+  std::atomic<bool> ended_ = false;
+  std::atomic<bool> closed_ = false;  // and the memory is given back
 
   mutable std::mutex uses_mutex_;  // guards what follows; backend calls are made under it, host waits are not
   std::vector<Use> uses_;

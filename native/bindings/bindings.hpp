@@ -10,6 +10,7 @@
 
 namespace vram {
 
+void bind_arena(nanobind::module_& module);
 void bind_bench(nanobind::module_& module);
 void bind_devices(nanobind::module_& module);
 void bind_pin(nanobind::module_& module);

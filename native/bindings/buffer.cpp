@@ -1,6 +1,7 @@
-// Buffer: the Python handle of one live block. Dropping it frees the block; memoryviews and DLPack
-// capsules keep it alive. Other libraries take it without a copy: by the buffer protocol, DLPack and the CUDA
-// array interface. Allocation itself is in pool.cpp.
+// Buffer: the Python handle of one live block, or of a piece of an arena. Dropping it frees the block (an
+// arena's memory goes with its scope); memoryviews and DLPack capsules keep it alive. Other libraries take it
+// without a copy: by the buffer protocol, DLPack and the CUDA array interface. Allocation itself is in
+// pool.cpp.
 #include <Python.h>
 #include <structmember.h>
 
@@ -8,6 +9,7 @@
 
 #include "backends/cuda.hpp"
 #include "python_types.hpp"
+#include "stacks.hpp"
 
 namespace vram {
 
@@ -48,20 +50,38 @@ struct DlManagedVersioned {
 constexpr std::int32_t kDlCpu = 1;
 constexpr std::int32_t kDlCuda = 2;
 constexpr std::int32_t kDlExtension = 12;  // a device that only those who know it can use: a model
+constexpr std::uint8_t kDlUnsigned = 1;
 // How DLPack and the CUDA array interface name the default stream. 0 would be ambiguous.
 constexpr StreamHandle kLegacyDefault = 1;
 
 template <typename Managed>
 struct Export {
   Managed managed;
-  std::int64_t shape;
-  std::int64_t stride;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
   PyBuffer* buffer;
 };
 
 PyBuffer* self_of(PyObject* object) { return reinterpret_cast<PyBuffer*>(object); }
 
+// The piece's scope has ended, or its arena was reset: raises with where it was allocated.
+bool raise_over(PyBuffer* self) {
+  static PyObject* words = nullptr;
+  PyObject* function = python_function(words, "vram.arena", "_outlived");
+  PyObject* stack = function == nullptr ? nullptr : stack_of(self->tag);
+  PyObject* error = stack == nullptr
+                        ? nullptr
+                        : PyObject_CallFunction(function, "OKN", self->piece->owner,
+                                                static_cast<unsigned long long>(self->size), stack);
+  if (error != nullptr) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+  Py_XDECREF(error);
+  return false;
+}
+
+bool over(PyBuffer* self) { return self->piece->over->load(std::memory_order_acquire); }
+
 bool require_live(PyBuffer* self) {
+  if (self->piece != nullptr && over(self)) return raise_over(self);
   if (self->live && !self->pool->pool->closed()) return true;
   raise({self->live ? Code::closed : Code::invalid, 0, "free"}, "use the buffer");
   return false;
@@ -72,10 +92,18 @@ bool host_accessible(PyBuffer* self) { return self->pool->pool->host_accessible(
 void add_view(PyBuffer* self) {
   ++self->views;
   ++self->pool->views;
+  if (self->piece != nullptr) ++self->piece->core->views;
 }
 void drop_view(PyBuffer* self) {
   --self->views;
   --self->pool->views;
+  if (self->piece != nullptr) drop_arena_view(self->piece->core);
+}
+
+// The pool, or the arena, knows from now on that the stream uses the memory.
+Status tell_use(PyBuffer* self, StreamHandle stream) {
+  if (self->piece != nullptr) return self->piece->core->arena->record_stream(stream);
+  return self->pool->pool->record_stream(self->address, stream);
 }
 
 // ---- life ---------------------------------------------------------------------------------------------
@@ -93,6 +121,7 @@ Status release(PyBuffer* self) {
 int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self_of(object)->pool);
   Py_VISIT(self_of(object)->stream_object);
+  if (self_of(object)->piece != nullptr) Py_VISIT(self_of(object)->piece->owner);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
@@ -100,7 +129,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
 void dealloc(PyObject* object) {
   PyBuffer* self = self_of(object);
   PyObject_GC_UnTrack(object);
-  if (self->live) {
+  if (self->live && self->piece == nullptr) {
     if (watcher != nullptr) [[unlikely]] {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
@@ -112,6 +141,16 @@ void dealloc(PyObject* object) {
   }
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
   Py_XDECREF(self->stream_object);  // after the free, which its stream orders
+  if (self->piece != nullptr) {
+    if (self->piece->held) {
+      --self->pool->views;
+      drop_arena_view(self->piece->core);
+    }
+    Py_DECREF(self->piece->owner);
+    Py_XDECREF(self->piece->shape);
+    Py_XDECREF(self->piece->typestr);
+    delete self->piece;
+  }
   Py_DECREF(self->pool);
   PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_Del(object);
@@ -121,6 +160,9 @@ void dealloc(PyObject* object) {
 PyObject* free_method(PyObject* object, PyObject*) {
   PyBuffer* self = self_of(object);
   if (!require_live(self)) return nullptr;
+  if (self->piece != nullptr)
+    return raise({Code::invalid, 0, "free"},
+                 "free a piece of an arena, whose memory comes back with its scope or at a reset");
   if (self->views != 0)
     return PyErr_Format(PyExc_BufferError, "%zd view(s) of the buffer exist; drop them before free()",
                         self->views);
@@ -134,7 +176,7 @@ PyObject* free_method(PyObject* object, PyObject*) {
 PyObject* enter(PyObject* object, PyObject*) { return Py_NewRef(object); }
 
 PyObject* leave(PyObject* object, PyObject*) {
-  if (!self_of(object)->live) Py_RETURN_NONE;
+  if (!self_of(object)->live || self_of(object)->piece != nullptr) Py_RETURN_NONE;
   return free_method(object, nullptr);
 }
 
@@ -162,8 +204,9 @@ bool note_use(PyBuffer* self, StreamHandle stream, bool writes, const char* what
                     static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(stream),
                     writes ? Py_True : Py_False, what))
     return false;
-  if (stream == self->stream && !self->pool->pool->backend().info().host_writes) return true;
-  const Status status = self->pool->pool->record_stream(self->address, stream);
+  const bool host = self->piece != nullptr && self->piece->core->arena->host_accessible();
+  if (stream == self->stream && !host && !self->pool->pool->backend().info().host_writes) return true;
+  const Status status = tell_use(self, stream);
   if (!status.ok()) raise(status, "record the use on another stream");
   return status.ok();
 }
@@ -176,7 +219,7 @@ PyObject* record_stream(PyObject* object, PyObject* argument) {
       !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
                     static_cast<unsigned long long>(stream)))
     return nullptr;
-  if (const Status status = self->pool->pool->record_stream(self->address, stream); !status.ok())
+  if (const Status status = tell_use(self, stream); !status.ok())
     return raise(status, "record the use on another stream");
   Py_RETURN_NONE;
 }
@@ -352,17 +395,25 @@ template <typename Managed>
 PyObject* make_capsule(PyBuffer* self, const DlDevice& device, const char* name) {
   auto* exported = new Export<Managed>();
   Managed& managed = exported->managed;
-  exported->shape = static_cast<std::int64_t>(self->size);
-  exported->stride = 1;
+  const ArenaPiece* piece = self->piece;
+  if (piece == nullptr || piece->shape == nullptr) {
+    exported->shape = {static_cast<std::int64_t>(self->size)};
+  } else {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(piece->shape); ++i)
+      exported->shape.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(piece->shape, i)));
+  }
+  exported->strides.assign(exported->shape.size(), 1);
+  for (std::size_t i = exported->shape.size(); i > 1; --i)
+    exported->strides[i - 2] = exported->strides[i - 1] * exported->shape[i - 1];
   exported->buffer = self;
   managed.tensor = {self->size == 0 ? nullptr : reinterpret_cast<void*>(self->address),
                     device,
+                    static_cast<std::int32_t>(exported->shape.size()),
+                    piece == nullptr ? kDlUnsigned : piece->code,
+                    piece == nullptr ? std::uint8_t{8} : piece->bits,
                     1,
-                    1,
-                    8,
-                    1,
-                    &exported->shape,
-                    &exported->stride,
+                    exported->shape.data(),
+                    exported->strides.data(),
                     0};
   managed.context = exported;
   managed.deleter = delete_export<Managed>;
@@ -473,7 +524,7 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
       !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
                     static_cast<unsigned long long>(lasting)))
     return false;
-  Status status = self->pool->pool->record_stream(self->address, lasting);
+  Status status = tell_use(self, lasting);
   if (status.ok()) {
     Py_BEGIN_ALLOW_THREADS;
     status = queue_wait(backend, own, consumer);
@@ -536,6 +587,18 @@ PyObject* dlpack_device(PyObject* object, PyObject*) {
   return Py_BuildValue("(ii)", device.type, device.id);
 }
 
+PyObject* get_shape(PyObject* object, void*) {
+  PyBuffer* self = self_of(object);
+  if (self->piece != nullptr && self->piece->shape != nullptr) return Py_NewRef(self->piece->shape);
+  return Py_BuildValue("(K)", static_cast<unsigned long long>(self->size));
+}
+
+PyObject* get_typestr(PyObject* object, void*) {
+  PyBuffer* self = self_of(object);
+  if (self->piece != nullptr && self->piece->typestr != nullptr) return Py_NewRef(self->piece->typestr);
+  return PyUnicode_FromString("|u1");
+}
+
 // Of device memory that CUDA knows. Other memory has no such attribute, because consumers take whatever has
 // one for memory of a GPU.
 PyObject* cuda_array_interface(PyObject* object, void*) {
@@ -546,10 +609,10 @@ PyObject* cuda_array_interface(PyObject* object, void*) {
                         self->pool->device);
   if (!require_live(self)) return nullptr;
   const StreamHandle stream = self->stream == 0 ? kLegacyDefault : self->stream;
-  return Py_BuildValue("{s(K)sss(KO)sOsisK}", "shape", static_cast<unsigned long long>(self->size), "typestr",
-                       "|u1", "data", static_cast<unsigned long long>(self->size == 0 ? 0 : self->address),
-                       Py_False, "strides", Py_None, "version", 3, "stream",
-                       static_cast<unsigned long long>(stream));
+  return Py_BuildValue("{sNsNs(KO)sOsisK}", "shape", get_shape(object, nullptr), "typestr",
+                       get_typestr(object, nullptr), "data",
+                       static_cast<unsigned long long>(self->size == 0 ? 0 : self->address), Py_False,
+                       "strides", Py_None, "version", 3, "stream", static_cast<unsigned long long>(stream));
 }
 
 // ---- attributes
@@ -563,15 +626,21 @@ PyObject* get_pool(PyObject* object, void*) {
 }
 PyObject* get_stream(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(self_of(object)->stream); }
 PyObject* get_tag(PyObject* object, void*) { return tag_name(self_of(object)->pool, self_of(object)->tag); }
-PyObject* get_freed(PyObject* object, void*) { return PyBool_FromLong(!self_of(object)->live); }
+PyObject* get_freed(PyObject* object, void*) {
+  PyBuffer* self = self_of(object);
+  return PyBool_FromLong(!self->live || (self->piece != nullptr && over(self)));
+}
 
 Py_ssize_t length(PyObject* object) { return static_cast<Py_ssize_t>(self_of(object)->size); }
 
 PyObject* repr(PyObject* object) {
   PyBuffer* self = self_of(object);
-  return PyUnicode_FromFormat(
-      "<vram.Buffer %llu bytes at %p on %R%s>", static_cast<unsigned long long>(self->size),
-      reinterpret_cast<void*>(self->address), self->pool->device, self->live ? "" : ", freed");
+  return PyUnicode_FromFormat("<vram.Buffer %llu bytes at %p on %R%s>",
+                              static_cast<unsigned long long>(self->size),
+                              reinterpret_cast<void*>(self->address), self->pool->device,
+                              !self->live                            ? ", freed"
+                              : self->piece != nullptr && over(self) ? ", over"
+                                                                     : "");
 }
 
 PyMethodDef methods[] = {
@@ -609,7 +678,10 @@ PyGetSetDef attributes[] = {
     {"pool", get_pool, nullptr, "The pool it came from, kept alive by it.", nullptr},
     {"stream", get_stream, nullptr, "Handle of the stream whose order governs it.", nullptr},
     {"tag", get_tag, nullptr, "The label it was allocated under, or None.", nullptr},
-    {"freed", get_freed, nullptr, "Whether free() was called.", nullptr},
+    {"freed", get_freed, nullptr, "Whether free() was called, or its scope of an arena has ended.", nullptr},
+    {"shape", get_shape, nullptr, "How many elements there are in each dimension; of a pool's: bytes.",
+     nullptr},
+    {"typestr", get_typestr, nullptr, "NumPy's name of the type of elements; of a pool's: bytes.", nullptr},
     {"__cuda_array_interface__", cuda_array_interface, nullptr,
      "Version 3, an array of bytes; only of device memory on CUDA.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -622,7 +694,8 @@ PyMemberDef members[] = {
 
 PyType_Slot slots[] = {
     {Py_tp_doc,
-     const_cast<char*>("One live block of a pool. Dropping it frees the block; it keeps its pool alive.")},
+     const_cast<char*>("One live block of a pool. Dropping it frees the block; it keeps its pool alive. Or a "
+                       "piece of an arena, with shape and type: it keeps the arena alive.")},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
     {Py_tp_methods, methods},
@@ -658,6 +731,7 @@ PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamH
   self->tag = tag;
   self->views = 0;
   self->weak_references = nullptr;
+  self->piece = nullptr;
   self->live = true;
   PyObject_GC_Track(self);
   return reinterpret_cast<PyObject*>(self);

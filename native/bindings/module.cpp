@@ -11,6 +11,7 @@ NB_MODULE(_native, module) {
   vram::bind_stacks(module);
   vram::bind_pool(module);
   vram::bind_driver_pool(module);
+  vram::bind_arena(module);
   vram::bind_recording(module);
   vram::bind_replay(module);
   vram::bind_planner(module);

@@ -88,22 +88,6 @@ std::int64_t label_for(PyPool* self, PyObject* given) {
 // ---- allocation
 // -----------------------------------------------------------------------------------------------
 
-// Raises OutOfMemory as vram.pool words it.
-PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle stream,
-                              const OutOfMemoryReport& report) {
-  static PyObject* words = nullptr;
-  PyObject* function = python_function(words, "vram.pool", "_out_of_memory");
-  if (function == nullptr) return nullptr;
-  PyObject* facts = report_dict(report);
-  if (facts == nullptr) return nullptr;
-  PyObject* error = PyObject_CallFunction(function, "OKKO", self, wide(size), wide(stream), facts);
-  Py_DECREF(facts);
-  if (error == nullptr) return nullptr;
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
-  Py_DECREF(error);
-  return nullptr;
-}
-
 // The whole of an allocation after its arguments are known; false with an error set.
 bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std::uint64_t align,
                       std::uint32_t tag, Address* out) {
@@ -872,6 +856,22 @@ PyType_Spec spec = {"vram._native.PoolCore", sizeof(PyPool), 0,
 Status free_address(PyPool* self, Address address) {
   if (self->quick != nullptr && self->quick->try_free_cached(address)) return {};
   return without_gil([&] { return self->pool->free_slow(address); });
+}
+
+// As vram.pool words it.
+PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle stream,
+                              const OutOfMemoryReport& report) {
+  static PyObject* words = nullptr;
+  PyObject* function = python_function(words, "vram.pool", "_out_of_memory");
+  if (function == nullptr) return nullptr;
+  PyObject* facts = report_dict(report);
+  if (facts == nullptr) return nullptr;
+  PyObject* error = PyObject_CallFunction(function, "OKKO", self, wide(size), wide(stream), facts);
+  Py_DECREF(facts);
+  if (error == nullptr) return nullptr;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+  Py_DECREF(error);
+  return nullptr;
 }
 
 PyObject* report_dict(const OutOfMemoryReport& report) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "arena.hpp"
 #include "pool.hpp"
 
 namespace vram {
@@ -25,7 +26,33 @@ struct PyPool {
   Py_ssize_t views;        // memoryviews and DLPack capsules over its buffers
 };
 
-// vram._native.Buffer: one live block. Known to the garbage collector, because its pool may lead back to it.
+// The native part of vram.Arena: an arena and what keeps it alive. Guarded by the GIL, but for the arena.
+struct ArenaCore {
+  PyPool* pool;             // strong
+  PyObject* stream_object;  // strong, or null: the stream as it was given
+  std::shared_ptr<Arena> arena;
+  Py_ssize_t views = 0;                                    // memoryviews, DLPack capsules and held pieces
+  bool checked = false;                                    // pieces are labelled with the Python stack
+  std::vector<std::pair<std::uint64_t, Address>> watched;  // (depth, address) of what a watcher was told of
+  ~ArenaCore();
+};
+
+// What makes a Buffer a piece of an arena instead of a block of its own.
+struct ArenaPiece {
+  PyObject* owner;  // strong: the object of the core
+  ArenaCore* core;
+  Arena::Over over;
+  PyObject* shape;    // strong, or null: bytes
+  PyObject* typestr;  // strong, or null: bytes
+  std::uint8_t code;  // DLPack's, of the type
+  std::uint8_t bits;
+  bool held;  // counts as a view: arrays of NumPy keep the Buffer, not a view of it
+};
+// Closes an arena that has ended, once nobody looks at its memory.
+void drop_arena_view(ArenaCore* core);
+
+// vram._native.Buffer: one live block, or a piece of an arena. Known to the garbage collector, because its
+// pool may lead back to it.
 struct PyBuffer {
   PyObject_HEAD PyPool* pool;  // strong
   Address address;
@@ -35,6 +62,7 @@ struct PyBuffer {
   std::uint32_t tag;        // a label (stacks.hpp)
   Py_ssize_t views;
   PyObject* weak_references;
+  ArenaPiece* piece;  // owned; null: a block of its own
   bool live;
 };
 
@@ -90,6 +118,9 @@ Status free_address(PyPool* pool, Address address);
 // Reads options by name into a config.
 bool config_from(PyObject* dict, PoolConfig* config);
 
+// Raises OutOfMemory with the pool's account of itself; returns null for convenience.
+PyObject* raise_out_of_memory(PyPool* pool, std::uint64_t size, StreamHandle stream,
+                              const OutOfMemoryReport& report);
 // What the report says, as a dict; a new reference, or null with an error set.
 PyObject* report_dict(const OutOfMemoryReport& report);
 // The pool of a PoolCore, whichever kind it is; else null.

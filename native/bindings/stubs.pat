@@ -206,6 +206,48 @@ vram._native.Buffer.freed$:
     def freed(self) -> bool:
         \doc
 
+vram._native.Buffer.shape$:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        \doc
+
+vram._native.Buffer.typestr$:
+    @property
+    def typestr(self) -> str:
+        \doc
+
+vram._native.ArenaCore.__init__$:
+    def __init__(self, pool: PoolCore, size: int, growable: bool, align: int, stream: Any, tag: str | None, checked: bool) -> None: ...
+
+vram._native.ArenaCore.take$:
+    def take(self, size: int | str, align: int) -> Buffer:
+        \doc
+
+vram._native.ArenaCore.take_array$:
+    def take_array(self, size: int, align: int, shape: tuple[int, ...], typestr: str, code: int, bits: int) -> Buffer:
+        \doc
+
+vram._native.ArenaCore.mark$:
+    def mark(self) -> tuple[int, int]:
+        \doc
+
+vram._native.ArenaCore.record_stream$:
+    def record_stream(self, stream: Any) -> None:
+        \doc
+
+vram._native.ArenaCore.stream_listener$:
+    def stream_listener(self) -> Callable[[int | None], bool]:
+        \doc
+
+vram._native.ArenaCore.raw_stats$:
+    def raw_stats(self) -> dict[str, int]:
+        \doc
+
+vram._native.ArenaCore.pool$:
+    @property
+    def pool(self) -> PoolCore:
+        \doc
+
 vram._native.Buffer.__cuda_array_interface__$:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -185,6 +185,20 @@ TEST(where_the_device_has_less_a_chunk_is_as_large_as_needed) {
   CHECK(sound(*arena) && arena->stats().capacity <= 20 * kMiB);
 }
 
+TEST(spare_chunks_that_are_too_small_make_room_for_one_that_is_not) {
+  for (const bool pages : {true, false}) {
+    World world(pages, 20 * kMiB);
+    const auto arena = world.arena();
+    (void)take(*arena, kMiB);
+    Arena::Mark mark;
+    CHECK(arena->mark(&mark).ok());
+    for (int i = 0; i < 17; ++i) (void)take(*arena, kMiB);
+    CHECK(arena->rewind(mark).ok() && arena->stats().chunks > 5);
+    (void)take(*arena, 16 * kMiB);
+    CHECK(sound(*arena) && arena->stats().chunks == 2);
+  }
+}
+
 // ---- lifetimes --------------------------------------------------------------------------------------------
 
 TEST(marks_nest_and_rewind) {
@@ -350,6 +364,58 @@ TEST(the_hosts_memory_reads_as_zero_after_a_zeroing_reset) {
   }
 }
 
+TEST(what_is_given_back_is_overwritten_where_wanted) {
+  const auto pool = std::make_shared<Pool>(std::make_shared<HostBackend>(), PoolConfig{});
+  std::unique_ptr<Arena> arena;
+  REQUIRE(Arena::open(pool, {.size = kMiB, .poison = true}, &arena).ok());
+  const Address kept = take(*arena, 100);
+  std::memset(bytes_at(kept), 1, 100);
+  Arena::Mark mark;
+  CHECK(arena->mark(&mark).ok());
+  const Address gone = take(*arena, 100), far = take(*arena, 3 * kMiB);
+  std::memset(bytes_at(gone), 2, 100);
+  bytes_at(far)[3 * kMiB - 1] = 3;
+  CHECK(arena->rewind(mark).ok());
+  CHECK(bytes_at(kept)[99] == 1 && bytes_at(gone)[0] == Arena::kPoison);
+  CHECK(bytes_at(gone)[99] == Arena::kPoison && bytes_at(far)[3 * kMiB - 1] == Arena::kPoison);
+  CHECK(arena->reset(true).ok() && bytes_at(kept)[99] == Arena::kPoison);
+  CHECK(bytes_at(take(*arena, 100))[99] == 0);
+}
+
+TEST(an_arena_that_has_ended_keeps_its_memory_until_it_closes) {
+  World world;
+  const StreamHandle other = world.stream();
+  const auto arena = world.arena({.size = kMiB});
+  (void)take(*arena, 1);
+  const Arena::Over over = arena->over();
+  CHECK(arena->record_stream(other).ok());
+  arena->end();
+  Address out = 0;
+  CHECK(over->load() && arena->closed() && world.pool->live_bytes() == kMiB && sound(*arena));
+  CHECK(arena->allocate(1, 0, &out).code == Code::closed && arena->reset().code == Code::closed);
+  CHECK(arena->retire_stream(other).ok() && world.device->stream_destroy(other).ok());
+  CHECK(arena->close().ok() && world.pool->live_bytes() == 0 && sound(*arena));
+}
+
+TEST(callbacks_of_the_pool_may_use_the_arena_that_grows) {
+  World world(true, 20 * kMiB);
+  const auto arena = world.arena();
+  Arena::Mark mark;
+  CHECK(arena->mark(&mark).ok());
+  for (int i = 0; i < 12; ++i) (void)take(*arena, kMiB);
+  bool rewound = false;
+  world.pool->on_out_of_memory([&](std::uint64_t, StreamHandle) {
+    if (!rewound) rewound = arena->rewind(mark).ok() && arena->trim().ok();
+    return rewound;
+  });
+  (void)take(*arena, 18 * kMiB);
+  CHECK(rewound && sound(*arena) && arena->stats().used == 18 * kMiB);
+  world.pool->on_out_of_memory([&](std::uint64_t, StreamHandle) { return arena->close().ok(); });
+  CHECK(arena->reset().ok());
+  Address out = 0;
+  CHECK(arena->allocate(19 * kMiB, 0, &out).code == Code::closed && world.pool->live_bytes() == 0);
+}
+
 TEST(memory_that_the_host_writes_rests_while_it_is_used) {
   ModelOptions options;
   options.schedule = Schedule::manual;
@@ -405,6 +471,7 @@ class Program {
   void open() {
     ArenaOptions options;
     options.stream = streams_[0];
+    options.poison = random_.chance(30);
     if (random_.chance(30)) options.size = (1 + random_.below(4)) * kMiB;
     (void)Arena::open(world.pool, options, &arena);
   }

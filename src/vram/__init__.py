@@ -1,9 +1,9 @@
 """One memory engine for GPU and host memory under Python: fast, frugal, ordered across streams, and able to
 explain itself.
 
-`Pool` allocates, `Buffer` is one allocation, `Stream` and `Event` order work, `get_memory_manager()` is the
-process-wide pool of each device. Everything here is loaded when it is first used; reading recordings
-(`vram.open`, `vram.trace`) works where the native core is not built.
+`Pool` allocates, `Buffer` is one allocation, `Arena` is many with one lifetime, `Stream` and `Event` order
+work, `get_memory_manager()` is the process-wide pool of each device. Everything here is loaded when it is
+first used; reading recordings (`vram.open`, `vram.trace`) works where the native core is not built.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vram.arena import Arena as Arena
+    from vram.arena import arena_report as arena_report
     from vram.buffer import Buffer as Buffer
     from vram.device import Device as Device
     from vram.device import Event as Event
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 # Where each name lives: loaded when it is first asked for, then kept here.
 _PLACES = {
+    "Arena": "vram.arena",
     "Buffer": "vram.buffer",
     "ConfigError": "vram.errors",
     "Device": "vram.device",
@@ -75,6 +78,7 @@ _PLACES = {
     "TraceError": "vram.errors",
     "VramError": "vram.errors",
     "annotate": "vram.marks",
+    "arena_report": "vram.arena",
     "configure": "vram.manager",
     "devices": "vram.device",
     "format_size": "vram.sizes",
@@ -106,6 +110,7 @@ _MODULES = (
 )
 
 __all__ = [
+    "Arena",
     "Buffer",
     "ConfigError",
     "Device",
@@ -130,6 +135,7 @@ __all__ = [
     "__version__",
     "analysis",
     "annotate",
+    "arena_report",
     "configure",
     "devices",
     "errors",

@@ -277,7 +277,7 @@ def stack_here() -> tuple[Frame, ...]:
 
 class Buffer:
     """
-    One live block of a pool. Dropping it frees the block; it keeps its pool alive.
+    One live block of a pool. Dropping it frees the block; it keeps its pool alive. Or a piece of an arena, with shape and type: it keeps the arena alive.
     """
 
     def __repr__(self) -> str: ...
@@ -343,7 +343,15 @@ class Buffer:
 
     @property
     def freed(self) -> bool:
-        """Whether free() was called."""
+        """Whether free() was called, or its scope of an arena has ended."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many elements there are in each dimension; of a pool's: bytes."""
+
+    @property
+    def typestr(self) -> str:
+        """NumPy's name of the type of elements; of a pool's: bytes."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -471,6 +479,83 @@ class DriverPoolCore(PoolCore):
 
     def import_pointer(self, words: bytes, offset: int, size: int, stream: Any = None, /) -> Buffer:
         """A Buffer over another process's allocation."""
+
+class ArenaCore:
+    """The native part of vram.Arena."""
+
+    def __init__(self, pool: PoolCore, size: int, growable: bool, align: int, stream: Any, tag: str | None, checked: bool) -> None: ...
+
+    def take(self, size: int | str, align: int) -> Buffer:
+        """A Buffer over bytes of the arena."""
+
+    def take_array(self, size: int, align: int, shape: tuple[int, ...], typestr: str, code: int, bits: int) -> Buffer:
+        """A Buffer with a shape and a type."""
+
+    def mark(self) -> tuple[int, int]:
+        """Begin a lifetime inside the present one; what it is known by."""
+
+    def rewind(self, id: int, depth: int) -> None:
+        """End a lifetime and all that began in it."""
+
+    def reset_memory(self, zero: bool) -> None:
+        """End everything."""
+
+    def is_open(self, id: int, depth: int) -> bool:
+        """Whether a lifetime that mark began has not ended."""
+
+    def record_stream(self, stream: Any) -> None:
+        """
+        Tell the arena that work on a stream uses its memory, from now until the next reset: that then waits for it, in stream order.
+        """
+
+    def stream_listener(self) -> Callable[[int | None], bool]:
+        """
+        What streams are to call with their handle before they go; None only asks.
+        """
+
+    def adopt(self) -> None:
+        """
+        Make the calling thread the one that may use the arena. Nobody else may be using it.
+        """
+
+    def trim(self) -> None:
+        """
+        Give chunks that hold nothing live back to the pool. The next growth is by one chunk for all that was ever needed.
+        """
+
+    def end(self) -> None:
+        """End all lifetimes, and give the memory back once nobody looks at it."""
+
+    def raw_stats(self) -> dict[str, int]:
+        """All counters."""
+
+    def reset_peak(self) -> None:
+        """Let the high-water mark start anew from what is used."""
+
+    def check(self) -> str | None:
+        """Verify every invariant; None, or what is wrong."""
+
+    @property
+    def closed(self) -> bool:
+        """
+        Whether it was closed, or its pool was, or it is a parent's after a fork.
+        """
+
+    @property
+    def pool(self) -> PoolCore:
+        """The pool whose memory it hands out."""
+
+    @property
+    def host_accessible(self) -> bool:
+        """Whether its memory is the host's, so that arrays of it are NumPy's."""
+
+    @property
+    def checked(self) -> bool:
+        """Whether what outlives its scope is looked for."""
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream whose order the memory follows."""
 
 class RecordingCore:
     """The events of a pool under way to a trace file."""

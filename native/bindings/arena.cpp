@@ -1,0 +1,351 @@
+// ArenaCore: the native part of vram.Arena. Its allocations are Buffers (buffer.cpp) that are pieces of the
+// arena; the words of its errors are vram.arena's.
+#include "arena.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <optional>
+
+#include "bindings.hpp"
+#include "errors.hpp"
+#include "python_types.hpp"
+#include "stacks.hpp"
+
+namespace nb = nanobind;
+
+namespace vram {
+
+namespace {
+
+unsigned long long wide(std::uint64_t value) { return value; }
+
+// Whatever may call the device or wait goes without the GIL. The arena is held meanwhile.
+template <typename Work>
+Status without_gil(const std::shared_ptr<Arena>& arena, Work work) {
+  std::shared_ptr<Arena> keep = arena;
+  const nb::gil_scoped_release released;
+  const Status status = work(*keep);
+  keep.reset();  // here, because the last owner may wait for the device
+  return status;
+}
+
+// Raises what an arena's own refusals mean, and everything else as usual.
+[[noreturn]] void raise_refusal(nb::handle self, const Status& status, const char* what) {
+  for (const char* own : {Arena::kOtherThread, Arena::kOpenMarks, Arena::kMarkOver, Arena::kBadAlign}) {
+    if (std::strcmp(status.call, own) != 0) continue;
+    const nb::object error = nb::module_::import_("vram.arena").attr("_refused")(self, own, what);
+    PyErr_SetObject(error.type().ptr(), error.ptr());
+    throw nb::python_error();
+  }
+  raise_status(status, what);
+}
+
+ArenaCore& core_of(nb::handle self) {
+  auto& core = nb::cast<ArenaCore&>(self);
+  if (core.arena == nullptr) raise_status({Code::closed, 0, "arena"}, "use the arena, which was not made");
+  return core;
+}
+
+void require(nb::handle self, const Status& status, const char* what) {
+  if (!status.ok()) raise_refusal(self, status, what);
+}
+
+// ---- making and ending
+// --------------------------------------------------------------------------------------
+
+void open(ArenaCore* self, nb::handle pool, std::uint64_t size, bool growable, std::uint64_t align,
+          nb::object stream, nb::object tag_object, bool checked) {
+  auto* py_pool = reinterpret_cast<PyPool*>(pool.ptr());
+  const std::shared_ptr<Allocator> allocator = allocator_of(pool.ptr());
+  if (allocator == nullptr) throw nb::type_error("an arena is made over a pool");
+  ArenaOptions options;
+  options.size = size;
+  options.growable = growable;
+  options.align = align;
+  options.poison = checked;
+  if (!stream_from(stream.ptr(), py_pool, &options.stream)) throw nb::python_error();
+  const long tag = current_tag(py_pool, tag_object.ptr());
+  if (tag < 0) throw nb::python_error();
+  options.tag =
+      py_pool->stacks ? label_here(static_cast<std::uint32_t>(tag)) : static_cast<std::uint32_t>(tag);
+  std::unique_ptr<Arena> arena;
+  OutOfMemoryReport report;
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = Arena::open(allocator, options, &arena, &report);
+  }
+  if (status.code == Code::out_of_memory) {
+    raise_out_of_memory(py_pool, size, options.stream, report);
+    throw nb::python_error();
+  }
+  if (!status.ok()) raise_status(status, "make the arena");
+  const bool named = stream.is_none() || PyLong_CheckExact(stream.ptr());
+  new (self) ArenaCore{reinterpret_cast<PyPool*>(Py_NewRef(pool.ptr())),
+                       named ? nullptr : stream.release().ptr(),
+                       std::move(arena),
+                       0,
+                       checked,
+                       {}};
+}
+
+// Drops the arena where it may wait for the device.
+void let_go(std::shared_ptr<Arena> arena) {
+  if (arena == nullptr) return;
+  const nb::gil_scoped_release released;
+  arena.reset();
+}
+
+Status give_back(ArenaCore& core) {
+  if (core.views != 0) return {};
+  return without_gil(core.arena, [](Arena& arena) { return arena.close(); });
+}
+
+void close(nb::handle self) {
+  ArenaCore& core = core_of(self);
+  core.arena->end();
+  require(self, give_back(core), "close the arena");
+}
+
+// ---- allocation
+// ---------------------------------------------------------------------------------------------
+
+Address take(nb::handle self, ArenaCore& core, std::uint64_t size, std::uint64_t align) {
+  Address address = 0;
+  if (core.arena->try_allocate(size, align, &address)) return address;
+  OutOfMemoryReport report;
+  const Status status =
+      without_gil(core.arena, [&](Arena& arena) { return arena.allocate(size, align, &address, &report); });
+  if (status.ok()) return address;
+  if (status.code != Code::out_of_memory) raise_refusal(self, status, "allocate from the arena");
+  if (std::strcmp(status.call, Arena::kFull) == 0) {
+    const nb::object error = nb::module_::import_("vram.arena").attr("_full")(self, size);
+    PyErr_SetObject(error.type().ptr(), error.ptr());
+  } else {
+    raise_out_of_memory(core.pool, size, core.arena->stream(), report);
+  }
+  throw nb::python_error();
+}
+
+nb::object make_piece(nb::handle self, std::uint64_t size, std::uint64_t align, nb::handle shape,
+                      nb::handle typestr, std::uint8_t code, std::uint8_t bits) {
+  ArenaCore& core = core_of(self);
+  const Address address = take(self, core, size, align);
+  const StreamHandle stream = core.arena->stream();
+  const std::uint32_t label = core.checked ? label_here(0) : 0;
+  PyObject* given = stream == core.arena->options().stream ? core.stream_object : nullptr;  // else it is gone
+  PyObject* made = make_buffer(core.pool, address, size, stream, given, label);
+  if (made == nullptr) throw nb::python_error();
+  auto* buffer = reinterpret_cast<PyBuffer*>(made);
+  buffer->piece = new ArenaPiece{Py_NewRef(self.ptr()),
+                                 &core,
+                                 core.arena->over(),
+                                 shape.is_valid() ? Py_NewRef(shape.ptr()) : nullptr,
+                                 typestr.is_valid() ? Py_NewRef(typestr.ptr()) : nullptr,
+                                 code,
+                                 bits,
+                                 core.arena->host_accessible()};
+  if (buffer->piece->held) {
+    ++core.views;
+    ++core.pool->views;
+  }
+  if (watcher != nullptr) [[unlikely]] {
+    core.watched.emplace_back(core.arena->stats().depth, address);
+    if (!tell_watcher("on_allocate", "OKKK", core.pool, wide(address), wide(size), wide(stream))) {
+      Py_DECREF(made);
+      throw nb::python_error();
+    }
+  }
+  return nb::steal(made);
+}
+
+nb::object allocate(nb::handle self, nb::handle size_object, std::uint64_t align) {
+  std::uint64_t size = 0;
+  if (!size_from(size_object.ptr(), &size)) throw nb::python_error();
+  return make_piece(self, size, align, {}, {}, 1, 8);
+}
+
+nb::object take_array(nb::handle self, std::uint64_t size, std::uint64_t align, nb::tuple shape,
+                      nb::str typestr, std::uint8_t code, std::uint8_t bits) {
+  return make_piece(self, size, align, shape, typestr, code, bits);
+}
+
+// ---- lifetimes
+// ------------------------------------------------------------------------------------------------
+
+// A watcher of races learns that what began at this depth or below comes back.
+void tell_freed(ArenaCore& core, std::uint64_t depth) {
+  while (!core.watched.empty() && core.watched.back().first >= depth) {
+    const Address address = core.watched.back().second;
+    core.watched.pop_back();
+    if (watcher != nullptr && !tell_watcher("on_free", "OK", core.pool, wide(address)))
+      throw nb::python_error();
+  }
+}
+
+nb::tuple mark(nb::handle self) {
+  Arena::Mark mark;
+  require(self, core_of(self).arena->mark(&mark), "begin a scope");
+  return nb::make_tuple(mark.id, mark.depth);
+}
+
+void rewind(nb::handle self, std::uint64_t id, std::uint32_t depth) {
+  ArenaCore& core = core_of(self);
+  if (core.arena->ours() && core.arena->open_at({id, depth})) tell_freed(core, depth);
+  require(self, without_gil(core.arena, [&](Arena& arena) { return arena.rewind({id, depth}); }),
+          "end the scope");
+}
+
+void reset(nb::handle self, bool zero) {
+  ArenaCore& core = core_of(self);
+  if (core.arena->ours() && core.arena->stats().depth == 0) tell_freed(core, 0);
+  require(self, without_gil(core.arena, [&](Arena& arena) { return arena.reset(zero); }), "reset the arena");
+}
+
+// ---- streams
+// ------------------------------------------------------------------------------------------------
+
+void record_stream(nb::handle self, nb::handle stream_object) {
+  ArenaCore& core = core_of(self);
+  StreamHandle stream = 0;
+  if (!stream_from(stream_object.ptr(), core.pool, &stream)) throw nb::python_error();
+  for (const auto& [depth, address] : core.watched)
+    if (watcher != nullptr &&
+        !tell_watcher("on_record_stream", "OKK", core.pool, wide(address), wide(stream)))
+      throw nb::python_error();
+  require(self, core.arena->record_stream(stream), "record the use on another stream");
+}
+
+// As a pool's stream_listener: it holds nothing, and does not reach the arena through its Python object.
+nb::object stream_listener(nb::handle self) {
+  std::weak_ptr<Arena> held = core_of(self).arena;
+  return nb::cpp_function(
+      [held](std::optional<StreamHandle> handle) {
+        std::shared_ptr<Arena> arena = held.lock();
+        if (!handle.has_value() || arena == nullptr) {
+          const bool there = arena != nullptr;
+          let_go(std::move(arena));
+          return there;
+        }
+        const Status status = without_gil(arena, [&](Arena& it) { return it.retire_stream(*handle); });
+        let_go(std::move(arena));
+        if (!status.ok() && status.code != Code::closed) raise_status(status, "retire the stream");
+        return true;
+      },
+      nb::arg("handle").none());
+}
+
+// ---- looking
+// ------------------------------------------------------------------------------------------------
+
+nb::dict stats(nb::handle self) {
+  const ArenaStats stats = core_of(self).arena->stats();
+  nb::dict out;
+  out["used"] = stats.used;
+  out["high_water"] = stats.high_water;
+  out["capacity"] = stats.capacity;
+  out["resting"] = stats.resting;
+  out["chunks"] = stats.chunks;
+  out["depth"] = stats.depth;
+  out["allocations"] = stats.allocations;
+  out["allocated"] = stats.allocated;
+  out["requests"] = stats.requests;
+  out["resets"] = stats.resets;
+  out["host_waits"] = stats.host_waits;
+  return out;
+}
+
+std::optional<std::string> check(nb::handle self) {
+  std::string why;
+  if (core_of(self).arena->check(&why)) return {};
+  return why;
+}
+
+// ---- the type
+// -----------------------------------------------------------------------------------------------
+
+// A pool may reach its arenas, for example through a callback that trims them.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  const auto* core = nb::inst_ptr<ArenaCore>(self);
+  Py_VISIT(core->pool);
+  Py_VISIT(core->stream_object);
+  return 0;
+}
+
+PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {0, nullptr}};
+
+}  // namespace
+
+// What it holds goes after the arena, which its stream orders.
+ArenaCore::~ArenaCore() {
+  let_go(std::move(arena));
+  Py_XDECREF(stream_object);
+  Py_XDECREF(reinterpret_cast<PyObject*>(pool));
+}
+
+void drop_arena_view(ArenaCore* core) {
+  if (--core->views == 0 && core->arena->closed()) (void)give_back(*core);
+}
+
+void bind_arena(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<ArenaCore>(module, "ArenaCore", nb::type_slots(slots), "The native part of vram.Arena.")
+      .def("__init__", open, "pool"_a, "size"_a, "growable"_a, "align"_a, "stream"_a.none(), "tag"_a.none(),
+           "checked"_a)
+      .def("take", allocate, "size"_a, "align"_a, "A Buffer over bytes of the arena.")
+      .def("take_array", take_array, "size"_a, "align"_a, "shape"_a, "typestr"_a, "code"_a, "bits"_a,
+           "A Buffer with a shape and a type.")
+      .def("mark", mark, "Begin a lifetime inside the present one; what it is known by.")
+      .def("rewind", rewind, "id"_a, "depth"_a, "End a lifetime and all that began in it.")
+      .def("reset_memory", reset, "zero"_a, "End everything.")
+      .def(
+          "is_open",
+          [](nb::handle self, std::uint64_t id, std::uint32_t depth) {
+            return core_of(self).arena->open_at({id, depth});
+          },
+          "id"_a, "depth"_a, "Whether a lifetime that mark began has not ended.")
+      .def("record_stream", record_stream, "stream"_a.none(),
+           "Tell the arena that work on a stream uses its memory, from now until the next reset: that then "
+           "waits for it, in stream order.")
+      .def("stream_listener", stream_listener,
+           "What streams are to call with their handle before they go; None only asks.")
+      .def(
+          "adopt", [](nb::handle self) { core_of(self).arena->adopt(); },
+          "Make the calling thread the one that may use the arena. Nobody else may be using it.")
+      .def(
+          "trim",
+          [](nb::handle self) {
+            require(self, without_gil(core_of(self).arena, [](Arena& arena) { return arena.trim(); }),
+                    "trim the arena");
+          },
+          "Give chunks that hold nothing live back to the pool. The next growth is by one chunk for all that "
+          "was ever needed.")
+      .def("end", close, "End all lifetimes, and give the memory back once nobody looks at it.")
+      .def("raw_stats", stats, "All counters.")
+      .def(
+          "reset_peak", [](nb::handle self) { core_of(self).arena->reset_peak(); },
+          "Let the high-water mark start anew from what is used.")
+      .def("check", check, "Verify every invariant; None, or what is wrong.")
+      .def_prop_ro(
+          "closed", [](nb::handle self) { return core_of(self).arena->closed(); },
+          "Whether it was closed, or its pool was, or it is a parent's after a fork.")
+      .def_prop_ro(
+          "pool", [](nb::handle self) { return nb::borrow(reinterpret_cast<PyObject*>(core_of(self).pool)); },
+          "The pool whose memory it hands out.")
+      .def_prop_ro(
+          "host_accessible", [](nb::handle self) { return core_of(self).arena->host_accessible(); },
+          "Whether its memory is the host's, so that arrays of it are NumPy's.")
+      .def_prop_ro(
+          "checked", [](nb::handle self) { return core_of(self).checked; },
+          "Whether what outlives its scope is looked for.")
+      .def_prop_ro(
+          "stream", [](nb::handle self) { return core_of(self).arena->stream(); },
+          "Handle of the stream whose order the memory follows.");
+}
+
+}  // namespace vram

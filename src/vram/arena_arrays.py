@@ -1,0 +1,134 @@
+"""NumPy arrays over an arena's memory, and those of a checked arena, which raise when they are used too late.
+
+Loaded with the first array of an arena in host memory, because it needs NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vram.buffer import Buffer
+from vram.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vram.arena import Arena
+
+__all__ = ["CheckedArray", "array_maker"]
+
+MOST_KNOWN = 1000
+"""So many ways to write a type are remembered."""
+_dtypes: dict[Any, np.dtype[Any]] = {}
+
+
+def array_maker(arena: Arena) -> Callable[[Any, Any], np.ndarray[Any, Any]]:
+    """What makes the arrays of an arena, from a shape and a type."""
+    take, checked = arena.take, arena.checked
+    kind: Any = CheckedArray if checked else np.ndarray
+
+    def make(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+        try:
+            found = _dtypes[dtype]
+        except (KeyError, TypeError):
+            found = _dtype_of(dtype)
+        count = shape if type(shape) is int else math.prod(shape)
+        if count < 0:
+            raise ConfigError(f"{shape!r} is not a shape: whole numbers from 0 up are", shape=shape)
+        piece = take(count * found.itemsize, 0)
+        array: np.ndarray[Any, Any] = kind(shape, found, piece)
+        if checked:
+            array.__dict__["_piece"] = piece
+        return array
+
+    return make
+
+
+def _dtype_of(dtype: Any) -> np.dtype[Any]:
+    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
+    found: np.dtype[Any] = np.dtype(name)
+    if found.hasobject:
+        raise ConfigError(
+            f"arrays of {found} hold references to Python objects, which raw memory cannot; use a plain type",
+            dtype=str(found),
+        )
+    if len(_dtypes) < MOST_KNOWN and not isinstance(dtype, (list, dict)):
+        _dtypes[dtype] = found
+    return found
+
+
+class CheckedArray(np.ndarray[Any, Any]):
+    """An array that knows its piece of an arena. Every use after the piece's lifetime raises InvalidFree.
+
+    So do uses of views of it. Results of computations are plain arrays. Python cannot see uses through
+    `np.asarray`, a memoryview or DLPack; what was given back is overwritten, so that such uses read NaN.
+    """
+
+    _piece: Buffer | None
+
+    def __array_finalize__(self, source: Any, /) -> None:
+        """A view of an array is bound to the same piece, a copy to none."""
+        bound = source.__dict__.get("_piece") if isinstance(source, CheckedArray) else None
+        object.__setattr__(
+            self, "_piece", bound if np.ndarray.__dict__["base"].__get__(self) is not None else None
+        )
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            _require_live(self)
+        return super().__getattribute__(name)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Compute with the plain arrays, once all of them are known to be live."""
+        if "out" in options:
+            given = options["out"]
+            options["out"] = tuple(map(_plain, given))
+            result = getattr(ufunc, method)(*map(_plain, inputs), **options)
+            return given[0] if len(given) == 1 and given[0] is not None else result
+        return getattr(ufunc, method)(*map(_plain, inputs), **options)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        """Call the plain function, on plain arrays; views in its result are bound again."""
+        _require_live_within(arguments)
+        _require_live_within(options)
+        return super().__array_function__(function, types, arguments, options)
+
+
+def _live_first(name: str) -> Any:
+    plain = getattr(np.ndarray, name)
+
+    def method(self: CheckedArray, *arguments: Any) -> Any:
+        _require_live(self)
+        return plain(self, *arguments)
+
+    method.__name__ = name
+    return method
+
+
+_USES = "getitem setitem len contains iter bool int float complex index str repr format"
+_COPIES = "copy deepcopy reduce reduce_ex"
+for _name in f"{_USES} {_COPIES}".split():
+    setattr(CheckedArray, f"__{_name}__", _live_first(f"__{_name}__"))
+
+
+def _require_live(array: CheckedArray) -> None:
+    piece = np.ndarray.__getattribute__(array, "__dict__").get("_piece")
+    if piece is not None and piece.freed:
+        piece.record_stream(None)  # raises, with where it was allocated
+
+
+def _require_live_within(values: Any) -> None:
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, CheckedArray):
+            _require_live(value)
+        elif isinstance(value, (list, tuple, dict)):
+            _require_live_within(value)
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, CheckedArray):
+        return value
+    _require_live(value)
+    return np.ndarray.view(value, np.ndarray)
