@@ -50,6 +50,7 @@ vram_status vram_arena_create(vram_pool* pool, const vram_arena_options* options
     core.growable = !chosen.fixed;
     core.align = chosen.align;
     core.stream = handle_of(chosen.stream);
+    core.poison = chosen.poison != 0;
     std::unique_ptr<Arena> arena;
     OutOfMemoryReport report;
     if (const Status status = Arena::open(found.pool, core, &arena, &report); !status.ok())
@@ -84,11 +85,17 @@ vram_status vram_arena_adopt(vram_arena* arena) {
 
 vram_status vram_arena_allocate(vram_arena* arena, size_t size, size_t align, void** out) {
   if (out == nullptr) return null_pointer(__func__, "out");
-  return with_arena(arena, __func__, [&, call = __func__](ArenaHandle& found) {
-    Address address = 0;
+  ArenaHandle* const found = arenas.find(arena);
+  if (found == nullptr) return bad_handle(__func__, "arena");
+  Address address = 0;
+  if (found->arena->try_allocate(size, align, &address)) {
+    *out = pointer_of(address);
+    return VRAM_OK;
+  }
+  return guarded(__func__, [&, call = __func__] {
     OutOfMemoryReport report;
-    const Status status = found.arena->allocate(size, align, &address, &report);
-    if (!status.ok()) return refused(status, report, call, *found.arena);
+    const Status status = found->arena->allocate(size, align, &address, &report);
+    if (!status.ok()) return refused(status, report, call, *found->arena);
     *out = pointer_of(address);
     return VRAM_OK;
   });

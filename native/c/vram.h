@@ -248,9 +248,10 @@ typedef struct vram_arena_options {
   uint64_t size;      /* bytes to take from the pool at once; 0: as allocations come */
   uint64_t align;     /* of allocations that ask for none; 0: 64 where the host uses the memory, else 256 */
   vram_stream stream;
-  int32_t fixed; /* `size` is all there is; else the arena grows */
+  int32_t fixed;  /* `size` is all there is; else the arena grows */
+  int32_t poison; /* what ends is overwritten with 0xFF in stream order: later uses of it show */
 } vram_arena_options;
-#define VRAM_ARENA_OPTIONS_INIT {sizeof(vram_arena_options), 0, 0, NULL, 0}
+#define VRAM_ARENA_OPTIONS_INIT {sizeof(vram_arena_options), 0, 0, NULL, 0, 0}
 
 /* options may be null. */
 VRAM_API vram_status vram_arena_create(vram_pool* pool, const vram_arena_options* options, vram_arena** out);

@@ -530,6 +530,21 @@ TEST(marks_nest_and_end_in_order) {
   CHECK(vram_arena_destroy(arena) == VRAM_OK);
 }
 
+TEST(what_has_ended_can_be_overwritten) {
+  const World world;
+  vram_arena_options options = VRAM_ARENA_OPTIONS_INIT;
+  vram_arena* arena = nullptr;
+  unsigned char* memory = nullptr;
+  options.poison = 1;
+  REQUIRE(vram_arena_create(world.pool, &options, &arena) == VRAM_OK);
+  REQUIRE(vram_arena_allocate(arena, 1000, 0, reinterpret_cast<void**>(&memory)) == VRAM_OK);
+  std::memset(memory, 1, 1000);
+  CHECK(vram_arena_reset(arena, 0) == VRAM_OK);
+  CHECK(vram_pool_synchronize(world.pool) == VRAM_OK);
+  CHECK(memory[0] == 0xFF && memory[999] == 0xFF);
+  CHECK(vram_arena_destroy(arena) == VRAM_OK);
+}
+
 TEST(a_fixed_arena_is_full_at_its_size) {
   const World world;
   vram_arena_options options = VRAM_ARENA_OPTIONS_INIT;
