@@ -26,9 +26,9 @@
 #include <unistd.h>
 #include <vram.h>
 
-enum { BATCH = 64, INPUTS = 512, HIDDEN = 256, CLASSES = 10, DEFAULT_ITERATIONS = 60, MOST_HANDLES = 32 };
+enum { BATCH = 32, INPUTS = 512, HIDDEN = 128, CLASSES = 10, DEFAULT_ITERATIONS = 60, MOST_HANDLES = 32 };
 static const float RATE = 0.1f;
-static const size_t ARENA_BYTES = 2 << 20; /* a guess: it grows if that is too little */
+static const size_t ARENA_BYTES = 1 << 20; /* a guess: it grows if that is too little */
 static const size_t POOL_BYTES = 2 << 20;  /* at least so much is taken, and locked, at a time */
 
 static int with_vram;

@@ -221,18 +221,18 @@ vram_status vram_stream_create(vram_device* handle, vram_stream* out) {
 
 vram_status vram_stream_destroy(vram_device* handle, vram_stream stream) {
   return with_device(handle, __func__, [&, call = __func__](Device& device) {
-    {
-      const std::lock_guard guard(device.mutex);
-      if (!device.streams.contains(handle_of(stream)))
-        return fail(VRAM_BAD_ARGUMENT, call,
-                    "stream %p was not made by vram_stream_create, or was destroyed before", stream);
-    }
-    if (const Status status = device.retire(handle_of(stream)); !status.ok()) return fail(status, call);
-    if (const Status status = device.backend->stream_destroy(handle_of(stream)); !status.ok())
-      return fail(status, call);
-    const std::lock_guard guard(device.mutex);
-    device.streams.erase(handle_of(stream));
-    return VRAM_OK;
+    std::unique_lock guard(device.mutex);
+    auto taken = device.streams.extract(handle_of(stream));  // once, whoever else tries
+    guard.unlock();
+    if (taken.empty())
+      return fail(VRAM_BAD_ARGUMENT, call,
+                  "stream %p was not made by vram_stream_create, or was destroyed before", stream);
+    Status status = device.retire(handle_of(stream));
+    if (status.ok()) status = device.backend->stream_destroy(handle_of(stream));
+    if (status.ok()) return VRAM_OK;
+    guard.lock();
+    device.streams.insert(std::move(taken));
+    return fail(status, call);
   });
 }
 
@@ -291,32 +291,36 @@ vram_status vram_pin(vram_device* handle, void* address, size_t bytes) {
     const Address begin = address_of(address);
     if (bytes == 0 || begin + bytes < begin)
       return fail(VRAM_BAD_ARGUMENT, call, "%zu bytes at %p cannot be pinned", bytes, address);
-    const std::lock_guard guard(device.mutex);
+    std::unique_lock guard(device.mutex);
     const auto after = device.pins.upper_bound(begin);
     const bool before_overlaps =
         after != device.pins.begin() && std::prev(after)->first + std::prev(after)->second > begin;
     if (before_overlaps || (after != device.pins.end() && after->first < begin + bytes))
       return fail(VRAM_BAD_ARGUMENT, call, "the %zu bytes at %p are pinned already, wholly or in part", bytes,
                   address);
-    const auto pinned = device.pins.emplace(begin, bytes).first;
+    device.pins.emplace(begin, bytes);
+    guard.unlock();  // locking may wait for the device
     if (device.lock == nullptr) return VRAM_OK;
     const Status status = device.lock->lock(begin, bytes, true);
-    if (!status.ok()) device.pins.erase(pinned);
-    return result(status, call);
+    if (status.ok()) return VRAM_OK;
+    guard.lock();
+    device.pins.erase(begin);
+    return fail(status, call);
   });
 }
 
 vram_status vram_unpin(vram_device* handle, void* address) {
   return with_device(handle, __func__, [&, call = __func__](Device& device) {
-    const std::lock_guard guard(device.mutex);
-    const auto pinned = device.pins.find(address_of(address));
-    if (pinned == device.pins.end())
-      return fail(VRAM_BAD_POINTER, call, "%p is not where anything pinned begins", address);
-    if (const Status status = device.synchronize(); !status.ok()) return fail(status, call);
-    if (device.lock != nullptr)
-      if (const Status status = device.lock->unlock(pinned->first); !status.ok()) return fail(status, call);
-    device.pins.erase(pinned);
-    return VRAM_OK;
+    std::unique_lock guard(device.mutex);
+    auto taken = device.pins.extract(address_of(address));  // once, whoever else tries
+    guard.unlock();
+    if (taken.empty()) return fail(VRAM_BAD_POINTER, call, "%p is not where anything pinned begins", address);
+    Status status = device.synchronize();
+    if (status.ok() && device.lock != nullptr) status = device.lock->unlock(address_of(address));
+    if (status.ok()) return VRAM_OK;
+    guard.lock();
+    device.pins.insert(std::move(taken));
+    return fail(status, call);
   });
 }
 

@@ -750,6 +750,45 @@ TEST(threads_open_and_close_at_the_same_time) {
   for (std::thread& thread : threads) thread.join();
 }
 
+struct Maker {
+  vram_device* device;
+  vram_status status;
+  static void run(void* argument) {
+    auto* const maker = static_cast<Maker*>(argument);
+    vram_pool* pool = nullptr;
+    maker->status = vram_pool_create(maker->device, nullptr, &pool);
+    (void)vram_pool_destroy(pool);
+  }
+};
+
+TEST(no_lock_is_held_while_the_host_waits) {
+  const World world;
+  static char memory[4096];
+  Gate gate;
+  Maker maker = {world.device, VRAM_FAILED};
+  REQUIRE(vram_pin(world.device, memory, sizeof memory) == VRAM_OK);
+  CHECK(vram_launch(world.device, Gate::wait, &gate, nullptr) == VRAM_OK);
+  CHECK(vram_launch(world.device, Maker::run, &maker, nullptr) == VRAM_OK);
+  std::thread waiter([&] { CHECK(vram_unpin(world.device, memory) == VRAM_OK); });
+  gate.lift();
+  waiter.join();
+  CHECK(maker.status == VRAM_OK);
+}
+
+TEST(a_stream_is_destroyed_once_whoever_tries) {
+  const World world;
+  for (int round = 0; round < 20; ++round) {
+    vram_stream stream = nullptr;
+    REQUIRE(vram_stream_create(world.device, &stream) == VRAM_OK);
+    std::atomic<int> done{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i)
+      threads.emplace_back([&] { done += vram_stream_destroy(world.device, stream) == VRAM_OK; });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(done == 1);
+  }
+}
+
 #if !defined(__SANITIZE_THREAD__)  // which does not follow forks of programs with threads
 TEST(a_child_opens_its_own) {
   World world;
