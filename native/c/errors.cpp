@@ -66,7 +66,11 @@ vram_status status_of(const Status& status) {
   }
 }
 
-const char* advice(vram_status status) {
+const char* advice(vram_status status, const char* call) {
+  if (std::strcmp(call, "space_reserve") == 0)
+    return "there is no room for the addresses of pages, as under valgrind or a limit of addresses (ulimit "
+           "-v); "
+           "set the option plain of the pool";
   switch (status) {
     case VRAM_OUT_OF_MEMORY:
       return "the device has no room for it; free memory here or in other processes, or ask for less";
@@ -130,7 +134,7 @@ vram_status fail(const Status& status, const char* call) {
   const vram_status said = status_of(status);
   if (said == VRAM_OUT_OF_MEMORY) last_report = {};
   Text text;
-  text.add("%s: %s [%s, in %s", call, advice(said), vram_status_name(said), status.call);
+  text.add("%s: %s [%s, in %s", call, advice(said, status.call), vram_status_name(said), status.call);
   const bool cuda = std::strncmp(status.call, "cu", 2) == 0 && std::isupper(status.call[2]) != 0;
   if (status.native != 0)
     text.add(", %s", cuda ? cuda_error_text(status.native).c_str() : std::to_string(status.native).c_str());

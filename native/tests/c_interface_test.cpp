@@ -6,12 +6,14 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "backends/model.hpp"
+#include "oracle.hpp"
 #include "state.hpp"
 #include "testing.hpp"
 #include "vram.h"
@@ -699,6 +701,12 @@ TEST(a_failure_of_the_driver_is_reported_with_its_number) {
   CHECK(model->fail("stream_create", 1, {Code::failed, 719, ""}));
   CHECK(vram_stream_create(device, &stream) == VRAM_FAILED && stream == nullptr);
   CHECK(said("vram_stream_create: ") && said("in stream_create, 719"));
+  vram_pool* pool = nullptr;
+  void* memory = nullptr;
+  REQUIRE(vram_pool_create(device, nullptr, &pool) == VRAM_OK);
+  CHECK(model->fail("space_reserve", 1, {Code::failed, 22, ""}));
+  CHECK(vram_pool_allocate(pool, 1, nullptr, &memory) == VRAM_FAILED && said("option plain"));
+  CHECK(vram_pool_destroy(pool) == VRAM_OK);
   CHECK(vram_device_close(device) == VRAM_OK);
 }
 
@@ -748,6 +756,88 @@ TEST(threads_open_and_close_at_the_same_time) {
       }
     });
   for (std::thread& thread : threads) thread.join();
+}
+
+// Pools that come and go, and pointers live, freed, foreign and interior, in any order: every call answers as
+// a plain book of what is live says it must, and no two live allocations overlap.
+class Program {
+ public:
+  explicit Program(std::uint64_t seed) : random_(seed) {
+    CHECK(vram_device_open("model:1GiB", &device_) == VRAM_OK);
+  }
+  ~Program() {
+    for (auto& [pool, live] : books_) CHECK(vram_pool_destroy(pool) == VRAM_OK);
+    CHECK(vram_device_close(device_) == VRAM_OK);
+  }
+  void step() {
+    const std::uint64_t dice = random_.below(100);
+    if (books_.empty() || dice < 3) return make();
+    auto book = books_.begin();
+    std::advance(book, random_.below(books_.size()));
+    if (dice < 5) return end(book->first);
+    if (dice < 50) return allocate(book->first, book->second);
+    if (dice < 80) return free_one(book->first, book->second);
+    if (dice < 90) return free_wrong(book->first);
+    if (dice < 93) CHECK(vram_pool_trim(book->first, 0, random_.chance(50)) == VRAM_OK);
+    CHECK(stats_of(book->first).allocations == book->second.size());
+    for (vram_pool* gone : gone_) CHECK(vram_pool_trim(gone, 0, 0) == VRAM_BAD_HANDLE);
+  }
+
+ private:
+  using Live = std::map<std::uintptr_t, std::size_t>;
+
+  void make() {
+    vram_pool* pool = nullptr;
+    if (books_.size() == 4) return;
+    CHECK(vram_pool_create(device_, nullptr, &pool) == VRAM_OK);
+    CHECK(books_.count(pool) == 0 && gone_.count(pool) == 0);
+    books_[pool];
+  }
+  void end(vram_pool* pool) {
+    CHECK(vram_pool_destroy(pool) == VRAM_OK);
+    books_.erase(pool);
+    gone_.insert(pool);
+    if (gone_.size() > 8) gone_.erase(gone_.begin());
+  }
+  void allocate(vram_pool* pool, Live& live) {
+    void* memory = nullptr;
+    const std::size_t size = random_.chance(80) ? random_.below(9000) : random_.below(3 * kMiB);
+    REQUIRE(vram_pool_allocate(pool, size, nullptr, &memory) == VRAM_OK);
+    const auto at = reinterpret_cast<std::uintptr_t>(memory);
+    const std::size_t bytes = std::max<std::size_t>(size, 1);
+    for (const auto& [other, book] : books_)
+      for (const auto& [from, length] : book) CHECK(at + bytes <= from || from + length <= at);
+    live[at] = bytes;
+  }
+  void free_one(vram_pool* pool, Live& live) {
+    if (live.empty()) return;
+    auto each = live.begin();
+    std::advance(each, random_.below(live.size()));
+    freed_ = each->first;
+    CHECK(vram_pool_free(pool, reinterpret_cast<void*>(freed_)) == VRAM_OK);
+    live.erase(each);
+  }
+  // Freed before, of another pool, or inside: refused unless it happens to be live here again.
+  void free_wrong(vram_pool* pool) {
+    std::uintptr_t wrong = freed_;
+    for (const auto& [other, book] : books_)
+      if (!book.empty() && random_.chance(50)) wrong = book.begin()->first + (other == pool ? 512 : 0);
+    if (wrong == 0 || books_[pool].count(wrong) != 0) return;
+    CHECK(vram_pool_free(pool, reinterpret_cast<void*>(wrong)) == VRAM_BAD_POINTER);
+  }
+
+  testing::Random random_;
+  vram_device* device_ = nullptr;
+  std::map<vram_pool*, Live> books_;
+  std::set<vram_pool*> gone_;
+  std::uintptr_t freed_ = 0;
+};
+
+TEST(whatever_a_program_does_every_call_answers_as_it_must) {
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    Program program(seed);
+    for (int i = 0; i < 1000 / testing::kSlowdown; ++i) program.step();
+  }
 }
 
 struct Maker {
