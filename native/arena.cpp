@@ -67,6 +67,7 @@ void Arena::end() {
 }
 
 Status Arena::close() {
+  const std::lock_guard closing(close_mutex_);
   if (closed_) return {};
   end();
   Status status;
@@ -313,19 +314,28 @@ Status Arena::mark_end(StreamHandle handle, EventHandle* out) {
   return {};
 }
 
+// Where its end cannot be marked, the host waits for it; where that fails, too, nothing can be asked of the
+// handle any more.
 Status Arena::retire_stream(StreamHandle handle) {
   if (closed_ || pool_->closed()) return {};
   handle = backend_.canonical(handle);
   const std::lock_guard lock(uses_mutex_);
-  for (Use& use : uses_)
-    if (use.event == 0 && use.stream == handle)
-      if (const Status status = mark_end(handle, &use.event); !status.ok()) return status;
-  if (stream() == 0 || !same_stream(backend_, handle, stream())) return {};
+  const bool own = stream() != 0 && same_stream(backend_, handle, stream());
+  const auto use = std::find_if(uses_.begin(), uses_.end(),
+                                [&](const Use& each) { return each.event == 0 && each.stream == handle; });
+  if (!own && use == uses_.end()) return {};
   EventHandle event = 0;
-  if (const Status status = mark_end(handle, &event); !status.ok()) return status;
-  const Status status = backend_.stream_wait(0, event);
-  events_.push_back(event);
-  if (status.ok()) stream_.store(0, std::memory_order_relaxed);
+  Status status = mark_end(handle, &event);
+  if (status.ok() && own) status = backend_.stream_wait(0, event);
+  if (status.code == Code::capturing) return status;
+  if (!status.ok()) status = backend_.stream_synchronize(handle);
+  if (own) stream_.store(0, std::memory_order_relaxed);
+  if (use != uses_.end() && event != 0) {
+    use->event = event;
+  } else {
+    if (use != uses_.end()) uses_.erase(use);
+    if (event != 0) events_.push_back(event);
+  }
   return status;
 }
 

@@ -13,7 +13,7 @@
 //
 // Threads. An arena belongs to one thread, at first to the one that made it. Calls from another are refused
 // until that one has called adopt(); handing over is the program's to order. From any thread come
-// record_stream, retire_stream, stats, lifetime flags, and close once nobody else calls.
+// record_stream, retire_stream, stats and lifetime flags; end() and close(), once no other call is under way.
 #pragma once
 
 #include <atomic>
@@ -237,7 +237,8 @@ class Arena {
   std::atomic<bool> ended_ = false;
   std::atomic<bool> closed_ = false;  // and the memory is given back
 
-  mutable std::mutex uses_mutex_;  // guards what follows; backend calls are made under it, host waits are not
+  std::mutex close_mutex_;         // one close at a time
+  mutable std::mutex uses_mutex_;  // guards what follows; backend calls are made under it
   std::vector<Use> uses_;
   std::vector<EventHandle> events_;  // not in use
 

@@ -43,18 +43,17 @@ Status without_gil(const std::shared_ptr<Arena>& arena, Work work) {
   raise_status(status, what);
 }
 
+// pre: an ArenaCore.
 ArenaCore& core_of(nb::handle self) {
-  auto& core = nb::cast<ArenaCore&>(self);
-  if (core.arena == nullptr) raise_status({Code::closed, 0, "arena"}, "use the arena, which was not made");
-  return core;
+  if (!nb::inst_ready(self)) raise_status({Code::closed, 0, "arena"}, "use the arena, which was not made");
+  return *nb::inst_ptr<ArenaCore>(self);
 }
 
 void require(nb::handle self, const Status& status, const char* what) {
   if (!status.ok()) raise_refusal(self, status, what);
 }
 
-// ---- making and ending
-// --------------------------------------------------------------------------------------
+// ---- making and ending -----------------------------------------------------------------------------------
 
 void open(ArenaCore* self, nb::handle pool, std::uint64_t size, bool growable, std::uint64_t align,
           nb::object stream, nb::object tag_object, bool checked) {
@@ -106,12 +105,13 @@ Status give_back(ArenaCore& core) {
 
 void close(nb::handle self) {
   ArenaCore& core = core_of(self);
+  if (!core.arena->closed() && !core.arena->ours())
+    raise_refusal(self, {Code::invalid, 0, Arena::kOtherThread}, "close the arena");
   core.arena->end();
   require(self, give_back(core), "close the arena");
 }
 
-// ---- allocation
-// ---------------------------------------------------------------------------------------------
+// ---- allocation ------------------------------------------------------------------------------------------
 
 Address take(nb::handle self, ArenaCore& core, std::uint64_t size, std::uint64_t align) {
   Address address = 0;
@@ -162,19 +162,102 @@ nb::object make_piece(nb::handle self, std::uint64_t size, std::uint64_t align, 
   return nb::steal(made);
 }
 
-nb::object allocate(nb::handle self, nb::handle size_object, std::uint64_t align) {
+// False with an error set where it is neither None nor an alignment.
+bool align_from(PyObject* object, std::uint64_t* out) {
+  *out = 0;
+  if (object == nullptr || object == Py_None) return true;
+  if (PyLong_Check(object) && !PyBool_Check(object)) *out = PyLong_AsUnsignedLongLong(object);
+  if (!PyErr_Occurred() && *out != 0 && (*out & (*out - 1)) == 0 && *out <= Arena::kMaxAlign) return true;
+  PyErr_Clear();
+  static PyObject* words = nullptr;
+  PyObject* function = python_function(words, "vram.arena", "_checked_align");
+  if (function != nullptr) Py_XDECREF(PyObject_CallOneArg(function, object));  // raises
+  return false;
+}
+
+// What it makes, or null with what it threw set as an error.
+template <typename Make>
+PyObject* guarded(Make make) {
+  try {
+    return make().release().ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+// These two are written against Python's C interface, because a call through a general binding layer costs as
+// much as the rest of it.
+PyObject* allocate(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  if (count != 1 || named > 1 ||
+      (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "align") != 0)) {
+    PyErr_SetString(PyExc_TypeError,
+                    "allocate(size, *, align=None) takes a size and optionally an alignment");
+    return nullptr;
+  }
   std::uint64_t size = 0;
-  if (!size_from(size_object.ptr(), &size)) throw nb::python_error();
-  return make_piece(self, size, align, {}, {}, 1, 8);
+  std::uint64_t align = 0;
+  if (!size_from(arguments[0], &size) || !align_from(named == 1 ? arguments[1] : nullptr, &align))
+    return nullptr;
+  return guarded([&] { return make_piece(self, size, align, {}, {}, 1, 8); });
 }
 
-nb::object take_array(nb::handle self, std::uint64_t size, std::uint64_t align, nb::tuple shape,
-                      nb::str typestr, std::uint8_t code, std::uint8_t bits) {
-  return make_piece(self, size, align, shape, typestr, code, bits);
+// A new tuple of whole numbers from 0 up, and their product; more than there can be of anything on overflow.
+// Null with an error set where it is no shape.
+PyObject* shape_from(PyObject* object, std::uint64_t* product) {
+  static PyObject* words = nullptr;
+  PyObject* shape = nullptr;
+  if (PyTuple_CheckExact(object)) {
+    shape = Py_NewRef(object);
+  } else if (PyLong_CheckExact(object)) {
+    shape = PyTuple_Pack(1, object);
+  }
+  for (bool asked = false;; asked = true) {
+    *product = 1;
+    bool good = shape != nullptr;
+    for (Py_ssize_t i = 0; good && i < PyTuple_GET_SIZE(shape); ++i) {
+      PyObject* each = PyTuple_GET_ITEM(shape, i);
+      const long long length = PyLong_Check(each) && !PyBool_Check(each) ? PyLong_AsLongLong(each) : -1;
+      good = length >= 0 && !PyErr_Occurred();
+      if (good && __builtin_mul_overflow(*product, static_cast<std::uint64_t>(length), product))
+        *product = kMaxRequest + 1;
+    }
+    if (good || asked) {
+      if (!good) Py_CLEAR(shape);
+      return shape;
+    }
+    PyErr_Clear();
+    Py_XDECREF(shape);
+    PyObject* function = python_function(words, "vram.arena", "checked_shape");  // raises, or makes it plain
+    shape = function == nullptr ? nullptr : PyObject_CallOneArg(function, object);
+    if (shape == nullptr) return nullptr;
+  }
 }
 
-// ---- lifetimes
-// ------------------------------------------------------------------------------------------------
+// take_array(shape, item, typestr, code)
+PyObject* take_array(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 4 || !PyLong_Check(arguments[1]) || !PyUnicode_Check(arguments[2]) ||
+      !PyLong_Check(arguments[3])) {
+    PyErr_SetString(PyExc_TypeError, "take_array(shape, item, typestr, code)");
+    return nullptr;
+  }
+  const unsigned long item = PyLong_AsUnsignedLong(arguments[1]);
+  const unsigned long code = PyLong_AsUnsignedLong(arguments[3]);
+  if (PyErr_Occurred()) return nullptr;
+  std::uint64_t size = 0;
+  const nb::object shape = nb::steal(shape_from(arguments[0], &size));
+  if (!shape.is_valid()) return nullptr;
+  if (__builtin_mul_overflow(size, std::uint64_t{item}, &size)) size = ~std::uint64_t{0};
+  return guarded([&] {
+    return make_piece(self, size, 0, shape, arguments[2], static_cast<std::uint8_t>(code),
+                      static_cast<std::uint8_t>(8 * item));
+  });
+}
+
+// ---- lifetimes -------------------------------------------------------------------------------------------
 
 // A watcher of races learns that what began at this depth or below comes back.
 void tell_freed(ArenaCore& core, std::uint64_t depth) {
@@ -205,8 +288,7 @@ void reset(nb::handle self, bool zero) {
   require(self, without_gil(core.arena, [&](Arena& arena) { return arena.reset(zero); }), "reset the arena");
 }
 
-// ---- streams
-// ------------------------------------------------------------------------------------------------
+// ---- streams ---------------------------------------------------------------------------------------------
 
 void record_stream(nb::handle self, nb::handle stream_object) {
   ArenaCore& core = core_of(self);
@@ -238,8 +320,7 @@ nb::object stream_listener(nb::handle self) {
       nb::arg("handle").none());
 }
 
-// ---- looking
-// ------------------------------------------------------------------------------------------------
+// ---- looking ---------------------------------------------------------------------------------------------
 
 nb::dict stats(nb::handle self) {
   const ArenaStats stats = core_of(self).arena->stats();
@@ -264,8 +345,7 @@ std::optional<std::string> check(nb::handle self) {
   return why;
 }
 
-// ---- the type
-// -----------------------------------------------------------------------------------------------
+// ---- the type --------------------------------------------------------------------------------------------
 
 // A pool may reach its arenas, for example through a callback that trims them.
 int traverse(PyObject* self, visitproc visit, void* arg) {
@@ -277,7 +357,17 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {0, nullptr}};
+PyMethodDef methods[] = {
+    {"allocate", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(allocate)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "allocate(size, *, align=None)\n--\n\nTake `size` bytes as a Buffer, on any device."},
+    {"take_array", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(take_array)), METH_FASTCALL,
+     "take_array(shape, item, typestr, code, /)\n--\n\nA Buffer with a shape and a type."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_methods, methods}, {0, nullptr}};
 
 }  // namespace
 
@@ -297,9 +387,6 @@ void bind_arena(nb::module_& module) {
   nb::class_<ArenaCore>(module, "ArenaCore", nb::type_slots(slots), "The native part of vram.Arena.")
       .def("__init__", open, "pool"_a, "size"_a, "growable"_a, "align"_a, "stream"_a.none(), "tag"_a.none(),
            "checked"_a)
-      .def("take", allocate, "size"_a, "align"_a, "A Buffer over bytes of the arena.")
-      .def("take_array", take_array, "size"_a, "align"_a, "shape"_a, "typestr"_a, "code"_a, "bits"_a,
-           "A Buffer with a shape and a type.")
       .def("mark", mark, "Begin a lifetime inside the present one; what it is known by.")
       .def("rewind", rewind, "id"_a, "depth"_a, "End a lifetime and all that began in it.")
       .def("reset_memory", reset, "zero"_a, "End everything.")

@@ -219,12 +219,12 @@ vram._native.Buffer.typestr$:
 vram._native.ArenaCore.__init__$:
     def __init__(self, pool: PoolCore, size: int, growable: bool, align: int, stream: Any, tag: str | None, checked: bool) -> None: ...
 
-vram._native.ArenaCore.take$:
-    def take(self, size: int | str, align: int) -> Buffer:
+vram._native.ArenaCore.allocate$:
+    def allocate(self, size: int | str, *, align: int | None = None) -> Buffer:
         \doc
 
 vram._native.ArenaCore.take_array$:
-    def take_array(self, size: int, align: int, shape: tuple[int, ...], typestr: str, code: int, bits: int) -> Buffer:
+    def take_array(self, shape: int | tuple[int, ...], item: int, typestr: str, code: int, /) -> Buffer:
         \doc
 
 vram._native.ArenaCore.mark$:

@@ -485,10 +485,10 @@ class ArenaCore:
 
     def __init__(self, pool: PoolCore, size: int, growable: bool, align: int, stream: Any, tag: str | None, checked: bool) -> None: ...
 
-    def take(self, size: int | str, align: int) -> Buffer:
-        """A Buffer over bytes of the arena."""
+    def allocate(self, size: int | str, *, align: int | None = None) -> Buffer:
+        """Take `size` bytes as a Buffer, on any device."""
 
-    def take_array(self, size: int, align: int, shape: tuple[int, ...], typestr: str, code: int, bits: int) -> Buffer:
+    def take_array(self, shape: int | tuple[int, ...], item: int, typestr: str, code: int, /) -> Buffer:
         """A Buffer with a shape and a type."""
 
     def mark(self) -> tuple[int, int]:

@@ -7,16 +7,17 @@ scopes, the arena's account of itself, and the words of its errors.
 from __future__ import annotations
 
 import itertools
-import math
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from vram import _native
 from vram.buffer import Buffer
 from vram.device import Device
-from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory
+from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
 from vram.scopes import Scope
-from vram.sizes import format_count, format_size, parse_size
+from vram.sizes import MAX_SIZE, format_count, format_size, parse_size
 from vram.trace.model import Frame
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Arena", "ArenaLine", "ArenaReport", "ArenaStats", "arena_report"]
 
+MOST_ALIGN: Final = 2 << 20
+"""The largest alignment, in bytes."""
 _numbers = itertools.count(1)
 
 
@@ -69,7 +72,6 @@ class Arena(_native.ArenaCore):
     """
 
     _unended: tuple[int, int] | None = None
-    _new_array: Any = None
 
     def __init__(
         self,
@@ -94,6 +96,7 @@ class Arena(_native.ArenaCore):
         super().__init__(pool, wanted, growable, alignment, stream, name, checked)
         self.name = name or f"arena-{next(_numbers)}"
         self._growable = growable
+        self._make: Callable[[Arena, Any, Any], Any] = _first_array
         self.device.add_pool(self.stream_listener())
 
     # ---- allocation -------------------------------------------------------------------------------------
@@ -104,26 +107,7 @@ class Arena(_native.ArenaCore):
         Other libraries take that Buffer without a copy: `torch.from_dlpack(b)`, `cupy.from_dlpack(b)`, or
         by `__cuda_array_interface__`. It may be used until its scope ends or the arena is reset.
         """
-        make = self._new_array or self._how_to_make()
-        return make(shape, dtype)
-
-    def allocate(self, size: int | str, *, align: int | None = None) -> Buffer:
-        """Take `size` bytes as a Buffer, on any device."""
-        return self.take(size, 0 if align is None else _checked_align(align))
-
-    def _how_to_make(self) -> Any:
-        if self.host_accessible:
-            from vram.arena_arrays import array_maker
-
-            self._new_array = array_maker(self)
-        else:
-            self._new_array = self._device_array
-        return self._new_array
-
-    def _device_array(self, shape: int | tuple[int, ...], dtype: Any) -> Buffer:
-        kind = _element(dtype)
-        whole = _checked_shape(shape)
-        return self.take_array(math.prod(whole) * kind.size, 0, whole, kind.typestr, kind.code, kind.size * 8)
+        return self._make(self, shape, dtype)
 
     # ---- lifetimes --------------------------------------------------------------------------------------
 
@@ -148,7 +132,7 @@ class Arena(_native.ArenaCore):
     def _end(self, mark: tuple[int, int]) -> None:
         try:
             self.rewind(*mark)
-        except DeviceError:
+        except VramError:
             if not self.closed and self.is_open(*mark):
                 self._unended = min(self._unended or mark, mark)
             raise
@@ -309,16 +293,44 @@ def _pool_for(what: str | Device | _native.PoolCore | None, pinned: bool) -> _na
 
 
 def _checked_align(align: Any) -> int:
-    if isinstance(align, bool) or not isinstance(align, int) or align < 1 or align & (align - 1):
+    whole = isinstance(align, int) and not isinstance(align, bool)
+    if not whole or not 1 <= align <= MOST_ALIGN or align & (align - 1):
         raise ConfigError(f"{align!r} is not an alignment: a power of two up to 2 MiB is", align=align)
     return int(align)
 
 
-def _checked_shape(shape: Any) -> tuple[int, ...]:
-    whole: tuple[Any, ...] = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in whole):
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """The lengths that a number or a row of numbers means."""
+    try:
+        lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        whole = tuple(operator.index(each) for each in lengths)
+    except TypeError:
+        whole = (-1,)
+    if any(not 0 <= each < MAX_SIZE for each in whole):
         raise ConfigError(f"{shape!r} is not a shape: whole numbers from 0 up are", shape=shape)
     return whole
+
+
+def _first_array(arena: Arena, shape: Any, dtype: Any) -> Any:
+    """How this arena makes arrays is found out with the first of them: only then NumPy is loaded."""
+    arena._make = _array_maker(arena)
+    return arena._make(arena, shape, dtype)
+
+
+def _array_maker(arena: Arena) -> Callable[[Arena, Any, Any], Any]:
+    if not arena.host_accessible:
+        return _device_array
+    from vram import arena_arrays
+
+    return arena_arrays.checked_array if arena.checked else arena_arrays.plain_array
+
+
+def _device_array(arena: Arena, shape: Any, dtype: Any) -> Buffer:
+    try:
+        element = _ELEMENTS[dtype]
+    except (KeyError, TypeError):
+        element = _element(dtype)
+    return arena.take_array(shape, *element)
 
 
 class Element(NamedTuple):
@@ -343,10 +355,6 @@ for _builtin, _name in ((bool, "bool"), (int, "int64"), (float, "float64"), (com
 
 def _element(dtype: Any) -> Element:
     """The type that a name, a built-in type, or a dtype of NumPy or PyTorch means."""
-    try:
-        return _ELEMENTS[dtype]
-    except (KeyError, TypeError):
-        pass
     name = str(dtype).removeprefix("torch.")
     if name not in _ELEMENTS:
         try:

@@ -6,47 +6,48 @@ Loaded with the first array of an arena in host memory, because it needs NumPy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from vram.arena import Arena, checked_shape
 from vram.buffer import Buffer
 from vram.errors import ConfigError
 
-if TYPE_CHECKING:
-    from vram.arena import Arena
-
-__all__ = ["CheckedArray", "array_maker"]
+__all__ = ["CheckedArray", "checked_array", "plain_array"]
 
 MOST_KNOWN = 1000
 """So many ways to write a type are remembered."""
-_dtypes: dict[Any, np.dtype[Any]] = {}
+_ndarray: Any = np.ndarray
+_types: dict[Any, tuple[np.dtype[Any], int]] = {}  # what it is, and the bytes of one
 
 
-def array_maker(arena: Arena) -> Callable[[Any, Any], np.ndarray[Any, Any]]:
-    """What makes the arrays of an arena, from a shape and a type."""
-    take, checked = arena.take, arena.checked
-    kind: Any = CheckedArray if checked else np.ndarray
-
-    def make(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
-        try:
-            found = _dtypes[dtype]
-        except (KeyError, TypeError):
-            found = _dtype_of(dtype)
-        count = shape if type(shape) is int else math.prod(shape)
-        if count < 0:
-            raise ConfigError(f"{shape!r} is not a shape: whole numbers from 0 up are", shape=shape)
-        piece = take(count * found.itemsize, 0)
-        array: np.ndarray[Any, Any] = kind(shape, found, piece)
-        if checked:
-            array.__dict__["_piece"] = piece
-        return array
-
-    return make
+def plain_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """Take an array of NumPy's own."""
+    try:
+        found, item = _types[dtype]
+    except (KeyError, TypeError):
+        found, item = _type_of(dtype)
+    if type(shape) is tuple:
+        count = math.prod(shape)
+    elif type(shape) is int:
+        count = shape
+    else:
+        shape = checked_shape(shape)
+        count = math.prod(shape)
+    array: np.ndarray[Any, Any] = _ndarray(shape, found, arena.allocate(count * item))
+    return array
 
 
-def _dtype_of(dtype: Any) -> np.dtype[Any]:
+def checked_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """Take an array that knows its piece."""
+    array = plain_array(arena, shape, dtype)
+    checked = array.view(CheckedArray)
+    checked.__dict__["_piece"] = array.base
+    return checked
+
+
+def _type_of(dtype: Any) -> tuple[np.dtype[Any], int]:
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
     found: np.dtype[Any] = np.dtype(name)
     if found.hasobject:
@@ -54,9 +55,9 @@ def _dtype_of(dtype: Any) -> np.dtype[Any]:
             f"arrays of {found} hold references to Python objects, which raw memory cannot; use a plain type",
             dtype=str(found),
         )
-    if len(_dtypes) < MOST_KNOWN and not isinstance(dtype, (list, dict)):
-        _dtypes[dtype] = found
-    return found
+    if len(_types) < MOST_KNOWN and not isinstance(dtype, (list, dict)):
+        _types[dtype] = found, found.itemsize
+    return found, found.itemsize
 
 
 class CheckedArray(np.ndarray[Any, Any]):

@@ -38,6 +38,20 @@ ENDINGS = {
         address = manager.allocate_memory(1 << 20)
         batch = manager.allocate_batch([4096] * 10)
     """,
+    "arenas with arrays, scopes and work": """
+        pool, stream = Pool("host"), Stream("host")
+        arenas = [vram.Arena(pool, checked=True), vram.Arena(pool, stream=stream)]
+        arenas.append(vram.Arena("host", pinned=True))
+        held = [arena.empty(1000) for arena in arenas]
+        scope = arenas[0].scope()
+        scope.__enter__()
+        stream.launch(time.sleep, 0.2)
+        for arena in arenas[1:]:
+            arena.record_stream(stream)
+            arena.reset()
+        held += [arena.empty(1000) for arena in arenas]
+        arenas[1].close()
+    """,
     "cycles": """
         class Node:
             pass

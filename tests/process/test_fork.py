@@ -85,6 +85,35 @@ def test_the_child_is_told_and_the_parent_goes_on() -> None:
     )
 
 
+def test_an_arena_is_the_parents() -> None:
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            import numpy as np
+            pool = Pool("host")
+            held = {"arena": vram.Arena(pool), "scope": vram.Arena(pool, checked=True)}
+            arena, array = held["arena"], held["arena"].empty(1000)
+            array[:] = 7
+            held["open"] = held["scope"].scope()
+            held["open"].__enter__()
+
+            def body():
+                assert arena.closed and "closed" in repr(arena)
+                for use in (lambda: arena.empty(1), arena.reset, arena.trim, arena.scope().__enter__):
+                    refused(use)
+                arena.close()
+                held.clear()
+
+            child(body)
+            assert arena.empty(10).shape == (10,) and (array == 7).all()
+            arena.reset()
+            assert arena.check() is None and pool.check() is None
+            """,
+        )
+    )
+
+
 def test_dropping_what_was_inherited_is_silent() -> None:
     assert_quiet(
         run_program(

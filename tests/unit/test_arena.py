@@ -92,6 +92,20 @@ def test_objects_do_not_lie_in_raw_memory(arena: Arena, dtype: Any) -> None:
         arena.empty(3, dtype)
 
 
+@pytest.mark.parametrize("shape", [[2, 3], (np.int64(2), 3), range(2, 4), np.array([2, 3])])
+def test_whatever_says_a_shape(arena: Arena, model: Device, shape: Any) -> None:
+    assert arena.empty(shape).shape == Arena(model).empty(shape).shape == (2, 3)
+    assert arena.empty(np.int32(7)).shape == Arena(model).empty(np.int32(7)).shape == (7,)
+
+
+@pytest.mark.parametrize("shape", ["ab", 1.5, (2, None), (2**40, 2**40), 2**70])
+def test_what_says_none(arena: Arena, model: Device, shape: Any) -> None:
+    for each in (arena, Arena(model)):
+        with pytest.raises((ConfigError, OutOfMemory, TypeError, ValueError)):
+            each.empty(shape)
+        assert each.check() is None
+
+
 @pytest.mark.parametrize("shape", [-1, (-1, -1, -1), (2, -3)])
 def test_a_negative_shape(arena: Arena, model: Device, shape: Any) -> None:
     for each in (arena, Arena(model)):
@@ -100,13 +114,23 @@ def test_a_negative_shape(arena: Arena, model: Device, shape: Any) -> None:
         assert each.check() is None
 
 
-@pytest.mark.parametrize("align", [0, 3, -8, 1.0, True, 4 * MIB])
+@pytest.mark.parametrize("align", [0, 3, -8, 1.0, True, 4 * MIB, 2**70, "8"])
 def test_a_bad_alignment(arena: Arena, align: Any) -> None:
-    with pytest.raises((ConfigError, DeviceError), match="power of two"):
-        arena.allocate(1, align=align)
-    if align != 4 * MIB:
-        with pytest.raises(ConfigError):
-            Arena("host", align=align)
+    for take in (lambda: arena.allocate(1, align=align), lambda: Arena("host", align=align)):
+        with pytest.raises(ConfigError, match="power of two"):
+            take()
+
+
+def test_what_allocate_takes(arena: Arena) -> None:
+    for bad in ((), (1, 2)):
+        with pytest.raises(TypeError):
+            arena.allocate(*bad)
+    with pytest.raises(TypeError):
+        arena.allocate(1, alignment=8)  # type: ignore[call-arg]
+    for size in (-1, "many", 1.5, None):
+        with pytest.raises((ConfigError, TypeError)):
+            arena.allocate(size)  # type: ignore[arg-type]
+    assert arena.used == 0
 
 
 def test_an_alignment_for_all(pool: Pool) -> None:
@@ -129,6 +153,17 @@ def test_where_memory_comes_from(pool: Pool) -> None:
         Arena(pool, growable=False)
     with pytest.raises(TypeError):
         Arena(3)  # type: ignore[arg-type]
+
+
+def test_any_pool_serves(model: Device) -> None:
+    for pool in (vram.DriverPool(model), vram.PinnedPool("host"), Pool(Device.model("1GiB", pages=False))):
+        with pool, Arena(pool) as arena:
+            for _ in range(3):
+                places = [arena.empty(size, "uint8") for size in (100, 3 * MIB, 700)]
+                assert len(places) == 3 and arena.check() is None
+                arena.reset()
+            assert arena.stats().requests == arena.stats().chunks
+            del places
 
 
 def test_it_is_under_its_name_in_the_pools_account(arena: Arena, pool: Pool) -> None:
@@ -519,7 +554,7 @@ def elsewhere(work: Callable[[], Any]) -> BaseException | None:
 
 def test_another_thread_is_refused_until_it_adopts(arena: Arena) -> None:
     array = arena.empty(10)
-    for work in (lambda: arena.empty(1), arena.reset, arena.scope().__enter__, arena.trim):
+    for work in (lambda: arena.empty(1), arena.reset, arena.scope().__enter__, arena.trim, arena.close):
         error = elsewhere(work)
         assert isinstance(error, DeviceError) and "adopt()" in str(error) and error.arena == "test"
     assert elsewhere(lambda: array.fill(3)) is None  # arrays are anybody's
@@ -575,12 +610,12 @@ def test_arrays_keep_the_memory_they_look_at(pool: Pool) -> None:
 def test_an_arena_goes_with_its_last_array(pool: Pool) -> None:
     arena = Arena(pool)
     array, gone = arena.empty(1000), weakref.ref(arena)
+    gc.disable()  # no cycle is in the way
     del arena
-    gc.collect()
     assert pool.live_bytes() > 0
     array[:] = 1
     del array
-    gc.collect()
+    gc.enable()
     assert gone() is None and pool.live_bytes() == 0
 
 
