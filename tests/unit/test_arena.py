@@ -213,6 +213,15 @@ def test_out_of_memory_in_the_middle_of_a_growth_and_a_scope(model: Device) -> N
         assert pool.live_bytes() == arena.capacity <= 16 * MIB
 
 
+def test_a_size_that_is_not_to_be_had(model: Device) -> None:
+    with Pool(model, limit="8MiB") as pool:
+        for growable in (True, False):
+            with pytest.raises(OutOfMemory, match="limit") as caught:
+                Arena(pool, "9MiB", growable)
+            assert caught.value.requested == 9 * MIB
+        assert pool.live_bytes() == 0
+
+
 def test_high_water_is_the_size_of_a_fixed_arena_for_the_same(pool: Pool) -> None:
     def take(arena: Arena) -> None:
         for size in (1, 5 * MIB, 33, 2 * MIB, 64, 3 * MIB):
