@@ -31,7 +31,7 @@ requirements = $(BIN)/python -c 'import sys, tomllib; from functools import redu
 # Directories are listed too, so that a deleted file counts as a change.
 PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
   $(shell find native src -name tests -prune -o -name __pycache__ -prune -o -print 2>/dev/null)
-CXX_FILES = $(shell find native benchmarks -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
+CXX_FILES = $(shell find native benchmarks examples tests/process/c -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test check stubs format sanitize bench clean distclean setup native-test python-test \
   native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu

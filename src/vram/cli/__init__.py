@@ -13,6 +13,7 @@ from .console import Commands
 from .convert import convert_command
 from .diff import diff_command
 from .explain import explain_command
+from .flags import flag_options, print_flags
 from .info import info_command
 from .lab import lab_command
 from .leaks import leaks_command
@@ -25,10 +26,18 @@ from .summary import summary_command
 __all__ = ["main"]
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="vram", prog_name="vram", message="%(prog)s %(version)s")
-def main() -> None:
+@flag_options
+@click.pass_context
+def main(ctx: click.Context, include: bool, libs: bool, pkgconfig: bool) -> None:
     """GPU memory: why a job ran out of it, what it would cost elsewhere, what this machine can do."""
+    print_flags(ctx, include=include, libs=libs, pkgconfig=pkgconfig)
 
 
 main.add_command(bench_commands)
