@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vram.marks import step as step
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
+    from vram.pipeline import Pipeline as Pipeline
     from vram.plans import Plan as Plan
     from vram.plans import plan as plan
     from vram.pool import Pool as Pool
@@ -65,6 +66,7 @@ _PLACES = {
     "MemoryManager": "vram.manager",
     "OutOfMemory": "vram.errors",
     "PinnedPool": "vram.pinned",
+    "Pipeline": "vram.pipeline",
     "Plan": "vram.plans",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
@@ -118,6 +120,7 @@ __all__ = [
     "MemoryManager",
     "OutOfMemory",
     "PinnedPool",
+    "Pipeline",
     "Plan",
     "Pool",
     "RaceError",

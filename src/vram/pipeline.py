@@ -1,0 +1,783 @@
+"""`Pipeline`: host data streamed through device work, so that upload, compute and download overlap.
+
+Each has a stream of its own; chunks pass from one to the next by events. Memory is the pools', arrays are the
+libraries' (`libraries`), sizes of chunks are `chunks`', and the account of a run is a `PipelineReport`.
+
+One chunk, from left to right; `stage in` and `stage out` only where host memory is not page-locked:
+
+    batch ──stage in──► pinned ──upload──► device ──compute──► result ──download──► pinned ──stage out──► out
+
+What bounds the memory: at most `depth` chunks hold pinned input, at most `depth` hold device input, and at
+most `depth` have been computed and not been taken out. A chunk's device input is freed in the order of the
+upload stream, behind its last use: the next upload takes the same memory without the host waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+from vram import _native
+from vram.buffer import Buffer
+from vram.chunks import ChunkSizes
+from vram.device import Device, Event, Stream
+from vram.errors import ConfigError, DeviceError, OutOfMemory
+from vram.libraries import HostArray, Library, Result, library_for, np
+from vram.manager import get_memory_manager
+from vram.pinned import Pin, PinnedPool, shared_pinned_pool
+from vram.pool import Pool
+from vram.sizes import parse_size
+from vram.timeline import LANES, PipelineReport, Span
+
+__all__ = ["Pipeline", "PipelineReport"]
+
+TAG = "pipeline"
+"""The tag of its allocations."""
+MEMORY_SHARE = 0.5
+"""Chunks whose size is found by measuring may take this share of the memory that is free."""
+
+
+class Pipeline:
+    """Streams host data through `compute`, a function of arrays on a device.
+
+    `for out in pipe.map(batches)` puts one batch after the other through it; `pipe.run(array, out=…)` cuts an
+    array of any size into chunks. `compute` gets what a batch is (an array, or a tuple, list or dict of
+    arrays and anything else) with its arrays on the device, as arrays of the library that `like` names:
+    "torch", "cupy", "numba", "numpy" (host) or "buffer". It returns such arrays, in any structure, or None.
+    While it runs, the library's current stream is `pipe.stream`. Its arguments are for this call: what it
+    wants to keep, it copies.
+
+    `chunk` is a size in bytes for `run`, or "auto": found by measuring. `depth` chunks are under way at once.
+    Device memory comes from `pool` (the manager's where none is given), page-locked memory from `pinned`.
+    `staging` says whether host memory is copied into page-locked memory first; by default that is so for
+    memory a GPU cannot reach by itself.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Any], Any],
+        chunk: int | str = "auto",
+        depth: int = 3,
+        device: str | Device | None = None,
+        *,
+        like: str | None = None,
+        pool: Pool | None = None,
+        pinned: PinnedPool | None = None,
+        staging: bool | None = None,
+    ) -> None:
+        """Make a pipeline; it takes memory only while it runs."""
+        if not callable(compute):
+            raise TypeError(f"compute is a function of a batch, not {type(compute).__name__}")
+        self.depth = _checked_depth(depth)
+        self._chunk = None if chunk == "auto" else parse_size(chunk)
+        if self._chunk == 0:
+            raise ConfigError("a chunk has at least one byte, not 0", value=chunk)
+        self.device = _device_of(device, pool)
+        self.compute = compute
+        self.library: Library = library_for(like, self.device)
+        self.pool = pool if pool is not None else get_memory_manager().pool(self.device)
+        self.pinned = pinned if pinned is not None else shared_pinned_pool(self.device)
+        if self.pinned.device != self.device:
+            raise ConfigError(f"the pinned pool is for {self.pinned.device.name}, not for {self.device.name}")
+        self._staging = staging
+        self._copies = _native.HostCopies()
+        self._sizes: dict[tuple[Any, ...], int] = {}
+        self._handed: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._report: PipelineReport | None = None
+        with contextlib.ExitStack() as stack:
+            self._streams = {lane: stack.enter_context(Stream(self.device)) for lane in LANES}
+            stack.pop_all()
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that `compute` runs on."""
+        return self._streams["compute"]
+
+    def map(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Put batches of any sizes through; yields what `compute` returned for each, in order, on the host.
+
+        Arrays come back as NumPy arrays of their own, anything else as it is. They lie in page-locked memory,
+        which is used again once they are dropped; while those of more than `depth` batches are held, further
+        ones are copied to ordinary memory. A batch must stay as it is until its result has come. An error of
+        `compute`, or of `batches`, is raised in place of its result, after those before it. Leaving the loop
+        early waits for what is queued and releases everything.
+        """
+        run = _Run(self, None)
+        self._report = run.report
+        with contextlib.closing(run.chunks(iter(batches))) as chunks:
+            for chunk in chunks:
+                yield self._handed_out(chunk)
+
+    def run(self, array: Any, out: Any = None) -> Any:
+        """Put an array, or a tuple, list or dict of arrays of equal length, through in chunks of its rows.
+
+        `compute` returns as many rows as it was given, or None each time. They are written to `out`, which is
+        made where none is given, and returned. For results with another number of rows use `map`.
+        """
+        whole = _walk(array, _required_array)
+        rows = _rows_of(whole)
+        target = _Target(rows, out, whole)
+        sizes, row_bytes, key = self._chunk_sizes(whole, rows)
+        run = _Run(self, target)
+        self._report = run.report
+        for chunk in run.chunks(_slices(whole, rows, row_bytes, sizes)):
+            sizes.add(chunk.size, chunk.times)
+        if sizes.lanes and sizes.chosen is not None:
+            self._sizes[key] = sizes.chosen
+            run.report.measured = {"chunk": sizes.chosen, "lanes": dict(sizes.lanes)}
+        return target.out
+
+    def report(self) -> PipelineReport:
+        """The account of the last run so far: timeline, bandwidths, share of the ideal, what limits it."""
+        if self._report is None:
+            raise ValueError("the pipeline has not run yet; call map() or run() first")
+        return self._report
+
+    def close(self) -> None:
+        """Give the streams back; what runs still finishes. Again: nothing."""
+        for stream in self._streams.values():
+            stream.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = getattr(self.compute, "__name__", type(self.compute).__name__)
+        return (
+            f"<vram.Pipeline of {name} on {self.device.name}, like {self.library.name}, depth {self.depth}>"
+        )
+
+    # ---- memory -----------------------------------------------------------------------------------------
+
+    def _direct(self, array: HostArray) -> bool:
+        """Whether the device copies this host memory by itself."""
+        if self._staging is not None:
+            return not self._staging
+        backend = self.device.backend
+        if not isinstance(backend, _native.CudaBackend):
+            return True
+        return backend.host_pinned(array.ctypes.data, array.nbytes)
+
+    def _handed_out(self, chunk: _Chunk) -> Any:
+        """What the user gets: arrays in page-locked memory, or copies where many of those are held."""
+        output, chunk.output = chunk.output, None
+        if len(self._handed) > self.depth:
+            output = _walk(output, lambda leaf: leaf.copy() if id(leaf) in chunk.pinned_outputs else leaf)
+        elif chunk.output_buffers:
+            self._handed.add(chunk.output_buffers[0])
+        chunk.output_buffers.clear()
+        return output
+
+    def _chunk_sizes(self, whole: Any, rows: int) -> tuple[ChunkSizes, int, tuple[Any, ...]]:
+        arrays = list(_leaves(whole))
+        key = tuple((array.dtype.str, array.shape[1:]) for array in arrays)
+        row_bytes = max(1, sum(array.nbytes for array in arrays) // max(1, rows))
+        total = row_bytes * rows
+        if self._chunk is not None:
+            fixed = self._chunk
+            return ChunkSizes(total, self.depth, lambda: fixed, fixed), row_bytes, key
+        chosen = self._sizes.get(key)
+        return ChunkSizes(total, self.depth, self._most_chunk_bytes, chosen), row_bytes, key
+
+    def _most_chunk_bytes(self) -> int:
+        """The largest chunk of which `depth`, with results like those so far, fit into a share of memory."""
+        report = self._report
+        ratio = 2.0 if report is None or not report.bytes_in else 1 + report.bytes_out / report.bytes_in
+        raw = self.pool.raw_stats()
+        limit = self.pool.limit or self.device.total_memory
+        free = min(limit - raw["live"], self.device.free_memory + raw["reserved"]["current"] - raw["live"])
+        return max(1, int(free * MEMORY_SHARE / (self.depth * ratio)))
+
+
+def _checked_depth(depth: object) -> int:
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise ConfigError(f"depth is a number of chunks from 1 on, not {depth!r}", value=depth)
+    return depth
+
+
+def _device_of(device: str | Device | None, pool: Pool | None) -> Device:
+    if pool is None:
+        return device if isinstance(device, Device) else Device(device)
+    if device is not None and Device(device) != pool.device:
+        raise ConfigError(f"the pool is on {pool.device.name}, not on {Device(device).name}")
+    return pool.device
+
+
+# ---- structures of arrays ---------------------------------------------------------------------------------
+
+
+def _walk(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """The same structure of tuples, lists and dicts with every leaf converted."""
+    if isinstance(value, dict):
+        return {key: _walk(each, convert) for key, each in value.items()}
+    if isinstance(value, tuple):
+        parts = [_walk(each, convert) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, list):
+        return [_walk(each, convert) for each in value]
+    return convert(value)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    found: list[Any] = []
+    _walk(value, found.append)
+    return iter(found)
+
+
+def _host_array(leaf: Any) -> HostArray | None:
+    """Host memory as a NumPy array, without a copy; None for what is no array."""
+    if isinstance(leaf, Pin):
+        leaf = leaf.array
+    if isinstance(leaf, (np.generic, bytes, str)) or np.isscalar(leaf):
+        return None
+    if not isinstance(leaf, np.ndarray):
+        known = ("__array_interface__", "__array__", "__dlpack__", "__buffer__")
+        if not any(hasattr(leaf, name) for name in known) and not _has_buffer(leaf):
+            return None
+        leaf = np.asarray(leaf)
+    if leaf.dtype.hasobject:
+        raise TypeError("an array of Python objects cannot be copied to a device; convert it to numbers")
+    return leaf
+
+
+def _has_buffer(leaf: Any) -> bool:
+    try:
+        memoryview(leaf).release()
+    except TypeError:
+        return False
+    return True
+
+
+def _required_array(leaf: Any) -> HostArray:
+    array = _host_array(leaf)
+    if array is None:
+        raise TypeError(f"run() takes arrays on the host, not {type(leaf).__name__}")
+    return array
+
+
+def _rows_of(whole: Any) -> int:
+    shapes = [array.shape for array in _leaves(whole)]
+    if not shapes or any(not shape for shape in shapes):
+        raise ValueError("run() cuts arrays along their first axis; it needs arrays that have one")
+    lengths = {shape[0] for shape in shapes}
+    if len(lengths) != 1:
+        raise ValueError(f"the arrays have different lengths: {sorted(lengths)}; they are cut alike")
+    return int(lengths.pop())
+
+
+def _slices(whole: Any, rows: int, row_bytes: int, sizes: ChunkSizes) -> Iterator[Any]:
+    begin = 0
+    while begin < rows:
+        part = slice(begin, min(rows, begin + max(1, sizes.next() // row_bytes)))
+        yield _walk(whole, operator.itemgetter(part))
+        begin = part.stop
+
+
+# ---- one run ----------------------------------------------------------------------------------------------
+
+
+class _Marks:
+    """The timing events of one chunk, two for each lane it passes; used again by later chunks."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._events: dict[tuple[str, bool], Event] = {}
+        self.ends: dict[str, Event] = {}
+
+    def _event(self, lane: str, end: bool) -> Event:
+        if (lane, end) not in self._events:
+            self._events[lane, end] = Event(self._device, timing=True)
+        return self._events[lane, end]
+
+    def begin(self, lane: str, stream: Stream) -> None:
+        self._event(lane, False).record(stream)
+
+    def end(self, lane: str, stream: Stream) -> None:
+        event = self._event(lane, True)
+        event.record(stream)
+        self.ends[lane] = event
+
+    def last(self) -> Event | None:
+        """The end of the last lane that was entered."""
+        return next((self.ends[lane] for lane in reversed(LANES) if lane in self.ends), None)
+
+    def spans(self, chunk: int, origin: Event, moved: dict[str, int]) -> list[Span]:
+        return [
+            Span(
+                chunk,
+                lane,
+                self._events[lane, False].elapsed_ms(origin),
+                end.elapsed_ms(origin),
+                moved.get(lane, 0),
+            )
+            for lane, end in self.ends.items()
+        ]
+
+
+class _Chunk:
+    """One batch on its way. What it holds is let go lane by lane; `_Run` says when."""
+
+    def __init__(self, index: int, marks: _Marks) -> None:
+        self.index = index
+        self.marks = marks
+        self.size = 0  # bytes of input
+        self.rows = slice(0, 0)  # of the array that run() cuts
+        self.moved: dict[str, int] = {}  # bytes, by lane
+        self.batch: Any = None  # the structure, with its arrays on the host
+        self.buffers: dict[int, Buffer] = {}  # device input, by the id of the host array
+        self.staging: list[Buffer] = []  # pinned input
+        self.results: Any = None  # of compute: Result in place of arrays
+        self.out_staging: list[tuple[Buffer, HostArray]] = []  # pinned results and where they go
+        self.output: Any = None
+        self.output_buffers: list[Buffer] = []  # the pinned memory of the output
+        self.pinned_outputs: set[int] = set()
+        self.last_use = "compute"  # the lane behind which its device input is free
+        self.error: BaseException | None = None
+        self.host_ms = 0.0  # what queuing it took
+        self.times: dict[str, float] = {}  # in each lane, and of the host
+
+    def fail(self, error: BaseException) -> None:
+        """Keep an error for the chunk's turn, without what the frames of its traceback hold."""
+        if self.error is None:
+            self.error = error
+        each: BaseException | None = error
+        while each is not None:
+            traceback.clear_frames(each.__traceback__)
+            each = each.__context__
+
+
+class _Target:
+    """Where the rows of `Pipeline.run` go."""
+
+    def __init__(self, rows: int, out: Any, whole: Any) -> None:
+        self.out = out
+        self._rows = rows
+        if out is not None:
+            _walk(out, lambda array: _check_out(array, rows, list(_leaves(whole))))
+
+    def places(self, chunk: _Chunk) -> list[HostArray]:
+        """The rows of `out` for a chunk's results, in order. Called for one chunk after the other."""
+        results = [leaf for leaf in _leaves(chunk.results) if leaf is not None]
+        rows = chunk.rows.stop - chunk.rows.start
+        for result in results:
+            if not isinstance(result, Result) or result.shape[:1] != (rows,):
+                shown = result.shape if isinstance(result, Result) else type(result).__name__
+                raise ValueError(
+                    f"compute got {rows} rows and returned {shown}; run() needs arrays with as many rows, "
+                    "or None. Use map() for anything else."
+                )
+        if self.out is None and results:
+            if chunk.rows.start:
+                raise ValueError("compute returned arrays for this chunk and None for those before it")
+            self.out = _walk(chunk.results, self._made)
+        places = [array[chunk.rows] for array in _leaves(self.out) if array is not None]
+        if len(places) != len(results):
+            raise ValueError(f"compute returned {len(results)} arrays and out has {len(places)}")
+        for place, result in zip(places, results, strict=True):
+            if (place.shape, place.dtype) != (result.shape, result.dtype):
+                raise ValueError(
+                    f"compute returned {result.dtype} of shape {result.shape}; "
+                    f"out has {place.dtype} of shape {place.shape} there"
+                )
+        return places
+
+    def _made(self, leaf: Result | None) -> HostArray | None:
+        return None if leaf is None else np.empty((self._rows, *leaf.shape[1:]), leaf.dtype)
+
+
+def _check_out(array: Any, rows: int, inputs: list[HostArray]) -> None:
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable:
+        raise ValueError("out is a NumPy array, or a structure of them, writable and side by side (C order)")
+    if array.shape[:1] != (rows,):
+        raise ValueError(f"out has {array.shape[0] if array.shape else 'no'} rows; the input has {rows}")
+    for each in inputs:
+        same = array.ctypes.data == each.ctypes.data and array.nbytes == each.nbytes
+        if not same and np.may_share_memory(array, each):
+            raise ValueError("out overlaps the input without being the same memory; use another array")
+
+
+class _Run:
+    """One pass of batches through a pipeline."""
+
+    def __init__(self, pipe: Pipeline, target: _Target | None) -> None:
+        self.pipe = pipe
+        self.target = target
+        self.depth = pipe.depth
+        self.on_host = pipe.device.kind == "host"  # compute is work of the stream's thread
+        self.report = PipelineReport(pipe.device.name, pipe.library.name, pipe.depth)
+        self.origin = Event(pipe.device, timing=True)
+        self.chunks_made = 0
+        self.rows_made = 0
+        self.alive: deque[_Chunk] = deque()  # begun and not finished, oldest first
+        self.staged: deque[_Chunk] = deque()  # with pinned input
+        self.holding: deque[_Chunk] = deque()  # with device input
+        self.spare_marks: list[_Marks] = []
+        self.more = True
+
+    def chunks(self, source: Iterator[Any]) -> Generator[_Chunk, None, None]:
+        """Put everything through; yields each chunk when it is done, in order."""
+        waiting: deque[_Chunk] = deque()  # computed or queued to be, not yet taken out
+        try:
+            self.origin.record(self.pipe._streams["upload"])
+            ahead = self._feed(source)
+            while ahead is not None or waiting:
+                while ahead is not None and len(waiting) < self.depth:
+                    self._compute(ahead)
+                    waiting.append(ahead)
+                    ahead = self._feed(source)  # its upload goes before the wait for the oldest
+                done = waiting.popleft()
+                self._finish(done)
+                left = time.perf_counter()
+                yield done
+                self.report.consumer_ms += (time.perf_counter() - left) * 1e3
+        finally:
+            self._end()
+            waiting.clear()
+
+    # ---- to the device ----------------------------------------------------------------------------------
+
+    def _feed(self, source: Iterator[Any]) -> _Chunk | None:
+        """Take the next batch and queue its upload. An error waits in the chunk for its turn."""
+        if not self.more:
+            return None
+        chunk = _Chunk(self.chunks_made, self.spare_marks.pop() if self.spare_marks else self._new_marks())
+        begun = time.perf_counter()
+        try:
+            chunk.batch = next(source)
+        except StopIteration:
+            self.more = False
+            self.spare_marks.append(chunk.marks)
+            return None
+        except Exception as error:
+            chunk.fail(error)
+        finally:
+            self.report.input_ms += (time.perf_counter() - begun) * 1e3
+        self.chunks_made += 1
+        self.alive.append(chunk)
+        if chunk.error is None:
+            with self._host_time(chunk):
+                try:
+                    self._upload(chunk)
+                except Exception as error:
+                    chunk.fail(error)
+        self.more = chunk.error is None
+        return chunk
+
+    @contextlib.contextmanager
+    def _host_time(self, chunk: _Chunk) -> Iterator[None]:
+        """Count what the host works, without what it waits."""
+        begun = time.thread_time()
+        yield
+        chunk.host_ms += (time.thread_time() - begun) * 1e3
+
+    def _new_marks(self) -> _Marks:
+        return _Marks(self.pipe.device)
+
+    def _upload(self, chunk: _Chunk) -> None:
+        arrays = self._take(chunk)
+        staged = [array for array in arrays if array.nbytes and not self.pipe._direct(array)]
+        sources = self._stage(chunk, staged) if staged else {}
+        while len(self.holding) >= self.depth:
+            self._release(self.holding[0])
+        stream = self.pipe._streams["upload"]
+        for array in arrays:
+            chunk.buffers[id(array)] = self._allocate(
+                self.pipe.pool, array.nbytes, stream, self.holding, self._release
+            )
+        self.holding.append(chunk)
+        if staged:
+            stream.wait_event(chunk.marks.ends["stage in"])
+        chunk.marks.begin("upload", stream)
+        for array in arrays:
+            if array.nbytes:
+                source = sources.get(id(array), array.ctypes.data)
+                self.pipe.device.backend.copy(
+                    chunk.buffers[id(array)].ptr, source, array.nbytes, stream.handle
+                )
+        chunk.marks.end("upload", stream)
+        chunk.moved["upload"] = chunk.size
+
+    def _take(self, chunk: _Chunk) -> list[HostArray]:
+        """The arrays of a batch, which stay in it until it is finished."""
+        arrays: dict[int, HostArray] = {}
+
+        def taken(leaf: Any) -> Any:
+            array = _host_array(leaf)
+            if array is None:
+                return leaf
+            array = array if array.flags.c_contiguous else np.array(array, order="C")
+            return arrays.setdefault(id(array), array)
+
+        chunk.batch = _walk(chunk.batch, taken)
+        chunk.size = sum(array.nbytes for array in arrays.values())
+        if self.target is not None:
+            rows = next(iter(arrays.values())).shape[0]
+            chunk.rows = slice(self.rows_made, self.rows_made + rows)
+            self.rows_made += rows
+        return list(arrays.values())
+
+    def _stage(self, chunk: _Chunk, arrays: list[HostArray]) -> dict[int, int]:
+        """Queue copies into pinned memory; returns its address for each array."""
+        while len(self.staged) >= self.depth:
+            self._unstage(self.staged[0])
+        stream = self.pipe._streams["stage in"]
+        sources = {}
+        for array in arrays:
+            buffer = self._allocate(self.pipe.pinned, array.nbytes, stream, self.staged, self._unstage)
+            chunk.staging.append(buffer)
+            sources[id(array)] = buffer.ptr
+        self.staged.append(chunk)
+        chunk.marks.begin("stage in", stream)
+        for array in arrays:
+            self.pipe._copies.queue(
+                self.pipe.device.backend, stream.handle, sources[id(array)], array.ctypes.data, array.nbytes
+            )
+        chunk.marks.end("stage in", stream)
+        chunk.moved["stage in"] = sum(array.nbytes for array in arrays)
+        return sources
+
+    def _allocate(
+        self,
+        pool: Pool,
+        size: int,
+        stream: Stream,
+        holders: deque[_Chunk],
+        let_go: Callable[[_Chunk], None],
+    ) -> Buffer:
+        """Allocate; where memory is short, earlier chunks give theirs up first, in stream order."""
+        while True:
+            try:
+                return pool.allocate(size, stream=stream, tag=TAG)
+            except OutOfMemory:
+                if not holders:
+                    raise
+            let_go(holders[0])
+
+    def _unstage(self, chunk: _Chunk) -> None:
+        """Free a chunk's pinned input behind its upload, in the order of the staging stream."""
+        if chunk in self.staged:
+            self.staged.remove(chunk)
+        if "upload" in chunk.marks.ends:
+            self.pipe._streams["stage in"].wait_event(chunk.marks.ends["upload"])
+        chunk.staging.clear()
+
+    def _release(self, chunk: _Chunk) -> None:
+        """Free a chunk's device input behind its last use, in the order of the upload stream."""
+        if chunk in self.holding:
+            self.holding.remove(chunk)
+        end = chunk.marks.ends.get(chunk.last_use)
+        if end is not None:
+            if self.on_host:
+                end.synchronize()  # until then Python holds arrays of it
+            else:
+                self.pipe._streams["upload"].wait_event(end)
+        while chunk.buffers:
+            _, buffer = chunk.buffers.popitem()
+            try:
+                buffer.free()
+            except BufferError:  # somebody keeps an array of it: it goes with that
+                buffer.record_stream(self.pipe.stream)
+
+    # ---- on the device ----------------------------------------------------------------------------------
+
+    def _compute(self, chunk: _Chunk) -> None:
+        """Queue the function and the way back. On a GPU it is called now, on the host by the stream."""
+        if chunk.error is not None:
+            return
+        with self._host_time(chunk):
+            try:
+                (self._compute_on_host if self.on_host else self._compute_queued)(chunk)
+            except Exception as error:
+                chunk.fail(error)
+        self.more = self.more and chunk.error is None
+
+    def _begin(self, lane: str, after: str, chunk: _Chunk) -> Stream:
+        stream = self.pipe._streams[lane]
+        stream.wait_event(chunk.marks.ends[after])
+        chunk.marks.begin(lane, stream)
+        return stream
+
+    def _compute_queued(self, chunk: _Chunk) -> None:
+        stream = self._begin("compute", "upload", chunk)
+        self._call(chunk)
+        chunk.marks.end("compute", stream)
+        if chunk.error is not None or not self._has_results(chunk):
+            return
+        inputs = [(buffer.ptr, buffer.ptr + buffer.size) for buffer in chunk.buffers.values()]
+        down = self._begin("download", "compute", chunk)
+        for result, to in self._targets(chunk):
+            self.pipe.device.backend.copy(to, result.ptr, result.size, down.handle)
+            if any(begin <= result.ptr < end for begin, end in inputs):
+                chunk.last_use = "download"
+        chunk.marks.end("download", down)
+        if chunk.last_use == "download":  # its memory is the chunk's own; the library's array may go
+            chunk.results = _walk(chunk.results, lambda leaf: _without_input(leaf, inputs))
+        if chunk.out_staging:
+            stream = self._begin("stage out", "download", chunk)
+            for buffer, place in chunk.out_staging:
+                self.pipe._copies.queue(
+                    self.pipe.device.backend, stream.handle, place.ctypes.data, buffer.ptr, place.nbytes
+                )
+            chunk.marks.end("stage out", stream)
+
+    def _compute_on_host(self, chunk: _Chunk) -> None:
+        stream = self._begin("compute", "upload", chunk)
+        stream.launch(self._call, chunk)
+        chunk.marks.end("compute", stream)
+        down = self._begin("download", "compute", chunk)
+        down.launch(self._fetch, chunk)
+        chunk.marks.end("download", down)
+        chunk.last_use = "download"
+        if self.pipe._staging and self.target is not None:
+            stream = self._begin("stage out", "download", chunk)
+            stream.launch(self._store, chunk)
+            chunk.marks.end("stage out", stream)
+
+    def _call(self, chunk: _Chunk) -> None:
+        """Call the user's function with the chunk's arrays, and look at what it returns."""
+        try:
+            chunk.results = self._returned(chunk)
+        except BaseException as error:
+            if not self.on_host and not isinstance(error, Exception):
+                raise  # an interrupt of this thread
+            chunk.fail(error)
+
+    def _returned(self, chunk: _Chunk) -> Any:
+        library, pipe = self.pipe.library, self.pipe
+        with library.current(pipe.stream):
+            value = pipe.compute(_walk(chunk.batch, lambda leaf: self._on_device(chunk, leaf)))
+            return _walk(value, lambda leaf: library.result(leaf) or leaf)
+
+    def _on_device(self, chunk: _Chunk, leaf: Any) -> Any:
+        buffer = chunk.buffers.get(id(leaf))
+        return leaf if buffer is None else self.pipe.library.wrap(buffer, leaf.shape, leaf.dtype)
+
+    # ---- back to the host -------------------------------------------------------------------------------
+
+    def _has_results(self, chunk: _Chunk) -> bool:
+        """Whether there is anything to copy; where not, the output is what was returned."""
+        if self.target is not None:
+            return self.target.out is not None or any(leaf is not None for leaf in _leaves(chunk.results))
+        if any(isinstance(leaf, Result) for leaf in _leaves(chunk.results)):
+            return True
+        chunk.output = chunk.results
+        return False
+
+    def _targets(self, chunk: _Chunk) -> Iterator[tuple[Result, int]]:
+        """Each result that has bytes, and the address it is copied to."""
+        chunk.moved["download"] = sum(
+            leaf.size for leaf in _leaves(chunk.results) if isinstance(leaf, Result)
+        )
+        stream = self.pipe._streams["download"]
+        pinned = self.pipe.pinned
+        if self.target is not None:
+            results = [leaf for leaf in _leaves(chunk.results) if isinstance(leaf, Result)]
+            for result, place in zip(results, self.target.places(chunk), strict=True):
+                if not result.size:
+                    continue
+                if self.pipe._direct(place):
+                    yield result, place.ctypes.data
+                    continue
+                buffer = pinned.allocate(result.size, stream=stream, tag=TAG)
+                chunk.out_staging.append((buffer, place))
+                chunk.moved["stage out"] = chunk.moved.get("stage out", 0) + result.size
+                yield result, buffer.ptr
+            return
+        copies: list[tuple[Result, int]] = []
+
+        def placed(leaf: Any) -> Any:
+            if not isinstance(leaf, Result):
+                return leaf
+            if not leaf.size:
+                return np.empty(leaf.shape, leaf.dtype)
+            buffer = pinned.allocate(leaf.size, stream=stream, tag=TAG)
+            chunk.output_buffers.append(buffer)
+            array = np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
+            chunk.pinned_outputs.add(id(array))
+            copies.append((leaf, buffer.ptr))
+            return array
+
+        chunk.output = _walk(chunk.results, placed)
+        yield from copies
+
+    def _fetch(self, chunk: _Chunk) -> None:
+        """The download on the host, on its stream's thread."""
+        try:
+            if chunk.error is None and self._has_results(chunk):
+                for result, to in self._targets(chunk):
+                    self.pipe._copies.copy(to, result.ptr, result.size)
+        except Exception as error:
+            chunk.fail(error)
+        chunk.results = None
+
+    def _store(self, chunk: _Chunk) -> None:
+        """The staging of output on the host, on its stream's thread."""
+        for buffer, place in chunk.out_staging:
+            self.pipe._copies.copy(place.ctypes.data, buffer.ptr, place.nbytes)
+
+    # ---- the end of a chunk, and of everything ----------------------------------------------------------
+
+    def _finish(self, chunk: _Chunk) -> None:
+        """Wait for a chunk, let go of all but its output, and write down when it was where."""
+        last = chunk.marks.last()
+        if last is not None:
+            last.synchronize()
+        if chunk.error is not None:
+            error, chunk.error = chunk.error, None
+            error.add_note(f"in chunk {chunk.index} of {self.pipe!r}")
+            try:
+                raise error
+            finally:
+                del error  # its traceback leads back here
+        spans = chunk.marks.spans(chunk.index, self.origin, chunk.moved)
+        chunk.times = {span.lane: span.end_ms - span.begin_ms for span in spans}
+        chunk.times["host"] = chunk.host_ms
+        self.report.host_ms += chunk.host_ms
+        self.report.add_chunk(chunk.size, spans)
+        self._unstage(chunk)
+        self._release(chunk)
+        chunk.results = chunk.batch = None
+        chunk.out_staging.clear()
+        self.alive.remove(chunk)
+        chunk.marks.ends.clear()
+        self.spare_marks.append(chunk.marks)
+
+    def _end(self) -> None:
+        """Wait for what is still queued and let go of everything."""
+        if self.alive:
+            self._settle()
+        self.staged.clear()
+        self.holding.clear()
+        for chunk in self.alive:
+            chunk.batch = chunk.results = chunk.output = None
+            chunk.staging.clear()
+            chunk.out_staging.clear()
+            chunk.output_buffers.clear()
+            chunk.buffers.clear()
+        self.alive.clear()
+        self.spare_marks.clear()
+
+    def _settle(self) -> None:
+        """Wait for all streams; for the whole device where one refuses, or was closed meanwhile."""
+        try:
+            for stream in self.pipe._streams.values():
+                stream.synchronize()
+        except DeviceError:
+            for _ in range(2):
+                with contextlib.suppress(DeviceError):
+                    self.pipe.device.synchronize()
+                    return
+
+
+def _without_input(leaf: Any, inputs: list[tuple[int, int]]) -> Any:
+    ours = isinstance(leaf, Result) and any(begin <= leaf.ptr < end for begin, end in inputs)
+    return None if ours else leaf
