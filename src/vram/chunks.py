@@ -4,7 +4,7 @@ The rule. Each lane takes `fixed + slope × bytes` for a chunk; both are measure
 at the beginning of the run, of which the quickest count: the first meet everything cold. A run of n equal
 chunks then takes all lanes once, to fill and drain, and the slowest lane n - 1 times more; the host, which
 queues the work, counts as a lane, too. Of the sizes SMALL × 2^k inside the bounds the one with the least
-predicted time is looked for; of those within CLOSE of it the largest is taken, for it leaves the most room for
+predicted time is looked for; of those within CLOSE of it the largest is taken, for it leaves most room for
 what was not measured. Small chunks lose to fixed costs, large ones to filling and draining; where fixed costs
 make one lane slower than the others, the size grows until copying and computing take the same time.
 """

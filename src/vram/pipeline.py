@@ -237,7 +237,7 @@ def _host_array(leaf: Any) -> HostArray | None:
     """Host memory as a NumPy array, without a copy; None for what is no array."""
     if isinstance(leaf, Pin):
         leaf = leaf.array
-    if isinstance(leaf, (np.generic, bytes, str)) or np.isscalar(leaf):
+    if isinstance(leaf, (np.generic, bytes, str)):
         return None
     if not isinstance(leaf, np.ndarray):
         known = ("__array_interface__", "__array__", "__dlpack__", "__buffer__")
@@ -677,7 +677,8 @@ class _Run:
         chunk.moved["download"] = sum(
             leaf.size for leaf in _leaves(chunk.results) if isinstance(leaf, Result)
         )
-        stream = self.pipe._streams["download"]
+        # On the host this runs on the stream's own thread, where memory cannot wait for that stream.
+        stream = None if self.on_host else self.pipe._streams["download"]
         pinned = self.pipe.pinned
         if self.target is not None:
             results = [leaf for leaf in _leaves(chunk.results) if isinstance(leaf, Result)]
