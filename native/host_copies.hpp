@@ -11,7 +11,7 @@ namespace vram {
 
 // Threads start with the first large copy and sleep between copies. Any thread may call, several at once.
 // Fork: in the child copies are made by the calling thread alone.
-class HostCopies {
+class HostCopies : public std::enable_shared_from_this<HostCopies> {
  public:
   // threads: that take part in one copy, the caller's included; 0: as many as pay.
   explicit HostCopies(unsigned threads = 0);

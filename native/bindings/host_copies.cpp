@@ -19,8 +19,10 @@ void bind_host_copies(nb::module_& module) {
            "Copy now; returns when it is done.")
       .def(
           "queue",
-          [](std::shared_ptr<HostCopies> copies, Backend& backend, StreamHandle stream, Address to,
-             Address from, std::uint64_t bytes) {
+          [](HostCopies& self, Backend& backend, StreamHandle stream, Address to, Address from,
+             std::uint64_t bytes) {
+            // Not Python's reference: the stream's thread must be able to drop it without the GIL.
+            const std::shared_ptr<HostCopies> copies = self.shared_from_this();
             Status status;
             {
               const nb::gil_scoped_release released;
