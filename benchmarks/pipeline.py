@@ -1,8 +1,8 @@
 """How close does a pipeline come to the ideal, the longest of all uploads, all computing and all downloads?
 
 The load is balanced: computing on a chunk is tuned, in this run, to take as long as uploading it. Each case
-runs warm (its page-locked memory is there) and is compared with the same pieces one after the other. "of ideal"
-takes the times of the lanes in the pipeline itself, "alone" those of the pieces by themselves.
+runs warm (its page-locked memory is there) and is compared with the same pieces one after the other. "of
+ideal" takes the times of the lanes in the pipeline itself, "alone" those of the pieces by themselves.
 `--json FILE` for machines.
 
     python benchmarks/pipeline.py                 # 8 GiB on a GPU, with PyTorch or CuPy

@@ -110,7 +110,8 @@ class _Unordered:
         self._buffer = buffer
 
     def __dlpack__(self, *, stream: Any = None, **request: Any) -> Any:
-        return self._buffer.__dlpack__(stream=-1, **request)
+        on_host = self._buffer.device.kind == "host"  # whose memory has no stream in DLPack
+        return self._buffer.__dlpack__(stream=None if on_host else -1, **request)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer.__dlpack_device__()

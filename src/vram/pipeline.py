@@ -311,14 +311,11 @@ class _Marks:
         return next((self.ends[lane] for lane in reversed(LANES) if lane in self.ends), None)
 
     def spans(self, chunk: int, origin: Event, moved: dict[str, int]) -> list[Span]:
+        def since(event: Event) -> float:
+            return max(0.0, event.elapsed_ms(origin))  # another stream may have been a little earlier
+
         return [
-            Span(
-                chunk,
-                lane,
-                self._events[lane, False].elapsed_ms(origin),
-                end.elapsed_ms(origin),
-                moved.get(lane, 0),
-            )
+            Span(chunk, lane, since(self._events[lane, False]), since(end), moved.get(lane, 0))
             for lane, end in self.ends.items()
         ]
 
