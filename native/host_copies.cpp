@@ -26,7 +26,10 @@ namespace {
 // together.
 constexpr std::uint64_t kPieceBytes = 512 * kKiB;
 // More threads than this are held up by the memory itself.
-constexpr unsigned kMaxThreads = 12;
+constexpr unsigned kMaxThreads = 16;
+
+// One processor is left to the program.
+unsigned useful_threads() { return std::clamp(std::thread::hardware_concurrency(), 2u, kMaxThreads + 1) - 1; }
 
 // What is written is read next by a device, not by this processor: where that can be said, it goes past the
 // caches, which also saves reading the target first.
@@ -118,7 +121,7 @@ struct HostCopies::Crew {
 };
 
 HostCopies::HostCopies(unsigned threads)
-    : threads_(threads != 0 ? threads : std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads)),
+    : threads_(threads != 0 ? threads : useful_threads()),
       process_(getpid()),
       crew_(std::make_unique<Crew>()) {}
 

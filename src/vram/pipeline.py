@@ -550,14 +550,28 @@ class _Run:
         holders: deque[_Chunk],
         let_go: Callable[[_Chunk], None],
     ) -> Buffer:
-        """Allocate; where memory is short, earlier chunks give theirs up first, in stream order."""
+        """Allocate; where memory is short, earlier chunks give theirs up first, in stream order.
+
+        Results may lie in the same pool: before giving up, they are waited for.
+        """
         while True:
             try:
                 return pool.allocate(size, stream=stream, tag=TAG)
             except OutOfMemory:
-                if not holders:
+                if not holders and not self._fetch_results():
                     raise
-            let_go(holders[0])
+            if holders:
+                let_go(holders[0])
+
+    def _fetch_results(self) -> bool:
+        """Wait for results that are on their way to the host and let go of them; false where none are."""
+        found = [chunk for chunk in self.alive if chunk.results is not None and not self.on_host]
+        for chunk in found:
+            last = chunk.marks.last()
+            if last is not None:
+                last.synchronize()
+            chunk.results = None
+        return bool(found)
 
     def _unstage(self, chunk: _Chunk) -> None:
         """Free a chunk's pinned input behind its upload, in the order of the staging stream."""
