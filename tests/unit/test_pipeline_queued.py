@@ -1,7 +1,8 @@
 """The way chunks go on a GPU, with real memory and threads: compute is called ahead, the rest is by streams.
 
 On the host that way is not taken, because NumPy computes at once. Here it is: compute first waits for its
-stream, and streams are held up at random, so that memory used again too early would show.
+stream, or launches its work there, and streams are held up at random, so that memory that is used again too
+early shows.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import random
 import time
 from collections.abc import Iterator
+from ctypes import c_int64
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,34 @@ def test_an_array_in_chunks(
         assert pools[0].stats().peak_allocated <= depth * 64 * 1024
         lanes = {span.lane for span in pipe.report().spans}
         assert ("stage in" in lanes, "stage out" in lanes) == (staging, staging)
+
+
+@pytest.mark.parametrize("staging", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("equal", [False, True])
+def test_work_that_is_only_queued(
+    pools: tuple[Pool, PinnedPool], staging: bool, in_place: bool, equal: bool
+) -> None:
+    """As a kernel's launch: the work knows an address and holds nothing."""
+    chance = random.Random(1)
+    lengths = [30_000 if equal else chance.randrange(1, 30_000) for _ in range(80)]
+
+    def triple(address: int, length: int, to: int) -> None:
+        source, target = (np.ctypeslib.as_array((c_int64 * length).from_address(at)) for at in (address, to))
+        np.multiply(source, 3, out=target)
+
+    def compute(x: Any) -> Any:
+        y = x if in_place else np.empty_like(x)
+        pipe.stream.launch(triple, x.ctypes.data, len(x), y.ctypes.data)
+        hold_up(pipe, chance)
+        return y
+
+    with Pipeline(compute, depth=2, pool=pools[0], pinned=pools[1], staging=staging) as pipe:
+        source = (batch_of(number, length) for number, length in enumerate(lengths))
+        for number, out in enumerate(pipe.map(source)):
+            assert np.array_equal(out, batch_of(number, lengths[number]) * 3), f"chunk {number}"
+        assert pools[0].stats().peak_allocated <= 2 * (8 * 30_000 + 512)
+    del out
 
 
 def test_errors_and_early_exits(pools: tuple[Pool, PinnedPool]) -> None:
