@@ -39,6 +39,8 @@ __all__ = ["Pipeline", "PipelineReport"]
 
 TAG = "pipeline"
 """The tag of its allocations."""
+AHEAD = 2
+"""Chunks that may be on their way to the device before those computed are taken out."""
 MEMORY_SHARE = 0.5
 """Chunks whose size is found by measuring may take this share of the memory that is free."""
 
@@ -337,6 +339,7 @@ class _Chunk:
         self.output: Any = None
         self.output_buffers: list[Buffer] = []  # the pinned memory of the output
         self.pinned_outputs: set[int] = set()
+        self.computed = False  # or queued to be
         self.last_use = "compute"  # the lane behind which its device input is free
         self.error: BaseException | None = None
         self.host_ms = 0.0  # what queuing it took
@@ -410,6 +413,7 @@ class _Run:
         self.target = target
         self.depth = pipe.depth
         self.on_host = pipe.device.kind == "host"  # compute is work of the stream's thread
+        self.ahead = 1 if self.on_host else min(AHEAD, pipe.depth)  # there memory is waited for
         self.report = PipelineReport(pipe.device.name, pipe.library.name, pipe.depth)
         self.origin = Event(pipe.device, timing=True)
         self.chunks_made = 0
@@ -422,30 +426,33 @@ class _Run:
 
     def chunks(self, source: Iterator[Any]) -> Generator[_Chunk, None, None]:
         """Put everything through; yields each chunk when it is done, in order."""
-        waiting: deque[_Chunk] = deque()  # computed or queued to be, not yet taken out
+        fed: deque[_Chunk] = deque()  # on their way to the device
+        waiting: deque[_Chunk] = deque()  # computed, or queued to be, and not yet taken out
         try:
             self.origin.record(self.pipe._streams["upload"])
-            ahead = self._feed(source)
-            while ahead is not None or waiting:
-                while ahead is not None and len(waiting) < self.depth:
-                    self._compute(ahead)
-                    waiting.append(ahead)
-                    ahead = self._feed(source)  # its upload goes before the wait for the oldest
-                done = waiting.popleft()
-                self._finish(done)
-                left = time.perf_counter()
-                yield done
-                self.report.consumer_ms += (time.perf_counter() - left) * 1e3
+            while True:
+                # Before the function is called, which may take its time, and before anybody waits.
+                while len(fed) < self.ahead and self._feed(source):
+                    fed.append(self.alive[-1])
+                if fed and len(waiting) < self.depth:
+                    self._compute(fed[0])
+                    waiting.append(fed.popleft())
+                elif waiting:
+                    self._finish(waiting[0])
+                    left = time.perf_counter()
+                    yield waiting.popleft()
+                    self.report.consumer_ms += (time.perf_counter() - left) * 1e3
+                else:
+                    return
         finally:
             self._end()
-            waiting.clear()
 
     # ---- to the device ----------------------------------------------------------------------------------
 
-    def _feed(self, source: Iterator[Any]) -> _Chunk | None:
-        """Take the next batch and queue its upload. An error waits in the chunk for its turn."""
+    def _feed(self, source: Iterator[Any]) -> bool:
+        """Take the next batch, if there is one, and queue its upload. An error waits for the chunk's turn."""
         if not self.more:
-            return None
+            return False
         chunk = _Chunk(self.chunks_made, self.spare_marks.pop() if self.spare_marks else self._new_marks())
         begun = time.perf_counter()
         try:
@@ -453,7 +460,7 @@ class _Run:
         except StopIteration:
             self.more = False
             self.spare_marks.append(chunk.marks)
-            return None
+            return False
         except Exception as error:
             chunk.fail(error)
         finally:
@@ -467,7 +474,7 @@ class _Run:
                 except Exception as error:
                     chunk.fail(error)
         self.more = chunk.error is None
-        return chunk
+        return True
 
     @contextlib.contextmanager
     def _host_time(self, chunk: _Chunk) -> Iterator[None]:
@@ -583,6 +590,7 @@ class _Run:
 
     def _release(self, chunk: _Chunk) -> None:
         """Free a chunk's device input behind its last use, in the order of the upload stream."""
+        self._compute(chunk)  # where memory is so short that its turn has not come yet
         if chunk in self.holding:
             self.holding.remove(chunk)
         end = chunk.marks.ends.get(chunk.last_use)
@@ -602,8 +610,9 @@ class _Run:
 
     def _compute(self, chunk: _Chunk) -> None:
         """Queue the function and the way back. On a GPU it is called now, on the host by the stream."""
-        if chunk.error is not None:
+        if chunk.computed or chunk.error is not None:
             return
+        chunk.computed = True
         with self._host_time(chunk):
             try:
                 (self._compute_on_host if self.on_host else self._compute_queued)(chunk)
@@ -770,7 +779,7 @@ class _Run:
         self.staged.clear()
         self.holding.clear()
         for chunk in self.alive:
-            chunk.batch = chunk.results = chunk.output = None
+            chunk.batch = chunk.results = chunk.output = chunk.error = None
             chunk.staging.clear()
             chunk.out_staging.clear()
             chunk.output_buffers.clear()

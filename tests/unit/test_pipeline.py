@@ -495,17 +495,17 @@ def test_the_pools_of_the_process_serve_where_none_is_given() -> None:
 
 
 def test_results_in_the_same_memory_give_way() -> None:
-    """Results of chunks under way are fetched before an upload is refused."""
+    """Before an upload is refused, chunks on their way are computed and results of others are fetched."""
     device = Device.model("64MiB")
-    with Pool(device, limit="8MiB") as pool, PinnedPool(device, segment_size="2MiB") as pinned:
+    with Pool(device, limit="12MiB") as pool, PinnedPool(device, segment_size="2MiB") as pinned:
 
         def compute(buffer: vram.Buffer) -> vram.Buffer:
             return pool.allocate(6 * MIB if buffer.size == 2 * MIB else 1000, stream=pipe.stream)
 
         with Pipeline(compute, device=device, pool=pool, pinned=pinned, depth=3) as pipe:
-            sizes = (2 * MIB, 5 * MIB)
+            sizes = (2 * MIB, 1000, 7 * MIB)
             got = [len(out) for out in pipe.map(np.zeros(size, np.uint8) for size in sizes)]
-            assert got == [6 * MIB, 1000]
+            assert got == [6 * MIB, 1000, 1000]
 
 
 def test_a_race_checker_has_nothing_to_say(make: Callable[..., Pipeline]) -> None:

@@ -26,7 +26,7 @@ class Queued(vram.pipeline._Run):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.on_host = False
+        self.on_host, self.ahead = False, min(vram.pipeline.AHEAD, self.depth)
 
 
 @pytest.fixture(autouse=True)
