@@ -18,20 +18,21 @@ import numpy as np
 import pytest
 
 import vram.pipeline
+import vram.pipeline_run
 from vram import PinnedPool, Pipeline, Pool
 
 
-class Queued(vram.pipeline._Run):
+class Queued(vram.pipeline_run.Run):
     """A run as on a GPU."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.on_host, self.ahead = False, min(vram.pipeline.AHEAD, self.depth)
+        self.on_host, self.ahead = False, min(vram.pipeline_run.AHEAD, self.depth)
 
 
 @pytest.fixture(autouse=True)
 def queued(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vram.pipeline, "_Run", Queued)
+    monkeypatch.setattr(vram.pipeline, "Run", Queued)
 
 
 @pytest.fixture
