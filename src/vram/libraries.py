@@ -49,6 +49,9 @@ class Library(Protocol):
 
     name: str
 
+    def make_stream(self) -> Stream:
+        """A stream for the library's work."""
+
     def current(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
         """Have the library queue its work on `stream` inside the block."""
 
@@ -117,6 +120,16 @@ class _Unordered:
         return self._buffer.__dlpack_device__()
 
 
+class _OwnStream:
+    """Libraries that take any stream."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def make_stream(self) -> Stream:
+        return Stream(self._device)
+
+
 class _Exported:
     """A buffer by the CUDA array interface; the capsule counts as a view of it for as long as this lives."""
 
@@ -140,8 +153,15 @@ class _Torch:
 
     def __init__(self, device: Device) -> None:
         self._torch = require_library("torch", "PyTorch")
+        self._device = device
         self._on_gpu = device.kind == "cuda"
         self._place = self._torch.device("cuda", device.index) if self._on_gpu else self._torch.device("cpu")
+
+    def make_stream(self) -> Stream:
+        """On a GPU one of PyTorch's: its allocator may ask for a stream long after memory was freed there."""
+        if not self._on_gpu:
+            return Stream(self._device)
+        return Stream._view(self._device._core, self._torch.cuda.Stream(self._place).cuda_stream)
 
     def current(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
         if not self._on_gpu:
@@ -177,10 +197,11 @@ class _Torch:
 # ---- CuPy -------------------------------------------------------------------------------------------------
 
 
-class _Cupy:
+class _Cupy(_OwnStream):
     name = "cupy"
 
     def __init__(self, device: Device) -> None:
+        super().__init__(device)
         self._cupy = require_library("cupy", "CuPy")
         self._index = device.index
 
@@ -205,12 +226,13 @@ class _Cupy:
 # ---- Numba ------------------------------------------------------------------------------------------------
 
 
-class _Numba:
+class _Numba(_OwnStream):
     """Numba has no current stream: arrays carry theirs, so `kernel[blocks, threads, x.stream](x)`."""
 
     name = "numba"
 
     def __init__(self, device: Device) -> None:
+        super().__init__(device)
         self._cuda = require_library("numba.cuda", "Numba")
         self._index = device.index
         self._stream = 0
@@ -244,11 +266,8 @@ def _packed(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
 # ---- NumPy and plain buffers ------------------------------------------------------------------------------
 
 
-class _Numpy:
+class _Numpy(_OwnStream):
     name = "numpy"
-
-    def __init__(self, device: Device) -> None:
-        pass
 
     def current(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -267,13 +286,10 @@ class _Numpy:
         return Result(flat.ctypes.data, flat.shape, flat.dtype, flat)
 
 
-class _Buffers:
+class _Buffers(_OwnStream):
     """Memory as it is: compute gets Buffers of bytes, and queues its own work on them."""
 
     name = "buffer"
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
 
     def current(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()

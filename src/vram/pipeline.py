@@ -89,7 +89,12 @@ class Pipeline:
         self._handed: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._report: PipelineReport | None = None
         with contextlib.ExitStack() as stack:
-            self._streams = {lane: stack.enter_context(Stream(self.device)) for lane in LANES}
+            self._streams = {
+                lane: stack.enter_context(
+                    self.library.make_stream() if lane == "compute" else Stream(self.device)
+                )
+                for lane in LANES
+            }
             stack.pop_all()
 
     @property
@@ -138,7 +143,7 @@ class Pipeline:
         return self._report
 
     def close(self) -> None:
-        """Give the streams back; what runs still finishes. Again: nothing."""
+        """Give the streams back; what runs still finishes. A run afterwards is refused. Again: nothing."""
         for stream in self._streams.values():
             stream.close()
 

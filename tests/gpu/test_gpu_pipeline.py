@@ -319,5 +319,14 @@ def test_out_of_memory_in_the_middle(torch: Any) -> None:
         assert pool.stats().live == pinned.stats().live == 0
 
 
+def test_pytorch_gives_its_cache_back_after_the_pipeline_is_gone(make: Make, torch: Any) -> None:
+    """Its allocator may still speak to the stream that memory was allocated on."""
+    for _ in range(3):
+        with make(lambda x: x * 2, "1MiB", like="torch") as pipe:
+            assert pipe.run(np.ones(MIB, np.float32))[-1] == 2
+        torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+
+
 def test_the_library_is_inferred_from_what_is_loaded(make: Make, torch: Any) -> None:
     assert make(lambda x: x).library.name == "torch"
