@@ -76,6 +76,13 @@ class Backend {
   virtual Status event_record(EventHandle event, StreamHandle stream) = 0;
   virtual Status event_query(EventHandle event) = 0;  // ok (passed or never recorded) or not_ready
   virtual Status event_synchronize(EventHandle event) = 0;
+  // An event that also keeps the moment its point was passed, for measuring; used as any other.
+  virtual Status timing_event_create(EventHandle*) { return {Code::unsupported, 0, "timing_event_create"}; }
+  // Milliseconds from one such event to another; not_ready before both have passed, invalid for other events
+  // and for those never recorded.
+  virtual Status elapsed_ms(EventHandle, EventHandle, double*) {
+    return {Code::unsupported, 0, "elapsed_ms"};
+  }
 
   // The device whose streams and events these are; copies between backends of one order are stream-ordered.
   virtual const Backend* order() const { return this; }

@@ -208,7 +208,32 @@ Status CudaBackend::event_synchronize(EventHandle event) {
                             [&] { return driver_.event_synchronize(cu_pointer(event)); });
 }
 
+Status CudaBackend::timing_event_create(EventHandle* out) {
+  void* event = nullptr;
+  const Status status = in_context("cuEventCreate", [&] { return driver_.event_create(&event, 0); });
+  *out = reinterpret_cast<EventHandle>(event);
+  return status;
+}
+Status CudaBackend::elapsed_ms(EventHandle from, EventHandle to, double* out) {
+  float elapsed = 0;
+  const Status status = in_context("cuEventElapsedTime", [&] {
+    return driver_.event_elapsed(&elapsed, cu_pointer(from), cu_pointer(to));
+  });
+  *out = elapsed;
+  return status;
+}
+
 // ---- work -----------------------------------------------------------------------------------------------
+
+bool CudaBackend::host_pinned(Address address, std::uint64_t bytes) const {
+  const auto known = [&](Address at) {
+    unsigned type = 0;
+    const Status status = in_context(
+        "cuPointerGetAttribute", [&] { return driver_.pointer_attribute(&type, kCuPointerMemoryType, at); });
+    return status.ok() && type == kCuMemoryHost;
+  };
+  return bytes > 0 && known(address) && known(address + bytes - 1);
+}
 
 Status CudaBackend::copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) {
   return in_context("cuMemcpyAsync", [&] { return driver_.copy(to, from, bytes, for_work(stream)); });
@@ -333,16 +358,6 @@ Status CudaBackend::launch_kernel(std::uint64_t function, const Shape& shape, vo
                                  shape.block[0], shape.block[1], shape.block[2], shape.shared_bytes,
                                  for_work(stream), parameters, nullptr);
   });
-}
-Status CudaBackend::timing_event_create(EventHandle* out) {
-  void* event = nullptr;
-  const Status status = in_context("cuEventCreate", [&] { return driver_.event_create(&event, 0); });
-  *out = reinterpret_cast<EventHandle>(event);
-  return status;
-}
-Status CudaBackend::elapsed_ms(EventHandle from, EventHandle to, float* out) {
-  return in_context("cuEventElapsedTime",
-                    [&] { return driver_.event_elapsed(out, cu_pointer(from), cu_pointer(to)); });
 }
 
 }  // namespace vram

@@ -47,6 +47,8 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status event_record(EventHandle event, StreamHandle stream) override;
   Status event_query(EventHandle event) override;
   Status event_synchronize(EventHandle event) override;
+  Status timing_event_create(EventHandle* out) override;
+  Status elapsed_ms(EventHandle from, EventHandle to, double* out) override;
 
   // 1 is another name of the default stream. 2, the default stream of the calling thread, gets a number for
   // each thread. Such a stream and the default stream wait for each other, so its fences are recorded
@@ -99,9 +101,8 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   };
   // Each parameter is a pointer to its value.
   Status launch_kernel(std::uint64_t function, const Shape& shape, void** parameters, StreamHandle stream);
-  // An event that also tells the time, for measuring; destroy it as any other.
-  Status timing_event_create(EventHandle* out);
-  Status elapsed_ms(EventHandle from, EventHandle to, float* out);
+  // Whether all of this host memory is page-locked, by whomever: copies of it do not keep the host.
+  bool host_pinned(Address address, std::uint64_t bytes) const;
 
   std::string hardware() const;  // "NVIDIA H200"
   int driver_version() const;    // 13000 for CUDA 13.0

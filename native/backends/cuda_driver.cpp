@@ -62,6 +62,7 @@ void CudaDriver::load_all() {
   load("cuMemFreeHost", host_free);
   load("cuMemHostRegister_v2", host_register);
   load("cuMemHostUnregister", host_unregister);
+  load("cuPointerGetAttribute", pointer_attribute);
   load("cuModuleLoadData", module_load);
   load("cuModuleUnload", module_unload);
   load("cuModuleGetFunction", module_function);

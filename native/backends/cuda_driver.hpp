@@ -33,6 +33,8 @@ inline constexpr int kCuHandleFileDescriptor = 1;
 inline constexpr int kCuAccessReadWrite = 3;
 inline constexpr unsigned kCuStreamNonBlocking = 1;
 inline constexpr unsigned kCuEventDisableTiming = 2;
+inline constexpr int kCuPointerMemoryType = 2;
+inline constexpr unsigned kCuMemoryHost = 1;
 inline constexpr int kCuCaptureThreadLocal = 1;
 inline constexpr int kCuCaptureRelaxed = 2;
 
@@ -126,6 +128,7 @@ struct CudaDriver {
   CuResult (*host_free)(void*);
   CuResult (*host_register)(void*, std::size_t, unsigned);
   CuResult (*host_unregister)(void*);
+  CuResult (*pointer_attribute)(void*, int, Address);
   // kernels
   CuResult (*module_load)(void**, const void*);
   CuResult (*module_unload)(void*);

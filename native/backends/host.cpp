@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -154,6 +155,11 @@ thread_local const HostStream* HostStream::current = nullptr;
 namespace {
 
 constexpr Status kOk{};
+
+std::int64_t clock_ns() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
 
 std::uint64_t physical_bytes() {
   struct sysinfo machine{};
@@ -451,6 +457,26 @@ Status HostBackend::event_create(EventHandle* out) {
   return kOk;
 }
 
+Status HostBackend::timing_event_create(EventHandle* out) {
+  if (inherited()) return {Code::closed, 0, "timing_event_create"};
+  const std::lock_guard lock(mutex_);
+  *out = events_.add({nullptr, 0, true, nullptr});
+  return kOk;
+}
+
+Status HostBackend::elapsed_ms(EventHandle from, EventHandle to, double* out) {
+  if (inherited()) return {Code::closed, 0, "elapsed_ms"};
+  const std::lock_guard lock(mutex_);
+  const Event* first = events_.find(from);
+  const Event* last = events_.find(to);
+  if (!first || !last || !first->moment || !last->moment) return {Code::invalid, 0, "elapsed_ms"};
+  const std::int64_t begin = *first->moment;
+  const std::int64_t end = *last->moment;
+  if (begin == 0 || end == 0) return {Code::not_ready, 0, "elapsed_ms"};
+  *out = static_cast<double>(end - begin) / 1e6;
+  return kOk;
+}
+
 Status HostBackend::event_destroy(EventHandle event) {
   if (inherited()) return {Code::closed, 0, "event_destroy"};
   const std::lock_guard lock(mutex_);
@@ -465,8 +491,15 @@ Status HostBackend::event_record(EventHandle event, StreamHandle stream) {
   Event* found = events_.find(event);
   auto target = stream_of(stream);
   if (!found || !target) return {Code::invalid, 0, "event_record"};
+  std::shared_ptr<std::atomic<std::int64_t>> moment;
+  if (found->timing) {
+    moment = std::make_shared<std::atomic<std::int64_t>>(0);
+    int native = 0;
+    const Code code = target->enqueue([moment] { *moment = clock_ns(); }, &native);
+    if (code != Code::ok) return {code, native, "event_record"};
+  }
   const std::uint64_t position = target->queued();
-  *found = {std::move(target), position};
+  *found = {std::move(target), position, found->timing, std::move(moment)};
   return kOk;
 }
 

@@ -3,6 +3,7 @@
 // pool's business; Python callables are the bindings'.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -21,7 +22,8 @@ class HostStream;
 // bounds what may be promised.
 //
 // A point in a stream is the number of operations queued before it, so recording an event queues
-// nothing, and an event has passed when the stream has finished that many.
+// nothing, and an event has passed when the stream has finished that many. Only a timing event is an
+// operation itself: it looks at the clock.
 //
 // Fork: the child has no worker threads, so there every call answers Code::closed and destruction
 // leaves everything alone. Pages are then shared with the parent, plain memory is a private copy.
@@ -60,6 +62,8 @@ class HostBackend : public Backend {
   Status event_record(EventHandle event, StreamHandle stream) override;
   Status event_query(EventHandle event) override;
   Status event_synchronize(EventHandle event) override;
+  Status timing_event_create(EventHandle* out) override;
+  Status elapsed_ms(EventHandle from, EventHandle to, double* out) override;
 
   Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override;
   Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
@@ -74,6 +78,8 @@ class HostBackend : public Backend {
   struct Event {
     std::shared_ptr<HostStream> stream;  // null: never recorded
     std::uint64_t position = 0;
+    bool timing = false;
+    std::shared_ptr<std::atomic<std::int64_t>> moment;  // of the last record: nanoseconds, 0 until it passes
   };
   bool inherited() const;  // this process is a fork's child
   std::shared_ptr<HostStream> stream_of(StreamHandle handle);

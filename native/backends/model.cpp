@@ -53,6 +53,8 @@ const char* const ModelBackend::kCallNames[kCalls] = {"reserve",
                                                       "event_record",
                                                       "event_query",
                                                       "event_synchronize",
+                                                      "timing_event_create",
+                                                      "elapsed_ms",
                                                       "copy",
                                                       "fill",
                                                       "launch",
@@ -402,6 +404,30 @@ Status ModelBackend::event_create(EventHandle* out) {
   return kOk;
 }
 
+Status ModelBackend::timing_event_create(EventHandle* out) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kTimingEventCreate, &status)) return status;
+  charge(kTimingEventCreate, kEventCreateUs);
+  Event event;
+  event.timing = true;
+  *out = events_.add(event);
+  return kOk;
+}
+
+Status ModelBackend::elapsed_ms(EventHandle from, EventHandle to, double* out) {
+  const std::lock_guard lock(mutex_);
+  Status status;
+  if (!begin(kElapsedMs, &status)) return status;
+  for (const EventHandle each : {from, to}) {
+    const Event* mark = events_.find(each);
+    if (!mark || !mark->timing || !mark->recorded) return {Code::invalid, 0, "elapsed_ms"};
+    if (!passed(*mark)) return {Code::not_ready, 0, "elapsed_ms"};
+  }
+  *out = (events_.find(to)->passes - events_.find(from)->passes) / 1e3;
+  return kOk;
+}
+
 Status ModelBackend::event_destroy(EventHandle event) {
   const std::lock_guard lock(mutex_);
   Status status;
@@ -427,7 +453,7 @@ Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
     operation.kind = Operation::Kind::mark;
     enqueue(handle, std::move(operation));
   }
-  *mark = {handle, stream->queued, stream->tail};
+  *mark = {handle, stream->queued, stream->tail, mark->timing, true};
   return kOk;
 }
 

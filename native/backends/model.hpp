@@ -103,6 +103,9 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Status event_record(EventHandle event, StreamHandle stream) override;
   Status event_query(EventHandle event) override;
   Status event_synchronize(EventHandle event) override;
+  // By the virtual clock; under the manual schedule work takes no time.
+  Status timing_event_create(EventHandle* out) override;
+  Status elapsed_ms(EventHandle from, EventHandle to, double* out) override;
 
   Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override;
   Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
@@ -213,6 +216,8 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     kEventRecord,
     kEventQuery,
     kEventSynchronize,
+    kTimingEventCreate,
+    kElapsedMs,
     kCopy,
     kFill,
     kLaunch,
@@ -272,6 +277,8 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     StreamHandle stream = 0;
     std::uint64_t position = 0;  // manual: passed when the stream has done that many
     double passes = 0;           // lag: the moment it passes
+    bool timing = false;
+    bool recorded = false;
   };
   // Addresses from one range: by size class, so that reuse bounds how far they spread.
   struct Addresses {

@@ -67,6 +67,10 @@ class PinnedBackend : public Backend {
   }
   Status event_query(EventHandle event) override { return device_->event_query(event); }
   Status event_synchronize(EventHandle event) override { return device_->event_synchronize(event); }
+  Status timing_event_create(EventHandle* out) override { return device_->timing_event_create(out); }
+  Status elapsed_ms(EventHandle from, EventHandle to, double* out) override {
+    return device_->elapsed_ms(from, to, out);
+  }
 
   const Backend* order() const override { return device_->order(); }
   StreamHandle canonical(StreamHandle stream) const override { return device_->canonical(stream); }

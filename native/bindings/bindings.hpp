@@ -13,6 +13,7 @@ namespace vram {
 void bind_arena(nanobind::module_& module);
 void bind_bench(nanobind::module_& module);
 void bind_devices(nanobind::module_& module);
+void bind_host_copies(nanobind::module_& module);
 void bind_pin(nanobind::module_& module);
 void bind_planner(nanobind::module_& module);
 void bind_plug(nanobind::module_& module);

@@ -410,7 +410,21 @@ void bind_order(nb::class_<Backend>& type) {
             return ready(backend.event_query(event), "query an event");
           },
           "event"_a)
-      .def("event_synchronize", &event_synchronize, "event"_a);
+      .def("event_synchronize", &event_synchronize, "event"_a)
+      .def("timing_event_create",
+           [](Backend& backend) {
+             EventHandle event = 0;
+             require_ok(backend.timing_event_create(&event), "create a timing event");
+             return event;
+           })
+      .def(
+          "elapsed_ms",
+          [](Backend& backend, EventHandle from, EventHandle to) {
+            double elapsed = 0;
+            require_ok(backend.elapsed_ms(from, to, &elapsed), "measure between events");
+            return elapsed;
+          },
+          "start"_a, "end"_a, "Milliseconds between two timing events that have passed.");
 }
 
 void bind_work(nb::class_<Backend>& type) {
@@ -695,16 +709,8 @@ void bind_cuda_work(nb::class_<CudaBackend, Backend>& type) {
           "module"_a, "name"_a)
       .def("launch_kernel", &launch_kernel, "function"_a, "grid"_a, "block"_a, "parameters"_a, "stream"_a = 0,
            "shared_bytes"_a = 0, "Each parameter is the bytes of its value.")
-      .def("timing_event_create",
-           [](CudaBackend& cuda) {
-             return result_of<&CudaBackend::timing_event_create, EventHandle>(cuda, "create an event");
-           })
-      .def(
-          "elapsed_ms",
-          [](CudaBackend& cuda, EventHandle from, EventHandle to) {
-            return result_of<&CudaBackend::elapsed_ms, float>(cuda, "measure between events", from, to);
-          },
-          "start"_a, "end"_a, "Milliseconds between two timing events that have passed.");
+      .def("host_pinned", &CudaBackend::host_pinned, "address"_a, "bytes"_a,
+           "Whether all of this host memory is page-locked.");
 }
 
 void bind_cuda(nb::module_& module) {

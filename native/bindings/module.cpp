@@ -6,6 +6,7 @@ NB_MODULE(_native, module) {
   nanobind::set_leak_warnings(false);
   module.doc() = "The native core of vram. Private: use the classes of the vram package.";
   vram::bind_devices(module);
+  vram::bind_host_copies(module);
   vram::bind_pin(module);
   vram::bind_plug(module);
   vram::bind_stacks(module);

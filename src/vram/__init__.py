@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vram.marks import step as step
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
+    from vram.pipeline import Pipeline as Pipeline
     from vram.plans import Plan as Plan
     from vram.plans import plan as plan
     from vram.pool import Pool as Pool
@@ -68,6 +69,7 @@ _PLACES = {
     "MemoryManager": "vram.manager",
     "OutOfMemory": "vram.errors",
     "PinnedPool": "vram.pinned",
+    "Pipeline": "vram.pipeline",
     "Plan": "vram.plans",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
@@ -123,6 +125,7 @@ __all__ = [
     "MemoryManager",
     "OutOfMemory",
     "PinnedPool",
+    "Pipeline",
     "Plan",
     "Pool",
     "RaceError",

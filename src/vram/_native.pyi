@@ -72,6 +72,11 @@ class Backend:
 
     def event_synchronize(self, event: int) -> None: ...
 
+    def timing_event_create(self) -> int: ...
+
+    def elapsed_ms(self, start: int, end: int) -> float:
+        """Milliseconds between two timing events that have passed."""
+
     def copy(self, to: int, source: int, bytes: int, stream: int) -> None: ...
 
     def fill(self, to: int, value: int, bytes: int, stream: int) -> None: ...
@@ -112,10 +117,8 @@ class CudaBackend(Backend):
     def launch_kernel(self, function: int, grid: Sequence[int], block: Sequence[int], parameters: Sequence[bytes], stream: int = 0, shared_bytes: int = 0) -> None:
         """Each parameter is the bytes of its value."""
 
-    def timing_event_create(self) -> int: ...
-
-    def elapsed_ms(self, start: int, end: int) -> float:
-        """Milliseconds between two timing events that have passed."""
+    def host_pinned(self, address: int, bytes: int) -> bool:
+        """Whether all of this host memory is page-locked."""
 
     def capture_begin(self, stream: int) -> None: ...
 
@@ -221,6 +224,21 @@ class PinnedBackend(Backend):
 
 def stop_launches() -> None:
     """Called once at exit; see vram/device.py."""
+
+class HostCopies:
+    """Copies within host memory by several threads at once."""
+
+    def __init__(self, threads: int = 0) -> None: ...
+
+    @property
+    def threads(self) -> int:
+        """Threads that take part in one copy."""
+
+    def copy(self, to: int, source: int, bytes: int) -> None:
+        """Copy now; returns when it is done."""
+
+    def queue(self, backend: Backend, stream: int, to: int, source: int, bytes: int) -> None:
+        """Copy when the stream has come so far; the memory must stay until then."""
 
 class PinCore:
     """The native part of vram.pin."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import threading
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +14,7 @@ from vram.buffer import Buffer
 from vram.device import Device, forget_cuda_device
 from vram.errors import DeviceError
 from vram.manager import get_memory_manager
-from vram.pinned import PinnedPool
+from vram.pinned import PinnedPool, drop_shared_pinned_pool, shared_pinned_pool
 from vram.pool import Pool
 from vram.tags import _current
 
@@ -54,7 +52,7 @@ def reopen_if_reset(device: int) -> None:
         if error.facts.get("native") != _CONTEXT_IS_DESTROYED:
             raise
         forget_cuda_device(device)
-        for pool in (get_memory_manager().drop_pool(place), _pinned):
+        for pool in (get_memory_manager().drop_pool(place), drop_shared_pinned_pool(place)):
             if pool is not None:
                 with contextlib.suppress(DeviceError):
                     pool.close()
@@ -91,22 +89,6 @@ class DevicePools:
         return pool
 
 
-_pinned: PinnedPool | None = None
-_pinned_lock = threading.RLock()  # a finalizer may ask while it is made
-
-
 def pinned_pool() -> PinnedPool:
     """The page-locked host memory that all adaptors of this process share."""
-    global _pinned
-    with _pinned_lock:
-        if _pinned is None or _pinned.closed:
-            _pinned = PinnedPool("cuda:0")
-        return _pinned
-
-
-def _after_fork_in_child() -> None:
-    global _pinned, _pinned_lock
-    _pinned, _pinned_lock = None, threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+    return shared_pinned_pool(Device("cuda:0"))

@@ -604,14 +604,18 @@ def _other_device(what: str, theirs: _Core, ours: _Core) -> DeviceError:
 
 
 class Event:
-    """A point in a stream. One that was never recorded counts as passed; recording again moves it."""
+    """A point in a stream. One that was never recorded counts as passed; recording again moves it.
+
+    With `timing` it also keeps the moment it passed, on the device's own clock: see `elapsed_ms`.
+    """
 
     __slots__ = ("__weakref__", "_core", "_handle")
 
-    def __init__(self, device: str | Device | None = None) -> None:
+    def __init__(self, device: str | Device | None = None, *, timing: bool = False) -> None:
         """Make an event on a device (the default device where none is given)."""
         self._core = _core_of(device)
-        self._handle: int = self._core.backend.event_create()
+        backend = self._core.backend
+        self._handle: int = backend.timing_event_create() if timing else backend.event_create()
 
     @property
     def handle(self) -> int:
@@ -652,6 +656,10 @@ class Event:
         self._core.backend.stream_wait(target.handle, self._handle)
         if observer is not None:
             observer.on_wait(target, self)
+
+    def elapsed_ms(self, since: Event) -> float:
+        """Milliseconds from `since` to this point; both are timing events that have passed."""
+        return self._core.backend.elapsed_ms(since._handle, self._handle)
 
     def _stream(self, stream: Any) -> Stream:
         handle = stream_handle(stream, self.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from typing import Any, Final
 
 from vram import _native
@@ -17,7 +18,7 @@ from vram.errors import ConfigError, DeviceError, VramError
 from vram.pool import Pool
 from vram.sizes import format_size
 
-__all__ = ["Pin", "PinnedPool", "pin"]
+__all__ = ["Pin", "PinnedPool", "drop_shared_pinned_pool", "pin", "shared_pinned_pool"]
 
 PIECE: Final = 64 << 20
 """The least bytes to lock at a time, where segment_size does not say otherwise: locking costs by the call."""
@@ -119,9 +120,41 @@ def pin(array: Any, device: str | Device | None = None) -> Pin:
     return Pin(array, device)
 
 
+# ---- shared by a process ----------------------------------------------------------------------------------
+
+_shared: dict[Device, PinnedPool] = {}
+_shared_lock = threading.RLock()  # a finalizer may ask while one is made
+
+
+def shared_pinned_pool(device: Device) -> PinnedPool:
+    """The page-locked memory that parts of this process share for a device; for a model a new one."""
+    if device.kind == "model":
+        return PinnedPool(device, segment_size="2MiB")
+    with _shared_lock:
+        found = _shared.get(device)
+        if found is None or found.closed:
+            found = _shared[device] = PinnedPool(device)
+        return found
+
+
+def drop_shared_pinned_pool(device: Device) -> PinnedPool | None:
+    """Forget a device's shared pool and return it; the next use makes another."""
+    with _shared_lock:
+        return _shared.pop(device, None)
+
+
 # What is pinned now, by the identity of its Pin: (address, bytes).
 _live: dict[int, tuple[int, int]] = {}
-os.register_at_fork(after_in_child=_live.clear)  # pins are the parent's
+
+
+def _after_fork_in_child() -> None:
+    global _shared_lock
+    _live.clear()  # pins are the parent's
+    _shared_lock = threading.RLock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _refuse_overlap(new: Pin) -> None:

@@ -1,0 +1,280 @@
+"""How close does a pipeline come to the ideal, the longest of all uploads, all computing and all downloads?
+
+The load is balanced: computing on a chunk is tuned, in this run, to take as long as uploading it. Each case
+runs warm (its page-locked memory is there) and is compared with the same pieces one after the other. "of
+ideal" takes the times of the lanes in the pipeline itself, "alone" those of the pieces by themselves.
+`--json FILE` for machines.
+
+    python benchmarks/pipeline.py                 # 8 GiB on a GPU, with PyTorch or CuPy
+    python benchmarks/pipeline.py --size 64MiB    # also without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import vram
+from vram import _native
+
+RUNS = 3
+COPY_BYTES = 1 << 30
+Row = dict[str, Any]
+
+
+def churn(rounds: int) -> Callable[[Any], Any]:
+    """A function of `rounds` passes over int32 words, the same in every library: wrapping and exact."""
+
+    def compute(x: Any) -> Any:
+        y = x * 3
+        for _ in range(rounds):
+            y *= 3
+            y += 1
+        return y
+
+    return compute
+
+
+def tuned_rounds(pipe: vram.Pipeline, chunk: int) -> tuple[int, float]:
+    """How many passes take as long as uploading a chunk, and that time in milliseconds."""
+    device, stream, up = pipe.device, pipe.stream, pipe._streams["upload"]
+    source, target = pipe.pinned.allocate(chunk), pipe.pool.allocate(chunk, stream=up)
+    np.asarray(source)[:] = 1
+    upload = least_ms(up, lambda: device.backend.copy(target.ptr, source.ptr, chunk, up.handle))
+    array = pipe.library.wrap(target, (chunk // 4,), np.dtype(np.int32))
+
+    def work(rounds: int) -> float:
+        def queue() -> None:
+            with pipe.library.current(stream):
+                churn(rounds)(array)
+
+        return least_ms(stream, queue)
+
+    few, many = work(4), work(24)
+    slope = max(1e-6, (many - few) / 20)
+    return max(1, round((upload - few) / slope + 4)), upload
+
+
+def least_ms(stream: vram.Stream, queue: Callable[[], Any]) -> float:
+    """The least time of some tries between two events around what is queued."""
+    begin, end = vram.Event(stream.device, timing=True), vram.Event(stream.device, timing=True)
+    times = []
+    for _ in range(6):
+        stream.device.synchronize()
+        begin.record(stream)
+        if stream.device.kind == "host":
+            stream.launch(queue)
+        else:
+            queue()
+        end.record(stream)
+        stream.synchronize()
+        times.append(end.elapsed_ms(begin))
+    return min(times[1:])
+
+
+class Steps:
+    """Pieces of work on one stream, each waited for; the milliseconds of each kind, by events."""
+
+    def __init__(self, stream: vram.Stream) -> None:
+        """Nothing was done yet."""
+        self.spent = dict.fromkeys(("stage in", "upload", "compute", "download", "stage out"), 0.0)
+        self._stream = stream
+        self._events = [vram.Event(stream.device, timing=True) for _ in range(2)]
+
+    def __call__(self, name: str, queue: Callable[..., Any], *arguments: Any) -> Any:
+        """Do one piece; returns what `queue` returned."""
+        begin, end = self._events
+        begin.record(self._stream)
+        result = queue(*arguments)
+        end.record(self._stream)
+        self._stream.synchronize()
+        self.spent[name] += end.elapsed_ms(begin)
+        return result
+
+
+def sequential(
+    pipe: vram.Pipeline, data: Any, out: Any, chunk: int, compute: Any
+) -> tuple[float, dict[str, float]]:
+    """The same pieces one after the other; seconds, and the milliseconds of each kind."""
+    library, stream, copy = pipe.library, pipe.stream, pipe.device.backend.copy
+    rows = chunk // 4
+    staged_in, staged_out = not pipe._direct(data), out is not None and not pipe._direct(out)
+    pinned_in, pinned_out = pipe.pinned.allocate(chunk), pipe.pinned.allocate(chunk)
+    there = pipe.pool.allocate(chunk, stream=stream)
+    step = Steps(stream)
+
+    def call(array: Any) -> Any:
+        with library.current(stream):
+            return library.result(compute(array))
+
+    begun = time.perf_counter()
+    for first in range(0, len(data), rows):
+        part = data[first : first + rows]
+        source = pinned_in.ptr if staged_in else part.ctypes.data
+        if staged_in:
+            step("stage in", pipe._copies.copy, source, part.ctypes.data, part.nbytes)
+        step("upload", copy, there.ptr, source, part.nbytes, stream.handle)
+        result = step("compute", call, library.wrap(there, (rows,), part.dtype)[: len(part)])
+        if out is not None:
+            place = out[first : first + rows]
+            target = pinned_out.ptr if staged_out else place.ctypes.data
+            step("download", copy, target, result.ptr, place.nbytes, stream.handle)
+            if staged_out:
+                step("stage out", pipe._copies.copy, place.ctypes.data, target, place.nbytes)
+        del result
+    return time.perf_counter() - begun, step.spent
+
+
+def case(name: str, pipe: vram.Pipeline, data: Any, out: Any, compute: Any) -> Row:
+    """The best of some warm runs, and the sequential version."""
+    best: Row = {}
+    for _ in range(RUNS + 1):  # the first finds the size of chunks and the page-locked memory
+        begun = time.perf_counter()
+        pipe.run(data, out)
+        seconds = time.perf_counter() - begun
+        report = pipe.report()
+        if not best or seconds < best["seconds"]:
+            best = {"case": name, "seconds": seconds, "report": report}
+    check(data, out, compute)
+    report = best.pop("report")
+    one_by_one, alone = min(
+        (sequential(pipe, data, out, report.largest_chunk, compute) for _ in range(2)),
+        key=lambda pair: pair[0],
+    )
+    ideal_alone = max(alone["upload"], alone["compute"], alone["download"]) / 1e3
+    return {
+        **best,
+        "chunk_bytes": report.largest_chunk,
+        "chunks": report.chunks,
+        "fraction_of_ideal": report.ideal_ms / 1e3 / best["seconds"],
+        "fraction_of_ideal_alone": ideal_alone / best["seconds"],
+        "sequential_seconds": one_by_one,
+        "speedup": one_by_one / best["seconds"],
+        "gb_s": data.nbytes / best["seconds"] / 1e9,
+        "limit": report.limit,
+        "lanes_ms": {lane: spent for lane, spent in report.sums_ms.items() if spent},
+        "bandwidths": report.bandwidths,
+        "alone_ms": {lane: spent for lane, spent in alone.items() if spent},
+        "picture": str(report),
+    }
+
+
+def check(data: Any, out: Any, compute: Any) -> None:
+    """The beginning, the middle and the end are what NumPy makes of them."""
+    if out is None:
+        return
+    with np.errstate(over="ignore"):
+        for first in (0, len(data) // 2, max(0, len(data) - 10_000)):
+            part = slice(first, first + 10_000)
+            assert np.array_equal(out[part], compute(data[part])), f"wrong from {first} on"
+
+
+def host_copies(source: Any, target: Any) -> list[Row]:
+    """How fast threads copy ordinary memory into page-locked memory."""
+    rows = []
+    for threads in (1, 2, 4, 8, 12, 16):
+        if threads > 2 * (os.cpu_count() or 1):
+            break
+        copies = _native.HostCopies(threads)
+        times = []
+        for _ in range(4):
+            begun = time.perf_counter()
+            copies.copy(target.ctypes.data, source.ctypes.data, target.nbytes)
+            times.append(time.perf_counter() - begun)
+        rows.append({"threads": threads, "gb_s": target.nbytes / min(times) / 1e9})
+    return rows
+
+
+def measure(size: int, chunk: str, depth: int, like: str | None) -> dict[str, Any]:
+    """All cases on the default device."""
+    device = vram.Device()
+    words = size // 4
+    with vram.Pool(device) as pool, vram.PinnedPool(device) as pinned:
+        options: dict[str, Any] = {"pool": pool, "pinned": pinned, "like": like}
+        on_gpu = device.kind == "cuda"
+        locked_in, locked_out = (np.asarray(pinned.allocate(size)).view(np.int32) for _ in range(2))
+        locked_in[:] = np.arange(words, dtype=np.int32)
+        ordinary_in, ordinary_out = locked_in.copy(), np.zeros(words, np.int32)
+        with vram.Pipeline(lambda x: x, **options) as probe:
+            tuning = min(64 << 20, size // 8)
+            rounds, upload = tuned_rounds(probe, tuning)
+        compute = churn(rounds)
+
+        def reduce(x: Any) -> None:
+            compute(x)
+
+        rows = []
+        for name, data, out, function in [
+            ("pinned to pinned", locked_in, locked_out, compute),
+            ("pageable to pinned", ordinary_in, locked_out, compute),
+            ("pageable to pageable", ordinary_in, ordinary_out, compute),
+            ("pinned, no result", locked_in, None, reduce),
+            ("pageable, no result", ordinary_in, None, reduce),
+        ]:
+            staging = None if on_gpu else "pageable" in name
+            with vram.Pipeline(function, chunk, depth, staging=staging, **options) as pipe:
+                rows.append(case(name, pipe, data, out, function))
+                like = pipe.library.name
+        copy_words = min(words, COPY_BYTES // 4)
+        threads = host_copies(ordinary_in[:copy_words], locked_out[:copy_words])
+        del locked_in, locked_out
+    return {
+        "device": getattr(device.backend, "hardware", device.name),
+        "like": like,
+        "bytes": size,
+        "depth": depth,
+        "rounds": rounds,
+        "upload_ms_of_tuning_chunk": upload,
+        "cases": rows,
+        "host_copies": threads,
+        "host_copy_threads": _native.HostCopies().threads,
+    }
+
+
+def main() -> None:
+    """Print a table; write JSON where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default=None, help='"8GiB" on a GPU, "64MiB" without, unless given')
+    parser.add_argument("--chunk", default="auto")
+    parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--like", default=None)
+    parser.add_argument("--pictures", action="store_true", help="print each timeline")
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    on_gpu = vram.Device().kind == "cuda"
+    size = vram.parse_size(arguments.size or ("8GiB" if on_gpu else "64MiB"))
+    result = measure(size, arguments.chunk, arguments.depth, arguments.like)
+    print(
+        f"{vram.format_size(size)} of int32 on {result['device']} with {result['like']}, "
+        f"depth {result['depth']}, {result['rounds']} rounds a chunk"
+    )
+    print(
+        f"{'case':22} {'chunk':>9} {'ms':>9} {'of ideal':>9} {'(alone)':>8} {'× seq.':>7} {'GB/s':>6}  limit"
+    )
+    for row in result["cases"]:
+        print(
+            f"{row['case']:22} {vram.format_size(row['chunk_bytes']):>9} {row['seconds'] * 1e3:9.1f} "
+            f"{row['fraction_of_ideal']:9.1%} {row['fraction_of_ideal_alone']:8.1%} {row['speedup']:7.2f} "
+            f"{row['gb_s']:6.1f}  {row['limit'] or '-'}"
+        )
+        if arguments.pictures:
+            print(row["picture"], end="\n\n")
+    print(
+        f"copies of the host, {result['host_copy_threads']} threads by default: "
+        + ", ".join(f"{row['threads']}: {row['gb_s']:.1f} GB/s" for row in result["host_copies"])
+    )
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

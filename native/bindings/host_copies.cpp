@@ -1,0 +1,37 @@
+// Parallel copies of host memory, at once or in the order of a device's stream. Neither needs the GIL.
+#include "host_copies.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+
+#include "bindings.hpp"
+#include "errors.hpp"
+
+namespace nb = nanobind;
+
+namespace vram {
+
+void bind_host_copies(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<HostCopies>(module, "HostCopies", "Copies within host memory by several threads at once.")
+      .def(nb::new_([](unsigned threads) { return std::make_shared<HostCopies>(threads); }), "threads"_a = 0)
+      .def_prop_ro("threads", &HostCopies::threads, "Threads that take part in one copy.")
+      .def("copy", &HostCopies::copy, "to"_a, "source"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Copy now; returns when it is done.")
+      .def(
+          "queue",
+          [](HostCopies& self, Backend& backend, StreamHandle stream, Address to, Address from,
+             std::uint64_t bytes) {
+            // Not Python's reference: the stream's thread must be able to drop it without the GIL.
+            const std::shared_ptr<HostCopies> copies = self.shared_from_this();
+            Status status;
+            {
+              const nb::gil_scoped_release released;
+              status = backend.launch(stream, [=] { copies->copy(to, from, bytes); });
+            }
+            require_ok(status, "queue a copy of host memory");
+          },
+          "backend"_a, "stream"_a, "to"_a, "source"_a, "bytes"_a,
+          "Copy when the stream has come so far; the memory must stay until then.");
+}
+
+}  // namespace vram
