@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from vram.manager import get_memory_manager as get_memory_manager
     from vram.marks import annotate as annotate
     from vram.marks import step as step
+    from vram.monitoring import Monitor as Monitor
+    from vram.monitoring import monitor as monitor
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
     from vram.plans import Plan as Plan
@@ -63,6 +65,7 @@ _PLACES = {
     "InvalidFree": "vram.errors",
     "Measurement": "vram.stats",
     "MemoryManager": "vram.manager",
+    "Monitor": "vram.monitoring",
     "OutOfMemory": "vram.errors",
     "PinnedPool": "vram.pinned",
     "Plan": "vram.plans",
@@ -80,6 +83,7 @@ _PLACES = {
     "format_size": "vram.sizes",
     "from_dlpack": "vram.dlpack",
     "get_memory_manager": "vram.manager",
+    "monitor": "vram.monitoring",
     "open": "vram.trace",
     "parse_size": "vram.sizes",
     "pin": "vram.pinned",
@@ -116,6 +120,7 @@ __all__ = [
     "InvalidFree",
     "Measurement",
     "MemoryManager",
+    "Monitor",
     "OutOfMemory",
     "PinnedPool",
     "Plan",
@@ -136,6 +141,7 @@ __all__ = [
     "format_size",
     "from_dlpack",
     "get_memory_manager",
+    "monitor",
     "open",
     "parse_size",
     "pin",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import threading
@@ -32,7 +33,7 @@ from vram.tags import current_tag
 if TYPE_CHECKING:
     from vram.recorder import Recorder
 
-__all__ = ["OomHandle", "Pool"]
+__all__ = ["OomHandle", "Pool", "open_pools"]
 
 ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
@@ -70,6 +71,9 @@ class Pool(_native.PoolCore):
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         place.add_pool(self.stream_listener())
+        with _pools_lock:
+            self.number = next(_pool_numbers)
+            _pools.add(self)
 
     def _keep_stacks(self, wanted: bool, who: object) -> None:
         """Keep the Python stacks of allocations as long as anybody wants them."""
@@ -259,6 +263,20 @@ class Pool(_native.PoolCore):
         return f"<{self._title} on {self.device.name}: {held}>"
 
 
+# ---- every pool of the process ----------------------------------------------------------------------------
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_pools_lock = threading.RLock()  # a finalizer may make a pool while they are listed
+_pool_numbers = itertools.count()
+
+
+def open_pools() -> list[Pool]:
+    """Every pool of this process that is open, whoever made it, in the order they were made."""
+    with _pools_lock:
+        found = list(_pools)
+    return sorted((pool for pool in found if not pool.closed), key=lambda pool: pool.number)
+
+
 def _checked_count(count: object) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**32:
         raise ConfigError(f"{count!r} is not a number of blocks; write {{size: count}}", value=count)
@@ -281,8 +299,8 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def _after_fork_in_child() -> None:
-    global _executor, _executor_lock
-    _executor, _executor_lock = None, threading.RLock()
+    global _executor, _executor_lock, _pools_lock
+    _executor, _executor_lock, _pools_lock = None, threading.RLock(), threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
