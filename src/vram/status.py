@@ -54,6 +54,7 @@ class Observatory:
         self._holders: dict[int, _Budgeted[list[Answer]]] = {}
         self._devices = _Budgeted(_memory_of_devices)
         self.started = time.time()
+        self._version = vram.__version__  # looking it up takes milliseconds
 
     def sample(self) -> None:
         """Note the totals of all pools: a row of the history, and each pool's allocations a second."""
@@ -100,7 +101,7 @@ class Observatory:
             devices = self._devices.look()
             return {
                 "protocol": 1,
-                "vram": vram.__version__,
+                "vram": self._version,
                 "pid": os.getpid(),
                 "program": _program(),
                 "started": self.started,
@@ -169,11 +170,11 @@ class _Budgeted(Generic[_Found]):
         return round(time.monotonic() - self._at, 3) if self._found else 0.0
 
     def look(self) -> _Found:
-        begin = time.monotonic()
-        if not self._found or begin - self._at >= self._cost / MOST_SHARE:
+        if not self._found or time.monotonic() - self._at >= self._cost / MOST_SHARE:
+            begin = time.thread_time()
             self._found = [self._find()]
+            self._cost = time.thread_time() - begin
             self._at = time.monotonic()
-            self._cost = self._at - begin
         return self._found[0]
 
 
