@@ -26,6 +26,7 @@ import struct
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -95,7 +96,7 @@ class Monitor:
         self.observatory: Observatory = Observatory()
         self.interval = interval
         self.page: Any = None
-        self._stacks = False
+        self._end_stacks: Callable[[], None] | None = None
         self._ending = threading.Event()
         self._clients: dict[socket.socket, threading.Thread] = {}
         self._clients_lock = threading.RLock()
@@ -132,19 +133,16 @@ class Monitor:
         return found.snapshot().to_dict()
 
     def keep_stacks(self) -> None:
-        """Have every pool keep stacks from now on; pools made later follow with the next sample."""
-        self._stacks = True
-        self._wish_stacks(True)
+        """Have every pool keep stacks from now on, those to come included."""
+        from vram.pool import follow_pools
+
+        with _lock:
+            if self._end_stacks is None:
+                self._end_stacks = follow_pools(lambda pool: pool._keep_stacks(True, self))
 
     def serve_web(self) -> Any:
         """Serve the web page for this process, once; what is returned has its address."""
         raise ConfigError("this build of vram has no web page; vram top shows the same in a terminal")
-
-    def _wish_stacks(self, wanted: bool) -> None:
-        from vram.pool import open_pools
-
-        for pool in open_pools():
-            pool._keep_stacks(wanted, self)
 
     # ---- the threads --------------------------------------------------------------------------------------
 
@@ -161,15 +159,10 @@ class Monitor:
                     self._welcome()
                 if time.monotonic() >= due:
                     due = time.monotonic() + self.interval
-                    self._sample()
+                    self.observatory.sample()
             except Exception:  # the program must not suffer from who looks at it
                 _log.exception("the monitor at %s stumbles", self.path)
                 self._ending.wait(self.interval)
-
-    def _sample(self) -> None:
-        if self._stacks:
-            self._wish_stacks(True)
-        self.observatory.sample()
 
     def _welcome(self) -> None:
         link, _ = self._listener.accept()
@@ -234,8 +227,8 @@ class Monitor:
             self._wake.send(b"x")
         if self.page is not None:
             self.page.close()
-        if self._stacks:
-            self._wish_stacks(False)
+        if self._end_stacks is not None:
+            self._forget_stacks(self._end_stacks)
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
         with self._clients_lock:
@@ -247,6 +240,13 @@ class Monitor:
             if thread is not threading.current_thread():
                 thread.join(WRITE_SECONDS)
         self._let_go()
+
+    def _forget_stacks(self, end: Callable[[], None]) -> None:
+        from vram.pool import open_pools
+
+        end()
+        for pool in open_pools():
+            pool._keep_stacks(False, self)
 
     def _let_go(self) -> None:
         """Close what this process has of it."""

@@ -33,7 +33,7 @@ from vram.tags import current_tag
 if TYPE_CHECKING:
     from vram.recorder import Recorder
 
-__all__ = ["OomHandle", "Pool", "open_pools"]
+__all__ = ["OomHandle", "Pool", "follow_pools", "open_pools"]
 
 ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
@@ -74,6 +74,9 @@ class Pool(_native.PoolCore):
         with _pools_lock:
             self.number = next(_pool_numbers)
             _pools.add(self)
+            followers = tuple(_followers)
+        for follow in followers:
+            follow(self)
 
     def _keep_stacks(self, wanted: bool, who: object) -> None:
         """Keep the Python stacks of allocations as long as anybody wants them."""
@@ -268,6 +271,7 @@ class Pool(_native.PoolCore):
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _pools_lock = threading.RLock()  # a finalizer may make a pool while they are listed
 _pool_numbers = itertools.count()
+_followers: list[Callable[[Pool], None]] = []
 
 
 def open_pools() -> list[Pool]:
@@ -275,6 +279,24 @@ def open_pools() -> list[Pool]:
     with _pools_lock:
         found = list(_pools)
     return sorted((pool for pool in found if not pool.closed), key=lambda pool: pool.number)
+
+
+def follow_pools(follow: Callable[[Pool], None]) -> Callable[[], None]:
+    """Have `follow` called with every open pool, and with each to come before its first use.
+
+    What is returned ends it.
+    """
+    with _pools_lock:
+        _followers.append(follow)
+        found = open_pools()
+    for pool in found:
+        follow(pool)
+
+    def end() -> None:
+        with _pools_lock, contextlib.suppress(ValueError):
+            _followers.remove(follow)
+
+    return end
 
 
 def _checked_count(count: object) -> int:
@@ -301,6 +323,7 @@ def _workers() -> ThreadPoolExecutor:
 def _after_fork_in_child() -> None:
     global _executor, _executor_lock, _pools_lock
     _executor, _executor_lock, _pools_lock = None, threading.RLock(), threading.RLock()
+    _followers.clear()  # the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

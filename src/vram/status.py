@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import vram
@@ -276,15 +277,30 @@ def _memory_of(device: Device) -> tuple[Answer, dict[str, Any]]:
         free, total = device.backend.memory_info()
     except VramError:  # a device that was lost; the rest is worth showing
         free, total = 0, 0
-    driver = _nvml_memory(device) if device.kind == "cuda" else None
-    about = {
-        "name": device.name,
-        "kind": device.kind,
-        "named": named,
-        "source": "driver" if driver is None else "nvml",
-    }
-    memory = {"total": total, "free": free, "libraries": sum(named.values()), **(driver or {})}
+    source, ask = {"cuda": ("nvml", _nvml_memory), "host": ("system", _system_memory)}.get(
+        device.kind, ("device", _nothing_more)
+    )
+    known = ask(device)
+    source = source if known is not None else "device"
+    about = {"name": device.name, "kind": device.kind, "named": named, "source": source}
+    memory = {"total": total, "free": free, "libraries": sum(named.values()), **(known or {})}
     return about, memory
+
+
+def _nothing_more(_device: Device) -> dict[str, int] | None:
+    """A device of which only itself knows."""
+    return None
+
+
+def _system_memory(_device: Device) -> dict[str, int] | None:
+    """What the system says of its memory and of this process's part; None where it does not."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+    return {"free": free * 1024, "process": pages * os.sysconf("SC_PAGE_SIZE")}
 
 
 def _libraries(device: Device) -> dict[str, int]:

@@ -21,6 +21,7 @@ from .plan import plan_command
 from .replay import replay_command
 from .run import run_command
 from .summary import summary_command
+from .top import top_command
 
 __all__ = ["main"]
 
@@ -43,3 +44,4 @@ main.add_command(plan_command)
 main.add_command(replay_command)
 main.add_command(run_command)
 main.add_command(summary_command)
+main.add_command(top_command)

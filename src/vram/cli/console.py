@@ -33,6 +33,7 @@ __all__ = [
     "file_argument",
     "files_argument",
     "json_option",
+    "one_line",
     "open_console",
     "progress_bar",
     "read_conf",
@@ -92,14 +93,14 @@ class Commands(click.RichGroup):
         try:
             return super().invoke(ctx)
         except VramError as error:
-            click.echo(f"vram: {_one_line(str(error))}", err=True)
+            click.echo(f"vram: {one_line(str(error))}", err=True)
             ctx.exit(BAD_INPUT)
         except BrokenPipeError:  # as `| head` does it: what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(READER_LEFT)
 
 
-def _one_line(message: str) -> str:
+def one_line(message: str) -> str:
     """A message that may quote a stranger's file: one line, and nothing a terminal would obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
 
@@ -126,7 +127,7 @@ def _is_piped(console: Console) -> bool:
 
 def draw_line(console: Console, line: str, style: str = "") -> None:
     """A line of text that may quote a stranger's file."""
-    console.print(Text(_one_line(line), style=style), soft_wrap=True)
+    console.print(Text(one_line(line), style=style), soft_wrap=True)
 
 
 def draw_grid(
@@ -142,7 +143,7 @@ def draw_grid(
     Numbers align right and are never cut; where it is narrow their titles and the other columns fold. In a
     pipe nothing does: a row is a line. Of the rows the first `top` are drawn; `rest` says how to see more.
     """
-    cells = [[_one_line(cell) for cell in row] for row in rows[:top]]
+    cells = [[one_line(cell) for cell in row] for row in rows[:top]]
     numbers = [title.startswith(">") for title in columns.split("|")]
     titles = columns.replace(">", "").split("|")
     gaps = GAP * (len(titles) - 1)
