@@ -28,7 +28,7 @@ BAR = (
     ("unknown", "▒", "red"),
 )
 """The parts of a device's bar: how each is drawn."""
-BAR_WIDTH = 40
+BAR_WIDTH = 24
 
 
 def show(look: Callable[[], Told], every: float, wanted: str) -> None:
