@@ -83,6 +83,11 @@ class Pool(_native.PoolCore):
         (self._stack_wishes.add if wanted else self._stack_wishes.discard)(id(who))
         self.keeps_stacks = bool(self._stack_wishes)
 
+    @property
+    def memory(self) -> str:
+        """Where its memory is: the name of the device, or "host" for memory that is only locked for one."""
+        return self.device.name
+
     def _memory_of(self, place: Device) -> _native.Backend:
         """Where the memory comes from: the device itself."""
         return place.backend

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import vram
-from vram import _native
 from vram.device import Device
 from vram.errors import VramError
 from vram.pool import Pool, open_pools
@@ -131,7 +130,7 @@ class Observatory:
             "pool": pool.number,
             "kind": pool._title.removeprefix("vram."),
             "device": pool.device.name,
-            "memory": _place(pool),
+            "memory": pool.memory,
             "limit": pool.limit,
             "allocated": stats.allocated,
             "requested": stats.requested,
@@ -255,14 +254,8 @@ def split_device(
     }
 
 
-def _place(pool: Pool) -> str:
-    """Where its memory is: page-locked memory of a GPU's pool is the host's."""
-    pinned = isinstance(pool._memory, _native.PinnedBackend) or getattr(pool, "kind", "") == "pinned"
-    return "host" if pinned else pool.device.name
-
-
 def _ours(pools: list[Pool], device: str) -> int:
-    return sum(int(pool.raw_stats()["reserved"]["current"]) for pool in pools if _place(pool) == device)
+    return sum(int(pool.raw_stats()["reserved"]["current"]) for pool in pools if pool.memory == device)
 
 
 def _memory_of_devices() -> list[tuple[Answer, dict[str, Any]]]:
