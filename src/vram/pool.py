@@ -33,7 +33,7 @@ from vram.tags import current_tag
 if TYPE_CHECKING:
     from vram.recorder import Recorder
 
-__all__ = ["OomHandle", "Pool", "follow_pools", "open_pools"]
+__all__ = ["OomHandle", "Pool", "follow_failures", "follow_pools", "open_pools"]
 
 ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
@@ -304,6 +304,23 @@ def follow_pools(follow: Callable[[Pool], None]) -> Callable[[], None]:
     return end
 
 
+_failure_followers: list[Callable[[Pool, OutOfMemory], None]] = []
+
+
+def follow_failures(follow: Callable[[Pool, OutOfMemory], None]) -> Callable[[], None]:
+    """Have `follow(pool, error)` called whenever a request fails for good, before the error is raised.
+
+    What is returned ends it.
+    """
+    _failure_followers.append(follow)
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):
+            _failure_followers.remove(follow)
+
+    return end
+
+
 def _checked_count(count: object) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**32:
         raise ConfigError(f"{count!r} is not a number of blocks; write {{size: count}}", value=count)
@@ -431,9 +448,9 @@ def _weakly(pool: Pool) -> Callable[[int, int], bool]:
 
 
 def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[str, int]) -> OutOfMemory:
-    """Called by the native core to word its report."""
+    """Called by the native core to word its report, with no lock held, before it raises."""
     tags, pending, places = _holders(pool)
-    return explain_out_of_memory(
+    error = explain_out_of_memory(
         pool.device.name,
         size,
         stream,
@@ -446,6 +463,17 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
         limit_name=pool._limit_name() if isinstance(pool, Pool) else "limit",
     )
+    if isinstance(pool, Pool):
+        _tell_of_failure(pool, error)
+    return error
+
+
+def _tell_of_failure(pool: Pool, error: OutOfMemory) -> None:
+    for follow in tuple(_failure_followers):
+        try:
+            follow(pool, error)
+        except Exception:
+            _log.exception("%r, which was to be told that memory ran out, failed", follow)
 
 
 def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, int], dict[str, int]]:

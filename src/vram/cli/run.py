@@ -29,15 +29,17 @@ class _RunCommand(click.RichCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Everything after the script, or after `-m MODULE`, belongs to the program."""
-        return super().parse_args(ctx, _with_end_of_options(args))
+        options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
+        valued = {name for each in options for name in each.opts}
+        return super().parse_args(ctx, _with_end_of_options(args, valued))
 
 
-def _with_end_of_options(args: list[str]) -> list[str]:
+def _with_end_of_options(args: list[str], valued: set[str]) -> list[str]:
     place = 0
     while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
         if args[place] == "-m":
             return [*args[: place + 2], "--", *args[place + 2 :]]
-        place += 2 if args[place] in ("--conf", "--record") else 1
+        place += 2 if args[place] in valued else 1
     return args
 
 
@@ -60,12 +62,22 @@ def _with_end_of_options(args: list[str]) -> list[str]:
     metavar="FILE",
     help="Write everything that vram's pools do to a trace file, one a device; see vram.record.",
 )
+@click.option(
+    "--on-oom",
+    "on_oom",
+    metavar="explain,snapshot",
+    default="",
+    help="When memory runs out, say why and where, or write what is held to vram-oom-PID-N.vtrace, or both.",
+)
+@click.option("--monitor", is_flag=True, help="Let vram top look at the program; see vram.monitor.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("program", metavar="[SCRIPT] [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 def run_command(
     with_torch: bool,
     conf: dict[str, object],
     recording: str | None,
+    on_oom: str,
+    monitor: bool,
     module: str | None,
     program: tuple[str, ...],
 ) -> None:
@@ -81,6 +93,10 @@ def run_command(
         _install_under_torch()
     if recording is not None:
         _record(recording)
+    if on_oom:
+        _keep_failures(on_oom)
+    if monitor:
+        _monitor()
     try:
         _run(module, program)
     except SystemExit:
@@ -112,6 +128,18 @@ def _record(path: str) -> None:
     from vram.recorder import record_pools
 
     record_pools(get_memory_manager(), path)
+
+
+def _keep_failures(kinds: str) -> None:
+    from vram.failures import keep_failures
+
+    keep_failures(filter(None, (kind.strip() for kind in kinds.split(","))))
+
+
+def _monitor() -> None:
+    from vram.monitoring import monitor
+
+    monitor(stacks="python")
 
 
 def _find(module: str | None, program: tuple[str, ...]) -> None:
