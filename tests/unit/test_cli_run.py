@@ -141,7 +141,7 @@ def test_an_error_that_the_program_catches_is_explained_and_kept(tmp_path: Path)
     explained = vram.analysis.explain(trace)
     assert explained.moment.kind == "oom" and explained.request is not None
     assert explained.request.size == 200 << 20
-    assert sum(block.requested for segment in trace.segments for block in segment.blocks) == 900 << 20
+    assert sum(block.requested_size for segment in trace.segments for block in segment.blocks) == 900 << 20
 
 
 def test_only_what_is_asked_for_is_kept_and_not_without_end(tmp_path: Path) -> None:
