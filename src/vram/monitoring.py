@@ -6,7 +6,7 @@ What is told is `vram.status`'s; who draws it (`vram top`, the web page) attache
 
 The protocol: lines of JSON. The process greets with `{"answer": {"protocol": 1, "pid": 7}}`, or with an
 `{"error": "why not"}` and closes. Then `{"ask": "status", "top": 20}` is answered by `{"answer": {...}}` or
-an error. Questions are "status" (arguments `top` and `history`) and "snapshot" (argument `pool`). A
+an error. Questions are "status" (arguments `top` and `history`), "snapshot" (argument `pool`) and "info". A
 connection takes any number of questions, one at a time.
 """
 
@@ -213,7 +213,16 @@ class Monitor:
             return self.status(_whole(question, "top", 20), _whole(question, "history", 600))
         if what == "snapshot":
             return self.snapshot(_whole(question, "pool", 0))
-        raise ConfigError(f"there is no question {what!r}; ask for status or snapshot")
+        if what == "info":
+            return self.info()
+        raise ConfigError(f"there is no question {what!r}; ask for status, snapshot or info")
+
+    def info(self) -> Answer:
+        """What `vram info` and `vram doctor` say of this process."""
+        from vram.doctor import examine
+        from vram.machine import info
+
+        return {**info(), "findings": [finding.to_dict() for finding in examine()]}
 
     # ---- the end ------------------------------------------------------------------------------------------
 
@@ -490,6 +499,10 @@ class Client:
     def snapshot(self, pool: int) -> Answer:
         """Every block of one of its pools, as `Snapshot.to_dict()` has it."""
         return self._ask({"ask": "snapshot", "pool": pool})
+
+    def info(self) -> Answer:
+        """Its devices, versions, features and settings, and what is wrong with them; see `vram.machine`."""
+        return self._ask({"ask": "info"})
 
     def _ask(self, question: Answer) -> Answer:
         with contextlib.suppress(BrokenPipeError):  # reading tells why
