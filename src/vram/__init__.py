@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from vram.plans import Plan as Plan
     from vram.plans import plan as plan
     from vram.pool import Pool as Pool
+    from vram.prometheus import Metrics as Metrics
+    from vram.prometheus import metrics as metrics
     from vram.race import race_check as race_check
     from vram.recorder import Recorder as Recorder
     from vram.recorder import record as record
@@ -65,6 +67,7 @@ _PLACES = {
     "InvalidFree": "vram.errors",
     "Measurement": "vram.stats",
     "MemoryManager": "vram.manager",
+    "Metrics": "vram.prometheus",
     "Monitor": "vram.monitoring",
     "OutOfMemory": "vram.errors",
     "PinnedPool": "vram.pinned",
@@ -83,6 +86,7 @@ _PLACES = {
     "format_size": "vram.sizes",
     "from_dlpack": "vram.dlpack",
     "get_memory_manager": "vram.manager",
+    "metrics": "vram.prometheus",
     "monitor": "vram.monitoring",
     "open": "vram.trace",
     "parse_size": "vram.sizes",
@@ -120,6 +124,7 @@ __all__ = [
     "InvalidFree",
     "Measurement",
     "MemoryManager",
+    "Metrics",
     "Monitor",
     "OutOfMemory",
     "PinnedPool",
@@ -141,6 +146,7 @@ __all__ = [
     "format_size",
     "from_dlpack",
     "get_memory_manager",
+    "metrics",
     "monitor",
     "open",
     "parse_size",
