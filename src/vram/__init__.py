@@ -86,6 +86,7 @@ _PLACES = {
     "format_size": "vram.sizes",
     "from_dlpack": "vram.dlpack",
     "get_memory_manager": "vram.manager",
+    "load_ipython_extension": "vram.notebook",
     "metrics": "vram.prometheus",
     "monitor": "vram.monitoring",
     "open": "vram.trace",
@@ -97,6 +98,7 @@ _PLACES = {
     "step": "vram.marks",
     "suggest": "vram.replay",
     "tag": "vram.tags",
+    "unload_ipython_extension": "vram.notebook",
 }
 _OTHER_NAMES = {"open": "open_trace"}
 _MODULES = (

@@ -270,6 +270,11 @@ class Pool(_native.PoolCore):
         held = f"{format_size(raw['live'])} allocated, {format_size(raw['reserved']['current'])} reserved"
         return f"<{self._title} on {self.device.name}: {held}>"
 
+    def _repr_html_(self) -> str:
+        from vram.html import pool_html
+
+        return pool_html(self)
+
 
 # ---- every pool of the process ----------------------------------------------------------------------------
 

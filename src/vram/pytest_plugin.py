@@ -6,8 +6,6 @@ is the pools' own; here is when, and what is too much.
 
 from __future__ import annotations
 
-import gc
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +13,8 @@ import pytest
 
 if TYPE_CHECKING:
     from vram.pool import Pool
-    from vram.snapshot import Leak, Mark
-    from vram.stats import Measurement
+    from vram.snapshot import Leak
+    from vram.stretches import Stretch
 
 MARKERS = (
     'limit_vram(size): fail if the test holds more than size, such as "2 GiB", on any device at once',
@@ -71,16 +69,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return (yield)
     for _ in range(0 if leaks is None else leaks[1]):
         _warm_up(pyfuncitem)
-    watch = _Watch(with_stacks=leaks is not None)
+    from vram.stretches import Stretch
+
+    stretch = Stretch(leaks=leaks is not None)
     try:
-        with watch:
+        with stretch:
             result = yield
     finally:
-        pyfuncitem.user_properties.extend(zip(NAMES, watch.numbers(), strict=True))
+        pyfuncitem.user_properties.extend(zip(NAMES, _numbers(stretch), strict=True))
     if limit is not None:
-        watch.require_peak(limit)
+        _require_peak(stretch, limit)
     if leaks is not None:
-        watch.require_leaks(leaks[0])
+        _require_leaks(stretch, leaks[0])
     return result
 
 
@@ -120,74 +120,28 @@ def _leak_limit(size: int | str, *, warmup: Any = 2) -> tuple[int, int]:
     return parse_size(size), warmup
 
 
-class _Watch:
-    """All pools during one call: those there are, and those that the test makes."""
+def _numbers(stretch: Stretch) -> tuple[int, int, int]:
+    """The peak of the device that had the highest, bytes kept, and allocations."""
+    peak = max(stretch.peaks.values(), default=0)
+    return peak, sum(stretch.kept.values()), sum(stretch.allocations.values())
 
-    def __init__(self, *, with_stacks: bool) -> None:
-        self._with_stacks = with_stacks
-        self._measured: list[tuple[str, Measurement]] = []
-        self._marks: dict[int, Mark] = {}
-        self.leaks: list[Leak] = []
 
-    def __enter__(self) -> _Watch:
-        from vram.pool import follow_pools, open_pools
+def _require_peak(stretch: Stretch, limit: int) -> None:
+    from vram.sizes import format_size
 
-        gc.collect()
-        if self._with_stacks:
-            self._marks = {pool.number: pool.mark() for pool in open_pools()}
-        self._end = follow_pools(self._follow)
-        return self
+    for place, peak in stretch.peaks.items():
+        if peak > limit:
+            pytest.fail(
+                f"the test held {format_size(peak)} on {place} at once, and limit_vram allows "
+                f"{format_size(limit)}",
+                pytrace=False,
+            )
 
-    def _follow(self, pool: Pool) -> None:
-        measurement = pool.measure()
-        measurement.__enter__()
-        self._measured.append((pool.memory, measurement))
-        if self._with_stacks:
-            pool._keep_stacks(True, self)
 
-    def __exit__(self, failed: object, *exception: object) -> None:
-        from vram.pool import open_pools
-
-        self._end()
-        for _, measurement in self._measured:
-            measurement.__exit__()
-        pools = open_pools()
-        for pool in pools if self._with_stacks else ():
-            pool._keep_stacks(False, self)
-        del pools
-        if failed is None and self._with_stacks:
-            gc.collect()
-            for pool in open_pools():
-                self.leaks += pool.leaks(since=self._marks.get(pool.number))
-
-    def numbers(self) -> tuple[int, int, int]:
-        """The peak of the device that had the highest, bytes kept, and allocations."""
-        every = [measurement for _, measurement in self._measured]
-        peak = max(self._peaks().values(), default=0)
-        return peak, sum(each.kept for each in every), sum(each.allocations for each in every)
-
-    def _peaks(self) -> dict[str, int]:
-        """By device; where several pools share one, the sum of their peaks, which is at least the peak."""
-        peaks: defaultdict[str, int] = defaultdict(int)
-        for place, measurement in self._measured:
-            peaks[place] += measurement.peak
-        return dict(peaks)
-
-    def require_peak(self, limit: int) -> None:
-        from vram.sizes import format_size
-
-        for place, peak in self._peaks().items():
-            if peak > limit:
-                pytest.fail(
-                    f"the test held {format_size(peak)} on {place} at once, and limit_vram allows "
-                    f"{format_size(limit)}",
-                    pytrace=False,
-                )
-
-    def require_leaks(self, limit: int) -> None:
-        leaked = sum(leak.bytes for leak in self.leaks)
-        if leaked > limit:
-            pytest.fail("\n".join(_leak_lines(self.leaks, leaked, limit)), pytrace=False)
+def _require_leaks(stretch: Stretch, limit: int) -> None:
+    leaked = sum(leak.bytes for leak in stretch.left)
+    if leaked > limit:
+        pytest.fail("\n".join(_leak_lines(stretch.left, leaked, limit)), pytrace=False)
 
 
 def _leak_lines(leaks: list[Leak], leaked: int, limit: int) -> Iterator[str]:
@@ -198,7 +152,7 @@ def _leak_lines(leaks: list[Leak], leaked: int, limit: int) -> Iterator[str]:
         f"the test left {format_size(leaked)} behind in {count}, and limit_vram_leaks allows "
         f"{format_size(limit)}"
     )
-    for leak in sorted(leaks, key=lambda each: -each.bytes)[:MOST_SHOWN]:
+    for leak in leaks[:MOST_SHOWN]:
         label = f" tagged {leak.tag!r}" if leak.tag is not None else ""
         yield f"  {leak.count} × {format_size(leak.size)}{label}, allocated at"
         for stack in leak.stacks[:MOST_SHOWN] or ((),):
