@@ -80,7 +80,7 @@ setup: $(STAMPS)/dev $(STAMPS)/package
 # ---- use ----------------------------------------------------------------------------------------
 
 demo: $(STAMPS)/package
-	@$(BIN)/python examples/tour.py
+	@$(BIN)/vram demo
 
 # Native benchmarks are built without check() calls, unlike the tests: build/bench/bench_*.
 NATIVE_BENCHMARKS = $(patsubst benchmarks/native/%.cpp,bench_%,$(wildcard benchmarks/native/*.cpp))

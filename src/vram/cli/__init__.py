@@ -11,6 +11,7 @@ import rich_click as click
 from .bench import bench_commands
 from .console import Commands
 from .convert import convert_command
+from .demo import demo_command
 from .diff import diff_command
 from .doctor import doctor_command
 from .explain import explain_command
@@ -35,6 +36,7 @@ def main() -> None:
 
 main.add_command(bench_commands)
 main.add_command(convert_command)
+main.add_command(demo_command)
 main.add_command(diff_command)
 main.add_command(doctor_command)
 main.add_command(explain_command)
