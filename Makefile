@@ -29,7 +29,7 @@ requirements = $(BIN)/python -c 'import sys, tomllib; from functools import redu
   print(*(line for path in sys.argv[1:] for line in reduce(dict.__getitem__, path.split("."), project)), sep="\n")' $(1)
 
 # Directories are listed too, so that a deleted file counts as a change.
-PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
+PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE examples/tour.py \
   $(shell find native src -name tests -prune -o -name __pycache__ -prune -o -print 2>/dev/null)
 CXX_FILES = $(shell find native benchmarks -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 

@@ -223,5 +223,5 @@ def test_info_says_what_is_missing_and_where_settings_come_from(
     monkeypatch.setenv("VRAM_CACHE_SIZE", "5")
     _, out, _ = vram_command("info")
     assert "the screen: missing; pip install it" in out
-    assert "5  (set by VRAM_CACHE_SIZE)" in out
+    assert "5 (set by VRAM_CACHE_SIZE)" in out
     assert "monitor" in out and "off" in out

@@ -9,6 +9,7 @@ from __future__ import annotations
 import rich_click as click
 
 from .bench import bench_commands
+from .completion import completion_command
 from .console import Commands
 from .convert import convert_command
 from .demo import demo_command
@@ -35,6 +36,7 @@ def main() -> None:
 
 
 main.add_command(bench_commands)
+main.add_command(completion_command)
 main.add_command(convert_command)
 main.add_command(demo_command)
 main.add_command(diff_command)

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ __all__ = [
     "Commands",
     "at_option",
     "device_option",
+    "draw_facts",
     "draw_grid",
     "draw_line",
     "file_argument",
@@ -35,6 +36,7 @@ __all__ = [
     "json_option",
     "one_line",
     "open_console",
+    "pid_argument",
     "progress_bar",
     "read_conf",
     "read_duration",
@@ -58,6 +60,16 @@ file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type
 files_argument = click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
+
+
+def _monitored(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    """What a shell offers in place of a PID."""
+    from vram.monitoring import processes
+
+    return [str(each.pid) for each in processes() if str(each.pid).startswith(begun)]
+
+
+pid_argument = click.argument("pid", type=int, required=False, shell_complete=_monitored)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 at_option = click.option(
     "--at",
@@ -130,6 +142,14 @@ def draw_line(console: Console, line: str, style: str = "") -> None:
     console.print(Text(one_line(line), style=style), soft_wrap=True)
 
 
+def draw_facts(console: Console, facts: Mapping[str, str]) -> None:
+    """Names and values, a line each, whatever the width."""
+    width = max(map(cell_len, facts), default=0)
+    for name, value in facts.items():
+        padded = name + " " * (width - cell_len(name))
+        console.print(Text(f"  {padded}  {one_line(value)}"), soft_wrap=True)
+
+
 def draw_grid(
     console: Console,
     columns: str,
@@ -145,7 +165,7 @@ def draw_grid(
     """
     cells = [[one_line(cell) for cell in row] for row in rows[:top]]
     numbers = [title.startswith(">") for title in columns.split("|")]
-    titles = columns.replace(">", "").split("|")
+    titles = [title.removeprefix(">") for title in columns.split("|")]
     gaps = GAP * (len(titles) - 1)
     least = _widths(titles, cells)
     width, room = sum(least), console.width - gaps

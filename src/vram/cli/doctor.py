@@ -8,7 +8,7 @@ from typing import Any
 import rich_click as click
 from rich.text import Text
 
-from .console import FINDING, draw_line, json_option, one_line, open_console
+from .console import FINDING, draw_line, json_option, one_line, open_console, pid_argument
 
 __all__ = ["doctor_command"]
 
@@ -16,7 +16,7 @@ STYLES = {"wrong": "bold red", "warning": "bold yellow", "hint": "bold"}
 
 
 @click.command("doctor")
-@click.argument("pid", type=int, required=False)
+@pid_argument
 @json_option
 @click.pass_context
 def doctor_command(ctx: click.Context, pid: int | None, as_json: bool) -> None:

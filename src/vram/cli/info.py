@@ -7,19 +7,18 @@ from typing import Any
 
 import rich_click as click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from vram.config import OPTIONS
 from vram.sizes import format_size
 
-from .console import open_console
+from .console import draw_facts, open_console, pid_argument
 
 __all__ = ["info_command"]
 
 
 @click.command("info")
-@click.argument("pid", type=int, required=False)
+@pid_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info_command(pid: int | None, as_json: bool) -> None:
     """Show devices, what they can do, versions found, and the settings in force and where each comes from.
@@ -57,10 +56,7 @@ def _found(pid: int | None) -> dict[str, Any]:
 def _section(console: Console, title: str, facts: dict[str, str]) -> None:
     console.print()
     console.print(Text(title, style="bold"))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in facts.items():
-        table.add_row(Text(f"  {name}"), Text(value))
-    console.print(table)
+    draw_facts(console, facts)
 
 
 def _device_facts(device: dict[str, Any]) -> dict[str, str]:
@@ -108,7 +104,7 @@ def _settings(settings: dict[str, Any]) -> dict[str, str]:
     origins = settings["origins"]
     facts = dict(settings["environment"]) or {"environment": "sets nothing (VRAM_CONF is empty)"}
     for name, value in settings["options"].items():
-        facts[name] = _value(name, value) + (f"  (set by {origins[name]})" if name in origins else "")
+        facts[name] = _value(name, value) + (f" (set by {origins[name]})" if name in origins else "")
     return facts
 
 

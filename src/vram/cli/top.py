@@ -16,7 +16,7 @@ from vram.errors import ConfigError
 from vram.sizes import format_count, format_size
 from vram.trace.model import Frame
 
-from .console import draw_grid, draw_line, json_option, open_console, read_duration, top_option
+from .console import draw_grid, draw_line, json_option, open_console, pid_argument, read_duration, top_option
 
 __all__ = ["TABLES", "Table", "Told", "device_line", "heading", "top_command"]
 
@@ -26,7 +26,7 @@ NEEDS_TEXTUAL = 'the live screen needs Textual: pip install "vram[tui]"; vram to
 
 
 @click.command("top")
-@click.argument("pid", type=int, required=False)
+@pid_argument
 @click.option("-1", "--once", is_flag=True, help="Print once and leave; needs no terminal.")
 @click.option(
     "--every",
