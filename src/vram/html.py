@@ -1,22 +1,16 @@
 """How notebooks show our objects: small pieces of HTML, for `_repr_html_` and the magics of `vram.notebook`.
 
-One rule: whatever comes from a program or a file passes `escape`. Only draws what the objects say.
+One rule: whatever comes from a program or a file passes `escape`. Only draws what the objects say, and knows
+them only by what it asks of them, so that they may import it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vram.sizes import format_count, format_size
-
-if TYPE_CHECKING:
-    from vram.plans import Plan
-    from vram.pool import Pool
-    from vram.replay import Ranked, ReplayReport
-    from vram.snapshot import Block, Snapshot
-    from vram.stats import Measurement
 
 __all__ = [
     "heading",
@@ -82,7 +76,7 @@ def _bar(parts: dict[str, int]) -> str:
 # ---- pools and snapshots ----------------------------------------------------------------------------------
 
 
-def pool_html(pool: Pool) -> str:
+def pool_html(pool: Any) -> str:
     """A pool now: its memory by state, its numbers, and who holds most."""
     if "_futures" not in pool.__dict__ or pool.closed:
         return heading(repr(pool))
@@ -113,7 +107,7 @@ def pool_html(pool: Pool) -> str:
     )
 
 
-def _holders(pool: Pool) -> str:
+def _holders(pool: Any) -> str:
     held = sorted(pool.raw_holders(), key=lambda each: -each[3])
     if not held:
         return ""
@@ -130,7 +124,7 @@ def _holders(pool: Pool) -> str:
     return table("tag|allocated at|>blocks|>bytes", rows) + more
 
 
-def snapshot_html(snapshot: Snapshot) -> str:
+def snapshot_html(snapshot: Any) -> str:
     """A snapshot: totals, a map of the segments, and bytes by tag."""
     free = max(0, snapshot.reserved - snapshot.allocated - snapshot.pending - snapshot.cached)
     parts = {"live": snapshot.allocated, "pending": snapshot.pending, "cached": snapshot.cached, "free": free}
@@ -146,7 +140,7 @@ def snapshot_html(snapshot: Snapshot) -> str:
     )
 
 
-def _map(snapshot: Snapshot) -> str:
+def _map(snapshot: Any) -> str:
     """Each segment's blocks in a row, by address, as far as there is room for shapes."""
     from vram.snapshot import backed_runs
 
@@ -171,7 +165,7 @@ def _map(snapshot: Snapshot) -> str:
     )
 
 
-def _row(run: list[Block], place: int, longest: int) -> list[str]:
+def _row(run: list[Any], place: int, longest: int) -> list[str]:
     begin, across = run[0].address, WIDTH / max(longest, 1)
     return [
         f'<rect x="{(block.address - begin) * across:.2f}" y="{place * ROW_HEIGHT + 1}" '
@@ -182,12 +176,12 @@ def _row(run: list[Block], place: int, longest: int) -> list[str]:
     ]
 
 
-def _block_words(block: Block) -> str:
+def _block_words(block: Any) -> str:
     tag = f", tag {block.tag}" if block.tag else ""
     return f"{block.state} {format_size(block.size)} at {block.address:#x}, stream {block.stream}{tag}"
 
 
-def measurement_html(measurement: Measurement) -> str:
+def measurement_html(measurement: Any) -> str:
     """The numbers of one stretch of a program."""
     sizes = {"bytes", "requested", "kept", "peak", "peak_allocated", "peak_reserved"}
     shares = {"hit_rate", "fragmentation"}
@@ -204,7 +198,7 @@ def measurement_html(measurement: Measurement) -> str:
 # ---- plans and comparisons --------------------------------------------------------------------------------
 
 
-def plan_html(plan: Plan) -> str:
+def plan_html(plan: Any) -> str:
     """A plan: how good it is, and its picture where it is not too large."""
     count = format_count(len(plan), "buffer")
     words = heading(f"{count} in {format_size(plan.peak)}, {plan.ratio:.4f} times what is live at once")
@@ -213,7 +207,7 @@ def plan_html(plan: Plan) -> str:
     return f'{words}<div style="max-width:{WIDTH}px">{plan.picture()}</div>'
 
 
-def report_html(report: ReplayReport) -> str:
+def report_html(report: Any) -> str:
     """The table of `vram.replay.compare`: one allocator a row."""
     rows = [
         (
@@ -232,7 +226,7 @@ def report_html(report: ReplayReport) -> str:
     )
 
 
-def ranking_html(ranking: Sequence[Ranked]) -> str:
+def ranking_html(ranking: Sequence[Any]) -> str:
     """The table of a sweep: one setting a row, the best first."""
     rows = [
         (

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -219,6 +220,27 @@ def test_the_screen_shows_pauses_sorts_and_filters(screen: Any, told: dict[str, 
             await pilot.press("q")
 
     asyncio.run(use())
+
+
+def test_the_screen_asks_one_question_at_a_time(screen: Any, told: dict[str, Any]) -> None:
+    """A process that was stopped lets its asker wait, and a connection takes one question at a time."""
+    under_way: list[int] = []
+    most: list[int] = []
+
+    def look() -> dict[str, Any]:
+        under_way.append(1)
+        most.append(len(under_way))
+        time.sleep(0.2)
+        under_way.pop()
+        return told
+
+    async def use() -> None:
+        app = screen.TopScreen(look, every=0.02)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await until(pilot, lambda: len(most) >= 3)
+
+    asyncio.run(use())
+    assert max(most) == 1
 
 
 def test_the_screen_survives_the_end_of_the_process(screen: Any, told: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ class TopScreen(App[None]):
         self._every = every
         self.wanted = wanted
         self.paused = False
+        self._asking = False
         self.ended = ""
         self.told: Told | None = None
         self.sorted_by = {table.name: table.sort for table in TABLES}
@@ -94,12 +95,13 @@ class TopScreen(App[None]):
     # ---- looking ------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        if not self.paused and not self.ended:
+        if not (self.paused or self.ended or self._asking):
+            self._asking = True
             self._ask_aside()
 
-    @work(thread=True, exclusive=True, exit_on_error=False)
+    @work(thread=True, exit_on_error=False)
     def _ask_aside(self) -> None:
-        """On another thread: a process that was stopped lets its askers wait."""
+        """On another thread, one question at a time: a process that was stopped lets its askers wait."""
         try:
             told = self._look()
         except VramError as error:
@@ -108,6 +110,7 @@ class TopScreen(App[None]):
             self.call_from_thread(self._take, told)
 
     def _take(self, told: Told) -> None:
+        self._asking = False
         self.told = told
         self.draw()
 
