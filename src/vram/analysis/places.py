@@ -61,8 +61,8 @@ class Phases:
 
     def __init__(self, trace: Trace) -> None:
         """Follow the marks of `trace`; steps are counted elsewhere."""
-        self._times: list[int] = []
-        self._names: list[str | None] = []
+        self.times: list[int] = []
+        self.names: list[str | None] = []
         open_marks: list[str] = []
         for mark in sorted(trace.annotations, key=lambda each: each.time_us):
             if mark.name.startswith(STEP_PREFIX):
@@ -71,10 +71,10 @@ class Phases:
                 open_marks.append(mark.name)
             elif mark.name in open_marks:
                 del open_marks[len(open_marks) - 1 - open_marks[::-1].index(mark.name)]
-            self._times.append(mark.time_us)
-            self._names.append(open_marks[-1] if open_marks else None)
+            self.times.append(mark.time_us)
+            self.names.append(open_marks[-1] if open_marks else None)
 
     def at(self, time_us: int) -> str | None:
         """The innermost mark open at a time."""
-        index = bisect_right(self._times, time_us) - 1
-        return self._names[index] if index >= 0 else None
+        index = bisect_right(self.times, time_us) - 1
+        return self.names[index] if index >= 0 else None
