@@ -20,6 +20,7 @@ from .merge import merge_command
 from .plan import plan_command
 from .replay import replay_command
 from .run import run_command
+from .serve import serve_command
 from .summary import summary_command
 
 __all__ = ["main"]
@@ -42,4 +43,5 @@ main.add_command(merge_command)
 main.add_command(plan_command)
 main.add_command(replay_command)
 main.add_command(run_command)
+main.add_command(serve_command)
 main.add_command(summary_command)
