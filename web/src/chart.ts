@@ -146,7 +146,7 @@ export class Chart {
       const [level, bands, groups] = await Promise.all([
         source.ask<Level>("level", { ...given, columns }, asking.signal),
         split === "allocations"
-          ? source.ask<{ bands: Band[] }>("bands", { ...given, most: 1200 }, asking.signal).then((each) => each.bands)
+          ? source.ask<{ bands: Band[] }>("bands", { ...given, most: 2000 }, asking.signal).then((each) => each.bands)
           : [],
         split === "allocations" || split === "none"
           ? null
@@ -279,7 +279,7 @@ export class Chart {
       ],
       padding: [STEP_LANE + 4, 12, 0, 0],
       hooks: {
-        drawClear: [() => this.drawBands()],
+        drawAxes: [() => this.drawBands()],
         draw: [() => this.drawMarks()],
         setCursor: [() => this.hover()],
         setSelect: [() => this.onBrush()],

@@ -35,7 +35,20 @@ export function holderColor(key: number | string): string {
   const hue = HUES[place % HUES.length]!;
   const shift = Math.floor(place / HUES.length) % 3;
   if (place === 0 && typeof key === "number") return isDark() ? "hsl(220 6% 42%)" : "hsl(220 8% 68%)";
-  return isDark() ? `hsl(${hue} 42% ${46 - 6 * shift}%)` : `hsl(${hue} 52% ${66 - 8 * shift}%)`;
+  return isDark() ? `hsl(${hue} 34% ${46 - 6 * shift}%)` : `hsl(${hue} 44% ${70 - 8 * shift}%)`;
+}
+
+// Colours of a flame graph say whose code it is.
+const PACKAGE_HUES = [212, 268, 168, 40, 330, 95, 190, 300];
+
+/** The colour of a place such as `torch/nn/linear.py:9 forward`: one hue a package, own code warm. */
+export function placeColor(name: string): string {
+  const [first = "", ...rest] = name.split("/");
+  const shade = hash(name) % 5;
+  if (name.startsWith("(")) return isDark() ? `hsl(220 6% ${36 + shade}%)` : `hsl(220 8% ${80 - shade}%)`;
+  const own = !rest.length || !first;
+  const hue = own ? 26 : PACKAGE_HUES[hash(first) % PACKAGE_HUES.length]!;
+  return isDark() ? `hsl(${hue} ${own ? 46 : 28}% ${38 + 2 * shade}%)` : `hsl(${hue} ${own ? 74 : 48}% ${84 - 2 * shade}%)`;
 }
 
 function hash(text: string): number {

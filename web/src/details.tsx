@@ -4,6 +4,13 @@ import { count, share, size, time } from "./format";
 import { AccountBar, Frames } from "./parts";
 import { choose, source, stackOf, stepBy, update, useStore } from "./state";
 
+const RESERVED = ["true-demand", "rounding", "pending", "fragmentation", "cached"];
+
+/** What the allocator holds; the rest of the device is for the explanation. */
+function reserved(parts: Record<string, number>): Record<string, number> {
+  return Object.fromEntries(RESERVED.map((name) => [name, parts[name] ?? 0]));
+}
+
 export function Details() {
   const { about, moment, event, stack, stream, pinned, file, start } = useStore();
   if (!about) return null;
@@ -55,7 +62,7 @@ export function Details() {
             <dt>fragmentation</dt><dd id="fragmentation">{share(moment.fragmentation, 1)}</dd>
             <dt>largest free</dt><dd>{size(moment.largest_free)}</dd>
           </dl>
-          <AccountBar parts={moment.parts} meanings={moment.meanings} />
+          <AccountBar parts={reserved(moment.parts)} meanings={moment.meanings} />
         </section>
       )}
       {about.streams.length > 1 && (

@@ -4,7 +4,7 @@ import flamegraph, { type Box, type FlameGraph } from "d3-flame-graph";
 import { select } from "d3-selection";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { About, Holder } from "./answers";
-import { css, holderColor, isDark } from "./colors";
+import { css, isDark, placeColor } from "./colors";
 import { count, plural, share, signed, size } from "./format";
 import { Choice, useSize, useTheme } from "./parts";
 import { message, source, update, useStore } from "./state";
@@ -87,7 +87,7 @@ export function Flame() {
         {answer && <span class="dim">{summary(answer)}</span>}
         <button type="button" onClick={() => graph.current?.resetZoom()}>Reset zoom</button>
       </div>
-      <div class="readout">{over && answer ? told(over, answer) : "Widths are bytes. Click to zoom; a box with one stack is chosen in all views."}</div>
+      <div class="readout">{over && answer ? told(over, answer) : "Widths are bytes, colours whose code it is. Click to zoom; the innermost box of a stack chooses it in all views."}</div>
       <div class="boxes" ref={box}><div ref={host} /></div>
     </section>
   );
@@ -117,7 +117,7 @@ function color(box: Box<Node>, compared: boolean, stack: number | null): string 
   if (!compared) {
     if (box.depth === 0) return css("root");
     const apart = stack !== null && !holds(data, stack);
-    return apart ? css("rest") : holderColor(data.stacks.length === 1 ? data.stacks[0]! : data.name);
+    return apart ? css("rest") : placeColor(data.name);
   }
   const gap = data.bytes - data.before;
   if (gap === 0) return css("rest");

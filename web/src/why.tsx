@@ -28,7 +28,7 @@ export function Why() {
           <span class="dim">{answer.request ? `${size(answer.request.size)} could not be had` : "nothing failed here"}</span></p>
         <p class="text">{answer.text}</p>
         <h2>Where the memory is</h2>
-        <AccountBar parts={answer.bytes} meanings={answer.meanings} legend={false} />
+        <AccountBar parts={near(answer.bytes)} meanings={answer.meanings} legend={false} />
         <table class="wide">
           <thead><tr><th>memory</th><th class="number">size</th><th class="number">share</th><th>what it is</th></tr></thead>
           <tbody>
@@ -65,6 +65,11 @@ export function Why() {
       </article>
     </section>
   );
+}
+
+/** Without what the program could not have had anyway, which may dwarf the rest. */
+function near(parts: Record<string, number>): Record<string, number> {
+  return Object.fromEntries(Object.entries(parts).filter(([name]) => name !== "withheld"));
 }
 
 function RemedyLine(props: { remedy: Remedy }) {

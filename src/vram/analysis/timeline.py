@@ -7,7 +7,6 @@ than columns, it has every change. Bands are the allocations that matter most in
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -236,11 +235,19 @@ class Timeline:
     # ---- single allocations ----
 
     def bands(
-        self, axis: str, low: float, high: float, most: int = 1000, vertices: int = 20000
+        self,
+        axis: str,
+        low: float,
+        high: float,
+        most: int = 1000,
+        *,
+        columns: int = 3000,
+        vertices: int = 30_000,
     ) -> list[Band]:
-        """The allocations that take most room between `low` and `high`, stacked in the order they were made.
+        """The allocations that take most room between `low` and `high`, stacked: long-lived ones lie lowest.
 
-        At most `most` of them, and no more than can be drawn with so many `vertices`.
+        At most `most` of them, and no more than can be drawn with so many `vertices`. What moves within one
+        of the `columns` is told once.
         """
         np = numpy()
         low, high = self._stretch(axis, low, high)
@@ -252,44 +259,48 @@ class Timeline:
         room = made.held[there] * np.maximum(end - begin, 0.0)
         there, room = there[room > 0], room[room > 0]
         there = there[np.argsort(-room, kind="stable")[:most]]
-        while True:
-            found = self._stack(axis, np.sort(there), int(first), vertices)
-            if found is not None or len(there) < 2:
-                return found or []
+        while len(there):
+            lives = made.freed[there] - made.start[there]
+            lowest_first = there[np.argsort(-lives, kind="stable")]
+            found = self._stack(axis, lowest_first, (low, high), columns, vertices)
+            if found is not None:
+                return found
             there = there[: len(there) // 2]
+        return []
 
-    def _stack(self, axis: str, numbers: Column, first: int, vertices: int) -> list[Band] | None:
+    def _stack(
+        self, axis: str, numbers: Column, stretch: tuple[float, float], columns: int, vertices: int
+    ) -> list[Band] | None:
+        """Lay `numbers` on each other, the first one lowest; None where it takes too many vertices."""
+        np = numpy()
         made = self.allocations
-        start, freed = made.start[numbers].tolist(), made.freed[numbers].tolist()
-        begins = self.x_of(axis, made.start[numbers]).tolist()
-        ends = self.x_of(axis, made.freed[numbers]).tolist()
-        held = made.held[numbers].tolist()
-        changes = sorted(
-            [(event, 0, each) for each, event in enumerate(freed)]
-            + [(event, 1, each) for each, event in enumerate(start)]
-        )
-        paths: list[list[int]] = [[] for _ in held]
-        live: list[int] = []
-        offsets = [0] * len(held)
-        top = 0
-        for _, made_now, each in changes:
-            if made_now:
-                offsets[each], top = top, top + held[each]
-                paths[each] += begins[each], offsets[each]
-                live.append(each)
-                continue
-            place = bisect_left(live, each)
-            if live[place : place + 1] != [each]:
-                continue  # freed at the very event that made it
-            del live[place]
-            top -= held[each]
-            vertices -= len(live) - place
+        held = made.held[numbers]
+        begins, ends = self.x_of(axis, made.start[numbers]), self.x_of(axis, made.freed[numbers])
+        # Every change, those before the stretch as one: when, which, and whether it is there from then on.
+        x = np.maximum(np.concatenate([begins, ends]), int(stretch[0]))
+        which = np.tile(np.arange(len(numbers)), 2)
+        there = np.repeat([True, False], len(numbers))
+        order = np.lexsort((there, np.concatenate([made.start[numbers], made.freed[numbers]])))
+        order = order[x[order] <= stretch[1]]
+        x, which, there = x[order], which[order], there[order]
+        column = np.floor((x - stretch[0]) * (columns / (stretch[1] - stretch[0])))
+        bounds = np.flatnonzero(np.append(column[1:] != column[:-1], True)) + 1
+        alive = np.zeros(len(numbers), bool)
+        known = np.full(len(numbers), -1, np.int64)
+        moved: list[tuple[Column, int, Column]] = []
+        begun = 0
+        for bound in bounds.tolist():
+            alive[which[begun:bound]] = there[begun:bound]
+            top = np.cumsum(np.where(alive, held, 0))
+            offsets = np.where(alive, top - held, -1)
+            changed = np.flatnonzero((offsets != known) & alive)
+            known = offsets
+            vertices -= len(changed)
             if vertices < 0:
                 return None
-            for above in live[place:]:
-                offsets[above] -= held[each]
-                paths[above] += ends[each], offsets[above]
-        return [Band(int(numbers[each]), ends[each], path) for each, path in enumerate(paths)]
+            moved.append((changed, int(x[bound - 1]), offsets[changed]))
+            begun = bound
+        return _paths(numbers, begins, ends, moved)
 
     def rows(self, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
         """What is known of allocations."""
@@ -304,6 +315,22 @@ class Timeline:
                 "stack": int(made.stack[number]),
                 "address": int(made.address[number]),
             }
+
+
+def _paths(
+    numbers: Column, begins: Column, ends: Column, moved: list[tuple[Column, int, Column]]
+) -> list[Band]:
+    """A band for each number that is ever seen, from what moved when and to where."""
+    paths: list[list[int]] = [[] for _ in range(len(numbers))]
+    for changed, x, offsets in moved:
+        for each, offset in zip(changed.tolist(), offsets.tolist(), strict=True):
+            paths[each] += x, offset
+    found = []
+    for number, begin, end, path in zip(numbers.tolist(), begins.tolist(), ends.tolist(), paths, strict=True):
+        if path:
+            path[0] = min(begin, path[0])
+            found.append(Band(number, end, path))
+    return found
 
 
 def _check_axis(axis: str) -> str:
