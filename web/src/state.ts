@@ -52,6 +52,7 @@ export function useStore(): State {
   useEffect(() => {
     const listener = (): void => again((count) => count + 1);
     listeners.add(listener);
+    listener(); // something may have changed since it was drawn
     return () => void listeners.delete(listener);
   }, []);
   return state;

@@ -69,9 +69,12 @@ export function WhatIf() {
               <tbody>
                 {answer.ranked.map((each) => (
                   <tr key={each.rank}>
-                    <td class="number">{each.rank}</td><td>{each.policy}</td>
+                    <td class="number">{each.rank}</td><td class="name">{each.policy}</td>
                     <td>{each.smallest_capacity === null ? "none that was tried" : (
-                      <Meter share={each.smallest_capacity / widest} color={each.rank === 1 ? "good" : "live"}>{size(each.smallest_capacity)}</Meter>
+                      <Meter share={0.03 + (0.97 * (each.smallest_capacity - answer.peak_allocated)) / Math.max(1, widest - answer.peak_allocated)}
+                        color={each.rank === 1 ? "good" : "live"}>
+                        {size(each.smallest_capacity)} <span class="dim">+{(100 * (each.smallest_capacity / answer.peak_allocated - 1)).toFixed(1)} %</span>
+                      </Meter>
                     )}</td>
                     <td class="number">{size(each.peak_reserved)}</td><td class="number">{count(each.retries)}</td>
                     <td class="number">{time(each.driver_us)}</td>

@@ -9,14 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from vram.errors import ConfigError
 from vram.trace import BEFORE, Action, BlockState, Trace
 
 from .columns import Column, column, numpy
-from .groups import check_grouping, label_of, place_name
+from .groups import label_of, place_name
 from .places import Phases
 from .torch_rules import Rules
 
-__all__ = ["Allocations", "Split", "find_allocations", "split_allocations"]
+__all__ = ["SPLITS", "Allocations", "Split", "find_allocations", "split_allocations"]
+
+SPLITS = ("stream", "tag", "module", "line")
+"""What memory over time can be split by; `stack`, too, for who can bear so many."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,9 @@ class Split:
 def split_allocations(trace: Trace, allocations: Allocations, by: str) -> Split:
     """The allocations by stack, line, module, stream or tag; groups as in `groups`."""
     np = numpy()
-    if check_grouping(by) == "tag":
+    if by not in (*SPLITS, "stack"):
+        raise ConfigError(f"cannot split by {by!r}; there is {', '.join(SPLITS)} and stack")
+    if by == "tag":
         names, numbers = _tags(trace, allocations)
     elif by == "stream":
         names, numbers = list(trace.streams), allocations.stream

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from vram.trace import STEP_PREFIX, Frame, Trace
 
-__all__ = ["Phases", "frame_text", "module_of", "place_of"]
+__all__ = ["Phases", "frame_text", "module_of", "place_of", "short_name"]
 
 _LIBRARY = re.compile(r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]|^<frozen ")
 _NATIVE = re.compile(r"\.(c|cc|cpp|cu|h|hpp|so)(\.\d+)*$|^\??\??$")
@@ -41,6 +41,13 @@ def _rank(filename: str) -> int:
 def frame_text(frame: Frame) -> str:
     """`train.py:12 forward`; the file as it was recorded, without the folder of installed libraries."""
     return f"{_ROOT.sub('', frame.filename)}:{frame.line} {frame.name}"
+
+
+def short_name(filename: str) -> str:
+    """The path of an installed library from its own name on; of any other file its name alone."""
+    if _LIBRARY.search(filename):
+        return _ROOT.sub("", filename)
+    return re.split(r"[/\\]", filename)[-1]
 
 
 def module_of(frames: Iterable[Frame]) -> str | None:

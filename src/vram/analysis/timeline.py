@@ -160,6 +160,15 @@ class Timeline:
             found[OTHERS] = Series.of(*self._held(np.isin(split.group, rest)), last)
         return found
 
+    @cached_property
+    def peak(self) -> int:
+        """The first event after which the program held most; -1 where there is none."""
+        held = self.series["allocated"]
+        if not self.trace.events:
+            return -1
+        most = int(held.values.max(initial=0))
+        return 0 if held.at(0) >= most else int(held.events[held.values.argmax()])
+
     # ---- a stretch of it ----
 
     def span(self, axis: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vram.analysis import Memories, explain, find_moment
+from vram.analysis import Memories, explain
 from vram.analysis.capacity import find_capacity, find_request, open_account
 from vram.analysis.groups import label_of
 from vram.analysis.holders import Holder, compare_holders, holders
@@ -99,7 +99,8 @@ class Recording:
         }
 
     def _peak(self) -> int:
-        return find_moment(self.trace, "peak").event if self.trace.events or self.trace.segments else -1
+        with self._lock:
+            return self.timeline.peak
 
     def _first_moment(self) -> int:
         """The out-of-memory if there is one, else the peak."""
@@ -150,7 +151,7 @@ class Recording:
     def stacks(self, numbers: Iterable[int]) -> Answer:
         """The frames of stacks, innermost first, and what each is called."""
         trace = self.trace
-        chosen = [number for number in numbers if 0 <= number < len(trace.stacks)][:MOST_STACKS]
+        chosen = [number for number in numbers if 0 <= number < len(trace.stacks)]
         return {
             "stacks": {
                 str(number): {
@@ -337,7 +338,7 @@ def _bands(recordings: Recordings, given: Parameters) -> Answer:
 
 def _stacks(recordings: Recordings, given: Parameters) -> Answer:
     numbers = [part for part in given.get("numbers", "").split(",") if part.isdecimal() and len(part) < 12]
-    return _recording(recordings, given).stacks(map(int, numbers))
+    return _recording(recordings, given).stacks(map(int, numbers[:MOST_STACKS]))
 
 
 def _holders(recordings: Recordings, given: Parameters) -> Answer:
