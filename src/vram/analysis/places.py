@@ -16,7 +16,9 @@ __all__ = ["Phases", "frame_text", "module_of", "place_of", "short_name"]
 _LIBRARY = re.compile(r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]|^<frozen ")
 _NATIVE = re.compile(r"\.(c|cc|cpp|cu|h|hpp|so)(\.\d+)*$|^\??\??$")
 _PLUMBING = re.compile(r"(^|[/\\])torch[/\\]")
-_ROOT = re.compile(r"^.*?(?:site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]")
+_ROOT = re.compile(
+    r"^.*?(?:(?:site|dist)-packages|lib[/\\]python\d[^/\\]*(?:[/\\](?:site|dist)-packages)?)[/\\]"
+)
 
 
 def place_of(frames: Iterable[Frame]) -> Frame | None:
