@@ -22,7 +22,9 @@ from .leaks import leaks_command
 from .merge import merge_command
 from .plan import plan_command
 from .replay import replay_command
+from .report import report_command
 from .run import run_command
+from .serve import serve_command
 from .summary import summary_command
 from .top import top_command
 
@@ -48,6 +50,8 @@ main.add_command(leaks_command)
 main.add_command(merge_command)
 main.add_command(plan_command)
 main.add_command(replay_command)
+main.add_command(report_command)
 main.add_command(run_command)
+main.add_command(serve_command)
 main.add_command(summary_command)
 main.add_command(top_command)
