@@ -141,8 +141,13 @@ class Monitor:
                 self._end_stacks = follow_pools(lambda pool: pool._keep_stacks(True, self))
 
     def serve_web(self) -> Any:
-        """Serve the web page for this process, once; what is returned has its address."""
-        raise ConfigError("this build of vram has no web page; vram top shows the same in a terminal")
+        """Serve the web page for this process, once; the `url` of what is returned opens it."""
+        from vram.web import Page
+
+        with _lock:
+            if self.page is None:
+                self.page = Page(live=self.status).start()
+            return self.page
 
     # ---- the threads --------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -440,3 +441,25 @@ def test_pools_that_come_and_go_while_others_look(watched: vram.Monitor) -> None
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_the_page_of_a_monitored_process_tells_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    pytest.importorskip("starlette", reason="starlette is not installed")
+    from vram.web import assets
+
+    made = {"index.html": assets.Asset(b"<html></html>", "text/html")}
+    monkeypatch.setattr("vram.web.server.built_page", lambda: made)
+    with vram.monitor(web=True) as watched:
+        page = watched.page
+        assert vram.monitor(web=True).page is page
+        link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+        link.request("GET", "/api/live", headers={"x-vram-token": page.token})
+        answer = link.getresponse()
+        assert answer.status == 200
+        line = next(line for line in answer if line.startswith(b"data:"))
+        assert json.loads(line.partition(b":")[2])["status"]["pid"] == os.getpid()
+        answer.close()
+        link.close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", page.port), timeout=5)

@@ -192,3 +192,69 @@ def test_a_monitored_program_can_be_attached_to(tmp_path: Path) -> None:
     )
     ended = run("--monitor", script, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "4\n"), ended.stderr
+
+
+# ---- reports and the page ---------------------------------------------------------------------------------
+
+WORKS = """
+import sys, vram
+pool = vram.get_memory_manager().pool("host")
+with vram.tag("from <the> script"):
+    kept = [pool.allocate("1MiB") for _ in range(5)]
+if len(sys.argv) > 1:
+    raise SystemExit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def built() -> None:
+    from vram.web.assets import built_page
+
+    try:
+        built_page()
+    except vram.ConfigError as error:
+        pytest.skip(str(error))
+
+
+def test_a_report_is_written_when_the_program_has_ended(tmp_path: Path, built: None) -> None:
+    script = write(tmp_path, "script.py", WORKS)
+    ended = run("--record", "run.vtrace", "--report", "html", script, "3", cwd=tmp_path)
+    assert ended.returncode == 3, ended.stderr
+    assert "run.html" in ended.stderr
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "from \\u003cthe>" in page  # its data, in which nothing ends an element
+    assert vram.open(tmp_path / "run.vtrace").complete
+
+
+def test_a_report_needs_no_recording_of_its_own(tmp_path: Path, built: None) -> None:
+    script = write(tmp_path, "script.py", WORKS + "import os; os.chdir('/'); 1 / 0\n")
+    ended = run("--report", "mine.html", script, cwd=tmp_path)
+    assert ended.returncode == 1 and "ZeroDivisionError" in ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "script.py"]
+
+
+def test_a_program_without_pools_has_no_report(tmp_path: Path, built: None) -> None:
+    script = write(tmp_path, "script.py", "print('ran')")
+    ended = run("--report", "html", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "ran\n")
+    assert "no report: the program used no pool" in ended.stderr
+
+
+def test_a_report_of_another_kind_runs_nothing(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "print('ran')")
+    ended = run("--report", "pdf", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+
+
+def test_the_page_of_a_program_has_an_address(tmp_path: Path, built: None) -> None:
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    script = write(
+        tmp_path,
+        "script.py",
+        "import urllib.request, vram\n"
+        "url = vram.monitor().page.url.partition('#')[0]\n"
+        "print(urllib.request.urlopen(url, timeout=30).status)\n",
+    )
+    ended = run("--web", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "200\n"), ended.stderr
+    assert "vram: http://127.0.0.1:" in ended.stderr and "#token=" in ended.stderr
