@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +108,36 @@ def test_another_process_is_told_and_vram_top_prints_it() -> None:
         assert printed.returncode == 0, printed.stderr
         assert "cuda:0: " in printed.stdout and "weights" in printed.stdout
         del kept
+
+
+def test_looking_does_not_disturb_a_capture() -> None:
+    ending = threading.Event()
+    failures: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            with attach(os.getpid()) as client:
+                while not ending.is_set():
+                    client.status()
+        except BaseException as error:
+            failures.append(error)
+
+    with vram.Pool("cuda:0") as pool, vram.monitor(interval=0.01), vram.Stream(pool.device) as stream:
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            for value in range(50):
+                with stream.capture() as graph:
+                    scratch = pool.allocate("8MiB", stream=stream)
+                    scratch.fill(value)
+                    scratch.free()
+                graph.launch()
+                stream.synchronize()
+                graph.close()
+        finally:
+            ending.set()
+            watcher.join()
+    assert failures == []
 
 
 def test_a_stretch_measures_a_gpu() -> None:

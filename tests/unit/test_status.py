@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import vram
 from vram.pool import open_pools
-from vram.status import Observatory, _Budgeted, _by_process, split_device
+from vram.status import Observatory, _Budgeted, _by_process, _memory_of, split_device
 
 SIZES = st.integers(0, 1 << 40)
 PARTS = ("pools", "libraries", "processes", "unknown", "free")
@@ -77,3 +82,76 @@ def test_every_open_pool_is_known_and_no_other() -> None:
         told = Observatory().status()
         assert [pool["memory"] for pool in told["pools"][-2:]] == [one.device.name, "host"]
     assert open_pools() == before
+
+
+class FakeGpu:
+    """A device as far as the driver's management library is asked about it."""
+
+    name, kind, index = "cuda:0", "cuda", 0
+
+    class backend:
+        @staticmethod
+        def attribute(number: int) -> int:
+            return {50: 1, 33: 0x1B, 34: 0}[number]
+
+        @staticmethod
+        def memory_info() -> tuple[int, int]:
+            return 60, 100
+
+
+def fake_nvml(running: list[tuple[int, int | None]], seen: list[bytes]) -> SimpleNamespace:
+    def find(bus: bytes) -> str:
+        seen.append(bus)
+        return "handle"
+
+    return SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByPciBusId=find,
+        nvmlDeviceGetComputeRunningProcesses=lambda _handle: [
+            SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in running
+        ],
+        nvmlDeviceGetGraphicsRunningProcesses=lambda _handle: [],
+    )
+
+
+def test_the_driver_is_asked_about_the_right_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([(os.getpid(), 25), (1, 10)], seen))
+    about, memory = _memory_of(FakeGpu())  # type: ignore[arg-type]
+    assert seen == [b"00000001:1b:00.0"]
+    assert about["source"] == "nvml"
+    split = split_device(ours=20, **memory)
+    assert split == {"total": 100, "pools": 20, "libraries": 5, "processes": 10, "unknown": 5, "free": 60}
+
+
+@pytest.mark.parametrize("nvml", [None, SimpleNamespace(), fake_nvml([(1, 10)], []), fake_nvml([], [])])
+def test_a_driver_that_does_not_say_leaves_the_rest_unknown(
+    monkeypatch: pytest.MonkeyPatch, nvml: object
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    about, memory = _memory_of(FakeGpu())  # type: ignore[arg-type]
+    assert about["source"] == "device"
+    split = split_device(ours=20, **memory)
+    assert split == {"total": 100, "pools": 20, "libraries": 0, "processes": 0, "unknown": 20, "free": 60}
+
+
+def test_libraries_say_what_they_hold_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(is_initialized=lambda: True, memory_reserved=lambda _index: 7)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())  # broken: it says nothing
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    about, memory = _memory_of(FakeGpu())  # type: ignore[arg-type]
+    assert about["named"] == {"torch": 7}
+    assert split_device(ours=20, **memory)["libraries"] == 7
+    monkeypatch.setitem(sys.modules, "vram.torch", SimpleNamespace(uses_pools=lambda: True))
+    assert _memory_of(FakeGpu())[0]["named"] == {}  # type: ignore[arg-type]
+
+
+def test_a_device_that_is_lost_is_shown_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> tuple[int, int]:
+        raise vram.DeviceError("gone", code="failed")
+
+    monkeypatch.setattr(FakeGpu.backend, "memory_info", staticmethod(lost))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    _, memory = _memory_of(FakeGpu())  # type: ignore[arg-type]
+    assert sum(split_device(ours=20, **memory)[part] for part in PARTS) == 0
