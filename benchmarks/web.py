@@ -104,7 +104,8 @@ def main() -> None:
         row = rows[-1]
         print(
             f"{row['events']:>9} events: drawn after {row['open_s']} s; "
-            f"panning {row['frames_per_s']} frames/s, median {row['median_ms']} ms, 95 % within {row['p95_ms']} ms"
+            f"panning {row['frames_per_s']} frames/s, "
+            f"median {row['median_ms']} ms, 95 % within {row['p95_ms']} ms"
         )
         sys.stdout.flush()
     if arguments.json:

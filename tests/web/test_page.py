@@ -193,11 +193,19 @@ def test_the_flame_graph_names_who_holds(tab: Any) -> None:
 def test_the_flame_graph_is_searched_and_compared(tab: Any) -> None:
     tab.view("flame")
     tab.page.wait_for_selector("g.frame")
-    fills = "boxes => new Set(boxes.map((box) => box.querySelector('rect').getAttribute('fill'))).size"
-    before = tab.page.eval_on_selector_all("g.frame", fills)
-    tab.page.fill("input[type=search]", "optim")
+    found = """(boxes) => {
+      const accent = getComputedStyle(document.documentElement).getPropertyValue("--accent-soft").trim();
+      const lit = boxes.filter((box) => box.querySelector("rect").getAttribute("fill") === accent);
+      return lit.map((box) => box.getAttribute("name"));
+    }"""
+    assert tab.page.eval_on_selector_all("g.frame", found) == []
+    tab.page.fill("input[type=search]", "WORKLOADS.py")
     tab.page.wait_for_timeout(200)
-    assert tab.page.eval_on_selector_all("g.frame", fills) != before
+    names = tab.page.eval_on_selector_all("g.frame", found)
+    assert names and all("workloads.py" in name for name in names)
+    tab.page.fill("input[type=search]", "")
+    tab.page.wait_for_timeout(200)
+    assert tab.page.eval_on_selector_all("g.frame", found) == []
     tab.choose("Compare with", "start")
     tab.wait("document.querySelector('section.flame .tools').innerText.includes('→')")
     tab.choose("Compare with", "peak:1")
