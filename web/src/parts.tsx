@@ -79,7 +79,7 @@ export function Choice<T extends string>(props: {
   return (
     <label class="choice">
       <span>{props.label}</span>
-      <select value={props.value} onChange={(event) => props.onChange(event.currentTarget.value as T)}>
+      <select aria-label={props.label} value={props.value} onChange={(event) => props.onChange(event.currentTarget.value as T)}>
         {props.options.map(([value, name]) => <option key={value} value={value}>{name}</option>)}
       </select>
     </label>
