@@ -95,6 +95,7 @@ def test_page_locked_memory_is_the_hosts() -> None:
 
 
 def test_another_process_is_told_and_vram_top_prints_it() -> None:
+    pytest.importorskip("rich_click", reason="rich-click is not installed")
     with vram.Pool("cuda:0") as pool, vram.monitor(stacks="python"):
         kept = pool.allocate("128MiB", tag="weights")
         with attach(os.getpid()) as client:
@@ -159,6 +160,7 @@ def test_a_gpu_that_works_has_nothing_wrong() -> None:
 
 def test_running_out_keeps_the_moment(tmp_path: Any) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pytest.importorskip("rich_click", reason="rich-click is not installed")
     script = tmp_path / "script.py"
     script.write_text(
         "import vram\npool = vram.Pool('cuda:0', limit='256MiB')\n"
