@@ -3,7 +3,7 @@
 A thread allocates and frees as fast as it can while the process is monitored and a client in another process
 asks for the status at several paces. `monitor` is the processor time of the threads that sample and answer,
 as a share of one core, after the first answer; beside it is how many allocations a second the loop made
-meanwhile. `--json FILE` for machines.
+meanwhile. Then, how long it takes to find out who holds what. `--json FILE` for machines.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import vram
 SECONDS = 4.0
 LIVE = 20_000
 """Blocks that are live meanwhile, under a few tags."""
+BLOCKS = (10_000, 100_000, 1_000_000)
 CLIENT = """
 import sys, time
 from vram.monitoring import attach
@@ -48,8 +49,26 @@ def main() -> None:
     print(f"{'':<42}{'allocations/s':>15}{'monitor, % of a core':>22}")
     for row in rows:
         print(f"{row['what']:<42}{row['allocations_per_s']:>15,.0f}{row['monitor_percent']:>22.3f}")
+    looks = [asked(arguments.device, blocks) for blocks in BLOCKS]
+    print(f"\n{'live blocks':<42}{'who holds what, ms':>22}")
+    for look in looks:
+        print(f"{look['blocks']:<42,}{look['ms']:>22.2f}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+        arguments.json.write_text(json.dumps({"monitor": rows, "holders": looks}, indent=1))
+
+
+def asked(device: str, blocks: int) -> dict[str, float]:
+    """How long the dearest question takes: who holds what."""
+    with vram.Pool(device) as pool:
+        addresses = pool.malloc_batch([512] * blocks)
+        best = float("inf")
+        for _ in range(3):
+            begin = time.thread_time()
+            pool.raw_holders()
+            best = min(best, time.thread_time() - begin)
+        for address in addresses:
+            pool.free(address)
+    return {"blocks": blocks, "ms": best * 1e3}
 
 
 def measured(device: str, monitored: bool, pause: float | None) -> dict[str, Any]:
