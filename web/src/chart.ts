@@ -10,7 +10,7 @@ import type { Axis } from "./state";
 import { extent, source } from "./state";
 
 export type Split = "allocations" | "stream" | "tag" | "module" | "line" | "none";
-export const LINES = ["reserved", "allocated", "pending", "free"] as const;
+export const LINES = ["reserved", "allocated", "pending", "cached", "free"] as const;
 export type Line = (typeof LINES)[number];
 
 /** What the chart tells; it decides nothing but what it draws. */
@@ -169,7 +169,7 @@ export class Chart {
     this.top = 1;
     for (const name of lines) for (const value of known.get(name) ?? []) this.top = Math.max(this.top, value);
     if (axis === "time" || !level.exact) this.top *= 1.04;
-    const values = LINES.map((name) => (lines.includes(name) ? (known.get(name) ?? []) : level.x.map(() => null)));
+    const values = LINES.map((name) => (lines.includes(name) && known.get(name)) || level.x.map(() => null));
     this.plot.setData([level.x, ...values] as uPlot.AlignedData, false);
     this.redraw();
     this.ensure(0);
@@ -267,8 +267,8 @@ export class Chart {
       scales: { x: { time: false, auto: false, range: () => [this.low, this.high] }, y: { auto: false, range: () => [0, this.top] } },
       series: [{}, ...LINES.map((name) => ({
         label: name,
-        stroke: () => css(name === "free" ? "hole-line" : `${name}-line`),
-        width: name === "pending" || name === "free" ? 1 : 1.5,
+        stroke: () => css(`${name}-line`),
+        width: name === "reserved" || name === "allocated" ? 1.5 : 1,
         points: { show: false },
         paths: uPlot.paths.stepped!({ align: 1 }),
         ...(name === "allocated" && this.shown.split === "none" ? { fill: () => css("live-soft") } : {}),

@@ -67,7 +67,7 @@ export function Timeline() {
         <Choice label="Bands" value={split} options={SPLITS} onChange={setSplit} />
         <fieldset class="toggles">
           <legend class="hidden">Lines</legend>
-          {LINES.map((name) => (
+          {LINES.filter((name) => name in about.most).map((name) => (
             <label key={name} class={`toggle ${name}`}>
               <input type="checkbox" checked={lines.includes(name)}
                 onChange={() => setLines(lines.includes(name) ? lines.filter((each) => each !== name) : [...lines, name])} />

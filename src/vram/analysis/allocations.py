@@ -49,6 +49,13 @@ class Allocations:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def delayed(self) -> Column:
+        """Which frees were delayed: one that was not is completed by the very next event."""
+        return (self.completed > self.freed + 1) | (
+            (self.completed == self.events) & (self.freed < self.events)
+        )
+
     def check(self) -> None:
         """Verify what is promised."""
         np = numpy()

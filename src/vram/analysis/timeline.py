@@ -18,6 +18,7 @@ from vram.trace.series import reserved_before, reserved_changes
 
 from .allocations import Allocations, Split, find_allocations, split_allocations
 from .columns import Column, column, numpy
+from .idle import idle_changes
 
 __all__ = ["AXES", "Band", "Level", "Series", "Timeline"]
 
@@ -104,7 +105,10 @@ class Timeline:
 
     @cached_property
     def series(self) -> dict[str, Series]:
-        """`allocated`, `pending`, `reserved`, and `free`: reserved and neither of the others."""
+        """`allocated`, `pending`, `reserved`, `free` (reserved and neither of these), and of that `cached`.
+
+        What is cached lies in segments with nothing in use; it is there where segments are plain.
+        """
         np = numpy()
         made, last = self.allocations, self.trace.events
         grown = reserved_changes(self.trace)
@@ -121,6 +125,9 @@ class Timeline:
             np.concatenate([changes[name][0] for name in signs]),
             np.concatenate([sign * changes[name][1] for name, sign in signs.items()]),
         )
+        idle = idle_changes(self.trace, made)
+        if idle is not None:
+            changes["cached"] = idle
         return {name: Series.of(*pair, last) for name, pair in changes.items()}
 
     def _held(self, chosen: Column) -> tuple[Column, Column]:
@@ -130,10 +137,9 @@ class Timeline:
         return np.concatenate([made.start[chosen], made.freed[chosen]]), np.concatenate([held, -held])
 
     def _pending(self) -> tuple[Column, Column]:
-        """A free that nothing delayed completes in the very next event, and was never pending."""
         np = numpy()
         made = self.allocations
-        chosen = made.completed > made.freed + 1
+        chosen = made.delayed
         held = made.held[chosen]
         return np.concatenate([made.freed[chosen], made.completed[chosen]]), np.concatenate([held, -held])
 
