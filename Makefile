@@ -29,17 +29,20 @@ requirements = $(BIN)/python -c 'import sys, tomllib; from functools import redu
   print(*(line for path in sys.argv[1:] for line in reduce(dict.__getitem__, path.split("."), project)), sep="\n")' $(1)
 
 # Directories are listed too, so that a deleted file counts as a change.
-PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
-  $(shell find native src -name tests -prune -o -name __pycache__ -prune -o -print 2>/dev/null)
+PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE examples/tour.py \
+  $(shell find native src -name tests -prune -o -name __pycache__ -prune -o -path src/vram/web/static -prune -o -print \
+    2>/dev/null)
+WEB_SOURCES := $(shell find web -name node_modules -prune -o -type f -print 2>/dev/null)
 CXX_FILES = $(shell find native benchmarks examples tests/process/c -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test check stubs format sanitize bench clean distclean setup native-test python-test \
-  native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu
+  native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu web test-web
 
 help:
 	@echo "make demo      set up .venv and run the tour on whatever device there is"
 	@echo "make test      set up .venv, then checks, native tests and Python tests"
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
+	@echo "make web       build the page of vram serve (Node 20 or later); make test-web: try it in Chromium"
 	@echo "make test-integrations  with CuPy, Numba, cuda.core, JAX, PyTorch and Dask installed (a large download)"
 	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
 	@echo "make test-gpu  on a machine with a CUDA device: everything that needs one, without .venv or network"
@@ -70,7 +73,20 @@ $(STAMPS)/dev: $(STAMPS)/build pyproject.toml
 	  $(PIP_INSTALL) -r <(echo "$$list")
 	@touch $@
 
-$(STAMPS)/package: $(STAMPS)/build $(PACKAGE_SOURCES)
+# The page of `vram serve`, where Node is there and its libraries can be had; vram says so where it is not built.
+$(STAMPS)/web: $(STAMPS)/venv $(WEB_SOURCES)
+	@if ! node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null; then \
+	  echo "== no Node 20 here: the page of vram serve is not built"; \
+	elif ! (cd web && npm ci --loglevel=error >/dev/null); then \
+	  echo "== npm cannot get what the page needs: it is not built"; \
+	else $(MAKE) --no-print-directory web; fi
+	@touch $@
+
+web:
+	@echo "== building the page"
+	@cd web && { [ -d node_modules ] || npm ci --loglevel=error; } && npm run --silent build -- --logLevel warn
+
+$(STAMPS)/package: $(STAMPS)/build $(STAMPS)/web $(PACKAGE_SOURCES)
 	@echo "== building and installing vram"
 	@$(PIP_INSTALL) --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
@@ -80,7 +96,7 @@ setup: $(STAMPS)/dev $(STAMPS)/package
 # ---- use ----------------------------------------------------------------------------------------
 
 demo: $(STAMPS)/package
-	@$(BIN)/python examples/tour.py
+	@$(BIN)/vram demo
 
 # Native benchmarks are built without check() calls, unlike the tests: build/bench/bench_*.
 NATIVE_BENCHMARKS = $(patsubst benchmarks/native/%.cpp,bench_%,$(wildcard benchmarks/native/*.cpp))
@@ -158,6 +174,15 @@ $(STAMPS)/integrations: $(STAMPS)/dev pyproject.toml
 test-integrations: setup $(STAMPS)/integrations
 	@echo "== under other libraries"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/integrations
+
+# The page in a real browser. The tests skip where there is no Chromium; .ci/run installs it.
+$(STAMPS)/browser: $(STAMPS)/dev pyproject.toml
+	@list=$$($(call requirements,project.optional-dependencies.browser)); $(PIP_INSTALL) -r <(echo "$$list")
+	@touch $@
+
+test-web: setup $(STAMPS)/browser
+	@echo "== the page in a browser"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/web
 
 # ---- sanitizers -------------------------------------------------------------------------------------
 
@@ -275,7 +300,7 @@ gpu-memcheck: gpu-install
 # ---- housekeeping -----------------------------------------------------------------------------------
 
 clean:
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist src/vram/web/static web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find native src tests -name __pycache__ -type d -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean

@@ -1,17 +1,20 @@
-"""A tour of vram on the default device, in a few seconds: allocate, order by streams, measure, run out, find
-leaks, and replay a recorded training job. `make demo` runs it.
+"""A tour of vram on the default device, in well under a minute: allocate, order by streams, a race shown and
+cured, measure, leaks, out of memory explained, and a real job that ran out: why, and what if.
+`make demo` and `vram demo` run it; no GPU is needed.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from pathlib import Path
 
 import vram
-from vram.replay import replay
+from vram.race import reads
+from vram.replay import sweep
 
-TRACE = Path(__file__).resolve().parents[1] / "traces" / "gpt2_train.pickle.xz"
-# What PyTorch 2.11 reserved for this job on an H200, against 12 964 MiB that it held (traces/README.md).
-PYTORCH_DEFAULT, PYTORCH_EXPANDABLE = 14578 / 12964, 13870 / 12964
+RAN_OUT, WENT_WELL = "oom_llama_varlen_ckpt_13400.pickle.xz", "llama_varlen_ckpt.pickle.xz"
+"""One job under PyTorch 2.11 on an H200, with 13 400 MiB and with all of it (traces/README.md)."""
 
 
 def main() -> None:
@@ -19,10 +22,13 @@ def main() -> None:
     with vram.Pool() as pool:
         allocate(pool)
         order(pool)
+        race()
         measure(pool)
         leak(pool)
     run_out()
-    replay_a_job()
+    explain_a_job()
+    what_if()
+    look_further()
 
 
 def title(text: str) -> None:
@@ -55,6 +61,41 @@ def order(pool: vram.Pool) -> None:
         result = bytearray(target.size)
         target.copy_to(result, stream=copy)
         print(f"the copy saw {result[0]}, {result[-1]}; the block was at {address:#x}")
+
+
+def race() -> None:
+    title("A race: memory freed while another stream still reads it, shown and cured (on the host)")
+    for cure in (False, True):
+        with vram.race_check("collect") as checker:
+            seen = read_late(cure)
+        verdict = "right" if seen == 2 else "WRONG: the memory was already somebody else's"
+        print(f"{'with' if cure else 'without'} record_stream the other stream reads {seen}, {verdict}")
+        for found in checker.races[:1]:
+            print(f"vram.race_check says at {found.free.place}: {found.fix}")
+
+
+def read_late(cure: bool) -> int:
+    """What a reader sees that is slow to start; a gate holds it back, so that it goes wrong every time."""
+    gate, seen = threading.Event(), bytearray()
+
+    def read(address: int) -> None:
+        gate.wait(30)
+        seen[:] = ctypes.string_at(address, 1)
+
+    with vram.Pool("host") as pool, vram.Stream("host") as compute, vram.Stream("host") as copy:
+        x = pool.allocate(1024, stream=compute)
+        x.fill(2)
+        copy.wait_stream(compute)
+        copy.launch(read, reads(x.ptr))
+        if cure:
+            x.record_stream(copy)  # the pool keeps the memory back until `copy` is done with it
+        x.free()
+        y = pool.allocate(1024, stream=compute)
+        y.fill(31)
+        compute.synchronize()
+        gate.set()
+        copy.synchronize()
+    return seen[0]
 
 
 def measure(pool: vram.Pool) -> None:
@@ -95,13 +136,38 @@ def run_out() -> None:
         handle.remove()
 
 
-def replay_a_job() -> None:
-    title("Replay: a recorded GPT-2 training job through this pool")
-    trace = vram.open(TRACE)
-    result = replay(trace)
-    print(f"{trace.events} events; peak held {vram.format_size(result.peak_allocated)}")
-    print(f"waste, peak reserved over peak held: vram {result.ratio:.4f}")
-    print(f"  PyTorch, measured: {PYTORCH_DEFAULT:.4f}; with expandable segments: {PYTORCH_EXPANDABLE:.4f}")
+def recording(name: str) -> Path:
+    """Beside this file where it is installed, else in the repository."""
+    here = Path(__file__).resolve()
+    beside = here.with_name(name)
+    return beside if beside.exists() else here.parents[1] / "traces" / name
+
+
+def explain_a_job() -> None:
+    title("A real job: a Llama with batches of random size ran out of 13 400 MiB on an H200. Why?")
+    explained = vram.analysis.explain(vram.open(recording(RAN_OUT)))
+    print(explained.text)
+    for remedy in explained.remedies[:2]:
+        print(f"- {remedy.what}{f' ({remedy.setting})' if remedy.setting else ''}")
+
+
+def what_if() -> None:
+    title("What if? The whole job through other allocators and settings: the smallest device it ends on")
+    ranked = sweep(vram.open(recording(WENT_WELL)), policies=("torch", "torch-expandable", "vram"), jobs=2)
+    best = {each.policy: each for each in reversed(ranked)}
+    plain = next(each for each in ranked if each.policy == "torch" and not each.conf)
+    for each in sorted([*best.values(), plain], key=lambda each: each.rank):
+        needs = vram.format_size(each.smallest_capacity or 0)
+        print(f"{each.rank:>3} of {len(ranked)}  {each.policy:17}{needs:>10}  {each.environment}")
+
+
+def look_further() -> None:
+    title("Where to look next")
+    print("vram explain FILE          why a job ran out: PyTorch snapshots, RMM logs, recordings of vram")
+    print("vram replay --sweep FILE   what if, with every setting worth trying")
+    print("vram run --torch train.py  PyTorch on vram, unchanged; --record and --on-oom keep what happened")
+    print("vram top                   what a running process holds, once it called vram.monitor()")
+    print("vram doctor                whether this machine and its settings are as they should be")
 
 
 if __name__ == "__main__":

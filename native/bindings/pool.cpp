@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstring>
+#include <unordered_map>
 
 #include "backends/model.hpp"
 #include "bindings.hpp"
@@ -609,6 +610,37 @@ PyObject* raw_snapshot(PyObject* object, PyObject*) {
   });
 }
 
+struct Holding {
+  std::uint64_t blocks = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t requested = 0;
+};
+
+// Live blocks by who allocated them. An object for each label, not for each block, so that a pool with
+// millions of blocks can be asked while it works.
+PyObject* raw_holders(PyObject* object, PyObject*) {
+  PyPool* self = self_of(object);
+  std::unordered_map<std::uint32_t, Holding> holdings;
+  (void)without_gil([&] {
+    for (const SegmentInfo& info : self->pool->snapshot())
+      for (const BlockInfo& block : info.blocks) {
+        if (block.state != BlockState::live) continue;
+        Holding& holding = holdings[block.tag];
+        ++holding.blocks;
+        holding.bytes += block.bytes;
+        holding.requested += block.requested;
+      }
+    return Status{};
+  });
+  return guarded([&] {
+    nb::list list;
+    for (const auto& [label, held] : holdings)
+      list.append(nb::make_tuple(tag_object(self, label), stack_object(label), held.blocks, held.bytes,
+                                 held.requested));
+    return list;
+  });
+}
+
 constexpr const char* kActionNames[] = {"allocate", "free",   "free_pending",  "free_complete",
                                         "grow",     "shrink", "out_of_memory", "mark"};
 
@@ -811,6 +843,8 @@ PyMethodDef methods[] = {
     {"config", config_method, METH_NOARGS, "config()\n--\n\nThe options in force."},
     {"raw_stats", raw_stats, METH_NOARGS, "raw_stats()\n--\n\nAll counters."},
     {"raw_snapshot", raw_snapshot, METH_NOARGS, "raw_snapshot()\n--\n\nAll segments and blocks."},
+    {"raw_holders", raw_holders, METH_NOARGS,
+     "raw_holders()\n--\n\nLive blocks by tag and stack: (tag, stack, blocks, bytes, requested) each."},
     {"journal", journal, METH_NOARGS,
      "journal()\n--\n\nThe events kept, in order, and how many were dropped."},
     {"journal_start", journal_start, METH_O,

@@ -75,6 +75,10 @@ vram._native.PoolCore.raw_snapshot$:
     def raw_snapshot(self) -> list[dict[str, Any]]:
         \doc
 
+vram._native.PoolCore.raw_holders$:
+    def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int]]:
+        \doc
+
 vram._native.PoolCore.journal$:
     def journal(self) -> tuple[list[tuple[Any, ...]], int]:
         \doc

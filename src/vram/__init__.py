@@ -34,12 +34,16 @@ if TYPE_CHECKING:
     from vram.manager import get_memory_manager as get_memory_manager
     from vram.marks import annotate as annotate
     from vram.marks import step as step
+    from vram.monitoring import Monitor as Monitor
+    from vram.monitoring import monitor as monitor
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
     from vram.pipeline import Pipeline as Pipeline
     from vram.plans import Plan as Plan
     from vram.plans import plan as plan
     from vram.pool import Pool as Pool
+    from vram.prometheus import Metrics as Metrics
+    from vram.prometheus import metrics as metrics
     from vram.race import race_check as race_check
     from vram.recorder import Recorder as Recorder
     from vram.recorder import record as record
@@ -67,6 +71,8 @@ _PLACES = {
     "InvalidFree": "vram.errors",
     "Measurement": "vram.stats",
     "MemoryManager": "vram.manager",
+    "Metrics": "vram.prometheus",
+    "Monitor": "vram.monitoring",
     "OutOfMemory": "vram.errors",
     "PinnedPool": "vram.pinned",
     "Pipeline": "vram.pipeline",
@@ -86,6 +92,9 @@ _PLACES = {
     "format_size": "vram.sizes",
     "from_dlpack": "vram.dlpack",
     "get_memory_manager": "vram.manager",
+    "load_ipython_extension": "vram.notebook",
+    "metrics": "vram.prometheus",
+    "monitor": "vram.monitoring",
     "open": "vram.trace",
     "parse_size": "vram.sizes",
     "pin": "vram.pinned",
@@ -95,6 +104,7 @@ _PLACES = {
     "step": "vram.marks",
     "suggest": "vram.replay",
     "tag": "vram.tags",
+    "unload_ipython_extension": "vram.notebook",
 }
 _OTHER_NAMES = {"open": "open_trace"}
 _MODULES = (
@@ -123,6 +133,8 @@ __all__ = [
     "InvalidFree",
     "Measurement",
     "MemoryManager",
+    "Metrics",
+    "Monitor",
     "OutOfMemory",
     "PinnedPool",
     "Pipeline",
@@ -145,6 +157,8 @@ __all__ = [
     "format_size",
     "from_dlpack",
     "get_memory_manager",
+    "metrics",
+    "monitor",
     "open",
     "parse_size",
     "pin",

@@ -435,6 +435,11 @@ class PoolCore:
     def raw_snapshot(self) -> list[dict[str, Any]]:
         """All segments and blocks."""
 
+    def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int]]:
+        """
+        Live blocks by tag and stack: (tag, stack, blocks, bytes, requested) each.
+        """
+
     def journal(self) -> tuple[list[tuple[Any, ...]], int]:
         """The events kept, in order, and how many were dropped."""
 

@@ -337,7 +337,7 @@ class Config(Mapping[str, Any]):
         """Read and check everything; ConfigError where something is wrong."""
         environ = os.environ if environ is None else environ
         self._scopes = tuple(scopes)
-        self._environment = _from_environment(environ)
+        self._environment, self._variables = _from_environment(environ)
         self._given: dict[str, Any] = {}
         self.set(given or {})
 
@@ -355,6 +355,10 @@ class Config(Mapping[str, Any]):
     def is_set(self, name: str) -> bool:
         """Whether somebody set the option, so that its value is not just the default."""
         return name in self._given or name in self._environment
+
+    def origin(self, name: str) -> str:
+        """Where the value comes from: "keyword", the environment variable's name, or "default"."""
+        return "keyword" if name in self._given else self._variables.get(name, "default")
 
     def __getitem__(self, name: str) -> Any:
         if name in self._given:
@@ -379,16 +383,21 @@ def _shown(value: object) -> str:
     return format_size(value).replace(" ", "") if type(value) is int and value >= MIB else repr(value)
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options that the environment sets, and the variable that sets each."""
     settings: dict[str, Any] = {}
+    variables: dict[str, str] = {}
     for variable, name in VARIABLES.items():
         if text := environ.get(variable, "").strip():
             if variable == "VRAM_WARMUP" and ":" in text:
-                settings.update(read_options({"warmup_sizes": text, "enable_warmup": True}, source=variable))
+                read = read_options({"warmup_sizes": text, "enable_warmup": True}, source=variable)
             else:
-                settings.update({name: _read(OPTIONS[name], text, variable)})
+                read = {name: _read(OPTIONS[name], text, variable)}
+            settings.update(read)
+            variables.update(dict.fromkeys(read, variable))
     conf = read_options(split_settings(environ.get("VRAM_CONF", ""), "VRAM_CONF"), source="VRAM_CONF")
-    return {**settings, **_without_aliases(conf)}
+    plain = _without_aliases(conf)
+    return {**settings, **plain}, {**variables, **dict.fromkeys(plain, "VRAM_CONF")}
 
 
 def _without_aliases(options: dict[str, Any]) -> dict[str, Any]:

@@ -134,6 +134,11 @@ class DriverPool(Pool, _native.DriverPoolCore):
     # ---- what it is -------------------------------------------------------------------------------------
 
     @property
+    def memory(self) -> str:
+        """Where its memory is: the name of the device, or "host" where the kind is "pinned"."""
+        return "host" if self.kind == "pinned" else self.device.name
+
+    @property
     def kind(self) -> str:
         """One of "device", "pinned", "managed"; "imported" where another process knows."""
         return "imported" if self._origin == "imported" else str(self._properties.get("kind", "device"))

@@ -6,8 +6,11 @@ Imports none of the frameworks it reports; draws nothing.
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import os
 import platform
+import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,18 @@ from typing import Any
 import vram
 from vram.config import PAGE_SIZES, VARIABLES, Config
 from vram.device import Device, devices
+from vram.manager import current_config
 
-__all__ = ["describe_device", "describe_machine", "describe_settings", "info", "packages"]
+__all__ = [
+    "describe_device",
+    "describe_machine",
+    "describe_settings",
+    "features",
+    "info",
+    "observed",
+    "packages",
+    "plugged",
+]
 
 PACKAGES = {
     "torch": ("torch",),
@@ -29,6 +42,25 @@ PACKAGES = {
     "numpy": ("numpy",),
 }
 """Libraries that share a device with vram, and the distributions that may bring them."""
+
+FEATURES = {
+    "trace": ("pyarrow", "recordings (vram.record, vram run --record)", 'pip install "vram[trace]"'),
+    "zstd": ("zstandard", "recordings compressed with zstd", 'pip install "vram[trace]"'),
+    "tui": ("textual", "the full screen of vram top", 'pip install "vram[tui]"'),
+    "nvml": ("pynvml", "what each process has of a GPU", 'pip install "vram[nvml]"'),
+    "metrics": ("prometheus_client", "Prometheus (vram.metrics)", 'pip install "vram[metrics]"'),
+    "notebook": ("IPython", "%load_ext vram and %%vram", "pip install ipython"),
+    "dask": ("distributed", "pools of Dask workers (vram.dask)", 'pip install "vram[dask]"'),
+}
+"""What is optional: the module that must be there, what it is for, how to get it."""
+
+PLUGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "torch": ("torch", lambda module: module.installed()),
+    "cupy": ("cupy", lambda module: module._before is not None),
+    "numba": ("numba", lambda module: True),
+    "cuda_core": ("cuda.core", lambda module: module._before),
+}
+"""Our side of each library: its name there, and whether it is installed."""
 
 ASYNC_ENGINES, MULTIPROCESSORS, MAJOR, MINOR = 40, 16, 75, 76
 """Numbers of CUDA's device attributes."""
@@ -118,11 +150,45 @@ def describe_machine(device: Device) -> dict[str, Any]:
 def describe_settings() -> dict[str, Any]:
     """The environment variables that count, and every option they give beside the defaults."""
     names = ("VRAM_CONF", *VARIABLES)
-    config = Config()
+    config = current_config() or Config()
     return {
         "environment": {name: os.environ[name] for name in names if os.environ.get(name)},
         "options": {name: config[name] for name in config},
         "set": [name for name in config if config.is_set(name)],
+        "origins": {name: config.origin(name) for name in config if config.is_set(name)},
+    }
+
+
+def features() -> list[dict[str, Any]]:
+    """What can be installed beside vram, whether it is there, and what it is for."""
+    return [
+        {
+            "name": name,
+            "there": importlib.util.find_spec(module) is not None,
+            "for": purpose,
+            "install": install,
+        }
+        for name, (module, purpose, install) in FEATURES.items()
+    ]
+
+
+def plugged() -> dict[str, bool]:
+    """For each library that is loaded here, whether it allocates from vram; nothing is imported."""
+    return {
+        name: bool(f"vram.{name}" in sys.modules and is_plugged(sys.modules[f"vram.{name}"]))
+        for name, (library, is_plugged) in PLUGS.items()
+        if library in sys.modules
+    }
+
+
+def observed() -> dict[str, Any]:
+    """Who looks at this process: its monitor, recordings, and the race checker."""
+    monitoring, recorder = sys.modules.get("vram.monitoring"), sys.modules.get("vram.recorder")
+    monitor = getattr(monitoring, "_monitor", None)
+    return {
+        "monitor": str(monitor.path) if monitor is not None and not monitor.closed else None,
+        "recordings": [str(each.path) for each in getattr(recorder, "_open", ())],
+        "race_check": sys.modules["vram.device"].observer is not None,
     }
 
 
@@ -135,6 +201,9 @@ def info() -> dict[str, Any]:
         "devices": [describe_device(device) for device in devices()],
         "no_cuda": _why_no_cuda(),
         "packages": packages(),
+        "features": features(),
+        "plugged": plugged(),
+        "observed": observed(),
         "settings": describe_settings(),
     }
 

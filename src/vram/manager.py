@@ -479,6 +479,11 @@ def get_memory_manager() -> MemoryManager:
         return _manager
 
 
+def current_config() -> Config | None:
+    """The settings of the process's manager; None before it is made."""
+    return None if _manager is None else _manager._config
+
+
 def configure(settings: Mapping[str, object] | None = None, **more: Any) -> None:
     """Change settings of the process-wide manager, by dict or keyword; see `MemoryManager.configure`."""
     get_memory_manager().configure(settings, **more)

@@ -54,6 +54,11 @@ class PinnedPool(Pool):
             config["segment_size"] = PIECE
         super().__init__(device, **config)
 
+    @property
+    def memory(self) -> str:
+        """The host's."""
+        return "host"
+
     def _memory_of(self, place: Device) -> _native.Backend:
         return _native.PinnedBackend(place.backend)
 

@@ -82,6 +82,11 @@ class Plan:
             f"by {self.method or 'nothing to do'}>"
         )
 
+    def _repr_html_(self) -> str:
+        from vram.html import plan_html
+
+        return plan_html(self)
+
     def to_json(self) -> dict[str, Any]:
         """What was found, as plain data; the shape is part of the command line's contract."""
         names = ("peak", "lower_bound", "ratio", "seconds", "method", "feasible", "proven")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import threading
@@ -32,7 +33,7 @@ from vram.tags import current_tag
 if TYPE_CHECKING:
     from vram.recorder import Recorder
 
-__all__ = ["OomHandle", "Pool"]
+__all__ = ["OomHandle", "Pool", "follow_failures", "follow_pools", "open_pools"]
 
 ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
@@ -70,11 +71,22 @@ class Pool(_native.PoolCore):
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         place.add_pool(self.stream_listener())
+        with _pools_lock:
+            self.number = next(_pool_numbers)
+            _pools.add(self)
+            followers = tuple(_followers)
+        for follow in followers:
+            follow(self)
 
     def _keep_stacks(self, wanted: bool, who: object) -> None:
         """Keep the Python stacks of allocations as long as anybody wants them."""
         (self._stack_wishes.add if wanted else self._stack_wishes.discard)(id(who))
         self.keeps_stacks = bool(self._stack_wishes)
+
+    @property
+    def memory(self) -> str:
+        """Where its memory is: the name of the device, or "host" for memory that is only locked for one."""
+        return self.device.name
 
     def _memory_of(self, place: Device) -> _native.Backend:
         """Where the memory comes from: the device itself."""
@@ -258,6 +270,61 @@ class Pool(_native.PoolCore):
         held = f"{format_size(raw['live'])} allocated, {format_size(raw['reserved']['current'])} reserved"
         return f"<{self._title} on {self.device.name}: {held}>"
 
+    def _repr_html_(self) -> str:
+        from vram.html import pool_html
+
+        return pool_html(self)
+
+
+# ---- every pool of the process ----------------------------------------------------------------------------
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_pools_lock = threading.RLock()  # a finalizer may make a pool while they are listed
+_pool_numbers = itertools.count()
+_followers: list[Callable[[Pool], None]] = []
+
+
+def open_pools() -> list[Pool]:
+    """Every pool of this process that is open, whoever made it, in the order they were made."""
+    with _pools_lock:
+        found = list(_pools)
+    return sorted((pool for pool in found if not pool.closed), key=lambda pool: pool.number)
+
+
+def follow_pools(follow: Callable[[Pool], None]) -> Callable[[], None]:
+    """Have `follow` called with every open pool, and with each to come before its first use.
+
+    What is returned ends it.
+    """
+    with _pools_lock:
+        _followers.append(follow)
+        found = open_pools()
+    for pool in found:
+        follow(pool)
+
+    def end() -> None:
+        with _pools_lock, contextlib.suppress(ValueError):
+            _followers.remove(follow)
+
+    return end
+
+
+_failure_followers: list[Callable[[Pool, OutOfMemory], None]] = []
+
+
+def follow_failures(follow: Callable[[Pool, OutOfMemory], None]) -> Callable[[], None]:
+    """Have `follow(pool, error)` called whenever a request fails for good, before the error is raised.
+
+    What is returned ends it.
+    """
+    _failure_followers.append(follow)
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):
+            _failure_followers.remove(follow)
+
+    return end
+
 
 def _checked_count(count: object) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**32:
@@ -281,8 +348,9 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def _after_fork_in_child() -> None:
-    global _executor, _executor_lock
-    _executor, _executor_lock = None, threading.RLock()
+    global _executor, _executor_lock, _pools_lock
+    _executor, _executor_lock, _pools_lock = None, threading.RLock(), threading.RLock()
+    _followers.clear()  # the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -385,9 +453,9 @@ def _weakly(pool: Pool) -> Callable[[int, int], bool]:
 
 
 def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[str, int]) -> OutOfMemory:
-    """Called by the native core to word its report."""
+    """Called by the native core to word its report, with no lock held, before it raises."""
     tags, pending, places = _holders(pool)
-    return explain_out_of_memory(
+    error = explain_out_of_memory(
         pool.device.name,
         size,
         stream,
@@ -400,6 +468,17 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
         limit_name=pool._limit_name() if isinstance(pool, Pool) else "limit",
     )
+    if isinstance(pool, Pool):
+        _tell_of_failure(pool, error)
+    return error
+
+
+def _tell_of_failure(pool: Pool, error: OutOfMemory) -> None:
+    for follow in tuple(_failure_followers):
+        try:
+            follow(pool, error)
+        except Exception:
+            _log.exception("%r, which was to be told that memory ran out, failed", follow)
 
 
 def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, int], dict[str, int]]:

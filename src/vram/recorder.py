@@ -12,18 +12,19 @@ import logging
 import os
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vram import _native, marks
-from vram.errors import ConfigError, DeviceError, TraceError, VramError
+from vram.errors import ConfigError, DeviceError, OutOfMemory, TraceError, VramError
 from vram.manager import MemoryManager
 from vram.pool import Pool
 from vram.sizes import parse_size
 from vram.snapshot import Block, Snapshot, backed_runs
+from vram.trace import Action, BlockState, TraceWriter
 from vram.trace import Block as TraceBlock
-from vram.trace import BlockState, TraceWriter
 from vram.trace import Segment as TraceSegment
 
 __all__ = ["PoolsRecorder", "Recorder", "beside", "record", "record_pools"]
@@ -92,7 +93,8 @@ class Recorder:
         self._lock = threading.RLock()  # of the writer; a finalizer may come in between
         self._ending = threading.Event()
         pool._keep_stacks(stacks == "python", self)
-        self._core = _native.RecordingCore(pool, self._writer, time.monotonic_ns(), MOST_WAITING)
+        self._start_ns = time.monotonic_ns()
+        self._core = _native.RecordingCore(pool, self._writer, self._start_ns, MOST_WAITING)
         pool._recorder = self
         marks.join(self)
         _open.append(self)
@@ -121,6 +123,21 @@ class Recorder:
         number = next(self._mark_numbers)
         self._marks[number] = (stage, name)
         self._core.mark(number)
+
+    def note_failure(self, error: OutOfMemory) -> None:
+        """Write that a request failed which began before the recording; the pool writes those it knows of."""
+        with self._lock:
+            self._write()
+            self._writer.append(
+                {
+                    "action": bytes([Action.OOM]),
+                    "stream": array("I", [self._writer.stream(error.stream)]),
+                    "address": array("Q", [error.report["device_free"]]),
+                    "size": array("Q", [error.requested]),
+                    "time_us": array("q", [(time.monotonic_ns() - self._start_ns) // 1000]),
+                    "stack": array("I", [self._writer.stack(_native.stack_here())]),
+                }
+            )
 
     # ---- writing ------------------------------------------------------------------------------------------
 

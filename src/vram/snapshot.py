@@ -92,6 +92,11 @@ class Snapshot:
         """The snapshot as plain dicts and lists, ready for JSON."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        from vram.html import snapshot_html
+
+        return snapshot_html(self)
+
     def __repr__(self) -> str:
         live = sum(1 for _ in self.blocks("live"))
         return (

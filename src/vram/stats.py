@@ -478,6 +478,13 @@ class Measurement:
         start, now = self._both_ends()
         return _both(now[stat], measure) - _both(start[stat], measure)
 
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from vram.html import measurement_html
+
+        return escape(repr(self)) if self._start is None else measurement_html(self)
+
     def __repr__(self) -> str:
         if self._start is None:
             return "<vram.Measurement, not begun>"

@@ -86,6 +86,11 @@ def installed() -> bool:
     return _installation.allocator is not None
 
 
+def uses_pools() -> bool:
+    """Whether any of PyTorch's memory comes from vram's pools: by `install()` or a `mem_pool()`."""
+    return installed() or _installation.scoped is not None
+
+
 def uninstall_patches() -> None:
     """Put PyTorch's own functions back where vram answers for them.
 

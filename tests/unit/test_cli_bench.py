@@ -76,7 +76,7 @@ def test_info_names_devices_libraries_and_settings(
     for device in vram.devices():
         assert device.name in out
     assert "cross_stream:wait,limit:2GiB" in out
-    assert "2 GiB  (set)" in out
+    assert "2 GiB (set by VRAM_CONF)" in out
     assert "yes, of 2 MiB, 8 MiB, 32 MiB" in out
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import vram
+from vram.trace import Action
+
 pytestmark = pytest.mark.fork
 
 
@@ -107,3 +110,151 @@ def test_an_error_of_vram_in_the_program_keeps_its_traceback(tmp_path: Path) -> 
     script = write(tmp_path, "wrong.py", "import vram; vram.Pool('host', nope=1)")
     ended = run(script, cwd=tmp_path)
     assert ended.returncode == 1 and "Traceback" in ended.stderr and "wrong.py" in ended.stderr
+
+
+# ---- what is kept when memory runs out --------------------------------------------------------------------
+
+RUNS_OUT = """
+import vram
+pool = vram.Pool("model:1GiB")
+kept = [pool.allocate("300MiB", tag="weights") for _ in range(3)]
+def ask():
+    pool.allocate("200MiB")
+for _ in range({times}):
+    try:
+        ask()
+    except vram.OutOfMemory:
+        pass
+print("went on")
+"""
+
+
+def test_an_error_that_the_program_catches_is_explained_and_kept(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", RUNS_OUT.format(times=1))
+    ended = run("--on-oom", "explain,snapshot", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "went on\n")
+    assert f"memory ran out at {script}:6 in ask" in ended.stderr
+    assert "200 MiB asked" in ended.stderr and "'weights' (900 MiB)" in ended.stderr
+    (kept,) = tmp_path.glob("vram-oom-*-1.vtrace")
+    trace = vram.open(kept)
+    assert [Action(action).name for action in trace.action].count("OOM") == 1
+    explained = vram.analysis.explain(trace)
+    assert explained.moment.kind == "oom" and explained.request is not None
+    assert explained.request.size == 200 << 20
+    assert sum(block.requested_size for segment in trace.segments for block in segment.blocks) == 900 << 20
+
+
+def test_only_what_is_asked_for_is_kept_and_not_without_end(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", RUNS_OUT.format(times=9))
+    ended = run("--on-oom", "explain", script, cwd=tmp_path)
+    assert ended.stderr.count("memory ran out at") == 5 and "later ones are not" in ended.stderr
+    assert list(tmp_path.glob("*.vtrace")) == []
+    ended = run("--on-oom", "snapshot", script, cwd=tmp_path)
+    assert "memory ran out" not in ended.stderr
+    assert len(list(tmp_path.glob("vram-oom-*.vtrace"))) == 5
+
+
+def test_a_pool_that_is_recorded_keeps_the_moment_there(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "script.py",
+        "import vram\npool = vram.get_memory_manager().pool('host')\npool.limit = '1MiB'\n"
+        "try: pool.malloc('2MiB')\nexcept vram.OutOfMemory: pass\n",
+    )
+    ended = run("--on-oom", "snapshot", "--record", "run.vtrace", script, cwd=tmp_path)
+    assert ended.returncode == 0 and "run.vtrace has this moment" in ended.stderr
+    assert list(tmp_path.glob("vram-oom*")) == []
+    assert Action.OOM in vram.open(tmp_path / "run.vtrace").action
+
+
+def test_a_kind_that_is_none_runs_nothing(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "print('ran')")
+    for kinds in ("everything", "explain,everything", ","):
+        ended = run("--on-oom", kinds, script, cwd=tmp_path)
+        assert (ended.returncode, ended.stdout) == (2, "") and "explain, snapshot" in ended.stderr
+
+
+def test_a_snapshot_that_cannot_be_written_does_not_harm_the_program(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "import os, pathlib\nos.mkdir('gone')\nos.chdir('gone')\n"
+                   "pathlib.Path('../gone').rmdir()\n" + RUNS_OUT.format(times=1))  # fmt: skip
+    ended = run("--on-oom", "snapshot", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "went on\n")
+    assert "no snapshot was kept" in ended.stderr
+
+
+def test_a_monitored_program_can_be_attached_to(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "script.py",
+        "import os, sys, vram\nfrom vram.monitoring import attach\n"
+        "pool = vram.Pool('model:1GiB')\nkept = pool.allocate('1MiB')\n"
+        "with attach(os.getpid()) as client: print(client.status()['holders'][0]['stack'][0][1])\n",
+    )
+    ended = run("--monitor", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "4\n"), ended.stderr
+
+
+# ---- reports and the page ---------------------------------------------------------------------------------
+
+WORKS = """
+import sys, vram
+pool = vram.get_memory_manager().pool("host")
+with vram.tag("from <the> script"):
+    kept = [pool.allocate("1MiB") for _ in range(5)]
+if len(sys.argv) > 1:
+    raise SystemExit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def built() -> None:
+    from vram.web.assets import built_page
+
+    try:
+        built_page()
+    except vram.ConfigError as error:
+        pytest.skip(str(error))
+
+
+def test_a_report_is_written_when_the_program_has_ended(tmp_path: Path, built: None) -> None:
+    script = write(tmp_path, "script.py", WORKS)
+    ended = run("--record", "run.vtrace", "--report", "html", script, "3", cwd=tmp_path)
+    assert ended.returncode == 3, ended.stderr
+    assert "run.html" in ended.stderr
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "from \\u003cthe>" in page  # its data, in which nothing ends an element
+    assert vram.open(tmp_path / "run.vtrace").complete
+
+
+def test_a_report_needs_no_recording_of_its_own(tmp_path: Path, built: None) -> None:
+    script = write(tmp_path, "script.py", WORKS + "import os; os.chdir('/'); 1 / 0\n")
+    ended = run("--report", "mine.html", script, cwd=tmp_path)
+    assert ended.returncode == 1 and "ZeroDivisionError" in ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "script.py"]
+
+
+def test_a_program_without_pools_has_no_report(tmp_path: Path, built: None) -> None:
+    script = write(tmp_path, "script.py", "print('ran')")
+    ended = run("--report", "html", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "ran\n")
+    assert "no report: the program used no pool" in ended.stderr
+
+
+def test_a_report_of_another_kind_runs_nothing(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "print('ran')")
+    ended = run("--report", "pdf", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+
+
+def test_the_page_of_a_program_has_an_address(tmp_path: Path, built: None) -> None:
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    script = write(
+        tmp_path,
+        "script.py",
+        "import urllib.request, vram\n"
+        "url = vram.monitor().page.url.partition('#')[0]\n"
+        "print(urllib.request.urlopen(url, timeout=30).status)\n",
+    )
+    ended = run("--web", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "200\n"), ended.stderr
+    assert "vram: http://127.0.0.1:" in ended.stderr and "#token=" in ended.stderr

@@ -593,10 +593,21 @@ def test_exit_with_live_buffers_callbacks_and_futures() -> None:
 
 
 def test_the_tour_runs() -> None:
-    tour = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "tour.py")
-    done = subprocess.run([sys.executable, "-W", "error", tour], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    for line in ("What would help: freeing 76 MiB", "3 × 64 KiB tagged 'kv-cache'", "the copy saw 7, 7"):
+    command = [sys.executable, "-W", "error", "-m", "vram", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    for line in (
+        "the copy saw 7, 7",
+        "without record_stream the other stream reads 31, WRONG",
+        "with record_stream the other stream reads 2, right",
+        "vram.race_check says at tour.py:",
+        ": x.record_stream(copy)",
+        "3 × 64 KiB tagged 'kv-cache'",
+        "What would help: freeing 76 MiB",
+        "Verdict: fragmentation; 1.45 GiB were free",
+        "  1 of 54  vram",
+        "Where to look next",
+    ):
         assert line in done.stdout
 
 

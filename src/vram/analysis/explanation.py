@@ -15,7 +15,7 @@ from vram.verdict import MEANINGS, Account, judge_moment, judge_request
 
 from .capacity import Capacity, Request, find_capacity, find_request, open_account
 from .groups import Group, group_blocks
-from .memory import Memory, memory_at
+from .memory import Memories, Memory
 from .moments import Moment, find_moment
 from .places import frame_text, place_of
 from .remedies import Remedy, find_remedies
@@ -89,13 +89,20 @@ class Explanation:
         }
 
 
-def explain(trace: Trace, at: str | int | None = None, *, capacity: int | str | None = None) -> Explanation:
+def explain(
+    trace: Trace,
+    at: str | int | None = None,
+    *,
+    capacity: int | str | None = None,
+    memories: Memories | None = None,
+) -> Explanation:
     """Explain the out-of-memory of `trace`, its peak, or another moment; see `find_moment` for `at`.
 
-    `capacity` is the memory of the device, or the limit set for the process, where the recording lacks it.
+    `capacity` is the memory of the device, or the limit set for the process, where the recording lacks it;
+    `memories` those of `trace`, where it is asked about often.
     """
     moment = find_moment(trace, at)
-    memory = memory_at(trace, moment.event)
+    memory = (memories or Memories(trace)).at(moment.event)
     request = find_request(trace, moment.event)
     found = find_capacity(trace, memory, request, None if capacity is None else parse_size(capacity))
     account = open_account(memory, request, found)

@@ -20,7 +20,17 @@ from .moments import find_moment
 from .places import Phases, frame_text, module_of, place_of
 from .tables import arrow_table
 
-__all__ = ["GROUPINGS", "Group", "Key", "check_grouping", "group_blocks", "key_of", "label_of", "summary"]
+__all__ = [
+    "GROUPINGS",
+    "Group",
+    "Key",
+    "check_grouping",
+    "group_blocks",
+    "key_of",
+    "label_of",
+    "place_name",
+    "summary",
+]
 
 GROUPINGS = ("stack", "line", "module", "stream", "tag", "step", "size")
 Key: TypeAlias = "str | int | None"
@@ -74,7 +84,7 @@ def key_of(trace: Trace, by: str) -> Callable[[HeldBlock], Key]:
         return lambda block: _tag(trace, phases, block.event)
     if by == "stack":
         return lambda block: block.stack or None
-    named = cache(lambda stack: _place_name(trace, by, stack))
+    named = cache(lambda stack: place_name(trace, by, stack))
     return lambda block: named(block.stack)
 
 
@@ -85,7 +95,8 @@ def _tag(trace: Trace, phases: Phases, event: int) -> str | None:
     return trace.tags[trace.tag[event]] or phases.at(trace.time_us[event])
 
 
-def _place_name(trace: Trace, by: str, stack: int) -> str | None:
+def place_name(trace: Trace, by: str, stack: int) -> str | None:
+    """The line or module of a stack."""
     frames = trace.frames_of(stack)
     if by == "module":
         return module_of(frames)

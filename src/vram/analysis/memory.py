@@ -8,11 +8,13 @@ one. What it means is for the other modules.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
-from vram.trace import BEFORE, Action, BlockState, Segment, Trace
+from vram.trace import BEFORE, Action, Block, BlockState, Segment, Trace
 from vram.trace.series import (
     BLOCK_ACTIONS,
     MAPPING_ACTIONS,
@@ -24,7 +26,7 @@ from vram.trace.series import (
 
 from .torch_rules import LARGE_PAGE, SMALL_PAGE, Rules
 
-__all__ = ["HeldBlock", "HeldSegment", "Memory", "memory_at"]
+__all__ = ["HeldBlock", "HeldSegment", "Memories", "Memory", "memory_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,35 +129,76 @@ class Memory:
 
 
 def memory_at(trace: Trace, event: int) -> Memory:
-    """What the allocator held after `event`; before the first with -1."""
-    reader = _Reader(trace, event)
-    if pages_move(trace):
-        return Memory(event, tuple(_paged(reader, reserved_series(trace)[event] if event >= 0 else 0)))
-    ranges = sorted(_plain_segments(trace, event) + _mapped_segments(trace, event), key=lambda at: at.address)
-    return Memory(event, tuple(reader.fill(ranges)))
+    """What the allocator held after `event`; before the first with -1. For many events: `Memories`."""
+    return Memories(trace).at(event)
+
+
+class Memories:
+    """The memory of one recording at any of its events: what is the same for all of them is read once."""
+
+    def __init__(self, trace: Trace) -> None:
+        """Note where each address is mentioned."""
+        self._trace = trace
+        self._blocks = _Mentions(trace, BLOCK_ACTIONS)
+        self._segments = _Mentions(trace, SEGMENT_ACTIONS)
+        self._mappings = events_of(trace, MAPPING_ACTIONS)
+        self._pages_move = pages_move(trace)
+        self._final = {
+            block.address: (block, segment.stream)
+            for segment in trace.segments
+            for block in segment.blocks
+            if block.state != BlockState.FREE
+        }
+
+    def at(self, event: int) -> Memory:
+        """What the allocator held after `event`; before the first with -1."""
+        reader = _Reader(self._trace, event, self._blocks, self._final)
+        if self._pages_move:
+            return Memory(event, tuple(_paged(reader, self._reserved[event] if event >= 0 else 0)))
+        plain = _plain_segments(self._trace, *self._segments.around(event))
+        mapped = _mapped_segments(self._trace, event, self._mappings)
+        return Memory(event, tuple(reader.fill(sorted(plain + mapped, key=lambda at: at.address))))
+
+    @cached_property
+    def _reserved(self) -> list[int]:
+        return reserved_series(self._trace)
 
 
 # ---- who is there ------------------------------------------------------------------------------------------
 
+Mentioned: TypeAlias = dict[int, int]
+"""One event for each address."""
 
-@dataclass
+
 class _Mentions:
-    """For each address the last event up to a moment, and the first after it, among some actions."""
+    """For each address the events that mention it, among some actions."""
 
-    last: dict[int, int]
-    first: dict[int, int]
-
-    @classmethod
-    def of(cls, trace: Trace, event: int, actions: Iterable[Action]) -> _Mentions:
+    def __init__(self, trace: Trace, actions: Iterable[Action]) -> None:
+        self._actions = trace.action
+        self._events: defaultdict[int, list[int]] = defaultdict(list)
         events = events_of(trace, actions)
-        before = events[: bisect_right(events, event)]
-        after = events[len(before) :]
-        after.reverse()  # so that the first mention is written last
-        where = trace.address.__getitem__
-        return cls(
-            dict(zip(map(where, before), before, strict=True)),
-            dict(zip(map(where, after), after, strict=True)),
-        )
+        for address, event in zip(map(trace.address.__getitem__, events), events, strict=True):
+            self._events[address].append(event)
+
+    def around(self, event: int) -> tuple[Mentioned, Mentioned]:
+        """For each address the last event up to a moment, and the first after it."""
+        last: Mentioned = {}
+        first: Mentioned = {}
+        for address, events in self._events.items():
+            place = bisect_right(events, event)
+            if place:
+                last[address] = events[place - 1]
+            if place < len(events):
+                first[address] = events[place]
+        return last, first
+
+    def allocation_of(self, address: int, event: int) -> int | None:
+        """The last event before `event` that allocated there."""
+        events = self._events[address]
+        for place in range(bisect_left(events, event) - 1, -1, -1):
+            if self._actions[events[place]] == Action.ALLOC:
+                return events[place]
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +217,14 @@ class _Found:
 class _Reader:
     """Finds the blocks in use after an event, and lays them into segments."""
 
-    def __init__(self, trace: Trace, event: int) -> None:
+    def __init__(
+        self, trace: Trace, event: int, mentions: _Mentions, final: dict[int, tuple[Block, int]]
+    ) -> None:
         self._trace = trace
         self._rules = Rules(trace.settings)
-        self._mentions = _Mentions.of(trace, event, BLOCK_ACTIONS)
-        self._final = {
-            block.address: (block, segment.stream)
-            for segment in trace.segments
-            for block in segment.blocks
-            if block.state != BlockState.FREE
-        }
-        self._allocated_at = self._allocations()
+        self._mentions = mentions
+        self._last, self._first = mentions.around(event)
+        self._final = final
 
     def fill(self, ranges: list[HeldSegment]) -> Iterator[HeldSegment]:
         """The segments with their blocks; a block outside all of them is a segment of its own."""
@@ -211,12 +251,13 @@ class _Reader:
             yield HeldSegment(block.address, block.size, block.stream, blocks=(block,))
 
     def _found(self) -> Iterator[_Found]:
-        actions, last, first = self._trace.action, self._mentions.last, self._mentions.first
+        actions, last, first = self._trace.action, self._last, self._first
         for address, event in last.items():
             if actions[event] == Action.ALLOC:
                 yield self._of_event(address, event, pending=False)
             elif actions[event] == Action.FREE_REQUESTED:
-                yield self._of_event(address, self._allocated_at.get(address, event), pending=True)
+                made = self._mentions.allocation_of(address, event)
+                yield self._of_event(address, event if made is None else made, pending=True)
         for address, event in first.items():
             if address not in last and actions[event] != Action.ALLOC:
                 yield self._carried(address, event)
@@ -227,7 +268,7 @@ class _Reader:
 
     def _of_event(self, address: int, event: int, *, pending: bool) -> _Found:
         trace = self._trace
-        known = self._final.get(address) if address not in self._mentions.first else None
+        known = self._final.get(address) if address not in self._first else None
         made = trace.action[event] == Action.ALLOC
         return _Found(
             address,
@@ -244,17 +285,6 @@ class _Reader:
         trace = self._trace
         pending = trace.action[event] == Action.FREE_COMPLETED
         return _Found(address, trace.size[event], trace.stream[event], 0, BEFORE, pending)
-
-    def _allocations(self) -> dict[int, int]:
-        """The event that allocated each block that is pending."""
-        actions, last = self._trace.action, self._mentions.last
-        wanted = {address for address, event in last.items() if actions[event] == Action.FREE_REQUESTED}
-        found: dict[int, int] = {}
-        for event in events_of(self._trace, [Action.ALLOC]) if wanted else ():
-            address = self._trace.address[event]
-            if address in wanted and event < last[address]:
-                found[address] = event
-        return found
 
     def pages(self) -> list[HeldSegment]:
         """The pages that blocks in use lie on, joined where they touch."""
@@ -291,13 +321,13 @@ class _Reader:
         """
         starts = self._starts
         for index in range(bisect_left(starts, end), bisect_left(starts, bound)):
-            if self._mentions.last[starts[index]] > each.event:
+            if self._last[starts[index]] > each.event:
                 return starts[index]
         return bound
 
     @cached_property
     def _starts(self) -> list[int]:
-        return sorted(self._mentions.last)
+        return sorted(self._last)
 
 
 def _block(found: _Found, size: int) -> HeldBlock:
@@ -309,10 +339,9 @@ def _block(found: _Found, size: int) -> HeldBlock:
 # ---- which segments ----------------------------------------------------------------------------------------
 
 
-def _plain_segments(trace: Trace, event: int) -> list[HeldSegment]:
-    mentions = _Mentions.of(trace, event, SEGMENT_ACTIONS)
+def _plain_segments(trace: Trace, last: Mentioned, first: Mentioned) -> list[HeldSegment]:
     final = {segment.address: segment for segment in trace.segments if not segment.is_expandable}
-    last, first, actions = mentions.last, mentions.first, trace.action
+    actions = trace.action
     found = [
         _segment(trace, at, final.get(address) if address not in first else None)
         for address, at in last.items()
@@ -369,10 +398,9 @@ class _Mapped:
             yield HeldSegment(start, stop - start, *held, expandable=True)
 
 
-def _mapped_segments(trace: Trace, event: int) -> list[HeldSegment]:
+def _mapped_segments(trace: Trace, event: int, changes: list[int]) -> list[HeldSegment]:
     """Expandable segments: from the end backwards where the recording has it, else from the beginning."""
     mapped = _Mapped()
-    changes = events_of(trace, MAPPING_ACTIONS)
     for segment in trace.segments:
         if segment.is_expandable:
             mapped.add(segment.address, segment.address + segment.total_size, (segment.stream, segment.kind))

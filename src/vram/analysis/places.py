@@ -11,12 +11,14 @@ from collections.abc import Iterable
 
 from vram.trace import STEP_PREFIX, Frame, Trace
 
-__all__ = ["Phases", "frame_text", "module_of", "place_of"]
+__all__ = ["Phases", "frame_text", "module_of", "place_of", "short_name"]
 
 _LIBRARY = re.compile(r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]|^<frozen ")
 _NATIVE = re.compile(r"\.(c|cc|cpp|cu|h|hpp|so)(\.\d+)*$|^\??\??$")
 _PLUMBING = re.compile(r"(^|[/\\])torch[/\\]")
-_ROOT = re.compile(r"^.*?(?:site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]")
+_ROOT = re.compile(
+    r"^.*?(?:(?:site|dist)-packages|lib[/\\]python\d[^/\\]*(?:[/\\](?:site|dist)-packages)?)[/\\]"
+)
 
 
 def place_of(frames: Iterable[Frame]) -> Frame | None:
@@ -43,6 +45,13 @@ def frame_text(frame: Frame) -> str:
     return f"{_ROOT.sub('', frame.filename)}:{frame.line} {frame.name}"
 
 
+def short_name(filename: str) -> str:
+    """The path of an installed library from its own name on; of any other file its name alone."""
+    if _LIBRARY.search(filename):
+        return _ROOT.sub("", filename)
+    return re.split(r"[/\\]", filename)[-1]
+
+
 def module_of(frames: Iterable[Frame]) -> str | None:
     """The Python module of the innermost line that is not the framework's, such as `model.attention`."""
     held = tuple(frames)
@@ -61,8 +70,8 @@ class Phases:
 
     def __init__(self, trace: Trace) -> None:
         """Follow the marks of `trace`; steps are counted elsewhere."""
-        self._times: list[int] = []
-        self._names: list[str | None] = []
+        self.times: list[int] = []
+        self.names: list[str | None] = []
         open_marks: list[str] = []
         for mark in sorted(trace.annotations, key=lambda each: each.time_us):
             if mark.name.startswith(STEP_PREFIX):
@@ -71,10 +80,10 @@ class Phases:
                 open_marks.append(mark.name)
             elif mark.name in open_marks:
                 del open_marks[len(open_marks) - 1 - open_marks[::-1].index(mark.name)]
-            self._times.append(mark.time_us)
-            self._names.append(open_marks[-1] if open_marks else None)
+            self.times.append(mark.time_us)
+            self.names.append(open_marks[-1] if open_marks else None)
 
     def at(self, time_us: int) -> str | None:
         """The innermost mark open at a time."""
-        index = bisect_right(self._times, time_us) - 1
-        return self._names[index] if index >= 0 else None
+        index = bisect_right(self.times, time_us) - 1
+        return self.names[index] if index >= 0 else None

@@ -9,9 +9,12 @@ from __future__ import annotations
 import rich_click as click
 
 from .bench import bench_commands
+from .completion import completion_command
 from .console import Commands
 from .convert import convert_command
+from .demo import demo_command
 from .diff import diff_command
+from .doctor import doctor_command
 from .explain import explain_command
 from .flags import flag_options, print_flags
 from .info import info_command
@@ -20,8 +23,11 @@ from .leaks import leaks_command
 from .merge import merge_command
 from .plan import plan_command
 from .replay import replay_command
+from .report import report_command
 from .run import run_command
+from .serve import serve_command
 from .summary import summary_command
+from .top import top_command
 
 __all__ = ["main"]
 
@@ -41,8 +47,11 @@ def main(ctx: click.Context, include: bool, libs: bool, pkgconfig: bool) -> None
 
 
 main.add_command(bench_commands)
+main.add_command(completion_command)
 main.add_command(convert_command)
+main.add_command(demo_command)
 main.add_command(diff_command)
+main.add_command(doctor_command)
 main.add_command(explain_command)
 main.add_command(info_command)
 main.add_command(lab_command)
@@ -50,5 +59,8 @@ main.add_command(leaks_command)
 main.add_command(merge_command)
 main.add_command(plan_command)
 main.add_command(replay_command)
+main.add_command(report_command)
 main.add_command(run_command)
+main.add_command(serve_command)
 main.add_command(summary_command)
+main.add_command(top_command)

@@ -7,7 +7,6 @@ from typing import Any
 
 import rich_click as click
 from rich.console import Console
-from rich.table import Table as Drawing
 from rich.text import Text
 
 from vram.bench import BENCHES
@@ -15,7 +14,7 @@ from vram.bench import run as run_bench
 from vram.bench.report import Report, Table, shown
 from vram.sizes import format_size
 
-from .console import open_console
+from .console import draw_grid, open_console
 
 __all__ = ["bench_commands"]
 
@@ -52,7 +51,7 @@ def _draw(report: Report, console: Console) -> None:
     for table in report.tables:
         console.print()
         console.print(Text(table.title, style="bold"), soft_wrap=True)
-        console.print(_drawing(table))
+        draw_grid(console, _columns(table), _rows(table))
         if table.note:
             console.print(Text(table.note, style="dim"), soft_wrap=True)
     if report.left_out:
@@ -62,15 +61,12 @@ def _draw(report: Report, console: Console) -> None:
             console.print(Text(f"  {left.name}: {left.reason}"), soft_wrap=True)
 
 
-def _drawing(table: Table) -> Drawing:
-    drawing = Drawing(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(table.columns):
-        drawing.add_column(
-            column.title, no_wrap=number == 0, justify="left" if column.unit == "text" else "right"
-        )
-    for row in table.rows:
-        drawing.add_row(*(Text(shown(row.get(column.key), column.unit)) for column in table.columns))
-    return drawing
+def _columns(table: Table) -> str:
+    return "|".join(column.title if column.unit == "text" else f">{column.title}" for column in table.columns)
+
+
+def _rows(table: Table) -> list[list[str]]:
+    return [[shown(row.get(column.key), column.unit) for column in table.columns] for row in table.rows]
 
 
 def _machine_lines(machine: Any) -> list[str]:

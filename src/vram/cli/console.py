@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,12 +28,15 @@ __all__ = [
     "Commands",
     "at_option",
     "device_option",
+    "draw_facts",
     "draw_grid",
     "draw_line",
     "file_argument",
     "files_argument",
     "json_option",
+    "one_line",
     "open_console",
+    "pid_argument",
     "progress_bar",
     "read_conf",
     "read_duration",
@@ -57,6 +60,16 @@ file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type
 files_argument = click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
+
+
+def _monitored(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    """What a shell offers in place of a PID."""
+    from vram.monitoring import processes
+
+    return [str(each.pid) for each in processes() if str(each.pid).startswith(begun)]
+
+
+pid_argument = click.argument("pid", type=int, required=False, shell_complete=_monitored)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 at_option = click.option(
     "--at",
@@ -92,14 +105,14 @@ class Commands(click.RichGroup):
         try:
             return super().invoke(ctx)
         except VramError as error:
-            click.echo(f"vram: {_one_line(str(error))}", err=True)
+            click.echo(f"vram: {one_line(str(error))}", err=True)
             ctx.exit(BAD_INPUT)
         except BrokenPipeError:  # as `| head` does it: what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(READER_LEFT)
 
 
-def _one_line(message: str) -> str:
+def one_line(message: str) -> str:
     """A message that may quote a stranger's file: one line, and nothing a terminal would obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
 
@@ -126,7 +139,15 @@ def _is_piped(console: Console) -> bool:
 
 def draw_line(console: Console, line: str, style: str = "") -> None:
     """A line of text that may quote a stranger's file."""
-    console.print(Text(_one_line(line), style=style), soft_wrap=True)
+    console.print(Text(one_line(line), style=style), soft_wrap=True)
+
+
+def draw_facts(console: Console, facts: Mapping[str, str]) -> None:
+    """Names and values, a line each, whatever the width."""
+    width = max(map(cell_len, facts), default=0)
+    for name, value in facts.items():
+        padded = name + " " * (width - cell_len(name))
+        console.print(Text(f"  {padded}  {one_line(value)}"), soft_wrap=True)
 
 
 def draw_grid(
@@ -142,9 +163,9 @@ def draw_grid(
     Numbers align right and are never cut; where it is narrow their titles and the other columns fold. In a
     pipe nothing does: a row is a line. Of the rows the first `top` are drawn; `rest` says how to see more.
     """
-    cells = [[_one_line(cell) for cell in row] for row in rows[:top]]
+    cells = [[one_line(cell) for cell in row] for row in rows[:top]]
     numbers = [title.startswith(">") for title in columns.split("|")]
-    titles = columns.replace(">", "").split("|")
+    titles = [title.removeprefix(">") for title in columns.split("|")]
     gaps = GAP * (len(titles) - 1)
     least = _widths(titles, cells)
     width, room = sum(least), console.width - gaps

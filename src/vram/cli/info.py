@@ -7,24 +7,26 @@ from typing import Any
 
 import rich_click as click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from vram.config import OPTIONS
 from vram.sizes import format_size
 
-from .console import open_console
+from .console import draw_facts, open_console, pid_argument
 
 __all__ = ["info_command"]
 
 
 @click.command("info")
+@pid_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info_command(as_json: bool) -> None:
-    """Show devices, what they can do, versions found, and the settings in force."""
-    from vram.machine import info  # needs the native core; the other commands do not
+def info_command(pid: int | None, as_json: bool) -> None:
+    """Show devices, what they can do, versions found, and the settings in force and where each comes from.
 
-    found = info()
+    With PID, of a process of yours that has vram.monitor() on: as that process sees it, with what is
+    installed there.
+    """
+    found = _found(pid)
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return
@@ -35,16 +37,26 @@ def info_command(as_json: bool) -> None:
     if found["no_cuda"]:
         console.print(Text(f"\nNo CUDA device: {found['no_cuda']}"), soft_wrap=True)
     _section(console, "libraries", found["packages"] or {"none": "of those vram works with"})
+    _section(console, "features", {each["name"]: _feature(each) for each in found["features"]})
+    _section(console, "this process", _process(found))
     _section(console, "settings", _settings(found["settings"]))
+
+
+def _found(pid: int | None) -> dict[str, Any]:
+    if pid is None:
+        from vram.machine import info  # needs the native core; the other commands do not
+
+        return info()
+    from vram.monitoring import attach
+
+    with attach(pid) as client:
+        return client.info()
 
 
 def _section(console: Console, title: str, facts: dict[str, str]) -> None:
     console.print()
     console.print(Text(title, style="bold"))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in facts.items():
-        table.add_row(Text(f"  {name}"), Text(value))
-    console.print(table)
+    draw_facts(console, facts)
 
 
 def _device_facts(device: dict[str, Any]) -> dict[str, str]:
@@ -69,12 +81,30 @@ def _pages(device: dict[str, Any]) -> str:
     return f"no, plain segments only: {device['no_pages']}"
 
 
+def _feature(feature: dict[str, Any]) -> str:
+    missing = "" if feature["there"] else f": missing; {feature['install']}"
+    return f"{feature['for']}{missing}"
+
+
+def _process(found: dict[str, Any]) -> dict[str, str]:
+    """What is installed, and who looks."""
+    facts = {
+        library: "allocates from vram" if plugged else "has its own allocator"
+        for library, plugged in found["plugged"].items()
+    } or {"libraries": "none loaded that could allocate from vram"}
+    seen = found["observed"]
+    facts["monitor"] = seen["monitor"] or "off"
+    facts["recordings"] = ", ".join(seen["recordings"]) or "none"
+    facts["race check"] = "on" if seen["race_check"] else "off"
+    return facts
+
+
 def _settings(settings: dict[str, Any]) -> dict[str, str]:
-    """The variables that are set, then every option; those somebody set are marked."""
-    chosen = set(settings["set"])
+    """The variables that are set, then every option, with where it comes from if somebody set it."""
+    origins = settings["origins"]
     facts = dict(settings["environment"]) or {"environment": "sets nothing (VRAM_CONF is empty)"}
     for name, value in settings["options"].items():
-        facts[name] = _value(name, value) + ("  (set)" if name in chosen else "")
+        facts[name] = _value(name, value) + (f" (set by {origins[name]})" if name in origins else "")
     return facts
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from vram.errors import ConfigError
 
-from .console import FINDING, open_console
+from .console import FINDING, draw_grid, open_console
 
 __all__ = ["lab_command"]
 
@@ -82,10 +81,8 @@ def _list(names: tuple[str, ...], as_json: bool) -> None:
             json.dumps([{key: getattr(each, key) for key in keys} for each in chosen], ensure_ascii=False)
         )
         return
-    table = Table("experiment", "claim", "needs", box=None, pad_edge=False, header_style="bold")
-    for each in chosen:
-        table.add_row(each.name, each.claim, "a GPU" if each.needs_gpu else "")
-    open_console().print(table)
+    rows = [(each.name, each.claim, "a GPU" if each.needs_gpu else "") for each in chosen]
+    draw_grid(open_console(), "experiment|claim|needs", rows)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -146,11 +143,10 @@ def _draw(each: dict[str, Any], console: Console) -> None:
         words, number = measured_text(name, **quantity)
         console.print(Text(f"  {words}: {number}", style="dim"), soft_wrap=True)
     if table := each.get("table"):
-        drawn = Table(box=None, pad_edge=False, header_style="bold")
-        for index, name in enumerate(table["columns"]):
-            text = isinstance(table["rows"][0][index], (str, bool)) if table["rows"] else True
-            drawn.add_column(name, justify="left" if text else "right")
-        for row in table["rows"]:
-            drawn.add_row(*map(cell_text, row))
-        console.print(Padding(drawn, (0, 0, 0, 2)))
+        numbers = [not isinstance(cell, (str, bool)) for cell in table["rows"][0]] if table["rows"] else []
+        titles = [
+            f">{name}" if number else name
+            for name, number in zip_longest(table["columns"], numbers, fillvalue=False)
+        ]
+        draw_grid(console, "|".join(map(str, titles)), [[*map(cell_text, row)] for row in table["rows"]])
     console.print()

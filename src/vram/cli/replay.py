@@ -11,7 +11,7 @@ from typing import Any
 import rich_click as click
 from rich.console import Console
 
-from vram.replay import POLICIES, Ranked, ReplayReport, ReplayResult, compare, sweep_all
+from vram.replay import POLICIES, Ranked, Ranking, ReplayReport, ReplayResult, compare, sweep_all
 from vram.sizes import format_count, format_size
 from vram.trace import Trace, open_trace
 
@@ -154,9 +154,7 @@ def _show_reports(reports: list[ReplayReport], as_json: bool) -> None:
 # --- a sweep ------------------------------------------------------------------------------------------------
 
 
-def _show_sweeps(
-    traces: list[Trace], rankings: list[tuple[Ranked, ...]], capacity: int | None, as_json: bool
-) -> None:
+def _show_sweeps(traces: list[Trace], rankings: list[Ranking], capacity: int | None, as_json: bool) -> None:
     if as_json:
         _print_json(
             [

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import runpy
 import sys
+import tempfile
+from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import rich_click as click
 
 from vram.config import read_options
-from vram.errors import ConfigError
+from vram.errors import ConfigError, VramError
 
-from .console import read_conf
+from .console import one_line, read_conf
+
+if TYPE_CHECKING:
+    from vram.recorder import PoolsRecorder
 
 __all__ = ["run_command"]
 
@@ -29,16 +35,24 @@ class _RunCommand(click.RichCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Everything after the script, or after `-m MODULE`, belongs to the program."""
-        return super().parse_args(ctx, _with_end_of_options(args))
+        options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
+        valued = {name for each in options for name in each.opts}
+        return super().parse_args(ctx, _with_end_of_options(args, valued))
 
 
-def _with_end_of_options(args: list[str]) -> list[str]:
+def _with_end_of_options(args: list[str], valued: set[str]) -> list[str]:
     place = 0
     while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
         if args[place] == "-m":
             return [*args[: place + 2], "--", *args[place + 2 :]]
-        place += 2 if args[place] in ("--conf", "--record") else 1
+        place += 2 if args[place] in valued else 1
     return args
+
+
+def _read_report(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and value != "html" and not value.endswith(".html"):
+        raise click.BadParameter(f"{value!r} is neither html nor a file of that kind", ctx, param)
+    return value
 
 
 @click.command(
@@ -60,12 +74,31 @@ def _with_end_of_options(args: list[str]) -> list[str]:
     metavar="FILE",
     help="Write everything that vram's pools do to a trace file, one a device; see vram.record.",
 )
+@click.option(
+    "--on-oom",
+    "on_oom",
+    metavar="explain,snapshot",
+    default="",
+    help="When memory runs out, say why and where, or write what is held to vram-oom-PID-N.vtrace, or both.",
+)
+@click.option(
+    "--report",
+    metavar="html|FILE.html",
+    callback=_read_report,
+    help="When the program has ended, write its memory as a page, beside the recording if there is one.",
+)
+@click.option("--monitor", is_flag=True, help="Let vram top look at the program; see vram.monitor.")
+@click.option("--web", is_flag=True, help="Serve a page of what the program holds, and print its address.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("program", metavar="[SCRIPT] [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 def run_command(
     with_torch: bool,
     conf: dict[str, object],
     recording: str | None,
+    on_oom: str,
+    report: str | None,
+    monitor: bool,
+    web: bool,
     module: str | None,
     program: tuple[str, ...],
 ) -> None:
@@ -79,14 +112,19 @@ def run_command(
     _find(module, program)
     if with_torch:
         _install_under_torch()
-    if recording is not None:
-        _record(recording)
-    try:
-        _run(module, program)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        _end_as_python_does(error)
+    if on_oom:
+        _keep_failures(on_oom)
+    if monitor or web:
+        _monitor(web)
+    with contextlib.ExitStack() as ends:
+        if recording is not None or report is not None:
+            _record(ends, recording, report)
+        try:
+            _run(module, program)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            _end_as_python_does(error)
 
 
 def _configure(conf: dict[str, object]) -> None:
@@ -106,12 +144,61 @@ def _install_under_torch() -> None:
         raise ConfigError(f"--torch needs PyTorch: {error}") from error
 
 
-def _record(path: str) -> None:
-    """Have every pool that the program uses recorded until the process ends."""
+def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> None:
+    """Have every pool of the manager recorded until the process ends; `ends` then writes a report."""
     from vram.manager import get_memory_manager
     from vram.recorder import record_pools
 
-    record_pools(get_memory_manager(), path)
+    target = None if report is None else _report_path(recording, report)
+    if recording is None:
+        folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="vram-run-"))
+        recording = os.path.join(folder, "run.vtrace")
+    recorded = record_pools(get_memory_manager(), os.path.abspath(recording))
+    if target is not None:
+        ends.callback(_write_reports, recorded, target)
+
+
+def _report_path(recording: str | None, report: str) -> Path:
+    """Where the report goes; refuses before the program runs where none could be written."""
+    from vram.web.assets import built_page
+
+    built_page()
+    if report != "html":
+        return Path(report).absolute()
+    beside_it = Path(recording or f"vram-run-{os.getpid()}").with_suffix(".html")
+    return beside_it.absolute()
+
+
+def _write_reports(recorded: PoolsRecorder, target: Path) -> None:
+    """One for each device; what goes wrong here is said, and changes nothing of how the program ended."""
+    from vram.recorder import beside
+    from vram.trace import open_trace
+    from vram.web import write_report
+
+    try:
+        recorded.close()
+        for place, each in enumerate(recorded.recorders):
+            path = beside(target, each.pool.device.name) if place else target
+            write_report(open_trace(each.path, trusted=True), path)
+            click.echo(f"vram: the report is in {path}", err=True)
+        if not recorded.recorders:
+            click.echo("vram: no report: the program used no pool of vram.get_memory_manager()", err=True)
+    except (VramError, OSError, ImportError) as error:
+        click.echo(f"vram: no report: {one_line(str(error))}", err=True)
+
+
+def _keep_failures(kinds: str) -> None:
+    from vram.failures import keep_failures
+
+    keep_failures(filter(None, (kind.strip() for kind in kinds.split(","))))
+
+
+def _monitor(web: bool) -> None:
+    from vram.monitoring import monitor
+
+    watched = monitor(stacks="python", web=web)
+    if web:
+        click.echo(f"vram: {watched.page.url}", err=True)
 
 
 def _find(module: str | None, program: tuple[str, ...]) -> None:

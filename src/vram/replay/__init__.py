@@ -18,7 +18,7 @@ from .run import (
     replay,
     replay_stream,
 )
-from .sweep import Ranked, Setting, grid, suggest, sweep, sweep_all
+from .sweep import Ranked, Ranking, Setting, grid, suggest, sweep, sweep_all
 
 __all__ = [
     "DEFAULT_LAG_US",
@@ -26,6 +26,7 @@ __all__ = [
     "POLICIES",
     "POLICY_KINDS",
     "Ranked",
+    "Ranking",
     "ReplayReport",
     "ReplayResult",
     "Run",

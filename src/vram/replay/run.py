@@ -80,6 +80,11 @@ class ReplayReport:
     capacity: int | None
     results: tuple[ReplayResult, ...]
 
+    def _repr_html_(self) -> str:
+        from vram.html import report_html
+
+        return report_html(self)
+
     def to_json(self) -> dict[str, Any]:
         """The report as plain data; the shape is part of the command line's contract."""
         return {

@@ -18,7 +18,7 @@ from .executors import run_all
 from .policies import policy_kind
 from .run import DEFAULT_LAG_US, ReplayResult, replay
 
-__all__ = ["Ranked", "Setting", "grid", "suggest", "sweep", "sweep_all"]
+__all__ = ["Ranked", "Ranking", "Setting", "grid", "suggest", "sweep", "sweep_all"]
 
 CAPACITY_STEP = 2 << 20
 """The smallest device is found to this many bytes: the driver hands out no less."""
@@ -76,6 +76,17 @@ _GRID: dict[str, dict[str, Sequence[str | None]]] = {
 }
 
 
+class Ranking(tuple[Ranked, ...]):
+    """Settings as a sweep ranks them, the best first: a tuple that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        from vram.html import ranking_html
+
+        return ranking_html(self)
+
+
 def grid(policies: Iterable[str] | None = None) -> tuple[Setting, ...]:
     """The sensible settings of each allocator, its defaults first."""
     found = []
@@ -97,7 +108,7 @@ def sweep(
     jobs: int = 1,
     executor: str | Any = None,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[Ranked, ...]:
+) -> Ranking:
     """Try `settings` (default: `grid(policies)`) and rank them by the smallest device they could do with.
 
     A `capacity` is the largest device that counts. `jobs` replays run at once, in threads, or where
@@ -127,7 +138,7 @@ def sweep_all(
     jobs: int = 1,
     executor: str | Any = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[tuple[Ranked, ...]]:
+) -> list[Ranking]:
     """`sweep` over several traces at once: one ranking each."""
     chosen = tuple(settings) if settings is not None else grid(policies)
     programs = [trace if isinstance(trace, Lifetimes) else lifetimes(trace) for trace in traces]
@@ -148,13 +159,13 @@ def suggest(
     policies: Iterable[str] = DEFAULT_SUGGESTIONS,
     capacity: int | str | None = None,
     jobs: int = 1,
-) -> tuple[Ranked, ...]:
+) -> Ranking:
     """The settings that a recorded PyTorch job would have needed the least memory with, best first.
 
     With a `capacity`, those that would not have fitted are left out.
     """
     ranked = sweep(trace, policies=policies, capacity=capacity, jobs=jobs)
-    return tuple(each for each in ranked if each.smallest_capacity is not None)
+    return Ranking(each for each in ranked if each.smallest_capacity is not None)
 
 
 class Question(NamedTuple):
@@ -215,7 +226,7 @@ def _smallest(
     return high * CAPACITY_STEP, done
 
 
-def _ranked(settings: Sequence[Setting], outcomes: Sequence[Mapping[str, Any]]) -> tuple[Ranked, ...]:
+def _ranked(settings: Sequence[Setting], outcomes: Sequence[Mapping[str, Any]]) -> Ranking:
     def order(place: int) -> tuple[Any, ...]:
         outcome, setting = outcomes[place], settings[place]
         smallest = outcome["smallest_capacity"]
@@ -228,7 +239,7 @@ def _ranked(settings: Sequence[Setting], outcomes: Sequence[Mapping[str, Any]]) 
             place,
         )
 
-    return tuple(
+    return Ranking(
         Ranked(
             rank=rank,
             policy=settings[place].policy,

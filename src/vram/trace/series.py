@@ -17,12 +17,14 @@ __all__ = [
     "events_of",
     "pages_move",
     "reserved_before",
+    "reserved_changes",
     "reserved_series",
 ]
 
 BLOCK_ACTIONS = (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 SEGMENT_ACTIONS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE)
 MAPPING_ACTIONS = (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+_GROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 
 
 def events_of(trace: Trace, actions: Iterable[Action]) -> list[int]:
@@ -45,19 +47,26 @@ def reserved_series(trace: Trace) -> list[int]:
 
 def reserved_before(trace: Trace) -> int:
     """Bytes it held before the first event: exact if the recording has its end, else at least so many."""
-    growth = _growth(trace)
+    growth = list(accumulate(reserved_changes(trace).values()))
     final = _reserved_at_end(trace)
     if final is None:
         return max(0, -min(growth, default=0))
     return max(0, final - (growth[-1] if growth else 0))
 
 
+def reserved_changes(trace: Trace) -> dict[int, int]:
+    """Bytes gained from the device by each event that gains or gives back some, in order."""
+    return {
+        event: trace.size[event] if trace.action[event] in _GROWS else -trace.size[event]
+        for event in events_of(trace, SEGMENT_ACTIONS + MAPPING_ACTIONS)
+    }
+
+
 def _growth(trace: Trace) -> list[int]:
     """Bytes gained from the device since before the first event, after each one."""
     changes = [0] * trace.events
-    for event in events_of(trace, SEGMENT_ACTIONS + MAPPING_ACTIONS):
-        grows = trace.action[event] in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-        changes[event] = trace.size[event] if grows else -trace.size[event]
+    for event, change in reserved_changes(trace).items():
+        changes[event] = change
     return list(accumulate(changes))
 
 

@@ -1,0 +1,116 @@
+"""How fast the page opens a recording and pans over it, in a real browser with software rendering.
+
+Needs Chromium and Playwright, and the page built into the package (make web). `--copies N` repeats the
+recording's events N times, for millions of them. Opening is counted from the address to the first drawing,
+without the reading of the file, which is done before and told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import time
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vram.trace import Trace, open_trace
+from vram.trace.model import COLUMNS
+from vram.web import Page
+from vram.web.recordings import Recording
+
+TRACES = Path(__file__).parents[1] / "traces"
+FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+
+PAN = """(seconds) => new Promise((resolve) => {
+  const over = document.querySelector(".u-over");
+  const box = over.getBoundingClientRect();
+  const frames = [];
+  const start = performance.now();
+  let last = start;
+  let direction = 1;
+  const step = (now) => {
+    frames.push(now - last);
+    last = now;
+    if (now - start > seconds * 1000) return resolve(frames.slice(1));
+    if (frames.length % 90 === 0) direction = -direction;
+    over.dispatchEvent(new WheelEvent("wheel", {
+      deltaX: 30 * direction, clientX: box.left + 300, clientY: box.top + 50, bubbles: true, cancelable: true,
+    }));
+    requestAnimationFrame(step);
+  };
+  requestAnimationFrame(step);
+})"""
+
+
+def repeated(trace: Trace, copies: int) -> Trace:
+    if copies == 1:
+        return trace
+    columns: dict[str, Any] = {name: getattr(trace, name) * copies for name in COLUMNS if name != "time_us"}
+    span = trace.span_us + 1
+    times = array("q", [time + copy * span for copy in range(copies) for time in trace.time_us])
+    return replace(trace, **columns, time_us=times)
+
+
+def measure(trace: Trace, seconds: float) -> dict[str, Any]:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as driver, Page([TRACES / "gpt2_train.pickle.xz"]) as served:
+        served.recordings._open[0] = Recording(trace)  # read already
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": 760})
+        started = time.perf_counter()
+        page.goto(served.url)
+        page.wait_for_selector("aside", timeout=120_000)
+        page.wait_for_selector(".u-over")
+        drawn = "document.querySelector('.chart canvas')?.getContext('2d').getImageData(300, 300, 600, 300)"
+        while not page.evaluate(f"{drawn}?.data.some((each) => each > 0) ?? false"):
+            page.wait_for_timeout(10)
+        opened = time.perf_counter() - started
+        page.wait_for_timeout(1500)
+        for _ in range(6):
+            page.click("button[aria-label='Zoom in']")
+            page.wait_for_timeout(150)
+        page.wait_for_timeout(1000)
+        frames = page.evaluate(PAN, seconds)
+        browser.close()
+    return {
+        "events": trace.events,
+        "open_s": round(opened, 2),
+        "frames_per_s": round(1000 * len(frames) / sum(frames), 1),
+        "median_ms": round(statistics.median(frames), 1),
+        "p95_ms": round(sorted(frames)[int(0.95 * len(frames))], 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", type=Path, default=TRACES / "llm_serve.pickle.xz")
+    parser.add_argument("--copies", type=int, nargs="*", default=[1, 13])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    started = time.perf_counter()
+    trace = open_trace(arguments.trace, trusted=True)
+    print(f"{arguments.trace.name}: read in {time.perf_counter() - started:.2f} s")
+    rows = []
+    for copies in arguments.copies:
+        rows.append(measure(repeated(trace, copies), arguments.seconds))
+        row = rows[-1]
+        print(
+            f"{row['events']:>9} events: drawn after {row['open_s']} s; "
+            f"panning {row['frames_per_s']} frames/s, "
+            f"median {row['median_ms']} ms, 95 % within {row['p95_ms']} ms"
+        )
+        sys.stdout.flush()
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"page": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Segments with nothing in use, over time: what an allocator keeps cached and could give back to the device.
+
+Of plain segments only: which pages of an expandable segment or of a pool of ours are idle is for `memory`,
+which looks at one moment.
+"""
+
+from __future__ import annotations
+
+from vram.trace import BEFORE, Action, Trace
+from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
+
+from .allocations import Allocations
+from .columns import Column, numpy
+
+__all__ = ["idle_changes"]
+
+
+def idle_changes(trace: Trace, made: Allocations) -> tuple[Column, Column] | None:
+    """Events and by how many bytes each changes what is idle; None where segments are not plain."""
+    np = numpy()
+    if events_of(trace, MAPPING_ACTIONS) or any(segment.is_expandable for segment in trace.segments):
+        return None
+    first, size, begin, end = _segments(trace)
+    if not len(first):
+        return None
+    # In use from its allocation until its memory is free again; a free that nothing delayed is at once.
+    until = np.where(made.delayed, made.completed, made.freed)
+    which = _segment_of(made, first, size, begin, end)
+    placed = np.flatnonzero(which >= 0)
+    events = np.concatenate([np.maximum(made.start[placed], begin[which[placed]]), until[placed]])
+    users = np.concatenate([np.ones(len(placed), np.int64), -np.ones(len(placed), np.int64)])
+    segment = np.concatenate([which[placed], which[placed]])
+    order = np.lexsort((events, segment))
+    events, users, segment = events[order], users[order], segment[order]
+    # What is so after the last change of each event counts.
+    after = np.cumsum(users)
+    final = np.append((segment[1:] != segment[:-1]) | (events[1:] != events[:-1]), True)[: len(events)]
+    events, after, segment = events[final], after[final], segment[final]
+    fresh = np.append(True, segment[1:] != segment[:-1])[: len(segment)]
+    used = after > 0
+    before = np.where(fresh, False, np.append(False, used[:-1])[: len(used)])
+    turned = (used != before) & (events < end[segment])
+    in_use_at_end = np.zeros(len(first), bool)
+    last = np.append(fresh[1:], True)[: len(segment)]
+    in_use_at_end[segment[last]] = used[last]
+    changes = np.where(used, -size[segment], size[segment])[turned]
+    return (
+        np.concatenate([begin, end, events[turned]]),
+        np.concatenate([size, np.where(in_use_at_end, 0, -size), changes]),
+    )
+
+
+def _segments(trace: Trace) -> tuple[Column, Column, Column, Column]:
+    """Address, size, first event and the one that gives it back, of every plain segment there ever was."""
+    np = numpy()
+    rows: list[tuple[int, int, int, int]] = []
+    held: dict[int, tuple[int, int]] = {}
+    mentioned: set[int] = set()
+    for event in events_of(trace, SEGMENT_ACTIONS):
+        address, bytes_held = trace.address[event], trace.size[event]
+        if trace.action[event] == Action.SEGMENT_ALLOC:
+            held[address] = (bytes_held, event)
+        else:
+            known = held.pop(address, None)
+            if known is not None or address not in mentioned:
+                rows.append((address, *(known or (bytes_held, BEFORE)), event))
+        mentioned.add(address)
+    rows += [(address, *known, trace.events) for address, known in held.items()]
+    rows += [
+        (segment.address, segment.total_size, BEFORE, trace.events)
+        for segment in trace.segments
+        if segment.address not in mentioned
+    ]
+    rows.sort(key=lambda row: (row[0], row[2]))
+    addresses = np.array([row[0] for row in rows], np.uint64)
+    size, begin, end = (np.array([row[place] for row in rows], np.int64) for place in (1, 2, 3))
+    return addresses, size, begin, end
+
+
+def _segment_of(made: Allocations, first: Column, size: Column, begin: Column, end: Column) -> Column:
+    """The segment each allocation lies in, or -1. Segments are in order of address, then of time."""
+    np = numpy()
+    address = made.address.astype(np.uint64)
+    starts, group = np.unique(first, return_inverse=True)
+    reach = np.zeros(len(starts), np.uint64)
+    np.maximum.at(reach, group, first + size.astype(np.uint64))
+    if np.all(reach[:-1] <= starts[1:]):
+        # One after the other: the last one there that began before the allocation.
+        scale = made.events + 2
+        place = np.searchsorted(starts, address, side="right") - 1
+        found = np.searchsorted(group * scale + begin + 1, place * scale + made.start + 1, side="right") - 1
+        sure = np.maximum(found, 0)
+        inside = (
+            (found >= 0) & (group[sure] == place) & (address < first[sure] + size[sure].astype(np.uint64))
+        )
+        return np.where(inside & (made.start < end[sure]), found, -1)
+    found = np.full(len(made), -1, np.int64)
+    for number in range(len(first)):  # addresses came back in other segments
+        inside = (address >= first[number]) & (address < first[number] + np.uint64(size[number]))
+        found[inside & (made.start < end[number]) & (made.start >= begin[number])] = number
+    return found

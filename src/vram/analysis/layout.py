@@ -1,0 +1,94 @@
+"""What lies where at one moment: segments and the pieces in them, in no more pieces than can be drawn.
+
+Blocks and holes that are too small to be seen are joined with their neighbours into one mixed piece. Drawing
+is for the front ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from .memory import HeldBlock, HeldSegment, Memory
+
+__all__ = ["LaidOut", "Piece", "lay_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a segment from `offset` on: one block, or several (`blocks`) and what is between them.
+
+    `held` are the bytes in use, `requested` those that were asked for, `pending` those freed but maybe still
+    used. `stack`, `stream` and `event` are of its largest block, as in `HeldBlock`.
+    """
+
+    offset: int
+    size: int
+    held: int
+    requested: int
+    pending: int
+    blocks: int
+    stack: int
+    stream: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """A segment and its pieces by address; what is between them is free."""
+
+    segment: HeldSegment
+    pieces: tuple[Piece, ...]
+
+
+def lay_out(memory: Memory, most: int = 20_000) -> tuple[LaidOut, ...]:
+    """Every segment with its pieces, joined until there are at most `most`, or one for each segment."""
+    blocks = sum(len(segment.blocks) for segment in memory.segments)
+    largest = max((segment.size for segment in memory.segments), default=0)
+    least = 0 if blocks <= most else max(512, memory.reserved // most)
+    while True:
+        found = tuple(
+            LaidOut(segment, tuple(_pieces(segment, least)) if least else tuple(_single(segment)))
+            for segment in memory.segments
+        )
+        if least >= largest or sum(len(each.pieces) for each in found) <= most:
+            return found
+        least *= 2
+
+
+def _single(segment: HeldSegment) -> Iterator[Piece]:
+    return (_piece(segment, [block]) for block in segment.blocks)
+
+
+def _pieces(segment: HeldSegment, least: int) -> Iterator[Piece]:
+    """Blocks below `least` bytes are joined up to that size, over holes below it, too."""
+    small: list[HeldBlock] = []
+    for block in segment.blocks:
+        if small and not _joins(small, block, least):
+            yield _piece(segment, small)
+            small = []
+        small.append(block)
+    if small:
+        yield _piece(segment, small)
+
+
+def _joins(small: list[HeldBlock], block: HeldBlock, least: int) -> bool:
+    start, end = small[0].address, small[-1].address + small[-1].size
+    return block.address - end < least and block.address + block.size - start <= least
+
+
+def _piece(segment: HeldSegment, blocks: Iterable[HeldBlock]) -> Piece:
+    held = tuple(blocks)
+    largest = max(held, key=lambda block: block.size)
+    start, end = held[0].address, held[-1].address + held[-1].size
+    return Piece(
+        offset=start - segment.address,
+        size=end - start,
+        held=sum(block.size for block in held),
+        requested=sum(block.requested for block in held),
+        pending=sum(block.size for block in held if block.pending),
+        blocks=len(held),
+        stack=largest.stack,
+        stream=largest.stream,
+        event=largest.event,
+    )

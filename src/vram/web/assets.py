@@ -1,0 +1,52 @@
+"""The built page: a fixed table of files that came with the package."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from vram.errors import ConfigError
+
+__all__ = ["Asset", "built_page", "index_html"]
+
+TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file of the page."""
+
+    content: bytes
+    media_type: str
+
+
+@cache
+def built_page() -> dict[str, Asset]:
+    """Every file of the page by its path; ConfigError where it was not built into the package."""
+    folder = resources.files("vram.web") / "static"
+    found = {}
+    if folder.is_dir():
+        for entry in folder.iterdir():
+            suffix = "." + entry.name.rpartition(".")[2]
+            if entry.is_file() and suffix in TYPES:
+                found[entry.name] = Asset(entry.read_bytes(), TYPES[suffix])
+    if "index.html" not in found:
+        raise ConfigError(
+            "the page was not built into this vram: run `make web` in the source (it needs Node 20 or later) "
+            "and install again; vram explain, summary and replay say the same in the terminal"
+        )
+    return found
+
+
+def index_html() -> tuple[str, str, str]:
+    """The page as text, and the script and the styles that it names."""
+    page = built_page()
+    html = page["index.html"].content.decode()
+    script = re.search(r'<script[^>]*src="\./([\w.-]+\.js)"[^>]*></script>', html)
+    styles = re.search(r'<link[^>]*href="\./([\w.-]+\.css)"[^>]*>', html)
+    if script is None or styles is None:
+        raise ConfigError("the built page lacks its script or its styles; run `make web` again")
+    bare = html.replace(script[0], "").replace(styles[0], "")
+    return bare, page[script[1]].content.decode(), page[styles[1]].content.decode()

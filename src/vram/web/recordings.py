@@ -1,0 +1,399 @@
+"""What the page asks of recordings, answered as plain data: every answer is a question to `vram.analysis`.
+
+Answers are the same for the server and for a report. Which file a question is about is a number in a table
+that was made when the page was opened; no path comes from the page.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from vram.analysis import Memories, explain
+from vram.analysis.capacity import find_capacity, find_request, open_account
+from vram.analysis.groups import label_of
+from vram.analysis.holders import Holder, compare_holders, holders
+from vram.analysis.layout import Piece, lay_out
+from vram.analysis.memory import Memory
+from vram.analysis.places import frame_text
+from vram.analysis.timeline import AXES, Timeline
+from vram.errors import ConfigError, TraceError
+from vram.trace import STEP_PREFIX, Action, Annotation, Trace, find_steps, open_trace
+from vram.trace.series import events_of
+from vram.verdict import MEANINGS, judge_moment, judge_request
+
+__all__ = ["Answer", "Parameters", "Recording", "Recordings"]
+
+Answer: TypeAlias = dict[str, Any]
+Parameters: TypeAlias = Mapping[str, str]
+
+MOST_MARKS = 4000
+"""Steps, annotations and failures that are sent; of more, evenly chosen ones."""
+MOST_COLUMNS = 8000
+MOST_STACKS = 2000
+"""Stacks told of in one answer."""
+MOST_HOLDERS = 50
+SMALLEST_SHARE = 0.0005
+"""What holds less of the whole than this is not a box of its own in a flame graph."""
+KEPT_OPEN = 4
+"""Recordings kept in memory at once."""
+
+
+class Recording:
+    """One recording and what was made of it so far. Any thread may ask."""
+
+    def __init__(self, trace: Trace) -> None:
+        """Answer about `trace`."""
+        self.trace = trace
+        self._lock = threading.RLock()
+
+    @cached_property
+    def _timeline_made(self) -> Timeline:
+        return Timeline(self.trace)
+
+    @cached_property
+    def _memories_made(self) -> Memories:
+        return Memories(self.trace)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Memory over time; made once."""
+        with self._lock:
+            return self._timeline_made
+
+    def memory(self, event: int) -> Memory:
+        """What was held after an event."""
+        with self._lock:
+            memories = self._memories_made
+        return memories.at(event)
+
+    # ---- answers ----
+
+    def about(self) -> Answer:
+        """What there is: extent, marks, streams, and the moment to look at first."""
+        trace, timeline = self.trace, self.timeline
+        with self._lock:
+            series = timeline.series
+        return {
+            **trace.heading(),
+            "devices": list(trace.devices),
+            "timed": trace.timed and trace.span_us > 0,
+            "span_us": trace.span_us,
+            "allocations": len(timeline.allocations),
+            "streams": [str(handle) for handle in trace.streams],
+            "tags": len(trace.tags) > 1 or any(not _is_step(mark) for mark in trace.annotations),
+            "stacks": len(trace.stacks),
+            "peak": self._peak(),
+            "most": {name: each.most for name, each in series.items()},
+            "failures": [
+                {"event": event, "x": trace.time_us[event], "size": trace.size[event]}
+                for event in _thinned(events_of(trace, [Action.OOM]))
+            ],
+            "steps": self._steps(),
+            "marks": _thinned(_spans(trace.annotations, trace.span_us)),
+            "start": self._first_moment(),
+        }
+
+    def _peak(self) -> int:
+        with self._lock:
+            return self.timeline.peak
+
+    def _first_moment(self) -> int:
+        """The out-of-memory if there is one, else the peak."""
+        failures = events_of(self.trace, [Action.OOM])
+        return failures[-1] if failures else self._peak()
+
+    def _steps(self) -> list[list[int]]:
+        """Number, first event and its time of each."""
+        steps = find_steps(self.trace)
+        found = [
+            [number, first, self.trace.time_us[first]]
+            for number, first in zip(steps.numbers, steps.first, strict=True)
+            if first < self.trace.events
+        ]
+        return _thinned(found)
+
+    def level(self, axis: str, low: float, high: float, columns: int, by: str | None) -> Answer:
+        """Series over a stretch; see `Timeline.level`."""
+        with self._lock:
+            level = self.timeline.level(axis, low, high, columns, by)
+        return {
+            "exact": level.exact,
+            "x": level.x.tolist(),
+            "series": [{"name": name, "values": values.tolist()} for name, values in level.values.items()],
+        }
+
+    def bands(self, axis: str, low: float, high: float, most: int) -> Answer:
+        """Allocations over a stretch; see `Timeline.bands`."""
+        timeline = self.timeline
+        found = timeline.bands(axis, low, high, most)
+        rows = list(timeline.rows([band.number for band in found]))
+        return {
+            "bands": [
+                {
+                    **{name: row[name] for name in ("start", "freed", "size", "held", "stack")},
+                    "stream": str(self.trace.streams[row["stream"]]),
+                    "end": band.end,
+                    "path": band.path,
+                }
+                for band, row in zip(found, rows, strict=True)
+            ]
+        }
+
+    def event_at(self, axis: str, x: float) -> Answer:
+        """Which event is at a place of the timeline."""
+        return {"event": self.timeline.event_at(axis, x) if self.trace.events else -1}
+
+    def stacks(self, numbers: Iterable[int]) -> Answer:
+        """The frames of stacks, innermost first, and what each is called."""
+        trace = self.trace
+        chosen = [number for number in numbers if 0 <= number < len(trace.stacks)]
+        return {
+            "stacks": {
+                str(number): {
+                    "label": label_of(trace, "stack", number or None),
+                    "frames": [frame_text(frame) for frame in trace.frames_of(number)],
+                }
+                for number in chosen
+            }
+        }
+
+    def moment(self, event: int) -> Answer:
+        """What lies where after an event, and what all of it is."""
+        self._check_event(event)
+        memory = self.memory(event)
+        request = find_request(self.trace, event)
+        account = open_account(memory, request, find_capacity(self.trace, memory, request, None))
+        verdict = judge_request(account, request.size, request.needed) if request else judge_moment(account)
+        return {
+            "event": event,
+            "what": self._what(event),
+            "allocated": memory.allocated,
+            "requested": memory.requested,
+            "reserved": memory.reserved,
+            "verdict": verdict,
+            "parts": account.parts(),
+            "meanings": MEANINGS,
+            "largest_free": memory.largest_free(),
+            "fragmentation": account.fragmentation / memory.reserved if memory.reserved else 0.0,
+            "segments": [
+                {
+                    "address": f"{laid.segment.address:#x}",
+                    "size": laid.segment.size,
+                    "stream": str(self.trace.streams[laid.segment.stream]),
+                    "kind": laid.segment.kind,
+                    "expandable": laid.segment.expandable,
+                    "pieces": [self._piece(piece) for piece in laid.pieces],
+                }
+                for laid in lay_out(memory)
+            ],
+        }
+
+    def _piece(self, piece: Piece) -> list[Any]:
+        return [
+            *(piece.offset, piece.size, piece.held, piece.requested, piece.pending, piece.blocks),
+            *(piece.stack, piece.event),
+        ]
+
+    def _what(self, event: int) -> Answer | None:
+        """The event itself."""
+        if event < 0:
+            return None
+        trace = self.trace
+        step = find_steps(trace).of(event)
+        return {
+            "action": Action(trace.action[event]).name.lower(),
+            "address": f"{trace.address[event]:#x}",
+            "size": trace.size[event],
+            "stream": str(trace.streams[trace.stream[event]]),
+            "time_us": trace.time_us[event],
+            "stack": trace.stack[event],
+            "tag": trace.tags[trace.tag[event]],
+            "step": step,
+        }
+
+    def holders(self, event: int, by: str) -> Holder:
+        """Who holds memory after an event; see `vram.analysis.holders`."""
+        self._check_event(event)
+        return holders(self.trace, self.memory(event).blocks(), by)
+
+    def why(self, event: int) -> Answer:
+        """The explanation of `vram explain` for an event."""
+        self._check_event(event)
+        at: str | int = "peak" if event == self._peak() and not find_request(self.trace, event) else event
+        with self._lock:
+            memories = self._memories_made
+        found = explain(self.trace, at, memories=memories)
+        return {**found.to_json(MOST_HOLDERS), "meanings": MEANINGS}
+
+    def _check_event(self, event: int) -> None:
+        if not -1 <= event < max(self.trace.events, 0) and event != -1:
+            raise ConfigError(f"there is no event {event}; there are events 0 to {self.trace.events - 1}")
+
+
+class Recordings:
+    """The files a page may show: a fixed table, opened when asked for."""
+
+    def __init__(self, paths: Iterable[Path], *, device: int | None = None) -> None:
+        """Name the files. Those of a folder are looked up now; nothing is read yet."""
+        self._paths = list(_listed(paths))
+        self._device = device
+        self._open: OrderedDict[int, Recording] = OrderedDict()
+        self._locks = [threading.Lock() for _ in self._paths]
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def names(self) -> list[Answer]:
+        """Each file with its number, name and size."""
+        return [
+            {"file": number, "name": path.name, "bytes": path.stat().st_size if path.exists() else 0}
+            for number, path in enumerate(self._paths)
+        ]
+
+    def get(self, number: int) -> Recording:
+        """The recording of that number, read if need be."""
+        if not 0 <= number < len(self._paths):
+            raise ConfigError(f"there is no recording {number} here; there are {len(self._paths)}")
+        with self._locks[number]:
+            with self._lock:
+                if number in self._open:
+                    self._open.move_to_end(number)
+                    return self._open[number]
+            found = Recording(open_trace(self._paths[number], device=self._device))
+            with self._lock:
+                self._open[number] = found
+                while len(self._open) > KEPT_OPEN:
+                    self._open.popitem(last=False)
+            return found
+
+    def answer(self, question: str, given: Parameters) -> Answer:
+        """Answer a question of the page by its name; ConfigError where there is none or it makes no sense."""
+        found = _QUESTIONS.get(question)
+        if found is None:
+            raise ConfigError(f"there is no question {question!r}; there is {', '.join(_QUESTIONS)}")
+        return found(self, given)
+
+
+def _listed(paths: Iterable[Path]) -> Iterable[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(each for each in path.iterdir() if each.is_file() and each.name[0] != ".")
+        elif path.is_file():
+            yield path
+        else:
+            raise TraceError(f"cannot open {path}: there is no such file or folder", place="file")
+
+
+# ---- questions ---------------------------------------------------------------------------------------------
+
+
+def _whole(given: Parameters, name: str, otherwise: int | None = None) -> int:
+    text = given.get(name, "" if otherwise is None else str(otherwise))
+    try:
+        if len(text) > 20:
+            raise ValueError
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is a whole number, not {text[:40]!r}") from None
+
+
+def _number(given: Parameters, name: str) -> float:
+    try:
+        value = float(given.get(name, ""))
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < 1e18:
+        raise ConfigError(f"{name} is a number, not {given.get(name, '')[:40]!r}")
+    return value
+
+
+def _axis(given: Parameters) -> str:
+    axis = given.get("axis", "event")
+    if axis not in AXES:
+        raise ConfigError(f"there is no axis {axis[:40]!r}; there is {' and '.join(AXES)}")
+    return axis
+
+
+def _recording(recordings: Recordings, given: Parameters) -> Recording:
+    return recordings.get(_whole(given, "file"))
+
+
+def _level(recordings: Recordings, given: Parameters) -> Answer:
+    columns = min(max(_whole(given, "columns", 1000), 1), MOST_COLUMNS)
+    stretch = _number(given, "low"), _number(given, "high")
+    return _recording(recordings, given).level(_axis(given), *stretch, columns, given.get("by") or None)
+
+
+def _bands(recordings: Recordings, given: Parameters) -> Answer:
+    stretch = _number(given, "low"), _number(given, "high")
+    most = min(max(_whole(given, "most", 1000), 1), 5000)
+    return _recording(recordings, given).bands(_axis(given), *stretch, most)
+
+
+def _stacks(recordings: Recordings, given: Parameters) -> Answer:
+    numbers = [part for part in given.get("numbers", "").split(",") if part.isdecimal() and len(part) < 12]
+    return _recording(recordings, given).stacks(map(int, numbers[:MOST_STACKS]))
+
+
+def _holders(recordings: Recordings, given: Parameters) -> Answer:
+    by = given.get("by", "stack")
+    found = _recording(recordings, given).holders(_whole(given, "event"), by)
+    compared = "against" in given
+    if compared:
+        other = recordings.get(_whole(given, "against_file", _whole(given, "file")))
+        found = compare_holders(other.holders(_whole(given, "against"), by), found)
+    least = int(SMALLEST_SHARE * max(found.bytes, found.before))
+    return {"compared": compared, "tree": found.to_json(least)}
+
+
+_QUESTIONS: dict[str, Callable[[Recordings, Parameters], Answer]] = {
+    "files": lambda recordings, given: {"files": recordings.names()},
+    "about": lambda recordings, given: _recording(recordings, given).about(),
+    "level": _level,
+    "bands": _bands,
+    "event": lambda recordings, given: _recording(recordings, given).event_at(
+        _axis(given), _number(given, "x")
+    ),
+    "stacks": _stacks,
+    "moment": lambda recordings, given: _recording(recordings, given).moment(_whole(given, "event")),
+    "holders": _holders,
+    "why": lambda recordings, given: _recording(recordings, given).why(_whole(given, "event")),
+}
+
+
+# ---- marks -------------------------------------------------------------------------------------------------
+
+
+def _is_step(mark: Annotation) -> bool:
+    return mark.name.startswith(STEP_PREFIX)
+
+
+def _spans(marks: Iterable[Annotation], end: int) -> list[Answer]:
+    """Annotations from their start to their end; `depth` counts those around it."""
+    found: list[Answer] = []
+    pending: list[Answer] = []
+    for mark in sorted(marks, key=lambda each: each.time_us):
+        if _is_step(mark):
+            continue
+        if mark.stage == "START":
+            pending.append({"name": mark.name, "from": mark.time_us, "to": end, "depth": len(pending)})
+            found.append(pending[-1])
+            continue
+        opened = [each for each in pending if each["name"] == mark.name]
+        if mark.stage == "END" and opened:
+            opened[-1]["to"] = mark.time_us
+            pending.remove(opened[-1])
+        elif mark.stage != "END":
+            found.append({"name": mark.name, "from": mark.time_us, "to": mark.time_us, "depth": 0})
+    return found
+
+
+def _thinned(rows: list[Any]) -> list[Any]:
+    step = -(-len(rows) // MOST_MARKS)
+    return rows[::step] if step > 1 else rows

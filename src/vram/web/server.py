@@ -1,0 +1,358 @@
+"""Lets the page ask, and nobody else: a server on this machine's own address, for who has the token.
+
+Every request must name this server as its host, must not come from another site, and must carry the token
+to learn anything. Files are served from a fixed table. What is answered is `recordings`'s; a running process
+is any function that returns its status (`vram.monitoring` has one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from vram.errors import ConfigError, VramError
+
+from .assets import built_page
+from .recordings import Answer, Recordings
+from .sweeps import POLICIES, Sweep
+
+__all__ = ["LiveStatus", "Page"]
+
+ADDRESS = "127.0.0.1"
+TOKEN_BYTES = 24
+TOKEN_HEADER = b"x-vram-token"
+LIVE_SECONDS = 1.0
+"""Between two looks at a running process, however many pages are open."""
+MOST_BODY = 4096
+"""Bytes that the page may send."""
+SAFETY = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+LiveStatus: TypeAlias = Callable[[], Answer]
+"""Tells of a running process: what `vram.monitoring` calls its status."""
+Scope: TypeAlias = dict[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
+Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def _uvicorn() -> Any:
+    try:
+        import starlette.applications  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise ConfigError(
+            f'the page needs starlette and uvicorn ({error.name} is not installed); pip install "vram[web]"'
+        ) from error
+    return uvicorn
+
+
+class Page:
+    """The page, served. `url` opens it; `close()` or the end of a `with` block ends it.
+
+    `files` are recordings or folders of them, `live` tells of a running process. `port` 0 takes any.
+    """
+
+    def __init__(
+        self,
+        files: Iterable[str | Path] = (),
+        *,
+        live: LiveStatus | None = None,
+        port: int = 0,
+        device: int | None = None,
+        interval: float = LIVE_SECONDS,
+    ) -> None:
+        """Bind the address; `start` or `run` serves."""
+        uvicorn = _uvicorn()
+        built_page()
+        self.recordings = Recordings(map(Path, files), device=device)
+        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._socket = _bind(port)
+        self.port: int = self._socket.getsockname()[1]
+        app = _Guard(_application(self.recordings, live, interval), self.port, self.token)
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+        )
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is, with the token. The part behind # stays in the browser."""
+        return f"http://{ADDRESS}:{self.port}/#token={self.token}"
+
+    def run(self) -> None:
+        """Serve until interrupted."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._server.run(sockets=[self._socket])
+
+    def start(self) -> Page:
+        """Serve from a thread of its own, until `close`."""
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
+        )
+        self._thread.name = "vram-page"
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop serving. Again: nothing."""
+        self._server.should_exit = True
+        self._server.force_exit = True
+        if self._thread is not None:
+            self._thread.join(5.0)
+        self._socket.close()
+
+    def __enter__(self) -> Page:
+        return self if self._thread is not None else self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<vram.web.Page of {len(self.recordings)} recordings at http://{ADDRESS}:{self.port}/>"
+
+
+def _bind(port: int) -> socket.socket:
+    """A socket that the address is taken by now, so that nobody else can answer there."""
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((ADDRESS, port))
+    except (OSError, OverflowError) as error:
+        bound.close()
+        raise ConfigError(f"port {port} of {ADDRESS} cannot be had: {error}; --port 0 takes any") from error
+    bound.listen(128)
+    return bound
+
+
+# ---- who may ask -------------------------------------------------------------------------------------------
+
+
+class _Guard:
+    """Asks first of every request: is it meant for us, from our page, and does it know the token?"""
+
+    def __init__(self, app: Any, port: int, token: str) -> None:
+        self._app = app
+        self._hosts = {f"{name}:{port}".encode() for name in (ADDRESS, "localhost")}
+        self._origins = {b"http://" + host for host in self._hosts}
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # no websockets here
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        refusal = self._refusal(scope)
+        if refusal:
+            await _answer(send, 403, {"error": refusal})
+            return
+        await self._app(scope, receive, _safely(send))
+
+    def _refusal(self, scope: Scope) -> str:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        names = [name for name, _ in scope["headers"]]
+        if names.count(b"host") != 1 or headers[b"host"] not in self._hosts:
+            return "this server answers only at its own address"
+        if b"origin" in headers and headers[b"origin"] not in self._origins:
+            return "another site's page may not ask here"
+        if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+            return "another site's page may not ask here"
+        if scope["path"].startswith("/api/") and not hmac.compare_digest(
+            headers.get(TOKEN_HEADER, b""), self._token
+        ):
+            return "the token is missing or wrong; open the address that vram serve printed"
+        return ""
+
+
+def _safely(send: Send) -> Send:
+    async def send_with_headers(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            more = [(name.encode(), value.encode()) for name, value in SAFETY.items()]
+            message = {**message, "headers": [*message.get("headers", []), *more]}
+        await send(message)
+
+    return send_with_headers
+
+
+async def _answer(send: Send, status: int, answer: Answer) -> None:
+    body = json.dumps(answer).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await _safely(send)({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+# ---- what is asked -----------------------------------------------------------------------------------------
+
+
+def _application(recordings: Recordings, live: LiveStatus | None, interval: float) -> Any:
+    """The table of what is served."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import Response, StreamingResponse
+    from starlette.routing import Route
+
+    sweeps = _Sweeps(recordings)
+    broadcast = _Broadcast(live, interval) if live is not None else None
+
+    def in_json(answer: Answer, status: int = 200) -> Response:
+        body = json.dumps(answer, separators=(",", ":"), allow_nan=False)
+        return Response(body, status, media_type="application/json")
+
+    def asset(name: str) -> Any:
+        found = built_page()[name]
+        return lambda request: Response(found.content, media_type=found.media_type)
+
+    async def ask(request: Request) -> Response:
+        question = request.path_params["question"]
+        try:
+            if question == "start":
+                return in_json({"files": recordings.names(), "live": live is not None})
+            answer = await run_in_threadpool(
+                lambda: json.dumps(
+                    recordings.answer(question, dict(request.query_params)),
+                    separators=(",", ":"),
+                    allow_nan=False,
+                )
+            )
+            return Response(answer, media_type="application/json")
+        except VramError as error:
+            return in_json({"error": str(error)}, 400)
+
+    async def start_sweep(request: Request) -> Response:
+        body = await _body(request)
+        try:
+            file, policies = _sweep_asked(body)
+            return in_json({"sweep": await run_in_threadpool(sweeps.start, file, policies)})
+        except VramError as error:
+            return in_json({"error": str(error)}, 400)
+
+    async def follow_sweep(request: Request) -> Response:
+        found = sweeps.get(request.query_params.get("sweep", ""))
+        if found is None:
+            return in_json({"error": "there is no such sweep"}, 404)
+        return _events(StreamingResponse, _following(found))
+
+    async def follow_live(request: Request) -> Response:
+        if broadcast is None:
+            return in_json({"error": "no running process is shown here; vram serve --pid PID does"}, 404)
+        return _events(StreamingResponse, broadcast.follow())
+
+    routes = [
+        *(Route("/" + name, asset(name)) for name in built_page()),
+        Route("/", asset("index.html")),
+        Route("/api/sweep", start_sweep, methods=["POST"]),
+        Route("/api/sweep/state", follow_sweep),
+        Route("/api/live", follow_live),
+        Route("/api/{question:str}", ask),
+    ]
+    return Starlette(routes=routes)
+
+
+async def _body(request: Any) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BODY:
+            return b""
+    return body
+
+
+def _sweep_asked(body: bytes) -> tuple[int, tuple[str, ...]]:
+    try:
+        asked = json.loads(body)
+        file, policies = asked["file"], asked.get("policies", POLICIES)
+        if type(file) is not int or not all(isinstance(each, str) for each in policies):
+            raise TypeError
+        return file, tuple(policies)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ConfigError('a sweep is asked for as {"file": 0, "policies": ["torch", "vram"]}') from None
+
+
+class _Sweeps:
+    """The sweeps of this server: one runs at a time, and the last ones are kept."""
+
+    def __init__(self, recordings: Recordings) -> None:
+        self._recordings = recordings
+        self._lock = threading.Lock()
+        self._known: dict[str, Sweep] = {}
+
+    def start(self, file: int, policies: tuple[str, ...]) -> str:
+        """Its name. One that was asked for before is not run again."""
+        recording = self._recordings.get(file)
+        name = f"{file}-{'-'.join(policies)}"
+        with self._lock:
+            known = self._known.get(name)
+            if known is None or "error" in known.state():
+                if any(not each.ended for each in self._known.values()):
+                    raise ConfigError("another sweep is running; wait for it")
+                self._known[name] = Sweep(recording.trace, policies)
+        return name
+
+    def get(self, name: str) -> Sweep | None:
+        return self._known.get(name)
+
+
+def _events(response: Any, events: AsyncIterator[Answer]) -> Any:
+    """Server-sent events, one for each answer."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for each in events:
+            yield b"data: " + json.dumps(each, separators=(",", ":")).encode() + b"\n\n"
+
+    return response(lines(), media_type="text/event-stream")
+
+
+async def _following(sweep: Sweep) -> AsyncIterator[Answer]:
+    seen: Answer | None = None
+    while True:
+        seen = await asyncio.to_thread(sweep.state, seen, 1.0)
+        yield seen
+        if sweep.ended and ("answer" in seen or "error" in seen):
+            return
+
+
+class _Broadcast:
+    """Looks at a process once an interval while anybody watches, and tells all who do."""
+
+    def __init__(self, live: LiveStatus, interval: float) -> None:
+        self._live = live
+        self._interval = interval
+        self._lock = asyncio.Lock()
+        self._last: Answer = {}
+        self._due = 0.0
+        self._number = 0
+
+    async def follow(self) -> AsyncIterator[Answer]:
+        seen = -1
+        while True:
+            async with self._lock:
+                now = asyncio.get_running_loop().time()
+                if now >= self._due:
+                    self._last = await self._look()
+                    self._number += 1
+                    self._due = asyncio.get_running_loop().time() + self._interval
+            if self._number != seen:
+                seen = self._number
+                yield self._last
+            await asyncio.sleep(max(0.01, self._due - asyncio.get_running_loop().time()))
+
+    async def _look(self) -> Answer:
+        try:
+            return {"status": await asyncio.to_thread(self._live)}
+        except Exception as error:  # the process may have ended; the page says so
+            return {"error": str(error) or type(error).__name__}

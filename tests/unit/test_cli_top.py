@@ -1,0 +1,283 @@
+"""`vram top`: the tables, printed once and on the full screen, and attached to a real second process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import vram
+from vram.cli.top import TABLES, device_line, heading
+from vram.status import Observatory
+
+Command = Callable[..., tuple[int, str, str]]
+HOSTILE = "[red]\x1b[31mtag[/red] & <b>"
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="vr", dir="/tmp") as made:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", made)
+        monkeypatch.delenv("COLUMNS", raising=False)
+        yield
+
+
+@pytest.fixture
+def told() -> Iterator[dict[str, Any]]:
+    """The status of two pools with a few holders."""
+    with (
+        vram.Pool(vram.Device.model("1GiB"), stacks="python") as one,
+        vram.Pool(vram.Device.model("2GiB"), limit="1GiB") as two,
+    ):
+        kept = [one.allocate("8MiB", tag="weights"), one.allocate("2MiB", tag="cache")]
+        kept += [two.allocate("64MiB", tag=HOSTILE)]
+        looking = Observatory()
+        looking.sample()
+        found = looking.status()
+        mine = {one.number, two.number}
+        found["pools"] = [each for each in found["pools"] if each["pool"] in mine]
+        yield found
+        del kept
+
+
+@contextmanager
+def other_process() -> Iterator[subprocess.Popen[str]]:
+    """A process that holds memory and is monitored, until the end of the block."""
+    program = (
+        "import vram\n"
+        "pool = vram.Pool(vram.Device.model('1GiB'))\n"
+        "vram.monitor(stacks='python')\n"
+        "kept = [pool.allocate('8MiB', tag='weights') for _ in range(4)]\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    line = input()\n"
+        "    kept.append(pool.allocate(line, tag='later')); print('done', flush=True)\n"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdin is not None and started.stdout is not None
+    with started:
+        assert started.stdout.readline() == "ready\n"
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+# ---- rows -------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_sorted_by_their_values_not_by_their_text(told: dict[str, Any]) -> None:
+    tags = next(table for table in TABLES if table.name == "tags")
+    assert [row[1] for row in tags.rows(told)] == ["64 MiB", "8 MiB", "2 MiB"]
+    assert [row[1] for row in tags.rows(told, reverse=True)] == ["2 MiB", "8 MiB", "64 MiB"]
+    assert [row[0] for row in tags.rows(told, sort=0)] == sorted([HOSTILE, "cache", "weights"])
+    assert [row[0] for row in tags.rows(told, wanted="WEIGHT")] == ["weights"]
+    assert tags.rows(told, wanted="nothing such") == []
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_every_table_can_be_sorted_by_every_column(told: dict[str, Any], table: Any) -> None:
+    for column in range(len(table.titles)):
+        rows = table.rows(told, sort=column)
+        assert len(rows) == len(told[table.name])
+        assert all(len(row) == len(table.titles) for row in rows)
+
+
+def test_a_device_is_a_sum_in_words(told: dict[str, Any]) -> None:
+    device = {
+        "name": "cuda:0", "named": {"torch": 3 << 20}, "total": 10 << 20, "pools": 1 << 20,
+        "libraries": 3 << 20, "processes": 2 << 20, "unknown": 0, "free": 4 << 20,
+    }  # fmt: skip
+    assert device_line(device) == (
+        "cuda:0: 10 MiB = pools 1 MiB + other libraries 3 MiB (torch 3 MiB) + other processes 2 MiB + "
+        "unknown 0 B + free 4 MiB"
+    )
+    assert "74 MiB allocated" in heading(told) and "2 pools" in heading(told)
+
+
+# ---- printed ----------------------------------------------------------------------------------------------
+
+
+def test_once_prints_what_another_process_holds(vram_command: Command) -> None:
+    with other_process() as other:
+        pid = other.pid
+        code, out, err = vram_command("top", "-1")
+        assert (code, err) == (0, "")
+        assert str(pid) in out and "32 MiB allocated" in out
+        assert "<string>:4" in out  # the line that holds them
+        lines = [line for line in out.splitlines() if "weights" in line]
+        assert len(lines) == 2 and all("32 MiB" in line for line in lines)
+        code, out, _ = vram_command("top", str(pid), "--json")
+        assert code == 0 and json.loads(out)["pid"] == pid
+        code, out, _ = vram_command("top", "-1", "--filter", "nothing such")
+        assert code == 0 and out.count("none with 'nothing such'") == len(TABLES)
+
+
+def test_printed_names_cannot_talk_to_the_terminal(vram_command: Command) -> None:
+    with vram.Pool(vram.Device.model("1GiB")) as pool, vram.monitor():
+        kept = pool.allocate("1MiB", tag=HOSTILE)
+        _, out, _ = vram_command("top", "-1")
+        del kept
+    assert "\x1b" not in out
+    assert "[red]?[31mtag[/red] & <b>" in out
+
+
+def test_nobody_to_attach_to_is_one_line(vram_command: Command) -> None:
+    code, out, err = vram_command("top", "-1")
+    assert (code, out) == (2, "")
+    assert err.startswith("vram: no process of yours is monitored") and err.count("\n") == 1
+
+
+def test_without_textual_the_screen_says_what_to_install(
+    vram_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "textual"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "vram.cli.top_screen", raising=False)
+    monkeypatch.setitem(sys.modules, "textual", None)
+    code, out, err = vram_command("top")
+    assert (code, out) == (2, "") and "vram[tui]" in err
+
+
+# ---- the full screen --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def screen() -> Any:
+    pytest.importorskip("textual", reason="Textual is not installed")
+    from vram.cli import top_screen
+
+    return top_screen
+
+
+def text_of(app: Any, name: str) -> str:
+    return str(app.query_one(f"#{name}").render())
+
+
+def cells(app: Any, table: str, column: int) -> list[str]:
+    widget = app.query_one(f"#{table}-rows")
+    return [widget.get_row_at(row)[column].plain for row in range(widget.row_count)]
+
+
+async def until(pilot: Any, met: Callable[[], bool]) -> None:
+    for _ in range(500):
+        await pilot.pause(0.02)
+        if met():
+            return
+    raise AssertionError("it did not happen within ten seconds")
+
+
+def test_the_screen_shows_pauses_sorts_and_filters(screen: Any, told: dict[str, Any]) -> None:
+    looks: list[int] = []
+
+    def look() -> dict[str, Any]:
+        looks.append(1)
+        return {**told, "history": [[0, size, size, 0, 0] for size in range(len(looks))]}
+
+    async def use() -> None:
+        app = screen.TopScreen(look, every=0.05)
+        async with app.run_test(size=(140, 40)) as pilot:
+            await until(pilot, lambda: len(looks) > 2 and app.told is not None)
+            assert "74 MiB allocated" in text_of(app, "heading")
+            assert "1 GiB = pools" in text_of(app, "devices")
+            assert len(app.query_one("#history").data) > 1
+            await pilot.press("p")
+            await pilot.pause(0.2)
+            seen = len(looks)
+            assert text_of(app, "state") == "paused"
+            await pilot.pause(0.3)
+            assert len(looks) == seen
+
+            await pilot.press("3")
+            await pilot.pause()
+            assert cells(app, "tags", 1) == ["64 MiB", "8 MiB", "2 MiB"]
+            assert cells(app, "tags", 0)[0] == "[red]?[31mtag[/red] & <b>"  # as text, nothing obeyed
+            await pilot.press("r")
+            assert cells(app, "tags", 1) == ["2 MiB", "8 MiB", "64 MiB"]
+            await pilot.press("s", "s")  # past the blocks to the names
+            assert app.sorted_by["tags"] == 0
+            await pilot.press("slash", *"cach")
+            await pilot.pause()
+            assert cells(app, "tags", 0) == ["cache"]
+            await pilot.press("enter")
+            assert "only rows with 'cach'" in text_of(app, "state")
+            await pilot.press("escape")
+            await pilot.pause()
+            assert len(cells(app, "tags", 0)) == 3
+
+            await pilot.press("p")
+            await until(pilot, lambda: len(looks) > seen)
+            await pilot.press("q")
+
+    asyncio.run(use())
+
+
+def test_the_screen_asks_one_question_at_a_time(screen: Any, told: dict[str, Any]) -> None:
+    """A process that was stopped lets its asker wait, and a connection takes one question at a time."""
+    under_way: list[int] = []
+    most: list[int] = []
+
+    def look() -> dict[str, Any]:
+        under_way.append(1)
+        most.append(len(under_way))
+        time.sleep(0.2)
+        under_way.pop()
+        return told
+
+    async def use() -> None:
+        app = screen.TopScreen(look, every=0.02)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await until(pilot, lambda: len(most) >= 3)
+
+    asyncio.run(use())
+    assert max(most) == 1
+
+
+def test_the_screen_survives_the_end_of_the_process(screen: Any, told: dict[str, Any]) -> None:
+    answers = iter([told])
+
+    def look() -> dict[str, Any]:
+        for answer in answers:
+            return answer
+        raise vram.DeviceError("process 7 has ended")
+
+    async def use() -> None:
+        app = screen.TopScreen(look, every=0.05)
+        async with app.run_test(size=(60, 20)) as pilot:  # narrow, too
+            await until(pilot, lambda: bool(app.ended))
+            assert text_of(app, "state") == "process 7 has ended"
+            assert "74 MiB allocated" in text_of(app, "heading")
+            assert len(cells(app, "pools", 0)) == 2
+
+    asyncio.run(use())
+
+
+def test_the_screen_follows_a_real_process(screen: Any) -> None:
+    from vram.monitoring import attach
+
+    async def use() -> None:
+        with other_process() as other, attach(other.pid) as client:
+            app = screen.TopScreen(client.status, every=0.05)
+            async with app.run_test(size=(140, 40)) as pilot:
+                await until(pilot, lambda: app.told is not None)
+                assert cells(app, "pools", 1) == ["32 MiB"]
+                assert cells(app, "holders", 1) == ["weights"]
+                assert other.stdin is not None
+                other.stdin.write("100MiB\n")
+                other.stdin.flush()
+                await until(pilot, lambda: cells(app, "pools", 1) == ["132 MiB"])
+                await until(pilot, lambda: cells(app, "holders", 1) == ["later", "weights"])
+                other.kill()
+                await until(pilot, lambda: "ended" in text_of(app, "state"))
+
+    asyncio.run(use())

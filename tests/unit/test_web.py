@@ -1,0 +1,515 @@
+"""The server of the page: who may ask, what is answered, and what a report contains."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_jobs import MIB, Job
+
+from vram.analysis import Memories, explain, memory_at
+from vram.analysis.layout import lay_out
+from vram.analysis.moments import peak_event
+from vram.analysis.redaction import redacted
+from vram.analysis.timeline import Timeline
+from vram.errors import ConfigError, TraceError
+from vram.trace import Annotation, Frame, open_trace
+from vram.web import assets
+from vram.web.recordings import Recording, Recordings
+
+TRACES = Path(__file__).parents[2] / "traces"
+PAGE = (
+    b'<html><head><title>vram</title><script type="module" src="./page.js"></script>'
+    b'<link rel="stylesheet" href="./page.css"></head><body></body></html>'
+)
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that was built, wherever these tests run."""
+    made = {
+        "index.html": assets.Asset(PAGE, "text/html"),
+        "page.js": assets.Asset(b"draw('</script>')", "text/javascript"),
+        "page.css": assets.Asset(b"body{}", "text/css"),
+    }
+    for module in ("vram.web.assets", "vram.web.server"):
+        monkeypatch.setattr(f"{module}.built_page", lambda: made)
+
+
+def small_job() -> Job:
+    job = Job()
+    job.mark("step#1")
+    one, two = job.alloc(3 * MIB, line=1), job.alloc(5 * MIB, line=2)
+    job.free(one, pending=True)
+    job.alloc(300, line=3)
+    job.complete(one)
+    job.mark("step#2")
+    job.free(two)
+    job.out_of_memory(64 * MIB, device_free=MIB)
+    return job
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    return small_job().save(tmp_path / "job.pickle")
+
+
+class Asker:
+    """Asks a page, as rudely as a test wants to."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+
+    def ask(
+        self, path: str, method: str = "GET", body: bytes = b"", **headers: str | None
+    ) -> tuple[int, Any]:
+        given = {"host": f"127.0.0.1:{self.page.port}", "x_vram_token": self.page.token}
+        given = {name: value for name, value in {**given, **headers}.items() if value is not None}
+        link = http.client.HTTPConnection("127.0.0.1", self.page.port, timeout=30)
+        link.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for name, value in given.items():
+            link.putheader(name.replace("_", "-"), value)
+        link.putheader("content-length", str(len(body)))
+        link.endheaders(body)
+        response = link.getresponse()
+        self.headers = dict(response.getheaders())
+        content = response.read()
+        link.close()
+        kind = self.headers.get("content-type", "")
+        return response.status, json.loads(content) if kind == "application/json" else content
+
+
+@pytest.fixture
+def asker(job_file: Path, built: None) -> Iterator[Asker]:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    from vram.web import Page
+
+    with Page([job_file], live=lambda: {"pid": 7}, interval=0.05) as page:
+        yield Asker(page)
+
+
+# ---- who may ask -------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_its_parts_are_served_safely(asker: Asker) -> None:
+    status, content = asker.ask("/", x_vram_token=None)
+    assert (status, content) == (200, PAGE)
+    policy = asker.headers["content-security-policy"]
+    assert (
+        "default-src 'none'" in policy
+        and "script-src 'self'" in policy
+        and "frame-ancestors 'none'" in policy
+    )
+    assert "http" not in policy and "unsafe" not in policy
+    assert asker.headers["x-content-type-options"] == "nosniff"
+    assert asker.headers["cache-control"] == "no-store"
+    assert asker.ask("/page.js")[0] == 200
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", "wrong" * 1000])
+@pytest.mark.parametrize(
+    "path", ["/api/start", "/api/about?file=0", "/api/live", "/api/sweep/state", "/api/x"]
+)
+def test_without_the_token_nothing_is_told(asker: Asker, token: str | None, path: str) -> None:
+    status, answer = asker.ask(path, x_vram_token=token)
+    assert status == 403
+    assert "token" in answer["error"]
+
+
+def test_a_token_that_is_cut_or_padded_is_wrong(asker: Asker) -> None:
+    token = asker.page.token
+    for wrong in (token[:-1], token + "A", token.swapcase()):
+        assert asker.ask("/api/start", x_vram_token=wrong)[0] == 403
+    assert len(token) >= 32
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "localhost",
+        "evil.example:{port}",
+        "127.0.0.1:{port}.evil",
+        "",
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/api/start"])
+def test_another_host_is_refused(asker: Asker, host: str, path: str) -> None:
+    status, _ = asker.ask(path, host=host.format(port=asker.page.port))
+    assert status in (400, 403)
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"]
+)
+def test_another_origin_is_refused(asker: Asker, origin: str) -> None:
+    status, answer = asker.ask("/api/start", origin=origin.format(port=asker.page.port))
+    assert (status, "another site" in answer["error"]) == (403, True)
+
+
+def test_our_own_origin_may_ask(asker: Asker) -> None:
+    for name in ("127.0.0.1", "localhost"):
+        host = f"{name}:{asker.page.port}"
+        assert asker.ask("/api/start", host=host, origin=f"http://{host}")[0] == 200
+
+
+def test_a_page_elsewhere_cannot_embed_or_fetch(asker: Asker) -> None:
+    assert asker.ask("/api/start", sec_fetch_site="cross-site")[0] == 403
+    assert asker.ask("/", sec_fetch_site="cross-site")[0] == 403
+    assert asker.ask("/", sec_fetch_site="none")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../../etc/passwd",
+        "/..%2f..%2fetc/passwd",
+        "/%2e%2e/server.py",
+        "/static/index.html",
+        "//etc/passwd",
+        "/server.py",
+        "/page.js/..",
+        "/page.js%00.html",
+        "/index.html/../../recordings.py",
+        "/~root",
+    ],
+)
+def test_only_the_files_of_the_table_are_served(asker: Asker, path: str) -> None:
+    status, content = asker.ask(path)
+    assert status == 404
+    assert b"root:" not in content and b"import" not in content
+
+
+@pytest.mark.parametrize("file", ["1", "-1", "../job.pickle", "/etc/passwd", "", "9" * 30, "0x0", "1e3"])
+def test_a_recording_is_a_number_of_the_table(asker: Asker, file: str) -> None:
+    status, answer = asker.ask(f"/api/about?file={file}")
+    assert status == 400
+    assert "recording" in answer["error"] or "whole number" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "level?file=0&axis=time&low=nan&high=1",
+        "level?file=0&axis=time&low=0&high=inf",
+        "level?file=0&axis=x&low=0&high=1",
+        "level?file=0&axis=time&low=0&high=1&by=colour",
+        "moment?file=0&event=99999",
+        "moment?file=0&event=-2",
+        "nothing?file=0",
+        "holders?file=0&event=0&by=weekday",
+        "bands?file=0",
+        "why?file=0&event=zero",
+        "holders?file=0&event=0&against=-9",
+    ],
+)
+def test_questions_without_sense_are_refused_with_a_reason(asker: Asker, question: str) -> None:
+    status, answer = asker.ask(f"/api/{question}")
+    assert status == 400
+    assert len(answer["error"]) > 10
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"file": "0"}', b'{"file": 0, "policies": ["x"]}', b"[" * 100_000]
+)
+def test_a_sweep_that_is_asked_badly_is_refused(asker: Asker, body: bytes) -> None:
+    status, answer = asker.ask("/api/sweep", "POST", body)
+    assert (status, "error" in answer) == (400, True)
+
+
+def test_other_methods_do_nothing(asker: Asker) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
+        assert asker.ask("/api/about?file=0", method)[0] == 405
+
+
+def test_the_address_has_the_token_where_no_server_sees_it(asker: Asker) -> None:
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]{32,}", asker.page.url)
+    assert asker.page.token not in repr(asker.page)
+
+
+def test_a_taken_port_is_said_to_be(asker: Asker, built: None) -> None:
+    from vram.web import Page
+
+    with pytest.raises(ConfigError, match="--port 0"):
+        Page(port=asker.page.port)
+
+
+# ---- what is answered --------------------------------------------------------------------------------------
+
+
+def test_a_recording_is_described(asker: Asker) -> None:
+    assert asker.ask("/api/start")[1] == {
+        "files": [{"file": 0, "name": "job.pickle", "bytes": asker.page.recordings.names()[0]["bytes"]}],
+        "live": True,
+    }
+    about = asker.ask("/api/about?file=0")[1]
+    trace = small_job().trace()
+    assert about["events"] == trace.events
+    assert [step[0] for step in about["steps"]] == [1, 2]
+    assert about["failures"][0]["event"] == about["start"] == trace.events - 1
+    assert about["peak"] == peak_event(trace)
+
+
+def test_a_moment_sums_to_what_is_reserved(asker: Asker) -> None:
+    trace = small_job().trace()
+    for event in range(trace.events):
+        moment = asker.ask(f"/api/moment?file=0&event={event}")[1]
+        memory = memory_at(trace, event)
+        held = sum(piece[2] for segment in moment["segments"] for piece in segment["pieces"])
+        assert held == memory.allocated + memory.pending
+        assert moment["reserved"] == memory.reserved == sum(each["size"] for each in moment["segments"])
+        parts = moment["parts"]
+        inner = ("true-demand", "rounding", "pending", "fragmentation", "cached")
+        assert sum(parts[name] for name in inner) == memory.reserved
+
+
+def test_why_is_what_explain_says(asker: Asker) -> None:
+    trace = small_job().trace()
+    why = asker.ask(f"/api/why?file=0&event={trace.events - 1}")[1]
+    assert why["verdict"] == explain(trace).verdict
+    peak = asker.ask(f"/api/why?file=0&event={peak_event(trace)}")[1]
+    assert peak["text"] == explain(trace, "peak").text
+
+
+def test_holders_of_two_moments_are_compared(asker: Asker) -> None:
+    tree = asker.ask("/api/holders?file=0&event=4&by=stack&against=1")[1]
+    assert tree["compared"]
+    assert (tree["tree"]["before"], tree["tree"]["bytes"]) == tuple(
+        memory_at(small_job().trace(), event).allocated for event in (1, 4)
+    )
+
+
+def test_a_sweep_runs_and_tells_how_far_it_is(asker: Asker) -> None:
+    pytest.importorskip("vram._native")
+    status, started = asker.ask("/api/sweep", "POST", b'{"file": 0, "policies": ["vram", "cuda-async"]}')
+    assert status == 200
+    status, content = asker.ask(f"/api/sweep/state?sweep={started['sweep']}")
+    told = [json.loads(line[6:]) for line in content.decode().split("\n\n") if line]
+    assert told[-1]["done"] == told[-1]["count"] == len(told[-1]["answer"]["ranked"])
+    assert [each["rank"] for each in told[-1]["answer"]["ranked"]] == list(range(1, told[-1]["count"] + 1))
+    assert asker.ask("/api/sweep/state?sweep=other")[0] == 404
+
+
+def test_a_running_process_is_told_again_and_again(asker: Asker) -> None:
+    link = http.client.HTTPConnection("127.0.0.1", asker.page.port, timeout=30)
+    link.request("GET", "/api/live", headers={"x-vram-token": asker.page.token})
+    response = link.getresponse()
+    assert response.headers["content-type"].startswith("text/event-stream")
+    for _ in range(3):
+        assert json.loads(response.readline()[6:]) == {"status": {"pid": 7}}
+        response.readline()
+    link.close()
+
+
+def test_a_process_is_looked_at_once_however_many_watch(job_file: Path, built: None) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    from vram.web import Page
+
+    looks: list[int] = []
+
+    def look() -> dict[str, Any]:
+        looks.append(1)
+        return {"look": len(looks)}
+
+    with Page(live=look, interval=0.2) as page:
+        links = []
+        for _ in range(3):
+            link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+            link.request("GET", "/api/live", headers={"x-vram-token": page.token})
+            links.append((link, link.getresponse()))
+        seen = [json.loads(response.readline()[6:])["status"]["look"] for _, response in links]
+        assert len(looks) <= max(seen) + 1
+        for link, _ in links:
+            link.close()
+
+
+def test_what_a_process_says_last_is_shown(built: None) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    from vram.web import Page
+
+    def gone() -> dict[str, Any]:
+        raise OSError("the process has ended")
+
+    with Page(live=gone, interval=0.05) as page:
+        link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+        link.request("GET", "/api/live", headers={"x-vram-token": page.token})
+        assert json.loads(link.getresponse().readline()[6:]) == {"error": "the process has ended"}
+        link.close()
+
+
+def test_a_folder_is_a_list_of_its_files(tmp_path: Path) -> None:
+    for name in ("b.pickle", "a.pickle", ".hidden"):
+        small_job().save(tmp_path / name)
+    (tmp_path / "inner").mkdir()
+    recordings = Recordings([tmp_path])
+    assert [each["name"] for each in recordings.names()] == ["a.pickle", "b.pickle"]
+    assert recordings.get(1).trace.events == small_job().trace().events
+    assert recordings.get(1) is recordings.get(1)
+    with pytest.raises(TraceError, match="no such file"):
+        Recordings([tmp_path / "missing"])
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2_train", "multistream_prefetch", "oom_gpt2_train_9000", "resnet_multiscale"]
+)
+def test_recorded_jobs_are_answered(name: str) -> None:
+    trace = open_trace(TRACES / f"{name}.pickle.xz", trusted=True)
+    recording = Recording(trace)
+    about = recording.about()
+    assert about["peak"] == peak_event(trace) == Timeline(trace).peak
+    memories = Memories(trace)
+    for event in (0, about["peak"], trace.events - 1):
+        moment = recording.moment(event)
+        assert moment["reserved"] == memories.at(event).reserved
+        assert recording.timeline.series["reserved"].at(event) == moment["reserved"]
+        assert json.dumps(moment, allow_nan=False)
+    assert recording.bands("time", 0, trace.span_us, 500)["bands"]
+
+
+def test_more_pieces_than_can_be_drawn_are_joined() -> None:
+    job = Job()
+    for _ in range(600):
+        job.alloc(512)
+    memory = memory_at(job.trace(), len(job.events) - 1)
+    whole, joined = lay_out(memory), lay_out(memory, most=40)
+    assert sum(len(each.pieces) for each in whole) == 600
+    pieces = [piece for each in joined for piece in each.pieces]
+    assert 0 < len(pieces) <= 40
+    assert sum(piece.held for piece in pieces) == memory.allocated
+    assert sum(piece.blocks for piece in pieces) == 600
+
+
+# ---- where things are missing ------------------------------------------------------------------------------
+
+
+def test_a_page_that_was_not_built_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(assets.resources, "files", lambda package: tmp_path)
+    assets.built_page.cache_clear()
+    with pytest.raises(ConfigError, match="make web"):
+        assets.built_page()
+    assets.built_page.cache_clear()
+
+
+def test_missing_libraries_are_named(
+    monkeypatch: pytest.MonkeyPatch, job_file: Path, built: None, vram_command: Any
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    code, _, error = vram_command("serve", str(job_file))
+    assert code == 2
+    assert 'pip install "vram[web]"' in error
+
+
+def test_serve_wants_something_to_show(vram_command: Any) -> None:
+    code, _, error = vram_command("serve")
+    assert code == 2
+    assert "--pid" in error
+
+
+# ---- reports -----------------------------------------------------------------------------------------------
+
+
+def embedded(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="vram-data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_a_report_is_one_file_that_asks_nobody(job_file: Path, built: None, vram_command: Any) -> None:
+    pytest.importorskip("vram._native")
+    output = job_file.parent / "report.html"
+    code, said, _ = vram_command("report", str(job_file), "-o", str(output))
+    assert code == 0 and "report.html" in said
+    page = output.read_text()
+    assert "src=" not in page and 'href="./' not in page and "http://" not in page and "https://" not in page
+    assert "default-src 'none'" in page and "unsafe" not in page
+    data = embedded(page)
+    assert data["about"]["source"] == "job.pickle"
+    assert str(data["about"]["peak"]) in data["moments"] and str(data["about"]["start"]) in data["why"]
+    assert {"time/", "event/", "time/stream", "event/line"} <= set(data["levels"])
+    assert data["sweep"]["ranked"][0]["rank"] == 1
+    assert set(data["bands"]) == {"time", "event"}
+
+
+def test_a_script_cannot_end_early_and_is_known_by_its_hash(job_file: Path, built: None) -> None:
+    from vram.web.report import render_report
+
+    page = render_report(open_trace(job_file, trusted=True), sweep=False)
+    assert page.count("</script>") == 2
+    assert "draw('<\\/script>')" in page
+    assert re.search(r"script-src 'sha256-[\w+/]+=*'", page)
+
+
+def hostile_job(tmp_path: Path) -> Path:
+    job = Job()
+    job.alloc(3 * MIB)
+    document = job.snapshot()
+    for event in document["device_traces"][0]:
+        for frame in event["frames"]:
+            frame["filename"] = "/home/mallory/secret/</script><script>alert(1)</script>.py"
+            frame["name"] = "<img src=x onerror=alert(1)>"
+    import pickle
+
+    path = tmp_path / "hostile<b>.pickle"
+    path.write_bytes(pickle.dumps(document))
+    return path
+
+
+def test_names_of_a_stranger_stay_data(tmp_path: Path, built: None) -> None:
+    from vram.web.report import render_report
+
+    page = render_report(open_trace(hostile_job(tmp_path), trusted=True), sweep=False)
+    assert "<img" not in page and "<script>alert" not in page and "hostile<b>" not in page
+    frames = [frame for stack in embedded(page)["stacks"].values() for frame in stack["frames"]]
+    assert any("<img src=x onerror=alert(1)>" in frame for frame in frames)
+
+
+def test_a_redacted_report_has_no_folder(tmp_path: Path, built: None, vram_command: Any) -> None:
+    source = hostile_job(tmp_path)
+    output = tmp_path / "report.html"
+    assert vram_command("report", str(source), "-o", str(output), "--redact", "--no-sweep")[0] == 0
+    page = output.read_text()
+    assert "mallory" not in page and "secret" not in page and str(tmp_path) not in page
+    assert embedded(page)["sweep"] is None
+
+
+def test_redaction_keeps_what_is_public() -> None:
+    trace = small_job().trace()
+    frames = (
+        Frame("/home/me/env/lib/python3.12/site-packages/torch/nn/linear.py", 9, "forward"),
+        Frame("/home/me/project/train.py", 3, "main"),
+        Frame(r"C:\Users\me\run.py", 3, "main"),
+        Frame("relative/own.py", 3, "main"),
+    )
+    from dataclasses import replace
+
+    shown = redacted(
+        replace(
+            trace,
+            source="/home/me/job.pickle",
+            frames=frames,
+            stacks=((), (0, 1), (2, 3), (0,), (0,)),
+            tags=("", "loads /home/me/data.bin, twice", "1/2 done"),
+            annotations=(Annotation("START", "C:\\Users\\me\\x.ckpt", 0),),
+        )
+    )
+    names = ["torch/nn/linear.py", "train.py", "run.py", "own.py"]
+    assert [frame.filename for frame in shown.frames] == names
+    assert shown.tags == ("", "loads data.bin, twice", "1/2 done")
+    assert shown.source == "job.pickle"
+    assert shown.annotations[0].name == "x.ckpt"
+
+
+def test_a_report_that_cannot_be_written_says_so(job_file: Path, built: None, vram_command: Any) -> None:
+    code, _, error = vram_command("report", str(job_file), "-o", "/no/such/folder/x.html", "--no-sweep")
+    assert code == 2
+    assert "/no/such/folder/x.html" in error

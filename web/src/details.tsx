@@ -1,0 +1,91 @@
+// What is chosen: the moment with its event and account, and the stack.
+
+import { count, share, size, time } from "./format";
+import { AccountBar, Frames } from "./parts";
+import { choose, source, stackOf, stepBy, update, useStore } from "./state";
+
+const RESERVED = ["true-demand", "rounding", "pending", "fragmentation", "cached"];
+
+/** What the allocator holds; the rest of the device is for the explanation. */
+function reserved(parts: Record<string, number>): Record<string, number> {
+  return Object.fromEntries(RESERVED.map((name) => [name, parts[name] ?? 0]));
+}
+
+export function Details() {
+  const { about, moment, event, stack, stream, pinned, file, start } = useStore();
+  if (!about) return null;
+  const what = moment?.what;
+  const chosen = stack ?? null;
+  const found = chosen === null ? undefined : stackOf(chosen);
+  return (
+    <aside aria-label="Selection">
+      <section>
+        <h2>Moment</h2>
+        <div class="moment">
+          <button type="button" class="small" onClick={() => stepBy(-1)} aria-label="Previous event">◀</button>
+          <label>event <input type="number" min={0} max={about.events - 1} value={event}
+            onChange={(changed) => void choose(Number(changed.currentTarget.value))} /></label>
+          <button type="button" class="small" onClick={() => stepBy(1)} aria-label="Next event">▶</button>
+        </div>
+        <div class="jumps">
+          <button type="button" class="small" onClick={() => void choose(about.peak)}>Peak</button>
+          {about.failures.length > 0 && (
+            <button type="button" class="small alarm" onClick={() => void choose(about.failures.at(-1)!.event)}>Out of memory</button>
+          )}
+          {!source.embedded && (
+            <button type="button" class="small" title="Compare with this moment in the flame graph"
+              onClick={() => update({ pinned: { file, event, name: `event ${count(event)} of ${start?.files[file]?.name ?? ""}` } })}>
+              Pin
+            </button>
+          )}
+        </div>
+        {source.embedded && <p class="dim">This report has some moments; the nearest is shown.</p>}
+        {what && (
+          <dl>
+            <dt>{what.action.replaceAll("_", " ")}</dt><dd>{what.size ? size(what.size) : ""}</dd>
+            {about.timed && <><dt>time</dt><dd>{time(what.time_us)}</dd></>}
+            {what.step !== null && <><dt>step</dt><dd>{count(what.step)}</dd></>}
+            {about.streams.length > 1 && <><dt>stream</dt><dd>{what.stream}</dd></>}
+            {what.tag && <><dt>tag</dt><dd>{what.tag}</dd></>}
+          </dl>
+        )}
+        {pinned && (
+          <p class="dim">Pinned: {pinned.name} <button type="button" class="small" onClick={() => update({ pinned: null })}>Unpin</button></p>
+        )}
+      </section>
+      {moment && (
+        <section>
+          <h2>Memory</h2>
+          <dl>
+            <dt>allocated</dt><dd>{size(moment.allocated)}</dd>
+            <dt>reserved</dt><dd>{size(moment.reserved)}</dd>
+            <dt>fragmentation</dt><dd id="fragmentation">{share(moment.fragmentation, 1)}</dd>
+            <dt>largest free</dt><dd>{size(moment.largest_free)}</dd>
+          </dl>
+          <AccountBar parts={reserved(moment.parts)} meanings={moment.meanings} />
+        </section>
+      )}
+      {about.streams.length > 1 && (
+        <section>
+          <h2>Stream</h2>
+          <select aria-label="Stream" value={stream ?? ""} onChange={(changed) => update({ stream: changed.currentTarget.value || null })}>
+            <option value="">all</option>
+            {about.streams.map((each) => <option key={each} value={each}>{each}</option>)}
+          </select>
+        </section>
+      )}
+      <section class="stack">
+        <h2>Stack</h2>
+        {chosen === null ? (
+          <p class="dim">Choose an allocation, a block or a box of the flame graph.</p>
+        ) : (
+          <>
+            <p id="stack-label">{found?.label ?? "…"}</p>
+            <Frames frames={found?.frames ?? []} />
+            <button type="button" class="small" onClick={() => update({ stack: null })}>Clear (Esc)</button>
+          </>
+        )}
+      </section>
+    </aside>
+  );
+}

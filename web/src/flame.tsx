@@ -1,0 +1,155 @@
+// Flame graph: who holds memory at the chosen moment, from the outermost call down; or what changed since another.
+
+import flamegraph, { type Box, type FlameGraph } from "d3-flame-graph";
+import { select } from "d3-selection";
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { About, Holder } from "./answers";
+import { css, isDark, placeColor } from "./colors";
+import { count, plural, share, signed, size } from "./format";
+import { Choice, useSize, useTheme } from "./parts";
+import { message, source, update, useStore } from "./state";
+
+type By = "stack" | "module" | "tag" | "stream";
+const BY: readonly (readonly [By, string])[] = [["stack", "stack"], ["module", "module"], ["tag", "tag"], ["stream", "stream"]];
+
+/** A node as it is drawn: as wide as the larger of what it held and holds. */
+interface Node { name: string; value: number; bytes: number; before: number; blocks: number; stacks: number[]; children: Node[] }
+
+export function Flame() {
+  const { about, file, event, pinned, start, stack } = useStore();
+  const theme = useTheme();
+  const [box, width] = useSize<HTMLDivElement>();
+  const [by, setBy] = useState<By>("stack");
+  const [compare, setCompare] = useState("");
+  const [term, setTerm] = useState("");
+  const [answer, setAnswer] = useState<{ compared: boolean; tree: Node } | null>(null);
+  const [over, setOver] = useState<Node | null>(null);
+  const graph = useRef<FlameGraph<Node> | null>(null);
+  const host = useRef<HTMLDivElement>(null);
+
+  useEffect(() => {
+    if (!about) return;
+    const asking = new AbortController();
+    const load = async (): Promise<void> => {
+      const against = await other(compare, pinned, asking.signal);
+      const given = { file, event, by, ...against };
+      const found = await source.ask<{ compared: boolean; tree: Holder }>("holders", given, asking.signal);
+      setAnswer({ compared: found.compared, tree: widened(found.tree) });
+    };
+    load().catch((error: unknown) => asking.signal.aborted || update({ error: message(error) }));
+    return () => asking.abort();
+  }, [about, file, event, by, compare, pinned]);
+
+  useEffect(() => {
+    if (!answer || !host.current || width < 60) return;
+    const chart = (graph.current = flamegraph<Node>()
+      .width(width)
+      .cellHeight(19)
+      .minFrameSize(0.6)
+      .inverted(true)
+      .selfValue(false)
+      .transitionDuration(0)
+      .sort((one, two) => two.data.value - one.data.value)
+      .getName((each) => each.data.name)
+      .setLabelHandler((each) => told(each.data, answer))
+      .setColorMapper((each) => color(each, answer.compared, stack))
+      .setSearchMatch((each, wanted) => each.data.name.toLowerCase().includes(wanted.toLowerCase()))
+      .onHover((each) => setOver(each.data))
+      .onClick((each) => each.data.stacks.length === 1 && update({ stack: each.data.stacks[0]! })));
+    select<HTMLElement, unknown>(host.current).datum(answer.tree).call(chart as never);
+    if (term) chart.search(term);
+    reachable(host.current);
+    return () => {
+      chart.destroy();
+      host.current?.replaceChildren();
+    };
+  }, [answer, width, theme, stack]);
+
+  useEffect(() => {
+    if (term) graph.current?.search(term);
+    else graph.current?.clear();
+  }, [term]);
+
+  if (!about) return null;
+  const choices: [string, string][] = [["", "nothing"]];
+  if (pinned) choices.push(["pinned", pinned.name]);
+  if (!source.embedded) {
+    choices.push(["start", "the beginning"]);
+    for (const each of start?.files ?? []) choices.push([`peak:${each.file}`, `peak of ${each.name}`]);
+  }
+  return (
+    <section class="view flame" aria-label="Flame graph">
+      <div class="tools">
+        <Choice label="By" value={by} options={BY} onChange={setBy} />
+        {choices.length > 1 && <Choice label="Compare with" value={compare} options={choices} onChange={setCompare} />}
+        <input type="search" placeholder="Search" aria-label="Search" value={term} onInput={(typed) => setTerm(typed.currentTarget.value)} />
+        <span class="spread" />
+        {answer && <span class="dim">{summary(answer)}</span>}
+        <button type="button" onClick={() => graph.current?.resetZoom()}>Reset zoom</button>
+      </div>
+      <div class="readout">{over && answer ? told(over, answer) : "Widths are bytes, colours whose code it is. Click to zoom; the innermost box of a stack chooses it in all views."}</div>
+      <div class="boxes" ref={box}><div ref={host} /></div>
+    </section>
+  );
+}
+
+async function other(
+  compare: string, pinned: { file: number; event: number } | null, signal: AbortSignal,
+): Promise<Record<string, number>> {
+  if (compare === "pinned" && pinned) return { against_file: pinned.file, against: pinned.event };
+  if (compare === "start") return { against: 0 };
+  if (!compare.startsWith("peak:")) return {};
+  const file = Number(compare.slice(5));
+  const about = await source.ask<About>("about", { file }, signal);
+  return { against_file: file, against: about.peak };
+}
+
+/** Every node as wide as what it and its children need. */
+function widened(holder: Holder): Node {
+  const children = holder.children.map(widened);
+  const below = children.reduce((sum, each) => sum + each.value, 0);
+  return { ...holder, children, value: Math.max(holder.bytes, holder.before, below) };
+}
+
+function color(box: Box<Node>, compared: boolean, stack: number | null): string {
+  const { data } = box;
+  if (data.highlight || box.highlight) return css("accent-soft");
+  if (!compared) {
+    if (box.depth === 0) return css("root");
+    const apart = stack !== null && !holds(data, stack);
+    return apart ? css("rest") : placeColor(data.name);
+  }
+  const gap = data.bytes - data.before;
+  if (gap === 0) return css("rest");
+  const strength = Math.min(1, Math.abs(gap) / Math.max(1, data.before, data.bytes));
+  const hue = gap > 0 ? 8 : 212;
+  return isDark() ? `hsl(${hue} ${20 + 40 * strength}% 44%)` : `hsl(${hue} ${25 + 55 * strength}% ${82 - 18 * strength}%)`;
+}
+
+function holds(node: Node, stack: number): boolean {
+  return node.stacks.includes(stack) || node.children.some((each) => holds(each, stack));
+}
+
+function told(node: Node, answer: { compared: boolean; tree: Node }): string {
+  if (answer.compared) return `${node.name}   ·   ${size(node.before)} → ${size(node.bytes)} (${signed(node.bytes - node.before)})`;
+  return `${node.name}   ·   ${size(node.bytes)}   ·   ${share(node.bytes, answer.tree.bytes)}   ·   ${plural(node.blocks, "block")}`;
+}
+
+function summary(answer: { compared: boolean; tree: Node }): string {
+  const { tree } = answer;
+  return answer.compared
+    ? `${size(tree.before)} → ${size(tree.bytes)} (${signed(tree.bytes - tree.before)})`
+    : `${size(tree.bytes)} in ${count(tree.blocks)} blocks`;
+}
+
+/** Boxes can be reached and opened by keyboard. */
+function reachable(host: HTMLElement): void {
+  for (const box of host.querySelectorAll<SVGGElement>("g.frame")) {
+    box.setAttribute("tabindex", "0");
+    box.setAttribute("role", "button");
+    box.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === " ") box.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    });
+    box.addEventListener("focus", () => box.dispatchEvent(new MouseEvent("mouseover", { bubbles: true })));
+  }
+}

@@ -1,0 +1,238 @@
+// Map: segments by address, one after the other like lines of text, with blocks, pending ones, rounding and holes.
+
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { Moment, Piece, Segment } from "./answers";
+import { css, holderColor } from "./colors";
+import { count, plural, share, size } from "./format";
+import { prepared, useSize, useTheme } from "./parts";
+import { stackOf, update, useStore } from "./state";
+
+const LINE = 17;
+const GAP = 3;
+const HEADING = 20;
+const LEFT = 8;
+
+/** A stretch of a segment on one line. */
+interface Run { segment: Segment; from: number; to: number; x: number; y: number }
+interface Heading { text: string; y: number }
+interface Layout { runs: Run[]; headings: Heading[]; height: number; perPixel: number }
+
+export function MemoryMap() {
+  const { moment, about, stack, stream } = useStore();
+  const theme = useTheme();
+  const [box, width, height] = useSize<HTMLDivElement>();
+  const [zoom, setZoom] = useState(1);
+  const [scroll, setScroll] = useState(0);
+  const [over, setOver] = useState<Hit | null>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const layout = useMemo(() => (moment && width > 60 ? layOut(moment, width, height, zoom) : null), [moment, width, height, zoom]);
+
+  useEffect(() => {
+    if (!layout || !canvas.current || !moment) return;
+    const context = prepared(canvas.current, width, height);
+    draw(context, layout, moment, scroll, height, stack, stream);
+  }, [layout, scroll, stack, stream, theme, moment, width, height]);
+
+  if (!about) return null;
+  const hit = (event: MouseEvent): Hit | null => (layout ? find(layout, event.offsetX, event.offsetY + scroll) : null);
+  return (
+    <section class="view map" aria-label="Map">
+      <div class="tools">
+        <span><b>{moment ? share(moment.fragmentation, 1) : "–"}</b> fragmentation</span>
+        <span class="dim">{moment ? `${plural(moment.segments.length, "segment")}, largest free ${size(moment.largest_free)}` : ""}</span>
+        <Legend />
+        <span class="spread" />
+        <button type="button" onClick={() => setZoom(Math.min(4096, zoom * 2))} aria-label="Zoom in">+</button>
+        <button type="button" onClick={() => setZoom(Math.max(1, zoom / 2))} aria-label="Zoom out">−</button>
+        <button type="button" onClick={() => { setZoom(1); setScroll(0); }}>All</button>
+      </div>
+      <div class="readout">{over ? told(over) : "← and → step through the events; with shift by a hundred. Click a block to choose its stack."}</div>
+      <div class="canvas" ref={box} tabIndex={0} role="img"
+        aria-label={moment ? `${moment.segments.length} segments, ${size(moment.reserved)} reserved` : ""}
+        onScroll={(event) => setScroll(event.currentTarget.scrollTop)}>
+        <div class="sticky">
+          <canvas ref={canvas} onMouseMove={(event) => setOver(hit(event))} onMouseLeave={() => setOver(null)}
+            onClick={(event) => {
+              const found = hit(event);
+              update({ stack: found?.piece ? found.piece[6] : null });
+            }} />
+        </div>
+        <Filler height={layout?.height ?? 0} below={height} />
+      </div>
+    </section>
+  );
+}
+
+/** Makes the box as long as what it shows a part of. */
+function Filler(props: { height: number; below: number }) {
+  const box = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    if (box.current) box.current.style.height = `${Math.max(0, props.height - props.below)}px`;
+  });
+  return <div ref={box} />;
+}
+
+function Legend() {
+  return (
+    <span class="keys">
+      <span><i class="dot live" />in use</span><span><i class="dot rounding" />rounding</span>
+      <span><i class="dot pending" />pending</span><span><i class="dot hole" />hole</span><span><i class="dot cached" />idle segment</span>
+    </span>
+  );
+}
+
+function layOut(moment: Moment, width: number, height: number, zoom: number): Layout {
+  const lineWidth = width - 2 * LEFT - 10;
+  const streams = new Map<string, Segment[]>();
+  for (const segment of moment.segments) streams.set(segment.stream, [...(streams.get(segment.stream) ?? []), segment]);
+  const several = streams.size > 1;
+  const lines = Math.max(3, Math.floor((height - streams.size * (several ? HEADING : 0)) / (LINE + GAP)) - streams.size - 1);
+  // Segments break lines: try scales until all of it fits.
+  let perPixel = moment.reserved / lineWidth / lines;
+  let found = flow(streams, several, lineWidth, perPixel);
+  for (let attempt = 0; attempt < 12 && found.height > height; attempt++) {
+    perPixel *= 1.08;
+    found = flow(streams, several, lineWidth, perPixel);
+  }
+  return zoom === 1 ? found : flow(streams, several, lineWidth, perPixel / zoom);
+}
+
+function flow(streams: Map<string, Segment[]>, several: boolean, width: number, perPixel: number): Layout {
+  const runs: Run[] = [];
+  const headings: Heading[] = [];
+  let y = 4;
+  for (const [stream, segments] of streams) {
+    if (several) {
+      const bytes = segments.reduce((sum, each) => sum + each.size, 0);
+      headings.push({ text: `stream ${stream} · ${plural(segments.length, "segment")} · ${size(bytes)}`, y });
+      y += HEADING;
+    }
+    let x = 0;
+    for (const segment of segments) {
+      let from = 0;
+      if (x > 0 && x + Math.min(segment.size / perPixel, 24) > width) [x, y] = [0, y + LINE + GAP];
+      while (from < segment.size) {
+        const to = Math.min(segment.size, from + Math.max(1, Math.round((width - x) * perPixel)));
+        runs.push({ segment, from, to, x: LEFT + x, y });
+        x += (to - from) / perPixel;
+        from = to;
+        if (from < segment.size || x > width - 4) [x, y] = [0, y + LINE + GAP];
+      }
+      if (x > 0) x += Math.max(3, 0);
+    }
+    if (x > 0) y += LINE + GAP;
+    y += several ? 4 : 0;
+  }
+  return { runs, headings, height: y + 4, perPixel };
+}
+
+function draw(
+  context: CanvasRenderingContext2D, layout: Layout, moment: Moment, scroll: number, height: number,
+  stack: number | null, stream: string | null,
+): void {
+  const { perPixel } = layout;
+  const colors = { hole: css("hole"), cached: css("cached"), pending: css("pending"), rounding: css("rounding"), edge: css("edge"), accent: css("accent") };
+  context.font = css("axis-font");
+  context.textBaseline = "middle";
+  context.fillStyle = css("dim");
+  for (const heading of layout.headings) context.fillText(heading.text, LEFT, heading.y - scroll + HEADING / 2);
+  const [address, changed] = [moment.what?.address ?? "", moment.event];
+  for (const run of layout.runs) {
+    const y = run.y - scroll;
+    if (y > height || y + LINE < 0) continue;
+    const end = run.x + (run.to - run.from) / perPixel;
+    const apart = stream !== null && run.segment.stream !== stream;
+    context.globalAlpha = apart ? 0.2 : 1;
+    context.fillStyle = run.segment.pieces.length ? colors.hole : colors.cached;
+    context.fillRect(run.x, y, Math.max(end - run.x, 1), LINE);
+    for (const piece of within(run)) {
+      const left = run.x + Math.max(0, (piece[0] - run.from) / perPixel);
+      const right = Math.min(end, run.x + (piece[0] + piece[1] - run.from) / perPixel);
+      context.globalAlpha = apart ? 0.2 : stack !== null && piece[6] !== stack ? 0.25 : 1;
+      paint(context, piece, left, Math.max(right, left + 0.4), y, colors);
+      const touched = piece[7] === changed || hex(run.segment.address, piece[0]) === address;
+      if (touched) {
+        context.globalAlpha = 1;
+        context.strokeStyle = colors.accent;
+        context.lineWidth = 2;
+        context.strokeRect(left + 0.5, y + 1, Math.max(right - left - 1, 2), LINE - 2);
+      }
+    }
+    context.globalAlpha = 1;
+    context.fillStyle = colors.edge;
+    if (run.from === 0) context.fillRect(run.x - 1, y, 1, LINE);
+    if (run.to === run.segment.size) context.fillRect(end, y, 1, LINE);
+  }
+}
+
+function paint(
+  context: CanvasRenderingContext2D, piece: Piece, left: number, right: number, y: number, colors: Record<string, string>,
+): void {
+  const [, bytes, held, requested, pending] = piece;
+  const width = right - left;
+  context.fillStyle = pending > held / 2 ? colors["pending"]! : holderColor(piece[6]);
+  context.fillRect(left, y, width, LINE);
+  const lost = (held - requested) / Math.max(1, bytes);
+  if (lost * width > 0.5) {
+    context.fillStyle = colors["rounding"]!;
+    context.fillRect(right - lost * width, y, lost * width, LINE);
+  }
+  const free = (bytes - held) / Math.max(1, bytes); // several small blocks and what is between them
+  if (free > 0.02 && piece[5] > 1) {
+    context.fillStyle = colors["hole"]!;
+    context.fillRect(left, y, width, LINE * free);
+  }
+  if (width > 3) {
+    context.fillStyle = colors["edge"]!;
+    context.fillRect(right - 0.5, y, 0.5, LINE);
+  }
+}
+
+/** The pieces of a run; they lie in order. */
+function* within(run: Run): Generator<Piece> {
+  const { pieces } = run.segment;
+  let low = 0;
+  let high = pieces.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (pieces[middle]![0] + pieces[middle]![1] <= run.from) low = middle + 1;
+    else high = middle;
+  }
+  for (let index = low; index < pieces.length && pieces[index]![0] < run.to; index++) yield pieces[index]!;
+}
+
+interface Hit { segment: Segment; offset: number; piece: Piece | null; free: number }
+
+function find(layout: Layout, x: number, y: number): Hit | null {
+  for (const run of layout.runs) {
+    const end = run.x + (run.to - run.from) / layout.perPixel;
+    if (y < run.y || y >= run.y + LINE || x < run.x || x > end) continue;
+    const offset = run.from + (x - run.x) * layout.perPixel;
+    const { pieces } = run.segment;
+    const after = pieces.findIndex((piece) => piece[0] + piece[1] > offset);
+    const piece = after >= 0 ? pieces[after]! : null;
+    if (piece && piece[0] <= offset) return { segment: run.segment, offset, piece, free: 0 };
+    const before = pieces[(after >= 0 ? after : pieces.length) - 1];
+    const start = before ? before[0] + before[1] : 0;
+    return { segment: run.segment, offset, piece: null, free: (piece ? piece[0] : run.segment.size) - start };
+  }
+  return null;
+}
+
+function hex(address: string, offset: number): string {
+  return `0x${(BigInt(address) + BigInt(Math.round(offset))).toString(16)}`;
+}
+
+function told(hit: Hit): string {
+  const { segment, piece } = hit;
+  const where = `${segment.kind} segment ${segment.address} of ${size(segment.size)}, stream ${segment.stream}`;
+  if (!piece) return `${segment.pieces.length ? "hole" : "idle"}: ${size(hit.free)}   ·   ${where}`;
+  const [offset, bytes, held, requested, pending, blocks, stack, event] = piece;
+  if (blocks > 1) return `${plural(blocks, "small block")} in ${size(bytes)}, ${size(held)} in use   ·   ${where}`;
+  const rounding = held > requested ? `, ${size(requested)} asked for` : "";
+  const since = event < 0 ? "from before the recording" : `since event ${count(event)}`;
+  const holder = stackOf(stack)?.label ?? "";
+  return [`${pending ? "pending" : "live"} ${size(bytes)}${rounding} at ${hex(segment.address, offset)}`, since, holder, where]
+    .filter(Boolean).join("   ·   ");
+}
+
