@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -387,6 +388,35 @@ def test_more_pieces_than_can_be_drawn_are_joined() -> None:
     assert 0 < len(pieces) <= 40
     assert sum(piece.held for piece in pieces) == memory.allocated
     assert sum(piece.blocks for piece in pieces) == 600
+
+
+def test_closing_while_somebody_asks_is_quiet(built: None, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    from vram.web import Page
+
+    def slow() -> dict[str, Any]:
+        time.sleep(0.3)
+        return {}
+
+    with Page(live=slow, interval=0.05) as page:
+        link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+        link.request("GET", "/api/live", headers={"x-vram-token": page.token})
+        link.getresponse().readline()
+    link.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_what_goes_wrong_inside_is_told_and_logged(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Recording) -> Any:
+        raise ZeroDivisionError("no such luck")
+
+    monkeypatch.setattr(Recording, "about", broken)
+    status, answer = asker.ask("/api/about?file=0")
+    assert (status, answer) == (500, {"error": "ZeroDivisionError: no such luck"})
+    assert "the question about failed" in caplog.text
 
 
 # ---- where things are missing ------------------------------------------------------------------------------

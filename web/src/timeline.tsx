@@ -5,7 +5,7 @@ import type { Band } from "./answers";
 import { Chart, LINES, type Line, type Split } from "./chart";
 import { count, size, time } from "./format";
 import { Choice, useSize, useTheme } from "./parts";
-import { type Axis, choose, chooseAt, current, extent, message, stackOf, update, useStore } from "./state";
+import { type Axis, chooseAt, current, extent, message, stackOf, update, useStore } from "./state";
 
 const SPLITS: readonly (readonly [Split, string])[] = [
   ["allocations", "single allocations"], ["stream", "stream"], ["tag", "tag"], ["module", "module"], ["line", "line"],
@@ -79,7 +79,6 @@ export function Timeline() {
         <button type="button" onClick={() => chart.current?.zoom(0.5)} title="Zoom in (W)" aria-label="Zoom in">+</button>
         <button type="button" onClick={() => chart.current?.zoom(2)} title="Zoom out (S)" aria-label="Zoom out">−</button>
         <button type="button" onClick={() => chart.current?.whole()} title="Show the whole run (0)">Whole run</button>
-        <button type="button" onClick={() => void choose(about.peak)} title="Choose the peak (P)">Peak</button>
       </div>
       <div class="readout" ref={readout} aria-live="off">{HELP}</div>
       <div class="chart" ref={box} tabIndex={0} role="application" aria-label="Memory over time"

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import logging
 import secrets
 import socket
 import threading
@@ -42,6 +43,8 @@ SAFETY = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+
+_log = logging.getLogger("vram")
 
 LiveStatus: TypeAlias = Callable[[], Answer]
 """Tells of a running process: what `vram.monitoring` calls its status."""
@@ -85,7 +88,14 @@ class Page:
         self.port: int = self._socket.getsockname()[1]
         app = _Guard(_application(self.recordings, live, interval), self.port, self.token)
         self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+            uvicorn.Config(
+                app,
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+            )
         )
         self._thread: threading.Thread | None = None
 
@@ -232,6 +242,9 @@ def _application(recordings: Recordings, live: LiveStatus | None, interval: floa
             return Response(answer, media_type="application/json")
         except VramError as error:
             return in_json({"error": str(error)}, 400)
+        except Exception as error:  # whatever it was, the page says so, and the log has the story
+            _log.exception("the question %s failed", question)
+            return in_json({"error": f"{type(error).__name__}: {error}"}, 500)
 
     async def start_sweep(request: Request) -> Response:
         body = await _body(request)
