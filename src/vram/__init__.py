@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from vram.marks import step as step
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
+    from vram.planned_steps import Planned as Planned
+    from vram.planned_steps import planned as planned
     from vram.plans import Plan as Plan
     from vram.plans import plan as plan
     from vram.pool import Pool as Pool
@@ -66,6 +68,7 @@ _PLACES = {
     "OutOfMemory": "vram.errors",
     "PinnedPool": "vram.pinned",
     "Plan": "vram.plans",
+    "Planned": "vram.planned_steps",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
     "Recorder": "vram.recorder",
@@ -84,6 +87,7 @@ _PLACES = {
     "parse_size": "vram.sizes",
     "pin": "vram.pinned",
     "plan": "vram.plans",
+    "planned": "vram.planned_steps",
     "race_check": "vram.race",
     "record": "vram.recorder",
     "step": "vram.marks",
@@ -119,6 +123,7 @@ __all__ = [
     "OutOfMemory",
     "PinnedPool",
     "Plan",
+    "Planned",
     "Pool",
     "RaceError",
     "Recorder",
@@ -140,6 +145,7 @@ __all__ = [
     "parse_size",
     "pin",
     "plan",
+    "planned",
     "race_check",
     "record",
     "replay",
