@@ -14,7 +14,7 @@ constexpr std::uint32_t kAhead = 16;               // planned allocations that a
 constexpr std::uint32_t kScan = 4096;              // with those left to the pool in between
 constexpr std::uint32_t kMostRecorded = 1u << 22;  // allocations of a step; a longer one is not planned
 constexpr std::uint32_t kLongestPatience = 64;     // steps
-// What has become known of lifetimes since the last plan is worth another if it is this part of the peak.
+// What has become known of lifetimes since the last plan is worth another above this part of the peak.
 constexpr std::uint64_t kWorthPart = 1000;
 
 }  // namespace
@@ -81,10 +81,11 @@ bool Planned::serve(const Request& request, Address* out) {
   return true;
 }
 
-Planned::Choice Planned::choose(const Request& request, bool may_order, Address* out) {
+Planned::Choice Planned::choose(const Request& request, bool may_order, Address* out, std::uint32_t* number) {
   std::lock_guard guard(lock_);
+  *number = kNone;
   if (entries_.empty()) return Choice::pool;
-  const std::uint32_t found = match(request);
+  const std::uint32_t found = *number = match(request);
   if (found == kNone) {
     ++counts_.fallbacks;
     ++differences_;
@@ -170,7 +171,7 @@ void Planned::hand_out(std::uint32_t number, const Request& request, Address* ou
   count_in(entry.units, true);
 }
 
-void Planned::note(const Request& request, Address address) {
+void Planned::note(const Request& request, Address address, std::uint32_t entry) {
   std::lock_guard guard(lock_);
   if (!open_.load(std::memory_order_relaxed)) return;
   // An address that was freed past us, by the end of a heap for example, is forgotten.
@@ -178,7 +179,7 @@ void Planned::note(const Request& request, Address address) {
     count_out(old->units, false);
     table_.remove(old);
   }
-  table_.add({address, request.size, nullptr, 0, step_, log(request), request.tag, request.units, false});
+  table_.add({address, request.size, nullptr, entry, step_, log(request), request.tag, request.units, false});
   count_in(request.units, false);
 }
 
@@ -228,6 +229,8 @@ Planned::Freed Planned::free(Address address) {
 void Planned::note_free(const Live& live) {
   const auto moment = static_cast<std::uint32_t>(record_.size());
   if (live.step == step_ && live.index < record_.size()) record_[live.index].freed = moment;
+  const bool unplanned = live.region == nullptr && live.step == step_ && live.entry < entries_.size();
+  if (unplanned && !entries_[live.entry].known) missed_ += live.units;
   if (live.step + 1 == step_ && live.index < previous_.size()) previous_[live.index].freed_next = moment;
   count_out(live.units, live.region != nullptr);
 }
@@ -401,7 +404,7 @@ void Planned::start() {
   record_.clear();
   record_.reserve(previous_.size() + previous_.size() / 8);
   overflown_ = same_ = false;
-  differences_ = 0;
+  differences_ = missed_ = 0;
   cursor_ = reached_ = 0;
   // What is older than the last step teaches nothing more.
   table_.retain([&](const Live& live) {
@@ -452,16 +455,16 @@ void Planned::reset(std::vector<Block>* gone) {
 // ---- planning
 // -------------------------------------------------------------------------------------------------
 
-// The last step is planned if there is no plan, if it differed from it, or if so much has become known of
-// what was left to the pool that it is worth it. Where step after step differs, each plan is waited for
-// twice as long as the one before.
+// The last step is planned if there is no plan, if it differed from it, or if so much of what was left to the
+// pool has turned out to end in time that it is worth it. Where step after step differs, each plan is waited
+// for twice as long as the one before.
 bool Planned::plan_is_due() {
   if (record_.empty() || overflown_) return false;
   if (entries_.empty()) return true;
-  if (differences_ == 0) {
+  if (differences_ == 0 && !worth(missed_)) {
     waited_ = 0;
     patience_ = 1;
-    return same_ && newly_known() > 0;
+    return same_ && worth(newly_known());
   }
   if (++waited_ < patience_) return false;
   waited_ = 0;
@@ -469,13 +472,18 @@ bool Planned::plan_is_due() {
   return true;
 }
 
-// Units of those left to the pool whose lifetime is known by now; 0 if that is not worth a plan.
+// Units of those left to the pool whose lifetime is known by now.
 std::uint64_t Planned::newly_known() const {
-  std::uint64_t known = 0, planned = 0;
-  for (const PlannedLayout& layout : layouts_) planned += layout.peak / kUnit;
+  std::uint64_t units = 0;
   for (std::uint32_t i = 0; i < entries_.size(); ++i)
-    if (!entries_[i].known && end_of(i) != kNone) known += entries_[i].units;
-  return known * kWorthPart > planned ? known : 0;
+    if (!entries_[i].known && end_of(i) != kNone) units += entries_[i].units;
+  return units;
+}
+
+bool Planned::worth(std::uint64_t units) const {
+  std::uint64_t planned = 0;
+  for (const PlannedLayout& layout : layouts_) planned += layout.peak / kUnit;
+  return units * kWorthPart > planned;
 }
 
 // When the allocation of the last step ends: a moment of that step, or so much behind its end in the next, as

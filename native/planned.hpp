@@ -82,11 +82,12 @@ class Planned {
 
   // ---- with the pool's mutex ------------------------------------------------------------------------------
   enum class Choice { slot, pool, order };  // order: `uses()` must come first, then `ordered`
-  Choice choose(const Request& request, bool may_order, Address* out);
+  // *entry: which allocation of the plan the request is, kNone for none.
+  Choice choose(const Request& request, bool may_order, Address* out, std::uint32_t* entry);
   const std::vector<Use>& uses() const { return uses_to_order_; }
   void ordered();
   // The pool has served a request that `choose` left to it.
-  void note(const Request& request, Address address);
+  void note(const Request& request, Address address, std::uint32_t entry);
   // Another stream uses the slot that holds the address. False: no slot does.
   bool use(Address address, std::uint16_t stream, bool own, StreamHandle handle);
   // The streams that use a live slot; null: not a slot.
@@ -176,7 +177,7 @@ class Planned {
     Address address = 0;
     std::uint64_t requested = 0;
     Region* region = nullptr;  // null: the pool's
-    std::uint32_t entry = 0;
+    std::uint32_t entry = kNone;
     std::uint32_t step = 0;
     std::uint32_t index = 0;  // in the record of that step
     std::uint32_t tag = 0;
@@ -227,6 +228,7 @@ class Planned {
   const Live* holder(Address address) const;
   bool plan_is_due();
   std::uint64_t newly_known() const;
+  bool worth(std::uint64_t units) const;
   std::uint32_t end_of(std::uint32_t index) const;
   void draft_stream(StreamHandle stream, const std::vector<Span>& spans, std::uint32_t moments,
                     double time_limit, Draft* draft);
@@ -245,8 +247,10 @@ class Planned {
   bool same_ = false;              // the last step was the plan, allocation for allocation
   bool previous_same_ = false;     // and so was the one before it
   std::uint64_t differences_ = 0;  // fallbacks of this step
-  std::uint32_t waited_ = 0;       // steps that differed since the last plan …
-  std::uint32_t patience_ = 1;     // … and how many it takes for the next
+  // Units that the plan left to the pool, not knowing that they end inside the step.
+  std::uint64_t missed_ = 0;
+  std::uint32_t waited_ = 0;    // steps that differed since the last plan …
+  std::uint32_t patience_ = 1;  // … and how many it takes for the next
   Table table_;
   std::unordered_map<Address, std::vector<std::uint16_t>> users_;
   // The plan in force.

@@ -302,13 +302,14 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   // The stream's cache missed, or its ceiling was in the way of what it holds.
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
   const bool planned = align <= kUnit && capture == 0 && planned_serves(handle);
+  std::uint32_t entry = Planned::kNone;
   Index block = 0;
-  if (!planned || !serve_planned(request, out)) {
+  if (!planned || !serve_planned(request, out, &entry)) {
     if (align <= kUnit) block = take_cached(stream, request.want.units, request.want.band != 0, true);
     if (block == 0) block = climb(request);
     if (block == 0 && request.error.ok() && give_up_regions()) block = climb(request);
     if (block != 0) *out = hand_out(block, request);
-    if (block != 0 && planned) planned_steps_->note({request.want.units, size, handle, tag}, *out);
+    if (block != 0 && planned) planned_steps_->note({request.want.units, size, handle, tag}, *out, entry);
   }
   verify();
   if (*out != 0) {

@@ -127,7 +127,7 @@ class Pool final : public Allocator {
   void let_graphs_go();
 
   bool try_planned(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
-  bool serve_planned(Request& request, Address* out);
+  bool serve_planned(Request& request, Address* out, std::uint32_t* entry);
   bool order_behind(StreamState& stream, const std::vector<Use>& uses);
   bool planned_serves(StreamHandle stream) const;
   bool free_planned(Address address);

@@ -28,11 +28,11 @@ bool Pool::planned_serves(StreamHandle handle) const {
          !zero_on_free_.load(std::memory_order_relaxed) && heap_for(handle) == nullptr;
 }
 
-bool Pool::serve_planned(Request& request, Address* out) {
+bool Pool::serve_planned(Request& request, Address* out, std::uint32_t* entry) {
   const Planned::Request asked{request.want.units, request.size, request.stream->handle, request.tag};
   bool may_order = true;
   while (true) {
-    const Planned::Choice choice = planned_steps_->choose(asked, may_order, out);
+    const Planned::Choice choice = planned_steps_->choose(asked, may_order, out, entry);
     if (choice != Planned::Choice::order) return choice == Planned::Choice::slot;
     may_order = order_behind(*request.stream, planned_steps_->uses());
     if (may_order) planned_steps_->ordered();

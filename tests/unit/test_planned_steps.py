@@ -130,6 +130,23 @@ def test_what_lives_beyond_its_step_is_left_to_the_pool(pool: Any) -> None:
     assert all(buffer.ptr for buffer in weights)
 
 
+def test_a_first_step_that_makes_things_of_the_sizes_that_others_use(pool: Any) -> None:
+    """As an optimizer does, whose state has the sizes of its temporary results."""
+    state: list[Any] = []
+
+    def step() -> None:
+        if not state:
+            state.extend(pool.allocate(size) for size in SIZES for _ in range(2))
+        for _ in range(3):
+            held = [pool.allocate(size) for size in SIZES]
+            del held
+
+    report = repeat(pool, step, 5)
+    assert report.plans == 2
+    assert report.hits >= 3 * 3 * len(SIZES)
+    assert repeat(pool, step, 2).hits == report.hits + 2 * 3 * len(SIZES)
+
+
 def test_what_the_next_step_frees_is_planned_once_that_is_known(pool: Any) -> None:
     gradients: list[Any] = []
 
