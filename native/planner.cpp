@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "planner_board.hpp"
+#include "planner_reduce.hpp"
 #include "planner_repair.hpp"
 #include "planner_search.hpp"
 #include "planner_skyline.hpp"
@@ -23,6 +24,8 @@ constexpr std::uint64_t kSteps = 4;        // of a short search or repair, for e
 constexpr double kRepairPart = 0.125;      // of that way; repair does better in small steps
 constexpr double kParts[] = {1, 0.125, 0.25, 0.5};  // of the way from the best peak to the goal, by turns
 constexpr double kNoises[] = {0, 0.02, 0.1, 0.3};   // of ranks, by turns
+
+constexpr double kReducedPart = 0.4;  // of the time, for the reduced problem
 
 constexpr int kBuilds = 3;  // of the skyline, after each order and in each round
 
@@ -113,6 +116,7 @@ class Planning {
 
   Layout run() {
     build_up(1);
+    if (!over() && problem_.items.size() <= kSearchable) reduce();
     for (const NamedKey& order : kOrders) {
       if (!over()) try_order(order);
       build_up(kBuilds);
@@ -148,6 +152,20 @@ class Planning {
       board.put(number, offset);
     }
     layout.method = std::string("order: ") + order.name;
+    best_ = std::move(layout);
+  }
+
+  // What is left of the problem when rectangles inside it have become one item each, for a part of the time.
+  void reduce() {
+    const Deadline deadline(kReducedPart * deadline_.left());
+    const Reduction reduction(problem_, deadline);
+    if (reduction.size() == problem_.items.size()) return;
+    const Problem smaller(reduction.buffers(), 1);
+    Planning planning(smaller, asked_, deadline, random_());
+    Layout layout = planning.run();
+    if (layout.peak >= best_.peak) return;
+    layout.offsets = reduction.expand(layout.offsets);
+    if (layout.method.rfind("rectangles", 0) != 0) layout.method = "rectangles, then " + layout.method;
     best_ = std::move(layout);
   }
 
