@@ -146,7 +146,8 @@ def main() -> None:
             )
         print(
             f"lower bound {format_size(bound)}; {planned['hits']} at their offsets, {planned['left']} left "
-            f"to the pool, {planned['fallbacks']} fallbacks in {STEPS - SETTLED} steps; {planned['plans']} plans"
+            f"to the pool, {planned['fallbacks']} fallbacks in {STEPS - SETTLED} steps; "
+            f"{planned['plans']} plans"
         )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")

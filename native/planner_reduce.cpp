@@ -21,7 +21,7 @@ void forget(std::vector<Number>& list, Number node) { std::erase(list, node); }
 
 }  // namespace
 
-Reduction::Reduction(const Problem& problem, const Deadline& deadline)
+Reduction::Reduction(const Problem& problem, const Deadline& deadline, std::mt19937_64* random)
     : deadline_(deadline),
       items_(static_cast<Number>(problem.items.size())),
       begins_(problem.sections + 1),
@@ -32,11 +32,52 @@ Reduction::Reduction(const Problem& problem, const Deadline& deadline)
     begins_[problem.items[i].first].push_back(i);
     ends_[problem.items[i].end].push_back(i);
   }
+  if (random == nullptr) {
+    reduce();
+  } else {
+    guess(*random);
+  }
+}
+
+void Reduction::reduce() {
   for (bool smaller = true; smaller && !deadline_.passed();) {
     smaller = stack_equal();
     for (std::size_t most : kMostParts)
       if (!smaller) smaller = join_rectangles(most);
   }
+}
+
+// What is certain first, then one guess, and again.
+void Reduction::guess(std::mt19937_64& random) {
+  const bool stacks = random() % 2 == 0;
+  for (bool smaller = true; smaller && alive_ > 1 && !deadline_.passed();) {
+    smaller = join_rectangles(2) || (stacks && stack_equal()) || join_rectangles(6) || join_one(random);
+    if (!smaller) smaller = stack_equal();
+  }
+}
+
+// Of two that end and begin together, are of one size and could be neighbours: those with the fewest others
+// in their place, mostly.
+bool Reduction::join_one(std::mt19937_64& random) {
+  double least = 0;
+  Number left = 0, right = 0;
+  for (Number boundary = 1; boundary + 1 < begins_.size(); ++boundary) {
+    const auto &ends = ends_[boundary], &begins = begins_[boundary];
+    for (Number a : ends)
+      for (Number b : begins) {
+        if (nodes_[a].item.size != nodes_[b].item.size) continue;
+        const double chance = static_cast<double>(random() % 1024 + 1) / 1024;
+        const double doubt = static_cast<double>(ends.size() * begins.size()) * chance;
+        if (least != 0 && doubt >= least) continue;
+        least = doubt;
+        left = a;
+        right = b;
+      }
+  }
+  if (least == 0) return false;
+  const Item &a = nodes_[left].item, &b = nodes_[right].item;
+  unite({{left, 0}, {right, 0}}, {a.first, b.end, a.size});
+  return true;
 }
 
 bool Reduction::stack_equal() {

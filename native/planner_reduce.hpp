@@ -1,6 +1,6 @@
 // Makes a problem smaller: items that form a rectangle among themselves, without a gap, become one. Where
-// there is no room to spare they lie so in every layout, or nearly; elsewhere it is a guess, and whoever asks
-// for less must also try without it.
+// there is no room to spare and moments differ they lie so in every layout, or nearly; elsewhere it is a
+// guess: others can be had, and whoever asks for less must also try without it.
 #pragma once
 
 #include "planner_problem.hpp"
@@ -9,7 +9,8 @@ namespace vram::planning {
 
 class Reduction {
  public:
-  Reduction(const Problem& problem, const Deadline& deadline);
+  // With `random`, choices are made by chance where there are several, and go on until there are none.
+  Reduction(const Problem& problem, const Deadline& deadline, std::mt19937_64* random = nullptr);
 
   // What is left, one buffer an item, with sections for times and an align of 1.
   std::vector<PlanBuffer> buffers() const;
@@ -29,7 +30,10 @@ class Reduction {
     std::vector<Part> parts;  // empty: an item of the problem, of the same number
   };
 
+  void reduce();
+  void guess(std::mt19937_64& random);
   bool stack_equal();
+  bool join_one(std::mt19937_64& random);
   bool join_rectangles(std::size_t most);
   bool close(Number boundary, std::size_t most);
   bool include(Number node, std::size_t most);
