@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "planner_board.hpp"
+#include "planner_reduce.hpp"
 #include "planner_repair.hpp"
 #include "planner_search.hpp"
 #include "planner_skyline.hpp"
@@ -18,12 +19,20 @@ namespace planning {
 
 namespace {
 
+constexpr std::size_t kMany = 20'000;      // items; one layout takes a good part of the time
 constexpr std::size_t kSearchable = 4000;  // items; the search looks at all that are open at each step
 constexpr std::uint64_t kSteps = 4;        // of a short search or repair, for each item
 constexpr double kRepairPart = 0.125;      // of that way; repair does better in small steps
 constexpr double kParts[] = {1, 0.125, 0.25, 0.5};  // of the way from the best peak to the goal, by turns
 constexpr double kNoises[] = {0, 0.02, 0.1, 0.3};   // of ranks, by turns
 
+constexpr double kReducedPart = 0.1;  // of the time, for the reduced problem
+constexpr double kGuessedPart = 0.4;  // of what is left then, for guesses
+constexpr double kTight = 0.995;      // of the area in use, above which rectangles are guessed
+constexpr double kGuessSeconds = 0.05;
+constexpr std::size_t kWorthSolving = 8;  // times fewer items
+
+constexpr double kScarcities[] = {Skyline::kScarcity, 6, 48, 96};  // with many items
 constexpr int kBuilds = 3;  // of the skyline, after each order and in each round
 
 // An order is by falling keys.
@@ -112,10 +121,11 @@ class Planning {
   }
 
   Layout run() {
-    build_up(1);
+    build_up(problem_.items.size() > kMany ? static_cast<int>(std::size(kScarcities)) : 1);
+    if (!over() && !reduced_ && problem_.items.size() <= kSearchable) reduce();
     for (const NamedKey& order : kOrders) {
       if (!over()) try_order(order);
-      build_up(kBuilds);
+      if (problem_.items.size() <= kMany || !repair_towards_goal()) build_up(kBuilds);
     }
     for (std::uint64_t round = 0; !over(); ++round) improve(round);
     return best_;
@@ -132,7 +142,11 @@ class Planning {
       const bool better = layout.peak < best_.peak;
       if (better) best_ = std::move(layout);
       if (better) best_.method = "skyline: load and length";
-      skyline_.raise_weights(goal_ + (best_.peak - goal_) / 2);
+      if (problem_.items.size() > kMany && ++built_ < std::size(kScarcities)) {
+        skyline_.weigh(kScarcities[built_]);
+      } else {
+        skyline_.raise_weights(goal_ + (best_.peak - goal_) / 2);
+      }
     }
   }
 
@@ -149,6 +163,34 @@ class Planning {
     }
     layout.method = std::string("order: ") + order.name;
     best_ = std::move(layout);
+  }
+
+  // What is left of the problem when rectangles inside it have become one item each, for a part of the time;
+  // then, where there is no room to spare, with guesses.
+  void reduce() {
+    if (!solve_reduced(Reduction(problem_, deadline_), Deadline(kReducedPart * deadline_.left()))) return;
+    const double tight = static_cast<double>(goal_) * problem_.sections * kTight;
+    if (static_cast<double>(problem_.area) < tight) return;
+    const Deadline guessing(kGuessedPart * deadline_.left());
+    while (!over() && !guessing.passed()) {
+      const Reduction guess(problem_, guessing, &random_);
+      if (guess.size() * kWorthSolving < problem_.items.size())
+        solve_reduced(guess, Deadline(std::min(guessing.left(), kGuessSeconds)));
+    }
+  }
+
+  // False: there is nothing to reduce.
+  bool solve_reduced(const Reduction& reduction, const Deadline& deadline) {
+    if (reduction.size() == problem_.items.size()) return false;
+    const Problem smaller(reduction.buffers(), 1);
+    Planning planning(smaller, asked_, deadline, random_());
+    planning.reduced_ = true;
+    Layout layout = planning.run();
+    if (layout.peak >= best_.peak) return true;
+    layout.offsets = reduction.expand(layout.offsets);
+    layout.method = "rectangles, then " + layout.method;
+    best_ = std::move(layout);
+    return true;
   }
 
   // Many short searches, each with ranks of its own, find more than one long one; now and then one is longer.
@@ -188,6 +230,14 @@ class Planning {
     if (best_.method.rfind("repair", 0) != 0) best_.method = "repair of " + best_.method;
   }
 
+  // With many items a repair, as long as it gets on, is worth more than another layout. False: it does not.
+  bool repair_towards_goal() {
+    const std::uint64_t steps = problem_.items.size() / 4;
+    if (over() || !repair_.lower_towards(goal_, kRepairPart, steps, deadline_, &best_)) return false;
+    if (best_.method.rfind("repair", 0) != 0) best_.method = "repair of " + best_.method;
+    return true;
+  }
+
   // No layout is as low as `target`.
   void raise_goal(Size target) {
     goal_ = target + 1;
@@ -206,12 +256,14 @@ class Planning {
   const Problem& problem_;
   Size goal_;
   Size asked_;  // the capacity, or 0
-  const Deadline& deadline_;
+  const Deadline deadline_;
   std::mt19937_64 random_;
   Skyline skyline_;
   Repair repair_;
   Layout best_;
+  std::size_t built_ = 0;  // skylines
   bool proven_ = false;
+  bool reduced_ = false;  // the problem is what a reduction has left
 };
 
 }  // namespace

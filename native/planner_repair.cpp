@@ -17,15 +17,52 @@ Repair::Repair(const Problem& problem, std::uint64_t seed)
 
 bool Repair::lower_to(Size target, std::uint64_t steps, const Deadline& deadline, Layout* layout) {
   load(layout->offsets, target);
+  if (!settle_all(target, steps, deadline)) return false;
+  store(layout);
+  return true;
+}
+
+bool Repair::lower_towards(Size goal, double part, std::uint64_t steps, const Deadline& deadline,
+                           Layout* layout) {
+  const auto next_target = [&] {
+    const auto way = static_cast<Size>(part * static_cast<double>(layout->peak - goal));
+    return layout->peak - std::max<Size>(way, 1);
+  };
+  Size target = next_target();
+  load(layout->offsets, target);
+  bool lowered = false;
+  while (settle_all(target, steps, deadline)) {
+    store(layout);
+    lowered = true;
+    if (layout->peak <= goal) break;
+    target = next_target();
+    take_above(target);
+  }
+  return lowered;
+}
+
+bool Repair::settle_all(Size target, std::uint64_t steps, const Deadline& deadline) {
   for (std::uint64_t step = 0; !waiting_.empty(); ++step) {
     if (step == steps || (step % kStepsBetweenLooks == 0 && deadline.passed())) return false;
     settle(next(), target);
   }
+  return true;
+}
+
+void Repair::store(Layout* layout) const {
   layout->offsets = offsets_;
   layout->peak = 0;
   for (std::size_t i = 0; i < offsets_.size(); ++i)
     layout->peak = std::max(layout->peak, offsets_[i] + problem_.items[i].size);
-  return true;
+}
+
+void Repair::take_above(Size target) {
+  for (Number i = 0; i < offsets_.size(); ++i) {
+    if (offsets_[i] + problem_.items[i].size <= target) continue;
+    board_.take(i, offsets_[i]);
+    offsets_[i] = kWaiting;
+    waiting_.push_back(i);
+  }
 }
 
 void Repair::load(const std::vector<Size>& offsets, Size target) {

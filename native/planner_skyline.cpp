@@ -13,8 +13,7 @@ namespace {
 constexpr Number kNone = std::numeric_limits<Number>::max();
 constexpr Size kGone = -1;  // as a height: the stretch is part of another
 constexpr float kPlaced = -1;
-constexpr double kScarcity = 24;  // the power to which the load counts, beside the length
-constexpr float kRaise = 1.2F;    // of a weight
+constexpr float kRaise = 1.2F;  // of a weight
 
 }  // namespace
 
@@ -27,13 +26,19 @@ Skyline::Skyline(const Problem& problem)
   std::iota(by_first_.begin(), by_first_.end(), 0);
   std::stable_sort(by_first_.begin(), by_first_.end(),
                    [&](Number a, Number b) { return items[a].first < items[b].first; });
-  for (const Item& item : items) {
-    ++begin_[item.first + 1];
-    const double load = static_cast<double>(problem.busiest(item)) / static_cast<double>(problem.bound);
-    weight_.push_back(static_cast<float>(std::pow(load, kScarcity) * (item.end - item.first)));
-  }
+  for (const Item& item : items) ++begin_[item.first + 1];
+  weight_.resize(items.size());
+  weigh(kScarcity);
   std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
   while (leaves_ < items.size()) leaves_ *= 2;
+}
+
+void Skyline::weigh(double scarcity) {
+  for (std::size_t i = 0; i < weight_.size(); ++i) {
+    const Item& item = problem_.items[i];
+    const double load = static_cast<double>(problem_.busiest(item)) / static_cast<double>(problem_.bound);
+    weight_[i] = static_cast<float>(std::pow(load, scarcity) * (item.end - item.first));
+  }
 }
 
 Layout Skyline::build() {

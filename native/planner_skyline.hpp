@@ -12,6 +12,9 @@ class Skyline {
  public:
   explicit Skyline(const Problem& problem);
 
+  // What an item weighs: its length, times the load where it lives to this power.
+  static constexpr double kScarcity = 24;
+  void weigh(double scarcity);
   Layout build();
   // Items of the last layout that reach above `target` weigh more from now on.
   void raise_weights(Size target);

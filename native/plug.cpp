@@ -56,7 +56,8 @@ std::uint32_t label_for(int device) {
 void* cached(std::size_t size, int device, void* stream, std::uint32_t label) {
   Pool* const pool = Plug::pool(device);
   Address address = 0;
-  if (pool == nullptr || !pool->try_cached(size, handle_of(stream), label, &address)) return nullptr;
+  if (pool == nullptr || size > kMaxRequest) return nullptr;
+  if (!pool->try_cached(size, handle_of(stream), label, &address)) return nullptr;
   return reinterpret_cast<void*>(address);
 }
 

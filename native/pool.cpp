@@ -62,8 +62,11 @@ Pool::~Pool() { (void)close(); }
 // ---- the fast paths -------------------------------------------------------------------------------------
 
 bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
-  if (gate_.load(std::memory_order_relaxed) != fork_generation()) [[unlikely]]
-    return false;
+  if (gate_.load(std::memory_order_relaxed) != fork_generation()) [[unlikely]] {
+    if (closed() || heap_open_.load(std::memory_order_relaxed)) return false;
+    const Planned* const steps = planned_.load(std::memory_order_acquire);
+    if (steps != nullptr && steps->open()) return try_planned(size, handle, tag, out);
+  }
   if (handle - 1 < 2) [[unlikely]]
     handle = backend_->canonical(handle);
   StreamState* stream = streams_.find(handle);
@@ -102,8 +105,13 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
 }
 
 bool Pool::try_free_cached(Address address) {
-  if (closed()) [[unlikely]]
-    return false;
+  if (gate_.load(std::memory_order_relaxed) != fork_generation()) [[unlikely]] {
+    if (closed()) return false;
+    if (Planned* const steps = planned_.load(std::memory_order_acquire)) {
+      const Planned::Freed freed = steps->free(address);
+      if (freed != Planned::Freed::elsewhere) return freed == Planned::Freed::done;
+    }
+  }
   const Index i = segments_.find(address);
   if (i == 0) return false;
   Block& block = segments_.blocks()[i];
@@ -171,7 +179,7 @@ Status Pool::heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
   ++heap->begun;
   heap->open = true;
   heap->serves = std::move(serves);
-  gate_.store(0, std::memory_order_relaxed);
+  set_gate();
   return {};
 }
 
@@ -179,13 +187,11 @@ Status Pool::heap_end(HeapId id) {
   if (closed()) return {Code::closed, 0, "heap_end"};
   std::lock_guard lock(mutex_);
   bool known = false;
-  bool open = false;
   for (Heap& heap : heaps_) {
     known |= heap.id == id;
     if (heap.id == id) heap.open = false;
-    open |= heap.open;
   }
-  if (!open) gate_.store(fork_generation(), std::memory_order_relaxed);
+  set_gate();
   return known ? Status{} : Status{Code::invalid, 0, "heap_end"};
 }
 
@@ -199,6 +205,13 @@ Status Pool::heap_release(HeapId id) {
   heap->over->store(true, std::memory_order_release);
   heaps_.erase(heap);
   return {};
+}
+
+void Pool::set_gate() {
+  const bool open = std::any_of(heaps_.begin(), heaps_.end(), [](const Heap& heap) { return heap.open; });
+  heap_open_.store(open, std::memory_order_relaxed);
+  const bool shut = open || planning_ || (planned_steps_ != nullptr && planned_steps_->holds_regions());
+  gate_.store(shut ? 0 : fork_generation(), std::memory_order_relaxed);
 }
 
 // The open heap that serves a stream, or null.
@@ -270,6 +283,7 @@ void Pool::let_graphs_go() {
 
 Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_t align, std::uint32_t tag,
                            Address* out, OutOfMemoryReport* report) {
+  *out = 0;
   if (closed()) return {Code::closed, 0, "allocate"};
   if ((align & (align - 1)) != 0) return {Code::invalid, 0, "align"};
   if (align > kMaxRequest) return {Code::invalid, 0, "align"};
@@ -287,12 +301,18 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   request.want.band = band_of(request.want.units);
   // The stream's cache missed, or its ceiling was in the way of what it holds.
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
-  Index block =
-      align <= kUnit ? take_cached(stream, request.want.units, request.want.band != 0, true) : Index{0};
-  if (block == 0) block = climb(request);
+  const bool planned = align <= kUnit && capture == 0 && planned_serves(handle);
+  std::uint32_t entry = Planned::kNone;
+  Index block = 0;
+  if (!planned || !serve_planned(request, out, &entry)) {
+    if (align <= kUnit) block = take_cached(stream, request.want.units, request.want.band != 0, true);
+    if (block == 0) block = climb(request);
+    if (block == 0 && request.error.ok() && give_up_regions()) block = climb(request);
+    if (block != 0) *out = hand_out(block, request);
+    if (block != 0 && planned) planned_steps_->note({request.want.units, size, handle, tag}, *out, entry);
+  }
   verify();
-  if (block != 0) {
-    *out = hand_out(block, request);
+  if (*out != 0) {
     lock.unlock();
     if (!zero_on_allocate_.load(std::memory_order_relaxed)) return {};
     const Status status = fill_zeros(*out, bytes, handle);
@@ -357,6 +377,7 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
 // Undoes an allocation that the program has not seen.
 void Pool::take_back(Address address) {
   std::lock_guard lock(mutex_);
+  if (free_planned(address)) return;
   if (const Index block = claim_for_free(address)) give_home(block, true);
 }
 
@@ -525,6 +546,10 @@ Index Pool::claim_for_free(Address address) {
 Status Pool::free_slow(Address address) {
   if (closed()) return {Code::closed, 0, "free"};
   std::unique_lock lock(mutex_);
+  if (planned_steps_ != nullptr) {
+    if (planned_steps_->is_region(address)) return {Code::invalid, 0, "free"};
+    if (free_planned(address)) return {};
+  }
   if (zero_on_free_.load(std::memory_order_relaxed))
     if (Status status = zero(address); !status.ok()) return status;
   const Index block = claim_for_free(address);
@@ -694,6 +719,11 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   StreamState* const serving = stream_for(handle, capture, &why);
   if (serving == nullptr) return why;
   StreamState& user = *serving;
+  if (planned_steps_ != nullptr) {
+    const bool own = user.capture == 0 && !backend_->info().host_writes;
+    if (planned_steps_->use(address, user.number, own, handle)) return {};
+    if (planned_steps_->is_region(segments_.address_of(block))) return {Code::invalid, 0, "record_stream"};
+  }
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(owner.lock);
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "record_stream"};
@@ -783,6 +813,7 @@ Status Pool::coalesce() {
 Status Pool::trim(std::uint64_t keep, bool wait) {
   if (closed()) return {Code::closed, 0, "trim"};
   std::unique_lock lock(mutex_);
+  if (planned_steps_ != nullptr && !planned_steps_->open()) (void)give_up_regions();
   if (wait) {
     if (Status status = settle(lock); !status.ok()) return status;
   } else {
@@ -868,6 +899,11 @@ Status Pool::retire_stream(StreamHandle handle) {
   streams_.forget(*stream);
   stream->last = stream->tick - 1;
   leaving_.push_back(stream->number);
+  if (planned_steps_ != nullptr) {
+    std::vector<Planned::Block> gone;
+    planned_steps_->forget_stream(handle, &gone);
+    give_back_regions(gone);
+  }
   drain(*stream, true, true);
   complete_passed();
   verify();
@@ -904,6 +940,9 @@ Status Pool::close() {
   for (const Status& each : {segments_.release_all(), fences_.close()})
     if (status.ok()) status = each;
   callback_ = nullptr;
+  planning_ = false;
+  std::vector<Planned::Block> gone;  // with everything else
+  if (planned_steps_ != nullptr) planned_steps_->reset(&gone);
   // Nothing is held any more; totals and peaks stay to be read.
   note_reserved(streams_[0]);
   pending_.current = pending_blocks_ = 0;

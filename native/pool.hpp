@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "allocator.hpp"
+#include "planned.hpp"
 #include "segments.hpp"
 
 namespace vram {
@@ -68,6 +69,15 @@ class Pool final : public Allocator {
   Status heap_end(HeapId id);
   Status heap_release(HeapId id);
 
+  // ---- planned steps (planned.hpp): between begin and end, allocations get the offsets of a plan ---------
+  // The step that ended before is planned where that is due, for at most `time_limit` seconds. `tag`: of the
+  // regions. invalid: as Planned says.
+  Status planned_begin(double time_limit, std::uint32_t tag);
+  Status planned_end();
+  Status planned_close();  // forgets the plan; regions go back when their last slot was freed
+  PlannedReport planned_report() const;
+  std::vector<PlannedLayout> planned_layouts() const;
+
   // ---- looking ----------------------------------------------------------------------------------------
   PoolStats stats() const override;
   void reset_peak() override;
@@ -115,6 +125,16 @@ class Pool final : public Allocator {
   StreamState* stream_for(StreamHandle handle, CaptureId capture, Status* why);
   StreamState& hidden(StreamHandle handle, CaptureId key, std::shared_ptr<std::atomic<bool>> over);
   void let_graphs_go();
+
+  bool try_planned(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
+  bool serve_planned(Request& request, Address* out, std::uint32_t* entry);
+  bool order_behind(StreamState& stream, const std::vector<Use>& uses);
+  bool planned_serves(StreamHandle stream) const;
+  bool free_planned(Address address);
+  bool take_region(const Planned::Wanted& wanted, std::uint32_t tag, std::unique_lock<std::mutex>& lock);
+  void give_back_regions(const std::vector<Planned::Block>& gone);
+  bool give_up_regions();
+  void set_gate();
 
   Index climb(Request& request);
   Index search(Request& request);
@@ -172,7 +192,9 @@ class Pool final : public Allocator {
 
   std::shared_ptr<Backend> backend_;
   std::atomic<std::uint32_t> generation_;  // the fork generation it was made in; another value: closed
-  std::atomic<std::uint32_t> gate_;  // the same while caches may be used unasked; 0 while a heap is open
+  // The same while caches may be used unasked; 0 while a heap is open or a plan has anything to do with it.
+  std::atomic<std::uint32_t> gate_;
+  std::atomic<bool> heap_open_{false};
   mutable std::mutex mutex_;
   PoolConfig config_;
   Segments segments_;
@@ -185,6 +207,9 @@ class Pool final : public Allocator {
   std::vector<std::uint16_t> graphs_;   // states that stand for graphs and heaps
   std::vector<Heap> heaps_;             // those not yet released
   CaptureId next_heap_ = kHeapBit;
+  std::unique_ptr<Planned> planned_steps_;                      // made by the first step, kept to the end
+  std::atomic<Planned*> planned_{nullptr};                      // the same, for readers without the mutex
+  bool planning_ = false;                                       // from the first step to planned_close
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   std::function<bool(std::uint64_t, StreamHandle)> callback_;
   std::atomic<std::uint64_t> sequence_{0};

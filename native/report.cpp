@@ -258,6 +258,8 @@ BlockInfo Pool::describe(const Block& block) const {
 
 Status Pool::info(Address address, BlockInfo* out) const {
   if (closed()) return {Code::closed, 0, "info"};
+  if (const Planned* const steps = planned_.load(std::memory_order_acquire))
+    if (steps->find(address, false, out)) return {};
   const Index i = segments_.find(address);
   if (i == 0) return {Code::invalid, 0, "info"};
   const Block& block = segments_.blocks()[i];
@@ -271,6 +273,8 @@ Status Pool::info(Address address, BlockInfo* out) const {
 
 Status Pool::find(Address address, BlockInfo* out) const {
   if (closed()) return {Code::closed, 0, "find"};
+  if (const Planned* const steps = planned_.load(std::memory_order_acquire))
+    if (steps->find(address, true, out)) return {};
   std::lock_guard lock(mutex_);
   const Index i = segments_.containing(address);
   if (i == 0) return {Code::invalid, 0, "find"};
@@ -330,6 +334,7 @@ bool Pool::check(std::string* why) const {
     ceilings += stream.ceiling;
     stream.lock.unlock();
   }
+  if (good && planned_steps_ != nullptr) good = planned_steps_->check(why);
   if (good && (pending != pending_.current || (ceilings > peak_live_ && !ceilings_apart_))) {
     good = false;
     if (why != nullptr) *why = pending != pending_.current ? "pending bytes" : "ceilings above the peak";

@@ -10,6 +10,7 @@
 
 #include "backends/cuda_driver.hpp"
 #include "driver_pool.hpp"
+#include "planned.hpp"
 
 namespace nb = nanobind;
 
@@ -40,6 +41,10 @@ const char* advice(const Status& status) {
       return "the device has no room for it. Free memory here or in other processes on the device, or ask "
              "for less.";
     case Code::invalid:
+      if (Planned::refuses(status))
+        return "a pool has one planned step at a time: it is ended by the thread that began it, and only "
+               "then "
+               "can another begin or the plan be closed.";
       return "a handle, address or size is not valid on this device. It may have been closed already, or "
              "belong to another device.";
     case Code::unsupported:

@@ -56,6 +56,9 @@ TEST(allocations_and_frees_reach_the_pool) {
 TEST(nothing_and_strangers_are_taken_in_stride) {
   Plugged world;
   CHECK(vram_plug_allocate(0, 0, nullptr) == nullptr);
+  // A size whose count of units wraps is not that of a small block that lies ready.
+  vram_plug_free(vram_plug_allocate(512, 0, nullptr), 512, 0, nullptr);
+  CHECK(vram_plug_try_allocate(kMaxSpaceBytes + 512, 0, nullptr) == nullptr);
   vram_plug_free(nullptr, 0, 0, nullptr);
   vram_plug_record_stream(nullptr, world.on());
   int stranger = 0;

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
     from vram.pipeline import Pipeline as Pipeline
+    from vram.planned_steps import Planned as Planned
+    from vram.planned_steps import planned as planned
     from vram.plans import Plan as Plan
     from vram.plans import plan as plan
     from vram.pool import Pool as Pool
@@ -77,6 +79,7 @@ _PLACES = {
     "PinnedPool": "vram.pinned",
     "Pipeline": "vram.pipeline",
     "Plan": "vram.plans",
+    "Planned": "vram.planned_steps",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
     "Recorder": "vram.recorder",
@@ -99,6 +102,7 @@ _PLACES = {
     "parse_size": "vram.sizes",
     "pin": "vram.pinned",
     "plan": "vram.plans",
+    "planned": "vram.planned_steps",
     "race_check": "vram.race",
     "record": "vram.recorder",
     "step": "vram.marks",
@@ -139,6 +143,7 @@ __all__ = [
     "PinnedPool",
     "Pipeline",
     "Plan",
+    "Planned",
     "Pool",
     "RaceError",
     "Recorder",
@@ -163,6 +168,7 @@ __all__ = [
     "parse_size",
     "pin",
     "plan",
+    "planned",
     "race_check",
     "record",
     "replay",
