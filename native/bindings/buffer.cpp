@@ -83,6 +83,7 @@ void drop_view(PyBuffer* self) {
 // Where zeroing fails, the buffer stays live and may be freed again.
 Status release(PyBuffer* self) {
   self->live = false;  // first: the GIL may change hands meanwhile
+  if (self->base != nullptr) return {};
   const Status status = free_address(self->pool, self->address);
   self->live = status.code == Code::failed || status.code == Code::out_of_memory;
   return status;
@@ -93,6 +94,7 @@ Status release(PyBuffer* self) {
 int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self_of(object)->pool);
   Py_VISIT(self_of(object)->stream_object);
+  Py_VISIT(self_of(object)->base);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
@@ -101,7 +103,7 @@ void dealloc(PyObject* object) {
   PyBuffer* self = self_of(object);
   PyObject_GC_UnTrack(object);
   if (self->live) {
-    if (watcher != nullptr) [[unlikely]] {
+    if (watcher != nullptr && self->base == nullptr) [[unlikely]] {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
       if (!tell_watcher("on_drop", "OK", self->pool, static_cast<unsigned long long>(self->address)))
@@ -112,6 +114,7 @@ void dealloc(PyObject* object) {
   }
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
   Py_XDECREF(self->stream_object);  // after the free, which its stream orders
+  Py_XDECREF(self->base);
   Py_DECREF(self->pool);
   PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_Del(object);
@@ -124,7 +127,7 @@ PyObject* free_method(PyObject* object, PyObject*) {
   if (self->views != 0)
     return PyErr_Format(PyExc_BufferError, "%zd view(s) of the buffer exist; drop them before free()",
                         self->views);
-  if (watcher != nullptr &&
+  if (watcher != nullptr && self->base == nullptr &&
       !tell_watcher("on_free", "OK", self->pool, static_cast<unsigned long long>(self->address)))
     return nullptr;
   if (const Status status = release(self); !status.ok()) return raise(status, "free the buffer");
@@ -158,12 +161,12 @@ bool stream_for_use(PyBuffer* self, PyObject* given, StreamHandle* out) {
 
 bool note_use(PyBuffer* self, StreamHandle stream, bool writes, const char* what) {
   if (watcher != nullptr &&
-      !tell_watcher("on_use", "OKKKOs", self->pool, static_cast<unsigned long long>(self->address),
+      !tell_watcher("on_use", "OKKKOs", self->pool, static_cast<unsigned long long>(self->block),
                     static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(stream),
                     writes ? Py_True : Py_False, what))
     return false;
   if (stream == self->stream && !self->pool->pool->backend().info().host_writes) return true;
-  const Status status = self->pool->pool->record_stream(self->address, stream);
+  const Status status = self->pool->pool->record_stream(self->block, stream);
   if (!status.ok()) raise(status, "record the use on another stream");
   return status.ok();
 }
@@ -173,10 +176,10 @@ PyObject* record_stream(PyObject* object, PyObject* argument) {
   StreamHandle stream = 0;
   if (!require_live(self) || !stream_from(argument, self->pool, &stream)) return nullptr;
   if (watcher != nullptr &&
-      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
+      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->block),
                     static_cast<unsigned long long>(stream)))
     return nullptr;
-  if (const Status status = self->pool->pool->record_stream(self->address, stream); !status.ok())
+  if (const Status status = self->pool->pool->record_stream(self->block, stream); !status.ok())
     return raise(status, "record the use on another stream");
   Py_RETURN_NONE;
 }
@@ -470,10 +473,10 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
   StreamHandle lasting = 0;
   if (!lasting_consumer(self, consumer, &lasting)) return false;
   if (watcher != nullptr &&
-      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
+      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->block),
                     static_cast<unsigned long long>(lasting)))
     return false;
-  Status status = self->pool->pool->record_stream(self->address, lasting);
+  Status status = self->pool->pool->record_stream(self->block, lasting);
   if (status.ok()) {
     Py_BEGIN_ALLOW_THREADS;
     status = queue_wait(backend, own, consumer);
@@ -564,6 +567,11 @@ PyObject* get_pool(PyObject* object, void*) {
 PyObject* get_stream(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(self_of(object)->stream); }
 PyObject* get_tag(PyObject* object, void*) { return tag_name(self_of(object)->pool, self_of(object)->tag); }
 PyObject* get_freed(PyObject* object, void*) { return PyBool_FromLong(!self_of(object)->live); }
+PyObject* get_base(PyObject* object, void*) {
+  PyObject* base = self_of(object)->base;
+  return Py_NewRef(base == nullptr ? Py_None : base);
+}
+PyObject* get_views(PyObject* object, void*) { return PyLong_FromSsize_t(self_of(object)->views); }
 
 Py_ssize_t length(PyObject* object) { return static_cast<Py_ssize_t>(self_of(object)->size); }
 
@@ -610,6 +618,9 @@ PyGetSetDef attributes[] = {
     {"stream", get_stream, nullptr, "Handle of the stream whose order governs it.", nullptr},
     {"tag", get_tag, nullptr, "The label it was allocated under, or None.", nullptr},
     {"freed", get_freed, nullptr, "Whether free() was called.", nullptr},
+    {"base", get_base, nullptr, "What it is a part of and keeps alive, or None; free() then frees nothing.",
+     nullptr},
+    {"views", get_views, nullptr, "Memoryviews and DLPack capsules that exist over it.", nullptr},
     {"__cuda_array_interface__", cuda_array_interface, nullptr,
      "Version 3, an array of bytes; only of device memory on CUDA.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -640,15 +651,9 @@ PyType_Spec spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
     slots};
 
-}  // namespace
-
-PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
-                      PyObject* stream_object, std::uint32_t tag) {
-  PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
-  if (self == nullptr) {
-    (void)free_address(pool, address);
-    return nullptr;
-  }
+// Of a new Buffer that is an allocation by itself.
+void fill_in(PyBuffer* self, PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
+             PyObject* stream_object, std::uint32_t tag) {
   self->pool = reinterpret_cast<PyPool*>(Py_NewRef(reinterpret_cast<PyObject*>(pool)));
   self->address = address;
   self->size = size;
@@ -659,6 +664,31 @@ PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamH
   self->views = 0;
   self->weak_references = nullptr;
   self->live = true;
+  self->block = address;
+  self->base = nullptr;
+}
+
+}  // namespace
+
+PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
+                      PyObject* stream_object, std::uint32_t tag) {
+  PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
+  if (self == nullptr) {
+    (void)free_address(pool, address);
+    return nullptr;
+  }
+  fill_in(self, pool, address, size, stream, stream_object, tag);
+  PyObject_GC_Track(self);
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* make_part(PyPool* pool, Address block, std::uint64_t offset, std::uint64_t size,
+                    StreamHandle stream, PyObject* stream_object, PyObject* base) {
+  PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
+  if (self == nullptr) return nullptr;
+  fill_in(self, pool, block + offset, size, stream, stream_object, 0);
+  self->block = block;
+  self->base = Py_NewRef(base);
   PyObject_GC_Track(self);
   return reinterpret_cast<PyObject*>(self);
 }
