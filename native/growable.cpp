@@ -105,11 +105,12 @@ bool Segments::promised(Index page) const {
   return false;
 }
 
-// The stream's oldest free page of a size, or 0; `spare`: of those that are promised to nobody.
+// The stream's oldest free page of a size that is promised to nobody, or unless `spare` is set any, or 0.
 Index Segments::pick(std::uint16_t stream, int size, bool spare) const {
-  Index page = shelf(stream).pages[size].head;
-  while (spare && page != 0 && promised(page)) page = pages_[page].list_after;
-  return page;
+  const Index oldest = shelf(stream).pages[size].head;
+  Index page = oldest;
+  while (page != 0 && promised(page)) page = pages_[page].list_after;
+  return page != 0 || spare ? page : oldest;
 }
 
 Status Segments::prepare(const Want& want, std::uint64_t create_bytes, Tick passed) {

@@ -463,8 +463,8 @@ Status Segments::supply(const Want& want, const Survey& plan, std::uint64_t crea
   return status;
 }
 
-// Maps pages over the gap and holds them: free ones first, largest first, then new ones. With `spare`, free
-// pages that were promised to a growable buffer are left alone.
+// Maps pages over the gap and holds them: free ones first, largest first, then new ones. Free
+// pages that are promised to a growable buffer come last among them, with `spare` not at all.
 Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, bool spare,
                           std::vector<Index>* held) {
   std::vector<Index> pages;

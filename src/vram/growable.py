@@ -69,21 +69,14 @@ class GrowableBuffer:
         self._busy = False
         self._size = self._capacity = 0
         self._views: weakref.WeakSet[Buffer | DeviceArray] = weakref.WeakSet()
-        _require_pages(self.pool)
         try:
             self.ptr, self.stream = self.pool.growable_open(self.max_size, stream)
-        except OutOfMemory as error:
-            raise OutOfMemory(
-                f"no addresses are left for {format_size(self.max_size)} in one piece: a pool has a space of "
-                "sixteen times its device's memory, 2 TiB at the most. Close other growable buffers, open "
-                "this one with a smaller max_size, or in a pool of its own.",
-                requested=self.max_size,
-                call="space_reserve",
-            ) from error
+        except (DeviceError, OutOfMemory) as error:
+            raise _not_opened(self.pool, self.max_size, error) from None
         self._open = True
         try:
             if self.resize(size) == 0 and self._ahead != 0:
-                self._native_resize(0, STEP)  # the first pages, too, come ahead of need
+                self._native_resize(0, self._ahead or STEP)  # the first pages, too, come ahead of need
         except BaseException:
             self.close()
             raise
@@ -140,7 +133,7 @@ class GrowableBuffer:
             if wanted > self.max_size:
                 raise ConfigError(
                     f"{format_size(wanted)} is more than this buffer may ever hold, which is "
-                    f"{format_size(self.max_size)}. Open it with a larger max_size: only addresses are taken.",
+                    f"{format_size(self.max_size)}. Open it with a larger max_size: it takes no memory.",
                     requested=wanted,
                     max_size=self.max_size,
                 )
@@ -371,11 +364,19 @@ def _checked_max(max_size: int | str) -> int:
     return most
 
 
-def _require_pages(pool: Pool) -> None:
-    why = "it is the driver's own" if not hasattr(pool, "_memory") else pool._why_no_pages()
-    if why and not pool.closed:
-        raise DeviceError(
-            f"a growable buffer needs a pool with pages, and {pool!r} has none ({why}). Use a vram.Pool with "
-            "pages, on a device that has them.",
-            code="unsupported",
+def _not_opened(pool: Pool, most: int, error: DeviceError | OutOfMemory) -> VramError:
+    """The error in words that fit."""
+    if isinstance(error, OutOfMemory):
+        return OutOfMemory(
+            f"no addresses are left for {format_size(most)} in one piece: a pool has a space of sixteen times "
+            "its device's memory, 2 TiB at the most. Close other growable buffers, open this one with a "
+            "smaller max_size, or in a pool of its own.",
+            **{**error.facts, "requested": most},
         )
+    if error.code != "unsupported":
+        return error
+    return DeviceError(
+        f"a growable buffer needs a pool with pages, and {pool!r} has none: "
+        f"{pool._why_no_pages() or 'its memory is managed by the driver'}. Use a vram.Pool with pages.",
+        **error.facts,
+    )
