@@ -1,5 +1,5 @@
 // A thread that makes the next pages of growable buffers ready before they are asked for. What it does for
-// each of them is Pool::prepare; this only keeps the queue.
+// each of them is Pool::growable_prepare; this only keeps the queue.
 #pragma once
 
 #include <condition_variable>

@@ -363,22 +363,24 @@ void Pool::give_up(Index block) {
 
 // ---- ahead of need --------------------------------------------------------------------------------------
 
-// On the thread of `ahead_`. Whatever fails is left to the growth that will need it.
-void Pool::prepare(const Ahead::Job& job) {
+Status Pool::growable_prepare(Address address, std::uint64_t bytes, std::uint64_t number) {
+  if (closed()) return {Code::closed, 0, "prepare"};
   std::unique_lock lock(mutex_);
-  if (closed()) return;
-  const Index strip = segments_.strip_at(job.address);
-  if (strip == 0 || segments_.segments()[strip].growable != job.number) return;
-  StreamState& stream = streams_[segments_.segments()[strip].stream];
-  if (stream.gone() || backend_->capturing(stream.handle)) return;
-  const Block& tail = segments_.blocks()[segments_.segments()[strip].tail];
-  if (!tail.is(BlockState::free)) return;
+  const Index strip = segments_.strip_at(address);
+  if (closed() || strip == 0) return {Code::invalid, 0, "free"};
+  const Segment& segment = segments_.segments()[strip];
+  if (number != 0 && segment.growable != number) return {Code::invalid, 0, "free"};
+  StreamState& stream = streams_[segment.stream];
+  if (stream.gone()) return {Code::invalid, 0, "stream"};
+  if (backend_->capturing(stream.handle)) return {Code::capturing, 0, "prepare"};
+  const Block& tail = segments_.blocks()[segment.tail];
+  if (!tail.is(BlockState::free) || bytes == 0) return {};
   (void)fences_.poll(stream);
-  Status status{Code::out_of_memory, 0, ""};
-  // Where there is not so much to be had, the next page alone.
-  for (const std::uint64_t bytes : {job.bytes, kSlotBytes}) {
-    const auto units = std::min(tail.units, static_cast<Units>(round_up(bytes, kSlotBytes) / kUnit));
-    Request request{bytes, {stream.number, kGrowing, units, kUnit, strip, job.number}, 0, &stream, &lock, {}};
+  Status status;
+  for (const std::uint64_t wished : {std::min(bytes, bytes_of(tail)), kSlotBytes}) {
+    const auto units = static_cast<Units>(round_up(wished, kSlotBytes) / kUnit);
+    Request request{
+        wished, {stream.number, kGrowing, units, kUnit, strip, segment.growable}, 0, &stream, &lock, {}};
     if (config_.cross_stream != CrossStream::never && streams_.size() > 1) gather_pages(request, false);
     status = segments_.prepare(request.want, budget(), stream.passed);
     note_reserved(stream);
@@ -386,6 +388,7 @@ void Pool::prepare(const Ahead::Job& job) {
     if (status.code != Code::out_of_memory) break;
   }
   verify();
+  return status;
 }
 
 Ahead::~Ahead() {
@@ -431,7 +434,8 @@ void Ahead::run() {
     const Job job = queue_.front();
     queue_.pop_front();
     lock.unlock();
-    pool_.prepare(job);
+    (void)pool_.growable_prepare(job.address, job.bytes,
+                                 job.number);  // the growth itself will say what fails
     lock.lock();
   }
 }

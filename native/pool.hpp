@@ -59,6 +59,9 @@ class Pool final : public Allocator {
   // pre: bytes is a multiple of kSlotBytes. In the journal this is a free and an allocation.
   Status growable_resize(Address address, std::uint64_t bytes, std::uint64_t ahead, std::uint32_t tag,
                          OutOfMemoryReport* report = nullptr);
+  // Has pages mapped for `bytes` more, and leaves them free; those of the next page alone where there is not
+  // so much to be had. `number` is of one that must still be open there; 0: whichever is.
+  Status growable_prepare(Address address, std::uint64_t bytes, std::uint64_t number = 0);
   Status growable_close(Address address);
   Status growable_info(Address address, GrowableInfo* out) const;
 
@@ -98,7 +101,6 @@ class Pool final : public Allocator {
   Backend& backend() override { return *backend_; }
 
  private:
-  friend class Ahead;
   struct Request {
     std::uint64_t size;
     Want want;
@@ -179,7 +181,6 @@ class Pool final : public Allocator {
   Status retake(Index strip, bool* taken);
   void shrink(Index strip, Units units);
   void give_up(Index block);
-  void prepare(const Ahead::Job& job);
   Index take_cached(StreamState& stream, Units units, bool large, bool ask);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);

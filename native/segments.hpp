@@ -76,7 +76,7 @@ struct Segment {
   // so that growing in place needs no wait: what lies behind the block in use is taken back from pending,
   // or may be unmapped. All blocks begin and end on slots.
   std::uint64_t growable = 0;
-  Units promised = 0;  // pages mapped up to here are for it, unless memory runs out (Segments::prepare)
+  Units promised = 0;  // pages mapped up to here are for it, unless memory runs out (prepare)
   std::uint16_t stream = 0;
   Band band = 0;
   bool plain = false;

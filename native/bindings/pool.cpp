@@ -359,6 +359,17 @@ PyObject* growable_resize(PyObject* object, PyObject* arguments) {
   return done(status, kWhat);
 }
 
+PyObject* growable_prepare(PyObject* object, PyObject* arguments) {
+  constexpr const char* kWhat = "make pages ready for the growable buffer";
+  unsigned long long address = 0;
+  unsigned long long bytes = 0;
+  if (!PyArg_ParseTuple(arguments, "KK:growable_prepare", &address, &bytes)) return nullptr;
+  const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
+  if (pool == nullptr) return nullptr;
+  const Status status = without_gil([&] { return pool->growable_prepare(address, bytes); });
+  return status.code == Code::out_of_memory ? Py_NewRef(Py_None) : done(status, kWhat);
+}
+
 PyObject* growable_close(PyObject* object, PyObject* argument) {
   constexpr const char* kWhat = "close the growable buffer";
   const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
@@ -906,6 +917,9 @@ PyMethodDef methods[] = {
      "growable_resize(ptr, bytes, ahead, stream, tag, /)\n--\n\nHave memory under its first `bytes`, a "
      "multiple "
      "of 2 MiB, and in the background under `ahead` more."},
+    {"growable_prepare", growable_prepare, METH_VARARGS,
+     "growable_prepare(ptr, bytes, /)\n--\n\nHave pages mapped for so many bytes more, as far as there are "
+     "any."},
     {"growable_close", growable_close, METH_O,
      "growable_close(ptr, /)\n--\n\nGive its memory and its addresses back."},
     {"growable_info", growable_info, METH_O,

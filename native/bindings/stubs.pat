@@ -43,6 +43,10 @@ vram._native.PoolCore.growable_resize$:
     def growable_resize(self, ptr: int, bytes: int, ahead: int, stream: int, tag: str | None, /) -> None:
         \doc
 
+vram._native.PoolCore.growable_prepare$:
+    def growable_prepare(self, ptr: int, bytes: int, /) -> None:
+        \doc
+
 vram._native.PoolCore.growable_close$:
     def growable_close(self, ptr: int, /) -> None:
         \doc

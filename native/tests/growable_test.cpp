@@ -139,6 +139,8 @@ class Workload {
     } else if (dice < 45 && !world.grown.empty()) {
       const std::uint64_t slots = world.grown[i].max / kSlotBytes;
       (void)world.resize(i, random_.below(slots + 1) * kSlotBytes);
+    } else if (dice < 50 && !world.grown.empty()) {
+      (void)world.pool->growable_prepare(world.grown[i].address, random_.below(5) * kSlotBytes);
     } else if (dice < 57 && !world.grown.empty()) {
       if (known(world.grown[i].stream)) world.work_on(i);
     } else if (dice < 62 && !world.grown.empty()) {
@@ -159,7 +161,8 @@ class Workload {
     } else if (dice < 99 && streams_.size() > 1) {
       const StreamHandle gone = streams_.back();
       streams_.pop_back();
-      if (world.pool->retire_stream(gone).ok()) (void)world.oracle->stream_destroy(gone);
+      if (!world.pool->retire_stream(gone).ok()) return;
+      (void)world.oracle->stream_destroy(gone);
       for (Grown& buffer : world.grown)
         if (buffer.stream == gone) buffer.stream = kGone;  // it grows on the default stream, some time later
     }
@@ -334,6 +337,7 @@ TEST(pages_are_ready_before_they_are_asked_for) {
     REQUIRE(world.resize(0, bytes + kSlotBytes).ok());  // asks for none
     CHECK(world.device->memory_calls() == calls);
   }
+  CHECK(world.pool->growable_prepare(world.grown[0].address, kGiB).ok());
   // They are free pages like any others, and within the limit.
   REQUIRE(world.pool->set_limit(world.pool->stats().reserved.current).ok());
   const std::uint64_t created = world.created();

@@ -395,6 +395,9 @@ class PoolCore:
         Have memory under its first `bytes`, a multiple of 2 MiB, and in the background under `ahead` more.
         """
 
+    def growable_prepare(self, ptr: int, bytes: int, /) -> None:
+        """Have pages mapped for so many bytes more, as far as there are any."""
+
     def growable_close(self, ptr: int, /) -> None:
         """Give its memory and its addresses back."""
 

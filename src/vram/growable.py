@@ -94,7 +94,7 @@ class GrowableBuffer:
     @property
     def capacity(self) -> int:
         """Bytes that have memory now, at least `size`; up to here growing calls nobody."""
-        return self._capacity
+        return min(self._capacity, self.max_size)
 
     @property
     def ready(self) -> int:
@@ -158,6 +158,17 @@ class GrowableBuffer:
         """Make it shorter, at most to nothing, and return the new length."""
         with self._lock:
             return self.resize(max(0, self._size - parse_size(by)))
+
+    def prepare(self, size: int | str) -> int:
+        """Have pages ready for `size` more bytes, now and on this thread; returns `ready`.
+
+        What the background thread does after each growth. There may be less to be had; that is no error.
+        """
+        with self._lock:
+            self._require_open()
+            stream_handle(self._stream, self.pool.device)
+            self.pool.growable_prepare(self.ptr, parse_size(size))
+            return self.ready
 
     def _native_resize(self, capacity: int, ahead: int) -> None:
         stream_handle(self._stream, self.pool.device)  # raises where the stream was closed
@@ -258,7 +269,7 @@ class GrowableBuffer:
             info = self.pool.growable_info(self.ptr)
             return {
                 "size": self._size,
-                "capacity": self._capacity,
+                "capacity": self.capacity,
                 "pending": info["pending"],
                 "ready": info["ready"],
                 "max_size": self.max_size,
@@ -368,9 +379,9 @@ def _not_opened(pool: Pool, most: int, error: DeviceError | OutOfMemory) -> Vram
     """The error in words that fit."""
     if isinstance(error, OutOfMemory):
         return OutOfMemory(
-            f"no addresses are left for {format_size(most)} in one piece: a pool has a space of sixteen times "
-            "its device's memory, 2 TiB at the most. Close other growable buffers, open this one with a "
-            "smaller max_size, or in a pool of its own.",
+            f"no addresses are left for {format_size(most)} in one piece: a pool has a space of sixteen "
+            "times its device's memory, 2 TiB at the most. Close other growable buffers, open this one with "
+            "a smaller max_size, or in a pool of its own.",
             **{**error.facts, "requested": most},
         )
     if error.code != "unsupported":

@@ -135,8 +135,8 @@ class GrowableMachine(RuleBasedStateMachine):
     @rule(which=WHICH)
     def free(self, which: int) -> None:
         address = list(self.blocks)[which % len(self.blocks)]
-        block, stream = self.blocks.pop(address)
-        self.verify([at for at in range(address, address + block.size - 7, STEP)])
+        block, _ = self.blocks.pop(address)
+        self.verify(list(range(address, address + block.size - 7, STEP)))
         for at in range(address, address + block.size - 7, STEP):
             del self.stamps[at]
         block.free()
@@ -174,8 +174,10 @@ class GrowableMachine(RuleBasedStateMachine):
         assert self.pool.check() is None
         assert self.wrong == []
         assert self.pool.stats().reserved <= LIMIT
-        capacities = sum(buffer.capacity for buffer in self.open)
-        assert self.held() == capacities + sum(-(-block.size // 512) * 512 for block, _ in self.blocks.values())
+        capacities = sum(-(-buffer.size // STEP) * STEP for buffer in self.open)
+        assert self.held() == capacities + sum(
+            -(-block.size // 512) * 512 for block, _ in self.blocks.values()
+        )
 
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
