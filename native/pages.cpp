@@ -578,10 +578,11 @@ Status Segments::map_pages(std::uint32_t slot, const std::vector<Index>& pages) 
 
 void Segments::enter_mapping(std::uint32_t slot, Index p, bool usable) {
   Page& page = pages_[p];
-  Segment& segment = segments_[segment_at(slot)];
+  const Index owner = segment_at(slot);
+  Segment& segment = segments_[owner];
   const Index m = mappings_.add();
   if (m == 0) throw std::bad_alloc();
-  mappings_[m] = {p, page.mappings, segment_at(slot), slot, 0, usable};
+  mappings_[m] = {p, page.mappings, owner, slot, 0, usable};
   page.mappings = m;
   for (std::uint32_t k = 0; k < page.slots(); ++k) slots_[slot + k] = m;
   mapped_.set(slot, slot + page.slots(), true);

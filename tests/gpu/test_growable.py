@@ -151,7 +151,7 @@ def test_torch_tensors_over_it(make_pool: MakePool, torch: Any) -> None:
     high[1 << 20 :] = 1.0
     assert low.sum(dtype=torch.float64).item() == before
     assert high[: 1 << 20].sum(dtype=torch.float64).item() == before
-    assert high[1 << 20 :].sum().item() == 49 << 20
+    assert high[1 << 20 :].sum(dtype=torch.float64).item() == 49 << 20
     for size in ("4MiB", 0):
         with pytest.raises(BufferError):
             buffer.resize(size)
