@@ -248,7 +248,7 @@ Status Pool::growable_resize(Address address, std::uint64_t bytes, std::uint64_t
       status = fill_zeros(address + std::uint64_t{before} * kUnit, std::uint64_t{units - before} * kUnit,
                           streams_[segment.stream].handle);
   }
-  // Less is wanted, or taking back brought more than was wanted, or it failed on the way.
+  // Less is wanted, or it failed on the way.
   const Units wanted = status.ok() ? units : before;
   if (held() > wanted) shrink(strip, wanted);
   verify();
@@ -273,7 +273,7 @@ Status Pool::grow(Index strip, Units units, std::uint32_t tag, std::unique_lock<
     const Units held = block == 0 ? 0 : segments_.blocks()[block].units;
     if (held >= units) return {};
     bool taken = false;
-    if (Status status = retake(strip, &taken); !status.ok()) return status;
+    if (Status status = retake(strip, units - held, tag, &taken); !status.ok()) return status;
     if (taken) continue;
     Request request{std::uint64_t{units - held} * kUnit,
                     {stream.number, kGrowing, units - held, kUnit, strip, number},
@@ -306,15 +306,16 @@ void Pool::attach(Index strip, Index piece, std::uint32_t tag) {
   (void)hand_out(whole, request);
 }
 
-// Takes back what a shrink gave up directly behind the block in use and nobody else has got yet. Work queued
-// from now on comes after all uses of it; nobody waits on the host.
-Status Pool::retake(Index strip, bool* taken) {
+// Takes back up to `units` that a shrink gave up directly behind the block in use and nobody else has got
+// yet. Work queued from now on comes after all uses of them; nobody waits on the host.
+Status Pool::retake(Index strip, Units units, std::uint32_t tag, bool* taken) {
   const Segment& segment = segments_.segments()[strip];
   StreamState& home = streams_[segment.stream];
   const Index block = block_in_use(strip);
-  const Index next = block == 0 ? segment.head : segments_.blocks()[block].after;
+  Index next = block == 0 ? segment.head : segments_.blocks()[block].after;
   *taken = next != 0 && segments_.blocks()[next].is(BlockState::pending);
   if (!*taken) return {};
+  const bool whole = segments_.blocks()[next].units <= units;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     std::deque<PendingBlock>& waiting = streams_[static_cast<std::uint16_t>(n)].waiting;
     const auto found = std::find_if(waiting.begin(), waiting.end(),
@@ -323,13 +324,14 @@ Status Pool::retake(Index strip, bool* taken) {
     for (const Use& use : found->uses)
       if (use.stream != home.number && !ordered(home, streams_[use.stream], use.tick, true))
         return {Code::failed, 0, "stream_wait"};
-    waiting.erase(found);
+    if (whole) waiting.erase(found);
     break;
   }
+  if (!whole) next = segments_.split_in_use(next, units);  // the rest waits on
   pending_.subtract(bytes_of(segments_.blocks()[next]));
-  --pending_blocks_;
+  if (whole) --pending_blocks_;
   segments_.blocks()[next].set(BlockState::moving);
-  attach(strip, next, block == 0 ? segments_.blocks()[next].tag : segments_.blocks()[block].tag);
+  attach(strip, next, tag);
   return {};
 }
 

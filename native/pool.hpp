@@ -178,7 +178,7 @@ class Pool final : public Allocator {
   Status grow(Index strip, Units units, std::uint32_t tag, std::unique_lock<std::mutex>& lock,
               OutOfMemoryReport* report);
   void attach(Index strip, Index piece, std::uint32_t tag);
-  Status retake(Index strip, bool* taken);
+  Status retake(Index strip, Units units, std::uint32_t tag, bool* taken);
   void shrink(Index strip, Units units);
   void give_up(Index block);
   Index take_cached(StreamState& stream, Units units, bool large, bool ask);

@@ -19,6 +19,7 @@ from vram.buffer import Buffer
 from vram.device import Device, stream_handle
 from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
 from vram.sizes import format_size, parse_size
+from vram.tags import current_tag
 
 if TYPE_CHECKING:
     from vram.pool import Pool
@@ -63,7 +64,7 @@ class GrowableBuffer:
         self.max_size: Final = _checked_max(max_size)
         self._ahead = None if ahead == "auto" else parse_size(ahead)
         self.pool: Final = pool_of(device)
-        self.tag: Final = tag
+        self.tag: Final = current_tag() if tag is None else tag
         self._stream = stream
         self._lock = threading.RLock()
         self._busy = False

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from vram import (
     Stream,
 )
 from vram.scratch import WINDOW
+from vram.trace.model import Action
 
 MIB = 1 << 20
 STEP = 2 * MIB
@@ -270,6 +272,20 @@ def test_the_next_pages_are_ready_before_they_are_asked_for() -> None:
     buffer.close()
 
 
+def test_pages_may_be_made_ready_on_demand(pool: Pool) -> None:
+    buffer = opened(pool, size="4MiB")
+    assert buffer.prepare("20MiB") == buffer.ready == 20 * MIB
+    assert buffer.prepare("1GiB") == 60 * MIB, "all that it may ever hold"
+    assert (buffer.size, pool.stats().allocated) == (4 * MIB, 4 * MIB)
+    pool.limit = "64MiB"
+    other = pool.allocate("50MiB")
+    assert buffer.prepare("20MiB") >= 2 * MIB, "as far as there is something to be had"
+    del other
+    buffer.close()
+    with pytest.raises(InvalidFree):
+        buffer.prepare(1)
+
+
 def test_taking_what_is_ready_calls_nobody() -> None:
     device = Device.model("1GiB")
     backend: Any = device.backend
@@ -411,6 +427,36 @@ def test_the_pool_accounts_for_it() -> None:
         ("allocate", 10 * MIB),
         ("free", 10 * MIB),
     ]
+
+
+def test_it_keeps_the_tag_it_was_opened_under() -> None:
+    pool = vram.Pool(Device.model("1GiB"))
+    with vram.tag("kv"):
+        buffer = opened(pool)
+    buffer.resize("4MiB")
+    assert buffer.tag == "kv"
+    assert [block.tag for block in pool.snapshot().blocks("live")] == ["kv"]
+
+
+def test_a_recording_reads_as_one_allocation_at_a_time(tmp_path: Path) -> None:
+    pool = vram.Pool(Device.model("1GiB"))
+    with vram.record(pool, tmp_path / "run.vtrace"):
+        with opened(pool, size="4MiB") as buffer:
+            for size in ("20MiB", "2MiB", 0, "6MiB"):
+                buffer.resize(size)
+        pool.allocate("3MiB").free()
+        pool.device.synchronize()
+        pool.coalesce()
+    trace = vram.open(tmp_path / "run.vtrace")
+    assert trace.complete
+    live = most = 0
+    for action, size in zip(trace.action, trace.size, strict=True):
+        if action == Action.ALLOC:
+            live += size
+        elif action == Action.FREE_COMPLETED:
+            live -= size
+        most = max(most, live)
+    assert (live, most) == (0, 20 * MIB)
 
 
 def test_the_pool_does_not_take_its_pointer_for_an_allocation(pool: Pool) -> None:
