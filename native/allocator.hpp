@@ -126,6 +126,13 @@ struct SegmentInfo {
   std::vector<BlockInfo> blocks;
 };
 
+struct GrowableInfo {
+  std::uint64_t bytes = 0;    // that have memory
+  std::uint64_t pending = 0;  // given up behind them, and not yet for others
+  std::uint64_t ready = 0;    // that follow and have pages, which are free
+  std::uint64_t max = 0;
+};
+
 // Every call may come from any thread. Sizes are in bytes.
 class Allocator {
  public:

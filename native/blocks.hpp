@@ -38,7 +38,8 @@ struct Block {
   std::uint32_t serial = 0;             // grows with every allocation of the pool (wraps)
   std::atomic<std::uint16_t> owner{0};  // the stream whose order governs it
   std::atomic<BlockState> state{BlockState::none};
-  bool used_elsewhere = false;  // record_stream was called; the uses are in the pool's table
+  // record_stream was called; the uses are in the pool's table. Also of growable buffers: no cache takes it.
+  bool used_elsewhere = false;
 
   bool is(BlockState s) const { return state.load(std::memory_order_relaxed) == s; }
   void set(BlockState s) { state.store(s, std::memory_order_relaxed); }

@@ -358,6 +358,13 @@ std::uint32_t Segments::lacking_slots(std::uint16_t stream, const Survey& result
 // The place for the request that costs the driver least, and what it takes. Where that is new memory,
 // addresses that were never used may take less of it: no gap there is too short for a free page.
 Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why) {
+  if (want.strip != 0) {
+    const Spot spot = strip_spot(want);
+    if (spot.block == 0) return {};
+    *plan = survey(spot, want.units);
+    const auto in_use = [&](Index m) { return mappings_[m].tick > passed; };
+    return std::any_of(plan->lost.begin(), plan->lost.end(), in_use) ? Spot{} : spot;
+  }
   Spot best;
   // Where addresses were never used, the request costs no more than new pages for all of its slots.
   std::int64_t least = Window::kImpossible;
@@ -428,32 +435,38 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
   if (spot.block == 0) return why.ok() ? Status{Code::out_of_memory, 0, "space_reserve"} : why;
   if (lacking_slots(want.stream, plan) * kSlotBytes > create_bytes)
     return {Code::out_of_memory, 0, "page_create"};
-  std::vector<Index> held;  // pages taken so far, to be let go if a call fails
+  std::vector<Index> held;
+  if (Status status = supply(want, plan, create_bytes, false, &held); !status.ok()) return status;
+  *out = carve(spot, want.units);
+  return {};
+}
+
+// Carries a plan out: afterwards the whole range has its pages, and those that were not held before are, and
+// listed in *held. On failure none of them is.
+Status Segments::supply(const Want& want, const Survey& plan, std::uint64_t create_bytes, bool spare,
+                        std::vector<Index>* held) {
   moved_ = false;
   created_.clear();
   for (Index m : plan.own) {
     hold(mappings_[m].page, m);
-    held.push_back(mappings_[m].page);
+    held->push_back(mappings_[m].page);
   }
   Status status;
   for (Index m : plan.lost)
     if (status.ok()) status = unmap(m);
   for (const Gap& gap : plan.gaps)
-    if (status.ok()) status = fill_gap(want, gap, &create_bytes, &held);
-  if (!status.ok()) {
-    // What was mapped meanwhile stays: free pages at free addresses. New pages go back to the driver.
-    for (Index page : held) let_go(page, pages_[page].tick);
-    for (Index page : created_) (void)release_page(page);
-    return status;
-  }
-  *out = carve(spot, want.units);
-  return {};
+    if (status.ok()) status = fill_gap(want, gap, &create_bytes, spare, held);
+  if (status.ok()) return status;
+  // What was mapped meanwhile stays: free pages at free addresses. New pages go back to the driver.
+  for (Index page : *held) let_go(page, pages_[page].tick);
+  for (Index page : created_) (void)release_page(page);
+  return status;
 }
 
-// Maps pages over the gap and holds them: free ones first, largest first, then new ones.
-Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes,
+// Maps pages over the gap and holds them: free ones first, largest first, then new ones. Free
+// pages that are promised to a growable buffer come last among them, with `spare` not at all.
+Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, bool spare,
                           std::vector<Index>* held) {
-  const Shelf& own = shelf(want.stream);
   std::vector<Index> pages;
   std::uint32_t left = gap.slots;
   Status status;
@@ -463,10 +476,11 @@ Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* creat
     left -= std::min(left, pages_[page].slots());
     list_remove(page);  // so that it is not picked twice; hold() comes when it is mapped
   };
+  Index next = 0;
   for (int size = kPageSizes - 1; size >= 0; --size)
-    while (kPageSlots[size] <= left && own.pages[size].head != 0) use(own.pages[size].head);
+    while (kPageSlots[size] <= left && (next = pick(want.stream, size, spare)) != 0) use(next);
   for (int size = 0; size < kPageSizes && left > 0; ++size)
-    if (own.pages[size].head != 0 && kPageSlots[size] <= left + gap.room) use(own.pages[size].head);
+    if (kPageSlots[size] <= left + gap.room && (next = pick(want.stream, size, spare)) != 0) use(next);
   // New memory beyond the need, where free addresses follow: the rest of a middling page, or what was
   // configured.
   const std::uint32_t grain =
@@ -476,6 +490,7 @@ Status Segments::fill_gap(const Want& want, const Gap& gap, std::uint64_t* creat
   if (left == 0) wished = 0;
   wished = std::min({wished, left + gap.room, static_cast<std::uint32_t>(*create_bytes / kSlotBytes)});
   std::uint32_t to_create = std::max(left, wished);
+  if (left * kSlotBytes > *create_bytes) status = {Code::out_of_memory, 0, "page_create"};
   while (to_create > 0 && status.ok()) {
     Index page = 0;
     status = create_page(want, to_create, &page);
@@ -563,10 +578,11 @@ Status Segments::map_pages(std::uint32_t slot, const std::vector<Index>& pages) 
 
 void Segments::enter_mapping(std::uint32_t slot, Index p, bool usable) {
   Page& page = pages_[p];
-  Segment& segment = segments_[segment_at(slot)];
+  const Index owner = segment_at(slot);
+  Segment& segment = segments_[owner];
   const Index m = mappings_.add();
   if (m == 0) throw std::bad_alloc();
-  mappings_[m] = {p, page.mappings, segment_at(slot), slot, 0, usable};
+  mappings_[m] = {p, page.mappings, owner, slot, 0, usable};
   page.mappings = m;
   for (std::uint32_t k = 0; k < page.slots(); ++k) slots_[slot + k] = m;
   mapped_.set(slot, slot + page.slots(), true);
@@ -624,7 +640,7 @@ Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished, bool m
   }
   for (Index s = 1; s < segments_.end(); ++s) {
     const Segment& segment = segments_[s];
-    if (segment.units == 0 || segment.in_use != 0 || segment.mappings != 0) continue;
+    if (segment.units == 0 || segment.in_use != 0 || segment.mappings != 0 || segment.growable != 0) continue;
     if (!segment.plain) {
       drop_segment(s);
     } else if (plain && reserved_bytes_ > keep_bytes &&

@@ -57,7 +57,10 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
   if (config.journal != 0) start_journal(config.journal);
 }
 
-Pool::~Pool() { (void)close(); }
+Pool::~Pool() {
+  (void)close();
+  (void)ahead_.release();  // still there only in the child of a fork, where its thread is not
+}
 
 // ---- the fast paths -------------------------------------------------------------------------------------
 
@@ -398,7 +401,7 @@ Address Pool::hand_out(Index i, Request& request) {
   block.owner.store(stream.number, std::memory_order_relaxed);
   block.requested = request.size;
   block.tag = request.tag;
-  block.used_elsewhere = false;
+  block.used_elsewhere = request.want.band == kGrowing;
   block.serial = static_cast<std::uint32_t>(++stream.slow_serial + stream.hits);
   const int kind = static_cast<int>(kind_of(block.units));
   stream.allocations[kind].add(1);
@@ -531,16 +534,22 @@ Index Pool::claim_for_free(Address address) {
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(stream.lock);
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number) return 0;
+  take_live(i, stream, block.used_elsewhere ? Action::free_pending : Action::free);
+  return i;
+}
+
+// A live block is its owner's no more; what that is called in the journal is `action`. Under the owner's
+// lock.
+void Pool::take_live(Index i, StreamState& owner, Action action) {
+  Block& block = segments_.blocks()[i];
   block.set(BlockState::moving);
   const std::uint64_t bytes = bytes_of(block);
   const int kind = static_cast<int>(kind_of(block.units));
-  stream.live -= bytes;
-  stream.allocations[kind].subtract(1);
-  stream.bytes[kind].subtract(bytes);
-  stream.requested[kind].subtract(block.requested);
-  note(stream, block.used_elsewhere ? Action::free_pending : Action::free, address, block.requested,
-       block.tag, block.serial);
-  return i;
+  owner.live -= bytes;
+  owner.allocations[kind].subtract(1);
+  owner.bytes[kind].subtract(bytes);
+  owner.requested[kind].subtract(block.requested);
+  note(owner, action, segments_.address_of(block), block.requested, block.tag, block.serial);
 }
 
 Status Pool::free_slow(Address address) {
@@ -550,6 +559,8 @@ Status Pool::free_slow(Address address) {
     if (planned_steps_->is_region(address)) return {Code::invalid, 0, "free"};
     if (free_planned(address)) return {};
   }
+  if (const Index i = segments_.find(address); i != 0 && segments_.growing(segments_.blocks()[i]))
+    return {Code::invalid, 0, "free"};
   if (zero_on_free_.load(std::memory_order_relaxed))
     if (Status status = zero(address); !status.ok()) return status;
   const Index block = claim_for_free(address);
@@ -651,7 +662,7 @@ void Pool::requeue(PendingBlock&& pending) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
     (void)fill_zeros(segments_.address_of(block), bytes_of(block), zeroing.handle);
     tick = home.tick;
-    if (&zeroing != &home) {
+    if (&zeroing != &home || segments_.growing(block)) {
       pending.zeroed = true;
       pending.uses.push_back({zeroing.number, zeroing.tick});
       zeroing.waiting.push_back(std::move(pending));
@@ -927,6 +938,7 @@ void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> cal
 }
 
 Status Pool::close() {
+  std::unique_ptr<Ahead> ended;  // after the mutex was let go, as its thread may wait for that
   std::unique_lock lock(mutex_, std::defer_lock);
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
@@ -943,6 +955,7 @@ Status Pool::close() {
   planning_ = false;
   std::vector<Planned::Block> gone;  // with everything else
   if (planned_steps_ != nullptr) planned_steps_->reset(&gone);
+  ended = std::move(ahead_);
   // Nothing is held any more; totals and peaks stay to be read.
   note_reserved(streams_[0]);
   pending_.current = pending_blocks_ = 0;

@@ -11,6 +11,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "ahead.hpp"
 #include "allocator.hpp"
 #include "planned.hpp"
 #include "segments.hpp"
@@ -48,6 +49,22 @@ class Pool final : public Allocator {
   bool try_free_cached(Address address);
   Status free_slow(Address address) override;
   Status record_stream(Address address, StreamHandle stream) override;
+
+  // ---- growable buffers (growable.cpp) ---------------------------------------------------------------
+  // Addresses for `max` bytes, rounded up to whole slots, that stay the buffer's until it is closed. They
+  // have no memory yet. unsupported: the pool has no pages.
+  Status growable_open(std::uint64_t max, StreamHandle stream, Address* out);
+  // Gives the first `bytes` memory, and no more than that; what is there already stays as it is. Memory that
+  // goes is reused when the work queued so far has finished; nobody waits for it. On failure the old length
+  // is in force. Afterwards at least `ahead` bytes more are made ready in the background.
+  // pre: bytes is a multiple of kSlotBytes. In the journal this is a free and an allocation.
+  Status growable_resize(Address address, std::uint64_t bytes, std::uint64_t ahead, std::uint32_t tag,
+                         OutOfMemoryReport* report = nullptr);
+  // Has pages mapped for `bytes` more, and leaves them free; those of the next page alone where there is not
+  // so much to be had. `number` is of one that must still be open there; 0: whichever is.
+  Status growable_prepare(Address address, std::uint64_t bytes, std::uint64_t number = 0);
+  Status growable_close(Address address);
+  Status growable_info(Address address, GrowableInfo* out) const;
 
   // ---- housekeeping ---------------------------------------------------------------------------------
   Status coalesce() override;
@@ -176,6 +193,14 @@ class Pool final : public Allocator {
              std::size_t to, Units units, StreamHandle stream, std::uint32_t tag, std::vector<Address>& out);
   Address hand_out(Index block, Request& request);
   Index claim_for_free(Address address);
+  void take_live(Index block, StreamState& owner, Action action);
+  Index block_in_use(Index strip) const;
+  Status grow(Index strip, Units units, std::uint32_t tag, std::unique_lock<std::mutex>& lock,
+              OutOfMemoryReport* report);
+  void attach(Index strip, Index piece, std::uint32_t tag);
+  Status retake(Index strip, Units units, std::uint32_t tag, bool* taken);
+  void shrink(Index strip, Units units);
+  void give_up(Index block);
   Index take_cached(StreamState& stream, Units units, bool large, bool ask);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);
@@ -231,6 +256,8 @@ class Pool final : public Allocator {
   std::uint64_t rungs_[kRungs] = {};
   std::uint64_t retries_ = 0;
   std::uint64_t out_of_memory_ = 0;
+  std::uint64_t growables_ = 0;      // opened so far
+  std::unique_ptr<Ahead> ahead_;     // null until somebody asks for it
   mutable std::uint64_t walks_ = 0;  // of verify
 };
 

@@ -322,6 +322,17 @@ bool Pool::check(std::string* why) const {
     if (block.is(BlockState::cached)) cached[owner] += bytes_of(block);
     if (block.is(BlockState::pending)) pending += bytes_of(block);
   }
+  // Where a growable buffer will grow, nothing queued is at work: its addresses may be mapped anew.
+  for (Index m = 1; m < segments_.mappings().end() && good; ++m) {
+    const Mapping& mapping = segments_.mappings()[m];
+    if (mapping.page == 0) continue;
+    const Segment& segment = segments_.segments()[mapping.segment];
+    const Block& tail = segments_.blocks()[segment.tail];
+    if (segment.growable == 0 || !tail.is(BlockState::free) || mapping.slot * kSlotUnits < tail.offset)
+      continue;
+    good = mapping.tick <= streams_[segment.stream].passed;
+    if (!good && why != nullptr) *why = "queued work where a growable buffer grows";
+  }
   std::uint64_t ceilings = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];

@@ -14,11 +14,11 @@ constexpr std::size_t kMaxPages = std::size_t{1} << 20;
 constexpr std::size_t kMaxMappings = std::size_t{1} << 21;
 constexpr std::size_t kMaxSegments = std::size_t{1} << 20;
 // Addresses set aside for a strip; a larger request gets a strip of its own size.
-constexpr std::uint32_t kStripSlots[kBands] = {128, 8192};  // 256 MiB for small, 16 GiB for large blocks
+constexpr std::uint32_t kStripSlots[] = {128, 8192};  // 256 MiB for small, 16 GiB for large blocks
 // The fewest addresses to begin with.
 constexpr std::uint64_t kLeastSpace = 256 * kMiB;
 // Free blocks looked at before the driver is asked, by band.
-constexpr int kCandidates[kBands] = {8, 16};
+constexpr int kCandidates[] = {8, 16};
 constexpr std::uint64_t kNoMemory = ~std::uint64_t{0};
 
 // The fewest slots of a strip that has room for the request.
@@ -73,6 +73,11 @@ Index Segments::containing(Address address) const {
     const Segment& segment = segments_[i];
     if (segment.units == 0 || address < segment.base) continue;
     if (address >= segment.base + std::uint64_t{segment.units} * kUnit) continue;
+    if (segment.band == kGrowing) {
+      Index block = segment.head;
+      while (address >= address_of(blocks_[block]) + bytes_of(blocks_[block])) block = blocks_[block].after;
+      return block;
+    }
     Units unit = segment.first + static_cast<Units>((address - segment.base) / kUnit);
     while (starts_[unit].load(std::memory_order_relaxed) == 0) --unit;
     return starts_[unit].load(std::memory_order_relaxed);
@@ -244,6 +249,10 @@ Segments::Spot Segments::find_spot(const Want& want) {
     const Index block = peek(want);
     return block == 0 ? Spot{} : Spot{block, aligned(blocks_[block], want.align)};
   }
+  if (want.strip != 0) {
+    const Spot spot = strip_spot(want);
+    return spot.block == 0 || newly_held(spot, want) == kNoMemory ? Spot{} : spot;
+  }
   Spot best;
   Units best_units = ~Units{0};
   std::uint64_t least = kNoMemory;
@@ -357,6 +366,7 @@ Status Segments::reserve_space() {
 
 // Whether a strip could be made for the request.
 bool Segments::has_addresses(const Want& want) const {
+  if (want.strip != 0) return true;
   return std::any_of(space_free_.begin(), space_free_.end(),
                      [&](const auto& range) { return range.second >= slots_for(want); });
 }
@@ -371,16 +381,21 @@ Status Segments::new_strip(const Want& want) {
   std::uint32_t slot = space_take(slots);
   if (slot == 0) slot = space_take(slots = needed);
   if (slot == 0) return {Code::out_of_memory, 0, "space_reserve"};
+  add_strip(want.stream, want.band, slot, slots);
+  return {};
+}
+
+Index Segments::add_strip(std::uint16_t stream, Band band, std::uint32_t slot, std::uint32_t slots) {
   const Index i = segments_.add();
   Segment& segment = segments_[i];
-  segment.stream = want.stream;
-  segment.band = want.band;
+  segment.stream = stream;
+  segment.band = band;
   segment.first = segment.touched = slot * kSlotUnits;
   segment.units = slots * kSlotUnits;
   segment.base = slot_address(slot);
   segment.head = segment.tail = new_block(i, segment.first, segment.units, BlockState::free);
   add_free(segment.head);
-  return {};
+  return i;
 }
 
 // Memory from the driver in one piece, for devices without pages. It has room for a whole number of such

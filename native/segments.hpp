@@ -24,7 +24,9 @@ namespace vram {
 // A band of sizes. Each band has addresses of its own, so that small blocks never break up the addresses
 // of large ones; as any free page may serve any band, keeping them apart costs next to no memory.
 using Band = std::uint8_t;
-inline constexpr int kBands = 2;
+inline constexpr int kBands = 3;
+// The band of growable buffers: each has a strip to itself, and nothing else is ever placed there.
+inline constexpr Band kGrowing = 2;
 // Plain segments for large blocks are at least this long, so that middling blocks share one.
 inline constexpr std::uint64_t kPlainSegmentBytes = 20 * kMiB;
 inline constexpr Units kSmallUnits = static_cast<Units>(kMiB / kUnit);
@@ -68,6 +70,13 @@ struct Segment {
   Index tail = 0;
   std::uint32_t mappings = 0;
   std::uint32_t in_use = 0;  // blocks that are not free
+  // Band kGrowing only. Not 0: an open growable buffer has these addresses, and this is its number. Then
+  //   blocks of the strip  ==  [in use, from `first` on]? [pending]* [free]?
+  //   a free slot whose page has gone elsewhere was last used by work that has finished
+  // so that growing in place needs no wait: what lies behind the block in use is taken back from pending,
+  // or may be unmapped. All blocks begin and end on slots.
+  std::uint64_t growable = 0;
+  Units promised = 0;  // pages mapped up to here are for it, unless memory runs out (prepare)
   std::uint16_t stream = 0;
   Band band = 0;
   bool plain = false;
@@ -95,6 +104,8 @@ struct Want {
   Band band = 0;
   Units units = 0;
   std::uint64_t align = kUnit;  // bytes
+  Index strip = 0;              // not 0: at the first free address of this strip, of …
+  std::uint64_t growable = 0;   // … this growable buffer, as long as it is open
   Units padded() const { return units + static_cast<Units>(align / kUnit) - 1; }
 };
 
@@ -115,7 +126,7 @@ class Segments {
   // `create_bytes` of new ones. out_of_memory: it would need more; nothing has changed.
   // `passed`: the tick of the stream up to which everything has finished.
   Status back(const Want& want, std::uint64_t create_bytes, Tick passed, Index* out);
-  // Whether the last call of back left addresses behind that lost their page.
+  // Whether the last call of back or prepare left addresses behind that lost their page.
   bool moved() const { return moved_; }
   // Bytes of pages that back would need beyond the stream's own free ones.
   std::uint64_t lacking(const Want& want, Tick passed);
@@ -123,6 +134,24 @@ class Segments {
   void put(Index block, Tick tick);
   // Splits the first `units` off a block in use; both parts stay in use.
   Index split_in_use(Index block, Units units);
+
+  // ---- growable buffers (growable.cpp) ----------------------------------------------------------
+  // Addresses for a growable buffer: an idle strip whose last use is up to `passed`, else new ones.
+  Status open_strip(std::uint16_t stream, std::uint32_t slots, std::uint64_t number, Tick passed, Index* out);
+  // pre: no block in use but pending ones. Keeps addresses and mappings for the next buffer.
+  void close_strip(Index strip);
+  // The strip of the open buffer that begins at the address, or 0.
+  Index strip_at(Address address) const;
+  // Unmaps what idle strips have mapped, where their last use has finished, and takes their addresses back.
+  Status drop_idle_strips(const Finished& finished);
+  // Has pages mapped where want.strip will grow and leaves them free: taking them then calls nobody. Uses
+  // free pages that are not another buffer's by the same promise, then new ones.
+  Status prepare(const Want& want, std::uint64_t create_bytes, Tick passed);
+  // Bytes in a row, from the strip's first free address on, that have their pages.
+  std::uint64_t ready_bytes(Index strip) const;
+  // Makes one block of two neighbours in use.
+  void join(Index front, Index back);
+  bool growing(const Block& block) const { return segments_[block.segment].band == kGrowing; }
 
   // ---- between streams --------------------------------------------------------------------------
   // The stream's oldest free page of a size, or 0.
@@ -240,6 +269,10 @@ class Segments {
   Tick last_use(const Spot& spot, Units units) const;
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why);
   Spot untouched_spot(const Want& want) const;
+  Spot strip_spot(const Want& want) const;
+  Index idle_strip(std::uint16_t stream, Units units, Tick passed) const;
+  bool promised(Index page) const;
+  Index pick(std::uint16_t stream, int size, bool spare) const;
   std::uint32_t slots_until(std::uint32_t slot, std::uint32_t past, std::uint64_t count) const;
   std::int64_t fresh_cost(const Want& want) const;
   void weigh(Index block, const Want& want, Tick passed, std::uint64_t until, Spot* best,
@@ -252,7 +285,10 @@ class Segments {
   void note_backed(Index page);
   void list_push(Index page);
   void list_remove(Index page);
-  Status fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, std::vector<Index>* held);
+  Status supply(const Want& want, const Survey& plan, std::uint64_t create_bytes, bool spare,
+                std::vector<Index>* held);
+  Status fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, bool spare,
+                  std::vector<Index>* held);
   Status create_page(const Want& want, std::uint32_t slots, Index* out);
   int size_to_create(std::uint32_t slots, std::uint64_t request_bytes) const;
   Status map_pages(std::uint32_t slot, const std::vector<Index>& pages);
@@ -266,6 +302,7 @@ class Segments {
   Status reserve_space();
   bool has_addresses(const Want& want) const;
   Status new_strip(const Want& want);
+  Index add_strip(std::uint16_t stream, Band band, std::uint32_t slot, std::uint32_t slots);
   Status new_plain(const Want& want, std::uint64_t budget);
   Status release_plain(Index segment);
   void drop_segment(Index segment);
@@ -294,7 +331,7 @@ class Segments {
   std::uint64_t weighed_ = 0;  // see weighed()
   int largest_page_ = 0;       // ever made, as an index into kPageSlots
   bool moved_ = false;
-  std::vector<Index> created_;  // pages made by the call of back() under way
+  std::vector<Index> created_;  // pages made by the call of back() or prepare() under way
 };
 
 }  // namespace vram

@@ -1,6 +1,7 @@
 // Segments::check(): every invariant of segments.hpp, verified from scratch. Linear in what exists, so
 // for tests and debug builds.
 #include <unordered_map>
+#include <unordered_set>
 
 #include "segments.hpp"
 
@@ -20,10 +21,13 @@ bool Segments::check(std::string* why) const {
   std::size_t block_count = 0;
   std::size_t free_count = 0;
   std::unordered_map<Index, bool> holds;  // mapping → some block in use lies on it
+  std::unordered_set<std::uint64_t> growables;
   for (Index s = 1; s < segments_.end(); ++s) {
     const Segment& segment = segments_[s];
     if (segment.units == 0) continue;
     if (segment.plain) reserved += std::uint64_t{segment.units} * kUnit;
+    if (segment.growable != 0 && (segment.band != kGrowing || !growables.insert(segment.growable).second))
+      return fail(why, "growable buffer of two strips, or in a strip for all", s);
     Units at = segment.first;
     Index previous = 0;
     std::uint32_t in_use = 0;
@@ -37,6 +41,14 @@ bool Segments::check(std::string* why) const {
         return fail(why, "start not in the table", b);
       at += block.units;
       if (block.is(BlockState::none)) return fail(why, "block without a state", b);
+      if (segment.band == kGrowing) {
+        if (block.offset % kSlotUnits != 0 || block.units % kSlotUnits != 0)
+          return fail(why, "part of a growable buffer between slots", b);
+        if (block.is(BlockState::live) && (previous != 0 || segment.growable == 0))
+          return fail(why, "live block in a strip that is not its buffer's beginning", b);
+        if (block.is(BlockState::free) && segment.growable != 0 && block.after != 0)
+          return fail(why, "hole in the strip of a growable buffer", b);
+      }
       if (block.is(BlockState::free)) {
         ++free_count;
         if (previous != 0 && blocks_[previous].is(BlockState::free))

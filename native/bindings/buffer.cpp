@@ -103,7 +103,7 @@ void drop_view(PyBuffer* self) {
 // The pool, or the arena, knows from now on that the stream uses the memory.
 Status tell_use(PyBuffer* self, StreamHandle stream) {
   if (self->piece != nullptr) return self->piece->core->arena->record_stream(stream);
-  return self->pool->pool->record_stream(self->address, stream);
+  return self->pool->pool->record_stream(self->block, stream);
 }
 
 // ---- life ---------------------------------------------------------------------------------------------
@@ -111,6 +111,7 @@ Status tell_use(PyBuffer* self, StreamHandle stream) {
 // Where zeroing fails, the buffer stays live and may be freed again.
 Status release(PyBuffer* self) {
   self->live = false;  // first: the GIL may change hands meanwhile
+  if (self->base != nullptr) return {};
   const Status status = free_address(self->pool, self->address);
   self->live = status.code == Code::failed || status.code == Code::out_of_memory;
   return status;
@@ -122,6 +123,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self_of(object)->pool);
   Py_VISIT(self_of(object)->stream_object);
   if (self_of(object)->piece != nullptr) Py_VISIT(self_of(object)->piece->owner);
+  Py_VISIT(self_of(object)->base);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
@@ -130,7 +132,7 @@ void dealloc(PyObject* object) {
   PyBuffer* self = self_of(object);
   PyObject_GC_UnTrack(object);
   if (self->live && self->piece == nullptr) {
-    if (watcher != nullptr) [[unlikely]] {
+    if (watcher != nullptr && self->base == nullptr) [[unlikely]] {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
       if (!tell_watcher("on_drop", "OK", self->pool, static_cast<unsigned long long>(self->address)))
@@ -151,6 +153,7 @@ void dealloc(PyObject* object) {
     Py_XDECREF(self->piece->typestr);
     delete self->piece;
   }
+  Py_XDECREF(self->base);
   Py_DECREF(self->pool);
   PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_Del(object);
@@ -166,7 +169,7 @@ PyObject* free_method(PyObject* object, PyObject*) {
   if (self->views != 0)
     return PyErr_Format(PyExc_BufferError, "%zd view(s) of the buffer exist; drop them before free()",
                         self->views);
-  if (watcher != nullptr &&
+  if (watcher != nullptr && self->base == nullptr &&
       !tell_watcher("on_free", "OK", self->pool, static_cast<unsigned long long>(self->address)))
     return nullptr;
   if (const Status status = release(self); !status.ok()) return raise(status, "free the buffer");
@@ -200,7 +203,7 @@ bool stream_for_use(PyBuffer* self, PyObject* given, StreamHandle* out) {
 
 bool note_use(PyBuffer* self, StreamHandle stream, bool writes, const char* what) {
   if (watcher != nullptr &&
-      !tell_watcher("on_use", "OKKKOs", self->pool, static_cast<unsigned long long>(self->address),
+      !tell_watcher("on_use", "OKKKOs", self->pool, static_cast<unsigned long long>(self->block),
                     static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(stream),
                     writes ? Py_True : Py_False, what))
     return false;
@@ -216,7 +219,7 @@ PyObject* record_stream(PyObject* object, PyObject* argument) {
   StreamHandle stream = 0;
   if (!require_live(self) || !stream_from(argument, self->pool, &stream)) return nullptr;
   if (watcher != nullptr &&
-      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
+      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->block),
                     static_cast<unsigned long long>(stream)))
     return nullptr;
   if (const Status status = tell_use(self, stream); !status.ok())
@@ -521,7 +524,7 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
   StreamHandle lasting = 0;
   if (!lasting_consumer(self, consumer, &lasting)) return false;
   if (watcher != nullptr &&
-      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->address),
+      !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->block),
                     static_cast<unsigned long long>(lasting)))
     return false;
   Status status = tell_use(self, lasting);
@@ -630,6 +633,11 @@ PyObject* get_freed(PyObject* object, void*) {
   PyBuffer* self = self_of(object);
   return PyBool_FromLong(!self->live || (self->piece != nullptr && over(self)));
 }
+PyObject* get_base(PyObject* object, void*) {
+  PyObject* base = self_of(object)->base;
+  return Py_NewRef(base == nullptr ? Py_None : base);
+}
+PyObject* get_views(PyObject* object, void*) { return PyLong_FromSsize_t(self_of(object)->views); }
 
 Py_ssize_t length(PyObject* object) { return static_cast<Py_ssize_t>(self_of(object)->size); }
 
@@ -682,6 +690,9 @@ PyGetSetDef attributes[] = {
     {"shape", get_shape, nullptr, "How many elements there are in each dimension; of a pool's: bytes.",
      nullptr},
     {"typestr", get_typestr, nullptr, "NumPy's name of the type of elements; of a pool's: bytes.", nullptr},
+    {"base", get_base, nullptr, "What it is a part of and keeps alive, or None; free() then frees nothing.",
+     nullptr},
+    {"views", get_views, nullptr, "Memoryviews and DLPack capsules that exist over it.", nullptr},
     {"__cuda_array_interface__", cuda_array_interface, nullptr,
      "Version 3, an array of bytes; only of device memory on CUDA.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -713,15 +724,9 @@ PyType_Spec spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
     slots};
 
-}  // namespace
-
-PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
-                      PyObject* stream_object, std::uint32_t tag) {
-  PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
-  if (self == nullptr) {
-    (void)free_address(pool, address);
-    return nullptr;
-  }
+// Of a new Buffer that is an allocation by itself.
+void fill_in(PyBuffer* self, PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
+             PyObject* stream_object, std::uint32_t tag) {
   self->pool = reinterpret_cast<PyPool*>(Py_NewRef(reinterpret_cast<PyObject*>(pool)));
   self->address = address;
   self->size = size;
@@ -733,6 +738,31 @@ PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamH
   self->weak_references = nullptr;
   self->piece = nullptr;
   self->live = true;
+  self->block = address;
+  self->base = nullptr;
+}
+
+}  // namespace
+
+PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
+                      PyObject* stream_object, std::uint32_t tag) {
+  PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
+  if (self == nullptr) {
+    (void)free_address(pool, address);
+    return nullptr;
+  }
+  fill_in(self, pool, address, size, stream, stream_object, tag);
+  PyObject_GC_Track(self);
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* make_part(PyPool* pool, Address block, std::uint64_t offset, std::uint64_t size,
+                    StreamHandle stream, PyObject* stream_object, PyObject* base) {
+  PyBuffer* self = PyObject_GC_New(PyBuffer, buffer_type);
+  if (self == nullptr) return nullptr;
+  fill_in(self, pool, block + offset, size, stream, stream_object, 0);
+  self->block = block;
+  self->base = Py_NewRef(base);
   PyObject_GC_Track(self);
   return reinterpret_cast<PyObject*>(self);
 }

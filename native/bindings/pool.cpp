@@ -291,6 +291,107 @@ PyObject* record_stream(PyObject* object, PyObject* arguments) {
   return done(self->pool->record_stream(address, stream), "record the use on another stream");
 }
 
+// ---- growable buffers, which vram.growable dresses
+// ---------------------------------------------------------------------------------------------
+
+// Null with an error set where the pool is the driver's.
+std::shared_ptr<Pool> paged_pool(PyObject* object, const char* what) {
+  std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) raise({Code::unsupported, 0, "growable"}, what);
+  return pool;
+}
+
+PyObject* growable_open(PyObject* object, PyObject* arguments) {
+  constexpr const char* kWhat = "open a growable buffer";
+  PyPool* self = self_of(object);
+  unsigned long long max = 0;
+  PyObject* stream_object = nullptr;
+  StreamHandle stream = 0;
+  if (!PyArg_ParseTuple(arguments, "KO:growable_open", &max, &stream_object)) return nullptr;
+  if (!stream_from(stream_object, self, &stream)) return nullptr;
+  const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
+  if (pool == nullptr) return nullptr;
+  Address address = 0;
+  const Status status = without_gil([&] { return pool->growable_open(max, stream, &address); });
+  if (!status.ok()) return raise(status, kWhat);
+  if (watcher != nullptr && !tell_watcher("on_allocate", "OKKK", self, wide(address), max, wide(stream))) {
+    (void)without_gil([&] { return pool->growable_close(address); });
+    return nullptr;
+  }
+  return Py_BuildValue("KK", wide(address), wide(stream));
+}
+
+PyObject* growable_resize(PyObject* object, PyObject* arguments) {
+  constexpr const char* kWhat = "resize the growable buffer";
+  PyPool* self = self_of(object);
+  unsigned long long address = 0;
+  unsigned long long bytes = 0;
+  unsigned long long ahead = 0;
+  unsigned long long stream = 0;
+  PyObject* tag = nullptr;
+  if (!PyArg_ParseTuple(arguments, "KKKKO:growable_resize", &address, &bytes, &ahead, &stream, &tag))
+    return nullptr;
+  const std::int64_t label = label_for(self, tag);
+  if (label < 0) return nullptr;
+  const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
+  if (pool == nullptr) return nullptr;
+  OutOfMemoryReport report;
+  const Status status = without_gil([&] {
+    return pool->growable_resize(address, bytes, ahead, static_cast<std::uint32_t>(label), &report);
+  });
+  if (status.code == Code::out_of_memory && report.device_total != 0)
+    return raise_out_of_memory(self, report.requested, stream, report);
+  return done(status, kWhat);
+}
+
+PyObject* growable_prepare(PyObject* object, PyObject* arguments) {
+  constexpr const char* kWhat = "make pages ready for the growable buffer";
+  unsigned long long address = 0;
+  unsigned long long bytes = 0;
+  if (!PyArg_ParseTuple(arguments, "KK:growable_prepare", &address, &bytes)) return nullptr;
+  const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
+  if (pool == nullptr) return nullptr;
+  const Status status = without_gil([&] { return pool->growable_prepare(address, bytes); });
+  return status.code == Code::out_of_memory ? Py_NewRef(Py_None) : done(status, kWhat);
+}
+
+PyObject* growable_close(PyObject* object, PyObject* argument) {
+  constexpr const char* kWhat = "close the growable buffer";
+  const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
+  if (PyErr_Occurred()) return nullptr;
+  const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
+  if (pool == nullptr || (watcher != nullptr && !tell_watcher("on_free", "OK", object, address)))
+    return nullptr;
+  return done(without_gil([&] { return pool->growable_close(address); }), kWhat);
+}
+
+PyObject* growable_info(PyObject* object, PyObject* argument) {
+  constexpr const char* kWhat = "look at the growable buffer";
+  const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
+  if (PyErr_Occurred()) return nullptr;
+  const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
+  if (pool == nullptr) return nullptr;
+  GrowableInfo info;
+  const Status status = without_gil([&] { return pool->growable_info(address, &info); });
+  if (!status.ok()) return raise(status, kWhat);
+  return Py_BuildValue("{sKsKsKsK}", "bytes", wide(info.bytes), "pending", wide(info.pending), "ready",
+                       wide(info.ready), "max", wide(info.max));
+}
+
+PyObject* part_of(PyObject* object, PyObject* arguments) {
+  PyPool* self = self_of(object);
+  unsigned long long block = 0;
+  unsigned long long offset = 0;
+  unsigned long long size = 0;
+  PyObject* stream_object = nullptr;
+  PyObject* base = nullptr;
+  StreamHandle stream = 0;
+  if (!PyArg_ParseTuple(arguments, "KKKOO:part_of", &block, &offset, &size, &stream_object, &base))
+    return nullptr;
+  if (!stream_from(stream_object, self, &stream)) return nullptr;
+  return make_part(self, block, offset, size, stream, stream_object, base);
+}
+
 // ---- housekeeping
 // ---------------------------------------------------------------------------------------------
 
@@ -899,6 +1000,24 @@ PyMethodDef methods[] = {
     {"record_stream", record_stream, METH_VARARGS,
      "record_stream(ptr, stream, /)\n--\n\nWork on another stream uses the allocation that holds this "
      "address."},
+    {"growable_open", growable_open, METH_VARARGS,
+     "growable_open(max, stream, /)\n--\n\nThe address of a growable buffer without memory, and the handle "
+     "of "
+     "its stream."},
+    {"growable_resize", growable_resize, METH_VARARGS,
+     "growable_resize(ptr, bytes, ahead, stream, tag, /)\n--\n\nHave memory under its first `bytes`, a "
+     "multiple "
+     "of 2 MiB, and in the background under `ahead` more."},
+    {"growable_prepare", growable_prepare, METH_VARARGS,
+     "growable_prepare(ptr, bytes, /)\n--\n\nHave pages mapped for so many bytes more, as far as there are "
+     "any."},
+    {"growable_close", growable_close, METH_O,
+     "growable_close(ptr, /)\n--\n\nGive its memory and its addresses back."},
+    {"growable_info", growable_info, METH_O,
+     "growable_info(ptr, /)\n--\n\nBytes that have memory, are pending, are ready, and the most."},
+    {"part_of", part_of, METH_VARARGS,
+     "part_of(block, offset, size, stream, base, /)\n--\n\nA Buffer over a part of an allocation that `base` "
+     "holds."},
     {"trim_to", trim_to, METH_VARARGS,
      "trim_to(keep, wait, /)\n--\n\nGive unused memory back until at most `keep` bytes are reserved."},
     {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge what is free."},

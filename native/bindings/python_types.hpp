@@ -64,6 +64,8 @@ struct PyBuffer {
   PyObject* weak_references;
   ArenaPiece* piece;  // owned; null: a block of its own
   bool live;
+  Address block;   // of the allocation: `address`, but for a part of one
+  PyObject* base;  // strong, or null: what this is a part of and keeps alive; dropping it then frees nothing
 };
 
 extern PyTypeObject* buffer_type;
@@ -72,6 +74,9 @@ extern PyTypeObject* buffer_type;
 // stream, or null.
 PyObject* make_buffer(PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
                       PyObject* stream_object, std::uint32_t tag);
+// A Buffer over a part of the allocation at `block`, which `base` holds.
+PyObject* make_part(PyPool* pool, Address block, std::uint64_t offset, std::uint64_t size,
+                    StreamHandle stream, PyObject* stream_object, PyObject* base);
 
 // Memory under a vram.pin: in the order of the device it was pinned for.
 struct PinnedSpan {

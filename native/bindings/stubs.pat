@@ -35,6 +35,30 @@ vram._native.PoolCore.record_stream$:
     def record_stream(self, ptr: int, stream: Any, /) -> None:
         \doc
 
+vram._native.PoolCore.growable_open$:
+    def growable_open(self, max: int, stream: Any, /) -> tuple[int, int]:
+        \doc
+
+vram._native.PoolCore.growable_resize$:
+    def growable_resize(self, ptr: int, bytes: int, ahead: int, stream: int, tag: str | None, /) -> None:
+        \doc
+
+vram._native.PoolCore.growable_prepare$:
+    def growable_prepare(self, ptr: int, bytes: int, /) -> None:
+        \doc
+
+vram._native.PoolCore.growable_close$:
+    def growable_close(self, ptr: int, /) -> None:
+        \doc
+
+vram._native.PoolCore.growable_info$:
+    def growable_info(self, ptr: int, /) -> dict[str, int]:
+        \doc
+
+vram._native.PoolCore.part_of$:
+    def part_of(self, block: int, offset: int, size: int, stream: Any, base: object, /) -> Buffer:
+        \doc
+
 vram._native.PoolCore.trim_to$:
     def trim_to(self, keep: int, wait: bool, /) -> None:
         \doc
@@ -270,6 +294,16 @@ vram._native.ArenaCore.raw_stats$:
 vram._native.ArenaCore.pool$:
     @property
     def pool(self) -> PoolCore:
+        \doc
+
+vram._native.Buffer.base$:
+    @property
+    def base(self) -> object | None:
+        \doc
+
+vram._native.Buffer.views$:
+    @property
+    def views(self) -> int:
         \doc
 
 vram._native.Buffer.__cuda_array_interface__$:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vram.errors import TraceError as TraceError
     from vram.errors import VramError as VramError
     from vram.graph import Graph as Graph
+    from vram.growable import GrowableBuffer as GrowableBuffer
     from vram.manager import MemoryManager as MemoryManager
     from vram.manager import configure as configure
     from vram.manager import get_memory_manager as get_memory_manager
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from vram.recorder import Recorder as Recorder
     from vram.recorder import record as record
     from vram.replay import suggest as suggest
+    from vram.scratch import Scratch as Scratch
     from vram.sizes import format_size as format_size
     from vram.sizes import parse_size as parse_size
     from vram.snapshot import Snapshot as Snapshot
@@ -70,6 +72,7 @@ _PLACES = {
     "DriverPool": "vram.driver_pool",
     "Event": "vram.device",
     "Graph": "vram.graph",
+    "GrowableBuffer": "vram.growable",
     "InvalidFree": "vram.errors",
     "Measurement": "vram.stats",
     "MemoryManager": "vram.manager",
@@ -83,6 +86,7 @@ _PLACES = {
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
     "Recorder": "vram.recorder",
+    "Scratch": "vram.scratch",
     "Snapshot": "vram.snapshot",
     "Stats": "vram.stats",
     "Stream": "vram.device",
@@ -134,6 +138,7 @@ __all__ = [
     "DriverPool",
     "Event",
     "Graph",
+    "GrowableBuffer",
     "InvalidFree",
     "Measurement",
     "MemoryManager",
@@ -147,6 +152,7 @@ __all__ = [
     "Pool",
     "RaceError",
     "Recorder",
+    "Scratch",
     "Snapshot",
     "Stats",
     "Stream",

@@ -372,6 +372,16 @@ class Buffer:
         """NumPy's name of the type of elements; of a pool's: bytes."""
 
     @property
+    def base(self) -> object | None:
+        """
+        What it is a part of and keeps alive, or None; free() then frees nothing.
+        """
+
+    @property
+    def views(self) -> int:
+        """Memoryviews and DLPack capsules that exist over it."""
+
+    @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3, an array of bytes; only of device memory on CUDA."""
 
@@ -400,6 +410,28 @@ class PoolCore:
 
     def record_stream(self, ptr: int, stream: Any, /) -> None:
         """Work on another stream uses the allocation that holds this address."""
+
+    def growable_open(self, max: int, stream: Any, /) -> tuple[int, int]:
+        """
+        The address of a growable buffer without memory, and the handle of its stream.
+        """
+
+    def growable_resize(self, ptr: int, bytes: int, ahead: int, stream: int, tag: str | None, /) -> None:
+        """
+        Have memory under its first `bytes`, a multiple of 2 MiB, and in the background under `ahead` more.
+        """
+
+    def growable_prepare(self, ptr: int, bytes: int, /) -> None:
+        """Have pages mapped for so many bytes more, as far as there are any."""
+
+    def growable_close(self, ptr: int, /) -> None:
+        """Give its memory and its addresses back."""
+
+    def growable_info(self, ptr: int, /) -> dict[str, int]:
+        """Bytes that have memory, are pending, are ready, and the most."""
+
+    def part_of(self, block: int, offset: int, size: int, stream: Any, base: object, /) -> Buffer:
+        """A Buffer over a part of an allocation that `base` holds."""
 
     def trim_to(self, keep: int, wait: bool, /) -> None:
         """Give unused memory back until at most `keep` bytes are reserved."""

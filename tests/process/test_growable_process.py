@@ -1,0 +1,82 @@
+"""Growable buffers at the ends of processes: exit with live ones, forks, and the thread that works ahead."""
+
+from __future__ import annotations
+
+import pytest
+from programs import assert_quiet, run_program
+
+OPEN = """
+    import gc, os, sys, time
+    import vram
+    from vram import Device, DeviceError, GrowableBuffer, Pool, Stream
+
+    pool, stream = Pool("host"), Stream("host")
+    buffers = [GrowableBuffer("64MiB", pool, stream=stream, size=n << 20) for n in range(5)]
+    view = buffers[4].view()
+    view.fill(7)
+    while buffers[4].ready == 0:
+        time.sleep(0.001)
+"""
+
+
+def test_the_process_may_end_with_live_buffers_and_a_thread_ahead() -> None:
+    assert_quiet(run_program(OPEN))
+
+
+def test_a_pool_that_goes_ends_its_thread() -> None:
+    assert_quiet(
+        run_program(
+            OPEN,
+            """
+            def threads():
+                return len(os.listdir("/proc/self/task"))
+            before = threads()
+            stream.synchronize()
+            pool.close()
+            assert threads() == before - 1, (before, threads())
+            assert buffers[0].closed
+            """,
+        )
+    )
+
+
+@pytest.mark.fork
+def test_the_child_of_a_fork_is_told_and_the_parent_goes_on() -> None:
+    assert_quiet(
+        run_program(
+            OPEN,
+            """
+            stream.synchronize()
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    assert buffers[4].closed
+                    for use in (lambda: buffers[4].resize(0), buffers[4].view, lambda: view.fill(1)):
+                        try:
+                            use()
+                        except DeviceError as error:
+                            assert error.code == "closed", error
+                        else:
+                            raise AssertionError("not refused")
+                    buffers[3].close()
+                    del buffers, view, pool
+                    gc.collect()
+                    with GrowableBuffer("8MiB", Pool("host"), size="4MiB") as own:
+                        own.view().fill(1)
+                        own.device.synchronize()
+                    code = 0
+                finally:
+                    if code:
+                        import traceback
+                        traceback.print_exc()
+                    os._exit(code)
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == 0, status
+            buffers[4].resize("40MiB")
+            assert bytes(memoryview(view)[:2]) == bytes([7, 7])
+            assert pool.check() is None
+            """,
+        )
+    )

@@ -1,0 +1,37 @@
+"""examples/kv_cache.py on the host: the same numbers three ways, and what growing in place saves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "kv_cache.py"
+
+
+def test_it_runs_and_says_what_growing_in_place_saves(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    figures = tmp_path / "figures.json"
+    program = (
+        "import runpy, sys, vram; vram.devices = lambda: []; "
+        f"sys.argv = ['kv_cache.py', '--requests', '1', '--longest', '150', '--json', {str(figures)!r}]; "
+        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "The same numbers from all three" in done.stdout
+    ways = json.loads(figures.read_text())["ways"]
+    assert ways["grow"]["copied_bytes"] == 0 < ways["concatenate"]["copied_bytes"]
+    assert ways["grow"]["most_bytes"] <= ways["maximum"]["most_bytes"] < ways["concatenate"]["most_bytes"]
+    assert ways["grow"]["pages_created_late"] == 0
