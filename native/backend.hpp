@@ -76,6 +76,8 @@ class Backend {
   virtual Status event_record(EventHandle event, StreamHandle stream) = 0;
   virtual Status event_query(EventHandle event) = 0;  // ok (passed or never recorded) or not_ready
   virtual Status event_synchronize(EventHandle event) = 0;
+  // Waits for everything queued on every stream of the device, whosever it is.
+  virtual Status synchronize() = 0;
 
   // The device whose streams and events these are; copies between backends of one order are stream-ordered.
   virtual const Backend* order() const { return this; }

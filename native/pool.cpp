@@ -1,5 +1,6 @@
 // Allocations, frees, pending blocks and housekeeping. The rungs of the ladder are in ladder.cpp, what the
-// pool says of itself in report.cpp, placement in segments.cpp, fences and the stream cache in streams.cpp.
+// pool says of itself in report.cpp, suspending in suspend.cpp, placement in segments.cpp, fences and the
+// stream cache in streams.cpp.
 #include "pool.hpp"
 
 #include <pthread.h>
@@ -357,7 +358,8 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
 // Undoes an allocation that the program has not seen.
 void Pool::take_back(Address address) {
   std::lock_guard lock(mutex_);
-  if (const Index block = claim_for_free(address)) give_home(block, true);
+  bool suspended = false;
+  if (const Index block = claim_for_free(address, &suspended)) let_go(block, suspended);
 }
 
 // Turns a block that a rung produced into a live one of the request's stream.
@@ -502,14 +504,17 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
 
 // ---- frees ----------------------------------------------------------------------------------------------
 
-// Takes a live block out of its stream's hands; 0 if the address is not one.
-Index Pool::claim_for_free(Address address) {
+// Takes a live block out of its stream's hands, suspended or not; 0 if the address is not one.
+Index Pool::claim_for_free(Address address, bool* suspended) {
   const Index i = segments_.find(address);
   if (i == 0) return 0;
   Block& block = segments_.blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(stream.lock);
-  if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number) return 0;
+  *suspended = block.is(BlockState::suspended);
+  if (!*suspended && !block.is(BlockState::live)) return 0;
+  if (block.owner.load(std::memory_order_relaxed) != stream.number) return 0;
+  if (*suspended) --suspended_blocks_;
   block.set(BlockState::moving);
   const std::uint64_t bytes = bytes_of(block);
   const int kind = static_cast<int>(kind_of(block.units));
@@ -527,27 +532,41 @@ Status Pool::free_slow(Address address) {
   std::unique_lock lock(mutex_);
   if (zero_on_free_.load(std::memory_order_relaxed))
     if (Status status = zero(address); !status.ok()) return status;
-  const Index block = claim_for_free(address);
+  bool suspended = false;
+  const Index block = claim_for_free(address, &suspended);
   if (block == 0) return {Code::invalid, 0, "free"};
-  const StreamState& owner = streams_[segments_.blocks()[block].owner.load(std::memory_order_relaxed)];
-  if (segments_.blocks()[block].used_elsewhere ||
-      (zero_on_free_.load(std::memory_order_relaxed) && (owner.gone() || owner.capture != 0))) {
-    make_pending(block);
-  } else {
-    give_home(block, true);
-  }
+  let_go(block, suspended);
   keep_idle_limit();
   verify();
   return {};
 }
 
-// Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, or
-// whose owner is gone or a graph, is zeroed when those uses have finished (requeue).
+// A block that was claimed goes home or waits. One that is suspended may be under the hands of suspend or
+// resume, which sees to it when it is done.
+void Pool::let_go(Index i, bool suspended) {
+  if (suspended && operating_) {
+    late_.push_back(i);
+    return;
+  }
+  Block& block = segments_.blocks()[i];
+  if (suspended) forget_contents(block);
+  const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  const bool zero_later = owner.gone() || owner.capture != 0 || suspended;
+  if (block.used_elsewhere || (zero_later && zero_on_free_.load(std::memory_order_relaxed))) {
+    make_pending(i);
+  } else {
+    give_home(i, true);
+  }
+}
+
+// Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, whose
+// owner is gone or a graph, or that is suspended, is zeroed when it has no uses left (requeue).
 Status Pool::zero(Address address) {
   const Index i = segments_.find(address);
   if (i == 0) return {Code::invalid, 0, "free"};
   const Block& block = segments_.blocks()[i];
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  if (block.is(BlockState::suspended)) return {};
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
   if (block.used_elsewhere || owner.gone() || owner.capture != 0) return {};
   return fill_zeros(address, bytes_of(block), owner.handle);
@@ -624,7 +643,7 @@ void Pool::requeue(PendingBlock&& pending) {
   Tick tick = &owner == &home ? pending.tick : 0;
   if (zero_on_free_.load(std::memory_order_relaxed) && !pending.zeroed) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
-    (void)fill_zeros(segments_.address_of(block), bytes_of(block), zeroing.handle);
+    (void)fill_resident(block, zeroing.handle);
     tick = home.tick;
     if (&zeroing != &home) {
       pending.zeroed = true;
@@ -696,6 +715,7 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   StreamState& user = *serving;
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(owner.lock);
+  if (block.is(BlockState::suspended)) return {Code::suspended, 0, "record_stream"};
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "record_stream"};
   if (&user == &owner && !backend_->info().host_writes) return {};
   std::vector<std::uint16_t>& uses = uses_[i];
@@ -876,6 +896,7 @@ Status Pool::retire_stream(StreamHandle handle) {
 
 // Streams on their way out whose last fence has passed leave their memory to the default stream.
 void Pool::let_leave() {
+  if (operating_) return;  // its pages stay whose they are
   std::erase_if(leaving_, [this](std::uint16_t number) {
     StreamState& stream = streams_[number];
     if (!fences_.finished(stream, stream.last) || !stream.waiting.empty()) return false;
@@ -891,9 +912,11 @@ void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> cal
 }
 
 Status Pool::close() {
+  std::unique_lock turn(turn_, std::defer_lock);
   std::unique_lock lock(mutex_, std::defer_lock);
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
+  turn.lock();
   lock.lock();
   if (closed()) return {};
   Status status = wait_for_all(lock);
@@ -903,6 +926,13 @@ Status Pool::close() {
   for (std::uint32_t n = 0; n < streams_.size(); ++n) fences_.clear(streams_[static_cast<std::uint16_t>(n)]);
   for (const Status& each : {segments_.release_all(), fences_.close()})
     if (status.ok()) status = each;
+  for (StreamHandle stream : copy_streams_)
+    if (const Status each = backend_->stream_destroy(stream); status.ok()) status = each;
+  copy_streams_.clear();
+  std::vector<KeptPiece> unused;
+  contents_.drop_all(unused);
+  for (const KeptPiece& piece : unused) piece.give_back();
+  suspended_blocks_ = 0;
   callback_ = nullptr;
   // Nothing is held any more; totals and peaks stay to be read.
   note_reserved(streams_[0]);

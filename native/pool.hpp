@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "allocator.hpp"
+#include "contents.hpp"
 #include "segments.hpp"
 
 namespace vram {
@@ -59,6 +60,25 @@ class Pool final : public Allocator {
   void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) override;
   Status close() override;
   bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
+
+  // ---- suspending (suspend.cpp) ------------------------------------------------------------------------
+  // Which allocations, by their tags; an empty one means all.
+  using Wanted = std::function<bool(std::uint32_t)>;
+  // Gives the pages of live blocks back to the device; their addresses stay theirs. Waits on the host for the
+  // streams that use them. With a store their contents are copied there and come back; without, they are
+  // undefined afterwards. A page that other blocks use as well stays. Idle memory is given back, too. On
+  // failure nothing is suspended, unless what had gone could not be had again; *short_of says what
+  // the store lacked.
+  Status suspend(const Wanted& wanted, std::shared_ptr<Allocator> store, std::uint64_t* given,
+                 OutOfMemoryReport* short_of);
+  // Backs them again and returns when their contents are there. On failure they stay suspended.
+  Status resume(const Wanted& wanted, std::uint64_t* taken, OutOfMemoryReport* report);
+  bool suspended(Address address) const override {
+    if (suspended_blocks_.load(std::memory_order_relaxed) == 0) [[likely]]
+      return false;
+    const Index i = segments_.find(address);
+    return i != 0 && segments_.blocks()[i].is(BlockState::suspended);
+  }
 
   // ---- heaps: memory apart, for graphs ---------------------------------------------------------------
   // From begin to end, allocations on the streams that `serves` names come from memory that nobody else is
@@ -155,7 +175,8 @@ class Pool final : public Allocator {
   bool carve(const std::vector<std::uint64_t>& sizes, const std::vector<std::size_t>& order, std::size_t from,
              std::size_t to, Units units, StreamHandle stream, std::uint32_t tag, std::vector<Address>& out);
   Address hand_out(Index block, Request& request);
-  Index claim_for_free(Address address);
+  Index claim_for_free(Address address, bool* suspended);
+  void let_go(Index block, bool suspended);
   Index take_cached(StreamState& stream, Units units, bool large, bool ask);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);
@@ -169,6 +190,26 @@ class Pool final : public Allocator {
   OutOfMemoryReport explain(const Request& request) const;
   BlockInfo describe(const Block& block) const;
   void verify() const;
+
+  struct Saved;
+  class Copies;
+  std::vector<Index> mark_suspended(const Wanted& wanted, bool keep);
+  Status wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock);
+  Status give_idle_back();
+  std::vector<Index> pages_to_give(bool all, bool keep) const;
+  std::vector<Saved> contents_to_save(const std::vector<Index>& pages) const;
+  Status give_pages(const std::vector<Index>& pages, const std::shared_ptr<Allocator>& store,
+                    std::unique_lock<std::mutex>& lock, OutOfMemoryReport* short_of);
+  std::vector<Index> pages_to_bring(const std::vector<Index>& blocks, bool all) const;
+  std::vector<Saved> contents_to_bring(const std::vector<Index>& blocks) const;
+  Status bring(const std::vector<Index>& blocks, bool all, std::unique_lock<std::mutex>& lock,
+               OutOfMemoryReport* report);
+  Status bring_page(Index page);
+  void end_operation();
+  void forget_contents(const Block& block);
+  Status fill_resident(const Block& block, StreamHandle stream);
+  Address page_address(Index page) const;
+  std::uint64_t suspended_live() const;
 
   std::shared_ptr<Backend> backend_;
   std::atomic<std::uint32_t> generation_;  // the fork generation it was made in; another value: closed
@@ -203,6 +244,12 @@ class Pool final : public Allocator {
   Meter segment_count_;
   Meter pending_;
   std::uint64_t pending_blocks_ = 0;
+  bool operating_ = false;   // a suspend or resume is under way: what it works on stays as it is
+  std::vector<Index> late_;  // blocks freed meanwhile, in state moving
+  Contents contents_;        // of suspended blocks
+  std::atomic<std::uint64_t> suspended_blocks_{0};
+  std::mutex turn_;  // of suspend, resume and close: one at a time. Taken before the mutex
+  std::vector<StreamHandle> copy_streams_;  // guarded by turn_
   std::uint64_t rungs_[kRungs] = {};
   std::uint64_t retries_ = 0;
   std::uint64_t out_of_memory_ = 0;

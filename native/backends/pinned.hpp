@@ -67,6 +67,7 @@ class PinnedBackend : public Backend {
   }
   Status event_query(EventHandle event) override { return device_->event_query(event); }
   Status event_synchronize(EventHandle event) override { return device_->event_synchronize(event); }
+  Status synchronize() override { return device_->synchronize(); }
 
   const Backend* order() const override { return device_->order(); }
   StreamHandle canonical(StreamHandle stream) const override { return device_->canonical(stream); }

@@ -62,7 +62,12 @@ struct Export {
 PyBuffer* self_of(PyObject* object) { return reinterpret_cast<PyBuffer*>(object); }
 
 bool require_live(PyBuffer* self) {
-  if (self->live && !self->pool->pool->closed()) return true;
+  if (self->live && !self->pool->pool->closed()) [[likely]] {
+    if (!self->pool->pool->suspended(self->address)) [[likely]]
+      return true;
+    raise({Code::suspended, 0, "suspended"}, "use the buffer");
+    return false;
+  }
   raise({self->live ? Code::closed : Code::invalid, 0, "free"}, "use the buffer");
   return false;
 }
@@ -120,7 +125,8 @@ void dealloc(PyObject* object) {
 
 PyObject* free_method(PyObject* object, PyObject*) {
   PyBuffer* self = self_of(object);
-  if (!require_live(self)) return nullptr;
+  const bool suspended = self->live && self->pool->pool->suspended(self->address);
+  if (!suspended && !require_live(self)) return nullptr;
   if (self->views != 0)
     return PyErr_Format(PyExc_BufferError, "%zd view(s) of the buffer exist; drop them before free()",
                         self->views);
@@ -564,6 +570,11 @@ PyObject* get_pool(PyObject* object, void*) {
 PyObject* get_stream(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(self_of(object)->stream); }
 PyObject* get_tag(PyObject* object, void*) { return tag_name(self_of(object)->pool, self_of(object)->tag); }
 PyObject* get_freed(PyObject* object, void*) { return PyBool_FromLong(!self_of(object)->live); }
+PyObject* get_suspended(PyObject* object, void*) {
+  PyBuffer* self = self_of(object);
+  return PyBool_FromLong(self->live && !self->pool->pool->closed() &&
+                         self->pool->pool->suspended(self->address));
+}
 
 Py_ssize_t length(PyObject* object) { return static_cast<Py_ssize_t>(self_of(object)->size); }
 
@@ -610,6 +621,8 @@ PyGetSetDef attributes[] = {
     {"stream", get_stream, nullptr, "Handle of the stream whose order governs it.", nullptr},
     {"tag", get_tag, nullptr, "The label it was allocated under, or None.", nullptr},
     {"freed", get_freed, nullptr, "Whether free() was called.", nullptr},
+    {"suspended", get_suspended, nullptr,
+     "Whether Pool.suspend() has taken its memory; using it is then an error, freeing it is not.", nullptr},
     {"__cuda_array_interface__", cuda_array_interface, nullptr,
      "Version 3, an array of bytes; only of device memory on CUDA.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},

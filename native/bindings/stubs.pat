@@ -39,6 +39,14 @@ vram._native.PoolCore.trim_to$:
     def trim_to(self, keep: int, wait: bool, /) -> None:
         \doc
 
+vram._native.PoolCore.suspend_blocks$:
+    def suspend_blocks(self, tag: str | None, store: PoolCore | None, /) -> int:
+        \doc
+
+vram._native.PoolCore.resume_blocks$:
+    def resume_blocks(self, tag: str | None, /) -> int:
+        \doc
+
 vram._native.PoolCore.coalesce$:
     def coalesce(self) -> None:
         \doc
@@ -204,6 +212,11 @@ vram._native.Buffer.tag$:
 vram._native.Buffer.freed$:
     @property
     def freed(self) -> bool:
+        \doc
+
+vram._native.Buffer.suspended$:
+    @property
+    def suspended(self) -> bool:
         \doc
 
 vram._native.Buffer.__cuda_array_interface__$:
