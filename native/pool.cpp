@@ -551,7 +551,11 @@ void Pool::let_go(Index i, bool suspended) {
   Block& block = segments_.blocks()[i];
   if (suspended) forget_contents(block);
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
-  const bool zero_later = owner.gone() || owner.capture != 0 || suspended;
+  bool zero_later = owner.gone() || owner.capture != 0;
+  if (suspended)  // zero() left it alone; what has no memory needs none of it
+    segments_.each_page(block, [&](Index page, Units, Units) {
+      zero_later = zero_later || !segments_.pages()[page].suspended;
+    });
   if (block.used_elsewhere || (zero_later && zero_on_free_.load(std::memory_order_relaxed))) {
     make_pending(i);
   } else {
@@ -928,7 +932,10 @@ Status Pool::close() {
     if (status.ok()) status = each;
   for (StreamHandle stream : copy_streams_)
     if (const Status each = backend_->stream_destroy(stream); status.ok()) status = each;
+  for (EventHandle event : copy_events_)
+    if (const Status each = backend_->event_destroy(event); status.ok()) status = each;
   copy_streams_.clear();
+  copy_events_.clear();
   std::vector<KeptPiece> unused;
   contents_.drop_all(unused);
   for (const KeptPiece& piece : unused) piece.give_back();

@@ -204,7 +204,7 @@ class Pool final : public Allocator {
   std::vector<Saved> contents_to_bring(const std::vector<Index>& blocks) const;
   Status bring(const std::vector<Index>& blocks, bool all, std::unique_lock<std::mutex>& lock,
                OutOfMemoryReport* report);
-  Status bring_page(Index page);
+  Status bring_page(Index page, std::unique_lock<std::mutex>& lock);
   void end_operation();
   void forget_contents(const Block& block);
   Status fill_resident(const Block& block, StreamHandle stream);
@@ -249,7 +249,8 @@ class Pool final : public Allocator {
   Contents contents_;        // of suspended blocks
   std::atomic<std::uint64_t> suspended_blocks_{0};
   std::mutex turn_;  // of suspend, resume and close: one at a time. Taken before the mutex
-  std::vector<StreamHandle> copy_streams_;  // guarded by turn_
+  std::vector<StreamHandle> copy_streams_;  // these two guarded by turn_
+  std::vector<EventHandle> copy_events_;
   std::uint64_t rungs_[kRungs] = {};
   std::uint64_t retries_ = 0;
   std::uint64_t out_of_memory_ = 0;

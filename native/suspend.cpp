@@ -53,10 +53,11 @@ struct Pool::Saved {
   }
 };
 
-// Copies on streams of the pool's own, which are made when first needed and kept.
+// Copies on streams of the pool's own, which are made when first needed and kept, as are the events.
 class Pool::Copies {
  public:
-  Copies(Backend& backend, std::vector<StreamHandle>& streams) : backend_(backend), streams_(streams) {}
+  explicit Copies(Pool& pool)
+      : backend_(*pool.backend_), streams_(pool.copy_streams_), events_(pool.copy_events_) {}
 
   // `event`, if given, marks the end of the copy.
   Status queue(Address to, Address from, std::uint64_t bytes, EventHandle* event = nullptr) {
@@ -70,9 +71,16 @@ class Pool::Copies {
     used_ = true;
     if (Status status = backend_.copy(to, from, bytes, stream); !status.ok() || event == nullptr)
       return status;
-    if (Status status = backend_.event_create(event); !status.ok()) return status;
+    if (events_.empty())
+      if (Status status = backend_.event_create(&events_.emplace_back()); !status.ok()) {
+        events_.pop_back();
+        return status;
+      }
+    *event = events_.back();
+    events_.pop_back();
     return backend_.event_record(*event, stream);
   }
+  void give_back(EventHandle event) { events_.push_back(event); }
 
   // Waits for all of them.
   Status wait() {
@@ -85,6 +93,7 @@ class Pool::Copies {
  private:
   Backend& backend_;
   std::vector<StreamHandle>& streams_;
+  std::vector<EventHandle>& events_;
   std::size_t next_ = 0;
   bool used_ = false;
 };
@@ -156,6 +165,10 @@ Status Pool::suspend(const Wanted& wanted, std::shared_ptr<Allocator> store, std
   operating_ = true;
   const std::vector<Index> blocks = mark_suspended(wanted, store != nullptr);
   Status status = wait_for_suspended(all, lock);
+  if (status.ok() && zero_on_free_.load(std::memory_order_relaxed)) {
+    complete_passed();  // and begins to be zeroed
+    status = wait_for_suspended(all, lock);
+  }
   const std::uint64_t idle = segments_.reserved_bytes();
   if (status.ok()) status = give_idle_back();
   *given = idle - segments_.reserved_bytes();
@@ -190,6 +203,8 @@ std::vector<Index> Pool::mark_suspended(const Wanted& wanted, bool keep) {
 // Waits for the work of every stream that may use suspended blocks, or did use free memory beside them. A
 // graph may have been launched anywhere, so that its memory takes the whole device.
 Status Pool::wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock) {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n)
+    drain(streams_[static_cast<std::uint16_t>(n)], true, true);
   std::vector<bool> asked(streams_.size(), all);
   for (Index i = 1; i < segments_.blocks().end(); ++i) {
     const Block& block = segments_.blocks()[i];
@@ -294,7 +309,7 @@ Status Pool::give_pages(const std::vector<Index>& pages, const std::shared_ptr<A
   for (Index page : pages)
     if (!segments_.pages()[page].suspended) segments_.set_aside(page);
   Status status;
-  Copies copies(*backend_, copy_streams_);
+  Copies copies(*this);
   std::size_t fetched = 0;
   std::size_t safe = 0;
   lock.unlock();
@@ -332,7 +347,7 @@ Status Pool::give_pages(const std::vector<Index>& pages, const std::shared_ptr<A
       if (ended && segments_.resident(page)) segments_.take_up(page);
   }
   for (const Saved& piece : pieces)
-    if (piece.event != 0) (void)backend_->event_destroy(piece.event);
+    if (piece.event != 0) copies.give_back(piece.event);
   note_reserved(streams_[0]);
   return status;
 }
@@ -390,14 +405,17 @@ std::vector<Pool::Saved> Pool::contents_to_bring(const std::vector<Index>& block
   return Saved::in_pieces(std::move(ranges));
 }
 
-// Memory for one page, within the limit. Where there is none, what lies idle in the pool goes back first.
-Status Pool::bring_page(Index page) {
+// Memory for one page, within the limit. Where there is none, what lies idle in the pool goes back first, as
+// soon as its work has finished.
+Status Pool::bring_page(Index page, std::unique_lock<std::mutex>& lock) {
   for (bool tried : {false, true}) {
     const Page& which = segments_.pages()[page];
     Status status{Code::out_of_memory, 0, "page_create"};
     if (which.handle != 0 || which.bytes() <= budget()) status = segments_.bring_back(page);
     if (tried || status.code != Code::out_of_memory) return status;
-    if (const Status idle = give_idle_back(); !idle.ok()) return idle;
+    Status idle = settle(lock);
+    if (idle.ok()) idle = give_idle_back();
+    if (!idle.ok()) return idle;
   }
   return {};
 }
@@ -407,7 +425,7 @@ Status Pool::bring(const std::vector<Index>& blocks, bool all, std::unique_lock<
                    OutOfMemoryReport* report) {
   const std::vector<Index> pages = pages_to_bring(blocks, all);
   const std::vector<Saved> pieces = contents_to_bring(blocks);
-  Copies copies(*backend_, copy_streams_);
+  Copies copies(*this);
   Status status;
   for (Index i : blocks)
     if (contents_.lost(segments_.address_of(segments_.blocks()[i]), bytes_of(segments_.blocks()[i])))
@@ -419,7 +437,7 @@ Status Pool::bring(const std::vector<Index>& blocks, bool all, std::unique_lock<
   std::size_t queued = 0;
   while (status.ok() && (brought < pages.size() || queued < pieces.size())) {
     for (std::uint64_t bytes = 0; brought < pages.size() && bytes < kPieceBytes && status.ok(); ++brought) {
-      status = bring_page(pages[brought]);
+      status = bring_page(pages[brought], lock);
       bytes += segments_.pages()[pages[brought]].bytes();
     }
     const Address up_to = brought < pages.size() ? page_address(pages[brought]) : ~Address{0};

@@ -68,7 +68,8 @@ def store_for(pool: Pool) -> Pool:
     """Return a new pool for what `pool.suspend` keeps. That of a model is addresses only, as the model is."""
     kind = _ModelStore if isinstance(pool._memory, _native.ModelBackend) else PinnedPool
     zero = pool.config()["zero_on_free"]
-    return kind(pool.device, limit=None, zero_on_free=zero, journal=0, stacks="none")
+    # Contents come in large pieces of any size, so each gets just what it needs.
+    return kind(pool.device, limit=None, segment_size="2MiB", zero_on_free=zero, journal=0, stacks="none")
 
 
 class _ModelStore(PinnedPool):
