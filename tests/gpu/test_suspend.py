@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,6 +192,16 @@ def test_threads_allocate_during_it(device: Device, work: Work, make_pool: MakeP
         thread.join(60)
     assert failures == []
     assert differing(work, buffers) == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+def test_the_example() -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "suspend.py"
+    ended = subprocess.run(
+        [sys.executable, str(example), "cuda:0"], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert ended.stdout.splitlines()[-1].endswith("the same bits")
 
 
 TORCH = """
