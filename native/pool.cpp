@@ -916,12 +916,11 @@ void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> cal
 }
 
 Status Pool::close() {
-  std::unique_lock turn(turn_, std::defer_lock);
-  std::unique_lock lock(mutex_, std::defer_lock);
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
-  turn.lock();
-  lock.lock();
+  Turn turn(*this);
+  if (!turn.ours()) return {Code::invalid, 0, "close"};
+  std::unique_lock lock(mutex_);
   if (closed()) return {};
   Status status = wait_for_all(lock);
   if (closed()) return {};

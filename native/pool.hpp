@@ -9,6 +9,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 
 #include "allocator.hpp"
@@ -193,6 +194,28 @@ class Pool final : public Allocator {
 
   struct Saved;
   class Copies;
+  // One suspend, resume or close at a time. Not ours(): this thread has the turn already, in a callback of
+  // the store, and would wait for itself.
+  class Turn {
+   public:
+    explicit Turn(Pool& pool) : pool_(pool), ours_(pool.whose_turn_.load() != std::this_thread::get_id()) {
+      if (!ours_) return;
+      pool_.turn_.lock();
+      pool_.whose_turn_ = std::this_thread::get_id();
+    }
+    ~Turn() {
+      if (!ours_) return;
+      pool_.whose_turn_ = std::thread::id();
+      pool_.turn_.unlock();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    bool ours() const { return ours_; }
+
+   private:
+    Pool& pool_;
+    bool ours_;
+  };
   std::vector<Index> mark_suspended(const Wanted& wanted, bool keep);
   Status wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock);
   Status give_idle_back();
@@ -248,7 +271,8 @@ class Pool final : public Allocator {
   std::vector<Index> late_;  // blocks freed meanwhile, in state moving
   Contents contents_;        // of suspended blocks
   std::atomic<std::uint64_t> suspended_blocks_{0};
-  std::mutex turn_;  // of suspend, resume and close: one at a time. Taken before the mutex
+  std::mutex turn_;  // see Turn; taken before the mutex
+  std::atomic<std::thread::id> whose_turn_{};
   std::vector<StreamHandle> copy_streams_;  // these two guarded by turn_
   std::vector<EventHandle> copy_events_;
   std::uint64_t rungs_[kRungs] = {};

@@ -157,7 +157,8 @@ Status Pool::suspend(const Wanted& wanted, std::shared_ptr<Allocator> store, std
   *given = 0;
   if (closed()) return {Code::closed, 0, "suspend"};
   if (!segments_.paged()) return {Code::unsupported, 0, "suspend"};
-  std::lock_guard turn(turn_);
+  Turn turn(*this);
+  if (!turn.ours()) return {Code::invalid, 0, "suspend"};
   std::unique_lock lock(mutex_);
   if (closed()) return {Code::closed, 0, "suspend"};
   const bool all = !wanted;
@@ -357,7 +358,8 @@ Status Pool::give_pages(const std::vector<Index>& pages, const std::shared_ptr<A
 Status Pool::resume(const Wanted& wanted, std::uint64_t* taken, OutOfMemoryReport* report) {
   *taken = 0;
   if (closed()) return {Code::closed, 0, "resume"};
-  std::lock_guard turn(turn_);
+  Turn turn(*this);
+  if (!turn.ours()) return {Code::invalid, 0, "resume"};
   std::unique_lock lock(mutex_);
   if (closed()) return {Code::closed, 0, "resume"};
   std::vector<Index> blocks;

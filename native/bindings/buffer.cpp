@@ -580,9 +580,12 @@ Py_ssize_t length(PyObject* object) { return static_cast<Py_ssize_t>(self_of(obj
 
 PyObject* repr(PyObject* object) {
   PyBuffer* self = self_of(object);
-  return PyUnicode_FromFormat(
-      "<vram.Buffer %llu bytes at %p on %R%s>", static_cast<unsigned long long>(self->size),
-      reinterpret_cast<void*>(self->address), self->pool->device, self->live ? "" : ", freed");
+  return PyUnicode_FromFormat("<vram.Buffer %llu bytes at %p on %R%s>",
+                              static_cast<unsigned long long>(self->size),
+                              reinterpret_cast<void*>(self->address), self->pool->device,
+                              !self->live                                  ? ", freed"
+                              : self->pool->pool->suspended(self->address) ? ", suspended"
+                                                                           : "");
 }
 
 PyMethodDef methods[] = {

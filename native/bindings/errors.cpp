@@ -41,6 +41,10 @@ const char* advice(const Status& status) {
       return "the device has no room for it. Free memory here or in other processes on the device, or ask "
              "for less.";
     case Code::invalid:
+      if (std::strcmp(status.call, "suspend") == 0 || std::strcmp(status.call, "resume") == 0 ||
+          std::strcmp(status.call, "close") == 0)
+        return "the same thread is suspending or resuming this pool, and called it again from a callback of "
+               "the store. Such a callback may free memory, not more.";
       return "a handle, address or size is not valid on this device. It may have been closed already, or "
              "belong to another device.";
     case Code::unsupported:

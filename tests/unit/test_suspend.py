@@ -315,6 +315,43 @@ def test_frees_while_a_suspend_is_under_way(pool: Pool) -> None:
     pool.resume()
 
 
+def test_threads_allocate_and_free_meanwhile(pool: Pool) -> None:
+    buffers = [pool.allocate(size, tag="s") for size in (20_000, 3 * MIB, 30 * MIB) * 2]
+    for seed, buffer in enumerate(buffers):
+        write(buffer, seed)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def churn(byte: int) -> None:
+        stream = Stream("host")
+        try:
+            while not stop.is_set():
+                held = [pool.allocate(size, stream=stream) for size in (700, 20_000, 2 * MIB, 5 * MIB)]
+                for each in held:
+                    each.fill(byte)
+                stream.synchronize()
+                assert all(bytes(each).count(byte) == each.size for each in held)
+                del held
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=churn, args=(byte,)) for byte in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for keep in ("host", "host", "discard") * 3:
+        pool.suspend("s", keep)
+        assert pool.check() is None
+        pool.resume()
+        if keep == "host":
+            assert all(holds(buffer, seed) for seed, buffer in enumerate(buffers))
+        for seed, buffer in enumerate(buffers):
+            write(buffer, seed)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+
+
 def test_zeroed_on_free_also_what_is_suspended() -> None:
     with vram.Pool("host", zero_on_free=True, stream_cache=0) as pool:
         one, two = pool.allocate(5000, tag="s"), pool.allocate(5000)
@@ -420,6 +457,27 @@ def test_the_store_is_kept_for_the_next_time_and_can_be_made_ready(pool: Pool) -
         assert pool.store.stats().reserved == 64 * MIB
     assert buffer.size == 60 * MIB
     assert pool.store.trim(wait=True) == 64 * MIB
+
+
+def test_a_callback_of_the_store_may_free_and_not_suspend_again(pool: Pool) -> None:
+    buffer = pool.allocate(30 * MIB)
+    told: list[DeviceError] = []
+    with vram.PinnedPool("host", limit="32MiB") as store:
+        held = [store.allocate(20 * MIB)]
+
+        def make_room(*_: Any) -> bool:
+            for call in (pool.suspend, pool.resume, pool.close):
+                with pytest.raises(DeviceError, match="callback of the store") as caught:
+                    call()
+                told.append(caught.value)
+            held.clear()
+            return True
+
+        store.on_oom(make_room)
+        assert pool.suspend(store=store) == 30 * MIB
+        assert len(told) == 3
+        assert "suspended" in repr(buffer)
+        pool.resume()
 
 
 def test_a_closed_store_loses_contents_and_says_so(pool: Pool) -> None:
