@@ -522,8 +522,9 @@ Index Pool::claim_for_free(Address address, bool* suspended) {
   stream.allocations[kind].subtract(1);
   stream.bytes[kind].subtract(bytes);
   stream.requested[kind].subtract(block.requested);
-  note(stream, block.used_elsewhere ? Action::free_pending : Action::free, address, block.requested,
-       block.tag, block.serial);
+  const bool later = block.used_elsewhere && !*suspended;
+  note(stream, later ? Action::free_pending : Action::free, address, block.requested, block.tag,
+       block.serial);
   return i;
 }
 
@@ -541,21 +542,12 @@ Status Pool::free_slow(Address address) {
   return {};
 }
 
-// A block that was claimed goes home or waits. One that is suspended may be under the hands of suspend or
-// resume, which sees to it when it is done.
+// A block that was claimed goes home or waits.
 void Pool::let_go(Index i, bool suspended) {
-  if (suspended && operating_) {
-    late_.push_back(i);
-    return;
-  }
-  Block& block = segments_.blocks()[i];
-  if (suspended) forget_contents(block);
+  if (suspended) return let_go_suspended(i);
+  const Block& block = segments_.blocks()[i];
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
-  bool zero_later = owner.gone() || owner.capture != 0;
-  if (suspended)  // zero() left it alone; what has no memory needs none of it
-    segments_.each_page(block, [&](Index page, Units, Units) {
-      zero_later = zero_later || !segments_.pages()[page].suspended;
-    });
+  const bool zero_later = owner.gone() || owner.capture != 0;
   if (block.used_elsewhere || (zero_later && zero_on_free_.load(std::memory_order_relaxed))) {
     make_pending(i);
   } else {

@@ -66,12 +66,12 @@ class Pool final : public Allocator {
   // Which allocations, by their tags; an empty one means all.
   using Wanted = std::function<bool(std::uint32_t)>;
   // Gives the pages of live blocks back to the device; their addresses stay theirs. Waits on the host for the
-  // streams that use them. With a store their contents are copied there and come back; without, they are
-  // undefined afterwards. A page that other blocks use as well stays. Idle memory is given back, too. On
-  // failure nothing is suspended, unless what had gone could not be had again; *short_of says what
-  // the store lacked.
-  Status suspend(const Wanted& wanted, std::shared_ptr<Allocator> store, std::uint64_t* given,
-                 OutOfMemoryReport* short_of);
+  // streams that use them. If they are to be kept, their contents are copied to the store and come back; else
+  // they are undefined afterwards. A page that other blocks use as well stays; without a store one stays,
+  // too, that holds what was to be kept of blocks suspended before. Idle memory is given back. On failure
+  // nothing is suspended, unless what had gone could not be had again; *short_of says what the store lacked.
+  Status suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allocator>& store,
+                 std::uint64_t* given, OutOfMemoryReport* short_of);
   // Backs them again and returns when their contents are there. On failure they stay suspended.
   Status resume(const Wanted& wanted, std::uint64_t* taken, OutOfMemoryReport* report);
   bool suspended(Address address) const override {
@@ -178,6 +178,7 @@ class Pool final : public Allocator {
   Address hand_out(Index block, Request& request);
   Index claim_for_free(Address address, bool* suspended);
   void let_go(Index block, bool suspended);
+  void let_go_suspended(Index block);
   Index take_cached(StreamState& stream, Units units, bool large, bool ask);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);

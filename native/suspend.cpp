@@ -139,12 +139,44 @@ Status Pool::fill_resident(const Block& block, StreamHandle stream) {
   return first;
 }
 
+// A suspended block was freed. It may be under the hands of suspend or resume, which sees to it at its end;
+// else all its uses had ended when it was suspended, and only memory that it still has may be left to be
+// zeroed.
+void Pool::let_go_suspended(Index i) {
+  if (operating_) {
+    late_.push_back(i);
+    return;
+  }
+  Block& block = segments_.blocks()[i];
+  forget_contents(block);
+  uses_.erase(i);
+  block.used_elsewhere = false;
+  bool zero = false;
+  if (zero_on_free_.load(std::memory_order_relaxed))
+    segments_.each_page(block,
+                        [&](Index page, Units, Units) { zero = zero || !segments_.pages()[page].suspended; });
+  if (zero) {
+    make_pending(i);
+  } else {
+    segments_.put(i, 0);
+  }
+}
+
 // Ends the operation under way: what was freed meanwhile goes where freed blocks go.
 void Pool::end_operation() {
   operating_ = false;
   std::vector<Index> late;
   late.swap(late_);
-  for (Index i : late) let_go(i, true);
+  for (Index i : late) {
+    Block& block = segments_.blocks()[i];
+    forget_contents(block);
+    const bool used = std::exchange(block.used_elsewhere, false);
+    if (used || zero_on_free_.load(std::memory_order_relaxed)) {
+      make_pending(i);
+    } else {
+      give_home(i, true);
+    }
+  }
   if (!leaving_.empty()) let_leave();
   note_reserved(streams_[0]);
   verify();
@@ -152,9 +184,10 @@ void Pool::end_operation() {
 
 // ---- suspend --------------------------------------------------------------------------------------------
 
-Status Pool::suspend(const Wanted& wanted, std::shared_ptr<Allocator> store, std::uint64_t* given,
-                     OutOfMemoryReport* short_of) {
+Status Pool::suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allocator>& store,
+                     std::uint64_t* given, OutOfMemoryReport* short_of) {
   *given = 0;
+  if (keep && store == nullptr) return {Code::invalid, 0, "store"};
   if (closed()) return {Code::closed, 0, "suspend"};
   if (!segments_.paged()) return {Code::unsupported, 0, "suspend"};
   Turn turn(*this);
@@ -164,7 +197,7 @@ Status Pool::suspend(const Wanted& wanted, std::shared_ptr<Allocator> store, std
   const bool all = !wanted;
   const std::uint64_t before = segments_.suspended_bytes();
   operating_ = true;
-  const std::vector<Index> blocks = mark_suspended(wanted, store != nullptr);
+  const std::vector<Index> blocks = mark_suspended(wanted, keep);
   Status status = wait_for_suspended(all, lock);
   if (status.ok() && zero_on_free_.load(std::memory_order_relaxed)) {
     complete_passed();  // and begins to be zeroed
@@ -311,13 +344,13 @@ Status Pool::give_pages(const std::vector<Index>& pages, const std::shared_ptr<A
     if (!segments_.pages()[page].suspended) segments_.set_aside(page);
   Status status;
   Copies copies(*this);
-  std::size_t fetched = 0;
   std::size_t safe = 0;
   lock.unlock();
-  for (; fetched < pieces.size() && status.ok(); ++fetched)
-    status = store->allocate_slow(pieces[fetched].bytes, 0, 0, 0, &pieces[fetched].host, short_of);
-  for (Saved& piece : pieces)
+  // Host memory may have to be locked first, which takes long; what there is of it is copied to meanwhile.
+  for (Saved& piece : pieces) {
+    if (status.ok()) status = store->allocate_slow(piece.bytes, 0, 0, 0, &piece.host, short_of);
     if (status.ok()) status = copies.queue(piece.host, piece.address, piece.bytes, &piece.event);
+  }
   lock.lock();
   for (std::size_t i = 0; i < pages.size() && status.ok(); ++i) {
     const Address end = page_address(pages[i]) + segments_.pages()[pages[i]].bytes();

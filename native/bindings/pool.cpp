@@ -332,12 +332,13 @@ bool wanted_from(PyPool* self, PyObject* tag, Pool::Wanted* out) {
   return true;
 }
 
-// suspend_blocks(tag, store): bytes given back. `store` is a pool of host memory, or None.
+// suspend_blocks(tag, keep, store): bytes given back. `store` is a pool of host memory, or None.
 PyObject* suspend_blocks(PyObject* object, PyObject* arguments) {
   PyPool* self = self_of(object);
   PyObject* tag = nullptr;
   PyObject* store_object = nullptr;
-  if (!PyArg_ParseTuple(arguments, "OO:suspend_blocks", &tag, &store_object)) return nullptr;
+  int keep = 0;
+  if (!PyArg_ParseTuple(arguments, "OpO:suspend_blocks", &tag, &keep, &store_object)) return nullptr;
   const std::shared_ptr<Pool> pool = own_pool(object);
   if (pool == nullptr) return raise({Code::unsupported, 0, "suspend"}, "suspend allocations of this pool");
   const std::shared_ptr<Allocator> store = allocator_of(store_object);
@@ -347,7 +348,7 @@ PyObject* suspend_blocks(PyObject* object, PyObject* arguments) {
   if (!wanted_from(self, tag, &wanted)) return nullptr;
   std::uint64_t given = 0;
   OutOfMemoryReport report;
-  const Status status = without_gil([&] { return pool->suspend(wanted, store, &given, &report); });
+  const Status status = without_gil([&] { return pool->suspend(wanted, keep != 0, store, &given, &report); });
   if (status.code == Code::out_of_memory && report.requested != 0)
     return raise_out_of_memory(self_of(store_object), report.requested, 0, report);
   if (!status.ok()) return raise(status, "suspend allocations of the pool");
@@ -869,7 +870,8 @@ PyMethodDef methods[] = {
     {"trim_to", trim_to, METH_VARARGS,
      "trim_to(keep, wait, /)\n--\n\nGive unused memory back until at most `keep` bytes are reserved."},
     {"suspend_blocks", suspend_blocks, METH_VARARGS,
-     "suspend_blocks(tag, store, /)\n--\n\nGive the pages of allocations back, their contents to the store; "
+     "suspend_blocks(tag, keep, store, /)\n--\n\nGive the pages of allocations back, their contents to the "
+     "store; "
      "returns the bytes given back."},
     {"resume_blocks", resume_blocks, METH_O,
      "resume_blocks(tag, /)\n--\n\nBack suspended allocations again; returns the bytes taken."},

@@ -40,7 +40,7 @@ vram._native.PoolCore.trim_to$:
         \doc
 
 vram._native.PoolCore.suspend_blocks$:
-    def suspend_blocks(self, tag: str | None, store: PoolCore | None, /) -> int:
+    def suspend_blocks(self, tag: str | None, keep: bool, store: PoolCore | None, /) -> int:
         \doc
 
 vram._native.PoolCore.resume_blocks$:

@@ -132,7 +132,8 @@ class Program {
     for (const Watched::Held& each : going) world_.oracle->freed(each.address);
     std::uint64_t given = 0;
     OutOfMemoryReport report;
-    (void)world_.pool->suspend(tagged(tag), keep ? store_ : nullptr, &given, &report);
+    (void)world_.pool->suspend(tagged(tag), keep, keep || random_.chance(50) ? store_ : nullptr, &given,
+                               &report);
     suspends_ += given != 0;
     for (const Watched::Held& each : going) {
       if (world_.pool->suspended(each.address)) {

@@ -384,7 +384,7 @@ class PoolCore:
     def trim_to(self, keep: int, wait: bool, /) -> None:
         """Give unused memory back until at most `keep` bytes are reserved."""
 
-    def suspend_blocks(self, tag: str | None, store: PoolCore | None, /) -> int:
+    def suspend_blocks(self, tag: str | None, keep: bool, store: PoolCore | None, /) -> int:
         """
         Give the pages of allocations back, their contents to the store; returns the bytes given back.
         """

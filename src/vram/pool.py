@@ -187,9 +187,11 @@ class Pool(_native.PoolCore):
                 option="keep",
                 value=keep,
             )
-        place = (store or self.store) if keep == "host" and self.raw_stats()["paged"] else None
+        raw, kept = self.raw_stats(), keep == "host"
+        # What was to be kept of others that are suspended may still lie on a page that goes now.
+        place = (store or self.store) if raw["paged"] and (kept or raw["suspended_blocks"]) else None
         try:
-            return self.suspend_blocks(tag, place)
+            return self.suspend_blocks(tag, kept and raw["paged"], place)
         except OutOfMemory as error:
             error.add_note("This was host memory for what suspend() keeps; nothing is suspended, or lost.")
             raise

@@ -159,7 +159,9 @@ def test_what_is_kept_stays_kept_when_the_rest_of_a_page_is_discarded(pool: Pool
     other = pool.allocate(10_000, tag="other")
     write(kept, 5)
     pool.suspend("kept")
+    assert pool.stats().reserved == 2 * MIB
     pool.suspend("other", keep="discard")
+    assert pool.stats().reserved == 0
     pool.resume()
     assert holds(kept, 5)
     assert not other.suspended
