@@ -69,6 +69,7 @@ struct OutOfMemoryReport {
   std::uint64_t free_pages = 0;      // whole pages this stream could use
   std::uint64_t free_elsewhere = 0;  // whole pages that other streams hold
   std::uint64_t stranded = 0;        // free inside pages that are partly in use
+  std::uint64_t suspended = 0;       // pages given back for as long as they are suspended; not in `reserved`
   std::uint64_t largest_free = 0;
 };
 
@@ -95,7 +96,7 @@ struct PoolStats {
   std::uint64_t cached = 0;
   std::uint64_t cached_blocks = 0;
   std::uint64_t free_blocks = 0;
-  std::uint64_t free_bytes = 0;       // physically free: reserved - live - pending - cached
+  std::uint64_t free_bytes = 0;  // physically free: reserved - (live + pending - suspended_live) - cached
   std::uint64_t free_page_bytes = 0;  // of these, in whole pages that any address can use
   std::uint64_t largest_free = 0;
   std::uint64_t hits = 0;
@@ -103,6 +104,10 @@ struct PoolStats {
   std::uint64_t retries = 0;         // allocations that went past `stream_wait`
   std::uint64_t out_of_memory = 0;
   std::uint64_t mappings = 0;
+  std::uint64_t suspended = 0;         // pages that suspended blocks have given back; not in `reserved`
+  std::uint64_t suspended_live = 0;    // of `live` and `pending`, what lay on them
+  std::uint64_t suspended_blocks = 0;  // among the live ones
+  std::uint64_t kept = 0;              // contents of theirs in host memory
   bool paged = false;
   std::vector<StreamStats> streams;
 };
@@ -173,6 +178,7 @@ class Allocator {
   virtual std::vector<SegmentInfo> snapshot() const = 0;
   virtual Status info(Address address, BlockInfo* out) const = 0;  // of a live allocation, by its address
   virtual std::uint64_t live_bytes() const = 0;
+  virtual bool suspended(Address) const { return false; }  // the allocation at the address; quick
   virtual void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const = 0;
   virtual void start_journal(std::uint32_t entries) = 0;  // 0 stops
   // From now on every event is kept until it is taken, up to `most` of them; 0 stops and forgets. What is

@@ -83,6 +83,8 @@ class Backend {
   virtual Status elapsed_ms(EventHandle, EventHandle, double*) {
     return {Code::unsupported, 0, "elapsed_ms"};
   }
+  // Waits for everything queued on every stream of the device, whosever it is.
+  virtual Status synchronize() = 0;
 
   // The device whose streams and events these are; copies between backends of one order are stream-ordered.
   virtual const Backend* order() const { return this; }

@@ -16,6 +16,8 @@ enum class BlockState : std::uint8_t {
   moving,   // between two of the other states; only the thread that set it touches the block
   pending,  // freed, but a stream may still use it
   free,     // in the free index of its segment's stream
+  // Handed out, but not to be used: its pages may be with the driver (Pool::suspend). Guarded as `live` is.
+  suspended,
 };
 
 // A piece of a segment. Owner: the pool's slab. Units: kUnit bytes, offsets from the pool's space.
@@ -40,6 +42,7 @@ struct Block {
   std::atomic<BlockState> state{BlockState::none};
   // record_stream was called; the uses are in the pool's table. Also of growable buffers: no cache takes it.
   bool used_elsewhere = false;
+  bool keep = false;  // of a suspended block: its contents are to come back
 
   bool is(BlockState s) const { return state.load(std::memory_order_relaxed) == s; }
   void set(BlockState s) { state.store(s, std::memory_order_relaxed); }

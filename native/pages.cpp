@@ -83,7 +83,7 @@ void Segments::let_go(Index page, Tick tick) {
 bool Segments::backs(Index m) const {
   const Mapping& mapping = mappings_[m];
   const Page& page = pages_[mapping.page];
-  return page.holder == m ||
+  return (page.holder == m && !page.suspended) ||
          (page.free() && mapping.usable && page.owner == segments_[mapping.segment].stream);
 }
 
@@ -169,8 +169,8 @@ Segments::Survey Segments::survey(const Spot& spot, Units units) {
 
 // A window of slots that slides over the addresses of one free block and knows what it costs the driver to
 // back it. A page to be made costs kMap, spread over its slots; a lost mapping costs more because it must be
-// unmapped first, and one that queued work may still use cannot be had at all. A page that is mapped twice
-// under the window serves only the first of the two; the other is as good as lost.
+// unmapped first, and one that queued work may still use, or that is suspended, cannot be had at all. A page
+// that is mapped twice under the window serves only the first of the two; the other is as good as lost.
 class Segments::Window {
  public:
   static constexpr std::int64_t kImpossible = std::int64_t{1} << 40;
@@ -249,10 +249,11 @@ class Segments::Window {
     const Mapping& mapping = segments_.mappings_[m];
     Page& page = segments_.pages_[mapping.page];
     const std::uint32_t next = std::min(past_, mapping.slot + page.slots());
-    const std::int64_t lost = mapping.tick > passed_ ? kImpossible : kLost / page.slots();
+    const bool stays = mapping.tick > passed_ || page.suspended;
+    const std::int64_t lost = stays ? kImpossible : kLost / page.slots();
     const bool ours = page.free() && page.owner == stream_ && mapping.usable;
     const bool again = ours && page.counted == segments_.survey_;
-    if (page.holder == m || ours)
+    if ((page.holder == m && !page.suspended) || ours)
       pieces_.push_back({next, again ? page.counted_at : kNowhere, 0, lost, 0});
     else
       pieces_.push_back({next, kNowhere, lost, 0, 0});
@@ -541,8 +542,9 @@ Status Segments::create_page(const Want& want, std::uint32_t slots, Index* out) 
 
 int Segments::size_to_create(std::uint32_t slots, std::uint64_t request_bytes) const {
   int size = 0;
-  if (request_bytes >= kLargeRequest || reserved_bytes_ >= kMiddlePagesFrom) size = 1;
-  if (request_bytes >= kHugeRequest || reserved_bytes_ >= kLargePagesFrom) size = 2;
+  const std::uint64_t held = reserved_bytes_ + suspended_bytes_;
+  if (request_bytes >= kLargeRequest || held >= kMiddlePagesFrom) size = 1;
+  if (request_bytes >= kHugeRequest || held >= kLargePagesFrom) size = 2;
   while (size > 0 && (kPageSlots[size] > slots || kPageSlots[size] * kSlotBytes > options_.max_page)) --size;
   return size;
 }
@@ -604,7 +606,15 @@ Index Segments::segment_at(std::uint32_t slot) const {
 Status Segments::unmap(Index m) {
   Mapping& mapping = mappings_[m];
   Page& page = pages_[mapping.page];
-  if (Status status = backend_.unmap(slot_address(mapping.slot), page.bytes()); !status.ok()) return status;
+  if (mapping.there)
+    if (Status status = backend_.unmap(slot_address(mapping.slot), page.bytes()); !status.ok()) return status;
+  forget_mapping(m);
+  return {};
+}
+
+void Segments::forget_mapping(Index m) {
+  Mapping& mapping = mappings_[m];
+  Page& page = pages_[mapping.page];
   Index* link = &page.mappings;
   while (*link != m) link = &mappings_[*link].next;
   *link = mapping.next;
@@ -614,7 +624,6 @@ Status Segments::unmap(Index m) {
   --segments_[mapping.segment].mappings;
   mapping = Mapping();
   mappings_.drop(m);
-  return {};
 }
 
 Status Segments::release_page(Index i) {
@@ -623,9 +632,13 @@ Status Segments::release_page(Index i) {
   if (Status status = backend_.page_release(pages_[i].handle, pages_[i].bytes()); !status.ok()) return status;
   list_remove(i);
   reserved_bytes_ -= pages_[i].bytes();
+  forget_page(i);
+  return {};
+}
+
+void Segments::forget_page(Index i) {
   pages_[i] = Page();
   pages_.drop(i);
-  return {};
 }
 
 Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want) {
@@ -657,15 +670,155 @@ Status Segments::release_all() {
     if (first.ok() && !status.ok()) first = status;
   };
   for (Index m = 1; m < mappings_.end(); ++m)
-    if (mappings_[m].page != 0)
+    if (mappings_[m].page != 0 && mappings_[m].there)
       note(backend_.unmap(slot_address(mappings_[m].slot), pages_[mappings_[m].page].bytes()));
   for (Index p = 1; p < pages_.end(); ++p)
     if (pages_[p].handle != 0) note(backend_.page_release(pages_[p].handle, pages_[p].bytes()));
   for (const auto& [base, s] : plain_)
     note(backend_.release(base, std::uint64_t{segments_[s].units} * kUnit));
   if (space_ != 0) note(backend_.space_release(space_, options_.space_bytes));
-  reserved_bytes_ = 0;
+  reserved_bytes_ = suspended_bytes_ = 0;
   return first;
+}
+
+// ---- suspended pages --------------------------------------------------------------------------------
+
+void Segments::set_aside(Index i) {
+  if (pages_[i].holder == 0) list_remove(i);
+  pages_[i].suspended = true;
+  note_backed(i);
+}
+
+void Segments::take_up(Index i) {
+  pages_[i].suspended = false;
+  if (pages_[i].holder == 0) list_push(i);
+  note_backed(i);
+}
+
+Status Segments::give_up(Index i, bool aliases) {
+  Page& page = pages_[i];
+  for (Index m = page.mappings; m != 0; m = mappings_[m].next) {
+    if (!mappings_[m].there) continue;
+    if (Status status = backend_.unmap(slot_address(mappings_[m].slot), page.bytes()); !status.ok())
+      return status;
+    mappings_[m].there = mappings_[m].usable = false;
+  }
+  if (page.handle != 0) {
+    if (Status status = backend_.page_release(page.handle, page.bytes()); !status.ok()) return status;
+    page.handle = 0;
+    reserved_bytes_ -= page.bytes();
+    suspended_bytes_ += page.bytes();
+    ++suspended_pages_;
+  }
+  if (aliases) return {};
+  for (Index m = page.mappings; m != 0;) {
+    const Index next = mappings_[m].next;
+    if (m != page.holder) forget_mapping(m);
+    m = next;
+  }
+  return {};
+}
+
+Status Segments::bring_back(Index i) {
+  Page& page = pages_[i];
+  if (page.handle == 0) {
+    if (Status status = backend_.page_create(page.bytes(), &page.handle); !status.ok()) {
+      page.handle = 0;
+      return status;
+    }
+    reserved_bytes_ += page.bytes();
+    suspended_bytes_ -= page.bytes();
+    --suspended_pages_;
+  }
+  for (Index m = page.mappings; m != 0; m = mappings_[m].next) {
+    Mapping& mapping = mappings_[m];
+    const Address address = slot_address(mapping.slot);
+    if (!mapping.there)
+      if (Status status = backend_.map(address, page.bytes(), page.handle); !status.ok()) return status;
+    mapping.there = true;
+    if (!mapping.usable)
+      if (Status status = backend_.set_access(address, page.bytes()); !status.ok()) return status;
+    mapping.usable = true;
+  }
+  return {};
+}
+
+bool Segments::resident(Index i) const {
+  bool good = pages_[i].handle != 0;
+  for (Index m = pages_[i].mappings; m != 0; m = mappings_[m].next)
+    good = good && mappings_[m].there && mappings_[m].usable;
+  return good;
+}
+
+// A suspended page that no block holds any more: nobody waits for it. What it still has of the driver becomes
+// a free page like any other.
+void Segments::discard(Index i, Tick tick) {
+  Page& page = pages_[i];
+  for (Index m = page.mappings; m != 0;) {
+    const Index next = mappings_[m].next;
+    if (!mappings_[m].there) forget_mapping(m);
+    m = next;
+  }
+  page.suspended = false;
+  page.holder = 0;
+  page.tick = tick;
+  if (page.handle != 0) {
+    list_push(i);
+    note_backed(i);
+    return;
+  }
+  suspended_bytes_ -= page.bytes();
+  --suspended_pages_;
+  forget_page(i);
+}
+
+void Segments::fuse(const std::vector<Index>& pages) {
+  const auto alone = [&](Index i) {
+    const Page& page = pages_[i];
+    return page.handle == 0 && page.holder != 0 && page.mappings == page.holder &&
+           mappings_[page.holder].next == 0;
+  };
+  for (std::size_t from = 0, to = 0; from < pages.size(); from = to) {
+    to = from + 1;
+    if (!alone(pages[from])) continue;
+    const Mapping first = mappings_[pages_[pages[from]].holder];
+    std::uint32_t past = first.slot + pages_[pages[from]].slots();
+    for (; to < pages.size() && alone(pages[to]); ++to) {
+      const Mapping& next = mappings_[pages_[pages[to]].holder];
+      if (next.slot != past || next.segment != first.segment) break;
+      past += pages_[pages[to]].slots();
+    }
+    const std::uint64_t bytes = (past - first.slot) * kSlotBytes;
+    std::vector<int> sizes;
+    for (std::uint32_t left = past - first.slot; left > 0; left -= kPageSlots[sizes.back()])
+      sizes.push_back(size_to_create(left, bytes));
+    if (sizes.size() >= to - from) continue;
+    Page model;
+    model.suspended = true;
+    model.owner = pages_[pages[from]].owner;
+    Tick tick = 0;
+    for (std::size_t k = from; k < to; ++k) {
+      const Index m = pages_[pages[k]].holder;
+      model.tick = std::max(model.tick, pages_[pages[k]].tick);
+      tick = std::max(tick, mappings_[m].tick);
+      forget_mapping(m);
+      forget_page(pages[k]);
+    }
+    suspended_pages_ -= (to - from) - sizes.size();
+    std::uint32_t slot = first.slot;
+    for (int size : sizes) {
+      const Index i = pages_.add();
+      pages_[i] = model;
+      pages_[i].size = static_cast<std::uint8_t>(size);
+      largest_page_ = std::max(largest_page_, size);
+      enter_mapping(slot, i, false);
+      Mapping& mapping = mappings_[slots_[slot]];
+      mapping.there = false;
+      mapping.tick = tick;
+      pages_[i].holder = slots_[slot];
+      slot += kPageSlots[size];
+    }
+  }
 }
 
 }  // namespace vram

@@ -1,5 +1,6 @@
 // Allocations, frees, pending blocks and housekeeping. The rungs of the ladder are in ladder.cpp, what the
-// pool says of itself in report.cpp, placement in segments.cpp, fences and the stream cache in streams.cpp.
+// pool says of itself in report.cpp, suspending in suspend.cpp, placement in segments.cpp, fences and the
+// stream cache in streams.cpp.
 #include "pool.hpp"
 
 #include <pthread.h>
@@ -381,7 +382,8 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
 void Pool::take_back(Address address) {
   std::lock_guard lock(mutex_);
   if (free_planned(address)) return;
-  if (const Index block = claim_for_free(address)) give_home(block, true);
+  bool suspended = false;
+  if (const Index block = claim_for_free(address, &suspended)) let_go(block, suspended);
 }
 
 // Turns a block that a rung produced into a live one of the request's stream.
@@ -526,15 +528,18 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
 
 // ---- frees ----------------------------------------------------------------------------------------------
 
-// Takes a live block out of its stream's hands; 0 if the address is not one.
-Index Pool::claim_for_free(Address address) {
+// Takes a live block out of its stream's hands, suspended or not; 0 if the address is not one.
+Index Pool::claim_for_free(Address address, bool* suspended) {
   const Index i = segments_.find(address);
   if (i == 0) return 0;
   Block& block = segments_.blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(stream.lock);
-  if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number) return 0;
-  take_live(i, stream, block.used_elsewhere ? Action::free_pending : Action::free);
+  *suspended = block.is(BlockState::suspended);
+  if (!*suspended && !block.is(BlockState::live)) return 0;
+  if (block.owner.load(std::memory_order_relaxed) != stream.number) return 0;
+  if (*suspended) --suspended_blocks_;
+  take_live(i, stream, block.used_elsewhere && !*suspended ? Action::free_pending : Action::free);
   return i;
 }
 
@@ -563,27 +568,36 @@ Status Pool::free_slow(Address address) {
     return {Code::invalid, 0, "free"};
   if (zero_on_free_.load(std::memory_order_relaxed))
     if (Status status = zero(address); !status.ok()) return status;
-  const Index block = claim_for_free(address);
+  bool suspended = false;
+  const Index block = claim_for_free(address, &suspended);
   if (block == 0) return {Code::invalid, 0, "free"};
-  const StreamState& owner = streams_[segments_.blocks()[block].owner.load(std::memory_order_relaxed)];
-  if (segments_.blocks()[block].used_elsewhere ||
-      (zero_on_free_.load(std::memory_order_relaxed) && (owner.gone() || owner.capture != 0))) {
-    make_pending(block);
-  } else {
-    give_home(block, true);
-  }
+  let_go(block, suspended);
   keep_idle_limit();
   verify();
   return {};
 }
 
-// Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, or
-// whose owner is gone or a graph, is zeroed when those uses have finished (requeue).
+// A block that was claimed goes home or waits.
+void Pool::let_go(Index i, bool suspended) {
+  if (suspended) return let_go_suspended(i);
+  const Block& block = segments_.blocks()[i];
+  const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  const bool zero_later = owner.gone() || owner.capture != 0;
+  if (block.used_elsewhere || (zero_later && zero_on_free_.load(std::memory_order_relaxed))) {
+    make_pending(i);
+  } else {
+    give_home(i, true);
+  }
+}
+
+// Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, whose
+// owner is gone or a graph, or that is suspended, is zeroed when it has no uses left (requeue).
 Status Pool::zero(Address address) {
   const Index i = segments_.find(address);
   if (i == 0) return {Code::invalid, 0, "free"};
   const Block& block = segments_.blocks()[i];
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  if (block.is(BlockState::suspended)) return {};
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
   if (block.used_elsewhere || owner.gone() || owner.capture != 0) return {};
   return fill_zeros(address, bytes_of(block), owner.handle);
@@ -660,7 +674,7 @@ void Pool::requeue(PendingBlock&& pending) {
   Tick tick = &owner == &home ? pending.tick : 0;
   if (zero_on_free_.load(std::memory_order_relaxed) && !pending.zeroed) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
-    (void)fill_zeros(segments_.address_of(block), bytes_of(block), zeroing.handle);
+    (void)fill_resident(block, zeroing.handle);
     tick = home.tick;
     if (&zeroing != &home || segments_.growing(block)) {
       pending.zeroed = true;
@@ -737,6 +751,7 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   }
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(owner.lock);
+  if (block.is(BlockState::suspended)) return {Code::suspended, 0, "record_stream"};
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "record_stream"};
   if (&user == &owner && !backend_->info().host_writes) return {};
   std::vector<std::uint16_t>& uses = uses_[i];
@@ -923,6 +938,7 @@ Status Pool::retire_stream(StreamHandle handle) {
 
 // Streams on their way out whose last fence has passed leave their memory to the default stream.
 void Pool::let_leave() {
+  if (operating_) return;  // its pages stay whose they are
   std::erase_if(leaving_, [this](std::uint16_t number) {
     StreamState& stream = streams_[number];
     if (!fences_.finished(stream, stream.last) || !stream.waiting.empty()) return false;
@@ -939,10 +955,11 @@ void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> cal
 
 Status Pool::close() {
   std::unique_ptr<Ahead> ended;  // after the mutex was let go, as its thread may wait for that
-  std::unique_lock lock(mutex_, std::defer_lock);
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
-  lock.lock();
+  Turn turn(*this);
+  if (!turn.ours()) return {Code::invalid, 0, "close"};
+  std::unique_lock lock(mutex_);
   if (closed()) return {};
   Status status = wait_for_all(lock);
   if (closed()) return {};
@@ -951,6 +968,16 @@ Status Pool::close() {
   for (std::uint32_t n = 0; n < streams_.size(); ++n) fences_.clear(streams_[static_cast<std::uint16_t>(n)]);
   for (const Status& each : {segments_.release_all(), fences_.close()})
     if (status.ok()) status = each;
+  for (StreamHandle stream : copy_streams_)
+    if (const Status each = backend_->stream_destroy(stream); status.ok()) status = each;
+  for (EventHandle event : copy_events_)
+    if (const Status each = backend_->event_destroy(event); status.ok()) status = each;
+  copy_streams_.clear();
+  copy_events_.clear();
+  std::vector<KeptPiece> unused;
+  contents_.drop_all(unused);
+  for (const KeptPiece& piece : unused) piece.give_back();
+  suspended_blocks_ = 0;
   callback_ = nullptr;
   planning_ = false;
   std::vector<Planned::Block> gone;  // with everything else

@@ -9,10 +9,12 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 
 #include "ahead.hpp"
 #include "allocator.hpp"
+#include "contents.hpp"
 #include "planned.hpp"
 #include "segments.hpp"
 
@@ -77,6 +79,29 @@ class Pool final : public Allocator {
   void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) override;
   Status close() override;
   bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
+
+  // ---- suspending (suspend.cpp) ------------------------------------------------------------------------
+  // Which allocations, by their tags; an empty one means all.
+  using Wanted = std::function<bool(std::uint32_t)>;
+  // Gives the pages of live blocks back to the device; their addresses stay theirs. Waits on the host for the
+  // streams that use them. If they are to be kept, their contents are copied to the store and come back; else
+  // they are undefined afterwards. A page that other blocks use as well stays; without a store one stays,
+  // too, that holds what was to be kept of blocks suspended before. Idle memory is given back. On failure
+  // nothing is suspended, unless what had gone could not be had again; *short_of says what the store lacked.
+  Status suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allocator>& store,
+                 std::uint64_t* given, OutOfMemoryReport* short_of);
+  // Backs them again and returns when their contents are there. On failure they stay suspended.
+  Status resume(const Wanted& wanted, std::uint64_t* taken, OutOfMemoryReport* report);
+  bool suspended(Address address) const override {
+    if (suspended_blocks_.load(std::memory_order_relaxed) == 0) [[likely]]
+      return false;
+    Index i = segments_.find(address);
+    if (i == 0) {  // inside an allocation, as the pieces of arenas are
+      std::lock_guard lock(mutex_);
+      i = segments_.containing(address);
+    }
+    return i != 0 && segments_.blocks()[i].is(BlockState::suspended);
+  }
 
   // ---- heaps: memory apart, for graphs ---------------------------------------------------------------
   // From begin to end, allocations on the streams that `serves` names come from memory that nobody else is
@@ -192,7 +217,6 @@ class Pool final : public Allocator {
   bool carve(const std::vector<std::uint64_t>& sizes, const std::vector<std::size_t>& order, std::size_t from,
              std::size_t to, Units units, StreamHandle stream, std::uint32_t tag, std::vector<Address>& out);
   Address hand_out(Index block, Request& request);
-  Index claim_for_free(Address address);
   void take_live(Index block, StreamState& owner, Action action);
   Index block_in_use(Index strip) const;
   Status grow(Index strip, Units units, std::uint32_t tag, std::unique_lock<std::mutex>& lock,
@@ -201,6 +225,9 @@ class Pool final : public Allocator {
   Status retake(Index strip, Units units, std::uint32_t tag, bool* taken);
   void shrink(Index strip, Units units);
   void give_up(Index block);
+  Index claim_for_free(Address address, bool* suspended);
+  void let_go(Index block, bool suspended);
+  void let_go_suspended(Index block);
   Index take_cached(StreamState& stream, Units units, bool large, bool ask);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);
@@ -214,6 +241,49 @@ class Pool final : public Allocator {
   OutOfMemoryReport explain(const Request& request) const;
   BlockInfo describe(const Block& block) const;
   void verify() const;
+
+  struct Saved;
+  class Copies;
+  // One suspend, resume or close at a time. Not ours(): this thread has the turn already, in a callback of
+  // the store, and would wait for itself.
+  class Turn {
+   public:
+    explicit Turn(Pool& pool) : pool_(pool), ours_(pool.whose_turn_.load() != std::this_thread::get_id()) {
+      if (!ours_) return;
+      pool_.turn_.lock();
+      pool_.whose_turn_ = std::this_thread::get_id();
+    }
+    ~Turn() {
+      if (!ours_) return;
+      pool_.whose_turn_ = std::thread::id();
+      pool_.turn_.unlock();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    bool ours() const { return ours_; }
+
+   private:
+    Pool& pool_;
+    bool ours_;
+  };
+  bool stays(Index block) const;
+  std::vector<Index> mark_suspended(const Wanted& wanted, bool keep);
+  Status wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock);
+  Status give_idle_back();
+  std::vector<Index> pages_to_give(bool all, bool keep) const;
+  std::vector<Saved> contents_to_save(const std::vector<Index>& pages) const;
+  Status give_pages(const std::vector<Index>& pages, const std::shared_ptr<Allocator>& store,
+                    std::unique_lock<std::mutex>& lock, OutOfMemoryReport* short_of);
+  std::vector<Index> pages_to_bring(const std::vector<Index>& blocks, bool all) const;
+  std::vector<Saved> contents_to_bring(const std::vector<Index>& blocks) const;
+  Status bring(const std::vector<Index>& blocks, bool all, std::unique_lock<std::mutex>& lock,
+               OutOfMemoryReport* report);
+  Status bring_page(Index page, std::unique_lock<std::mutex>& lock);
+  void end_operation();
+  void forget_contents(const Block& block);
+  Status fill_resident(const Block& block, StreamHandle stream);
+  Address page_address(Index page) const;
+  std::uint64_t suspended_live() const;
 
   std::shared_ptr<Backend> backend_;
   std::atomic<std::uint32_t> generation_;  // the fork generation it was made in; another value: closed
@@ -253,6 +323,14 @@ class Pool final : public Allocator {
   Meter segment_count_;
   Meter pending_;
   std::uint64_t pending_blocks_ = 0;
+  bool operating_ = false;   // a suspend or resume is under way: what it works on stays as it is
+  std::vector<Index> late_;  // blocks freed meanwhile, in state moving
+  Contents contents_;        // of suspended blocks
+  std::atomic<std::uint64_t> suspended_blocks_{0};
+  std::mutex turn_;  // see Turn; taken before the mutex
+  std::atomic<std::thread::id> whose_turn_{};
+  std::vector<StreamHandle> copy_streams_;  // these two guarded by turn_
+  std::vector<EventHandle> copy_events_;
   std::uint64_t rungs_[kRungs] = {};
   std::uint64_t retries_ = 0;
   std::uint64_t out_of_memory_ = 0;

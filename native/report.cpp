@@ -93,7 +93,8 @@ void Pool::record_what_is_there() {
   StreamState& first = streams_[0];
   if (reserved_.current != 0) first.tape->add(entry(first, Action::grow, 0, reserved_.current, 0, 0));
   for (Index i = 1; i < segments_.blocks().end(); ++i)
-    if (const Block& block = segments_.blocks()[i]; block.is(BlockState::live))
+    if (const Block& block = segments_.blocks()[i];
+        block.is(BlockState::live) || block.is(BlockState::suspended))
       record(Action::allocate, block);
   for (std::uint32_t n = 0; n < streams_.size(); ++n)
     for (const PendingBlock& pending : streams_[static_cast<std::uint16_t>(n)].waiting)
@@ -157,6 +158,8 @@ OutOfMemoryReport Pool::explain(const Request& request) const {
         segments_.free_page_bytes(number);
     report.largest_free = std::max(report.largest_free, segments_.largest_free(number));
   }
+  report.suspended = segments_.suspended_bytes();
+  report.live -= suspended_live();
   const std::uint64_t accounted =
       report.live + report.pending + report.cached + report.free_pages + report.free_elsewhere;
   report.stranded = report.reserved > accounted ? report.reserved - accounted : 0;
@@ -205,7 +208,11 @@ PoolStats Pool::stats() const {
   stats.segments = segment_count_;
   stats.pending = pending_;
   stats.pending_blocks = pending_blocks_;
-  const std::uint64_t used = stats.live + stats.cached + pending_.current;
+  stats.suspended = segments_.suspended_bytes();
+  stats.suspended_live = suspended_live();
+  stats.suspended_blocks = suspended_blocks_.load(std::memory_order_relaxed);
+  stats.kept = contents_.bytes();
+  const std::uint64_t used = stats.live + stats.cached + pending_.current - stats.suspended_live;
   stats.free_bytes = reserved_.current > used ? reserved_.current - used : 0;
   std::copy(rungs_, rungs_ + kRungs, stats.rungs);
   stats.rungs[static_cast<int>(Rung::stream_cache)] = stats.hits;
@@ -265,8 +272,8 @@ Status Pool::info(Address address, BlockInfo* out) const {
   const Block& block = segments_.blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(stream.lock);
-  if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number)
-    return {Code::invalid, 0, "info"};
+  if (!block.is(BlockState::live) && !block.is(BlockState::suspended)) return {Code::invalid, 0, "info"};
+  if (block.owner.load(std::memory_order_relaxed) != stream.number) return {Code::invalid, 0, "info"};
   *out = describe(block);
   return {};
 }
@@ -281,7 +288,7 @@ Status Pool::find(Address address, BlockInfo* out) const {
   const Block& block = segments_.blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(stream.lock);
-  if (!block.is(BlockState::live)) return {Code::invalid, 0, "find"};
+  if (!block.is(BlockState::live) && !block.is(BlockState::suspended)) return {Code::invalid, 0, "find"};
   *out = describe(block);
   return {};
 }
@@ -315,10 +322,13 @@ bool Pool::check(std::string* why) const {
   std::vector<std::uint64_t> live(streams_.size(), 0);
   std::vector<std::uint64_t> cached(streams_.size(), 0);
   std::uint64_t pending = 0;
+  std::uint64_t suspended = 0;
+  good = good && contents_.check(why);
   for (Index i = 1; i < segments_.blocks().end() && good; ++i) {
     const Block& block = segments_.blocks()[i];
     const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
-    if (block.is(BlockState::live)) live[owner] += bytes_of(block);
+    if (block.is(BlockState::live) || block.is(BlockState::suspended)) live[owner] += bytes_of(block);
+    suspended += block.is(BlockState::suspended);
     if (block.is(BlockState::cached)) cached[owner] += bytes_of(block);
     if (block.is(BlockState::pending)) pending += bytes_of(block);
   }
@@ -346,6 +356,10 @@ bool Pool::check(std::string* why) const {
     stream.lock.unlock();
   }
   if (good && planned_steps_ != nullptr) good = planned_steps_->check(why);
+  if (good && suspended != suspended_blocks_) {
+    good = false;
+    if (why != nullptr) *why = "count of suspended blocks";
+  }
   if (good && (pending != pending_.current || (ceilings > peak_live_ && !ceilings_apart_))) {
     good = false;
     if (why != nullptr) *why = pending != pending_.current ? "pending bytes" : "ceilings above the peak";

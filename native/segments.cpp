@@ -232,6 +232,7 @@ std::uint64_t Segments::newly_held(const Spot& spot, const Want& want) {
     if (m == 0) return kNoMemory;
     const Mapping& mapping = mappings_[m];
     const Page& page = pages_[mapping.page];
+    if (page.suspended) return kNoMemory;
     if (page.holder != m) {
       if (!counts_on(m, want.stream)) return kNoMemory;
       bytes += page.bytes();
@@ -324,7 +325,10 @@ void Segments::put(Index i, Tick tick) {
   for (std::uint32_t slot = from / kSlotUnits; slot * kSlotUnits < to;) {
     Mapping& mapping = mappings_[slots_[slot]];
     const std::uint32_t next = mapping.slot + pages_[mapping.page].slots();
-    if (mapping.slot * kSlotUnits >= whole.offset && next * kSlotUnits <= whole.end()) {
+    const bool last = mapping.slot * kSlotUnits >= whole.offset && next * kSlotUnits <= whole.end();
+    if (last && pages_[mapping.page].suspended) {
+      discard(mapping.page, whole.tick);
+    } else if (last) {
       // Others freed their part of the page before; the latest use counts, which need not be this one.
       mapping.tick = whole.tick;
       let_go(mapping.page, whole.tick);
@@ -484,9 +488,12 @@ void Segments::inherit(std::uint16_t from, std::uint16_t to) {
     if (mappings_[m].page != 0 && segments_[mappings_[m].segment].stream == from) mappings_[m].tick = 0;
   for (Index i = 1; i < pages_.end(); ++i) {
     Page& page = pages_[i];
-    if (page.handle == 0 || page.owner != from) continue;
+    if (!page.exists() || page.owner != from) continue;
     if (page.free()) {
       transfer(i, to, 0);
+    } else if (page.holder == 0) {
+      page.owner = to;
+      discard(i, 0);  // suspended with a graph that is gone
     } else {
       page.owner = to;
       page.tick = 0;
@@ -506,7 +513,7 @@ void Segments::inherit(std::uint16_t from, std::uint16_t to) {
     }
   }
   for (Index i = 1; i < pages_.end(); ++i)
-    if (pages_[i].handle != 0) note_backed(i);
+    if (pages_[i].exists()) note_backed(i);
 }
 
 }  // namespace vram

@@ -9,6 +9,7 @@
 // addresses, of which at most one *holds* it.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -33,9 +34,12 @@ inline constexpr Units kSmallUnits = static_cast<Units>(kMiB / kUnit);
 constexpr Band band_of(Units units) { return units <= kSmallUnits ? 0 : 1; }
 
 // One physical page.
-//   holder == 0  ⇔  no block in use holds a byte of it  ⇔  it is on its owner's list of free pages
+//   holder == 0  ⇔  no block in use holds a byte of it  ⇔  it is on its owner's list of free pages, or
+//   suspended
+// A suspended page has its place in everything but is no memory to be had: it may be unmapped at some or all
+// of its addresses, and may have gone back to the driver (handle 0).
 struct Page {
-  PageHandle handle = 0;  // 0: no such page
+  PageHandle handle = 0;  // 0: no such page, or suspended
   Tick tick = 0;          // its last use in the order of `owner`, before the blocks that hold it now
   Index mappings = 0;     // head of the list of its mappings
   Index holder = 0;       // the mapping through which it is in use
@@ -45,7 +49,9 @@ struct Page {
   std::uint32_t counted_at = 0;  // and where (Segments::Window)
   std::uint16_t owner = 0;       // the stream whose order governs it
   std::uint8_t size = 0;         // index into kPageSlots
-  bool free() const { return holder == 0; }
+  bool suspended = false;
+  bool free() const { return holder == 0 && !suspended; }
+  bool exists() const { return handle != 0 || suspended; }
   std::uint32_t slots() const { return kPageSlots[size]; }
   std::uint64_t bytes() const { return slots() * kSlotBytes; }
 };
@@ -58,6 +64,7 @@ struct Mapping {
   std::uint32_t slot = 0;
   Tick tick = 0;       // last use through this mapping, in the order of the segment's stream
   bool usable = true;  // false: access was refused and so was the unmapping; to be unmapped when possible
+  bool there = true;   // false: of a suspended page, and the driver has unmapped it
 };
 
 // A contiguous range of addresses of one stream and band: one plain allocation, or a strip of the space.
@@ -173,6 +180,39 @@ class Segments {
   Status trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want = nullptr);
   Status release_all();  // pre: nothing on any stream uses any of it
 
+  // ---- suspended pages (suspend.cpp decides which) ------------------------------------------------
+  // Takes a page out of use: nothing more is placed on it, and it is given to nobody. take_up() undoes it.
+  void set_aside(Index page);
+  void take_up(Index page);  // pre: resident(page)
+  // Gives a page that was set aside back to the driver; its place stays. pre: no work touches it any more.
+  // Where it was mapped besides is forgotten unless `aliases` are to come back, too. On failure what was done
+  // stays done, and either this or bring_back may follow.
+  Status give_up(Index page, bool aliases);
+  // Memory again, at the same addresses; the same of a failure.
+  Status bring_back(Index page);
+  bool resident(Index page) const;  // it has memory, mapped and usable, at all its addresses
+  // Pages that lie side by side, given up and in order of their addresses, come back in larger ones: sized as
+  // for one request of that length.
+  void fuse(const std::vector<Index>& pages);
+  // Calls visit(page, first, past) for each page that a block's addresses hold, with the units of the block
+  // that lie on it.
+  template <typename Visit>
+  void each_page(const Block& block, Visit visit) const {
+    const Segment& segment = segments_[block.segment];
+    if (segment.plain) return;
+    const Units end = std::min(block.end(), segment.touched);
+    for (std::uint32_t slot = block.offset / kSlotUnits; slot * std::uint64_t{kSlotUnits} < end;) {
+      const Index m = slots_[slot];
+      const Index page = mappings_[m].page;
+      const std::uint32_t next = m == 0 ? slot + 1 : mappings_[m].slot + pages_[page].slots();
+      if (m != 0 && pages_[page].holder == m)
+        visit(page, std::max(block.offset, mappings_[m].slot * kSlotUnits),
+              std::min(block.end(), next * kSlotUnits));
+      slot = next;
+    }
+  }
+  std::uint64_t suspended_bytes() const { return suspended_bytes_; }  // of pages that have gone back
+
   // ---- looking ------------------------------------------------------------------------------------
   // The block that starts at the address, or 0. Needs no lock; the caller verifies the block under one.
   Index find(Address address) const;
@@ -193,7 +233,8 @@ class Segments {
   const FreeIndex& free_blocks(std::uint16_t stream, Band band) const { return shelf(stream).free[band]; }
   // Places and pieces of addresses that the search for the cheapest place has looked at so far.
   std::uint64_t weighed() const { return weighed_; }
-  std::uint64_t pieces() const { return pages_.size() + plain_segments_; }  // of driver memory
+  // Of driver memory.
+  std::uint64_t pieces() const { return pages_.size() - suspended_pages_ + plain_segments_; }
   bool paged() const { return options_.pages; }
   // Long plain segments serve both bands: one for each would reserve twice as much from the start.
   bool bands_share() const { return !options_.pages && options_.segment_size >= kPlainSegmentBytes; }
@@ -294,6 +335,9 @@ class Segments {
   Status map_pages(std::uint32_t slot, const std::vector<Index>& pages);
   void enter_mapping(std::uint32_t slot, Index page, bool usable);
   Status unmap(Index mapping);
+  void forget_mapping(Index mapping);
+  void discard(Index page, Tick tick);
+  void forget_page(Index page);
   Status release_page(Index page);
   Address slot_address(std::uint32_t slot) const { return space_ + slot * kSlotBytes; }
 
@@ -325,6 +369,8 @@ class Segments {
   Bits backed_;                                  // those whose mapping holds its page, or could at once
   std::vector<std::unique_ptr<Shelf>> shelves_;  // by stream number
   std::uint64_t reserved_bytes_ = 0;
+  std::uint64_t suspended_bytes_ = 0;
+  std::uint64_t suspended_pages_ = 0;
   std::uint64_t plain_segments_ = 0;
   std::uint32_t survey_ = 0;   // number of the survey under way
   std::vector<Piece> pieces_;  // scratch of Window

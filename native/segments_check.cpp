@@ -77,10 +77,11 @@ bool Segments::check(std::string* why) const {
     return fail(why, "a block is in no segment", static_cast<Index>(blocks_.size()));
 
   std::size_t mapping_count = 0;
+  std::uint64_t suspended = 0;
   for (Index p = 1; p < pages_.end(); ++p) {
     const Page& page = pages_[p];
-    if (page.handle == 0) continue;
-    reserved += page.bytes();
+    if (!page.exists()) continue;
+    (page.handle != 0 ? reserved : suspended) += page.bytes();
     bool holder_found = page.holder == 0;
     for (Index m = page.mappings; m != 0; m = mappings_[m].next) {
       ++mapping_count;
@@ -92,6 +93,8 @@ bool Segments::check(std::string* why) const {
         return fail(why, "slots said to be backed", m);
       if (mapped_.count(mapping.slot, mapping.slot + page.slots()) != page.slots())
         return fail(why, "slots said to be mapped", m);
+      if (!mapping.there && !page.suspended) return fail(why, "an address in use was unmapped", m);
+      if (mapping.there && page.handle == 0) return fail(why, "a page that is gone is mapped", m);
       if (segments_[mapping.segment].units == 0) return fail(why, "mapping in no segment", m);
       if (m == page.holder) holder_found = true;
       if ((m == page.holder) != (holds.count(m) != 0))
@@ -101,6 +104,7 @@ bool Segments::check(std::string* why) const {
   }
   if (mapping_count != mappings_.size()) return fail(why, "a mapping has no page", 0);
   if (reserved != reserved_bytes_) return fail(why, "reserved bytes", 0);
+  if (suspended != suspended_bytes_) return fail(why, "suspended bytes", 0);
 
   std::size_t indexed = 0;
   std::size_t listed = 0;

@@ -53,6 +53,7 @@ enum class Code : std::uint8_t {
   failed,         // the driver failed; `native` says how
   closed,         // the pool or device was closed, or belongs to the parent of a fork
   capturing,      // the stream's work goes into a graph, so it cannot be asked or waited for
+  suspended,      // the allocation's memory was given back (Pool::suspend)
 };
 
 // What a call came to. `call` names the backend call that failed and is a string literal.

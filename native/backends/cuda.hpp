@@ -49,6 +49,7 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status event_synchronize(EventHandle event) override;
   Status timing_event_create(EventHandle* out) override;
   Status elapsed_ms(EventHandle from, EventHandle to, double* out) override;
+  Status synchronize() override;
 
   // 1 is another name of the default stream. 2, the default stream of the calling thread, gets a number for
   // each thread. Such a stream and the default stream wait for each other, so its fences are recorded
@@ -81,7 +82,6 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   bool pool_host_accessible(DriverPoolKind kind) const override { return kind != DriverPoolKind::device; }
 
   // ---- beyond the contract ----------------------------------------------------------------------
-  Status synchronize();  // everything queued on every stream of the device
   // Another library resets the primary context: nothing of it can be used from now on.
   void abandon();
   Status capture_begin(StreamHandle stream);

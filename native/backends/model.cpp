@@ -197,11 +197,14 @@ void ModelBackend::Addresses::give(Address address, std::uint64_t bytes) {
 }
 
 // Whether queued work, or a graph that may be launched again, touches the range.
-bool ModelBackend::busy(Address address, std::uint64_t bytes) const {
+// `graphs`: also where a graph touches it that is captured and not running.
+bool ModelBackend::busy(Address address, std::uint64_t bytes, bool graphs) const {
   for (const auto& [id, graph] : graphs_)
     for (const Operation& operation : graph.operations)
       for (const Touch& touch : operation.touches)
-        if (touch.bytes > 0 && overlap(address, bytes, touch.address, touch.bytes)) return true;
+        if ((graphs || graph.stream != kNoStream) && touch.bytes > 0 &&
+            overlap(address, bytes, touch.address, touch.bytes))
+          return true;
   if (queued_ == 0) return false;
   for (const auto& stream : streams_) {
     for (const Operation& operation : stream->operations) {
@@ -326,7 +329,7 @@ Status ModelBackend::unmap(Address address, std::uint64_t bytes) {
   if (!begin(kUnmap, &status)) return status;
   charge(kUnmap, prices::page(bytes).unmap);
   if (const Code code = books_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
-  if (busy(address, bytes)) return {Code::invalid, 0, "unmap"};
+  if (busy(address, bytes, false)) return {Code::invalid, 0, "unmap"};
   books_.unmap(address, bytes);
   return kOk;
 }

@@ -106,6 +106,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   // By the virtual clock; under the manual schedule work takes no time.
   Status timing_event_create(EventHandle* out) override;
   Status elapsed_ms(EventHandle from, EventHandle to, double* out) override;
+  Status synchronize() override;  // failed where something is left that nothing moves
 
   Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override;
   Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
@@ -150,11 +151,11 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   // Steps streams in turn until nothing moves (manual), or moves the clock past everything queued
   // (lag). True when nothing is left.
   bool run_all();
-  Status synchronize();  // the same, as the host's wait for everything; failed where something is left
 
   // ---- graphs ------------------------------------------------------------------------------------
   // While a stream is captured its work goes into the graph; to ask, mark or wait for the stream is refused
-  // with Code::capturing and counted. What a live graph touches can be neither released nor unmapped.
+  // with Code::capturing and counted. What a live graph touches cannot be released. It can be unmapped once
+  // the capture has ended, and must be mapped again before a launch, which is refused otherwise.
   Status capture_of(StreamHandle stream, CaptureId* out) override;
   bool capturing(StreamHandle stream) override;
   Status capture_keep(StreamHandle stream, std::function<void()> gone) override;
@@ -332,7 +333,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   void charge(Call call, double us);
   Stream* stream_of(StreamHandle handle);
   bool passed(const Event& event) const;
-  bool busy(Address address, std::uint64_t bytes) const;
+  bool busy(Address address, std::uint64_t bytes, bool graphs = true) const;
   void enqueue(StreamHandle stream, Operation operation);
   Status enqueue_work(Call call, StreamHandle stream, Operation operation);
   bool ready(const Operation& operation) const;

@@ -71,6 +71,7 @@ class PinnedBackend : public Backend {
   Status elapsed_ms(EventHandle from, EventHandle to, double* out) override {
     return device_->elapsed_ms(from, to, out);
   }
+  Status synchronize() override { return device_->synchronize(); }
 
   const Backend* order() const override { return device_->order(); }
   StreamHandle canonical(StreamHandle stream) const override { return device_->canonical(stream); }

@@ -82,7 +82,12 @@ bool over(PyBuffer* self) { return self->piece->over->load(std::memory_order_acq
 
 bool require_live(PyBuffer* self) {
   if (self->piece != nullptr && over(self)) return raise_over(self);
-  if (self->live && !self->pool->pool->closed()) return true;
+  if (self->live && !self->pool->pool->closed()) [[likely]] {
+    if (!self->pool->pool->suspended(self->address)) [[likely]]
+      return true;
+    raise({Code::suspended, 0, "suspended"}, "use the buffer");
+    return false;
+  }
   raise({self->live ? Code::closed : Code::invalid, 0, "free"}, "use the buffer");
   return false;
 }
@@ -162,7 +167,8 @@ void dealloc(PyObject* object) {
 
 PyObject* free_method(PyObject* object, PyObject*) {
   PyBuffer* self = self_of(object);
-  if (!require_live(self)) return nullptr;
+  const bool suspended = self->live && self->pool->pool->suspended(self->address);
+  if (!suspended && !require_live(self)) return nullptr;
   if (self->piece != nullptr)
     return raise({Code::invalid, 0, "free"},
                  "free a piece of an arena, whose memory comes back with its scope or at a reset");
@@ -638,6 +644,11 @@ PyObject* get_base(PyObject* object, void*) {
   return Py_NewRef(base == nullptr ? Py_None : base);
 }
 PyObject* get_views(PyObject* object, void*) { return PyLong_FromSsize_t(self_of(object)->views); }
+PyObject* get_suspended(PyObject* object, void*) {
+  PyBuffer* self = self_of(object);
+  return PyBool_FromLong(self->live && !self->pool->pool->closed() &&
+                         self->pool->pool->suspended(self->address));
+}
 
 Py_ssize_t length(PyObject* object) { return static_cast<Py_ssize_t>(self_of(object)->size); }
 
@@ -646,9 +657,10 @@ PyObject* repr(PyObject* object) {
   return PyUnicode_FromFormat("<vram.Buffer %llu bytes at %p on %R%s>",
                               static_cast<unsigned long long>(self->size),
                               reinterpret_cast<void*>(self->address), self->pool->device,
-                              !self->live                            ? ", freed"
-                              : self->piece != nullptr && over(self) ? ", over"
-                                                                     : "");
+                              !self->live                                  ? ", freed"
+                              : self->piece != nullptr && over(self)       ? ", over"
+                              : self->pool->pool->suspended(self->address) ? ", suspended"
+                                                                           : "");
 }
 
 PyMethodDef methods[] = {
@@ -693,6 +705,8 @@ PyGetSetDef attributes[] = {
     {"base", get_base, nullptr, "What it is a part of and keeps alive, or None; free() then frees nothing.",
      nullptr},
     {"views", get_views, nullptr, "Memoryviews and DLPack capsules that exist over it.", nullptr},
+    {"suspended", get_suspended, nullptr,
+     "Whether Pool.suspend() has taken its memory; using it is then an error, freeing it is not.", nullptr},
     {"__cuda_array_interface__", cuda_array_interface, nullptr,
      "Version 3, an array of bytes; only of device memory on CUDA.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},

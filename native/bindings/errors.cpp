@@ -18,8 +18,8 @@ namespace vram {
 
 namespace {
 
-constexpr const char* kCodeNames[] = {"ok",          "not_ready", "out_of_memory", "invalid",
-                                      "unsupported", "failed",    "closed",        "capturing"};
+constexpr const char* kCodeNames[] = {"ok",     "not_ready", "out_of_memory", "invalid",  "unsupported",
+                                      "failed", "closed",    "capturing",     "suspended"};
 
 bool is_free(const Status& status) {
   return status.code == Code::invalid && std::strcmp(status.call, "free") == 0;
@@ -27,6 +27,7 @@ bool is_free(const Status& status) {
 
 const char* exception_name(const Status& status) {
   if (status.code == Code::out_of_memory) return "OutOfMemory";
+  if (status.code == Code::suspended) return "Suspended";
   return is_free(status) ? "InvalidFree" : "DeviceError";
 }
 
@@ -45,19 +46,33 @@ const char* advice(const Status& status) {
         return "a pool has one planned step at a time: it is ended by the thread that began it, and only "
                "then "
                "can another begin or the plan be closed.";
+      if (std::strcmp(status.call, "suspend") == 0 || std::strcmp(status.call, "resume") == 0 ||
+          std::strcmp(status.call, "close") == 0)
+        return "the same thread is suspending or resuming this pool, and called it again from a callback of "
+               "the store. Such a callback may free memory, not more.";
       return "a handle, address or size is not valid on this device. It may have been closed already, or "
              "belong to another device.";
     case Code::unsupported:
       if (std::strcmp(status.call, DriverPool::kImported) == 0)
         return "the pool was imported from another process, and only that process allocates from it. "
                "import_buffer() gives the allocations it exports.";
+      if (std::strcmp(status.call, "suspend") == 0)
+        return "its memory is plain segments, which cannot be taken from under live buffers; that needs a "
+               "pool of our own with pages. Make it with pages=True on a device that has them "
+               "(Device.pages), and with vram.Pool.";
       return "the device does not offer this. Device.pages says whether it has pages.";
     case Code::closed:
+      if (std::strcmp(status.call, "store") == 0)
+        return "the pool that kept their contents was closed, and the contents are lost. They can only be "
+               "freed; close a store after resume().";
       return "the device is closed, the interpreter is exiting, or the device was inherited through fork. "
              "After a fork, open the device again in the child.";
     case Code::capturing:
       return "the stream is being captured into a graph, where its work cannot be waited for or asked about. "
              "Do this before the capture begins or after it has ended.";
+    case Code::suspended:
+      return "its memory is suspended: it was given back to the device and has no contents to be read or "
+             "written. resume() brings it back, at the same address.";
     default:
       return "the driver refused it. The device may need to be reset; the native code says why.";
   }

@@ -4,9 +4,6 @@
 
 #include <nanobind/stl/string.h>
 
-#include "backends/cuda.hpp"
-#include "backends/host.hpp"
-#include "backends/model.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
 #include "python_types.hpp"
@@ -16,14 +13,6 @@ namespace nb = nanobind;
 namespace vram {
 
 namespace {
-
-// Everything queued on every stream, whosever it is.
-Status wait_for_device(Backend& device) {
-  if (auto* cuda = dynamic_cast<CudaBackend*>(&device)) return cuda->synchronize();
-  if (auto* host = dynamic_cast<HostBackend*>(&device)) return host->synchronize();
-  auto* model = dynamic_cast<ModelBackend*>(&device);
-  return model == nullptr || model->run_all() ? Status{} : Status{Code::failed, 0, "synchronize"};
-}
 
 class PinCore {
  public:
@@ -70,7 +59,7 @@ class PinCore {
   Status unlock() {
     if (!used_) return {};
     const nb::gil_scoped_release released;
-    Status status = wait_for_device(*device_);
+    Status status = device_->synchronize();
     if (!status.ok() || !locked_) return status;
     status = lock_->unlock(address());
     locked_ = !status.ok();

@@ -58,15 +58,16 @@ void set_maker(nb::handle function) {
   Plug::set_make(maker != nullptr ? make : nullptr);
 }
 
-// The tag and the stack of the calling thread, whichever it is.
+// The tag of the calling thread, whichever it is, and its stack where the pool keeps them.
 std::uint32_t label(int device) {
   if (!nb::is_alive()) return 0;
   const nb::gil_scoped_acquire gil;
   auto* pool = device >= 0 && device < Plug::kDevices ? reinterpret_cast<PyPool*>(plugged[device]) : nullptr;
-  if (pool == nullptr || !pool->stacks) return 0;
-  const long tag = current_tag(pool, nullptr);
-  if (tag < 0) PyErr_Clear();
-  return label_here(tag < 0 ? 0 : static_cast<std::uint32_t>(tag));
+  if (pool == nullptr) return 0;
+  const long known = current_tag(pool, nullptr);
+  if (known < 0) PyErr_Clear();
+  const std::uint32_t tag = known < 0 ? 0 : static_cast<std::uint32_t>(known);
+  return pool->stacks ? label_here(tag) : tag;
 }
 
 void set_pool(int device, nb::handle object) {
@@ -74,7 +75,7 @@ void set_pool(int device, nb::handle object) {
   if (object.is_none()) {
     Plug::set_pool(device, nullptr);
     Py_CLEAR(plugged[device]);
-    follow_stacks();
+    follow_labels();
     return;
   }
   const std::shared_ptr<Pool> pool = own_pool(object.ptr());
@@ -82,7 +83,7 @@ void set_pool(int device, nb::handle object) {
   Plug::set_pool(device, pool);
   Plug::set_explain(explain);
   Py_XSETREF(plugged[device], Py_NewRef(object.ptr()));
-  follow_stacks();
+  follow_labels();
 }
 
 template <typename Function>
@@ -106,9 +107,9 @@ nb::typed<nb::dict, std::string, int> functions() {
 
 }  // namespace
 
-void follow_stacks() {
+void follow_labels() {
   const bool wanted = std::any_of(std::begin(plugged), std::end(plugged), [](PyObject* pool) {
-    return pool != nullptr && reinterpret_cast<PyPool*>(pool)->stacks;
+    return pool != nullptr && (tags_in_use() || reinterpret_cast<PyPool*>(pool)->stacks);
   });
   Plug::set_label(wanted ? label : nullptr);
 }

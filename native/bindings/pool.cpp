@@ -2,6 +2,7 @@
 // speed; what it says of itself goes out as plain dicts for the Python side to dress.
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -65,6 +66,8 @@ long tag_id(PyPool* self, PyObject* name) {
 }
 
 }  // namespace
+
+bool tags_in_use() { return tag_variable != nullptr; }
 
 long current_tag(PyPool* self, PyObject* given) {
   if (given != nullptr && given != Py_None) return tag_id(self, given);
@@ -403,6 +406,57 @@ PyObject* trim_to(PyObject* object, PyObject* arguments) {
   return done(without_gil([&] { return self->pool->trim(keep, wait != 0); }), "trim the pool");
 }
 
+// Which allocations have the tag; all of them for None. False with an error set.
+bool wanted_from(PyPool* self, PyObject* tag, Pool::Wanted* out) {
+  *out = nullptr;
+  if (tag == Py_None) return true;
+  const long id = tag_id(self, tag);
+  if (id < 0) return false;
+  *out = [labels = labels_of(static_cast<std::uint32_t>(id))](std::uint32_t label) {
+    return std::binary_search(labels.begin(), labels.end(), label);
+  };
+  return true;
+}
+
+// suspend_blocks(tag, keep, store): bytes given back. `store` is a pool of host memory, or None.
+PyObject* suspend_blocks(PyObject* object, PyObject* arguments) {
+  PyPool* self = self_of(object);
+  PyObject* tag = nullptr;
+  PyObject* store_object = nullptr;
+  int keep = 0;
+  if (!PyArg_ParseTuple(arguments, "OpO:suspend_blocks", &tag, &keep, &store_object)) return nullptr;
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) return raise({Code::unsupported, 0, "suspend"}, "suspend allocations of this pool");
+  const std::shared_ptr<Allocator> store = allocator_of(store_object);
+  if (store_object != Py_None && (store == nullptr || store == self->pool || !store->host_accessible()))
+    return PyErr_Format(PyExc_TypeError, "the store is another pool, of host memory, not %R", store_object);
+  Pool::Wanted wanted;
+  if (!wanted_from(self, tag, &wanted)) return nullptr;
+  std::uint64_t given = 0;
+  OutOfMemoryReport report;
+  const Status status = without_gil([&] { return pool->suspend(wanted, keep != 0, store, &given, &report); });
+  if (status.code == Code::out_of_memory && report.requested != 0)
+    return raise_out_of_memory(self_of(store_object), report.requested, 0, report);
+  if (!status.ok()) return raise(status, "suspend allocations of the pool");
+  return PyLong_FromUnsignedLongLong(given);
+}
+
+// resume_blocks(tag): bytes taken again.
+PyObject* resume_blocks(PyObject* object, PyObject* tag) {
+  PyPool* self = self_of(object);
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) return raise({Code::unsupported, 0, "suspend"}, "resume allocations of this pool");
+  Pool::Wanted wanted;
+  if (!wanted_from(self, tag, &wanted)) return nullptr;
+  std::uint64_t taken = 0;
+  OutOfMemoryReport report;
+  const Status status = without_gil([&] { return pool->resume(wanted, &taken, &report); });
+  if (status.code == Code::out_of_memory && report.requested != 0)
+    return raise_out_of_memory(self, report.requested, 0, report);
+  if (!status.ok()) return raise(status, "resume allocations of the pool");
+  return PyLong_FromUnsignedLongLong(taken);
+}
+
 PyObject* coalesce(PyObject* object, PyObject*) {
   return done(without_gil([&] { return self_of(object)->pool->coalesce(); }), "coalesce free blocks");
 }
@@ -635,6 +689,10 @@ nb::dict stats_dict(const PoolStats& stats) {
   dict["retries"] = stats.retries;
   dict["out_of_memory"] = stats.out_of_memory;
   dict["mappings"] = stats.mappings;
+  dict["suspended"] = stats.suspended;
+  dict["suspended_live"] = stats.suspended_live;
+  dict["suspended_blocks"] = stats.suspended_blocks;
+  dict["kept"] = stats.kept;
   dict["paged"] = stats.paged;
   nb::dict rungs;
   for (int i = 0; i < kRungs; ++i) rungs[name_of(static_cast<Rung>(i))] = stats.rungs[i];
@@ -676,7 +734,7 @@ PyObject* raw_stats(PyObject* object, PyObject*) {
   return guarded([&] { return stats_dict(stats); });
 }
 
-constexpr const char* kStateNames[] = {"none", "live", "cached", "moving", "pending", "free"};
+constexpr const char* kStateNames[] = {"none", "live", "cached", "moving", "pending", "free", "suspended"};
 
 nb::object tag_object(PyPool* self, std::uint32_t label) { return nb::steal(tag_name(self, label)); }
 
@@ -693,7 +751,8 @@ PyObject* raw_snapshot(PyObject* object, PyObject*) {
     for (const SegmentInfo& info : self->pool->snapshot()) {
       nb::list blocks;
       for (const BlockInfo& block : info.blocks) {
-        const bool used = block.state == BlockState::live || block.state == BlockState::pending;
+        const bool used = block.state == BlockState::live || block.state == BlockState::pending ||
+                          block.state == BlockState::suspended;
         blocks.append(nb::make_tuple(
             block.address, block.bytes, block.requested, kStateNames[static_cast<int>(block.state)],
             block.stream, tag_object(self, block.tag), block.serial, stack_object(used ? block.tag : 0)));
@@ -809,7 +868,7 @@ int set_stacks(PyObject* object, PyObject* value, void*) {
   const int truth = value == nullptr ? 0 : PyObject_IsTrue(value);
   if (truth < 0) return -1;
   self_of(object)->stacks = truth != 0;
-  follow_stacks();
+  follow_labels();
   return 0;
 }
 
@@ -1020,6 +1079,12 @@ PyMethodDef methods[] = {
      "holds."},
     {"trim_to", trim_to, METH_VARARGS,
      "trim_to(keep, wait, /)\n--\n\nGive unused memory back until at most `keep` bytes are reserved."},
+    {"suspend_blocks", suspend_blocks, METH_VARARGS,
+     "suspend_blocks(tag, keep, store, /)\n--\n\nGive the pages of allocations back, their contents to the "
+     "store; "
+     "returns the bytes given back."},
+    {"resume_blocks", resume_blocks, METH_O,
+     "resume_blocks(tag, /)\n--\n\nBack suspended allocations again; returns the bytes taken."},
     {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge what is free."},
     {"set_limit", set_limit, METH_O,
      "set_limit(bytes, /)\n--\n\nThe most to hold from the device; 0 for no limit."},
@@ -1111,12 +1176,13 @@ PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle str
 }
 
 PyObject* report_dict(const OutOfMemoryReport& report) {
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
                        wide(report.limit), "device_total", wide(report.device_total), "device_free",
                        wide(report.device_free), "reserved", wide(report.reserved), "allocated",
                        wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
                        "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
-                       "stranded", wide(report.stranded), "largest_free", wide(report.largest_free));
+                       "stranded", wide(report.stranded), "largest_free", wide(report.largest_free),
+                       "suspended", wide(report.suspended));
 }
 
 std::shared_ptr<Allocator> allocator_of(PyObject* object) {
@@ -1213,6 +1279,7 @@ void bind_pool(nb::module_& module) {
       "set_tag_source",
       [](nb::handle variable) {
         Py_XSETREF(tag_variable, variable.is_none() ? nullptr : Py_NewRef(variable.ptr()));
+        follow_labels();
       },
       nb::arg("variable").none(), "The ContextVar that holds the tag in force, or None.");
   module.def(

@@ -133,8 +133,10 @@ std::shared_ptr<Allocator> allocator_of(PyObject* object);
 // The pool of a PoolCore that is one of our own, not the driver's; else null.
 std::shared_ptr<Pool> own_pool(PyObject* object);
 
-// The `stacks` of a pool has changed: what other libraries allocate from it follows.
-void follow_stacks();
+// Whether vram.tag was ever used.
+bool tags_in_use();
+// That, or the `stacks` of a pool, has changed: what other libraries allocate from it follows.
+void follow_labels();
 
 bool add_buffer_type(PyObject* module);
 

@@ -178,6 +178,14 @@ std::uint32_t tag_of(std::uint32_t label) {
   return entry != nullptr ? entry->tag : label;
 }
 
+std::vector<std::uint32_t> labels_of(std::uint32_t tag) {
+  std::vector<std::uint32_t> labels{tag};
+  const auto count = static_cast<std::uint32_t>(table().entries.size());
+  for (std::uint32_t number = 0; number < count; ++number)
+    if (table().entries[number].tag == tag) labels.push_back(kStackBit | number);
+  return labels;
+}
+
 PyObject* stack_of(std::uint32_t label) {
   const Entry* entry = entry_of(label);
   if (entry == nullptr) return PyTuple_New(0);

@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace vram {
 
@@ -16,6 +17,9 @@ std::uint32_t label_here(std::uint32_t tag);
 
 // The tag of a label. Needs the GIL.
 std::uint32_t tag_of(std::uint32_t label);
+
+// Every label of a tag so far, in order. Needs the GIL.
+std::vector<std::uint32_t> labels_of(std::uint32_t tag);
 
 // The stack of a label, innermost first, as a tuple of vram.trace.Frame; empty without one. Calls inside this
 // package are left out. A new reference, or null with an error set.

@@ -63,6 +63,14 @@ vram._native.PoolCore.trim_to$:
     def trim_to(self, keep: int, wait: bool, /) -> None:
         \doc
 
+vram._native.PoolCore.suspend_blocks$:
+    def suspend_blocks(self, tag: str | None, keep: bool, store: PoolCore | None, /) -> int:
+        \doc
+
+vram._native.PoolCore.resume_blocks$:
+    def resume_blocks(self, tag: str | None, /) -> int:
+        \doc
+
 vram._native.PoolCore.coalesce$:
     def coalesce(self) -> None:
         \doc
@@ -304,6 +312,11 @@ vram._native.Buffer.base$:
 vram._native.Buffer.views$:
     @property
     def views(self) -> int:
+        \doc
+
+vram._native.Buffer.suspended$:
+    @property
+    def suspended(self) -> bool:
         \doc
 
 vram._native.Buffer.__cuda_array_interface__$:

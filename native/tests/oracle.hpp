@@ -193,6 +193,12 @@ class Oracle : public Backend {
     if (status.ok()) host_.join(mark);
     return status;
   }
+  Status synchronize() override {
+    const Status status = device_->synchronize();
+    for (const Clock& clock : clocks_)
+      if (status.ok()) host_.join(clock);
+    return status;
+  }
 
   Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override {
     return device_->copy(to, from, bytes, stream);

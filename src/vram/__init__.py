@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vram.errors import InvalidFree as InvalidFree
     from vram.errors import OutOfMemory as OutOfMemory
     from vram.errors import RaceError as RaceError
+    from vram.errors import Suspended as Suspended
     from vram.errors import TraceError as TraceError
     from vram.errors import VramError as VramError
     from vram.graph import Graph as Graph
@@ -90,6 +91,7 @@ _PLACES = {
     "Snapshot": "vram.snapshot",
     "Stats": "vram.stats",
     "Stream": "vram.device",
+    "Suspended": "vram.errors",
     "TraceError": "vram.errors",
     "VramError": "vram.errors",
     "annotate": "vram.marks",
@@ -156,6 +158,7 @@ __all__ = [
     "Snapshot",
     "Stats",
     "Stream",
+    "Suspended",
     "TraceError",
     "VramError",
     "__version__",

@@ -382,6 +382,12 @@ class Buffer:
         """Memoryviews and DLPack capsules that exist over it."""
 
     @property
+    def suspended(self) -> bool:
+        """
+        Whether Pool.suspend() has taken its memory; using it is then an error, freeing it is not.
+        """
+
+    @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3, an array of bytes; only of device memory on CUDA."""
 
@@ -435,6 +441,14 @@ class PoolCore:
 
     def trim_to(self, keep: int, wait: bool, /) -> None:
         """Give unused memory back until at most `keep` bytes are reserved."""
+
+    def suspend_blocks(self, tag: str | None, keep: bool, store: PoolCore | None, /) -> int:
+        """
+        Give the pages of allocations back, their contents to the store; returns the bytes given back.
+        """
+
+    def resume_blocks(self, tag: str | None, /) -> int:
+        """Back suspended allocations again; returns the bytes taken."""
 
     def coalesce(self) -> None:
         """Empty the stream caches and merge what is free."""

@@ -4,6 +4,7 @@ VramError
 ├── OutOfMemory      (also MemoryError)   a request that no rung of the ladder could serve
 ├── InvalidFree      (also ValueError)    double free, foreign or interior pointer
 ├── DeviceError      (also RuntimeError)  a device call failed, or the device is not there
+├── Suspended        (also RuntimeError)  the buffer's memory was given back by `Pool.suspend`
 ├── ConfigError      (also ValueError)    an unknown option or a bad value
 ├── TraceError       (also ValueError)    a file that cannot be read as a trace
 └── RaceError        (also RuntimeError)  memory reused while another stream may still use it
@@ -19,6 +20,7 @@ __all__ = [
     "InvalidFree",
     "OutOfMemory",
     "RaceError",
+    "Suspended",
     "TraceError",
     "VramError",
 ]
@@ -59,6 +61,10 @@ class InvalidFree(VramError, ValueError):
 
 class DeviceError(VramError, RuntimeError):
     """A device call failed (`call`, `code`, `native`), or the device is missing, closed or the parent's."""
+
+
+class Suspended(VramError, RuntimeError):
+    """The buffer cannot be used: `Pool.suspend` has taken its memory. `resume()` brings it back."""
 
 
 class ConfigError(VramError, ValueError):

@@ -44,6 +44,7 @@ def explain_out_of_memory(
     account = _account(report, rounding)
     verdict = judge_request(account, size)
     facts: dict[str, Any] = {
+        "suspended": 0,
         **report,
         "verdict": verdict,
         "bytes": account.parts(),
@@ -59,6 +60,7 @@ def explain_out_of_memory(
         f"Verdict: {verdict}, with {format_size(account.allocated)} allocated and "
         f"{format_size(account.reserved)} reserved. The {format_size(account.device)} of the device are",
         *_parts(account, facts),
+        *_suspended(facts),
         f"What would help: {'; '.join(_remedies(size, facts, cross_stream))}.",
     ]
     return OutOfMemory(
@@ -120,6 +122,12 @@ def _parts(account: Account, facts: Mapping[str, Any]) -> Iterator[str]:
         if name == "true-demand":
             for place, held in list(facts["places"].items())[:MOST_NAMED]:
                 yield f"    {format_size(held)} of it by {place}"
+
+
+def _suspended(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What is allocated and has no memory now; no part of the device's bytes."""
+    if facts["suspended"]:
+        yield f"Besides, {format_size(facts['suspended'])} are suspended and not in device memory."
 
 
 def _tags(facts: Mapping[str, Any]) -> str:

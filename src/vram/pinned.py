@@ -22,6 +22,8 @@ __all__ = ["Pin", "PinnedPool", "drop_shared_pinned_pool", "pin", "shared_pinned
 
 PIECE: Final = 64 << 20
 """The least bytes to lock at a time, where segment_size does not say otherwise: locking costs by the call."""
+MODEL_HOSTS: Final = 4
+"""The host of a model has so many times the model's memory."""
 ALREADY_LOCKED: Final = 712
 """The driver's code for memory that is locked already."""
 
@@ -66,6 +68,21 @@ class PinnedPool(Pool):
     def pinned(self) -> bool:
         """Whether the memory is page-locked for a GPU; on other devices there is no need to."""
         return isinstance(self._memory, _native.PinnedBackend) and self._memory.pinned
+
+
+def store_for(pool: Pool) -> Pool:
+    """Return a new pool for what `pool.suspend` keeps. That of a model is addresses only, as the model is."""
+    kind = _ModelStore if isinstance(pool._memory, _native.ModelBackend) else PinnedPool
+    zero = pool.config()["zero_on_free"]
+    # Contents come in large pieces of any size, so each gets just what it needs.
+    return kind(pool.device, limit=None, segment_size="2MiB", zero_on_free=zero, journal=0, stacks="none")
+
+
+class _ModelStore(PinnedPool):
+    """Host memory that a model's copies never touch, and as much of it as a large model may want."""
+
+    def _memory_of(self, place: Device) -> _native.Backend:
+        return _native.HostBackend(MODEL_HOSTS * place.total_memory)
 
 
 class Pin(_native.PinCore):

@@ -37,6 +37,8 @@ __all__ = ["OomHandle", "Pool", "follow_failures", "follow_pools", "open_pools"]
 
 ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
+KEEPS = ("host", "discard")
+"""What `suspend` may do with contents."""
 MOST_EXPLAINED = 200_000
 """With more live blocks than this, OutOfMemory does not look at each of them."""
 
@@ -70,6 +72,7 @@ class Pool(_native.PoolCore):
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
+        self._store: Pool | None = None
         place.add_pool(self.stream_listener())
         with _pools_lock:
             self.number = next(_pool_numbers)
@@ -178,6 +181,64 @@ class Pool(_native.PoolCore):
         self.trim_to(parse_size(to), wait)
         return max(0, before - self._reserved())
 
+    # ---- suspending -------------------------------------------------------------------------------------
+
+    def suspend(self, tag: str | None = None, keep: str = "host", *, store: Pool | None = None) -> int:
+        """Give the memory of live buffers back to the device until `resume()`; returns how many bytes went.
+
+        Those allocated under `tag`, or all. Their addresses stay theirs: pointers, tensors and captured
+        graphs are valid again after `resume()`, and must not be used before. `keep="host"` copies the
+        contents to page-locked memory of `store` (by default the pool's own, see `store`); `"discard"` leaves
+        them undefined. What is free or cached is given back as well; a page that other buffers use, too,
+        stays. The call waits for work queued on the streams of these buffers and for the copies, without the
+        GIL and without stopping the pool. Where it fails, nothing is suspended.
+        """
+        if keep not in KEEPS:
+            raise ConfigError(
+                f"keep={keep!r} is neither 'host' (contents come back) nor 'discard' (they are lost)",
+                option="keep",
+                value=keep,
+            )
+        raw, kept = self.raw_stats(), keep == "host"
+        # What was to be kept of others that are suspended may still lie on a page that goes now.
+        place = (store or self.store) if raw["paged"] and (kept or raw["suspended_blocks"]) else None
+        try:
+            return self.suspend_blocks(tag, kept and raw["paged"], place)
+        except OutOfMemory as error:
+            error.add_note("This was host memory for what suspend() keeps; nothing is suspended, or lost.")
+            raise
+
+    def resume(self, tag: str | None = None) -> int:
+        """Back what was suspended under `tag`, or all of it, at the same addresses; returns how many bytes.
+
+        When it returns, contents that were kept are there, for every stream. OutOfMemory where the memory
+        cannot be had: everything stays suspended, and it may be tried again.
+        """
+        return self.resume_blocks(tag)
+
+    def suspend_async(
+        self, tag: str | None = None, keep: str = "host", *, store: Pool | None = None
+    ) -> Future[int]:
+        """As suspend, on another thread. From its start on the buffers must not be used."""
+        return self._submit(lambda: self.suspend(tag, keep, store=store))
+
+    def resume_async(self, tag: str | None = None) -> Future[int]:
+        """As resume, on another thread: the program goes on while pages are made and contents copied."""
+        return self._submit(lambda: self.resume(tag))
+
+    @property
+    def store(self) -> Pool:
+        """The pool of page-locked memory where `suspend` keeps contents, made when first asked for.
+
+        It holds what it has for the next time. Locking memory takes long, so `store.reserve("8GiB")` ahead
+        makes the first suspend as fast as the later ones; `store.trim()` gives the memory back.
+        """
+        if self._store is None or self._store.closed:
+            from vram.pinned import store_for
+
+            self._store = store_for(self)
+        return self._store
+
     def _reserved(self) -> int:
         return int(self.raw_stats()["reserved"]["current"])
 
@@ -254,6 +315,8 @@ class Pool(_native.PoolCore):
                 future.cancel()
             wait(tuple(self._futures))
         super().close()
+        if self._store is not None:
+            self._store.close()
 
     def __enter__(self) -> Pool:
         return self

@@ -24,8 +24,9 @@ Stack = tuple[Frame, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment. `state` is "live", "cached", "pending" or "free"; `size` is in bytes.
+    """A piece of a segment: "live", "suspended", "cached", "pending" or "free" by its `state`.
 
+    `size` is in bytes.
     `stack` says where it was allocated, if it is live or pending and the pool keeps stacks.
     """
 
@@ -53,7 +54,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Every segment and block of a pool at one moment, with the totals of that moment in bytes."""
+    """Every segment and block of a pool at one moment, with the totals of that moment in bytes.
+
+    `allocated` counts suspended blocks; `suspended` is what their pages had, which is not in `reserved`.
+    """
 
     device: str
     segments: tuple[Segment, ...]
@@ -61,6 +65,7 @@ class Snapshot:
     reserved: int
     pending: int
     cached: int
+    suspended: int = 0
 
     @classmethod
     def of(cls, device: str, segments: Iterable[Mapping[str, Any]], raw: Mapping[str, Any]) -> Snapshot:
@@ -72,6 +77,7 @@ class Snapshot:
             reserved=raw["reserved"]["current"],
             pending=raw["pending"]["current"],
             cached=raw["cached"],
+            suspended=raw["suspended"],
         )
 
     def blocks(self, state: str | None = None) -> Iterator[Block]:
@@ -81,10 +87,16 @@ class Snapshot:
                 if state is None or block.state == state:
                     yield block
 
+    def allocations(self) -> Iterator[Block]:
+        """The blocks that are handed out: live or suspended."""
+        for block in self.blocks():
+            if block.state in ("live", "suspended"):
+                yield block
+
     def by_tag(self) -> dict[str | None, int]:
-        """Live bytes under each tag, most first; None for those without."""
+        """Allocated bytes under each tag, suspended or not, most first; None for those without."""
         totals: defaultdict[str | None, int] = defaultdict(int)
-        for block in self.blocks("live"):
+        for block in self.allocations():
             totals[block.tag] += block.size
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
@@ -199,14 +211,14 @@ class Leak:
 
 def mark_of(snapshot: Snapshot) -> Mark:
     """Remember which allocations are live."""
-    return Mark(frozenset((block.address, block.serial) for block in snapshot.blocks("live")))
+    return Mark(frozenset((block.address, block.serial) for block in snapshot.allocations()))
 
 
 def leaks_of(snapshot: Snapshot, since: Mark | None) -> list[Leak]:
     """Group what is live, and newer than `since`, by tag and requested size; most bytes first."""
     old = since.live if since is not None else frozenset()
     groups: defaultdict[tuple[str | None, int], list[Block]] = defaultdict(list)
-    for block in snapshot.blocks("live"):
+    for block in snapshot.allocations():
         if (block.address, block.serial) not in old:
             groups[block.tag, block.requested].append(block)
     found = [_leak(tag, size, members) for (tag, size), members in groups.items()]

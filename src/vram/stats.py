@@ -79,13 +79,18 @@ class Stats(Mapping[str, float]):
         return self._pages or ("mapped" if self._raw["paged"] else "plain segments")
 
     @property
+    def suspended(self) -> int:
+        """Bytes that suspended buffers have given back, and `resume()` takes again; not in `reserved`."""
+        return int(self._raw["suspended"])
+
+    @property
     def cached(self) -> int:
         """Bytes in the streams' caches."""
         return int(self._raw["cached"])
 
     @property
     def free(self) -> int:
-        """Bytes reserved and neither live, pending nor cached."""
+        """Bytes reserved and neither live, pending nor cached. What is suspended is not reserved."""
         return int(self._raw["free_bytes"])
 
     @property
@@ -279,8 +284,11 @@ def _own_numbers(raw: Raw) -> dict[str, float]:
         "free.bytes": raw["free_bytes"],
         "free.blocks": raw["free_blocks"],
         "free.largest": _largest_free(raw),
+        "suspended.bytes": raw["suspended"],
+        "suspended.blocks": raw["suspended_blocks"],
+        "suspended.kept_bytes": raw["kept"],
         "waste.ratio": _ratio(raw["reserved"]["peak"], raw["peak_live"], 1.0),
-        "waste.bytes": raw["reserved"]["current"] - raw["live"],
+        "waste.bytes": raw["reserved"]["current"] - (raw["live"] - raw["suspended_live"]),
         "waste.rounding_bytes": rounding,
         "fragmentation": fragmentation(raw),
         "streams": len(raw["streams"]),

@@ -22,7 +22,7 @@ from vram.torch_companion import thrower
 from vram.torch_patches import History, Patches, replacements
 from vram.torch_watch import Watch
 
-__all__ = ["install", "installed", "mem_pool", "uninstall_patches", "watch"]
+__all__ = ["install", "installed", "mem_pool", "resume", "suspend", "uninstall_patches", "watch"]
 
 HOOKS = {
     "record_stream": ("set_record_stream_fn",),
@@ -119,6 +119,36 @@ def mem_pool(device: Any = None) -> Any:
         if _installation.scoped is None:
             _installation.scoped = _new_allocator(torch, "vram_plug_try_allocate")
     return torch.cuda.MemPool(_installation.scoped.allocator())
+
+
+def suspend(tag: str | None = None, keep: str = "host") -> int:
+    """Give the memory of tensors allocated under `vram.tag(tag)`, or of all, back to the devices.
+
+    As `Pool.suspend`, on every device that PyTorch has used; returns how many bytes went. The tensors keep
+    their addresses and must not be touched before `resume()`, nor a captured graph be replayed that uses
+    them. Under `mem_pool()` it is whole segments of PyTorch's that have tags: those in force when it took
+    them.
+    """
+    return sum(pool.suspend(tag, keep) for pool in _plugged())
+
+
+def resume(tag: str | None = None) -> int:
+    """Bring back what `suspend` took: tensors and captured graphs work as before; returns how many bytes.
+
+    OutOfMemory where a device has no room; what is not back then stays suspended.
+    """
+    return sum(pool.resume(tag) for pool in _plugged())
+
+
+def _plugged() -> tuple[Pool, ...]:
+    """The pools that PyTorch allocates from."""
+    with _installation.lock:
+        if _installation.allocator is None and _installation.scoped is None:
+            raise DeviceError(
+                "PyTorch does not allocate from vram; call vram.torch.install() first, or use mem_pool()",
+                code="invalid",
+            )
+        return tuple(_installation.pools.values())
 
 
 def watch(path: str | os.PathLike[str], **options: Any) -> Watch | PoolsRecorder:

@@ -35,6 +35,7 @@ ACCUMULATED = frozenset(key for key in KEYS if key.endswith((".allocated", ".fre
 
 _BLOCK_STATES = {
     "live": "active_allocated",
+    "suspended": "active_allocated",
     "pending": "active_pending_free",
     "cached": "inactive",
     "free": "inactive",
@@ -138,7 +139,7 @@ class _Frames:
 
 def _segments(segment: Segment, device: int, frames: _Frames) -> Iterator[dict[str, Any]]:
     for blocks in backed_runs(segment):
-        live = [block for block in blocks if block.state == "live"]
+        live = [block for block in blocks if block.state in ("live", "suspended")]
         pending = sum(block.size for block in blocks if block.state == "pending")
         allocated = sum(block.size for block in live)
         yield {

@@ -356,3 +356,37 @@ def test_with_vram_installed_its_own_pools_are_recorded(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
+
+
+def test_what_is_allocated_under_a_tag_is_suspended_and_resumed() -> None:
+    holds("""
+        import ctypes
+        pool, allocator = install_on_host()
+        before = allocator.alloc(4 << 20, 0, None)
+        with vram.tag("train"):
+            tagged = allocator.alloc(8 << 20, 0, None)
+        after = allocator.alloc(4 << 20, 0, None)
+        ctypes.memset(tagged, 7, 8 << 20)
+        assert pool.info(tagged)["tag"] == "train"
+        assert pool.info(before)["tag"] is None and pool.info(after)["tag"] is None
+        assert vram.torch.suspend("train") == 8 << 20
+        assert pool.stats().reserved == 8 << 20
+        assert [block.address for block in pool.snapshot().blocks("suspended")] == [tagged]
+        assert vram.torch.resume("train") == 8 << 20
+        assert ctypes.string_at(tagged, 8 << 20) == bytes([7]) * (8 << 20)
+        assert vram.torch.suspend(keep="discard") == 16 << 20
+        allocator.free(tagged, 0, 0, None)
+        assert vram.torch.resume() == 8 << 20
+    """)
+
+
+def test_suspending_needs_an_allocator_of_vram() -> None:
+    holds("""
+        for function in (vram.torch.suspend, vram.torch.resume):
+            try:
+                function()
+            except vram.DeviceError as error:
+                assert "install()" in str(error)
+            else:
+                raise AssertionError
+    """)

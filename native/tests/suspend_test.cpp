@@ -1,0 +1,246 @@
+// Suspend and resume under a happens-before oracle: no page goes while work may touch it, nothing is placed
+// over what is suspended, and whichever call to the device fails, nothing is lost and a second try works.
+// Real contents are the business of the Python tests, on the host.
+#include <cstring>
+#include <set>
+
+#include "backends/host.hpp"
+#include "contents.hpp"
+#include "oracle.hpp"
+#include "testing.hpp"
+
+using namespace vram;
+using vram::testing::Random;
+using vram::testing::Watched;
+
+namespace {
+
+std::shared_ptr<Pool> make_store(std::uint64_t limit = 0) {
+  PoolConfig config;
+  config.pages = false;
+  config.limit = limit;
+  return std::make_shared<Pool>(std::make_shared<HostBackend>(4 * kGiB), config);
+}
+
+Pool::Wanted tagged(std::uint32_t tag) {
+  if (tag == 0) return nullptr;
+  return [tag](std::uint32_t label) { return label == tag; };
+}
+
+ModelOptions lagging() {
+  ModelOptions options;
+  options.lag_us = 100;
+  return options;
+}
+
+// A random program on three streams and two tags.
+class Program {
+ public:
+  Program(std::uint64_t seed, const PoolConfig& config)
+      : random_(seed), world_(96 * kMiB, config, lagging()), store_(make_store(64 * kMiB)) {
+    for (int i = 0; i < 2; ++i) {
+      StreamHandle stream = 0;
+      if (world_.device->stream_create(&stream).ok()) streams_.push_back(stream);
+    }
+  }
+  ModelBackend& device() { return *world_.device; }
+  std::uint64_t suspended() const { return suspends_; }
+
+  bool run(int steps, std::string* why) {
+    for (int step = 0; step < steps; ++step) {
+      act();
+      if (!world_.good(why)) {
+        *why += " (step " + std::to_string(step) + ")";
+        return false;
+      }
+    }
+    return true;
+  }
+  // What is suspended can be freed, the rest works, and nothing is left.
+  bool end(std::string* why) {
+    world_.device->clear_failures();
+    resume(0);
+    while (!world_.held.empty())
+      if (!release(0)) return false;
+    if (!world_.pool->trim(0, true).ok() || world_.pool->stats().reserved.current != 0) return false;
+    if (store_->stats().live != 0 || world_.pool->stats().kept != 0 || world_.pool->stats().suspended != 0)
+      return false;
+    if (!world_.good(why) || !world_.device->check(why)) return false;
+    world_.oracle->closing = true;
+    const bool closed = world_.pool->close().ok();
+    const ModelCounts left = world_.device->counts();
+    return closed && left.pages == 0 && left.mappings == 0 && left.spaces == 0 && left.events == 0 &&
+           left.streams == streams_.size();
+  }
+
+ private:
+  void act() {
+    static const std::vector<std::uint64_t> kSizes = {1000,     300 * kKiB, kMiB,     kMiB + 1, 2 * kMiB,
+                                                      3 * kMiB, 5 * kMiB,   9 * kMiB, 14 * kMiB};
+    const std::uint64_t dice = random_.below(100);
+    const StreamHandle stream = random_.of(streams_);
+    const std::size_t i = world_.held.empty() ? 0 : random_.below(world_.held.size());
+    const std::uint32_t tag = static_cast<std::uint32_t>(random_.below(3));
+    if (dice < 40) {
+      allocate(random_.of(kSizes), stream, 1 + tag % 2);
+    } else if (dice < 70 && !world_.held.empty()) {
+      const bool asleep = away_.count(world_.held[i].address) != 0;
+      if (dice < 50) {
+        (void)release(i);
+      } else if (dice < 60 && !asleep) {
+        world_.use(i);
+      } else {
+        const Status status = world_.use_on(i, stream);
+        if (asleep != (status.code == Code::suspended))
+          world_.oracle->faults.push_back("a suspended block was recorded, or another not");
+      }
+    } else if (dice < 80) {
+      suspend(tag, random_.chance(70));
+    } else if (dice < 90) {
+      resume(tag);
+    } else if (dice < 94) {
+      (void)world_.pool->trim(0, random_.chance(50));
+    } else {
+      world_.device->advance(static_cast<double>(random_.below(150)));
+    }
+  }
+
+  void allocate(std::uint64_t size, StreamHandle stream, std::uint32_t tag) {
+    Address address = 0;
+    if (!world_.pool->allocate(size, stream, 0, tag, &address).ok()) return;
+    world_.oracle->allocated(address, Watched::bytes_of(size), stream);
+    world_.held.push_back({address, size, stream, {}});
+    tags_[address] = tag;
+  }
+  bool release(std::size_t i) {
+    const Address address = world_.held[i].address;
+    if (away_.count(address) == 0) {
+      const bool freed = world_.free(i).ok();
+      if (freed) tags_.erase(address);
+      return freed;
+    }
+    if (!world_.pool->free(address).ok()) return false;
+    away_.erase(address);
+    tags_.erase(address);
+    world_.held.erase(world_.held.begin() + static_cast<std::ptrdiff_t>(i));
+    return true;
+  }
+  void suspend(std::uint32_t tag, bool keep) {
+    std::vector<Watched::Held> going;
+    for (const Watched::Held& each : world_.held)
+      if (away_.count(each.address) == 0 && (tag == 0 || tags_[each.address] == tag)) going.push_back(each);
+    for (const Watched::Held& each : going) world_.oracle->freed(each.address);
+    std::uint64_t given = 0;
+    OutOfMemoryReport report;
+    (void)world_.pool->suspend(tagged(tag), keep, keep || random_.chance(50) ? store_ : nullptr, &given,
+                               &report);
+    suspends_ += given != 0;
+    for (const Watched::Held& each : going) {
+      if (world_.pool->suspended(each.address)) {
+        away_.insert(each.address);
+      } else {
+        world_.oracle->kept(each.address, Watched::bytes_of(each.size));
+      }
+    }
+  }
+  void resume(std::uint32_t tag) {
+    std::uint64_t taken = 0;
+    (void)world_.pool->resume(tagged(tag), &taken, nullptr);
+    for (const Watched::Held& each : world_.held) {
+      if (away_.count(each.address) == 0 || world_.pool->suspended(each.address)) continue;
+      world_.oracle->allocated(each.address, Watched::bytes_of(each.size), each.stream);
+      away_.erase(each.address);
+    }
+  }
+
+  Random random_;
+  Watched world_;
+  std::shared_ptr<Pool> store_;
+  std::vector<StreamHandle> streams_{0};
+  std::map<Address, std::uint32_t> tags_;
+  std::set<Address> away_;
+  std::uint64_t suspends_ = 0;
+};
+
+std::vector<PoolConfig> configs() {
+  std::vector<PoolConfig> all(5);
+  all[1].max_page = 2 * kMiB;
+  all[2].cross_stream = CrossStream::wait;
+  all[3].limit = 60 * kMiB;
+  all[3].stream_cache = 0;
+  all[4].zero_on_free = true;
+  return all;
+}
+
+}  // namespace
+
+TEST(random_programs_lose_nothing) {
+  std::uint64_t suspends = 0;
+  for (std::uint64_t seed = 1; seed <= 300 / vram::testing::kSlowdown; ++seed) {
+    Program program(seed, configs()[seed % 5]);
+    std::string why;
+    const bool good = program.run(150, &why) && program.end(&why);
+    if (!good) std::printf("     seed %d: %s\n", static_cast<int>(seed), why.c_str());
+    CHECK(good);
+    suspends += program.suspended();
+    if (!good) return;
+  }
+  CHECK(suspends > 1000 / vram::testing::kSlowdown);
+}
+
+TEST(every_call_fails_in_turn) {
+  for (const Code code : {Code::failed, Code::out_of_memory}) {
+    for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+      const PoolConfig config = configs()[seed % 5];
+      Program whole(seed, config);
+      std::string why;
+      CHECK(whole.run(60, &why));
+      const std::uint64_t calls = whole.device().total_calls();
+      CHECK(whole.end(&why));
+      for (std::uint64_t nth = 1; nth <= calls; nth += vram::testing::kSlowdown) {
+        Program program(seed, config);
+        program.device().fail_any(nth, {code, 700, "fault"});
+        program.device().fail_any(nth + 2, {code, 700, "fault"});
+        const bool good = program.run(60, &why) && program.end(&why);
+        if (!good)
+          std::printf("     seed %d, call %d: %s\n", static_cast<int>(seed), static_cast<int>(nth),
+                      why.c_str());
+        CHECK(good);
+        if (!good) return;
+      }
+    }
+  }
+}
+
+TEST(contents_are_ranges_over_pieces) {
+  const std::shared_ptr<Pool> store = make_store();
+  const auto piece = [&](std::uint64_t bytes) {
+    KeptPiece made{store, 0, bytes};
+    CHECK(store->allocate_slow(bytes, 0, 0, 0, &made.host, nullptr).ok());
+    return made;
+  };
+  Contents contents;
+  const KeptPiece one = piece(100);
+  contents.add(1000, one);
+  contents.add(1100, piece(50));
+  std::vector<KeptPiece> unused;
+  contents.drop(1020, 10, unused);  // cuts a range in two
+  CHECK(unused.empty() && contents.bytes() == 140 && contents.check(nullptr));
+  std::vector<std::uint64_t> missing;
+  contents.each_missing(990, 170, [&](Address at, std::uint64_t bytes) {
+    missing.push_back(at);
+    missing.push_back(bytes);
+  });
+  CHECK((missing == std::vector<std::uint64_t>{990, 10, 1020, 10, 1150, 10}));
+  std::vector<Address> hosts;
+  contents.each(1010, 40, [&](Address, Address host, std::uint64_t) { hosts.push_back(host); });
+  CHECK((hosts == std::vector<Address>{one.host + 10, one.host + 30}));
+  contents.drop(1000, 100, unused);
+  CHECK(unused.size() == 1 && unused[0].host == one.host && contents.check(nullptr));
+  CHECK(store->close().ok());
+  CHECK(contents.lost(1100, 1) && !contents.lost(1000, 100));
+  contents.drop_all(unused);
+  CHECK(unused.size() == 2 && contents.bytes() == 0 && contents.check(nullptr));
+}
+
+TEST_MAIN()
