@@ -20,8 +20,9 @@ from vram import GrowableBuffer, OutOfMemory, Stream
 
 MIB = 1 << 20
 STEP = 2 * MIB
-LIMIT = 40 * MIB
+LIMIT = 96 * MIB
 MOST = 24 * MIB
+SLACK = 2 * MOST  # what pages may be made ready meanwhile, and the edges of others
 WHICH = st.integers(0, 10**6)
 LENGTHS = st.integers(0, MOST // STEP).map(lambda slots: slots * STEP) | st.integers(0, MOST)
 OPTIONS = st.fixed_dictionaries(
@@ -63,6 +64,11 @@ class GrowableMachine(RuleBasedStateMachine):
         while self.gates:
             self.gates.pop().set()
 
+    def may_wait_for(self, size: int) -> None:
+        """Near the limit the pool may have to wait for whatever is queued, which must not be held up then."""
+        if self.pool.stats().reserved + size + SLACK > LIMIT:
+            self.let_all_run()
+
     def words(self, start: int, buffer: GrowableBuffer, length: int) -> list[int]:
         """One word in each 2 MiB of the first `length` bytes, beginning with that of byte `start`."""
         first = -(-start // STEP) * STEP
@@ -92,8 +98,7 @@ class GrowableMachine(RuleBasedStateMachine):
     def resize(self, which: int, length: int) -> None:
         buffer = self.open[which % len(self.open)]
         before = buffer.size
-        if self.held() + max(0, length - before) + 16 * MIB > LIMIT:
-            self.let_all_run()  # it may have to wait for what is pending
+        self.may_wait_for(max(0, length - before))
         try:
             buffer.resize(length)
         except OutOfMemory:
@@ -120,8 +125,7 @@ class GrowableMachine(RuleBasedStateMachine):
 
     @rule(size=st.sampled_from([8, 700_000, STEP, 3 * MIB, 9 * MIB]), which=WHICH)
     def allocate(self, size: int, which: int) -> None:
-        if self.held() + size + 16 * MIB > LIMIT:
-            self.let_all_run()
+        self.may_wait_for(size)
         stream = self.streams[which % 2]
         try:
             block = self.pool.allocate(size, stream=stream)
