@@ -118,7 +118,8 @@ void Pool::give_back_regions(const std::vector<Planned::Block>& gone) {
       std::lock_guard guard(owner.lock);
       block.used_elsewhere = !each.uses.empty();
     }
-    (void)claim_for_free(each.address);
+    bool suspended = false;  // never: a plan's memory stays (Pool::stays)
+    (void)claim_for_free(each.address, &suspended);
     if (each.uses.empty()) {
       give_home(i, true);
     } else {
