@@ -63,7 +63,7 @@ def gpt2(with_plan: bool) -> dict[str, Any]:
     """Train in this process."""
     import vram.torch
 
-    vram.torch.install()
+    vram.torch.install(max_page="2MiB")
     sys.path.insert(0, str(JOBS))
     import torch
     from workloads import gpt2 as job_of

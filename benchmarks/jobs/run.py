@@ -3,8 +3,8 @@
     python benchmarks/jobs/run.py [JOB…] [--allocators default,expandable,async,vram] [--json FILE]
 
 Needs PyTorch and a CUDA device. Each allocator has a process of its own; all of a job take their steps in
-turns, so that a disturbance of the machine meets them alike. Reserved ÷ allocated compares peaks; a step's time
-is the median.
+turns, so that a disturbance of the machine meets them alike. Reserved ÷ allocated compares peaks; a step's
+time is the median.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ INSTALL = f"""
     import json, sys
     sys.path.insert(0, {str(JOBS)!r})
     import vram.torch
-    vram.torch.install()
+    vram.torch.install(max_page="2MiB")  # made once, then planned: driver time is no matter
     import torch
     pool = vram.get_memory_manager().pool("cuda:0")
 """
