@@ -315,13 +315,13 @@ def empty(steps: int) -> Iterator[torch.Tensor]:
 
 
 JOBS: dict[str, tuple[Job, int]] = {
-    "gpt2": (gpt2, 25),
-    "llama": (llama, 24),
+    "gpt2": (gpt2, 80),
+    "llama": (llama, 30),
     "llama_recorded": (llama_recorded, 10),
-    "resnet": (resnet, 40),
+    "resnet": (resnet, 100),
     "experts": (experts, 40),
-    "decode": (decode, 12),
-    "streams": (streams, 60),
+    "decode": (decode, 4),
+    "streams": (streams, 150),
     "empty": (empty, 40),
 }
 """Each job and how many steps make it representative."""
