@@ -75,7 +75,7 @@ $(STAMPS)/dev: $(STAMPS)/build pyproject.toml
 
 # The page of `vram serve`, where Node is there and its libraries can be had; vram says so where it is not built.
 $(STAMPS)/web: $(STAMPS)/venv $(WEB_SOURCES)
-	@if ! node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null; then \
+	@if ! node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null; then \
 	  echo "== no Node 20 here: the page of vram serve is not built"; \
 	elif ! (cd web && npm ci --loglevel=error >/dev/null); then \
 	  echo "== npm cannot get what the page needs: it is not built"; \

@@ -25,6 +25,12 @@ _pools = DevicePools("numba")
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
+def _number_of(context: Any) -> int:
+    """The number of its device, which is the driver's own handle where another library made the context."""
+    device = context.device
+    return int(getattr(device, "id", device))
+
+
 class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
     """Numba's external memory manager over the pool of a context's device; Numba makes one a context."""
 
@@ -43,7 +49,7 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
 
         `numba.cuda.close()` has reset the device before a second context is made.
         """
-        reopen_if_reset(self.context.device.id)
+        reopen_if_reset(_number_of(self.context))
         deallocations = self.deallocations
         if deallocations.memory_capacity == _driver._SizeNotSet:
             deallocations.memory_capacity = self.get_memory_info().total
@@ -60,7 +66,7 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
 
     def _allocate(self, size: int) -> Buffer:
         try:
-            return _pools.allocate(size, self.context.device.id, 0)
+            return _pools.allocate(size, _number_of(self.context), 0)
         except OutOfMemory as error:
             raise _driver.CudaAPIError(_OUT_OF_MEMORY, str(error)) from error
 
@@ -69,7 +75,7 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
         try:
             return super().get_ipc_handle(memory)
         except _driver.CudaAPIError as error:
-            if not _pools.pool(self.context.device.id).raw_stats()["paged"]:
+            if not _pools.pool(_number_of(self.context)).raw_stats()["paged"]:
                 raise
             raise DeviceError(
                 f"the driver makes no IPC handle of page-backed memory ({error}). Have vram take plain "
@@ -80,7 +86,7 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
 
     def get_memory_info(self) -> Any:
         """What the whole device has and has free, by the driver's account."""
-        free, total = Device(f"cuda:{self.context.device.id}").backend.memory_info()
+        free, total = Device(f"cuda:{_number_of(self.context)}").backend.memory_info()
         return _cuda.MemoryInfo(free=free, total=total)
 
     @contextlib.contextmanager

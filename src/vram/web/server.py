@@ -258,12 +258,14 @@ def _application(recordings: Recordings, live: LiveStatus | None, interval: floa
         found = sweeps.get(request.query_params.get("sweep", ""))
         if found is None:
             return in_json({"error": "there is no such sweep"}, 404)
-        return _events(StreamingResponse, _following(found))
+        response: Response = _events(StreamingResponse, _following(found))
+        return response
 
     async def follow_live(request: Request) -> Response:
         if broadcast is None:
             return in_json({"error": "no running process is shown here; vram serve --pid PID does"}, 404)
-        return _events(StreamingResponse, broadcast.follow())
+        response: Response = _events(StreamingResponse, broadcast.follow())
+        return response
 
     routes = [
         *(Route("/" + name, asset(name)) for name in built_page()),
