@@ -659,3 +659,46 @@ def test_memory_of_a_stream_that_goes_while_suspended(model: Pool) -> None:
     assert model.resume() == 10 * MIB
     buffer.free()
     assert model.trim(wait=True)
+
+
+def test_a_piece_of_an_arena_is_suspended_with_its_chunk(pool: Pool) -> None:
+    arena = vram.Arena(pool, size="8MiB")
+    piece = arena.allocate(MIB)
+    write(piece, 3)
+    pool.suspend()
+    with pytest.raises(Suspended):
+        piece.fill(0)
+    pool.resume()
+    assert holds(piece, 3)
+    arena.close()
+
+
+def test_a_growable_buffer_stays_and_grows_meanwhile(pool: Pool) -> None:
+    weights = pool.allocate(16 * MIB)
+    write(weights, 1)
+    with vram.GrowableBuffer("64MiB", pool, size="4MiB") as cache:
+        write(cache.view(), 2)
+        pool.suspend()
+        assert weights.suspended and pool.check() is None
+        assert holds(cache.view(), 2)
+        cache.resize("12MiB")
+        assert bool(np.array_equal(np.asarray(cache.view())[: 4 * MIB], PATTERN[2 : 2 + 4 * MIB]))
+        pool.resume()
+    assert holds(weights, 1)
+
+
+def test_the_memory_of_a_plan_stays(pool: Pool) -> None:
+    planned = vram.planned(pool)
+    for step in range(4):
+        with planned:
+            buffers = [pool.allocate(2 * MIB) for _ in range(3)]
+            for number, buffer in enumerate(buffers):
+                write(buffer, number)
+            if step == 3:
+                pool.suspend()
+                assert all(holds(buffer, number) for number, buffer in enumerate(buffers))
+                pool.resume()
+            assert all(holds(buffer, number) for number, buffer in enumerate(buffers))
+            del buffer, buffers
+    assert planned.report().hits > 0
+    planned.close()
