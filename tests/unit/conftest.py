@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -21,3 +22,10 @@ def vram_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int,
         return (code if isinstance(code, int) else 0), captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def as_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in which nothing of vram was used yet: no manager, and no pools that other tests left open."""
+    monkeypatch.setattr(importlib.import_module("vram.manager"), "_manager", None)
+    monkeypatch.setattr(importlib.import_module("vram.pool"), "_pools", weakref.WeakSet())

@@ -67,7 +67,7 @@ def test_a_device_that_is_not_there_is_one_line(vram_command: Command) -> None:
 
 
 def test_info_names_devices_libraries_and_settings(
-    vram_command: Command, monkeypatch: pytest.MonkeyPatch
+    as_new: None, vram_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VRAM_CONF", "cross_stream:wait,limit:2GiB")
     code, out, _ = vram_command("info")
@@ -80,7 +80,7 @@ def test_info_names_devices_libraries_and_settings(
     assert "yes, of 2 MiB, 8 MiB, 32 MiB" in out
 
 
-def test_info_prints_json(vram_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_prints_json(as_new: None, vram_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VRAM_CONF", "stream_cache:7")
     code, out, _ = vram_command("info", "--json")
     found = json.loads(out)
