@@ -26,6 +26,6 @@ def vram_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int,
 
 @pytest.fixture
 def as_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in which nothing of vram was used yet: no manager, and no pools that other tests left open."""
+    """A process in which nothing of vram was used yet: no manager, no pools that other tests left open."""
     monkeypatch.setattr(importlib.import_module("vram.manager"), "_manager", None)
     monkeypatch.setattr(importlib.import_module("vram.pool"), "_pools", weakref.WeakSet())
