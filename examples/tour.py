@@ -1,5 +1,5 @@
 """A tour of vram on the default device, in well under a minute: allocate, order by streams, a race shown and
-cured, measure, leaks, out of memory explained, and a real job that ran out: why, and what if.
+cured, measure, leaks, an arena, out of memory explained, and a real job that ran out: why, and what if.
 `make demo` and `vram demo` run it; no GPU is needed.
 """
 
@@ -25,6 +25,7 @@ def main() -> None:
         race()
         measure(pool)
         leak(pool)
+        iterate(pool)
     run_out()
     explain_a_job()
     what_if()
@@ -122,6 +123,17 @@ def leak(pool: vram.Pool) -> None:
     print(f"after dropping them: {len(pool.leaks(since=mark))} leaks")
 
 
+def iterate(pool: vram.Pool) -> None:
+    title("Arena: what lives and dies together is taken by moving a cursor and given back at once")
+    with vram.Arena(pool) as arena:
+        for _ in range(100):
+            for size in (1 << 20, 300_000, 4_096):
+                arena.allocate(size)
+            arena.reset()
+        asked, held = arena.stats().requests, vram.format_size(arena.capacity)
+        print(f"100 iterations of 3 allocations asked the pool {asked} time(s) and hold {held}")
+
+
 def run_out() -> None:
     title("Out of memory, explained (on a model of a 1 GiB device)")
     with vram.Pool(vram.Device.model("1GiB")) as pool:
@@ -164,6 +176,9 @@ def what_if() -> None:
 def look_further() -> None:
     title("Where to look next")
     print("vram explain FILE          why a job ran out: PyTorch snapshots, RMM logs, recordings of vram")
+    print(
+        "vram serve FILE            the same on a page, with time, addresses and stacks; vram report: in a file"
+    )
     print("vram replay --sweep FILE   what if, with every setting worth trying")
     print("vram run --torch train.py  PyTorch on vram, unchanged; --record and --on-oom keep what happened")
     print("vram top                   what a running process holds, once it called vram.monitor()")

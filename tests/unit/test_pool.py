@@ -601,6 +601,7 @@ def test_the_tour_runs() -> None:
         "without record_stream the other stream reads 31, WRONG",
         "with record_stream the other stream reads 2, right",
         "vram.race_check says at tour.py:",
+        "asked the pool 1 time(s) and hold 2 MiB",
         ": x.record_stream(copy)",
         "3 × 64 KiB tagged 'kv-cache'",
         "What would help: freeing 76 MiB",
