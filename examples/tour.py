@@ -176,9 +176,7 @@ def what_if() -> None:
 def look_further() -> None:
     title("Where to look next")
     print("vram explain FILE          why a job ran out: PyTorch snapshots, RMM logs, recordings of vram")
-    print(
-        "vram serve FILE            the same on a page, with time, addresses and stacks; vram report: in a file"
-    )
+    print("vram serve FILE            the same on a page, over time and by address; vram report: in a file")
     print("vram replay --sweep FILE   what if, with every setting worth trying")
     print("vram run --torch train.py  PyTorch on vram, unchanged; --record and --on-oom keep what happened")
     print("vram top                   what a running process holds, once it called vram.monitor()")
