@@ -74,17 +74,19 @@ $(STAMPS)/dev: $(STAMPS)/build pyproject.toml
 	@touch $@
 
 # The page of `vram serve`, where Node is there and its libraries can be had; vram says so where it is not built.
+# Not `npm ci`: it wants every platform's build of the bundler in the lock file, and not all of them exist.
+NPM_INSTALL := npm install --no-save --no-audit --no-fund --loglevel=error
 $(STAMPS)/web: $(STAMPS)/venv $(WEB_SOURCES)
 	@if ! node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null; then \
 	  echo "== no Node 20 here: the page of vram serve is not built"; \
-	elif ! (cd web && npm ci --loglevel=error >/dev/null); then \
+	elif ! (cd web && $(NPM_INSTALL) >/dev/null); then \
 	  echo "== npm cannot get what the page needs: it is not built"; \
 	else $(MAKE) --no-print-directory web; fi
 	@touch $@
 
 web:
 	@echo "== building the page"
-	@cd web && { [ -d node_modules ] || npm ci --loglevel=error; } && npm run --silent build -- --logLevel warn
+	@cd web && { [ -d node_modules ] || $(NPM_INSTALL); } && npm run --silent build -- --logLevel warn
 
 $(STAMPS)/package: $(STAMPS)/build $(STAMPS)/web $(PACKAGE_SOURCES)
 	@echo "== building and installing vram"
