@@ -175,19 +175,6 @@ bool align_from(PyObject* object, std::uint64_t* out) {
   return false;
 }
 
-// What it makes, or null with what it threw set as an error.
-template <typename Make>
-PyObject* guarded(Make make) {
-  try {
-    return make().release().ptr();
-  } catch (nb::python_error& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
-
 // These two are written against Python's C interface, because a call through a general binding layer costs as
 // much as the rest of it.
 PyObject* allocate(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {

@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <exception>
 #include <memory>
 
 #include "backend.hpp"
@@ -26,5 +27,19 @@ void bind_stacks(nanobind::module_& module);
 // The C++ owner of a backend object of Python. Whoever keeps it keeps the backend alive without a
 // reference to Python, and may drop it on any thread, with or without the GIL.
 std::shared_ptr<Backend> backend_of(Backend& backend);
+
+// Runs a function that may throw, as nanobind's objects do, under C calling conventions: what it makes, or
+// null with what it threw set as an error.
+template <typename Make>
+PyObject* guarded(Make make) {
+  try {
+    return make().release().ptr();
+  } catch (nanobind::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
 
 }  // namespace vram

@@ -712,19 +712,6 @@ nb::dict stats_dict(const PoolStats& stats) {
   return dict;
 }
 
-// Runs a function that may throw, as nanobind's objects do, under C calling conventions.
-template <typename Make>
-PyObject* guarded(Make make) {
-  try {
-    return make().release().ptr();
-  } catch (nb::python_error& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
-
 PyObject* raw_stats(PyObject* object, PyObject*) {
   PoolStats stats;
   (void)without_gil([&] {
