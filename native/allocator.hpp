@@ -37,7 +37,7 @@ struct PoolConfig {
 
 // What statistics tell apart: blocks up to 1 MiB and larger ones.
 enum class Kind : std::uint8_t { small = 0, large = 1 };
-constexpr Kind kind_of(Units units) { return units <= StreamCache::kSmallUnits ? Kind::small : Kind::large; }
+constexpr Kind kind_of(Units units) { return units <= kMiB / kUnit ? Kind::small : Kind::large; }
 
 enum class Rung : std::uint8_t {
   stream_cache,

@@ -54,6 +54,10 @@ inline std::uint64_t bytes_of(const Block& block) { return std::uint64_t{block.u
 
 using Blocks = Slab<Block>;
 
+// Up to here blocks are small: they lie apart from the others, and a stream's cache has a place for every
+// size.
+inline constexpr Units kSmallUnits = static_cast<Units>(256 * kKiB / kUnit);
+
 // The free blocks of one stream and kind, in bins of 5-bit mantissa: bin widths are within 1/32 of
 // the size, at most kWalk blocks are looked at in a bin, so a search is O(1) and within 0.1 % of
 // exact best fit on recorded jobs.
@@ -71,6 +75,8 @@ class FreeIndex {
       for (Index i = heads_[bin]; i != 0; i = blocks[i].link_after)
         if (blocks[i].units >= units && visit(i)) return;
   }
+  // The largest block of the last occupied bin, or 0.
+  Index largest(const Blocks& blocks) const;
   // Calls visit(i) for each block; stops when it returns true.
   template <typename Visit>
   void each(const Blocks& blocks, Visit visit) const {

@@ -64,7 +64,7 @@ Index Pool::search(Request& request) {
 Index Pool::serve_own_blocks(Request& request) {
   // Cached large blocks are merged before a search: kept apart they would cost memory.
   StreamState& stream = *request.stream;
-  if (request.want.band != 0 && stream.cache.has_large()) drain(stream, false, true, request.ask);
+  if (request.want.band != kSmall && stream.cache.has_large()) drain(stream, false, true, request.ask);
   Index block = segments_.take(request.want);
   if (block == 0 && drain(stream, true, false, request.ask)) block = segments_.take(request.want);
   return block;
@@ -104,7 +104,7 @@ Index Pool::serve_finished_elsewhere(Request& request) {
   // A graph keeps what it gets, so it is lent nothing.
   if (streams_.size() == 1 || request.stream->capture != 0) return 0;
   // Large blocks move by whole pages instead (free_pages), which leaves no foreign islands in a segment.
-  if (segments_.paged() && request.want.band != 0) return 0;
+  if (segments_.paged() && request.want.band != kSmall) return 0;
   return lend(request, false);
 }
 
@@ -180,7 +180,7 @@ Index Pool::serve_growth(Request& request) {
 Index Pool::serve_stream_wait(Request& request) {
   // What is captured cannot wait for what is not.
   if (streams_.size() == 1 || request.stream->capture != 0) return 0;
-  if (!segments_.paged() || request.want.band == 0)
+  if (!segments_.paged() || request.want.band == kSmall)
     if (const Index block = lend(request, true)) return block;
   if (!segments_.paged()) return 0;
   gather_pages(request, true);
@@ -239,7 +239,23 @@ Index Pool::serve_give_back(Request& request) {
     return 0;
   }
   note_reserved(*request.stream);
-  return search(request);
+  if (const Index block = search(request)) return block;
+  return request.error.ok() ? serve_elsewhere(request) : 0;
+}
+
+// Rather than fail, a request goes among blocks of other sizes: what is left of their pages is all there is.
+Index Pool::serve_elsewhere(Request& request) {
+  Index block = 0;
+  const Band own = request.want.band;
+  if (own == kGrowing) return 0;
+  for (Band band = kSmall; band <= kLarge && block == 0 && request.error.ok(); ++band) {
+    if (band == own) continue;
+    request.want.band = band;
+    block = segments_.take(request.want);
+    if (block == 0 && segments_.paged()) block = back(request, budget());
+  }
+  request.want.band = own;
+  return block;
 }
 
 std::uint64_t Pool::budget() const {

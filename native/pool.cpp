@@ -302,14 +302,14 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   Request request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock, {}};
   if (size > kMaxRequest) return fail(request, report);
   request.want.units = units_of(size);
-  request.want.band = band_of(request.want.units);
+  request.want.band = segments_.band_of(request.want.units);
   // The stream's cache missed, or its ceiling was in the way of what it holds.
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
   const bool planned = align <= kUnit && capture == 0 && planned_serves(handle);
   std::uint32_t entry = Planned::kNone;
   Index block = 0;
   if (!planned || !serve_planned(request, out, &entry)) {
-    if (align <= kUnit) block = take_cached(stream, request.want.units, request.want.band != 0, true);
+    if (align <= kUnit) block = take_cached(stream, request.want.units, request.want.band != kSmall, true);
     if (block == 0) block = climb(request);
     if (block == 0 && request.error.ok() && give_up_regions()) block = climb(request);
     if (block != 0) *out = hand_out(block, request);
@@ -365,9 +365,9 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || gate_.load(std::memory_order_relaxed) != fork_generation() || stream->gone()) return false;
   const Units units = units_of(size);
-  Request request{size, {stream->number, band_of(units), units, kUnit}, tag, stream, &lock, {}};
+  Request request{size, {stream->number, segments_.band_of(units), units, kUnit}, tag, stream, &lock, {}};
   request.ask = false;
-  Index block = take_cached(*stream, units, request.want.band != 0, false);
+  Index block = take_cached(*stream, units, request.want.band != kSmall, false);
   if (block == 0) {
     block = serve_own_blocks(request);
     if (block == 0) return false;
@@ -461,7 +461,8 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
     std::uint64_t units = 0;
     std::size_t run = done;
     while (run < order.size() && sizes[order[run]] <= kMaxRequest &&
-           band_of(units_of(sizes[order[run]])) == band_of(units_of(sizes[order[done]])) &&
+           segments_.band_of(units_of(sizes[order[run]])) ==
+               segments_.band_of(units_of(sizes[order[done]])) &&
            (units + units_of(sizes[order[run]])) * kUnit <= kMaxRequest)
       units += units_of(sizes[order[run++]]);
     if (run > done + 1 && carve(sizes, order, done, run, static_cast<Units>(units), handle, tag, out)) {
@@ -495,8 +496,9 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   std::unique_lock lock(mutex_);
   if (!heaps_.empty() && heap_for(handle) != nullptr) return false;
   StreamState& stream = stream_of(handle);
-  Request request{
-      0, {stream.number, band_of(units_of(sizes[order[from]])), units, kUnit}, tag, &stream, &lock, {}};
+  Request request{0,     {stream.number, segments_.band_of(units_of(sizes[order[from]])), units, kUnit},
+                  tag,   &stream,
+                  &lock, {}};
   Index block = 0;
   for (const Step& step : ladder_) {
     if (step.rung == Rung::stream_wait || step.rung == Rung::flush) break;

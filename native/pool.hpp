@@ -181,6 +181,7 @@ class Pool final : public Allocator {
   Index climb(Request& request);
   Index search(Request& request);
   Index serve_own_blocks(Request& request);
+  Index serve_elsewhere(Request& request);
   Index serve_passed_pending(Request& request);
   Index serve_finished_elsewhere(Request& request);
   Index serve_free_pages(Request& request);

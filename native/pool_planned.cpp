@@ -83,8 +83,12 @@ bool Pool::take_region(const Planned::Wanted& wanted, std::uint32_t tag, std::un
       backend_->capturing(wanted.stream) || zero_on_free_.load(std::memory_order_relaxed))
     return false;
   const Units units = wanted.units + 1;
-  Request request{
-      std::uint64_t{units} * kUnit, {stream->number, band_of(units), units, kUnit}, tag, stream, &lock, {}};
+  Request request{std::uint64_t{units} * kUnit,
+                  {stream->number, segments_.band_of(units), units, kUnit},
+                  tag,
+                  stream,
+                  &lock,
+                  {}};
   if (!segments_.paged()) {
     // Segments of the steps before would stay beside the region.
     complete_passed();

@@ -304,7 +304,7 @@ std::vector<SegmentInfo> Pool::snapshot() const {
     info.address = segment.base;
     info.bytes = std::uint64_t{segment.units} * kUnit;
     info.stream = streams_[segment.stream].handle;
-    info.small = segment.band == 0;
+    info.small = segment.band == kSmall;
     info.plain = segment.plain;
     for (Index b = segment.head; b != 0; b = segments_.blocks()[b].after)
       info.blocks.push_back(describe(segments_.blocks()[b]));

@@ -14,11 +14,11 @@ constexpr std::size_t kMaxPages = std::size_t{1} << 20;
 constexpr std::size_t kMaxMappings = std::size_t{1} << 21;
 constexpr std::size_t kMaxSegments = std::size_t{1} << 20;
 // Addresses set aside for a strip; a larger request gets a strip of its own size.
-constexpr std::uint32_t kStripSlots[] = {128, 8192};  // 256 MiB for small, 16 GiB for large blocks
+constexpr std::uint32_t kStripSlots[] = {128, 8192, 8192};  // 256 MiB for small, 16 GiB for others
 // The fewest addresses to begin with.
 constexpr std::uint64_t kLeastSpace = 256 * kMiB;
 // Free blocks looked at before the driver is asked, by band.
-constexpr int kCandidates[] = {8, 16};
+constexpr int kCandidates[] = {8, 16, 16};
 constexpr std::uint64_t kNoMemory = ~std::uint64_t{0};
 
 // The fewest slots of a strip that has room for the request.
@@ -206,7 +206,9 @@ Index Segments::carve(const Spot& spot, Units units) {
     add_free(i);
   }
   blocks_[taken].set(BlockState::moving);
-  ++segments_[blocks_[taken].segment].in_use;
+  Segment& segment = segments_[blocks_[taken].segment];
+  ++segment.in_use;
+  loads_[segment.band].used += bytes_of(blocks_[taken]);
   return taken;
 }
 
@@ -218,7 +220,7 @@ Index Segments::peek(const Want& want) const {
     return free_blocks(want.stream, band).find(blocks_, want.padded(), walk);
   };
   const Index block = find(want.band);
-  return block == 0 && bands_share() ? find(static_cast<Band>(1 - want.band)) : block;
+  return block == 0 && bands_share() ? find(want.band == kSmall ? kLarge : kSmall) : block;
 }
 
 // Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already; or
@@ -254,6 +256,8 @@ Segments::Spot Segments::find_spot(const Want& want) {
     const Spot spot = strip_spot(want);
     return spot.block == 0 || newly_held(spot, want) == kNoMemory ? Spot{} : spot;
   }
+  if (const Spot spot = packed_spot(want); spot.block != 0)
+    return newly_held(spot, want) == kNoMemory ? Spot{} : spot;
   Spot best;
   Units best_units = ~Units{0};
   std::uint64_t least = kNoMemory;
@@ -270,8 +274,9 @@ Segments::Spot Segments::find_spot(const Want& want) {
     const Block& block = blocks_[i];
     if (block.units <= best_units) {
       consider({i, aligned(block, want.align)}, block.units);
-      // At the block's other end it may share a page with the next neighbour.
-      if (want.band != 0 && want.align <= kUnit && block.units > want.units)
+      // At the block's other end it may share a page with the next neighbour. Blocks of the middle band keep
+      // to one end: where they are replaced by slightly larger ones, again and again, theirs stay neighbours.
+      if (want.band == kLarge && want.align <= kUnit && block.units > want.units)
         consider({i, block.end() - want.units}, block.units);
     }
     return ++looked >= kCandidates[want.band];
@@ -316,6 +321,7 @@ void Segments::put(Index i, Tick tick) {
   const Units to = block.end();
   Segment& segment = segments_[block.segment];
   --segment.in_use;
+  loads_[segment.band].used -= bytes_of(block);
   block.tick = tick;
   block.owner.store(segment.stream, std::memory_order_relaxed);
   block.set(BlockState::free);
@@ -408,7 +414,7 @@ Status Segments::new_plain(const Want& want, std::uint64_t budget) {
   const std::uint64_t each = std::uint64_t{want.padded()} * kUnit;
   const std::uint64_t need = round_up(each, kSlotBytes);
   std::uint64_t bytes = std::max(need, round_up(round_up(options_.segment_size, each), kSlotBytes));
-  if (want.band != 0 && need < kPlainSegmentBytes / 2) bytes = std::max(bytes, kPlainSegmentBytes);
+  if (want.band != kSmall && need < kPlainSegmentBytes / 2) bytes = std::max(bytes, kPlainSegmentBytes);
   if (bytes > budget) bytes = bands_share() ? std::max(need, budget / kSlotBytes * kSlotBytes) : need;
   if (bytes > budget) return {Code::out_of_memory, 0, "reserve"};
   const auto slots = static_cast<std::uint32_t>(bytes / kSlotBytes);

@@ -22,16 +22,18 @@
 
 namespace vram {
 
-// A band of sizes. Each band has addresses of its own, so that small blocks never break up the addresses
-// of large ones; as any free page may serve any band, keeping them apart costs next to no memory.
+// A band of sizes. Each band has addresses of its own, so that blocks of one never break up the addresses of
+// another; as any free page may serve any band, keeping them apart costs next to no memory.
 using Band = std::uint8_t;
-inline constexpr int kBands = 3;
-// The band of growable buffers: each has a strip to itself, and nothing else is ever placed there.
-inline constexpr Band kGrowing = 2;
+inline constexpr Band kSmall = 0;
+inline constexpr Band kMiddle =
+    1;  // with pages only: mostly shorter than a page of 8 MiB, so it strands most of one
+inline constexpr Band kLarge = 2;
+inline constexpr Band kGrowing = 3;  // growable buffers: each has a strip to itself, with nothing else in it
+inline constexpr int kBands = 4;
+inline constexpr Units kMiddleUnits = static_cast<Units>(7 * kMiB / kUnit);
 // Plain segments for large blocks are at least this long, so that middling blocks share one.
 inline constexpr std::uint64_t kPlainSegmentBytes = 20 * kMiB;
-inline constexpr Units kSmallUnits = static_cast<Units>(kMiB / kUnit);
-constexpr Band band_of(Units units) { return units <= kSmallUnits ? 0 : 1; }
 
 // One physical page.
 //   holder == 0  ⇔  no block in use holds a byte of it  ⇔  it is on its owner's list of free pages, or
@@ -139,6 +141,11 @@ class Segments {
   std::uint64_t lacking(const Want& want, Tick passed);
   // Gives a block back to its segment's stream; merges it and frees the pages it was the last to hold.
   void put(Index block, Tick tick);
+  // The band of a request.
+  Band band_of(Units units) const {
+    if (units <= kSmallUnits) return kSmall;
+    return units <= kMiddleUnits && options_.pages ? kMiddle : kLarge;
+  }
   // Splits the first `units` off a block in use; both parts stay in use.
   Index split_in_use(Index block, Units units);
 
@@ -249,6 +256,11 @@ class Segments {
     PageList pages[kPageSizes];
     std::uint64_t free_page_bytes = 0;
   };
+  // Bytes of the pages held in a band, and of the blocks in use there.
+  struct Load {
+    std::uint64_t held = 0;
+    std::uint64_t used = 0;
+  };
   // Consecutive slots that need pages. `room` more behind them could take the rest of a larger page.
   struct Gap {
     std::uint32_t slot = 0;
@@ -260,6 +272,7 @@ class Segments {
     std::vector<Index> own;   // mappings whose page is free
     std::vector<Index> lost;  // mappings to be unmapped: their page is elsewhere
     std::vector<Gap> gaps;
+    bool suspended = false;  // some of it is: no place for anything
   };
   static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
   class Window;
@@ -309,7 +322,13 @@ class Segments {
   std::uint64_t newly_held(const Spot& spot, const Want& want);
   Tick last_use(const Spot& spot, Units units) const;
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why);
+  Spot thriftiest_spot(const Want& want, Tick passed, Survey* plan);
   Spot untouched_spot(const Want& want) const;
+  bool usable(const Survey& plan, Tick passed) const;
+  bool wasteful(const Want& want, std::uint64_t parts) const;
+  bool begin_packing(const Want& want);
+  Spot packed_spot(const Want& want);
+  void note_packed(const Survey& plan);
   Spot strip_spot(const Want& want) const;
   Index idle_strip(std::uint16_t stream, Units units, Tick passed) const;
   bool promised(Index page) const;
@@ -372,10 +391,13 @@ class Segments {
   std::uint64_t suspended_bytes_ = 0;
   std::uint64_t suspended_pages_ = 0;
   std::uint64_t plain_segments_ = 0;
-  std::uint32_t survey_ = 0;   // number of the survey under way
-  std::vector<Piece> pieces_;  // scratch of Window
-  std::uint64_t weighed_ = 0;  // see weighed()
-  int largest_page_ = 0;       // ever made, as an index into kPageSlots
+  Load loads_[kBands];
+  std::uint64_t packing_ = 0;       // pages that the packing under way may still move; 0: none is
+  std::uint64_t packing_from_ = 0;  // the next one begins when this much is reserved
+  std::uint32_t survey_ = 0;        // number of the survey under way
+  std::vector<Piece> pieces_;       // scratch of Window
+  std::uint64_t weighed_ = 0;       // see weighed()
+  int largest_page_ = 0;            // ever made, as an index into kPageSlots
   bool moved_ = false;
   std::vector<Index> created_;  // pages made by the call of back() or prepare() under way
 };

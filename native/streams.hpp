@@ -52,8 +52,7 @@ struct Meter {
 // Freed blocks kept whole, by exact size, last in first out. Guarded by the stream's lock.
 class StreamCache {
  public:
-  static constexpr Units kSmallUnits = 2048;  // up to 1 MiB every size has a place of its own
-  static constexpr Units kPlaces = 256;       // larger sizes share these; one size a place
+  static constexpr Units kPlaces = 256;  // sizes above kSmallUnits share these; one size a place
 
   // The head of the list for a size, or null where a larger size has no place (yet).
   Index* find(Units units) {

@@ -1,5 +1,6 @@
-// What it costs to find pages for a request: promises about the work itself, counted, not timed. That what is
-// found is right is the business of the pool's tests.
+// What it costs to find pages for a request, and how much of them is wasted: promises about the work itself,
+// counted, not timed. That what is found is right is the business of the pool's tests.
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -39,7 +40,7 @@ class Pressure {
   static constexpr std::uint64_t kLimit = 8 * kGiB;
 
   Index place(Units units) {
-    const Want want{0, band_of(units), units, kUnit};
+    const Want want{0, segments_.band_of(units), units, kUnit};
     Index block = segments_.take(want);
     const Tick passed = busy_ ? 0 : tick_;
     if (block == 0) (void)segments_.back(want, 0, passed, &block);
@@ -75,7 +76,7 @@ void stays_as_cheap(bool busy) {
     for (int n = 0; n < 1000; ++n) program.request();
   }
   CHECK(program.good());
-  CHECK(program.refused() < 100);
+  CHECK(program.refused() < 200);  // of 8000: nothing is given back to the driver here
   // The first thousand fills the pool.
   const auto of = [](const std::vector<std::uint64_t>& counts, int n) { return counts[n + 1] - counts[n]; };
   std::printf("     looked at %.0f, then %.0f places a request; %.1f, then %.1f calls\n",
@@ -84,7 +85,119 @@ void stays_as_cheap(bool busy) {
   CHECK(of(calls, 6) <= 2 * of(calls, 1));
 }
 
+// One stream whose device has finished everything before the next request; `reserved` against `used` at the
+// peak.
+class Steady {
+ public:
+  Index get(std::uint64_t bytes) {
+    const auto units = static_cast<Units>((bytes + kUnit - 1) / kUnit);
+    const Want want{0, segments_.band_of(units), units, kUnit};
+    Index block = segments_.take(want);
+    if (block == 0) (void)segments_.back(want, 0, tick_, &block);
+    if (block == 0) (void)segments_.back(want, 64 * kGiB - segments_.reserved_bytes(), tick_, &block);
+    CHECK(block != 0);
+    segments_.blocks()[block].set(BlockState::live);
+    used_ += units;
+    most_ = std::max(most_, used_);
+    return block;
+  }
+  void free(Index block) {
+    used_ -= segments_.blocks()[block].units;
+    segments_.put(block, ++tick_);
+  }
+  double waste() const { return double(segments_.reserved_bytes()) / (double(most_) * kUnit) - 1; }
+  std::uint64_t reserved() const { return segments_.reserved_bytes(); }
+  std::uint64_t calls() { return device_.memory_calls(); }
+  bool good() const { return segments_.check(nullptr); }
+
+ private:
+  ModelBackend device_{64 * kGiB};
+  Segments segments_{device_, {.space_bytes = 1024 * kGiB}};
+  Tick tick_ = 0;
+  std::uint64_t used_ = 0;
+  std::uint64_t most_ = 0;
+};
+
+// Requests of a server: each holds one block a layer, replaced in every step by one that is 4 KiB longer.
+struct Decoding {
+  struct Request {
+    std::uint64_t bytes;
+    std::vector<Index> layers;
+  };
+  Steady memory;
+  std::vector<Request> requests;
+  std::mt19937 chance{5};
+
+  void arrive() {
+    Request request{(16 + chance() % 1008) * 4 * kKiB, {}};
+    for (int layer = 0; layer < 12; ++layer) request.layers.push_back(memory.get(request.bytes));
+    requests.push_back(request);
+  }
+  void leave() {
+    std::swap(requests[chance() % requests.size()], requests.back());
+    for (Index block : requests.back().layers) memory.free(block);
+    requests.pop_back();
+  }
+  void step(std::uint64_t longer) {
+    for (Request& request : requests) {
+      request.bytes += longer;
+      for (Index& block : request.layers) {
+        const Index next = memory.get(request.bytes);
+        memory.free(block);
+        block = next;
+      }
+    }
+  }
+};
+
 }  // namespace
+
+TEST(blocks_that_are_replaced_by_longer_ones_waste_little) {
+  Decoding server;
+  for (int step = 0; step < 200; ++step) {
+    if (server.requests.size() < 24 && server.chance() % 4 == 0) server.arrive();
+    if (!server.requests.empty() && server.chance() % 41 == 0) server.leave();
+    server.step(4 * kKiB);
+  }
+  std::printf("     wasted %.2f %%\n", 100 * server.memory.waste());
+  CHECK(server.memory.waste() <= 0.03);
+  // With lengths that stay the same it comes to rest, though every block still moves on in every step.
+  for (int step = 0; step < 300; ++step) server.step(0);
+  const std::uint64_t calls = server.memory.calls();
+  for (int step = 0; step < 40; ++step) server.step(0);
+  CHECK(server.memory.calls() == calls && server.memory.good());
+}
+
+TEST(where_packing_cannot_help_it_is_not_tried_without_end) {
+  // Every other block stays for good, so that the free places never become one.
+  Steady memory;
+  std::vector<Index> stay;
+  std::uint64_t before = 0;
+  for (int n = 0; n < 4000; ++n) {
+    const Index passing = memory.get(kMiB + n % 7 * 64 * kKiB);
+    stay.push_back(memory.get(300 * kKiB));
+    memory.free(passing);
+    if (n == 1999) before = memory.calls();
+  }
+  const double pages = double(memory.reserved()) / kSlotBytes;
+  std::printf("     %.1f calls for each page\n", memory.calls() / pages);
+  CHECK(memory.good());
+  CHECK(memory.calls() <= 40 * pages && memory.calls() - before <= 2 * before + 1000);
+}
+
+TEST(large_blocks_and_middling_ones_keep_apart) {
+  // Weights and what passes between them: freed, the passing ones leave whole pages behind.
+  Steady memory;
+  std::vector<Index> passing;
+  for (int n = 0; n < 100; ++n) {
+    (void)memory.get(9 * kMiB);
+    for (std::uint64_t bytes : {2500 * kKiB, 700 * kKiB, 5 * kMiB}) passing.push_back(memory.get(bytes));
+  }
+  for (Index block : passing) memory.free(block);
+  const std::uint64_t reserved = memory.reserved();
+  for (int n = 0; n < 90; ++n) (void)memory.get(9 * kMiB);  // 810 MiB into the 820 MiB that were freed
+  CHECK(memory.reserved() <= reserved && memory.good());
+}
 
 TEST(under_pressure_a_request_costs_no_more_the_longer_the_program_runs) { stays_as_cheap(false); }
 

@@ -349,9 +349,28 @@ TEST(the_limit_is_exact) {
     REQUIRE(world.pool->set_limit(4 * kMiB).ok());  // below what is held: nothing new, nothing taken away
     CHECK(world.get(3 * kMiB) == 0 && world.stats().reserved.current == 12 * kMiB);
     REQUIRE(world.pool->free(whole).ok() && world.pool->trim(0, true).ok());
-    CHECK(world.get(3 * kMiB) == 0 && world.get(2 * kMiB) != 0);
+    CHECK(world.get(4 * kMiB) == 0 && world.get(2 * kMiB) != 0);
     CHECK(world.stats().reserved.current == 4 * kMiB && world.good());
   });
+}
+
+TEST(rather_than_fail_a_request_goes_among_blocks_of_other_sizes) {
+  // A page is 2 MiB: of each pair one is in use and has room, and there is no other.
+  struct Case {
+    std::uint64_t first, second;
+  };
+  for (const Case& each :
+       {Case{3 * kMiB, 100}, Case{100, 3 * kMiB}, Case{9 * kMiB, 512 * kKiB}, Case{kMiB, 8 * kMiB}}) {
+    PoolConfig config;
+    config.limit = round_up(each.first + each.second, 2 * kMiB);
+    World world(kGiB, config);
+    const Address first = world.get(each.first);
+    const Address second = world.get(each.second);
+    CHECK(first != 0 && second != 0);
+    CHECK(world.stats().reserved.peak <= config.limit && world.good());
+    REQUIRE(world.pool->free(first).ok() && world.pool->free(second).ok() && world.pool->trim(0, true).ok());
+    CHECK(world.stats().reserved.current == 0 && world.good());
+  }
 }
 
 TEST(a_refusal_gives_no_page_back_that_could_have_served_as_it_was) {

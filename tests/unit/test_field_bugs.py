@@ -98,7 +98,7 @@ def test_a_merged_block_keeps_the_order_of_all_its_parts() -> None:
     """Neighbours freed at different times merge; the whole is as young as its youngest part (rmm#2489)."""
     for options in ({"cross_stream": "wait"}, {"cross_stream": "ready", "limit": "2MiB"}):
         bench = Bench(stream_cache=0, **options)
-        quarters = bench.pool.allocate_batch([512 * KIB] * 4, stream=bench.one)
+        quarters = bench.pool.allocate_batch([64 * KIB] * 4, stream=bench.one)
         bench.work(1, quarters[0], bench.one)
         quarters[0].free()
         bench.backend.step(bench.one.handle)
@@ -107,7 +107,7 @@ def test_a_merged_block_keeps_the_order_of_all_its_parts() -> None:
             bench.work(number, quarter, bench.one)
             quarter.free()
         bench.pool.coalesce()
-        taken = bench.pool.allocate(MIB, stream=bench.two)
+        taken = bench.pool.allocate(128 * KIB, stream=bench.two)
         assert taken.ptr in {quarter.ptr for quarter in quarters}, "the merged block did not serve"
         bench.work(9, taken, bench.two)
         while bench.backend.step(bench.two.handle):
