@@ -211,10 +211,7 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
   if (spot.block == 0) return why.ok() ? Status{Code::out_of_memory, 0, "space_reserve"} : why;
   std::uint32_t lacking = lacking_slots(want.stream, plan);
   if (lacking > 0 && create_bytes > 0 && want.strip == 0) {
-    if (begin_packing(want)) {
-      spot = cheapest_spot(want, passed, &plan, &why);
-      lacking = lacking_slots(want.stream, plan);
-    }
+    begin_packing(want);
     Survey other;
     const Spot thrifty = thriftiest_spot(want, passed, &other);
     if (const std::uint32_t least = lacking_slots(want.stream, other);

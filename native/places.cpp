@@ -21,10 +21,10 @@ constexpr int kThriftyCandidates = 32;
 // addresses, until the places left behind have given their pages back. How many pages that may move is
 // bounded, and a packing that did not get far enough is not tried again before the pool has grown; one that
 // needs no more memory never packs.
-constexpr std::uint64_t kPackFrom = 66;   // begins when a 66th of what is used is wasted in the band …
-constexpr std::uint64_t kPackTo = 100;    // … ends at a hundredth
-constexpr std::uint64_t kPackMoves = 4;   // times the band's pages are moved at most
-constexpr std::uint64_t kPackAgain = 32;  // after growth by a 32nd, if it ended short of that
+constexpr std::uint64_t kPackFrom = 66;  // begins when a 66th of what is used is wasted in the band …
+constexpr std::uint64_t kPackTo = 100;   // … ends at a hundredth
+constexpr std::uint64_t kPackMoves = 4;  // times the band's pages are moved at most
+constexpr std::uint64_t kPackAgain = 8;  // after growth by an eighth, if it ended short of that
 
 }  // namespace
 
@@ -219,7 +219,7 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
   }
   if (const Spot spot = packed_spot(want); spot.block != 0) {
     *plan = survey(spot, want.units);
-    if (usable(*plan, passed)) return spot;
+    if (usable(*plan, passed) && lacking_slots(want.stream, *plan) == 0) return spot;
   }
   Spot best;
   // Where addresses were never used, the request costs no more than new pages for all of its slots.
@@ -302,11 +302,9 @@ bool Segments::wasteful(const Want& want, std::uint64_t parts) const {
 }
 
 // Called where the pool is about to grow for a request.
-bool Segments::begin_packing(const Want& want) {
-  if (want.band != kMiddle || packing_ != 0 || reserved_bytes_ < packing_from_ || !wasteful(want, kPackFrom))
-    return false;
-  packing_ = kPackMoves * loads_[kMiddle].held / kSlotBytes;
-  return packing_ != 0;
+void Segments::begin_packing(const Want& want) {
+  if (want.band == kMiddle && packing_ == 0 && reserved_bytes_ >= packing_from_ && wasteful(want, kPackFrom))
+    packing_ = kPackMoves * loads_[kMiddle].held / kSlotBytes;
 }
 
 // Where a request goes while blocks are packed.

@@ -326,7 +326,7 @@ class Segments {
   Spot untouched_spot(const Want& want) const;
   bool usable(const Survey& plan, Tick passed) const;
   bool wasteful(const Want& want, std::uint64_t parts) const;
-  bool begin_packing(const Want& want);
+  void begin_packing(const Want& want);
   Spot packed_spot(const Want& want);
   void note_packed(const Survey& plan);
   Spot strip_spot(const Want& want) const;

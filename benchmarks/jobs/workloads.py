@@ -320,7 +320,7 @@ JOBS: dict[str, tuple[Job, int]] = {
     "llama_recorded": (llama_recorded, 10),
     "resnet": (resnet, 100),
     "experts": (experts, 40),
-    "decode": (decode, 4),
+    "decode": (decode, 12),
     "streams": (streams, 150),
     "empty": (empty, 40),
 }
