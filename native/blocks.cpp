@@ -61,15 +61,6 @@ Index FreeIndex::find(const Blocks& blocks, Units units, int walk) const {
   return walk >= kLongWalk ? 0 : find(blocks, units, kLongWalk);
 }
 
-Index FreeIndex::largest(const Blocks& blocks) const {
-  if (rows_ == 0) return 0;
-  const int row = std::bit_width(rows_) - 1;
-  Index best = heads_[row * kRow + std::bit_width(columns_[row]) - 1];
-  for (Index i = best; i != 0; i = blocks[i].link_after)
-    if (blocks[i].units > blocks[best].units) best = i;
-  return best;
-}
-
 bool FreeIndex::check(const Blocks& blocks) const {
   std::uint64_t units = 0;
   std::size_t count = 0;

@@ -75,8 +75,6 @@ class FreeIndex {
       for (Index i = heads_[bin]; i != 0; i = blocks[i].link_after)
         if (blocks[i].units >= units && visit(i)) return;
   }
-  // The largest block of the last occupied bin, or 0.
-  Index largest(const Blocks& blocks) const;
   // Calls visit(i) for each block; stops when it returns true.
   template <typename Visit>
   void each(const Blocks& blocks, Visit visit) const {

@@ -6,6 +6,13 @@
 
 namespace vram {
 
+namespace {
+
+// Blocks up to here may be lent to other streams: they seldom have a page to themselves that could go instead.
+constexpr Units kLentUnits = static_cast<Units>(kMiB / kUnit);
+
+}  // namespace
+
 const char* name_of(Rung rung) {
   static constexpr const char* kNames[kRungs] = {
       "stream_cache", "own_blocks", "passed_pending", "finished_elsewhere", "free_pages", "growth",
@@ -103,8 +110,8 @@ Index Pool::lend(Request& request, bool by_waiting) {
 Index Pool::serve_finished_elsewhere(Request& request) {
   // A graph keeps what it gets, so it is lent nothing.
   if (streams_.size() == 1 || request.stream->capture != 0) return 0;
-  // Large blocks move by whole pages instead (free_pages), which leaves no foreign islands in a segment.
-  if (segments_.paged() && request.want.band != kSmall) return 0;
+  // Longer blocks move by whole pages instead (free_pages), which leaves no foreign islands in a segment.
+  if (segments_.paged() && request.want.units > kLentUnits) return 0;
   return lend(request, false);
 }
 
@@ -180,7 +187,7 @@ Index Pool::serve_growth(Request& request) {
 Index Pool::serve_stream_wait(Request& request) {
   // What is captured cannot wait for what is not.
   if (streams_.size() == 1 || request.stream->capture != 0) return 0;
-  if (!segments_.paged() || request.want.band == kSmall)
+  if (!segments_.paged() || request.want.units <= kLentUnits)
     if (const Index block = lend(request, true)) return block;
   if (!segments_.paged()) return 0;
   gather_pages(request, true);

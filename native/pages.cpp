@@ -73,12 +73,10 @@ void Segments::list_remove(Index i) {
 void Segments::hold(Index page, Index mapping) {
   list_remove(page);
   pages_[page].holder = mapping;
-  loads_[segments_[mappings_[mapping].segment].band].held += pages_[page].bytes();
   note_aliases(page);
 }
 
 void Segments::let_go(Index page, Tick tick) {
-  loads_[segments_[mappings_[pages_[page].holder].segment].band].held -= pages_[page].bytes();
   pages_[page].holder = 0;
   pages_[page].tick = tick;
   list_push(page);
@@ -211,7 +209,6 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
   if (spot.block == 0) return why.ok() ? Status{Code::out_of_memory, 0, "space_reserve"} : why;
   std::uint32_t lacking = lacking_slots(want.stream, plan);
   if (lacking > 0 && create_bytes > 0 && want.strip == 0) {
-    begin_packing(want);
     Survey other;
     const Spot thrifty = thriftiest_spot(want, passed, &other);
     if (const std::uint32_t least = lacking_slots(want.stream, other);
@@ -224,7 +221,6 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
   if (lacking * kSlotBytes > create_bytes) return {Code::out_of_memory, 0, "page_create"};
   std::vector<Index> held;
   if (Status status = supply(want, plan, create_bytes, false, &held); !status.ok()) return status;
-  if (want.band == kMiddle) note_packed(plan);
   *out = carve(spot, want.units);
   return {};
 }
@@ -541,7 +537,6 @@ bool Segments::resident(Index i) const {
 // a free page like any other.
 void Segments::discard(Index i, Tick tick) {
   Page& page = pages_[i];
-  if (page.holder != 0) loads_[segments_[mappings_[page.holder].segment].band].held -= page.bytes();
   for (Index m = page.mappings; m != 0;) {
     const Index next = mappings_[m].next;
     if (!mappings_[m].there) forget_mapping(m);

@@ -15,17 +15,6 @@ constexpr std::uint64_t kMostWeighed = 2048;
 // Free blocks looked at for the place that takes least new memory.
 constexpr int kThriftyCandidates = 32;
 
-// When blocks of the middle band are packed. Where they are replaced by slightly larger ones, again and
-// again, every free place lacks a little for the next one, and pages collect of which few bytes are in use.
-// Rather than grow over such waste the pool lays what is allocated next side by side, at the largest free
-// addresses, until the places left behind have given their pages back. How many pages that may move is
-// bounded, and a packing that did not get far enough is not tried again before the pool has grown; one that
-// needs no more memory never packs.
-constexpr std::uint64_t kPackFrom = 66;  // begins when a 66th of what is used is wasted in the band …
-constexpr std::uint64_t kPackTo = 100;   // … ends at a hundredth
-constexpr std::uint64_t kPackMoves = 4;  // times the band's pages are moved at most
-constexpr std::uint64_t kPackAgain = 8;  // after growth by an eighth, if it ended short of that
-
 }  // namespace
 
 // A window of slots that slides over the addresses of one free block and knows what it costs the driver to
@@ -217,10 +206,6 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
     *plan = survey(spot, want.units);
     return usable(*plan, passed) ? spot : Spot{};
   }
-  if (const Spot spot = packed_spot(want); spot.block != 0) {
-    *plan = survey(spot, want.units);
-    if (usable(*plan, passed) && lacking_slots(want.stream, *plan) == 0) return spot;
-  }
   Spot best;
   // Where addresses were never used, the request costs no more than new pages for all of its slots.
   std::int64_t least = Window::kImpossible;
@@ -290,39 +275,6 @@ Segments::Spot Segments::thriftiest_spot(const Want& want, Tick passed, Survey* 
   };
   free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), visit, [] { return false; });
   return best;
-}
-
-// ---- packing ----------------------------------------------------------------------------------------
-
-// Whether the pages held in the request's band waste more than one part in `parts` of all that is used.
-bool Segments::wasteful(const Want& want, std::uint64_t parts) const {
-  std::uint64_t used = std::uint64_t{want.units} * kUnit;
-  for (const Load& load : loads_) used += load.used;
-  return (loads_[want.band].held - loads_[want.band].used) * parts > used;
-}
-
-// Called where the pool is about to grow for a request.
-void Segments::begin_packing(const Want& want) {
-  if (want.band == kMiddle && packing_ == 0 && reserved_bytes_ >= packing_from_ && wasteful(want, kPackFrom))
-    packing_ = kPackMoves * loads_[kMiddle].held / kSlotBytes;
-}
-
-// Where a request goes while blocks are packed.
-Segments::Spot Segments::packed_spot(const Want& want) {
-  if (packing_ == 0 || want.band != kMiddle || want.strip != 0) return {};
-  if (!wasteful(want, kPackTo)) {
-    packing_ = 0;
-    return {};
-  }
-  const Index largest = free_blocks(want.stream, kMiddle).largest(blocks_);
-  if (largest == 0 || blocks_[largest].units < want.padded()) return {};
-  return {largest, aligned(blocks_[largest], want.align)};
-}
-
-void Segments::note_packed(const Survey& plan) {
-  if (packing_ == 0) return;
-  for (const Gap& gap : plan.gaps) packing_ -= std::min<std::uint64_t>(packing_, gap.slots);
-  if (packing_ == 0) packing_from_ = reserved_bytes_ + reserved_bytes_ / kPackAgain;
 }
 
 }  // namespace vram

@@ -371,9 +371,9 @@ bool Pool::check(std::string* why) const {
 // looks at every block. Called with the mutex held.
 void Pool::verify() const {
 #ifdef VRAM_CHECKS
-  constexpr std::size_t kSmall = 64;
+  constexpr std::size_t kFew = 64;
   std::string why;
-  if (++walks_ % (segments_.blocks().size() / kSmall + 1) == 0 && !segments_.check(&why)) {
+  if (++walks_ % (segments_.blocks().size() / kFew + 1) == 0 && !segments_.check(&why)) {
     std::fprintf(stderr, "vram: pool check failed: %s\n", why.c_str());
     std::abort();
   }

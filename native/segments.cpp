@@ -206,9 +206,7 @@ Index Segments::carve(const Spot& spot, Units units) {
     add_free(i);
   }
   blocks_[taken].set(BlockState::moving);
-  Segment& segment = segments_[blocks_[taken].segment];
-  ++segment.in_use;
-  loads_[segment.band].used += bytes_of(blocks_[taken]);
+  ++segments_[blocks_[taken].segment].in_use;
   return taken;
 }
 
@@ -256,8 +254,6 @@ Segments::Spot Segments::find_spot(const Want& want) {
     const Spot spot = strip_spot(want);
     return spot.block == 0 || newly_held(spot, want) == kNoMemory ? Spot{} : spot;
   }
-  if (const Spot spot = packed_spot(want); spot.block != 0)
-    return newly_held(spot, want) == kNoMemory ? Spot{} : spot;
   Spot best;
   Units best_units = ~Units{0};
   std::uint64_t least = kNoMemory;
@@ -321,7 +317,6 @@ void Segments::put(Index i, Tick tick) {
   const Units to = block.end();
   Segment& segment = segments_[block.segment];
   --segment.in_use;
-  loads_[segment.band].used -= bytes_of(block);
   block.tick = tick;
   block.owner.store(segment.stream, std::memory_order_relaxed);
   block.set(BlockState::free);

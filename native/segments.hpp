@@ -256,11 +256,6 @@ class Segments {
     PageList pages[kPageSizes];
     std::uint64_t free_page_bytes = 0;
   };
-  // Bytes of the pages held in a band, and of the blocks in use there.
-  struct Load {
-    std::uint64_t held = 0;
-    std::uint64_t used = 0;
-  };
   // Consecutive slots that need pages. `room` more behind them could take the rest of a larger page.
   struct Gap {
     std::uint32_t slot = 0;
@@ -325,10 +320,6 @@ class Segments {
   Spot thriftiest_spot(const Want& want, Tick passed, Survey* plan);
   Spot untouched_spot(const Want& want) const;
   bool usable(const Survey& plan, Tick passed) const;
-  bool wasteful(const Want& want, std::uint64_t parts) const;
-  void begin_packing(const Want& want);
-  Spot packed_spot(const Want& want);
-  void note_packed(const Survey& plan);
   Spot strip_spot(const Want& want) const;
   Index idle_strip(std::uint16_t stream, Units units, Tick passed) const;
   bool promised(Index page) const;
@@ -391,13 +382,10 @@ class Segments {
   std::uint64_t suspended_bytes_ = 0;
   std::uint64_t suspended_pages_ = 0;
   std::uint64_t plain_segments_ = 0;
-  Load loads_[kBands];
-  std::uint64_t packing_ = 0;       // pages that the packing under way may still move; 0: none is
-  std::uint64_t packing_from_ = 0;  // the next one begins when this much is reserved
-  std::uint32_t survey_ = 0;        // number of the survey under way
-  std::vector<Piece> pieces_;       // scratch of Window
-  std::uint64_t weighed_ = 0;       // see weighed()
-  int largest_page_ = 0;            // ever made, as an index into kPageSlots
+  std::uint32_t survey_ = 0;   // number of the survey under way
+  std::vector<Piece> pieces_;  // scratch of Window
+  std::uint64_t weighed_ = 0;  // see weighed()
+  int largest_page_ = 0;       // ever made, as an index into kPageSlots
   bool moved_ = false;
   std::vector<Index> created_;  // pages made by the call of back() or prepare() under way
 };

@@ -22,7 +22,6 @@ bool Segments::check(std::string* why) const {
   std::size_t free_count = 0;
   std::unordered_map<Index, bool> holds;  // mapping → some block in use lies on it
   std::unordered_set<std::uint64_t> growables;
-  Load loads[kBands];
   for (Index s = 1; s < segments_.end(); ++s) {
     const Segment& segment = segments_[s];
     if (segment.units == 0) continue;
@@ -59,7 +58,6 @@ bool Segments::check(std::string* why) const {
         continue;
       }
       ++in_use;
-      loads[segment.band].used += bytes_of(block);
       if (segment.plain) continue;
       for (std::uint32_t slot = block.offset / kSlotUnits; slot * kSlotUnits < block.end(); ++slot) {
         const Index m = slots_[slot];
@@ -103,14 +101,10 @@ bool Segments::check(std::string* why) const {
         return fail(why, "a page is held by nobody, or by two", m);
     }
     if (!holder_found) return fail(why, "holder of a page", p);
-    if (page.holder != 0) loads[segments_[mappings_[page.holder].segment].band].held += page.bytes();
   }
   if (mapping_count != mappings_.size()) return fail(why, "a mapping has no page", 0);
   if (reserved != reserved_bytes_) return fail(why, "reserved bytes", 0);
   if (suspended != suspended_bytes_) return fail(why, "suspended bytes", 0);
-  for (Band band = 0; band < kBands; ++band)
-    if (loads[band].held != loads_[band].held || loads[band].used != loads_[band].used)
-      return fail(why, "bytes held or used in a band", band);
 
   std::size_t indexed = 0;
   std::size_t listed = 0;
