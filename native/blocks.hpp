@@ -58,6 +58,16 @@ using Blocks = Slab<Block>;
 // size.
 inline constexpr Units kSmallUnits = static_cast<Units>(256 * kKiB / kUnit);
 
+// A range of sizes; it has all of the small ones or none.
+struct Sizes {
+  Units least = 0;
+  Units most = ~Units{0};
+  bool hold(Units units) const { return least <= units && units <= most; }
+};
+inline constexpr Sizes kAllSizes{};
+inline constexpr Sizes kBeyondSmall{kSmallUnits + 1};
+inline constexpr Sizes kBeyondMiB{kMiB / kUnit + 1};
+
 // The free blocks of one stream and kind, in bins of 5-bit mantissa: bin widths are within 1/32 of
 // the size, at most kWalk blocks are looked at in a bin, so a search is O(1) and within 0.1 % of
 // exact best fit on recorded jobs.

@@ -8,7 +8,8 @@ namespace vram {
 
 namespace {
 
-// Blocks up to here may be lent to other streams: they seldom have a page to themselves that could go instead.
+// Blocks up to here may be lent to other streams: they seldom have a page to themselves that could go
+// instead.
 constexpr Units kLentUnits = static_cast<Units>(kMiB / kUnit);
 
 }  // namespace
@@ -69,11 +70,11 @@ Index Pool::search(Request& request) {
 }
 
 Index Pool::serve_own_blocks(Request& request) {
-  // Cached large blocks are merged before a search: kept apart they would cost memory.
   StreamState& stream = *request.stream;
-  if (request.want.band != kSmall && stream.cache.has_large()) drain(stream, false, true, request.ask);
+  if (request.want.band != kSmall && stream.cache.has_large())
+    drain(stream, merged_for(request.want.band), request.ask);
   Index block = segments_.take(request.want);
-  if (block == 0 && drain(stream, true, false, request.ask)) block = segments_.take(request.want);
+  if (block == 0 && drain(stream, kAllSizes, request.ask)) block = segments_.take(request.want);
   return block;
 }
 
@@ -133,7 +134,7 @@ void Pool::gather_pages(Request& request, bool by_waiting) {
   for (std::uint32_t n = 0; n < streams_.size() && lacking > 0; ++n) {
     StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
     if (&owner == &taker) continue;
-    drain(owner, false, true);
+    drain(owner, kBeyondSmall);
     if (segments_.free_page_bytes(owner.number) == 0) continue;
     for (int turn = 0; turn < 2 * kPageSizes && lacking > 0; ++turn) {
       // Pages that fit the need, largest first; then, if need be, one that is larger.
@@ -197,8 +198,7 @@ Index Pool::serve_stream_wait(Request& request) {
 }
 
 Index Pool::serve_flush(Request& request) {
-  for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
   return search(request);
 }
 

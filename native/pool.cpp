@@ -278,7 +278,7 @@ void Pool::let_graphs_go() {
     graph.last = graph.tick - 1;
     graph.over.reset();
     leaving_.push_back(number);
-    drain(graph, true, true);
+    drain(graph);
     return true;
   });
 }
@@ -309,7 +309,7 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   std::uint32_t entry = Planned::kNone;
   Index block = 0;
   if (!planned || !serve_planned(request, out, &entry)) {
-    if (align <= kUnit) block = take_cached(stream, request.want.units, request.want.band != kSmall, true);
+    if (align <= kUnit) block = take_cached(stream, request.want.units, request.want.band, true);
     if (block == 0) block = climb(request);
     if (block == 0 && request.error.ok() && give_up_regions()) block = climb(request);
     if (block != 0) *out = hand_out(block, request);
@@ -335,9 +335,9 @@ Status Pool::fail(const Request& request, OutOfMemoryReport* report) {
   return {Code::out_of_memory, 0, "allocate"};
 }
 
-// A block of just this size out of the stream's cache, in state moving. Where there is none, 0, and if
-// `large` is asked for, the large blocks of the cache go home: kept apart they would cost memory.
-Index Pool::take_cached(StreamState& stream, Units units, bool large, bool ask) {
+// A block of just this size out of the stream's cache, in state moving. Where there is none, 0, and unless
+// the band is the small one, others go home.
+Index Pool::take_cached(StreamState& stream, Units units, Band band, bool ask) {
   drained_.clear();
   {
     std::lock_guard guard(stream.lock);
@@ -351,7 +351,7 @@ Index Pool::take_cached(StreamState& stream, Units units, bool large, bool ask) 
       block.set(BlockState::moving);
       return i;
     }
-    if (large) stream.cache.drain(segments_.blocks(), false, true, drained_);
+    if (band != kSmall) stream.cache.drain(segments_.blocks(), merged_for(band), drained_);
   }
   send_home(ask);
   return 0;
@@ -367,7 +367,7 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
   const Units units = units_of(size);
   Request request{size, {stream->number, segments_.band_of(units), units, kUnit}, tag, stream, &lock, {}};
   request.ask = false;
-  Index block = take_cached(*stream, units, request.want.band != kSmall, false);
+  Index block = take_cached(*stream, units, request.want.band, false);
   if (block == 0) {
     block = serve_own_blocks(request);
     if (block == 0) return false;
@@ -718,11 +718,11 @@ void Pool::complete_passed() {
 }
 
 // Sends cached blocks home; true if there were any.
-bool Pool::drain(StreamState& stream, bool small, bool large, bool ask) {
+bool Pool::drain(StreamState& stream, const Sizes& sizes, bool ask) {
   drained_.clear();
   {
     std::lock_guard guard(stream.lock);
-    stream.cache.drain(segments_.blocks(), small, large, drained_);
+    stream.cache.drain(segments_.blocks(), sizes, drained_);
   }
   send_home(ask);
   return !drained_.empty();
@@ -816,8 +816,7 @@ Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& 
 // Waits for all work; nothing is cached or pending afterwards.
 Status Pool::settle(std::unique_lock<std::mutex>& lock) {
   if (!graphs_.empty()) let_graphs_go();
-  for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
   Status status = wait_for_all(lock);
   if (!status.ok()) return status;
   complete_passed();
@@ -832,8 +831,7 @@ Status Pool::coalesce() {
   if (closed()) return {Code::closed, 0, "coalesce"};
   std::unique_lock lock(mutex_);
   complete_passed();
-  for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
   verify();
   return {};
 }
@@ -846,8 +844,7 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
     if (Status status = settle(lock); !status.ok()) return status;
   } else {
     complete_passed();
-    for (std::uint32_t n = 0; n < streams_.size(); ++n)
-      drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+    for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
   }
   const Status status = segments_.trim(keep, finished_, wait);
   note_reserved(streams_[0]);
@@ -932,7 +929,7 @@ Status Pool::retire_stream(StreamHandle handle) {
     planned_steps_->forget_stream(handle, &gone);
     give_back_regions(gone);
   }
-  drain(*stream, true, true);
+  drain(*stream);
   complete_passed();
   verify();
   return {};

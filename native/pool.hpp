@@ -198,7 +198,7 @@ class Pool final : public Allocator {
   bool ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_waiting);
   void arrange_ladder();
 
-  bool drain(StreamState& stream, bool small, bool large, bool ask = true);
+  bool drain(StreamState& stream, const Sizes& sizes = kAllSizes, bool ask = true);
   void send_home(bool ask);
   Status zero(Address address);
   Status fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream);
@@ -229,7 +229,11 @@ class Pool final : public Allocator {
   Index claim_for_free(Address address, bool* suspended);
   void let_go(Index block, bool suspended);
   void let_go_suspended(Index block);
-  Index take_cached(StreamState& stream, Units units, bool large, bool ask);
+  // The cached blocks that are merged before a search for a block of this band: kept apart they would cost
+  // memory. Those that are not much beyond small cost little, and programs often have them between large
+  // ones.
+  static const Sizes& merged_for(Band band) { return band == kMiddle ? kBeyondSmall : kBeyondMiB; }
+  Index take_cached(StreamState& stream, Units units, Band band, bool ask);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);
   void note_reserved(StreamState& stream);

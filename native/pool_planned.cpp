@@ -92,8 +92,7 @@ bool Pool::take_region(const Planned::Wanted& wanted, std::uint32_t tag, std::un
   if (!segments_.paged()) {
     // Segments of the steps before would stay beside the region.
     complete_passed();
-    for (std::uint32_t n = 0; n < streams_.size(); ++n)
-      drain(streams_[static_cast<std::uint16_t>(n)], true, true);
+    for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
     (void)segments_.trim(0, finished_, false);
     note_reserved(*stream);
   }

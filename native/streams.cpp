@@ -5,7 +5,7 @@
 
 namespace vram {
 
-void StreamCache::drain(Blocks& blocks, bool small, bool large, std::vector<Index>& out) {
+void StreamCache::drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& out) {
   const auto empty = [&](Index& head) {
     for (Index i = head; i != 0; i = blocks[i].link_after) {
       out.push_back(i);
@@ -17,13 +17,23 @@ void StreamCache::drain(Blocks& blocks, bool small, bool large, std::vector<Inde
   const auto each = [](auto& words, auto visit) {
     std::size_t at = 0;
     for (std::uint64_t& word : words) {
-      for (; word != 0; word &= word - 1) visit(at + static_cast<std::size_t>(std::countr_zero(word)));
+      for (std::uint64_t left = word; left != 0; left &= left - 1)
+        if (visit(at + static_cast<std::size_t>(std::countr_zero(left)))) word ^= left & -left;
       at += 64;
     }
   };
   const bool any_small = count_ != large_count_.load(std::memory_order_relaxed);
-  if (large && has_large()) each(places_used_, [&](std::size_t i) { empty(places_[i].head); });
-  if (small && any_small) each(small_used_, [&](std::size_t i) { empty(small_[i]); });
+  if (sizes.most > kSmallUnits && has_large())
+    each(places_used_, [&](std::size_t i) {
+      const bool asked = sizes.hold(places_[i].units);
+      if (asked) empty(places_[i].head);
+      return asked;
+    });
+  if (sizes.least <= kSmallUnits && any_small)
+    each(small_used_, [&](std::size_t i) {
+      empty(small_[i]);
+      return true;
+    });
 }
 
 StreamTable::StreamTable() : numbers_(kMaxStreams), places_(kPlaces) { add(0); }

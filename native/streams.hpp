@@ -74,8 +74,8 @@ class StreamCache {
     places_used_[at / 64] |= std::uint64_t{1} << (at % 64);
     return &place.head;
   }
-  // Appends every cached block of the kinds asked for, in state moving, and forgets them.
-  void drain(Blocks& blocks, bool small, bool large, std::vector<Index>& out);
+  // Appends every cached block of these sizes, in state moving, and forgets them.
+  void drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& out);
 
   std::uint32_t count() const { return count_; }  // blocks held
   std::uint64_t bytes() const { return bytes_; }
