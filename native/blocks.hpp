@@ -65,6 +65,7 @@ struct Sizes {
   bool hold(Units units) const { return least <= units && units <= most; }
 };
 inline constexpr Sizes kAllSizes{};
+inline constexpr Sizes kOnlySmall{0, kSmallUnits};
 inline constexpr Sizes kBeyondSmall{kSmallUnits + 1};
 inline constexpr Sizes kBeyondMiB{kMiB / kUnit + 1};
 

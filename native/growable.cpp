@@ -148,6 +148,7 @@ Status Pool::growable_open(std::uint64_t max, StreamHandle handle, Address* out)
   if (capture != 0) return {Code::capturing, 0, "growable_open"};
   const auto slots = static_cast<std::uint32_t>(round_up(max, kSlotBytes) / kSlotBytes);
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "growable_open"};
   Index strip = 0;
   const auto open = [&] {
     StreamState& stream = stream_of(handle);
@@ -172,6 +173,7 @@ Status Pool::growable_open(std::uint64_t max, StreamHandle handle, Address* out)
 Status Pool::growable_close(Address address) {
   if (closed()) return {Code::closed, 0, "growable_close"};
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "growable_close"};
   const Index strip = segments_.strip_at(address);
   if (strip == 0) return {Code::invalid, 0, "free"};
   StreamState& home = streams_[segments_.segments()[strip].stream];
@@ -199,6 +201,7 @@ Status Pool::growable_close(Address address) {
 Status Pool::growable_info(Address address, GrowableInfo* out) const {
   if (closed()) return {Code::closed, 0, "growable_info"};
   std::lock_guard lock(mutex_);
+  if (closed()) return {Code::closed, 0, "growable_info"};
   const Index strip = segments_.strip_at(address);
   if (strip == 0) return {Code::invalid, 0, "free"};
   const Segment& segment = segments_.segments()[strip];
@@ -225,6 +228,7 @@ Status Pool::growable_resize(Address address, std::uint64_t bytes, std::uint64_t
                              OutOfMemoryReport* report) {
   if (closed()) return {Code::closed, 0, "resize"};
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "resize"};
   const Index strip = segments_.strip_at(address);
   if (strip == 0) return {Code::invalid, 0, "free"};
   const Segment& segment = segments_.segments()[strip];
@@ -368,8 +372,9 @@ void Pool::give_up(Index block) {
 Status Pool::growable_prepare(Address address, std::uint64_t bytes, std::uint64_t number) {
   if (closed()) return {Code::closed, 0, "prepare"};
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "prepare"};
   const Index strip = segments_.strip_at(address);
-  if (closed() || strip == 0) return {Code::invalid, 0, "free"};
+  if (strip == 0) return {Code::invalid, 0, "free"};
   const Segment& segment = segments_.segments()[strip];
   if (number != 0 && segment.growable != number) return {Code::invalid, 0, "free"};
   StreamState& stream = streams_[segment.stream];

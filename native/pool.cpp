@@ -177,6 +177,7 @@ StreamState& Pool::journaled(StreamState* stream) {
 Status Pool::heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
   if (closed()) return {Code::closed, 0, "heap_begin"};
   std::lock_guard lock(mutex_);
+  if (closed()) return {Code::closed, 0, "heap_begin"};
   auto heap = std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
   if (heap == heaps_.end())
     heap = heaps_.insert(heap, {id, ++next_heap_, 0, false, {}, std::make_shared<std::atomic<bool>>(false)});
@@ -190,6 +191,7 @@ Status Pool::heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
 Status Pool::heap_end(HeapId id) {
   if (closed()) return {Code::closed, 0, "heap_end"};
   std::lock_guard lock(mutex_);
+  if (closed()) return {Code::closed, 0, "heap_end"};
   bool known = false;
   for (Heap& heap : heaps_) {
     known |= heap.id == id;
@@ -202,6 +204,7 @@ Status Pool::heap_end(HeapId id) {
 Status Pool::heap_release(HeapId id) {
   if (closed()) return {Code::closed, 0, "heap_release"};
   std::lock_guard lock(mutex_);
+  if (closed()) return {Code::closed, 0, "heap_release"};
   const auto heap =
       std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
   if (heap == heaps_.end()) return {Code::invalid, 0, "heap_release"};
@@ -295,6 +298,7 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   CaptureId capture = 0;
   if (Status status = capture_of(handle, &capture); !status.ok()) return status;
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "allocate"};
   Status why;
   StreamState* const serving = stream_for(handle, capture, &why);
   if (serving == nullptr) return why;
@@ -381,7 +385,7 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
 // Undoes an allocation that the program has not seen.
 void Pool::take_back(Address address) {
   std::lock_guard lock(mutex_);
-  if (free_planned(address)) return;
+  if (closed() || free_planned(address)) return;
   bool suspended = false;
   if (const Index block = claim_for_free(address, &suspended)) let_go(block, suspended);
 }
@@ -494,7 +498,7 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   handle = backend_->canonical(handle);
   if (closed() || streams_.find(handle) == nullptr || backend_->capturing(handle)) return false;
   std::unique_lock lock(mutex_);
-  if (!heaps_.empty() && heap_for(handle) != nullptr) return false;
+  if (closed() || (!heaps_.empty() && heap_for(handle) != nullptr)) return false;
   StreamState& stream = stream_of(handle);
   Request request{0,     {stream.number, segments_.band_of(units_of(sizes[order[from]])), units, kUnit},
                   tag,   &stream,
@@ -562,6 +566,7 @@ void Pool::take_live(Index i, StreamState& owner, Action action) {
 Status Pool::free_slow(Address address) {
   if (closed()) return {Code::closed, 0, "free"};
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "free"};
   if (planned_steps_ != nullptr) {
     if (planned_steps_->is_region(address)) return {Code::invalid, 0, "free"};
     if (free_planned(address)) return {};
@@ -738,6 +743,7 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   CaptureId capture = 0;
   if (Status status = capture_of(handle, &capture); !status.ok()) return status;
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "record_stream"};
   Index i = segments_.find(address);
   if (i == 0) i = segments_.containing(address);
   if (i == 0) return {Code::invalid, 0, "record_stream"};
@@ -830,6 +836,7 @@ Status Pool::settle(std::unique_lock<std::mutex>& lock) {
 Status Pool::coalesce() {
   if (closed()) return {Code::closed, 0, "coalesce"};
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "coalesce"};
   complete_passed();
   for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
   verify();
@@ -839,6 +846,7 @@ Status Pool::coalesce() {
 Status Pool::trim(std::uint64_t keep, bool wait) {
   if (closed()) return {Code::closed, 0, "trim"};
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "trim"};
   if (planned_steps_ != nullptr && !planned_steps_->open()) (void)give_up_regions();
   if (wait) {
     if (Status status = settle(lock); !status.ok()) return status;
@@ -865,6 +873,7 @@ void Pool::keep_idle_limit() {
 Status Pool::set_limit(std::uint64_t bytes) {
   if (closed()) return {Code::closed, 0, "limit"};
   std::lock_guard lock(mutex_);
+  if (closed()) return {Code::closed, 0, "limit"};
   config_.limit = bytes;
   return {};
 }
@@ -899,6 +908,7 @@ Status Pool::retire_stream(StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "retire_stream"};
   handle = backend_->canonical(handle);
   std::unique_lock lock(mutex_);
+  if (closed()) return {Code::closed, 0, "retire_stream"};
   StreamState* stream = streams_.find(handle);
   const bool captured = std::any_of(graphs_.begin(), graphs_.end(),
                                     [&](std::uint16_t number) { return streams_[number].handle == handle; });

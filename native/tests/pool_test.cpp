@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backends/host.hpp"
@@ -352,6 +353,37 @@ TEST(the_limit_is_exact) {
     CHECK(world.get(4 * kMiB) == 0 && world.get(2 * kMiB) != 0);
     CHECK(world.stats().reserved.current == 4 * kMiB && world.good());
   });
+}
+
+// Closes the pool where a call has looked whether it is open and does not hold its lock yet.
+class ClosingBackend : public ModelBackend {
+ public:
+  using ModelBackend::ModelBackend;
+  StreamHandle canonical(StreamHandle stream) const override {
+    if (Pool* const closing = std::exchange(closes, nullptr)) (void)closing->close();
+    return stream;
+  }
+  mutable Pool* closes = nullptr;
+};
+
+TEST(a_pool_that_closes_while_a_call_waits_for_it_is_closed_to_it) {
+  for (std::uint64_t size : {4 * kKiB, 3 * kMiB, 64 * kMiB}) {
+    const auto device = std::make_shared<ClosingBackend>(kGiB);
+    Pool pool(device, {});
+    Address held = 0;
+    Address out = 0;
+    REQUIRE(pool.allocate(kMiB, 0, 0, 0, &held).ok());
+    device->closes = &pool;
+    CHECK(pool.allocate(size, 0, 0, 0, &out).code == Code::closed && out == 0);
+  }
+  const auto device = std::make_shared<ClosingBackend>(kGiB);
+  Pool pool(device, {});
+  StreamHandle stream = 0;
+  REQUIRE(device->stream_create(&stream).ok());
+  Address held = 0;
+  REQUIRE(pool.allocate(kMiB, stream, 0, 0, &held).ok());
+  device->closes = &pool;
+  CHECK(pool.retire_stream(stream).code == Code::closed);
 }
 
 TEST(rather_than_fail_a_request_goes_among_blocks_of_other_sizes) {
