@@ -11,8 +11,8 @@ namespace {
 
 // When larger pages are made. A page costs the driver about the same whatever its size, and strands what its
 // holders leave of it, which matters the less the more the pool holds. Chosen by a sweep over four recorded
-// jobs, two more and variants of their sizes, among those under which the recordings keep to 1 % of waste and
-// 2 % of driver time; the variants waste 0.6 to 1.9 % on average.
+// jobs, those of benchmarks/jobs and variants of their sizes, among those under which the four keep to 1 % of
+// waste and 2 % of driver time; their variants waste 0.7 to 1.1 % on average.
 struct PageRule {
   int size;               // index into kPageSlots, for …
   std::uint64_t request;  // … requests of this many bytes or more, where …
