@@ -74,7 +74,9 @@ Index Pool::serve_own_blocks(Request& request) {
   if (request.want.band != kSmall && stream.cache.has_large())
     drain(stream, merged_for(request.want.band), request.ask);
   Index block = segments_.take(request.want);
-  if (block == 0 && drain(stream, kOnlySmall, request.ask)) block = segments_.take(request.want);
+  // With pages, what is beyond small and still cached lies among other addresses.
+  if (block == 0 && drain(stream, segments_.paged() ? kOnlySmall : kAllSizes, request.ask))
+    block = segments_.take(request.want);
   return block;
 }
 

@@ -229,10 +229,12 @@ class Pool final : public Allocator {
   Index claim_for_free(Address address, bool* suspended);
   void let_go(Index block, bool suspended);
   void let_go_suspended(Index block);
-  // The cached blocks that are merged before a search for a block of this band: kept apart they would cost
-  // memory. Those that are not much beyond small cost little, and programs often have them between large
-  // ones.
-  static const Sizes& merged_for(Band band) { return band == kMiddle ? kBeyondSmall : kBeyondMiB; }
+  // The cached blocks that are merged before a search for one beyond small: kept apart they would cost
+  // memory. With pages those up to 1 MiB are not in the way of large ones, and programs often have both in
+  // turn.
+  const Sizes& merged_for(Band band) const {
+    return segments_.paged() && band == kLarge ? kBeyondMiB : kBeyondSmall;
+  }
   Index take_cached(StreamState& stream, Units units, Band band, bool ask);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);

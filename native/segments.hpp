@@ -4,9 +4,9 @@
 //
 // How pages move. A page is *free* when no block holds a byte of it; it stays mapped where it was, and an
 // address takes back the page it last had without a call to the driver. A request takes the tightest free
-// addresses that have their memory; where there are none, the place that costs the driver least, and there
-// pages that have gone elsewhere are replaced by free ones or new ones. A page may be mapped at many
-// addresses, of which at most one *holds* it.
+// addresses that have their memory; where there are none, the place that costs the driver least, or takes the
+// least new memory if it cannot do without, and there pages that have gone elsewhere are replaced by free
+// ones or new ones. A page may be mapped at many addresses, of which at most one *holds* it.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +26,7 @@ namespace vram {
 // another; as any free page may serve any band, keeping them apart costs next to no memory.
 using Band = std::uint8_t;
 inline constexpr Band kSmall = 0;
-inline constexpr Band kMiddle =
-    1;  // with pages only: mostly shorter than a page of 8 MiB, so it strands most of one
+inline constexpr Band kMiddle = 1;  // with pages only: would strand most of a page of 8 MiB
 inline constexpr Band kLarge = 2;
 inline constexpr Band kGrowing = 3;  // growable buffers: each has a strip to itself, with nothing else in it
 inline constexpr int kBands = 4;

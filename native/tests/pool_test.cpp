@@ -386,6 +386,16 @@ TEST(a_pool_that_closes_while_a_call_waits_for_it_is_closed_to_it) {
   CHECK(pool.retire_stream(stream).code == Code::closed);
 }
 
+TEST(what_is_cached_of_other_sizes_is_merged_before_the_pool_grows) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    // Each size is asked for once, freed into the cache and never asked for again.
+    for (std::uint64_t size = 4 * kKiB; size < 12 * kMiB; size += size < kMiB ? 4 * kKiB : 64 * kKiB)
+      REQUIRE(world.pool->free(world.get(size)).ok());
+    CHECK(world.stats().reserved.peak <= 40 * kMiB && world.good());
+  });
+}
+
 TEST(rather_than_fail_a_request_goes_among_blocks_of_other_sizes) {
   // A page is 2 MiB: of each pair one is in use and has room, and there is no other.
   struct Case {
