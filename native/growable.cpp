@@ -147,8 +147,8 @@ Status Pool::growable_open(std::uint64_t max, StreamHandle handle, Address* out)
   if (Status status = capture_of(handle, &capture); !status.ok()) return status;
   if (capture != 0) return {Code::capturing, 0, "growable_open"};
   const auto slots = static_cast<std::uint32_t>(round_up(max, kSlotBytes) / kSlotBytes);
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "growable_open"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("growable_open", &lock); !status.ok()) return status;
   Index strip = 0;
   const auto open = [&] {
     StreamState& stream = stream_of(handle);
@@ -171,9 +171,8 @@ Status Pool::growable_open(std::uint64_t max, StreamHandle handle, Address* out)
 }
 
 Status Pool::growable_close(Address address) {
-  if (closed()) return {Code::closed, 0, "growable_close"};
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "growable_close"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("growable_close", &lock); !status.ok()) return status;
   const Index strip = segments_.strip_at(address);
   if (strip == 0) return {Code::invalid, 0, "free"};
   StreamState& home = streams_[segments_.segments()[strip].stream];
@@ -199,9 +198,8 @@ Status Pool::growable_close(Address address) {
 }
 
 Status Pool::growable_info(Address address, GrowableInfo* out) const {
-  if (closed()) return {Code::closed, 0, "growable_info"};
-  std::lock_guard lock(mutex_);
-  if (closed()) return {Code::closed, 0, "growable_info"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("growable_info", &lock); !status.ok()) return status;
   const Index strip = segments_.strip_at(address);
   if (strip == 0) return {Code::invalid, 0, "free"};
   const Segment& segment = segments_.segments()[strip];
@@ -226,9 +224,8 @@ Index Pool::block_in_use(Index strip) const {
 
 Status Pool::growable_resize(Address address, std::uint64_t bytes, std::uint64_t ahead, std::uint32_t tag,
                              OutOfMemoryReport* report) {
-  if (closed()) return {Code::closed, 0, "resize"};
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "resize"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("resize", &lock); !status.ok()) return status;
   const Index strip = segments_.strip_at(address);
   if (strip == 0) return {Code::invalid, 0, "free"};
   const Segment& segment = segments_.segments()[strip];
@@ -370,9 +367,8 @@ void Pool::give_up(Index block) {
 // ---- ahead of need --------------------------------------------------------------------------------------
 
 Status Pool::growable_prepare(Address address, std::uint64_t bytes, std::uint64_t number) {
-  if (closed()) return {Code::closed, 0, "prepare"};
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "prepare"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("prepare", &lock); !status.ok()) return status;
   const Index strip = segments_.strip_at(address);
   if (strip == 0) return {Code::invalid, 0, "free"};
   const Segment& segment = segments_.segments()[strip];

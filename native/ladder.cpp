@@ -70,9 +70,12 @@ Index Pool::search(Request& request) {
 }
 
 Index Pool::serve_own_blocks(Request& request) {
+  // Cached blocks beyond small are merged before a search for one: kept apart they would cost memory. With
+  // pages those up to 1 MiB are not in the way of large ones, and programs often have both in turn.
   StreamState& stream = *request.stream;
-  if (request.want.band != kSmall && stream.cache.has_large())
-    drain(stream, merged_for(request.want.band), request.ask);
+  const Band band = request.want.band;
+  if (band != kSmall && stream.cache.has_large())
+    drain(stream, segments_.paged() && band == kLarge ? kBeyondMiB : kBeyondSmall, request.ask);
   Index block = segments_.take(request.want);
   // With pages, what is beyond small and still cached lies among other addresses.
   if (block == 0 && drain(stream, segments_.paged() ? kOnlySmall : kAllSizes, request.ask))
@@ -200,7 +203,7 @@ Index Pool::serve_stream_wait(Request& request) {
 }
 
 Index Pool::serve_flush(Request& request) {
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+  drain_all();
   return search(request);
 }
 
@@ -249,11 +252,11 @@ Index Pool::serve_give_back(Request& request) {
   }
   note_reserved(*request.stream);
   if (const Index block = search(request)) return block;
-  return request.error.ok() ? serve_elsewhere(request) : 0;
+  return request.error.ok() ? serve_other_bands(request) : 0;
 }
 
 // Rather than fail, a request goes among blocks of other sizes: what is left of their pages is all there is.
-Index Pool::serve_elsewhere(Request& request) {
+Index Pool::serve_other_bands(Request& request) {
   Index block = 0;
   const Band own = request.want.band;
   if (own == kGrowing) return 0;

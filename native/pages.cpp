@@ -208,16 +208,7 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
   Spot spot = cheapest_spot(want, passed, &plan, &why);
   if (spot.block == 0) return why.ok() ? Status{Code::out_of_memory, 0, "space_reserve"} : why;
   std::uint32_t lacking = lacking_slots(want.stream, plan);
-  if (lacking > 0 && create_bytes > 0 && want.strip == 0) {
-    Survey other;
-    const Spot thrifty = thriftiest_spot(want, passed, &other);
-    if (const std::uint32_t least = lacking_slots(want.stream, other);
-        thrifty.block != 0 && least < lacking) {
-      spot = thrifty;
-      plan = std::move(other);
-      lacking = least;
-    }
-  }
+  if (lacking > 0 && create_bytes > 0 && want.strip == 0) save_memory(want, passed, &spot, &plan, &lacking);
   if (lacking * kSlotBytes > create_bytes) return {Code::out_of_memory, 0, "page_create"};
   std::vector<Index> held;
   if (Status status = supply(want, plan, create_bytes, false, &held); !status.ok()) return status;

@@ -253,28 +253,25 @@ bool Segments::usable(const Survey& plan, Tick passed) const {
                                          [&](Index m) { return mappings_[m].tick > passed; });
 }
 
-// Of the ends of free blocks, the place that takes least new memory, and what it takes.
-Segments::Spot Segments::thriftiest_spot(const Want& want, Tick passed, Survey* plan) {
-  Spot best;
-  std::uint32_t least = ~std::uint32_t{0};
+// Takes an end of a free block instead, and its plan, where that needs fewer new slots than *lacking.
+void Segments::save_memory(const Want& want, Tick passed, Spot* best, Survey* plan, std::uint32_t* lacking) {
   int looked = 0;
   const auto consider = [&](const Spot& spot) {
-    Survey each = survey(spot, want.units);
-    const std::uint32_t lacking = lacking_slots(want.stream, each);
-    if (lacking >= least || !usable(each, passed)) return;
-    least = lacking;
-    best = spot;
-    *plan = std::move(each);
+    Survey other = survey(spot, want.units);
+    const std::uint32_t needed = lacking_slots(want.stream, other);
+    if (needed >= *lacking || !usable(other, passed)) return;
+    *lacking = needed;
+    *best = spot;
+    *plan = std::move(other);
   };
   const auto visit = [&](Index i) {
     const Block& block = blocks_[i];
     consider({i, aligned(block, want.align)});
     if (want.align <= kUnit && block.end() <= segments_[block.segment].touched)
       consider({i, block.end() - want.units});
-    return least == 0 || ++looked >= kThriftyCandidates;
+    return *lacking == 0 || ++looked >= kThriftyCandidates;
   };
   free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), visit, [] { return false; });
-  return best;
 }
 
 }  // namespace vram

@@ -175,9 +175,8 @@ StreamState& Pool::journaled(StreamState* stream) {
 // the same stream's later captured work at once, as in any stream's order.
 
 Status Pool::heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
-  if (closed()) return {Code::closed, 0, "heap_begin"};
-  std::lock_guard lock(mutex_);
-  if (closed()) return {Code::closed, 0, "heap_begin"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("heap_begin", &lock); !status.ok()) return status;
   auto heap = std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
   if (heap == heaps_.end())
     heap = heaps_.insert(heap, {id, ++next_heap_, 0, false, {}, std::make_shared<std::atomic<bool>>(false)});
@@ -189,9 +188,8 @@ Status Pool::heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
 }
 
 Status Pool::heap_end(HeapId id) {
-  if (closed()) return {Code::closed, 0, "heap_end"};
-  std::lock_guard lock(mutex_);
-  if (closed()) return {Code::closed, 0, "heap_end"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("heap_end", &lock); !status.ok()) return status;
   bool known = false;
   for (Heap& heap : heaps_) {
     known |= heap.id == id;
@@ -202,9 +200,8 @@ Status Pool::heap_end(HeapId id) {
 }
 
 Status Pool::heap_release(HeapId id) {
-  if (closed()) return {Code::closed, 0, "heap_release"};
-  std::lock_guard lock(mutex_);
-  if (closed()) return {Code::closed, 0, "heap_release"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("heap_release", &lock); !status.ok()) return status;
   const auto heap =
       std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
   if (heap == heaps_.end()) return {Code::invalid, 0, "heap_release"};
@@ -297,8 +294,8 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   handle = backend_->canonical(handle);
   CaptureId capture = 0;
   if (Status status = capture_of(handle, &capture); !status.ok()) return status;
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "allocate"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("allocate", &lock); !status.ok()) return status;
   Status why;
   StreamState* const serving = stream_for(handle, capture, &why);
   if (serving == nullptr) return why;
@@ -313,7 +310,7 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   std::uint32_t entry = Planned::kNone;
   Index block = 0;
   if (!planned || !serve_planned(request, out, &entry)) {
-    if (align <= kUnit) block = take_cached(stream, request.want.units, request.want.band, true);
+    if (align <= kUnit) block = take_cached(stream, request.want.units);
     if (block == 0) block = climb(request);
     if (block == 0 && request.error.ok() && give_up_regions()) block = climb(request);
     if (block != 0) *out = hand_out(block, request);
@@ -339,26 +336,18 @@ Status Pool::fail(const Request& request, OutOfMemoryReport* report) {
   return {Code::out_of_memory, 0, "allocate"};
 }
 
-// A block of just this size out of the stream's cache, in state moving. Where there is none, 0, and unless
-// the band is the small one, others go home.
-Index Pool::take_cached(StreamState& stream, Units units, Band band, bool ask) {
-  drained_.clear();
-  {
-    std::lock_guard guard(stream.lock);
-    Index* head = stream.cache.find(units);
-    if (head != nullptr && *head != 0) {
-      const Index i = *head;
-      Block& block = segments_.blocks()[i];
-      *head = block.link_after;
-      stream.cache.removed(units);
-      ++stream.hits;
-      block.set(BlockState::moving);
-      return i;
-    }
-    if (band != kSmall) stream.cache.drain(segments_.blocks(), merged_for(band), drained_);
-  }
-  send_home(ask);
-  return 0;
+// A block of just this size out of the stream's cache, in state moving, or 0.
+Index Pool::take_cached(StreamState& stream, Units units) {
+  std::lock_guard guard(stream.lock);
+  Index* head = stream.cache.find(units);
+  if (head == nullptr || *head == 0) return 0;
+  const Index i = *head;
+  Block& block = segments_.blocks()[i];
+  *head = block.link_after;
+  stream.cache.removed(units);
+  ++stream.hits;
+  block.set(BlockState::moving);
+  return i;
 }
 
 // The first two rungs for a request that the fast path missed, without a call to the device and without
@@ -371,7 +360,7 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
   const Units units = units_of(size);
   Request request{size, {stream->number, segments_.band_of(units), units, kUnit}, tag, stream, &lock, {}};
   request.ask = false;
-  Index block = take_cached(*stream, units, request.want.band, false);
+  Index block = take_cached(*stream, units);
   if (block == 0) {
     block = serve_own_blocks(request);
     if (block == 0) return false;
@@ -564,9 +553,8 @@ void Pool::take_live(Index i, StreamState& owner, Action action) {
 }
 
 Status Pool::free_slow(Address address) {
-  if (closed()) return {Code::closed, 0, "free"};
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "free"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("free", &lock); !status.ok()) return status;
   if (planned_steps_ != nullptr) {
     if (planned_steps_->is_region(address)) return {Code::invalid, 0, "free"};
     if (free_planned(address)) return {};
@@ -722,6 +710,11 @@ void Pool::complete_passed() {
   if (!leaving_.empty()) let_leave();
 }
 
+Status Pool::enter(const char* call, std::unique_lock<std::mutex>* lock) const {
+  if (!closed()) *lock = std::unique_lock(mutex_);
+  return closed() ? Status{Code::closed, 0, call} : Status{};
+}
+
 // Sends cached blocks home; true if there were any.
 bool Pool::drain(StreamState& stream, const Sizes& sizes, bool ask) {
   drained_.clear();
@@ -733,6 +726,10 @@ bool Pool::drain(StreamState& stream, const Sizes& sizes, bool ask) {
   return !drained_.empty();
 }
 
+void Pool::drain_all() {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+}
+
 void Pool::send_home(bool ask) {
   for (Index i : drained_) give_home(i, ask);
 }
@@ -742,8 +739,8 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   handle = backend_->canonical(handle);
   CaptureId capture = 0;
   if (Status status = capture_of(handle, &capture); !status.ok()) return status;
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "record_stream"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("record_stream", &lock); !status.ok()) return status;
   Index i = segments_.find(address);
   if (i == 0) i = segments_.containing(address);
   if (i == 0) return {Code::invalid, 0, "record_stream"};
@@ -822,7 +819,7 @@ Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& 
 // Waits for all work; nothing is cached or pending afterwards.
 Status Pool::settle(std::unique_lock<std::mutex>& lock) {
   if (!graphs_.empty()) let_graphs_go();
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+  drain_all();
   Status status = wait_for_all(lock);
   if (!status.ok()) return status;
   complete_passed();
@@ -834,25 +831,23 @@ Status Pool::settle(std::unique_lock<std::mutex>& lock) {
 }
 
 Status Pool::coalesce() {
-  if (closed()) return {Code::closed, 0, "coalesce"};
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "coalesce"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("coalesce", &lock); !status.ok()) return status;
   complete_passed();
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+  drain_all();
   verify();
   return {};
 }
 
 Status Pool::trim(std::uint64_t keep, bool wait) {
-  if (closed()) return {Code::closed, 0, "trim"};
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "trim"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("trim", &lock); !status.ok()) return status;
   if (planned_steps_ != nullptr && !planned_steps_->open()) (void)give_up_regions();
   if (wait) {
     if (Status status = settle(lock); !status.ok()) return status;
   } else {
     complete_passed();
-    for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+    drain_all();
   }
   const Status status = segments_.trim(keep, finished_, wait);
   note_reserved(streams_[0]);
@@ -871,29 +866,26 @@ void Pool::keep_idle_limit() {
 }
 
 Status Pool::set_limit(std::uint64_t bytes) {
-  if (closed()) return {Code::closed, 0, "limit"};
-  std::lock_guard lock(mutex_);
-  if (closed()) return {Code::closed, 0, "limit"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("limit", &lock); !status.ok()) return status;
   config_.limit = bytes;
   return {};
 }
 
 Status Pool::configure(const PoolConfig& config) {
-  if (closed()) return {Code::closed, 0, "configure"};
-  {
-    std::lock_guard lock(mutex_);
-    const bool pages = config_.pages;
-    const std::uint32_t journal_entries = config_.journal;
-    config_ = config;
-    config_.pages = pages;
-    config_.journal = journal_entries;
-    segments_.configure(placement(*backend_, config_));
-    stream_cache_.store(config.stream_cache, std::memory_order_relaxed);
-    zero_on_allocate_.store(config.zero_on_allocate, std::memory_order_relaxed);
-    zero_on_free_.store(config.zero_on_free, std::memory_order_relaxed);
-    arrange_ladder();
-    keep_idle_limit();
-  }
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("configure", &lock); !status.ok()) return status;
+  const bool pages = config_.pages;
+  const std::uint32_t journal_entries = config_.journal;
+  config_ = config;
+  config_.pages = pages;
+  config_.journal = journal_entries;
+  segments_.configure(placement(*backend_, config_));
+  stream_cache_.store(config.stream_cache, std::memory_order_relaxed);
+  zero_on_allocate_.store(config.zero_on_allocate, std::memory_order_relaxed);
+  zero_on_free_.store(config.zero_on_free, std::memory_order_relaxed);
+  arrange_ladder();
+  keep_idle_limit();
   return {};
 }
 
@@ -907,8 +899,8 @@ PoolConfig Pool::config() const {
 Status Pool::retire_stream(StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "retire_stream"};
   handle = backend_->canonical(handle);
-  std::unique_lock lock(mutex_);
-  if (closed()) return {Code::closed, 0, "retire_stream"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("retire_stream", &lock); !status.ok()) return status;
   StreamState* stream = streams_.find(handle);
   const bool captured = std::any_of(graphs_.begin(), graphs_.end(),
                                     [&](std::uint16_t number) { return streams_[number].handle == handle; });

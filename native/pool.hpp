@@ -181,7 +181,6 @@ class Pool final : public Allocator {
   Index climb(Request& request);
   Index search(Request& request);
   Index serve_own_blocks(Request& request);
-  Index serve_elsewhere(Request& request);
   Index serve_passed_pending(Request& request);
   Index serve_finished_elsewhere(Request& request);
   Index serve_free_pages(Request& request);
@@ -191,6 +190,7 @@ class Pool final : public Allocator {
   Index serve_callbacks(Request& request);
   Index serve_host_wait(Request& request);
   Index serve_give_back(Request& request);
+  Index serve_other_bands(Request& request);
   Index back(Request& request, std::uint64_t create_bytes);
   void gather_pages(Request& request, bool by_waiting);
   Index take_segment(Request& request);
@@ -198,7 +198,11 @@ class Pool final : public Allocator {
   bool ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_waiting);
   void arrange_ladder();
 
+  // Takes the mutex for a call of that name, unless the pool is closed. That is asked before, as in the child
+  // of a fork the lock is the parent's, and after, as others may have closed the pool meanwhile.
+  Status enter(const char* call, std::unique_lock<std::mutex>* lock) const;
   bool drain(StreamState& stream, const Sizes& sizes = kAllSizes, bool ask = true);
+  void drain_all();
   void send_home(bool ask);
   Status zero(Address address);
   Status fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream);
@@ -229,13 +233,7 @@ class Pool final : public Allocator {
   Index claim_for_free(Address address, bool* suspended);
   void let_go(Index block, bool suspended);
   void let_go_suspended(Index block);
-  // The cached blocks that are merged before a search for one beyond small: kept apart they would cost
-  // memory. With pages those up to 1 MiB are not in the way of large ones, and programs often have both in
-  // turn.
-  const Sizes& merged_for(Band band) const {
-    return segments_.paged() && band == kLarge ? kBeyondMiB : kBeyondSmall;
-  }
-  Index take_cached(StreamState& stream, Units units, Band band, bool ask);
+  Index take_cached(StreamState& stream, Units units);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);
   void note_reserved(StreamState& stream);

@@ -92,7 +92,7 @@ bool Pool::take_region(const Planned::Wanted& wanted, std::uint32_t tag, std::un
   if (!segments_.paged()) {
     // Segments of the steps before would stay beside the region.
     complete_passed();
-    for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+    drain_all();
     (void)segments_.trim(0, finished_, false);
     note_reserved(*stream);
   }
@@ -146,9 +146,9 @@ bool Pool::give_up_regions() {
 // -------------------------------------------------------------------------------------------------
 
 Status Pool::planned_begin(double time_limit, std::uint32_t tag) {
-  if (closed()) return {Code::closed, 0, "planned"};
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock<std::mutex> lock;
+    if (Status status = enter("planned", &lock); !status.ok()) return status;
     if (planned_steps_ == nullptr) planned_steps_ = std::make_unique<Planned>();
     planned_.store(planned_steps_.get(), std::memory_order_release);
     planning_ = true;
@@ -158,7 +158,8 @@ Status Pool::planned_begin(double time_limit, std::uint32_t tag) {
   if (Status status = steps.claim(); !status.ok()) return status;
   try {
     (void)steps.make_plan(time_limit);
-    std::unique_lock lock(mutex_);
+    std::unique_lock<std::mutex> lock;
+    if (Status status = enter("planned", &lock); !status.ok()) return status;
     std::vector<Planned::Block> gone;
     steps.install(&gone);
     give_back_regions(gone);
@@ -184,9 +185,8 @@ Status Pool::planned_end() {
 }
 
 Status Pool::planned_close() {
-  if (closed()) return {};
-  std::lock_guard lock(mutex_);
-  if (planned_steps_ == nullptr) return {};
+  std::unique_lock<std::mutex> lock;
+  if (!enter("planned", &lock).ok() || planned_steps_ == nullptr) return {};
   if (Status status = planned_steps_->claim(); !status.ok()) return {Code::invalid, 0, Planned::kCloseInside};
   std::vector<Planned::Block> gone;
   planned_steps_->reset(&gone);

@@ -316,7 +316,7 @@ class Segments {
   std::uint64_t newly_held(const Spot& spot, const Want& want);
   Tick last_use(const Spot& spot, Units units) const;
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why);
-  Spot thriftiest_spot(const Want& want, Tick passed, Survey* plan);
+  void save_memory(const Want& want, Tick passed, Spot* best, Survey* plan, std::uint32_t* lacking);
   Spot untouched_spot(const Want& want) const;
   bool usable(const Survey& plan, Tick passed) const;
   Spot strip_spot(const Want& want) const;

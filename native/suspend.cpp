@@ -245,7 +245,7 @@ std::vector<Index> Pool::mark_suspended(const Wanted& wanted, bool keep) {
 // Waits for the work of every stream that may use suspended blocks, or did use free memory beside them. A
 // graph may have been launched anywhere, so that its memory takes the whole device.
 Status Pool::wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock) {
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+  drain_all();
   std::vector<bool> asked(streams_.size(), all);
   for (Index i = 1; i < segments_.blocks().end(); ++i) {
     const Block& block = segments_.blocks()[i];
@@ -272,7 +272,7 @@ Status Pool::wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock) {
 
 Status Pool::give_idle_back() {
   complete_passed();
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+  drain_all();
   const Status status = segments_.trim(0, finished_, false);
   note_reserved(streams_[0]);
   return status;
