@@ -23,7 +23,7 @@ namespace vram {
 namespace {
 
 constexpr std::uint64_t kRealPoolUnlimited = 256 * kGiB;
-constexpr std::uint32_t kMostStreams = 1 << 16;
+constexpr std::uint32_t kMostStreams = 1 << 20;
 
 // ---- settings: what Python has read and checked ------------------------------------------------------
 

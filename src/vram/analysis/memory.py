@@ -7,10 +7,10 @@ one. What it means is for the other modules.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -368,28 +368,39 @@ def _segment(trace: Trace, event: int, final: Segment | None) -> HeldSegment:
     return HeldSegment(trace.address[event], size, trace.stream[event], kind)
 
 
-@dataclass
 class _Mapped:
-    """Mapped ranges of expandable segments: (start, end) with (stream, kind)."""
+    """Mapped ranges of expandable segments, none of which overlap, in order of address."""
 
-    ranges: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ranges: dict[int, tuple[int, tuple[int, str]]] = {}  # start: (end, (stream, kind))
 
     def add(self, start: int, end: int, owner: tuple[int, str]) -> None:
-        self.remove(start, end)
-        self.ranges[start, end] = owner
+        if start < end:
+            self.remove(start, end)
+            insort(self._starts, start)
+            self._ranges[start] = end, owner
 
     def remove(self, start: int, end: int) -> None:
-        for low, high in [each for each in self.ranges if each[0] < end and start < each[1]]:
-            owner = self.ranges.pop((low, high))
-            if low < start:
-                self.ranges[low, start] = owner
-            if end < high:
-                self.ranges[end, high] = owner
+        first = max(0, bisect_right(self._starts, start) - 1)
+        if self._starts and self._ranges[self._starts[first]][0] <= start:
+            first += 1  # the one that begins before ends before, too
+        last = max(first, bisect_left(self._starts, end))
+        cut = self._starts[first:last]
+        kept: list[int] = []
+        for low in cut:
+            high, owner = self._ranges.pop(low)
+            for rest, stop in ((low, start), (end, high)):
+                if rest < stop:
+                    self._ranges[rest] = stop, owner
+                    kept.append(rest)
+        self._starts[first:last] = kept
 
     def merged(self) -> Iterator[HeldSegment]:
         start = stop = 0
         held: tuple[int, str] | None = None
-        for (low, high), owner in sorted(self.ranges.items()):
+        for low in self._starts:
+            high, owner = self._ranges[low]
             if held == owner and low == stop:
                 stop = high
                 continue
