@@ -24,9 +24,9 @@ PlacementOptions placement(const Backend& backend, const PoolConfig& config) {
   const DeviceInfo& device = backend.info();
   options.pages = config.pages && device.pages;
   // Addresses for the device many times over: pages find new addresses without anyone unmapping old ones.
-  const std::uint64_t wished = std::max<std::uint64_t>(16 * device.total_bytes, 16 * kGiB);
+  const std::uint64_t wished = 16 * std::clamp(device.total_bytes, kGiB, kMaxSpaceBytes);
   options.space_bytes = std::min(round_up(wished, kSlotBytes), kMaxSpaceBytes - kSlotBytes);
-  options.segment_size = config.segment_size;
+  options.segment_size = std::min(config.segment_size, kMaxRequest);
   options.max_page = config.max_page;
   options.best_fit = config.best_fit;
   return options;
