@@ -774,9 +774,7 @@ Status Pool::wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock) {
   const Tick tick = stream.waiting.empty() ? stream.now() : stream.waiting.front().uses.back().tick;
   if (Status status = fences_.event_for(stream, tick, &event); !status.ok()) return status;
   if (event == 0) return {};
-  lock.unlock();
-  const Status status = backend_->event_synchronize(event);
-  lock.lock();
+  const Status status = fences_.wait(event, lock);
   if (closed()) return {Code::closed, 0, "allocate"};
   if (!status.ok()) return status;
   return fences_.poll(stream);
@@ -806,9 +804,13 @@ Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& 
   const StreamHandle handle = stream.handle;
   for (const bool by_event : {true, leaving}) {
     if (by_event && !status.ok() && event == 0) continue;
-    lock.unlock();
-    status = by_event ? backend_->event_synchronize(event) : backend_->stream_synchronize(handle);
-    lock.lock();
+    if (by_event) {
+      status = fences_.wait(event, lock);
+    } else {
+      lock.unlock();
+      status = backend_->stream_synchronize(handle);
+      lock.lock();
+    }
     if (closed()) return {Code::closed, 0, "allocate"};
     if (status.ok()) break;
   }

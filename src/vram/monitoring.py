@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from vram.descriptors import disown
 from vram.errors import ConfigError, DeviceError, VramError
 
 if TYPE_CHECKING:
@@ -295,6 +296,7 @@ def _after_fork_in_child() -> None:
     if _monitor is not None:
         _monitor._ending.set()
         _monitor._clients_lock = threading.RLock()
+        disown(each.fileno() for each in (_monitor._listener, *_monitor._clients))
         _monitor._let_go()
     _monitor = None
 

@@ -72,7 +72,7 @@ def _read_report(ctx: click.Context, param: click.Parameter, value: str | None) 
     "--record",
     "recording",
     metavar="FILE",
-    help="Write everything that vram's pools do to a trace file, one a device; see vram.record.",
+    help="Write everything that vram's pools do to a trace file, one a device and rank; see vram.record.",
 )
 @click.option(
     "--on-oom",
@@ -147,9 +147,9 @@ def _install_under_torch() -> None:
 def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> None:
     """Have every pool of the manager recorded until the process ends; `ends` then writes a report."""
     from vram.manager import get_memory_manager
-    from vram.recorder import record_pools
+    from vram.recorder import path_of_rank, record_pools
 
-    target = None if report is None else _report_path(recording, report)
+    target = None if report is None else path_of_rank(_report_path(recording, report))
     if recording is None:
         folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="vram-run-"))
         recording = os.path.join(folder, "run.vtrace")
