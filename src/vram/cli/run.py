@@ -17,7 +17,7 @@ import rich_click as click
 from vram.config import read_options
 from vram.errors import ConfigError, VramError
 
-from .console import one_line, read_conf
+from .console import INTERRUPTED, one_line, read_conf
 
 if TYPE_CHECKING:
     from vram.recorder import PoolsRecorder
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["run_command"]
 
 FAILED = 1
-INTERRUPTED = 130
-"""As a shell has it for a program ended by Ctrl-C."""
 NOT_THE_PROGRAM = (__file__, "<frozen runpy>", runpy.__file__)
 
 
