@@ -209,8 +209,10 @@ bool stream_for_use(PyBuffer* self, PyObject* given, StreamHandle* out) {
 
 bool note_use(PyBuffer* self, StreamHandle stream, bool writes, const char* what) {
   if (watcher != nullptr &&
-      !tell_watcher("on_use", "OKKKOs", self->pool, static_cast<unsigned long long>(self->block),
-                    static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(stream),
+      !tell_watcher("on_use", "OKKKKKOs", self->pool, static_cast<unsigned long long>(self->block),
+                    static_cast<unsigned long long>(self->address),
+                    static_cast<unsigned long long>(self->size),
+                    static_cast<unsigned long long>(self->stream), static_cast<unsigned long long>(stream),
                     writes ? Py_True : Py_False, what))
     return false;
   const bool host = self->piece != nullptr && self->piece->core->arena->host_accessible();
@@ -328,6 +330,13 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   Py_buffer view;
   if (PyObject_GetBuffer(other, &view, from_other ? PyBUF_SIMPLE : PyBUF_WRITABLE) != 0) return nullptr;
   if (!same_size(self, static_cast<std::uint64_t>(view.len))) {
+    PyBuffer_Release(&view);
+    return nullptr;
+  }
+  if (watcher != nullptr &&
+      !tell_watcher("on_touch", "OKKKOs", self->pool, reinterpret_cast<unsigned long long>(view.buf),
+                    static_cast<unsigned long long>(view.len), static_cast<unsigned long long>(stream),
+                    from_other ? Py_False : Py_True, what)) {
     PyBuffer_Release(&view);
     return nullptr;
   }
@@ -559,6 +568,10 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
     raise(status, "make the consumer's stream wait for the buffer's");
     return false;
   }
+  if (watcher != nullptr &&
+      !tell_watcher("on_stream_wait", "OKK", self->pool, static_cast<unsigned long long>(consumer),
+                    static_cast<unsigned long long>(own)))
+    return false;
   return require_live(self);  // another thread may have freed it meanwhile
 }
 
