@@ -24,9 +24,9 @@ PlacementOptions placement(const Backend& backend, const PoolConfig& config) {
   const DeviceInfo& device = backend.info();
   options.pages = config.pages && device.pages;
   // Addresses for the device many times over: pages find new addresses without anyone unmapping old ones.
-  const std::uint64_t wished = std::max<std::uint64_t>(16 * device.total_bytes, 16 * kGiB);
+  const std::uint64_t wished = 16 * std::clamp(device.total_bytes, kGiB, kMaxSpaceBytes);
   options.space_bytes = std::min(round_up(wished, kSlotBytes), kMaxSpaceBytes - kSlotBytes);
-  options.segment_size = config.segment_size;
+  options.segment_size = std::min(config.segment_size, kMaxRequest);
   options.max_page = config.max_page;
   options.best_fit = config.best_fit;
   return options;
@@ -774,9 +774,7 @@ Status Pool::wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock) {
   const Tick tick = stream.waiting.empty() ? stream.now() : stream.waiting.front().uses.back().tick;
   if (Status status = fences_.event_for(stream, tick, &event); !status.ok()) return status;
   if (event == 0) return {};
-  lock.unlock();
-  const Status status = backend_->event_synchronize(event);
-  lock.lock();
+  const Status status = fences_.wait(event, lock);
   if (closed()) return {Code::closed, 0, "allocate"};
   if (!status.ok()) return status;
   return fences_.poll(stream);
@@ -806,9 +804,13 @@ Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& 
   const StreamHandle handle = stream.handle;
   for (const bool by_event : {true, leaving}) {
     if (by_event && !status.ok() && event == 0) continue;
-    lock.unlock();
-    status = by_event ? backend_->event_synchronize(event) : backend_->stream_synchronize(handle);
-    lock.lock();
+    if (by_event) {
+      status = fences_.wait(event, lock);
+    } else {
+      lock.unlock();
+      status = backend_->stream_synchronize(handle);
+      lock.lock();
+    }
     if (closed()) return {Code::closed, 0, "allocate"};
     if (status.ok()) break;
   }

@@ -116,6 +116,7 @@ struct Want {
   std::uint64_t growable = 0;   // … this growable buffer, as long as it is open
   Units padded() const { return units + static_cast<Units>(align / kUnit) - 1; }
 };
+static_assert(2 * kMaxRequest / kUnit - 1 <= ~Units{0}, "the largest request of the largest alignment");
 
 // Says whether everything up to a tick of a stream has finished.
 using Finished = std::function<bool(std::uint16_t stream, Tick tick)>;
@@ -304,10 +305,11 @@ class Segments {
   Index cut_front(Index block, Units units);
   Index carve(const Spot& spot, Units units);
   Index merge(Index block);
-  Units aligned(const Block& block, std::uint64_t align) const {
-    return aligned_up(block, block.offset, align);
+  std::uint64_t aligned_up(const Block& block, std::uint64_t offset, std::uint64_t align) const;
+  Spot first_fit(Index block, Units from, const Want& want) const;
+  Spot first_fit(Index block, const Want& want) const {
+    return block == 0 ? Spot{} : first_fit(block, blocks_[block].offset, want);
   }
-  Units aligned_up(const Block& block, Units offset, std::uint64_t align) const;
 
   // pages
   bool counts_on(Index mapping, std::uint16_t stream);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -898,6 +899,123 @@ TEST(zeroing_on_free_outlives_the_stream) {
     CHECK(world.pool->trim(0, true).ok());
     CHECK(world.stats().reserved.current == 0 && world.good());
   });
+}
+
+// ---- events -----------------------------------------------------------------------------------------------
+
+namespace {
+
+// Pairs of blocks of 2 to 60 MiB on one stream while another exists, with work on each: frees record fences,
+// and own blocks serve, so nobody asks about them. The most events that existed at once.
+std::uint64_t most_events(World& world, StreamHandle on, int allocations) {
+  std::uint64_t random = 1;
+  std::uint64_t most = 0;
+  for (int i = 0; i < allocations; i += 2) {
+    Address pair[2];
+    for (Address& address : pair) {
+      random = random * 6364136223846793005u + 1442695040888963407u;
+      address = world.get(2 * kMiB + (random >> 33) % (58 * kMiB), on);
+      CHECK(address != 0);
+      CHECK(world.device->work(on, 1, address, kUnit).ok());
+    }
+    for (Address address : pair) CHECK(world.pool->free(address).ok());
+    most = std::max(most, world.device->counts().events);
+  }
+  return most;
+}
+
+}  // namespace
+
+TEST(events_are_bounded_whatever_is_freed) {
+  both_kinds([](const PoolConfig& config) {
+    World world(8 * kGiB, config);
+    REQUIRE(world.get(kMiB, 2) != 0);
+    CHECK(most_events(world, 1, 200'000 / testing::kSlowdown) <= 2 * Fences::kMostFences);
+    CHECK(world.good());
+  });
+}
+
+TEST(events_are_bounded_where_a_stream_never_finishes) {
+  both_kinds([](const PoolConfig& config) {
+    World world(8 * kGiB, config, manual());
+    REQUIRE(world.get(kMiB, 2) != 0);
+    CHECK(most_events(world, 1, 20'000 / testing::kSlowdown) <= 2 * Fences::kMostFences);
+    // The fences that are left still tell what has finished, and no sooner.
+    const Address used = world.get(4 * kMiB, 2);
+    REQUIRE(world.pool->record_stream(used, 1).ok() && world.pool->free(used).ok());
+    CHECK(world.pool->coalesce().ok() && world.stats().pending_blocks == 1);
+    CHECK(world.device->run_all() && world.pool->coalesce().ok());
+    CHECK(world.stats().pending_blocks == 0 && world.good());
+  });
+}
+
+TEST(events_are_bounded_where_frees_wait_for_a_stream_that_never_finishes) {
+  World world(8 * kGiB, {}, manual());
+  REQUIRE(world.device->work(2, 1).ok());
+  for (int i = 0; i < 4000; ++i) {
+    const Address used = world.get(kMiB, 1);
+    REQUIRE(used != 0 && world.pool->record_stream(used, 2).ok() && world.pool->free(used).ok());
+    CHECK(world.device->counts().events <= 2 * Fences::kMostFences);
+  }
+  CHECK(world.stats().pending_blocks == 4000);
+  CHECK(world.device->run_all() && world.pool->coalesce().ok() && world.stats().pending_blocks == 0);
+}
+
+namespace {
+
+// Says whether an event was recorded again or destroyed while somebody waited for it; the first wait closes
+// the pool, or has another call of the pool look at its fences.
+class WaitingBackend final : public ModelBackend {
+ public:
+  using ModelBackend::ModelBackend;
+  Status event_synchronize(EventHandle event) override {
+    awaited.insert(event);
+    if (auto act = std::exchange(meanwhile, nullptr)) act();
+    const Status status = ModelBackend::event_synchronize(event);
+    awaited.erase(awaited.find(event));
+    return status;
+  }
+  Status event_record(EventHandle event, StreamHandle stream) override {
+    disturbed = disturbed || awaited.count(event) != 0;
+    return ModelBackend::event_record(event, stream);
+  }
+  Status event_destroy(EventHandle event) override {
+    disturbed = disturbed || awaited.count(event) != 0;
+    return ModelBackend::event_destroy(event);
+  }
+  std::function<void()> meanwhile;
+  std::multiset<EventHandle> awaited;
+  bool disturbed = false;
+};
+
+}  // namespace
+
+TEST(an_event_that_is_waited_for_is_left_alone) {
+  for (const bool closing : {true, false}) {
+    const auto device = std::make_shared<WaitingBackend>(kGiB, manual());
+    auto pool = std::make_unique<Pool>(device, PoolConfig{});
+    StreamHandle stream = 0;
+    REQUIRE(device->stream_create(&stream).ok());
+    Address used = 0;
+    REQUIRE(pool->allocate(4 * kMiB, 0, 0, 0, &used).ok() && device->work(stream, 1, used, kUnit).ok());
+    REQUIRE(pool->record_stream(used, stream).ok() && pool->free(used).ok());
+    device->meanwhile = [&] {
+      if (closing) {
+        CHECK(pool->close().ok());
+        return;
+      }
+      CHECK(device->run_all() && pool->coalesce().ok());
+      for (int i = 0; i < 4; ++i) {
+        Address other = 0;
+        REQUIRE(pool->allocate(4 * kMiB, 0, 0, 0, &other).ok());
+        REQUIRE(pool->record_stream(other, stream).ok() && pool->free(other).ok());
+      }
+    };
+    CHECK(pool->trim(0, true).code == (closing ? Code::closed : Code::ok));
+    CHECK(!device->disturbed && device->meanwhile == nullptr);
+    pool.reset();
+    CHECK(device->counts().events == 0);
+  }
 }
 
 // ---- the end
