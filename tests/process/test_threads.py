@@ -11,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from waiting import PATIENCE, wait_until
 
 import vram
 from vram import DeviceError, InvalidFree, OutOfMemory, Pool, Stream
 
 KIB, MIB = 1 << 10, 1 << 20
 THREADS = 4
-TIMEOUT = 60.0  # seconds until a missing wake-up is given up
+TIMEOUT = PATIENCE
 
 
 def at_once(*works: Callable[[], None]) -> None:
@@ -233,7 +234,7 @@ def test_asynchronous_allocations_under_load(pool: Pool) -> None:
     assert len({buffer.ptr for buffer in buffers}) == THREADS * 100
     assert {buffer.tag for buffer in buffers} == {"async"}
     del buffers
-    assert pool.stats().live == 0
+    wait_until(lambda: pool.stats().live == 0)  # threads that served them may hold the last a moment longer
 
 
 def test_asynchronous_failures_come_with_the_future(pool: Pool) -> None:
@@ -245,7 +246,7 @@ def test_asynchronous_failures_come_with_the_future(pool: Pool) -> None:
 def test_a_future_that_nobody_keeps_frees_its_buffer(pool: Pool) -> None:
     for _ in range(50):
         pool.allocate_async(MIB).result(TIMEOUT)
-    assert pool.stats().live == 0
+    wait_until(lambda: pool.stats().live == 0)
 
 
 # ---- errors travel between processes ------------------------------------------------------------------
