@@ -430,7 +430,7 @@ class PoolCore:
     def growable_prepare(self, ptr: int, bytes: int, /) -> None:
         """Have pages mapped for so many bytes more, as far as there are any."""
 
-    def growable_close(self, ptr: int, /) -> None:
+    def growable_close(self, ptr: int, dropped: bool = False, /) -> None:
         """Give its memory and its addresses back."""
 
     def growable_info(self, ptr: int, /) -> dict[str, int]:

@@ -75,7 +75,7 @@ class Asker:
     ) -> tuple[int, Any]:
         given = {"host": f"127.0.0.1:{self.page.port}", "x_vram_token": self.page.token}
         given = {name: value for name, value in {**given, **headers}.items() if value is not None}
-        link = http.client.HTTPConnection("127.0.0.1", self.page.port, timeout=30)
+        link = http.client.HTTPConnection("127.0.0.1", self.page.port, timeout=120)
         link.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         for name, value in given.items():
             link.putheader(name.replace("_", "-"), value)
@@ -350,7 +350,7 @@ def test_a_sweep_runs_and_tells_how_far_it_is(asker: Asker) -> None:
 
 
 def test_a_running_process_is_told_again_and_again(asker: Asker) -> None:
-    link = http.client.HTTPConnection("127.0.0.1", asker.page.port, timeout=30)
+    link = http.client.HTTPConnection("127.0.0.1", asker.page.port, timeout=120)
     link.request("GET", "/api/live", headers={"x-vram-token": asker.page.token})
     response = link.getresponse()
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -374,7 +374,7 @@ def test_a_process_is_looked_at_once_however_many_watch(job_file: Path, built: N
     with Page(live=look, interval=0.2) as page:
         links = []
         for _ in range(3):
-            link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+            link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
             link.request("GET", "/api/live", headers={"x-vram-token": page.token})
             links.append((link, link.getresponse()))
         seen = [json.loads(response.readline()[6:])["status"]["look"] for _, response in links]
@@ -392,7 +392,7 @@ def test_what_a_process_says_last_is_shown(built: None) -> None:
         raise OSError("the process has ended")
 
     with Page(live=gone, interval=0.05) as page:
-        link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+        link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
         link.request("GET", "/api/live", headers={"x-vram-token": page.token})
         assert json.loads(link.getresponse().readline()[6:]) == {"error": "the process has ended"}
         link.close()
@@ -450,7 +450,7 @@ def test_closing_while_somebody_asks_is_quiet(built: None, capfd: pytest.Capture
         return {}
 
     with Page(live=slow, interval=0.05) as page:
-        link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+        link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
         link.request("GET", "/api/live", headers={"x-vram-token": page.token})
         link.getresponse().readline()
     link.close()
