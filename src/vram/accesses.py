@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Allocation", "Books", "Group", "Spans", "Use"]
 
 MOST_USES = 64
-"""Uses of one stream that are kept of the same bytes where none covers the other; older ones become one."""
+"""Different arrays with strides that are kept of one stream's uses; beyond, older ones count as one range."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +45,10 @@ class Use:
             return False
         return self.region.solid or self.region == other.region
 
-    def covers(self, pointer: Use) -> bool:
-        """Whether it replaces the use of a pointer, however far that reached."""
-        return self.replaces(pointer) and pointer.region.end <= self.region.end
+    def encloses(self, other: Use) -> bool:
+        """Whether it replaces a use of which every byte lies within its own."""
+        region, inner = self.region, other.region
+        return self.replaces(other) and region.start <= inner.start and inner.end <= region.end
 
 
 class Spans:
@@ -55,29 +56,42 @@ class Spans:
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._spans: list[tuple[int, int, tuple[Use, ...]]] = []  # side by side or apart
+        self._spans: list[tuple[int, int, tuple[Use, ...]]] = []  # of whole ranges, side by side or apart
         self._pointers: dict[int, tuple[Use, ...]] = {}
+        self._strided: tuple[Use, ...] = ()
 
     def __iter__(self) -> Iterator[Use]:
-        seen = {id(use): use for _, _, uses in self._spans for use in uses}
-        yield from seen.values()
-        for uses in self._pointers.values():
+        yield from {id(use): use for _, _, uses in self._spans for use in uses}.values()
+        for uses in (*self._pointers.values(), self._strided):
             yield from uses
 
     def rivals(self, region: Region, writes: bool) -> list[Use]:
         """Uses of the same bytes, one of the two writing."""
         near = [self._pointers.get(region.start, ())] if region.open else list(self._pointers.values())
         near += [uses for _, _, uses in self._spans[slice(*self._touched(region))]]
+        near.append(self._strided)
         found = {id(use): use for uses in near for use in uses if writes or use.writes}
         return [use for use in found.values() if use.region.overlaps(region)]
 
     def add(self, use: Use) -> None:
-        if use.region.open:
-            self._pointers[use.region.start] = _added(self._pointers.get(use.region.start, ()), use)
-            return
-        for start in [each for each in self._pointers if use.region.start <= each < use.region.end]:
-            self._pointers[start] = tuple(old for old in self._pointers[start] if not use.covers(old))
-        self._put(use)
+        region = use.region
+        if region.open:
+            self._pointers[region.start] = _added(self._pointers.get(region.start, ()), use)
+        elif region.steps:
+            self._add_strided(use)
+        else:
+            self._strided = tuple(old for old in self._strided if not use.encloses(old))
+            for start in [each for each in self._pointers if region.start <= each < region.end]:
+                self._pointers[start] = tuple(old for old in self._pointers[start] if not use.encloses(old))
+            self._put(use)
+
+    def _add_strided(self, use: Use) -> None:
+        same = [old for old in self._strided if (old.key, old.writes) == (use.key, use.writes)]
+        if len(same) >= MOST_USES:
+            low, high = min(old.region.start for old in same), max(old.region.end for old in same)
+            self._strided = tuple(old for old in self._strided if old not in same)
+            self._put(replace(max(same, key=lambda old: old.tick), region=Region(low, high)))
+        self._strided = _added(self._strided, use)
 
     def _put(self, use: Use) -> None:
         at, end = use.region.start, use.region.end
@@ -109,13 +123,7 @@ class Spans:
 def _added(uses: tuple[Use, ...], use: Use) -> tuple[Use, ...]:
     if any(old.tick > use.tick and old.replaces(use) for old in uses):
         return uses
-    left = [old for old in uses if not use.replaces(old)]
-    same = [old for old in left if old.key == use.key and old.writes == use.writes]
-    if len(same) >= MOST_USES:
-        low, high = min(old.region.start for old in same), max(old.region.end for old in same)
-        left = [old for old in left if old not in same]
-        left.append(replace(max(same, key=lambda old: old.tick), region=Region(low, high)))
-    return (*left, use)
+    return (*(old for old in uses if not use.replaces(old)), use)
 
 
 def _joined(pieces: list[tuple[int, int, tuple[Use, ...]]]) -> list[tuple[int, int, tuple[Use, ...]]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Called", "Path", "Paths", "evaluate", "paths_of"]
+__all__ = ["Attribute", "Called", "Item", "Made", "Path", "Paths", "Super", "evaluate", "paths_of"]
 
 
 class Root(NamedTuple):
@@ -53,7 +53,11 @@ class Made(NamedTuple):
     """The last step of a path: something made of what it leads to, by a call or in a loop."""
 
 
-Step: TypeAlias = Attribute | Item | Made
+class Super(NamedTuple):
+    """A step of a path: what `super()` makes of an object."""
+
+
+Step: TypeAlias = Attribute | Item | Made | Super
 
 
 class Path(NamedTuple):
@@ -332,6 +336,12 @@ class _Reader:
         found = frozenset(path.then(Attribute(step.argval)) for path in base.paths)
         self._push(Value(found, next(iter(found)) if len(found) == 1 and base.key is not None else None))
 
+    def _do_load_super_attr(self, step: dis.Instruction) -> None:
+        owner, _, _ = self._pop(), self._pop(), self._pop()
+        if dis.stack_effect(step.opcode, step.arg) > -2:
+            self._push(NOTHING)
+        self._push(Value(frozenset(path.then(Super()).then(Attribute(step.argval)) for path in owner.paths)))
+
     def _do_load_method(self, step: dis.Instruction) -> None:
         base = self._pop()
         self._push(NOTHING)
@@ -470,6 +480,9 @@ class _Reader:
     def _call(self, count: int, names: tuple[str, ...]) -> None:
         arguments = self._pops(count)
         callees = self._pop().paths | self._pop().paths
+        if callees == _SUPER and not count:
+            self._push(self._super())
+            return
         self._called(
             callees,
             arguments[: count - len(names)],
@@ -482,6 +495,11 @@ class _Reader:
         callees = self._pop().paths | (self._pop().paths if self._stack else NONE)
         self._called(callees, rest, {})
 
+    def _super(self) -> Value:
+        """`super()` without arguments: of the first parameter."""
+        first = self._local.get(self.code.co_varnames[0], NOTHING) if self.code.co_argcount else NOTHING
+        return Value(frozenset(path.then(Super()) for path in first.paths))
+
     def _called(self, callees: frozenset[Path], arguments: list[Value], named: dict[str, Value]) -> None:
         self.calls.append(
             Called(
@@ -490,7 +508,7 @@ class _Reader:
                 tuple((name, value.paths) for name, value in named.items()),
             )
         )
-        for value in (*arguments, *named.values()):
+        for value in (*arguments, *named.values()) if not callees <= _LOOKS else ():
             self._use(value)
         methods = frozenset(each for each in callees if each.steps and isinstance(each.steps[-1], Attribute))
         self._push(Value(methods.union(*(value.paths for value in (*arguments, *named.values())))).made())
@@ -522,6 +540,12 @@ _REPLACES_TOP = {
     "TO_BOOL",
     "LIST_TO_TUPLE",
 }
+
+
+_SUPER = frozenset({Path(Root("global", "super"))})
+_LOOKS = frozenset(  # functions that do not look at the contents of what they are given
+    Path(Root("global", name)) for name in ("len", "id", "type", "isinstance", "hasattr", "callable", "super")
+)
 
 
 def _merged(one: Stack, other: Stack) -> Stack:

@@ -321,7 +321,8 @@ class _Watch:
             self._before(self._free, _core_of(pool), address, stack_here())
 
     def on_drop(self, pool: Any, address: int) -> None:
-        if not pool.closed:  # else the address may be another pool's by now
+        # Else the address may be another pool's by now, or the collector is taking the device apart, too.
+        if not pool.closed and hasattr(_core_of(pool), "kind"):
             self._quietly(self._free, _core_of(pool), address, stack_here(), True)
 
     def on_record_stream(self, pool: Any, address: int, handle: int) -> None:
@@ -554,10 +555,8 @@ class _Watch:
     def _use(self, touches: list[_Touch], key: StreamKey, clock: Clock, what: str) -> None:
         if not touches:
             return
-        sites = {
-            writes: self._site(f"{'written' if writes else 'read'} by {what}", key)
-            for writes in (False, True)
-        }
+        read = self._site(f"read by {what}", key)
+        sites = {False: read, True: replace(read, what=f"written by {what}")}
         races: list[Race] = []
         for memory, region, writes, _ in touches:
             if memory.gone is not None:

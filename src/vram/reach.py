@@ -12,6 +12,7 @@ import functools
 import gc
 import inspect
 import operator
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,14 +36,14 @@ from vram.buffer import Buffer
 from vram.device import Device, Event, Reads, Stream
 from vram.dlpack import View, described
 from vram.growable import DeviceArray, GrowableBuffer
-from vram.paths import Attribute, Called, Item, Made, Path, Paths, evaluate, paths_of
+from vram.paths import Attribute, Called, Item, Made, Path, Paths, Super, evaluate, paths_of
 from vram.regions import Region, array_region
 from vram.sites import is_the_users
 
 __all__ = ["Found", "Owner", "memory_in", "memory_of"]
 
 MOST_OBJECTS = 20_000
-"""Objects that are looked at for one launch, the nearest first."""
+"""Objects, and integers, that are looked at for one launch, the nearest first."""
 MOST_POINTERS = 1024
 """The longest array of integers that is searched for addresses."""
 LEAST_ADDRESS = 1 << 16
@@ -119,13 +120,16 @@ class _Search:
         self._seen: dict[int, tuple[bool, int]] = {}
         self._kept: list[Any] = []  # ids stay theirs as long as the search goes on
         self._called: set[tuple[int, int]] = set()
+        self._pointers_left = MOST_OBJECTS
         self._found: dict[tuple[Region, Owner | None], Found] = {}
 
     def add(self, value: Any, writes: bool, named: int) -> None:
         kind = type(value)
         if kind is int:
-            if LEAST_ADDRESS <= value < 1 << 64:
-                self._touch(Region(value, value + 1, open=True), writes, named)
+            if LEAST_ADDRESS <= value < 1 << 64 and self._pointers_left > 0:
+                self._pointers_left -= 1
+                if self._ours(value):
+                    self._touch(Region(value, value + 1, open=True), writes, named)
         elif kind not in _LEAVES:
             self._open.append(_Look(value, writes, named))
 
@@ -147,7 +151,8 @@ class _Search:
         if writes is None or look.writes > writes or look.named > named:
             self._seen[id(look.value)] = (look.writes or bool(writes), max(look.named, named))
             self._kept.append(look.value)
-            self._look(look)
+            with suppress(Exception):  # objects may refuse in many ways; they are the program's
+                self._look(look)
 
     def _touch(
         self,
@@ -220,9 +225,19 @@ class _Search:
             with suppress(Exception):  # not DLPack's, or consumed
                 self._tensor(value, writes, named)
         self._add_inside(gc.get_referents(value), writes, named)
+        self._class(type(value), writes, named)
         if not type(value).__flags__ & _HEAP_TYPE:  # of a library: it may hold an address without an object
             with suppress(Exception):
                 self._integer(value.ptr, writes, named)
+
+    def _class(self, value: type, writes: bool, named: int) -> None:
+        """What a class of the program holds for all its objects."""
+        for each in value.__mro__:
+            module = sys.modules.get(each.__module__)
+            if id(each) not in self._seen and is_the_users(getattr(module, "__file__", None) or "<frozen >"):
+                self._seen[id(each)] = (writes, named)
+                held = (held for held in vars(each).values() if not hasattr(type(held), "__get__"))
+                self._add_inside(held, writes, named)
 
     # ---- arrays
 
@@ -386,7 +401,7 @@ class _Search:
     def _builtin(self, value: Any, writes: bool, named: int) -> None:
         owner = value.__self__
         if not isinstance(owner, ModuleType):
-            self.add(owner, value.__name__ in _WRITES_OWNER, named or ITSELF)
+            self.add(owner, _writes_owner(value.__name__), named or ITSELF)
 
     def _call(self, call: _Call) -> None:
         """What a function brings along when it is called so."""
@@ -456,11 +471,16 @@ def _changed_by_name(call: Called) -> frozenset[Path]:
     for callee in call.callees:
         last = callee.steps[-1] if callee.steps else Attribute(callee.root.name)
         name = last.name if isinstance(last, Attribute) else ""
-        if name in _WRITES_OWNER and callee.steps:
+        if callee.steps and _writes_owner(name):
             changed |= {Path(callee.root, callee.steps[:-1])}
-        if name in _WRITES_FIRST and call.arguments:
-            changed |= call.arguments[0]
+        if name in _WRITES_FIRST:
+            changed |= frozenset().union(*call.arguments[: 2 if name == "pack_into" else 1])
     return changed
+
+
+def _writes_owner(method: str) -> bool:
+    """By its name; PyTorch's methods that work in place end with an underscore."""
+    return method in _WRITES_OWNER or (method.endswith("_") and not method.endswith("__"))
 
 
 def _changed_by_function(value: Any, call: Called) -> frozenset[Path]:
@@ -547,15 +567,18 @@ class _Scope:
                     made = _Bound(value.fget, last)
                     yield from (made, last) if writes else (made,)
                     return
-            yield value
+            yield value.owner if isinstance(value, _SuperOf) else value
 
-    def _step(self, value: Any, step: Attribute | Item) -> Any:
+    def _step(self, value: Any, step: Attribute | Item | Super) -> Any:
+        if isinstance(step, Super):
+            return _SuperOf(value, self._free["__class__"].cell_contents)
         if isinstance(step, Attribute):
             return _attribute(value, step.name)
         if not isinstance(value, _INDEXED) and not hasattr(type(value), "__array_interface__"):
             raise _Unknown
         try:
-            return value[evaluate(step.key, self._find)]
+            key = evaluate(step.key, self._find)
+            return value[_as_slices(key) if not isinstance(value, _INDEXED[:-1]) else key]
         except Exception:
             raise _Unknown from None
 
@@ -564,6 +587,13 @@ class _Scope:
         if len(found) != 1 or not isinstance(found[0], (int, str, type(None))):
             raise LookupError("not a plain value")
         return found[0]
+
+
+class _SuperOf(NamedTuple):
+    """What `super()` makes: an object, and the class whose bases are meant."""
+
+    owner: Any
+    above: type
 
 
 class _Unknown(Exception):
@@ -576,9 +606,16 @@ def _attribute(value: Any, name: str) -> Any:
         if name in value.__dict__:
             return value.__dict__[name]
         raise _Unknown
+    if name in _FACTS and (isinstance(value, Buffer) or hasattr(type(value), "__array_interface__")):
+        return None  # not its contents
     try:
-        found = inspect.getattr_static(value, name)
-    except (AttributeError, TypeError):
+        if isinstance(value, _SuperOf):
+            classes = type(value.owner).__mro__
+            bases = classes[classes.index(value.above) + 1 :]
+            value, found = value.owner, next(vars(each)[name] for each in bases if name in vars(each))
+        else:
+            found = inspect.getattr_static(value, name)
+    except (AttributeError, TypeError, ValueError, StopIteration):
         raise _Unknown from None
     if isinstance(found, FunctionType):
         return (
@@ -612,13 +649,19 @@ _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 _CONTAINERS = (dict, list, set, deque)
 _INDEXED = (dict, list, tuple, deque, memoryview)
 _MUTATES = frozenset(
-    ["append", "appendleft", "add", "extend", "insert", "clear", "remove", "discard", "update", "setdefault"]
+    ("append", "appendleft", "add", "extend", "insert", "clear", "remove", "discard", "update", "setdefault")
+)
+_FACTS = frozenset(
+    [
+        *("size", "nbytes", "itemsize", "shape", "strides", "ndim", "dtype", "typestr", "flags"),
+        *("stream", "device", "pool", "tag", "freed", "suspended", "views"),
+    ]
 )
 _CTYPES = (ctypes._SimpleCData, ctypes._Pointer, ctypes.Array, ctypes.Structure, ctypes.Union)
 
-# Methods that write to their object, and functions that write to their first argument.
+# Methods that write to their object, and functions that write to their first arguments.
 _WRITES_OWNER = frozenset(
-    [
+    (
         "fill",
         "copy_from",
         "sort",
@@ -629,39 +672,13 @@ _WRITES_OWNER = frozenset(
         "setfield",
         "resize",
         "__setitem__",
-        "__iadd__",
-        "copy_",
-        "fill_",
-        "zero_",
-        "add_",
-        "mul_",
-        "sub_",
-        "div_",
-        "random_",
-        "normal_",
-        "uniform_",
-        "set_",
-        "index_copy_",
-        "scatter_",
-        "masked_fill_",
-    ]
+    )
 )
 _WRITES_FIRST = frozenset(
     [
-        "copyto",
-        "memset",
-        "memmove",
-        "place",
-        "putmask",
-        "put_along_axis",
-        "fill_diagonal",
-        "shuffle",
-        "copy_to",
-        "readinto",
-        "readinto1",
-        "recv_into",
-        "recvfrom_into",
-        "pack_into",
+        *("copyto", "memset", "memmove", "put", "place", "putmask", "put_along_axis", "fill_diagonal"),
+        *("shuffle", "at", "copy_to", "readinto", "readinto1", "recv_into", "recvfrom_into", "pack_into"),
+        *("setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "iand", "ior", "ixor", "imatmul"),
     ]
 )
 _RANGES: tuple[tuple[Any, tuple[bool | None, ...]], ...] = (
@@ -682,11 +699,19 @@ _KINDS: tuple[tuple[Any, Callable[[_Search, Any, bool, int], None]], ...] = (
     ((BuiltinMethodType, MethodWrapperType), _Search._builtin),
     (_CTYPES, _Search._ctypes),
     (weakref.ref, _Search._weak),
+    (type, _Search._class),
     (
-        (type, ModuleType, FrameType, Device, Stream, Event, _native.PoolCore, _native.ArenaCore),
+        (ModuleType, FrameType, Device, Stream, Event, _native.PoolCore, _native.ArenaCore),
         _Search._ignore,
     ),
 )
+
+
+def _as_slices(key: Any) -> Any:
+    """A key that gives a view where a number would give a copy of an element."""
+    if isinstance(key, tuple):
+        return tuple(map(_as_slices, key))
+    return slice(key, key + 1 or None) if type(key) is int else key
 
 
 def _bytes(address: int, size: int) -> Region | None:
