@@ -299,7 +299,7 @@ Status Arena::record_stream(StreamHandle handle) {
   if (!host_ && same_stream(backend_, handle, stream())) return {};
   const bool known = std::any_of(uses_.begin(), uses_.end(),
                                  [&](const Use& use) { return use.event == 0 && use.stream == handle; });
-  if (!known) uses_.push_back({handle, 0});
+  if (!known) uses_.push_back({handle, 0, !backend_.lasting(handle)});
   return {};
 }
 
@@ -334,6 +334,7 @@ Status Arena::retire_stream(StreamHandle handle) {
   if (own) stream_.store(0, std::memory_order_relaxed);
   if (use != uses_.end() && event != 0) {
     use->event = event;
+    use->foreign = false;
   } else {
     if (use != uses_.end()) uses_.erase(use);
     if (event != 0) events_.push_back(event);
@@ -344,9 +345,32 @@ Status Arena::retire_stream(StreamHandle handle) {
 // Before memory is handed out again: on a device its stream waits for the others, which settles it; for
 // memory that the host writes, *busy says whether queued work still uses it.
 Status Arena::settle(bool* busy) {
+  if (const Status status = wait_for_foreign(); !status.ok()) return status;
   const std::lock_guard lock(uses_mutex_);
   *busy = false;
   return host_ ? ask(busy) : wait_in_order();
+}
+
+// Other libraries' streams have done their work when the device has; nothing else tells. Where the arena's
+// own stream is one of them, it cannot be made to wait for others either: it may be gone when the arena is
+// closed.
+Status Arena::wait_for_foreign() {
+  const bool own = !host_ && !backend_.lasting(backend_.canonical(stream()));
+  std::vector<Use> foreign;
+  {
+    const std::lock_guard lock(uses_mutex_);
+    const auto first = std::stable_partition(uses_.begin(), uses_.end(),
+                                             [own](const Use& use) { return !use.foreign && !own; });
+    foreign.assign(first, uses_.end());
+    uses_.erase(first, uses_.end());
+  }
+  if (foreign.empty()) return {};
+  const Status status = backend_.synchronize();
+  const std::lock_guard lock(uses_mutex_);
+  if (!status.ok()) uses_.insert(uses_.end(), foreign.begin(), foreign.end());
+  for (const Use& use : foreign)
+    if (status.ok() && use.event != 0) events_.push_back(use.event);
+  return status;
 }
 
 Status Arena::wait_in_order() {

@@ -161,6 +161,7 @@ class Arena {
   struct Use {
     StreamHandle stream = 0;
     EventHandle event = 0;  // the last of the stream's work, once that is gone; 0: it is there
+    bool foreign = false;   // another library's, which may be gone: only waiting for the device tells
   };
   struct Rest {  // chunks that are reused once the events have passed
     std::vector<Chunk> chunks;
@@ -209,6 +210,7 @@ class Arena {
 
   Status refusal() const;
   Status settle(bool* busy);
+  Status wait_for_foreign();
   Status wait_in_order();
   Status ask(bool* busy);
   Status rest();

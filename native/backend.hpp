@@ -6,7 +6,8 @@
 // Rules for every call
 //   - may come from any thread, also several at once, and never needs the GIL;
 //   - reports by Status, never by exception, and on failure leaves the device as it was;
-//   - checks its handles: an unknown one is Code::invalid, not undefined behaviour.
+//   - checks its handles: an unknown one is Code::invalid, not undefined behaviour. The exception are streams
+//     of other libraries, which nobody can check: the caller knows that such a stream exists.
 #pragma once
 
 #include <functional>
@@ -90,6 +91,20 @@ class Backend {
   virtual const Backend* order() const { return this; }
   // The one handle that stands for a stream which has several names, or means another stream on each thread.
   virtual StreamHandle canonical(StreamHandle stream) const { return stream; }
+
+  // ---- streams of other libraries ---------------------------------------------------------------
+  // Whether the stream exists until the pools are told that it goes (Allocator::retire_stream): the default
+  // stream, those made here, and those that were adopted. Any other one may be destroyed at any moment, and
+  // its handle may come back as another stream.
+  virtual bool lasting(StreamHandle) const { return true; }
+  // From now on the stream is lasting, until it is disowned: the caller tells the pools before it goes.
+  virtual Status stream_adopt(StreamHandle) { return {Code::unsupported, 0, "stream_adopt"}; }
+  virtual Status stream_disown(StreamHandle) { return {Code::unsupported, 0, "stream_disown"}; }
+  // post: *out is a number that no other stream of the process has, had or gets.
+  virtual Status stream_id(StreamHandle, StreamId*) { return {Code::unsupported, 0, "stream_id"}; }
+  // Whether a lasting stream has ended without anybody's doing: that of a thread which is gone. What it did
+  // can still be marked.
+  virtual bool ended(StreamHandle) const { return false; }
 
   // ---- capture --------------------------------------------------------------------------------
   // While a stream is captured its work is written into a graph and does not run; it must not be asked,

@@ -285,8 +285,16 @@ void DriverPool::put_back(Address address, Block&& block) {
   live_.emplace(address, std::move(block));
 }
 
-// Gives a block that has left the books to the driver, in the order of everything that uses it.
+// Gives a block that has left the books to the driver, in the order of everything that uses it. Other
+// libraries' streams may be gone, so that only the whole device tells when they have done with it.
 Status DriverPool::give(Address address, Block& block) {
+  const auto foreign = [this](StreamHandle stream) { return !backend_->lasting(stream); };
+  const bool lost = !block.gone && foreign(block.stream);
+  if (block.capture == 0 && (lost || std::any_of(block.uses.begin(), block.uses.end(), foreign))) {
+    if (Status status = backend_->synchronize(); !status.ok()) return status;
+    block.gone |= lost;
+    block.behind |= std::erase_if(block.uses, foreign) != 0;
+  }
   StreamHandle captured = 0;
   CaptureId capture = 0;
   const Status status = captured_stream(block, &captured, &capture);
@@ -589,6 +597,8 @@ Status DriverPool::return_everything() {
     for (const auto& [handle, books] : streams_)
       if (!books.retired) streams.push_back(handle);
   }
+  if (std::erase_if(streams, [this](StreamHandle stream) { return !backend_->lasting(stream); }) != 0)
+    remember(backend_->synchronize());
   for (const StreamHandle stream : streams)
     if (const Status status = synchronize(stream); status.code != Code::capturing) remember(status);
   std::map<Address, Block> all;

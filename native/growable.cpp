@@ -142,16 +142,17 @@ Status Pool::growable_open(std::uint64_t max, StreamHandle handle, Address* out)
   if (closed()) return {Code::closed, 0, "growable_open"};
   if (!segments_.paged()) return {Code::unsupported, 0, "growable_open"};
   if (max == 0 || max > kMaxRequest) return {Code::invalid, 0, "growable_open"};
-  handle = backend_->canonical(handle);
-  CaptureId capture = 0;
-  if (Status status = capture_of(handle, &capture); !status.ok()) return status;
-  if (capture != 0) return {Code::capturing, 0, "growable_open"};
+  Named named;
+  if (Status status = name(handle, &named); !status.ok()) return status;
+  if (named.capture != 0) return {Code::capturing, 0, "growable_open"};
+  // It would be asked and waited for whenever the buffer is resized or closed.
+  if (named.foreign) return {Code::absent, 0, "growable_open"};
   const auto slots = static_cast<std::uint32_t>(round_up(max, kSlotBytes) / kSlotBytes);
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("growable_open", &lock); !status.ok()) return status;
   Index strip = 0;
   const auto open = [&] {
-    StreamState& stream = stream_of(handle);
+    StreamState& stream = stream_of(named.handle);
     (void)fences_.poll(stream);
     return segments_.open_strip(stream.number, slots, ++growables_, stream.passed, &strip);
   };

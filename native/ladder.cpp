@@ -151,7 +151,7 @@ void Pool::gather_pages(Request& request, bool by_waiting) {
              (page = segments_.oldest_page(owner.number, size)) != 0) {
         const Tick tick = segments_.pages()[page].tick;
         if (!ordered(taker, owner, tick, by_waiting)) break;
-        segments_.transfer(page, taker.number, tick <= owner.passed ? 0 : taker.tick);
+        segments_.transfer(page, taker.number, tick <= owner.passed ? 0 : taker.owe());
         lacking -= std::min(lacking, bytes);
       }
     }
@@ -179,7 +179,7 @@ Index Pool::take_segment(Request& request) {
     const Tick tick = segments_.blocks()[segments_.segments()[segment].head].tick;
     if (!ordered(*request.stream, owner, tick, false)) continue;
     segments_.transfer_segment(segment, request.stream->number, request.want.band,
-                               tick <= owner.passed ? 0 : request.stream->tick);
+                               tick <= owner.passed ? 0 : request.stream->owe());
     if (const Index block = segments_.take(request.want)) return block;
   }
   return 0;
@@ -229,7 +229,7 @@ Index Pool::serve_host_wait(Request& request) {
       StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
       if (stream.waiting.empty()) continue;
       const Status status = wait_for(stream, *request.lock);
-      if (status.code == Code::capturing) continue;
+      if (status.code == Code::capturing || status.code == Code::absent) continue;
       request.error = status;
       waited = status.ok();
       if (!waited) return 0;

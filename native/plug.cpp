@@ -22,6 +22,8 @@ struct State {
   std::atomic<Plug::Throw> thrower{nullptr};
   std::atomic<Plug::Make> make{nullptr};
   std::atomic<Plug::Label> label{nullptr};
+  std::atomic<Plug::Adopt> adopt{nullptr};
+  std::atomic<bool> adopted[Plug::kDevices] = {};
 };
 State& state() {
   static State* const leaked = new State();
@@ -45,6 +47,14 @@ Pool* serving(int device) {
   return Plug::pool(device);
 }
 
+// Before a stream is named to a pool: whether it lasts must be known then.
+void adopt_streams(int device, void* stream) {
+  constexpr StreamHandle kNamesOfDefault = 2;
+  if (handle_of(stream) <= kNamesOfDefault || device < 0 || device >= Plug::kDevices) return;
+  const Plug::Adopt adopt = state().adopt.load();
+  if (adopt != nullptr && !state().adopted[device].exchange(true)) adopt(device);
+}
+
 // The pool is made first where there is none: it may want labels.
 std::uint32_t label_for(int device) {
   (void)serving(device);
@@ -64,6 +74,7 @@ void* cached(std::size_t size, int device, void* stream, std::uint32_t label) {
 // Null where memory has run out, with `report` filled if it is given. Other failures throw.
 void* searched(std::size_t size, int device, void* stream, std::uint32_t label, OutOfMemoryReport* report) {
   Pool* const pool = serving(device);
+  adopt_streams(device, stream);
   if (pool == nullptr) throw std::runtime_error("vram is not installed for cuda:" + std::to_string(device));
   Address address = 0;
   const Status status = pool->allocate_slow(size, handle_of(stream), 0, label, &address, report);
@@ -99,6 +110,7 @@ void Plug::set_explain(Explain explain) { state().explain = explain; }
 void Plug::set_throw(Throw thrower) { state().thrower = thrower; }
 void Plug::set_make(Make make) { state().make = make; }
 void Plug::set_label(Label label) { state().label = label; }
+void Plug::set_adopt(Adopt adopt) { state().adopt = adopt; }
 
 }  // namespace vram
 
@@ -137,8 +149,11 @@ VRAM_EXPORT void vram_plug_free(void* address, std::size_t, int device, void*) {
 VRAM_EXPORT void vram_plug_record_stream(void* address, void* stream) {
   BlockInfo block;
   if (address == nullptr) return;
-  if (Pool* const pool = pool_of(address_of(address), &block))
-    (void)pool->record_stream(address_of(address), handle_of(stream));
+  Pool* const pool = pool_of(address_of(address), &block);
+  if (pool == nullptr) return;
+  for (int device = 0; device < Plug::kDevices; ++device)
+    if (Plug::pool(device) == pool) adopt_streams(device, stream);
+  (void)pool->record_stream(address_of(address), handle_of(stream));
 }
 
 VRAM_EXPORT void vram_plug_empty_cache() {

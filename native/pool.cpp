@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 namespace vram {
@@ -16,6 +17,12 @@ namespace {
 // With several streams, a fence is recorded after this many freed bytes, so that others find out early
 // what has finished.
 constexpr std::uint64_t kFenceBytes = 16 * kMiB;
+
+// The default stream of the calling thread, where threads have one each.
+constexpr StreamHandle kThisThread = 2;
+
+// So many streams of other libraries are known at a time; before there are more, the device is waited for.
+constexpr std::uint32_t kMostForeign = 256;
 
 std::atomic<std::uint32_t> forks{1};
 
@@ -74,32 +81,51 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
   if (handle - 1 < 2) [[unlikely]]
     handle = backend_->canonical(handle);
   StreamState* stream = streams_.find(handle);
-  if (stream == nullptr) return false;
+  if (stream == nullptr) [[unlikely]]
+    return try_foreign(size, handle, tag, out);
+  stream->lock.lock();
+  return serve_cached(*stream, size, handle, tag, out);
+}
+
+// Another library's stream: its state serves if the handle is still that stream's.
+bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
+  StreamState* const stream = streams_.find_foreign(handle);
+  StreamId id = 0;
+  if (stream == nullptr || !backend_->stream_id(handle, &id).ok()) return false;
+  stream->lock.lock();
+  if (stream->foreign && stream->handle == handle && stream->id == id && !stream->leaving)
+    return serve_cached(*stream, size, handle, tag, out);
+  stream->lock.unlock();
+  return false;
+}
+
+// Called with the stream's lock, which it lets go.
+[[gnu::always_inline]] inline bool Pool::serve_cached(StreamState& stream, std::uint64_t size,
+                                                      StreamHandle handle, std::uint32_t tag, Address* out) {
   const Units units = units_of(size);
   const Kind kind = kind_of(units);
   const std::uint64_t bytes = std::uint64_t{units} * kUnit;
-  stream->lock.lock();
-  Index* head = stream->cache.find(units);
-  if (head == nullptr || *head == 0 || stream->live + bytes > stream->ceiling) {
-    stream->lock.unlock();
+  Index* head = stream.cache.find(units);
+  if (head == nullptr || *head == 0 || stream.live + bytes > stream.ceiling) {
+    stream.lock.unlock();
     return false;
   }
   Block& block = segments_.blocks()[*head];
   *head = block.link_after;
-  stream->cache.removed(units);
-  ++stream->hits;
-  stream->live += bytes;
-  stream->allocations[static_cast<int>(kind)].add(1);
-  stream->bytes[static_cast<int>(kind)].add(bytes);
-  stream->requested[static_cast<int>(kind)].add(size);
+  stream.cache.removed(units);
+  ++stream.hits;
+  stream.live += bytes;
+  stream.allocations[static_cast<int>(kind)].add(1);
+  stream.bytes[static_cast<int>(kind)].add(bytes);
+  stream.requested[static_cast<int>(kind)].add(size);
   block.requested = size;
   block.tag = tag;
-  block.serial = static_cast<std::uint32_t>(stream->slow_serial + stream->hits);
+  block.serial = static_cast<std::uint32_t>(stream.slow_serial + stream.hits);
   block.set(BlockState::live);
   *out = segments_.address_of(block);
-  if (stream->journaling) [[unlikely]]
-    note(*stream, Action::allocate, *out, size, tag, block.serial);
-  stream->lock.unlock();
+  if (stream.journaling) [[unlikely]]
+    note(stream, Action::allocate, *out, size, tag, block.serial);
+  stream.lock.unlock();
   if (zero_on_allocate_.load(std::memory_order_relaxed)) [[unlikely]]
     if (!zero_new(*out, bytes, handle).ok()) {
       take_back(*out);
@@ -153,7 +179,26 @@ bool Pool::try_free_cached(Address address) {
 StreamState& Pool::stream_of(StreamHandle handle) {
   StreamState* known = streams_.find(handle);
   if (known != nullptr) return *known;
+  if (handle == backend_->canonical(kThisThread)) retire_ended();
   return journaled(streams_.add(handle));
+}
+
+// The state of another library's stream. One that had the handle before is over. Too many of them are ended
+// by waiting for the device, since nothing else tells when streams that are gone have done their work.
+StreamState* Pool::foreign_of(const Named& named, std::unique_lock<std::mutex>& lock, Status* why) {
+  StreamState* known = streams_.find_foreign(named.handle);
+  if (known != nullptr && known->id == named.id) return known;
+  if (foreign_ >= kMostForeign && !capture_under_way()) {
+    *why = wait_for_device(lock);
+    if (why->code == Code::closed) return nullptr;
+    complete_passed();
+    known = streams_.find_foreign(named.handle);
+    if (known != nullptr && known->id == named.id) return known;
+  }
+  if (known != nullptr) abandon(*known);
+  StreamState& made = journaled(streams_.add_foreign(named.handle, named.id));
+  ++foreign_;
+  return &made;
 }
 
 StreamState& Pool::journaled(StreamState* stream) {
@@ -225,35 +270,42 @@ const Pool::Heap* Pool::heap_for(StreamHandle handle) const {
   return nullptr;
 }
 
-// The capture that the stream's work goes into now, if any. A stream seen for the first time must be one
-// of the device's; asking it once is enough.
-Status Pool::capture_of(StreamHandle handle, CaptureId* out) {
-  *out = 0;
-  if (handle != 0 && backend_->info().captures)
-    if (Status status = backend_->capture_of(handle, out); status.code == Code::invalid) return status;
-  if (*out != 0 || streams_.find(handle) != nullptr) return {};
-  const Status status = backend_->stream_query(handle);
+// What a call that names a stream finds out about it: the only time when another library's is asked. A stream
+// seen for the first time must be one of the device's; asking it once is enough.
+Status Pool::name(StreamHandle handle, Named* out) {
+  *out = {backend_->canonical(handle)};
+  const bool known = streams_.find(out->handle) != nullptr;
+  out->foreign = !known && !backend_->lasting(out->handle);
+  if (out->foreign)
+    if (Status status = backend_->stream_id(out->handle, &out->id); !status.ok()) return status;
+  if (out->handle != 0 && backend_->info().captures)
+    if (Status status = backend_->capture_of(out->handle, &out->capture); status.code == Code::invalid)
+      return status;
+  if (out->capture != 0 || known || out->foreign) return {};
+  const Status status = backend_->stream_query(out->handle);
   return status.code == Code::invalid ? status : Status{};
 }
 
 // The state that serves a stream: its own, or that of the heap or graph its work goes into. Null with the
 // reason in *why.
-StreamState* Pool::stream_for(StreamHandle handle, CaptureId capture, Status* why) {
-  const Heap* heap = heaps_.empty() ? nullptr : heap_for(handle);
-  if (heap == nullptr && capture == 0) return &stream_of(handle);
-  const CaptureId key = heap != nullptr ? heap->key : capture;
+StreamState* Pool::stream_for(const Named& named, std::unique_lock<std::mutex>& lock, Status* why) {
+  const Heap* heap = heaps_.empty() ? nullptr : heap_for(named.handle);
+  if (heap == nullptr && named.capture == 0)
+    return named.foreign ? foreign_of(named, lock, why) : &stream_of(named.handle);
+  const CaptureId key = heap != nullptr ? heap->key : named.capture;
   for (std::uint16_t number : graphs_) {
     StreamState& known = streams_[number];
-    if (known.capture == key && known.handle == handle) return &known;
+    if (known.capture == key && known.handle == named.handle && known.id == named.id) return &known;
   }
-  if (heap != nullptr) return &hidden(handle, key, heap->over);
+  if (heap != nullptr) return &hidden(named, key, heap->over);
   auto over = std::make_shared<std::atomic<bool>>(false);
-  *why = backend_->capture_keep(handle, [over] { over->store(true, std::memory_order_release); });
-  return why->ok() ? &hidden(handle, key, std::move(over)) : nullptr;
+  *why = backend_->capture_keep(named.handle, [over] { over->store(true, std::memory_order_release); });
+  return why->ok() ? &hidden(named, key, std::move(over)) : nullptr;
 }
 
-StreamState& Pool::hidden(StreamHandle handle, CaptureId key, std::shared_ptr<std::atomic<bool>> over) {
-  StreamState& graph = journaled(streams_.add_hidden(handle));
+StreamState& Pool::hidden(const Named& named, CaptureId key, std::shared_ptr<std::atomic<bool>> over) {
+  StreamState& graph = journaled(streams_.add_hidden(named.handle, named.foreign, named.id));
+  foreign_ += named.foreign ? 1 : 0;
   graph.capture = key;
   graph.over = std::move(over);
   graphs_.push_back(graph.number);
@@ -267,18 +319,13 @@ void Pool::let_graphs_go() {
     StreamState& graph = streams_[number];
     if (!graph.over->load(std::memory_order_acquire)) return false;
     const CaptureId capture = std::exchange(graph.capture, 0);
-    if (!fences_.record(graph).ok()) {
+    const Status status = fences_.record(graph);
+    if (!status.ok() && status.code != Code::absent) {
       graph.capture = capture;  // captured again; later, then
       return false;
     }
-    {
-      std::lock_guard guard(graph.lock);
-      graph.leaving = true;
-    }
-    graph.last = graph.tick - 1;
     graph.over.reset();
-    leaving_.push_back(number);
-    drain(graph);
+    leave(graph, status.ok() ? graph.tick - 1 : fences_.mark(graph));
     return true;
   });
 }
@@ -291,22 +338,24 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   if (closed()) return {Code::closed, 0, "allocate"};
   if ((align & (align - 1)) != 0) return {Code::invalid, 0, "align"};
   if (align > kMaxRequest) return {Code::invalid, 0, "align"};
-  handle = backend_->canonical(handle);
-  CaptureId capture = 0;
-  if (Status status = capture_of(handle, &capture); !status.ok()) return status;
+  Named named;
+  if (Status status = name(handle, &named); !status.ok()) return status;
+  handle = named.handle;
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("allocate", &lock); !status.ok()) return status;
   Status why;
-  StreamState* const serving = stream_for(handle, capture, &why);
+  StreamState* const serving = stream_for(named, lock, &why);
   if (serving == nullptr) return why;
   StreamState& stream = *serving;
+  std::optional<Presence> presence(std::in_place, stream);
+  fences_.cover(stream);
   Request request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock, {}};
   if (size > kMaxRequest) return fail(request, report);
   request.want.units = units_of(size);
   request.want.band = segments_.band_of(request.want.units);
   // The stream's cache missed, or its ceiling was in the way of what it holds.
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
-  const bool planned = align <= kUnit && capture == 0 && planned_serves(handle);
+  const bool planned = align <= kUnit && named.capture == 0 && !named.foreign && planned_serves(handle);
   std::uint32_t entry = Planned::kNone;
   Index block = 0;
   if (!planned || !serve_planned(request, out, &entry)) {
@@ -317,6 +366,7 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
     if (block != 0 && planned) planned_steps_->note({request.want.units, size, handle, tag}, *out, entry);
   }
   verify();
+  presence.reset();
   if (*out != 0) {
     lock.unlock();
     if (!zero_on_allocate_.load(std::memory_order_relaxed)) return {};
@@ -619,7 +669,7 @@ void Pool::give_home(Index i, bool ask) {
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   StreamState& home = streams_[segments_.segments()[block.segment].stream];
   const std::uint64_t bytes = bytes_of(block);
-  const Tick tick = owner.now();
+  const Tick tick = owner.owe();
   if (&owner != &home && !(ask && fences_.finished(owner, tick))) {
     // Lent: its home may have it when our work on it has finished.
     wait_in_queue({i, tick, {{owner.number, tick}}});
@@ -635,14 +685,14 @@ void Pool::give_home(Index i, bool ask) {
 void Pool::make_pending(Index i) {
   Block& block = segments_.blocks()[i];
   const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
-  PendingBlock pending{i, streams_[owner].now(), {}, block.used_elsewhere};
+  PendingBlock pending{i, streams_[owner].owe(), {}, block.used_elsewhere};
   // What is to be zeroed may be zeroed on another stream than its owner.
   if (segments_.segments()[block.segment].stream != owner || zero_on_free_.load(std::memory_order_relaxed))
     uses_[i].push_back(owner);
   for (std::uint16_t number : uses_[i]) {
     StreamState& stream = streams_[number];
     if (stream.retired) continue;
-    pending.uses.push_back({number, stream.now()});
+    pending.uses.push_back({number, stream.owe()});
     (void)fences_.record(stream);  // where it fails, it is recorded later, when somebody asks
   }
   uses_.erase(i);
@@ -676,10 +726,10 @@ void Pool::requeue(PendingBlock&& pending) {
   if (zero_on_free_.load(std::memory_order_relaxed) && !pending.zeroed) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
     (void)fill_resident(block, zeroing.handle);
-    tick = home.tick;
+    tick = home.owe();
     if (&zeroing != &home || segments_.growing(block)) {
       pending.zeroed = true;
-      pending.uses.push_back({zeroing.number, zeroing.tick});
+      pending.uses.push_back({zeroing.number, zeroing.owe()});
       zeroing.waiting.push_back(std::move(pending));
       return;
     }
@@ -742,22 +792,23 @@ void Pool::send_home(bool ask) {
 
 Status Pool::record_stream(Address address, StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "record_stream"};
-  handle = backend_->canonical(handle);
-  CaptureId capture = 0;
-  if (Status status = capture_of(handle, &capture); !status.ok()) return status;
+  Named named;
+  if (Status status = name(handle, &named); !status.ok()) return status;
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("record_stream", &lock); !status.ok()) return status;
+  Status why;
+  StreamState* const serving = stream_for(named, lock, &why);
+  if (serving == nullptr) return why;
+  StreamState& user = *serving;
+  const Presence presence(user);
+  fences_.cover(user);
   Index i = segments_.find(address);
   if (i == 0) i = segments_.containing(address);
   if (i == 0) return {Code::invalid, 0, "record_stream"};
   Block& block = segments_.blocks()[i];
-  Status why;
-  StreamState* const serving = stream_for(handle, capture, &why);
-  if (serving == nullptr) return why;
-  StreamState& user = *serving;
   if (planned_steps_ != nullptr) {
     const bool own = user.capture == 0 && !backend_->info().host_writes;
-    if (planned_steps_->use(address, user.number, own, handle)) return {};
+    if (planned_steps_->use(address, user.number, own, named.handle)) return {};
     if (planned_steps_->is_region(segments_.address_of(block))) return {Code::invalid, 0, "record_stream"};
   }
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
@@ -788,14 +839,67 @@ Status Pool::wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock) {
 
 Status Pool::wait_for_all(std::unique_lock<std::mutex>& lock) {
   Status first;
+  bool device = false;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     if (stream.retired) continue;
+    if (stream.foreign && !stream.present()) {
+      device = device || away(stream);
+      continue;
+    }
     const Status status = wait_for_stream(stream, lock);
     if (status.code == Code::closed) return status;
     if (first.ok()) first = status;
   }
-  return first;
+  if (!device) return first;
+  const Status status = wait_for_device(lock);
+  return first.ok() ? status : first;
+}
+
+// Whether only a wait for the device tells that what this stream did with memory of the pool has finished.
+bool Pool::away(StreamState& stream) const {
+  if (!stream.foreign || stream.retired || stream.capture != 0) return false;
+  if (stream.last != 0) return stream.covered() < stream.last;
+  if (stream.present()) return false;
+  std::lock_guard guard(stream.lock);
+  return stream.owed > stream.covered() || stream.live != 0 || stream.cache.count() != 0;
+}
+
+// A wait for the device would break it. Other libraries' streams cannot be asked.
+bool Pool::capture_under_way() const {
+  return std::any_of(graphs_.begin(), graphs_.end(), [this](std::uint16_t number) {
+    const StreamState& graph = streams_[number];
+    return graph.foreign || backend_->capturing(graph.handle);
+  });
+}
+
+// Waits for everything, so that foreign streams have finished what they did until now. Those of which nothing
+// is live leave; one that is named again comes back as a new one.
+Status Pool::wait_for_device(std::unique_lock<std::mutex>& lock) {
+  std::vector<Use> reached;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    if (!stream.foreign || stream.retired || stream.capture != 0) continue;
+    drain(stream);
+    reached.push_back({stream.number, stream.last != 0 ? stream.last : fences_.mark(stream)});
+  }
+  lock.unlock();
+  const Status status = backend_->synchronize();
+  lock.lock();
+  if (closed()) return {Code::closed, 0, "synchronize"};
+  if (!status.ok()) return status;
+  for (const Use& each : reached) {
+    StreamState& stream = streams_[each.stream];
+    fences_.pass(stream, each.tick);
+    // The state may have become another stream's meanwhile.
+    if (!stream.foreign || stream.retired || stream.last != 0 || stream.capture != 0 || stream.named != 0)
+      continue;
+    stream.lock.lock();
+    const bool idle = stream.live == 0;
+    stream.lock.unlock();
+    if (idle) abandon(stream);
+  }
+  return {};
 }
 
 // Waits for everything issued on the stream so far: by a fence, or where the driver refuses that, as a whole.
@@ -805,10 +909,11 @@ Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& 
   Status status = fences_.event_for(stream, stream.now(), &event);
   if (status.ok() && event == 0) return status;
   if (status.code == Code::capturing) return {};
+  if (!status.ok() && stream.foreign) return wait_for_device(lock);
   const bool leaving = stream.last != 0;
   const Tick tick = leaving ? stream.last : status.ok() ? stream.tick - 1 : fences_.mark(stream);
   const StreamHandle handle = stream.handle;
-  for (const bool by_event : {true, leaving}) {
+  for (const bool by_event : {true, leaving || stream.foreign}) {
     if (by_event && !status.ok() && event == 0) continue;
     if (by_event) {
       status = fences_.wait(event, lock);
@@ -902,47 +1007,102 @@ PoolConfig Pool::config() const {
   return config_;
 }
 
-// A last fence covers all the work of the stream. Its memory stays with it until that has passed and then
-// goes to the default stream; neither the caller nor anyone else waits.
 Status Pool::retire_stream(StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "retire_stream"};
-  handle = backend_->canonical(handle);
+  Named named{backend_->canonical(handle)};
+  handle = named.handle;
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("retire_stream", &lock); !status.ok()) return status;
+  if (StreamState* const stream = streams_.find_foreign(handle)) {
+    if (Status status = backend_->stream_id(handle, &named.id); !status.ok()) return status;
+    if (stream->id != named.id) {
+      abandon(*stream);
+    } else {
+      const Presence presence(*stream);
+      if (Status status = retire(*stream, lock); !status.ok()) return status;
+    }
+  }
   StreamState* stream = streams_.find(handle);
-  const bool captured = std::any_of(graphs_.begin(), graphs_.end(),
-                                    [&](std::uint16_t number) { return streams_[number].handle == handle; });
+  const bool captured = std::any_of(graphs_.begin(), graphs_.end(), [&](std::uint16_t number) {
+    return streams_[number].handle == handle && !streams_[number].foreign;
+  });
   if (stream == nullptr && captured) stream = &stream_of(handle);
-  if (stream == nullptr) return {};
-  if (stream->number == 0) return {Code::invalid, 0, "retire_stream"};
-  if (!fences_.record(*stream).ok()) {
+  if (stream != nullptr)
+    if (Status status = retire(*stream, lock); !status.ok()) return status;
+  if (closed()) return {};
+  complete_passed();
+  verify();
+  return {};
+}
+
+// A last fence covers all the work of the stream, which is still there. Its memory stays with it until that
+// has passed and then goes to the default stream; neither the caller nor anyone else waits.
+Status Pool::retire(StreamState& stream, std::unique_lock<std::mutex>& lock) {
+  if (stream.number == 0) return {Code::invalid, 0, "retire_stream"};
+  const StreamHandle handle = stream.handle;
+  if (!fences_.record(stream).ok()) {
     // Without a fence only waiting tells when its work is done, and it cannot be asked later.
-    const Tick tick = fences_.mark(*stream);
+    const Tick tick = fences_.mark(stream);
     lock.unlock();
     const Status status = backend_->stream_synchronize(handle);
     lock.lock();
     if (closed()) return {};
     if (!status.ok()) return status;
-    fences_.pass(*stream, tick);
+    fences_.pass(stream, tick);
   }
   // Graphs captured on it go on in the order of the default stream, which waits for what was done with them.
   for (std::uint16_t number : graphs_) {
-    if (streams_[number].handle != handle) continue;
-    (void)fences_.order(streams_[0], *stream, stream->tick - 1);
-    streams_[number].handle = 0;
+    StreamState& graph = streams_[number];
+    if (graph.handle != handle || graph.foreign != stream.foreign || graph.id != stream.id) continue;
+    (void)fences_.order(streams_[0], stream, stream.tick - 1);
+    graph.handle = 0;
+    foreign_ -= graph.foreign ? 1 : 0;
+    graph.foreign = false;
   }
-  streams_.forget(*stream);
-  stream->last = stream->tick - 1;
-  leaving_.push_back(stream->number);
+  streams_.forget(stream);
   if (planned_steps_ != nullptr) {
     std::vector<Planned::Block> gone;
     planned_steps_->forget_stream(handle, &gone);
     give_back_regions(gone);
   }
-  drain(*stream);
-  complete_passed();
-  verify();
+  leave(stream, stream.tick - 1);
   return {};
+}
+
+// The stream is gone, or may be, and its handle with it. It leaves when its fences have passed; where they do
+// not cover what it did, when the device was waited for.
+void Pool::abandon(StreamState& stream) {
+  streams_.forget(stream);
+  drain(stream);
+  stream.lock.lock();
+  const bool covered = stream.owed <= stream.covered() && stream.live == 0;
+  stream.lock.unlock();
+  const bool finished = covered && stream.fences.empty();
+  const Tick last = covered && !finished ? stream.fences.back().tick : fences_.mark(stream);
+  if (finished) fences_.pass(stream, last);
+  leave(stream, last);
+}
+
+// Nothing is queued on the stream after `last`, which some fence, or the device, tells to have passed.
+void Pool::leave(StreamState& stream, Tick last) {
+  {
+    std::lock_guard guard(stream.lock);
+    stream.leaving = true;
+  }
+  stream.last = last;
+  leaving_.push_back(stream.number);
+  drain(stream);
+}
+
+// Streams of threads that have ended leave when another thread brings its own.
+void Pool::retire_ended() {
+  for (std::uint32_t n = 1; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    if (stream.gone() || stream.capture != 0 || !backend_->ended(stream.handle)) continue;
+    if (!fences_.record(stream).ok()) continue;  // next time
+    streams_.forget(stream);
+    leave(stream, stream.tick - 1);
+  }
 }
 
 // Streams on their way out whose last fence has passed leave their memory to the default stream.
@@ -952,6 +1112,7 @@ void Pool::let_leave() {
     StreamState& stream = streams_[number];
     if (!fences_.finished(stream, stream.last) || !stream.waiting.empty()) return false;
     streams_.retire(stream);
+    foreign_ -= stream.foreign ? 1 : 0;
     segments_.inherit(number, 0);
     return true;
   });

@@ -152,9 +152,20 @@ class Pool final : public Allocator {
     Serve serve;
   };
 
+  // A stream as a call names it.
+  struct Named {
+    StreamHandle handle = 0;  // the canonical one
+    bool foreign = false;
+    StreamId id = 0;        // foreign
+    CaptureId capture = 0;  // what its work goes into now
+  };
+  bool serve_cached(StreamState& stream, std::uint64_t size, StreamHandle handle, std::uint32_t tag,
+                    Address* out);
+  bool try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out);
   StreamState& stream_of(StreamHandle handle);
+  StreamState* foreign_of(const Named& named, std::unique_lock<std::mutex>& lock, Status* why);
   StreamState& journaled(StreamState* stream);
-  Status capture_of(StreamHandle handle, CaptureId* out);
+  Status name(StreamHandle handle, Named* out);
   static constexpr CaptureId kHeapBit = CaptureId{1} << 63;  // tells heaps from captures of the device
   struct Heap {
     HeapId id;
@@ -165,8 +176,8 @@ class Pool final : public Allocator {
     std::shared_ptr<std::atomic<bool>> over;
   };
   const Heap* heap_for(StreamHandle handle) const;
-  StreamState* stream_for(StreamHandle handle, CaptureId capture, Status* why);
-  StreamState& hidden(StreamHandle handle, CaptureId key, std::shared_ptr<std::atomic<bool>> over);
+  StreamState* stream_for(const Named& named, std::unique_lock<std::mutex>& lock, Status* why);
+  StreamState& hidden(const Named& named, CaptureId key, std::shared_ptr<std::atomic<bool>> over);
   void let_graphs_go();
 
   bool try_planned(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
@@ -214,6 +225,13 @@ class Pool final : public Allocator {
   void requeue(PendingBlock&& pending);
   void complete_passed();
   void let_leave();
+  void leave(StreamState& stream, Tick last);
+  Status retire(StreamState& stream, std::unique_lock<std::mutex>& lock);
+  void abandon(StreamState& stream);
+  void retire_ended();
+  bool away(StreamState& stream) const;
+  bool capture_under_way() const;
+  Status wait_for_device(std::unique_lock<std::mutex>& lock);
   Status wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock);
   Status wait_for_all(std::unique_lock<std::mutex>& lock);
   Status wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& lock);
@@ -325,6 +343,7 @@ class Pool final : public Allocator {
   std::vector<Index> drained_;          // scratch of drain()
   std::vector<std::uint16_t> leaving_;  // streams whose last fence has not passed
   std::vector<std::uint16_t> graphs_;   // states that stand for graphs and heaps
+  std::uint32_t foreign_ = 0;           // states of foreign streams that are not retired
   std::vector<Heap> heaps_;             // those not yet released
   CaptureId next_heap_ = kHeapBit;
   std::unique_ptr<Planned> planned_steps_;                      // made by the first step, kept to the end

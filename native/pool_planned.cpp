@@ -63,7 +63,7 @@ bool Pool::free_planned(Address address) {
   for (std::uint16_t number : *users) {
     StreamState& user = streams_[number];
     if (user.retired) continue;
-    uses.push_back({number, user.now()});
+    uses.push_back({number, user.owe()});
     (void)fences_.record(user);  // where it fails, it is recorded later, when somebody asks
   }
   std::vector<Planned::Block> gone;

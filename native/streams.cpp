@@ -47,11 +47,11 @@ void StreamCache::forget() {
 StreamTable::StreamTable() : numbers_(kMaxStreams), places_(kPlaces) { add(0); }
 
 // Where the handle stands, or the empty place where it would.
-std::uint32_t StreamTable::place_of(StreamHandle handle) const {
-  auto i = static_cast<std::uint32_t>((handle * 0x9E3779B97F4A7C15u) >> 47);
+std::uint32_t StreamTable::place_of(StreamHandle key) const {
+  auto i = static_cast<std::uint32_t>((key * 0x9E3779B97F4A7C15u) >> 47);
   for (;; i = (i + 1) % kPlaces) {
     const StreamHandle there = places_[i].handle.load(std::memory_order_relaxed);
-    if (there == handle || there == 0) return i;
+    if (there == key || there == 0) return i;
   }
 }
 
@@ -63,26 +63,29 @@ StreamState* StreamTable::find(StreamHandle handle) const {
   return place.handle.load(std::memory_order_relaxed) == handle ? state : nullptr;
 }
 
-StreamState* StreamTable::add(StreamHandle handle) {
+// `id`: of a foreign stream.
+StreamState* StreamTable::add(StreamHandle key, const StreamId* id) {
   if (count_ != 0)
-    if (StreamState* known = find(handle); known != nullptr) return known;
+    if (StreamState* known = find(key); known != nullptr) return known;
   if (occupied_ > kPlaces / 2) sweep();
-  const std::uint32_t place = place_of(handle);
-  const bool new_place = handle != 0 && places_[place].handle.load(std::memory_order_relaxed) == 0;
-  StreamState* state = new_state(handle);
-  if (state == nullptr || handle == 0) return state;
+  const std::uint32_t place = place_of(key);
+  const bool new_place = key != 0 && places_[place].handle.load(std::memory_order_relaxed) == 0;
+  StreamState* state = id != nullptr ? new_state(key & ~kForeignBit, true, *id) : new_state(key, false, 0);
+  if (state == nullptr || key == 0) return state;
   if (new_place) {
     ++occupied_;
-    places_[place].handle.store(handle, std::memory_order_relaxed);
+    places_[place].handle.store(key, std::memory_order_relaxed);
   }
   places_[place].state.store(state, std::memory_order_release);
   return state;
 }
 
-StreamState* StreamTable::add_hidden(StreamHandle handle) { return new_state(handle); }
+StreamState* StreamTable::add_hidden(StreamHandle handle, bool foreign, StreamId id) {
+  return new_state(handle, foreign, id);
+}
 
 // One that is retired and idle, or a new one; null when all numbers are in use.
-StreamState* StreamTable::new_state(StreamHandle handle) {
+StreamState* StreamTable::new_state(StreamHandle handle, bool foreign, StreamId id) {
   StreamState* state = nullptr;
   for (std::size_t i = 0; i < retired_.size() && state == nullptr; ++i) {
     StreamState& old = (*this)[retired_[i]];
@@ -102,8 +105,11 @@ StreamState* StreamTable::new_state(StreamHandle handle) {
   {
     std::lock_guard guard(state->lock);
     state->handle = handle;
+    state->foreign = foreign;
+    state->id = id;
     state->leaving = false;
   }
+  state->seen.clear();
   state->retired = false;
   state->last = 0;
   if (state->passed >= state->tick) state->tick = state->passed + 1;
@@ -120,8 +126,9 @@ void StreamTable::sweep() {
     places_[i].handle.store(0, std::memory_order_relaxed);
   }
   for (StreamState* state : kept) {
-    Place& place = places_[place_of(state->handle)];
-    place.handle.store(state->handle, std::memory_order_relaxed);
+    const StreamHandle key = key_of(*state);
+    Place& place = places_[place_of(key)];
+    place.handle.store(key, std::memory_order_relaxed);
     place.state.store(state, std::memory_order_release);
   }
   occupied_ = static_cast<std::uint32_t>(kept.size());
@@ -132,7 +139,7 @@ void StreamTable::forget(StreamState& stream) {
     std::lock_guard guard(stream.lock);
     stream.leaving = true;
   }
-  Place& place = places_[place_of(stream.handle)];
+  Place& place = places_[place_of(key_of(stream))];
   if (place.state.load(std::memory_order_relaxed) == &stream)
     place.state.store(nullptr, std::memory_order_release);
 }
@@ -193,7 +200,9 @@ Status EventPool::destroy_all() {
 }
 
 Status Fences::record(StreamState& stream) {
-  if (stream.last != 0) return {};
+  constexpr Status kAbsent{Code::absent, 0, "event_record"};
+  if (stream.last != 0) return stream.covered() >= stream.last ? Status{} : kAbsent;
+  if (stream.capture == 0 && !stream.present()) return kAbsent;
   if (stream.capture != 0 || backend_.capturing(stream.handle)) return {Code::capturing, 0, "event_record"};
   if (stream.fences.size() >= kMostFences) make_room(stream);
   EventHandle event = 0;
@@ -238,13 +247,14 @@ Status Fences::poll(StreamState& stream) {
 bool Fences::finished(StreamState& stream, Tick tick) {
   if (stream.last != 0) tick = std::min(tick, stream.last);
   if (tick <= stream.passed || stream.retired) return true;
-  if ((stream.fences.empty() || stream.fences.back().tick < tick) && !record(stream).ok()) return false;
+  if (stream.covered() < tick) (void)record(stream);
   (void)poll(stream);
   return tick <= stream.passed;
 }
 
 Status Fences::order(StreamState& waiter, StreamState& stream, Tick tick) {
   EventHandle event = 0;
+  if (!waiter.present()) return {Code::absent, 0, "stream_wait"};
   if (Status status = event_for(stream, tick, &event, &tick); !status.ok()) return status;
   if (event != 0)
     if (Status status = backend_.stream_wait(waiter.handle, event); !status.ok()) return status;
@@ -256,7 +266,7 @@ Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out, Tick*
   *out = 0;
   if (stream.last != 0) tick = std::min(tick, stream.last);
   if (tick <= stream.passed || stream.retired) return {};
-  if (stream.fences.empty() || stream.fences.back().tick < tick)
+  if (stream.covered() < tick)
     if (Status status = record(stream); !status.ok()) return status;
   for (const Fence& fence : stream.fences)
     if (fence.tick >= tick) {
@@ -265,6 +275,12 @@ Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out, Tick*
       break;
     }
   return {};
+}
+
+void Fences::cover(StreamState& stream) {
+  if (!stream.foreign || stream.owed <= stream.covered()) return;
+  (void)poll(stream);
+  (void)record(stream);
 }
 
 void Fences::clear(StreamState& stream) { pass(stream, mark(stream)); }

@@ -5,6 +5,11 @@
 // Order. A tick is a number of the stream's order: work issued before a fence is recorded belongs to
 // ticks up to the fence's. A block freed now carries the stream's current tick; its last use has
 // finished once a fence of that tick or later has passed. Fences are recorded when somebody asks.
+//
+// Other libraries' streams ("foreign"; see Backend::lasting) may be destroyed at any moment, and a driver
+// crashes on a handle that is gone. They are there only during a call that names them: then a fence is
+// recorded behind what has become free since the last one, and at no other time is anything asked of the
+// handle. What such a stream did after its last fence has finished when the whole device was waited for.
 #pragma once
 
 #include <sched.h>
@@ -153,6 +158,10 @@ struct alignas(128) StreamState {
 
   // ---- guarded by the pool's mutex --------------------------------------------------------------
   StreamHandle handle = 0;
+  bool foreign = false;
+  StreamId id = 0;          // foreign: handle and id together are one stream
+  std::uint32_t named = 0;  // foreign: calls under way that name it
+  Tick owed = 0;            // the last tick that memory or a use waits for
   // Not 0: this is not the stream itself but a graph under capture on it, or captured. Nothing here runs; its
   // memory is the graph's until `*over` says that the graph is gone (Pool::let_graphs_go).
   CaptureId capture = 0;
@@ -166,10 +175,19 @@ struct alignas(128) StreamState {
   std::deque<PendingBlock> waiting;  // blocks whose next use is on this stream, in order of its tick
   std::vector<Tick> seen;            // seen[t]: work of stream t up to that tick is ordered before ours
 
-  // Nothing can be queued on it any more.
-  bool gone() const { return retired || last != 0; }
+  // Whether its handle may be used.
+  bool present() const { return !foreign || named != 0; }
+  // Nothing can be queued on it, now or ever.
+  bool gone() const { return retired || last != 0 || !present(); }
+  // The tick that a fence or the host has covered, passed or not.
+  Tick covered() const { return fences.empty() ? passed : std::max(passed, fences.back().tick); }
   // The tick of what happens now.
   Tick now() const { return last != 0 ? last : tick; }
+  // The same, for something that will wait for it.
+  Tick owe() {
+    owed = now();
+    return owed;
+  }
   Tick seen_of(std::uint16_t other) const { return other < seen.size() ? seen[other] : 0; }
   void saw(std::uint16_t other, Tick tick_seen) {
     if (seen.size() <= other) seen.resize(other + 1u, 0);
@@ -177,8 +195,22 @@ struct alignas(128) StreamState {
   }
 };
 
+// A call that names a stream: as long as this lives, the stream is there. Made and ended under the pool's
+// mutex, which may be let go in between.
+class Presence {
+ public:
+  explicit Presence(StreamState& stream) : stream_(stream) { ++stream_.named; }
+  ~Presence() { --stream_.named; }
+  Presence(const Presence&) = delete;
+  Presence& operator=(const Presence&) = delete;
+
+ private:
+  StreamState& stream_;
+};
+
 // The streams of a pool, by number (0 is the default stream) and by handle. Readers need no lock;
-// writers hold the pool's mutex. States never move and live as long as the table.
+// writers hold the pool's mutex. States never move and live as long as the table. A handle leads to a lasting
+// stream and to a foreign one, each if there is one.
 class StreamTable {
  public:
   StreamTable();
@@ -186,10 +218,13 @@ class StreamTable {
     return *numbers_[number].load(std::memory_order_acquire);
   }
   StreamState* find(StreamHandle handle) const;
+  StreamState* find_foreign(StreamHandle handle) const { return find(handle | kForeignBit); }
   // The state for a handle, made if need be; null when all numbers are in use.
-  StreamState* add(StreamHandle handle);
+  StreamState* add(StreamHandle handle) { return add(handle, nullptr); }
+  // The same for a foreign stream. pre: none of that handle is known.
+  StreamState* add_foreign(StreamHandle handle, StreamId id) { return add(handle | kForeignBit, &id); }
   // A state of its own that no handle leads to.
-  StreamState* add_hidden(StreamHandle handle);
+  StreamState* add_hidden(StreamHandle handle, bool foreign, StreamId id);
   // Forgets the handle: nothing new is allocated on the stream.
   void forget(StreamState& stream);
   // The number may be used again once `add` finds the state idle. pre: forgotten, all its work has finished.
@@ -203,8 +238,14 @@ class StreamTable {
     std::atomic<StreamHandle> handle;
     std::atomic<StreamState*> state;
   };
-  std::uint32_t place_of(StreamHandle handle) const;
-  StreamState* new_state(StreamHandle handle);
+  // In the keys of foreign streams; no address has it, nor the handle of any backend.
+  static constexpr StreamHandle kForeignBit = StreamHandle{1} << 62;
+  static StreamHandle key_of(const StreamState& state) {
+    return state.foreign ? state.handle | kForeignBit : state.handle;
+  }
+  std::uint32_t place_of(StreamHandle key) const;
+  StreamState* add(StreamHandle key, const StreamId* id);
+  StreamState* new_state(StreamHandle handle, bool foreign, StreamId id);
   void sweep();
 
   LazyArray<std::atomic<StreamState*>> numbers_;
@@ -254,7 +295,7 @@ class Fences {
   Status close() { return events_.destroy_all(); }
 
   // Records a fence behind everything issued on the stream so far; a leaving stream has its last one already.
-  // Code::capturing: the stream is captured, so that its work cannot be marked.
+  // Code::capturing: the stream is captured, so that its work cannot be marked. Code::absent: it may be gone.
   Status record(StreamState& stream);
   // Looks how far the stream has come; never waits.
   Status poll(StreamState& stream);
@@ -264,6 +305,8 @@ class Fences {
   Status order(StreamState& waiter, StreamState& stream, Tick tick);
   // The event to wait for so that `tick` has finished, and up to which tick it tells; 0 when it has already.
   Status event_for(StreamState& stream, Tick tick, EventHandle* out, Tick* covers = nullptr);
+  // A call names the foreign stream: what waits for it gets a fence now, as later nothing can be asked of it.
+  void cover(StreamState& stream);
   // Waits for such an event on the host; the lock is not held meanwhile.
   Status wait(EventHandle event, std::unique_lock<std::mutex>& lock) { return events_.wait(event, lock); }
   // Everything has finished (the stream was synchronised): drops its fences.

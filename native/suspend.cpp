@@ -243,7 +243,8 @@ std::vector<Index> Pool::mark_suspended(const Wanted& wanted, bool keep) {
 }
 
 // Waits for the work of every stream that may use suspended blocks, or did use free memory beside them. A
-// graph may have been launched anywhere, so that its memory takes the whole device.
+// graph may have been launched anywhere, and other libraries' streams cannot be asked, so that their memory
+// takes the whole device.
 Status Pool::wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock) {
   drain_all();
   std::vector<bool> asked(streams_.size(), all);
@@ -255,19 +256,16 @@ Status Pool::wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock) {
     if (const auto uses = uses_.find(i); uses != uses_.end())
       for (std::uint16_t number : uses->second) asked[number] = true;
   }
-  bool graphs = false;
+  bool device = false;
   for (std::uint32_t n = 0; n < asked.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     if (stream.retired || (!asked[n] && stream.waiting.empty())) continue;
+    device = device || stream.capture != 0 || stream.foreign;
+    if (stream.foreign) continue;
     if (backend_->capturing(stream.handle)) return {Code::capturing, 0, "suspend"};
-    graphs = graphs || stream.capture != 0;
     if (Status status = wait_for_stream(stream, lock); !status.ok()) return status;
   }
-  if (!graphs) return {};
-  lock.unlock();
-  const Status status = backend_->synchronize();
-  lock.lock();
-  return status;
+  return device ? wait_for_device(lock) : Status{};
 }
 
 Status Pool::give_idle_back() {

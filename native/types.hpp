@@ -11,6 +11,7 @@ namespace vram {
 
 using Address = std::uint64_t;       // a device address; 0 is "none"
 using StreamHandle = std::uint64_t;  // the backend's own handle; 0 is the device's default stream
+using StreamId = std::uint64_t;      // tells streams apart that had the same handle one after the other
 using EventHandle = std::uint64_t;
 using PageHandle = std::uint64_t;
 using CaptureId = std::uint64_t;                         // a graph under capture; 0 is "none"
@@ -54,6 +55,7 @@ enum class Code : std::uint8_t {
   closed,         // the pool or device was closed, or belongs to the parent of a fork
   capturing,      // the stream's work goes into a graph, so it cannot be asked or waited for
   suspended,      // the allocation's memory was given back (Pool::suspend)
+  absent,         // another library's stream that no call names now: it may be gone
 };
 
 // What a call came to. `call` names the backend call that failed and is a string literal.

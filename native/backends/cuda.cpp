@@ -3,8 +3,9 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <stdexcept>
+
+#include "backends/thread_streams.hpp"
 
 namespace vram {
 
@@ -143,37 +144,66 @@ namespace {
 
 constexpr StreamHandle kLegacy = 1;
 constexpr StreamHandle kPerThread = 2;
-// The canonical handles of per-thread default streams: this bit and a number of the thread.
-constexpr StreamHandle kThreadBit = StreamHandle{1} << 63;
-
-StreamHandle this_thread_stream() {
-  static std::atomic<StreamHandle> threads{0};
-  thread_local const StreamHandle mine = kThreadBit | ++threads;
-  return mine;
-}
-
-bool of_a_thread(StreamHandle stream) { return (stream & kThreadBit) != 0; }
 
 }  // namespace
 
-void* for_work(StreamHandle stream) { return cu_pointer(of_a_thread(stream) ? kPerThread : stream); }
-void* for_order(StreamHandle stream) { return cu_pointer(of_a_thread(stream) ? 0 : stream); }
+void* for_work(StreamHandle stream) {
+  return cu_pointer(ThreadStreams::is_one(stream) ? kPerThread : stream);
+}
+void* for_order(StreamHandle stream) { return cu_pointer(ThreadStreams::is_one(stream) ? 0 : stream); }
 
 StreamHandle CudaBackend::canonical(StreamHandle stream) const {
   if (stream == kLegacy) return 0;
-  return stream == kPerThread ? this_thread_stream() : stream;
+  return stream == kPerThread ? ThreadStreams::mine() : stream;
 }
+
+bool CudaBackend::lasting(StreamHandle stream) const {
+  if (stream <= kPerThread || ThreadStreams::is_one(stream)) return true;
+  const std::lock_guard lock(handles_mutex_);
+  return streams_.contains(stream) || adopted_.contains(stream);
+}
+
+Status CudaBackend::stream_adopt(StreamHandle stream) {
+  if (lasting(stream)) return {};
+  const std::lock_guard lock(handles_mutex_);
+  adopted_.insert(stream);
+  return {};
+}
+
+Status CudaBackend::stream_disown(StreamHandle stream) {
+  const std::lock_guard lock(handles_mutex_);
+  return {adopted_.erase(stream) != 0 ? Code::ok : Code::invalid, 0, "stream_disown"};
+}
+
+Status CudaBackend::stream_id(StreamHandle stream, StreamId* out) {
+  unsigned long long id = 0;
+  const Status status = in_context("cuStreamGetId", [&] { return driver_.stream_id(for_work(stream), &id); });
+  *out = id;
+  return status;
+}
+
+bool CudaBackend::ended(StreamHandle stream) const { return ThreadStreams::ended(stream); }
 
 Status CudaBackend::stream_create(StreamHandle* out) {
   void* stream = nullptr;
   const Status status =
       in_context("cuStreamCreate", [&] { return driver_.stream_create(&stream, kCuStreamNonBlocking); });
   *out = reinterpret_cast<StreamHandle>(stream);
+  const std::lock_guard lock(handles_mutex_);
+  if (status.ok()) streams_.insert(*out);
   return status;
 }
 Status CudaBackend::stream_destroy(StreamHandle stream) {
-  if (stream == 0 || of_a_thread(stream)) return {Code::invalid, 0, "cuStreamDestroy"};
-  return in_context("cuStreamDestroy", [&] { return driver_.stream_destroy(cu_pointer(stream)); });
+  {
+    // Before it goes: the driver may give the handle to a stream that another thread makes.
+    const std::lock_guard lock(handles_mutex_);
+    if (streams_.erase(stream) == 0) return {Code::invalid, 0, "cuStreamDestroy"};
+  }
+  const Status status =
+      in_context("cuStreamDestroy", [&] { return driver_.stream_destroy(cu_pointer(stream)); });
+  const std::lock_guard lock(handles_mutex_);
+  if (!status.ok()) streams_.insert(stream);
+  return status;
 }
 Status CudaBackend::stream_synchronize(StreamHandle stream) {
   return unseen_by_captures("cuStreamSynchronize",
@@ -182,39 +212,53 @@ Status CudaBackend::stream_synchronize(StreamHandle stream) {
 Status CudaBackend::stream_query(StreamHandle stream) {
   return unseen_by_captures("cuStreamQuery", [&] { return driver_.stream_query(for_order(stream)); });
 }
+bool CudaBackend::knows(EventHandle event) const {
+  const std::lock_guard lock(handles_mutex_);
+  return events_.contains(event);
+}
 Status CudaBackend::stream_wait(StreamHandle stream, EventHandle event) {
+  if (!knows(event)) return {Code::invalid, 0, "cuStreamWaitEvent"};
   return in_context("cuStreamWaitEvent",
                     [&] { return driver_.stream_wait(for_work(stream), cu_pointer(event), 0); });
 }
-Status CudaBackend::event_create(EventHandle* out) {
+Status CudaBackend::event_made(unsigned flags, EventHandle* out) {
   void* event = nullptr;
-  const Status status =
-      in_context("cuEventCreate", [&] { return driver_.event_create(&event, kCuEventDisableTiming); });
+  const Status status = in_context("cuEventCreate", [&] { return driver_.event_create(&event, flags); });
   *out = reinterpret_cast<EventHandle>(event);
+  const std::lock_guard lock(handles_mutex_);
+  if (status.ok()) events_.insert(*out);
   return status;
 }
+Status CudaBackend::event_create(EventHandle* out) { return event_made(kCuEventDisableTiming, out); }
 Status CudaBackend::event_destroy(EventHandle event) {
-  return in_context("cuEventDestroy", [&] { return driver_.event_destroy(cu_pointer(event)); });
+  {
+    const std::lock_guard lock(handles_mutex_);
+    if (events_.erase(event) == 0) return {Code::invalid, 0, "cuEventDestroy"};
+  }
+  const Status status =
+      in_context("cuEventDestroy", [&] { return driver_.event_destroy(cu_pointer(event)); });
+  const std::lock_guard lock(handles_mutex_);
+  if (!status.ok()) events_.insert(event);
+  return status;
 }
 Status CudaBackend::event_record(EventHandle event, StreamHandle stream) {
+  if (!knows(event)) return {Code::invalid, 0, "cuEventRecord"};
   return in_context("cuEventRecord",
                     [&] { return driver_.event_record(cu_pointer(event), for_order(stream)); });
 }
 Status CudaBackend::event_query(EventHandle event) {
+  if (!knows(event)) return {Code::invalid, 0, "cuEventQuery"};
   return unseen_by_captures("cuEventQuery", [&] { return driver_.event_query(cu_pointer(event)); });
 }
 Status CudaBackend::event_synchronize(EventHandle event) {
+  if (!knows(event)) return {Code::invalid, 0, "cuEventSynchronize"};
   return unseen_by_captures("cuEventSynchronize",
                             [&] { return driver_.event_synchronize(cu_pointer(event)); });
 }
 
-Status CudaBackend::timing_event_create(EventHandle* out) {
-  void* event = nullptr;
-  const Status status = in_context("cuEventCreate", [&] { return driver_.event_create(&event, 0); });
-  *out = reinterpret_cast<EventHandle>(event);
-  return status;
-}
+Status CudaBackend::timing_event_create(EventHandle* out) { return event_made(0, out); }
 Status CudaBackend::elapsed_ms(EventHandle from, EventHandle to, double* out) {
+  if (!knows(from) || !knows(to)) return {Code::invalid, 0, "cuEventElapsedTime"};
   float elapsed = 0;
   const Status status = in_context("cuEventElapsedTime", [&] {
     return driver_.event_elapsed(&elapsed, cu_pointer(from), cu_pointer(to));

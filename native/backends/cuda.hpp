@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -55,6 +57,11 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   // each thread. Such a stream and the default stream wait for each other, so its fences are recorded
   // on the default stream, where any thread can.
   StreamHandle canonical(StreamHandle stream) const override;
+  bool lasting(StreamHandle stream) const override;
+  Status stream_adopt(StreamHandle stream) override;
+  Status stream_disown(StreamHandle stream) override;
+  Status stream_id(StreamHandle stream, StreamId* out) override;
+  bool ended(StreamHandle stream) const override;
   Status capture_of(StreamHandle stream, CaptureId* out) override;
   // The default stream cannot be captured; asking another one takes about 25 ns.
   bool capturing(StreamHandle stream) override;
@@ -139,13 +146,19 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status pool_grant(void* pool);
   bool inherited() const;  // through fork, or abandoned: the driver must not be called
   std::string probe_pages();
+  Status event_made(unsigned flags, EventHandle* out);
+  bool knows(EventHandle event) const;
 
   const CudaDriver& driver_;
   int device_ = 0;           // CUdevice
   void* context_ = nullptr;  // the primary context, retained
   int process_ = 0;          // the one that opened it
   std::atomic<bool> abandoned_ = false;
-  bool rdma_ = false;  // pages can be made reachable for network cards
+  bool rdma_ = false;                 // pages can be made reachable for network cards
+  mutable std::mutex handles_mutex_;  // guards these
+  std::unordered_set<StreamHandle> streams_;
+  std::unordered_set<StreamHandle> adopted_;
+  std::unordered_set<EventHandle> events_;
   DeviceInfo info_;
 };
 

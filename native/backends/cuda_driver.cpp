@@ -11,7 +11,7 @@ template <typename Function>
 void CudaDriver::load(const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function == nullptr && missing.empty())
-    missing = std::string(kLibrary) + " has no " + name + " (the driver of CUDA 11.4 or later is needed)";
+    missing = std::string(kLibrary) + " has no " + name + " (the driver of CUDA 12.0 or later is needed)";
 }
 
 void CudaDriver::load_all() {
@@ -49,6 +49,7 @@ void CudaDriver::load_all() {
   load("cuStreamSynchronize", stream_synchronize);
   load("cuStreamQuery", stream_query);
   load("cuStreamWaitEvent", stream_wait);
+  load("cuStreamGetId", stream_id);
   load("cuEventCreate", event_create);
   load("cuEventDestroy_v2", event_destroy);
   load("cuEventRecord", event_record);

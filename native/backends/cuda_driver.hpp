@@ -12,7 +12,7 @@
 
 namespace vram {
 
-// The driver's binary interface, as far as it is used here (CUDA 11.4 and later).
+// The driver's binary interface, as far as it is used here (CUDA 12.0 and later).
 using CuResult = int;
 inline constexpr CuResult kCuSuccess = 0;
 inline constexpr CuResult kCuInvalidValue = 1;
@@ -114,6 +114,7 @@ struct CudaDriver {
   CuResult (*stream_synchronize)(void*);
   CuResult (*stream_query)(void*);
   CuResult (*stream_wait)(void*, void*, unsigned);
+  CuResult (*stream_id)(void*, unsigned long long*);
   CuResult (*event_create)(void**, unsigned);
   CuResult (*event_destroy)(void*);
   CuResult (*event_record)(void*, void*);

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
+#include <cstdlib>
 
 #include "backends/prices.hpp"
 
@@ -336,8 +338,19 @@ Status ModelBackend::unmap(Address address, std::uint64_t bytes) {
 
 // ---- streams and events ---------------------------------------------------------------------------
 
-ModelBackend::Stream* ModelBackend::stream_of(StreamHandle handle) {
-  return handle < streams_.size() && streams_[handle]->alive ? streams_[handle].get() : nullptr;
+// The place of a stream; one that no stream has, where the handle is unknown.
+StreamHandle ModelBackend::at(StreamHandle handle) const {
+  if (handle < kFirstForeign || handle == kNoStream) return handle;
+  const auto found = foreign_.find(handle);
+  if (found != foreign_.end()) return found->second;
+  if (std::find(foreign_gone_.begin(), foreign_gone_.end(), handle) == foreign_gone_.end()) return kNoStream;
+  std::fprintf(stderr, "vram: the model device was asked about stream %#llx, which was destroyed\n",
+               static_cast<unsigned long long>(handle));
+  std::abort();
+}
+
+ModelBackend::Stream* ModelBackend::stream_of(StreamHandle place) {
+  return place < streams_.size() && streams_[place]->alive ? streams_[place].get() : nullptr;
 }
 
 bool ModelBackend::passed(const Event& event) const {
@@ -366,8 +379,57 @@ Status ModelBackend::stream_destroy(StreamHandle handle) {
   return kOk;
 }
 
+Status ModelBackend::foreign_create(StreamHandle* out) {
+  const std::lock_guard lock(mutex_);
+  if (foreign_gone_.empty()) {
+    *out = kFirstForeign + kForeignStep * foreign_.size();
+  } else {
+    *out = foreign_gone_.back();
+    foreign_gone_.pop_back();
+  }
+  foreign_[*out] = streams_.size();
+  streams_.push_back(std::make_unique<Stream>());
+  ++streams_alive_;
+  return kOk;
+}
+
+Status ModelBackend::foreign_destroy(StreamHandle handle) {
+  const std::lock_guard lock(mutex_);
+  const auto found = foreign_.find(handle);
+  if (found == foreign_.end()) return {Code::invalid, 0, "foreign_destroy"};
+  streams_[found->second]->alive = false;
+  --streams_alive_;
+  foreign_.erase(found);
+  foreign_gone_.push_back(handle);
+  return kOk;
+}
+
+bool ModelBackend::lasting(StreamHandle handle) const {
+  const std::lock_guard lock(mutex_);
+  return handle < kFirstForeign || adopted_.contains(handle);
+}
+
+Status ModelBackend::stream_adopt(StreamHandle handle) {
+  const std::lock_guard lock(mutex_);
+  if (stream_of(at(handle)) == nullptr) return {Code::invalid, 0, "stream_adopt"};
+  if (handle >= kFirstForeign) adopted_.insert(handle);
+  return kOk;
+}
+
+Status ModelBackend::stream_disown(StreamHandle handle) {
+  const std::lock_guard lock(mutex_);
+  return {adopted_.erase(handle) != 0 ? Code::ok : Code::invalid, 0, "stream_disown"};
+}
+
+Status ModelBackend::stream_id(StreamHandle handle, StreamId* out) {
+  const std::lock_guard lock(mutex_);
+  *out = at(handle);
+  return {stream_of(*out) != nullptr ? Code::ok : Code::invalid, 0, "stream_id"};
+}
+
 Status ModelBackend::stream_query(StreamHandle handle) {
   const std::lock_guard lock(mutex_);
+  handle = at(handle);
   Status status;
   if (!begin(kStreamQuery, &status) || refuse_captured(handle, kStreamQuery, &status)) return status;
   charge(kStreamQuery, kQueryUs);
@@ -379,6 +441,7 @@ Status ModelBackend::stream_query(StreamHandle handle) {
 
 Status ModelBackend::stream_wait(StreamHandle handle, EventHandle event) {
   const std::lock_guard lock(mutex_);
+  handle = at(handle);
   Status status;
   if (!begin(kStreamWait, &status) || refuse_captured(handle, kStreamWait, &status)) return status;
   charge(kStreamWait, kStreamWaitUs);
@@ -443,6 +506,7 @@ Status ModelBackend::event_destroy(EventHandle event) {
 
 Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
   const std::lock_guard lock(mutex_);
+  handle = at(handle);
   Status status;
   if (!begin(kEventRecord, &status) || refuse_captured(handle, kEventRecord, &status)) return status;
   charge(kEventRecord, kEventRecordUs);
@@ -472,6 +536,7 @@ Status ModelBackend::event_query(EventHandle event) {
 
 Status ModelBackend::stream_synchronize(StreamHandle handle) {
   Lock lock(mutex_);
+  handle = at(handle);
   Status status;
   if (!begin(kStreamSynchronize, &status) || refuse_captured(handle, kStreamSynchronize, &status))
     return status;
@@ -531,6 +596,7 @@ void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
 
 Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation operation) {
   const std::lock_guard lock(mutex_);
+  stream = at(stream);
   Status status;
   if (!begin(call, &status)) return status;
   if (!stream_of(stream)) return {Code::invalid, 0, kCallNames[call]};
@@ -564,6 +630,7 @@ Status ModelBackend::launch(StreamHandle stream, std::function<void()> work) {
 
 Status ModelBackend::work(StreamHandle stream, std::uint64_t id, Address address, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
+  stream = at(stream);
   if (!stream_of(stream) || books_.may_touch(address, bytes) != Code::ok) return {Code::invalid, 0, "work"};
   Operation operation;
   operation.id = id;
@@ -639,6 +706,7 @@ bool ModelBackend::run_until(Reached reached, Lock& lock) {
 
 bool ModelBackend::step(StreamHandle stream) {
   Lock lock(mutex_);
+  stream = at(stream);
   return schedule_ == Schedule::manual && may_execute(lock) && step_locked(stream, lock);
 }
 

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "backend.hpp"
@@ -152,6 +153,16 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   // (lag). True when nothing is left.
   bool run_all();
 
+  // ---- streams of other libraries -----------------------------------------------------------------
+  // A stream that is not lasting. Its handle is the one that was given back last, as a driver's often is. Any
+  // use of a handle that was given back ends the process, as a driver may.
+  Status foreign_create(StreamHandle* out);
+  Status foreign_destroy(StreamHandle stream);  // what is queued there still runs
+  bool lasting(StreamHandle stream) const override;
+  Status stream_adopt(StreamHandle stream) override;
+  Status stream_disown(StreamHandle stream) override;
+  Status stream_id(StreamHandle stream, StreamId* out) override;
+
   // ---- graphs ------------------------------------------------------------------------------------
   // While a stream is captured its work goes into the graph; to ask, mark or wait for the stream is refused
   // with Code::capturing and counted. What a live graph touches cannot be released. It can be unmapped once
@@ -258,6 +269,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     double finish = 0;           // lag: when it is done
     std::uint64_t sequence = 0;  // lag: order among those that finish together
   };
+  // What the other members call a stream is its place in `streams_`; at() finds it by its handle.
   // Under the lag schedule marks and waits only move `tail`; operations then holds work alone.
   struct Stream {
     bool alive = true;
@@ -331,7 +343,8 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   void drop_graph(std::uint64_t id, Lock& lock);
   bool begin(Call call, Status* status);
   void charge(Call call, double us);
-  Stream* stream_of(StreamHandle handle);
+  StreamHandle at(StreamHandle handle) const;
+  Stream* stream_of(StreamHandle place);
   bool passed(const Event& event) const;
   bool busy(Address address, std::uint64_t bytes, bool graphs = true) const;
   void enqueue(StreamHandle stream, Operation operation);
@@ -349,7 +362,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Status wait_for(Call call, StreamHandle stream, std::uint64_t position, double moment, Lock& lock);
 
   DeviceInfo info_;
-  std::mutex mutex_;  // guards everything below; never held while a launched function runs
+  mutable std::mutex mutex_;  // guards everything below; never held while a launched function runs
   Books books_;
   Addresses plain_addresses_;
   Addresses space_addresses_;
@@ -361,7 +374,13 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Schedule schedule_;
   double lag_us_;
   double now_us_ = 0;
-  std::vector<std::unique_ptr<Stream>> streams_;  // by handle; never reused
+  // Never reused. The place of a stream made by stream_create is its handle.
+  std::vector<std::unique_ptr<Stream>> streams_;
+  static constexpr StreamHandle kFirstForeign = 0x5500'0000'0000;
+  static constexpr StreamHandle kForeignStep = 0x340;
+  std::unordered_map<StreamHandle, StreamHandle> foreign_;  // the places of those that exist, by handle
+  std::vector<StreamHandle> foreign_gone_;                  // handles that were given back
+  std::unordered_set<StreamHandle> adopted_;
   std::uint64_t streams_alive_ = 1;
   HandleTable<Event> events_;
   std::uint64_t queued_ = 0;                         // operations in all streams

@@ -20,6 +20,7 @@ bool ModelBackend::refuse_captured(StreamHandle stream, Call call, Status* statu
 
 Status ModelBackend::capture_of(StreamHandle stream, CaptureId* out) {
   const std::lock_guard lock(mutex_);
+  stream = at(stream);
   *out = 0;
   if (stream_of(stream) == nullptr) return {Code::invalid, 0, "capture_of"};
   for (const auto& [id, graph] : graphs_)
@@ -29,11 +30,13 @@ Status ModelBackend::capture_of(StreamHandle stream, CaptureId* out) {
 
 bool ModelBackend::capturing(StreamHandle stream) {
   const std::lock_guard lock(mutex_);
+  stream = at(stream);
   return capture_on(stream) != nullptr;
 }
 
 Status ModelBackend::capture_keep(StreamHandle stream, std::function<void()> gone) {
   const std::lock_guard lock(mutex_);
+  stream = at(stream);
   Graph* graph = capture_on(stream);
   if (graph == nullptr) return {Code::invalid, 0, "capture_keep"};
   graph->gone.push_back(std::move(gone));
@@ -42,6 +45,7 @@ Status ModelBackend::capture_keep(StreamHandle stream, std::function<void()> gon
 
 Status ModelBackend::capture_begin(StreamHandle stream) {
   const std::lock_guard lock(mutex_);
+  stream = at(stream);
   if (stream == 0 || stream_of(stream) == nullptr || capture_on(stream) != nullptr)
     return {Code::invalid, 0, "capture_begin"};
   graphs_[++last_graph_].stream = stream;
@@ -50,6 +54,7 @@ Status ModelBackend::capture_begin(StreamHandle stream) {
 
 Status ModelBackend::capture_end(StreamHandle stream, std::uint64_t* out) {
   const std::lock_guard lock(mutex_);
+  stream = at(stream);
   for (auto& [id, graph] : graphs_) {
     if (graph.stream != stream) continue;
     graph.stream = kNoStream;
@@ -61,6 +66,7 @@ Status ModelBackend::capture_end(StreamHandle stream, std::uint64_t* out) {
 
 Status ModelBackend::graph_launch(std::uint64_t id, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
+  stream = at(stream);
   const auto found = graphs_.find(id);
   if (found == graphs_.end() || found->second.destroyed || found->second.stream != kNoStream ||
       stream_of(stream) == nullptr)

@@ -149,6 +149,7 @@ ModelBackend::PieceAt ModelBackend::grow_pool(ModelPool& pool, std::uint64_t byt
 Status ModelBackend::pool_allocate(DriverPoolHandle handle, std::uint64_t bytes, StreamHandle stream,
                                    Address* out) {
   const std::lock_guard lock(mutex_);
+  stream = at(stream);
   Status status;
   if (!begin(kPoolAllocate, &status)) return status;
   charge(kPoolAllocate, kAllocateUs);
@@ -158,22 +159,22 @@ Status ModelBackend::pool_allocate(DriverPoolHandle handle, std::uint64_t bytes,
   if (bytes > books_.capacity()) return {Code::out_of_memory, 0, "pool_allocate"};
   if (Graph* graph = capture_on(stream)) return allocate_in_graph(*graph, bytes, out);
   bytes = round_up(bytes, kUnit);
-  PieceAt at = fitting_piece(*pool, bytes, stream);
-  if (at == pool->pieces.end()) {
+  PieceAt piece = fitting_piece(*pool, bytes, stream);
+  if (piece == pool->pieces.end()) {
     merge_pieces(*pool);
-    at = fitting_piece(*pool, bytes, stream);
+    piece = fitting_piece(*pool, bytes, stream);
   }
-  if (at == pool->pieces.end()) at = grow_pool(*pool, bytes);
-  if (at == pool->pieces.end()) return {Code::out_of_memory, 0, "pool_allocate"};
-  Piece rest = at->second;
+  if (piece == pool->pieces.end()) piece = grow_pool(*pool, bytes);
+  if (piece == pool->pieces.end()) return {Code::out_of_memory, 0, "pool_allocate"};
+  Piece rest = piece->second;
   rest.bytes -= bytes;
-  if (rest.bytes != 0) pool->pieces.emplace(at->first + bytes, rest);
-  at->second = Piece{};
-  at->second.bytes = bytes;
-  at->second.used = true;
+  if (rest.bytes != 0) pool->pieces.emplace(piece->first + bytes, rest);
+  piece->second = Piece{};
+  piece->second.bytes = bytes;
+  piece->second.used = true;
   (*pool)[Attribute::used_mem_current] += bytes;
   note_high(*pool);
-  *out = at->first;
+  *out = piece->first;
   return kOk;
 }
 
@@ -209,6 +210,7 @@ ModelBackend::ModelPool* ModelBackend::owner_of(Address address, PieceAt* piece)
 // An importer's free comes before the exporter's, so while there are imports it is one of theirs.
 Status ModelBackend::pool_free(Address address, StreamHandle handle) {
   const std::lock_guard lock(mutex_);
+  handle = at(handle);
   Status status;
   if (!begin(kPoolFree, &status)) return status;
   charge(kPoolFree, kFreeUs);

@@ -75,6 +75,11 @@ class PinnedBackend : public Backend {
 
   const Backend* order() const override { return device_->order(); }
   StreamHandle canonical(StreamHandle stream) const override { return device_->canonical(stream); }
+  bool lasting(StreamHandle stream) const override { return device_->lasting(stream); }
+  Status stream_adopt(StreamHandle stream) override { return device_->stream_adopt(stream); }
+  Status stream_disown(StreamHandle stream) override { return device_->stream_disown(stream); }
+  Status stream_id(StreamHandle stream, StreamId* out) override { return device_->stream_id(stream, out); }
+  bool ended(StreamHandle stream) const override { return device_->ended(stream); }
   Status capture_of(StreamHandle stream, CaptureId* out) override { return device_->capture_of(stream, out); }
   bool capturing(StreamHandle stream) override { return device_->capturing(stream); }
   Status capture_keep(StreamHandle stream, std::function<void()> gone) override {

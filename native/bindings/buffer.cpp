@@ -527,18 +527,16 @@ Status queue_wait(Backend& backend, StreamHandle from, StreamHandle to) {
   return status;
 }
 
-// A consumer names its stream by a handle that it may destroy before the buffer is freed.
-bool lasting_consumer(PyBuffer* self, StreamHandle consumer, StreamHandle* out) {
+// Streams that last are adopted before a pool meets them.
+bool meet(PyBuffer* self, StreamHandle consumer) {
   static PyObject* function = nullptr;
-  PyObject* found = python_function(function, "vram.device", "lasting_consumer");
-  PyObject* handle =
+  PyObject* found = python_function(function, "vram.device", "meet");
+  PyObject* met =
       found == nullptr
           ? nullptr
           : PyObject_CallFunction(found, "KO", static_cast<unsigned long long>(consumer), self->pool->device);
-  if (handle == nullptr) return false;
-  *out = PyLong_AsUnsignedLongLong(handle);
-  Py_DECREF(handle);
-  return !PyErr_Occurred();
+  Py_XDECREF(met);
+  return met != nullptr;
 }
 
 // Work that the consumer queues from now on sees what was queued on the buffer's stream, and once the buffer
@@ -551,17 +549,18 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
   if (!own_stream(self, &own)) return false;
   own = backend.canonical(own);
   if (consumer == own) return true;
-  if (!require_same_capture(backend, own, consumer)) return false;
-  StreamHandle lasting = 0;
-  if (!lasting_consumer(self, consumer, &lasting)) return false;
+  const bool lasting = backend.lasting(own);
+  if (lasting && !require_same_capture(backend, own, consumer)) return false;
+  if (!meet(self, consumer)) return false;
   if (watcher != nullptr &&
       !tell_watcher("on_record_stream", "OKK", self->pool, static_cast<unsigned long long>(self->block),
-                    static_cast<unsigned long long>(lasting)))
+                    static_cast<unsigned long long>(consumer)))
     return false;
-  Status status = tell_use(self, lasting);
+  Status status = tell_use(self, consumer);
   if (status.ok()) {
     Py_BEGIN_ALLOW_THREADS;
-    status = queue_wait(backend, own, consumer);
+    // The buffer's own stream may be gone, if another library made it.
+    status = lasting ? queue_wait(backend, own, consumer) : backend.synchronize();
     Py_END_ALLOW_THREADS;
   }
   if (!status.ok()) {
@@ -637,6 +636,19 @@ PyObject* get_typestr(PyObject* object, void*) {
   return PyUnicode_FromString("|u1");
 }
 
+// The stream that a consumer waits for: the buffer's. That may be gone, if another library made it; then the
+// host waits for the device, and the consumer for nothing.
+PyObject* order_of(PyBuffer* self) {
+  Backend& backend = self->pool->pool->backend();
+  if (backend.lasting(backend.canonical(self->stream)))
+    return PyLong_FromUnsignedLongLong(self->stream == 0 ? kLegacyDefault : self->stream);
+  Status status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = backend.synchronize();
+  Py_END_ALLOW_THREADS;
+  return status.ok() ? Py_NewRef(Py_None) : raise(status, "wait for the device");
+}
+
 // Of device memory that CUDA knows. Other memory has no such attribute, because consumers take whatever has
 // one for memory of a GPU.
 PyObject* cuda_array_interface(PyObject* object, void*) {
@@ -646,11 +658,12 @@ PyObject* cuda_array_interface(PyObject* object, void*) {
                         "a buffer on %S has no __cuda_array_interface__: its memory is not a CUDA device's",
                         self->pool->device);
   if (!require_live(self)) return nullptr;
-  const StreamHandle stream = self->stream == 0 ? kLegacyDefault : self->stream;
-  return Py_BuildValue("{sNsNs(KO)sOsisK}", "shape", get_shape(object, nullptr), "typestr",
+  PyObject* stream = order_of(self);
+  if (stream == nullptr) return nullptr;
+  return Py_BuildValue("{sNsNs(KO)sOsisN}", "shape", get_shape(object, nullptr), "typestr",
                        get_typestr(object, nullptr), "data",
                        static_cast<unsigned long long>(self->size == 0 ? 0 : self->address), Py_False,
-                       "strides", Py_None, "version", 3, "stream", static_cast<unsigned long long>(stream));
+                       "strides", Py_None, "version", 3, "stream", stream);
 }
 
 // ---- attributes

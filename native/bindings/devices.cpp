@@ -383,6 +383,20 @@ void bind_order(nb::class_<Backend>& type) {
             without_gil("destroy a stream", [&] { return backend.stream_destroy(stream); });
           },
           "stream"_a)
+      .def("lasting", &Backend::lasting, "stream"_a,
+           "Whether the stream exists until the pools are told that it goes.")
+      .def(
+          "stream_adopt",
+          [](Backend& backend, StreamHandle stream) {
+            require_ok(backend.stream_adopt(stream), "adopt a stream");
+          },
+          "stream"_a, "The stream is lasting from now on: the caller tells the pools before it goes.")
+      .def(
+          "stream_disown",
+          [](Backend& backend, StreamHandle stream) {
+            require_ok(backend.stream_disown(stream), "disown a stream");
+          },
+          "stream"_a, "The stream is not lasting any more.")
       .def("stream_synchronize", &stream_synchronize, "stream"_a)
       .def(
           "stream_query",
@@ -639,7 +653,21 @@ void bind_model(nb::module_& module) {
   bind_failures_and_counts(type);
   bind_graphs(type);
   type.def("refused_in_capture", &ModelBackend::refused_in_capture,
-           "Calls that a capture forbids and that were made all the same.");
+           "Calls that a capture forbids and that were made all the same.")
+      .def(
+          "foreign_create",
+          [](ModelBackend& model) {
+            StreamHandle stream = 0;
+            require_ok(model.foreign_create(&stream), "create a stream");
+            return stream;
+          },
+          "A stream as another library makes it; its handle may be one that was destroyed before.")
+      .def(
+          "foreign_destroy",
+          [](ModelBackend& model, StreamHandle stream) {
+            require_ok(model.foreign_destroy(stream), "destroy a stream");
+          },
+          "stream"_a, "Destroy such a stream. Using its handle afterwards ends the process.");
 }
 
 // For exit, while Python still runs: functions under way finish, later ones are refused, and from

@@ -18,8 +18,8 @@ namespace vram {
 
 namespace {
 
-constexpr const char* kCodeNames[] = {"ok",     "not_ready", "out_of_memory", "invalid",  "unsupported",
-                                      "failed", "closed",    "capturing",     "suspended"};
+constexpr const char* kCodeNames[] = {"ok",     "not_ready", "out_of_memory", "invalid",   "unsupported",
+                                      "failed", "closed",    "capturing",     "suspended", "absent"};
 
 bool is_free(const Status& status) {
   return status.code == Code::invalid && std::strcmp(status.call, "free") == 0;
@@ -73,6 +73,10 @@ const char* advice(const Status& status) {
     case Code::suspended:
       return "its memory is suspended: it was given back to the device and has no contents to be read or "
              "written. resume() brings it back, at the same address.";
+    case Code::absent:
+      return "it needs a stream that exists until its owner says otherwise: the default stream, a "
+             "vram.Stream, "
+             "or a stream of PyTorch or CuPy. Other streams may be destroyed at any moment.";
     default:
       return "the driver refused it. The device may need to be reset; the native code says why.";
   }

@@ -38,24 +38,32 @@ std::string explain(int device, std::uint64_t size, StreamHandle stream, const O
   }
 }
 
-PyObject* maker = nullptr;  // called with a device that has no pool yet
+PyObject* maker = nullptr;    // called with a device that has no pool yet
+PyObject* adopter = nullptr;  // called with a device where a stream is used for the first time
 
 // Called from any thread; what the function raises is reported, as no caller could take it.
-void make(int device) {
+void tell(PyObject*& function, int device, const char* what) {
   if (!nb::is_alive()) return;
   const nb::gil_scoped_acquire gil;
-  if (maker == nullptr) return;  // taken out meanwhile
-  const nb::object kept = nb::borrow(maker);
+  if (function == nullptr) return;  // taken out meanwhile
+  const nb::object kept = nb::borrow(function);
   try {
     kept(device);
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("making a pool");
+    error.discard_as_unraisable(what);
   }
 }
+void make(int device) { tell(maker, device, "making a pool"); }
+void adopt(int device) { tell(adopter, device, "adopting streams"); }
 
 void set_maker(nb::handle function) {
   Py_XSETREF(maker, function.is_none() ? nullptr : Py_NewRef(function.ptr()));
   Plug::set_make(maker != nullptr ? make : nullptr);
+}
+
+void set_adopter(nb::handle function) {
+  Py_XSETREF(adopter, function.is_none() ? nullptr : Py_NewRef(function.ptr()));
+  Plug::set_adopt(adopter != nullptr ? adopt : nullptr);
 }
 
 // The tag of the calling thread, whichever it is, and its stack where the pool keeps them.
@@ -120,6 +128,8 @@ void bind_plug(nb::module_& module) {
              "The pool that serves what other libraries allocate on a CUDA device, or None.");
   module.def("plug_set_maker", &set_maker, "function"_a.none(),
              "Have `function(device)` called to set the pool of a CUDA device on its first use, or None.");
+  module.def("plug_set_adopter", &set_adopter, "function"_a.none(),
+             "Have `function(device)` called before a stream is first used on a CUDA device, or None.");
   module.def("plug_functions", &functions, "The addresses of the functions that other libraries call.");
   module.def(
       "plug_set_throw",

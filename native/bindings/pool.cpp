@@ -1227,14 +1227,14 @@ PyObject* python_function(PyObject*& cache, const char* module, const char* name
 }
 
 bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out) {
-  static PyObject* lasting_handle = nullptr;
+  static PyObject* named_handle = nullptr;
   *out = 0;
   if (object == nullptr || object == Py_None) return true;
   PyObject* number = nullptr;
   if (PyLong_CheckExact(object)) {
     number = Py_NewRef(object);
   } else {
-    PyObject* function = python_function(lasting_handle, "vram.device", "lasting_handle");
+    PyObject* function = python_function(named_handle, "vram.device", "named_handle");
     if (function != nullptr) number = PyObject_CallFunctionObjArgs(function, object, pool->device, nullptr);
     if (number == nullptr) return false;
   }

@@ -56,6 +56,7 @@ vram_status status_of(const Status& status) {
     case Code::invalid:
       return invalid_as(status.call);
     case Code::unsupported:
+    case Code::absent:
       return VRAM_UNSUPPORTED;
     case Code::closed:
       return VRAM_CLOSED;

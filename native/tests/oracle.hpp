@@ -62,13 +62,14 @@ class Oracle : public Backend {
     });
     // From here on the allocation stands for all that lies before it.
     const Clock& point = advance(stream);
+    const StreamHandle which = number(stream);
     Clock own;
-    own.raise(stream, point.of(stream));
+    own.raise(which, point.of(which));
     each_piece(address, bytes, [&](std::uint64_t from, std::uint64_t to) {
       memory_.erase(memory_.lower_bound(from), memory_.lower_bound(to));
       memory_[from] = {to, address, own};
     });
-    touch_slots(address, bytes, stream, point.of(stream));
+    touch_slots(address, bytes, which, point.of(which));
     live_[address] = bytes;
   }
   // The program is about to give it back.
@@ -90,8 +91,9 @@ class Oracle : public Backend {
   // Work on the stream touches a part of a live allocation; it is queued on the device.
   void used(Address address, std::uint64_t bytes, StreamHandle stream) {
     if (bytes == 0) return;
-    const std::uint64_t point = advance(stream).of(stream);
-    note_use(address, bytes, stream, point);
+    const StreamHandle which = number(stream);
+    const std::uint64_t point = advance(stream).of(which);
+    note_use(address, bytes, which, point);
     if (!device_->work(stream, ++work_, address, bytes).ok()) fault("not usable", address, stream);
   }
   std::vector<std::string> faults;
@@ -200,6 +202,11 @@ class Oracle : public Backend {
     return status;
   }
 
+  bool lasting(StreamHandle stream) const override { return device_->lasting(stream); }
+  Status stream_adopt(StreamHandle stream) override { return device_->stream_adopt(stream); }
+  Status stream_disown(StreamHandle stream) override { return device_->stream_disown(stream); }
+  Status stream_id(StreamHandle stream, StreamId* out) override { return device_->stream_id(stream, out); }
+
   Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override {
     return device_->copy(to, from, bytes, stream);
   }
@@ -212,7 +219,7 @@ class Oracle : public Backend {
       for (auto it = first_at(from); it != memory_.end() && it->first < end; ++it)
         if (it->second.uses.beyond(now) >= 0) fault("zeroed while in use", to, stream);
     });
-    note_use(to, bytes, stream, now.of(stream));
+    note_use(to, bytes, number(stream), now.of(number(stream)));
     return status;
   }
   Status launch(StreamHandle stream, std::function<void()> work) override {
@@ -236,14 +243,22 @@ class Oracle : public Backend {
   void fault(const std::string& what, Address address, StreamHandle stream) {
     faults.push_back(what + ": address " + std::to_string(address) + ", stream " + std::to_string(stream));
   }
+  // The number of a stream in clocks, which no other one gets.
+  StreamHandle number(StreamHandle stream) {
+    StreamId id = stream;
+    if (!device_->lasting(stream)) (void)device_->stream_id(stream, &id);
+    return id;
+  }
   // What is queued next on the stream lies behind this.
-  Clock& clock_of(StreamHandle stream) {
+  Clock& clock_of(StreamHandle handle) {
+    const StreamHandle stream = number(handle);
     if (clocks_.size() <= stream) clocks_.resize(stream + 1);
     clocks_[stream].join(host_);
     return clocks_[stream];
   }
-  Clock& advance(StreamHandle stream) {
-    Clock& clock = clock_of(stream);
+  Clock& advance(StreamHandle handle) {
+    const StreamHandle stream = number(handle);
+    Clock& clock = clock_of(handle);
     clock.raise(stream, clock.of(stream) + 1);
     return clock;
   }

@@ -56,6 +56,17 @@ class Backend:
 
     def stream_destroy(self, stream: int) -> None: ...
 
+    def lasting(self, stream: int) -> bool:
+        """Whether the stream exists until the pools are told that it goes."""
+
+    def stream_adopt(self, stream: int) -> None:
+        """
+        The stream is lasting from now on: the caller tells the pools before it goes.
+        """
+
+    def stream_disown(self, stream: int) -> None:
+        """The stream is not lasting any more."""
+
     def stream_synchronize(self, stream: int) -> None: ...
 
     def stream_query(self, stream: int) -> bool: ...
@@ -213,6 +224,16 @@ class ModelBackend(Backend):
     def refused_in_capture(self) -> int:
         """Calls that a capture forbids and that were made all the same."""
 
+    def foreign_create(self) -> int:
+        """
+        A stream as another library makes it; its handle may be one that was destroyed before.
+        """
+
+    def foreign_destroy(self, stream: int) -> None:
+        """
+        Destroy such a stream. Using its handle afterwards ends the process.
+        """
+
 class PinnedBackend(Backend):
     """Host memory in the order of a device's streams, page-locked for a GPU."""
 
@@ -278,6 +299,11 @@ def plug_set_pool(device: int, pool: object | None) -> None:
 def plug_set_maker(function: object | None) -> None:
     """
     Have `function(device)` called to set the pool of a CUDA device on its first use, or None.
+    """
+
+def plug_set_adopter(function: object | None) -> None:
+    """
+    Have `function(device)` called before a stream is first used on a CUDA device, or None.
     """
 
 def plug_functions() -> dict[str, int]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from vram.adaptors import DevicePools, prepare, require_library
 from vram.buffer import Buffer
-from vram.device import keep_cuda_stream
 from vram.errors import OutOfMemory
 
 __all__ = ["CoreOutOfMemory", "MemoryResource", "install", "uninstall"]
@@ -58,8 +57,6 @@ class MemoryResource(_core.MemoryResource):  # type: ignore[misc]
             return
         if handle != buffer.stream:
             buffer.record_stream(handle)
-        # What cuda.core passes here shares the stream with its user, who may close it at any time.
-        keep_cuda_stream(self._device, handle, stream)
 
     @property
     def device_id(self) -> int:

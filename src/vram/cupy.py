@@ -11,7 +11,7 @@ from typing import Any
 
 from vram.adaptors import DevicePools, pinned_pool, prepare, require_library
 from vram.buffer import Buffer
-from vram.device import keep_cuda_stream
+from vram.device import adopt_cupy_stream
 from vram.errors import OutOfMemory
 
 __all__ = ["install", "uninstall"]
@@ -84,11 +84,11 @@ def make_pinned_allocator(allocate: Callable[[int], Buffer]) -> Callable[[int], 
 
 
 def _place() -> tuple[int, int]:
-    """CuPy's current device and the handle of its current stream, which is held open from now on."""
+    """CuPy's current device and the handle of its current stream."""
     device, stream = _get_device(), _get_stream()
     handle: int = stream.ptr
     if handle:
-        keep_cuda_stream(device, handle, stream)
+        adopt_cupy_stream(device, stream)
     return device, handle
 
 

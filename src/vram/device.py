@@ -133,8 +133,8 @@ def closing(pool: Any) -> Iterator[None]:
 # ---- devices ----------------------------------------------------------------------------------------------
 
 
-MOST_KEPT_STREAMS = 64
-"""So many streams of other libraries are held open on each device."""
+TORCH_PRIORITIES, TORCH_STREAMS = 4, 32
+"""PyTorch's pools of streams on each device, and the streams of each."""
 
 _AnyBackend: TypeAlias = _native.HostBackend | _native.ModelBackend | _native.CudaBackend
 
@@ -149,39 +149,40 @@ class _Core:
         self.backend = backend
         self.process = os.getpid()
         self.pools: list[Callable[[int | None], bool]] = []
-        self.own_streams: set[int] = set()
-        self.kept_streams: dict[int, Any] = {}
-        self._keeping = threading.RLock()  # dropping a stream may run anything, this again included
+        self.adopted: set[int] = set()  # streams of CuPy, which tell before they go
+        self.torch_adopted = False
 
     def stream_closing(self, handle: int) -> None:
         """Tell the pools before a stream goes: they ask nothing of its handle from now on."""
         for tell in tuple(self.pools):
             tell(handle)
 
-    def always_there(self, handle: int) -> bool:
-        """Whether it is the default stream, which nobody can destroy; CUDA has three names of it."""
-        return handle <= (2 if self.kind == "cuda" else 0)
-
-    def keep_stream(self, handle: int, stream: Any) -> None:
-        """Hold another library's stream open: pools ask for it later, and drivers crash on one that is gone.
-
-        When too many are held, the pools are told that the oldest goes.
-        """
-        if self.always_there(handle):
+    def adopt_torch(self) -> None:
+        """Let the streams of PyTorch's own pools count as lasting, as PyTorch never destroys them."""
+        torch = sys.modules.get("torch")
+        if self.torch_adopted or torch is None or not torch.cuda.is_initialized():
             return
-        with self._keeping:
-            if self.kept_streams.setdefault(handle, stream) is not stream:
-                return
-            if len(self.kept_streams) > MOST_KEPT_STREAMS:
-                self._let_oldest_go()
+        self.torch_adopted = True
+        # Each priority has a pool, whose streams PyTorch gives in turn.
+        for priority in range(0, -TORCH_PRIORITIES, -1):
+            for _ in range(TORCH_STREAMS):
+                self.backend.stream_adopt(torch.cuda.Stream(self.index, priority=priority).cuda_stream)
 
-    def _let_oldest_go(self) -> None:
-        oldest, stream = next(iter(self.kept_streams.items()))
-        del self.kept_streams[oldest]
-        try:
-            self.stream_closing(oldest)
-        except DeviceError:  # it is being captured, so it is in use: its turn comes later
-            self.kept_streams[oldest] = stream
+    def adopt_cupy(self, stream: Any) -> None:
+        """Let a stream that a CuPy object owns count as lasting: the object tells before it destroys it."""
+        kind = sys.modules["cupy"].cuda.Stream
+        if not isinstance(stream, kind) or getattr(stream, "_foreign_stream_ref", None) is not None:
+            return
+        _announce_ends(kind)
+        self.backend.stream_adopt(stream.ptr)
+        self.adopted.add(stream.ptr)
+
+    def adopted_goes(self, handle: int) -> None:
+        """Tell the pools before an adopted stream goes."""
+        if handle in self.adopted:
+            self.stream_closing(handle)
+            self.adopted.discard(handle)
+            self.backend.stream_disown(handle)
 
 
 class Device:
@@ -357,11 +358,16 @@ def _cuda_core(index: int) -> _Core:
         return core
 
 
-def keep_cuda_stream(index: int, handle: int, stream: Any) -> None:
-    """Hold another library's stream of a device open. Quick where it is held already."""
+def adopt_torch_streams(index: int) -> None:
+    """Let the streams of PyTorch's own pools on a device count as lasting."""
+    _cuda_core(index).adopt_torch()
+
+
+def adopt_cupy_stream(index: int, stream: Any) -> None:
+    """Let a stream that a CuPy object owns count as lasting. Quick where it does already."""
     core = _cuda.get(index)
-    if core is None or handle not in core.kept_streams:
-        _cuda_core(index).keep_stream(handle, stream)
+    if core is None or stream.ptr not in core.adopted:
+        _cuda_core(index).adopt_cupy(stream)
 
 
 def forget_cuda_device(index: int) -> None:
@@ -369,7 +375,7 @@ def forget_cuda_device(index: int) -> None:
     with _host_lock:
         core = _cuda.pop(index, None)
     if core is not None:
-        core.kept_streams.clear()
+        core.adopted.clear()
         assert isinstance(core.backend, _native.CudaBackend)
         core.backend.abandon()
 
@@ -419,7 +425,6 @@ class Stream:
         """Make a new stream on a device (the default device where none is given)."""
         self._core = _core_of(device)
         self._handle = self._core.backend.stream_create()
-        self._core.own_streams.add(self._handle)
         self._owner = True
         self._open = [self._handle]  # close() pops it: one step, so it happens once
 
@@ -523,7 +528,6 @@ class Stream:
             return
         if observer is not None:
             observer.on_close(self)
-        self._core.own_streams.discard(handle)
         try:
             self._core.stream_closing(handle)
         finally:
@@ -579,38 +583,46 @@ def stream_handle(stream: Any, device: Device) -> int:
     return _checked_handle(found)
 
 
-def lasting_handle(stream: Any, device: Device) -> int:
-    """As `stream_handle`, for a stream that a pool will ask for later: another library's is held open."""
+def named_handle(stream: Any, device: Device) -> int:
+    """As `stream_handle`, for a call of a pool."""
     handle = stream_handle(stream, device)
     if not isinstance(stream, (Stream, int)):
-        device._core.keep_stream(handle, stream)
+        meet(handle, device, stream)
     return handle
 
 
-def lasting_consumer(handle: int, device: Device) -> int:
-    """The stream whose work is waited for when memory that DLPack handed to stream `handle` is freed.
+def meet(handle: int, device: Device, stream: Any = None) -> None:
+    """Adopt the stream if its library is known to keep it or to tell before it goes.
 
-    That is the stream itself where it is known to last: ours, or one of PyTorch or CuPy, which is held open.
-    Otherwise the default stream, which waits for all but non-blocking streams: nothing can be asked of a
-    handle that may be gone by then.
+    Pools ask nothing of any other stream except during a call that names it. `stream` is its object, where
+    there is one.
     """
     core = device._core
-    if core.always_there(handle) or handle in core.own_streams or handle in core.kept_streams:
-        return handle
-    for stream in _current_streams(core.index) if core.kind == "cuda" else ():
-        if _foreign_handle(stream) == handle:
-            core.keep_stream(handle, stream)
-            return handle
-    return 0
+    if core.kind != "cuda" or core.backend.lasting(handle):
+        return
+    core.adopt_torch()
+    if (cupy := sys.modules.get("cupy")) is not None:
+        owner = cupy.cuda.get_current_stream() if stream is None else stream
+        if getattr(owner, "ptr", None) == handle:
+            core.adopt_cupy(owner)
 
 
-def _current_streams(device: int) -> Iterator[Any]:
-    """The current streams of the libraries that are loaded and name theirs when they take memory."""
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if torch is not None:
-        yield torch.cuda.current_stream(device)
-    if cupy is not None:
-        yield cupy.cuda.get_current_stream()
+def _announce_ends(kind: Any) -> None:
+    """Have the streams of a class tell the pools before they destroy themselves."""
+    destroy = kind.__del__
+    if getattr(destroy, "announces", False):
+        return
+
+    def announce(stream: Any) -> None:
+        if not sys.is_finalizing() and (core := _cuda.get(stream.device_id)) is not None:
+            try:
+                core.adopted_goes(stream.ptr)
+            except VramError:  # it is captured; pools still use it, so it must stay
+                return
+        destroy(stream)
+
+    announce.announces = True  # type: ignore[attr-defined]
+    kind.__del__ = announce
 
 
 def _foreign_handle(stream: Any) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from vram import _native
 from vram.adaptors import require_library
+from vram.device import adopt_torch_streams
 from vram.errors import DeviceError
 from vram.manager import get_memory_manager
 from vram.pool import Pool
@@ -56,6 +57,7 @@ class _Installation:
                 pool = get_memory_manager().pool(f"cuda:{device}")
                 self.history.join(device, pool)
                 self.pools[device] = pool
+                _native.plug_set_adopter(adopt_torch_streams)
                 _native.plug_set_pool(device, pool)
 
 

@@ -17,9 +17,8 @@ import pytest
 from waiting import PATIENCE
 
 from vram import device as device_module
-from vram.device import MOST_KEPT_STREAMS, Device, Event, Reads, Stream, devices, stream_handle
+from vram.device import Device, Event, Reads, Stream, devices, stream_handle
 from vram.errors import ConfigError, DeviceError, OutOfMemory
-from vram.pool import Pool
 
 MIB = 1 << 20
 TIMEOUT = PATIENCE
@@ -256,53 +255,6 @@ def test_a_view_of_a_stream_does_not_own_it(host: Device) -> None:
         event.wait(stream.handle)
         gc.collect()
         stream.synchronize()
-
-
-# ---- streams of other libraries ---------------------------------------------------------------
-
-
-class Foreign:
-    """Another library's stream: it destroys itself with its last reference and tells nobody."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.cuda_stream = device.backend.stream_create()
-
-    def __del__(self) -> None:
-        self.device.backend.stream_destroy(self.cuda_stream)
-
-
-def test_a_pool_holds_another_librarys_stream_open(model: Device) -> None:
-    pool, stream = Pool(model), Foreign(model)
-    pool.allocate(1 << 20, stream=stream).free()
-    gone = weakref.ref(stream)
-    del stream
-    assert gone() is not None
-    pool.close()
-
-
-def test_of_many_streams_the_oldest_is_let_go_when_the_pool_was_told() -> None:
-    model = Device.model("1GiB", lag_us=0)
-    pool, many = Pool(model), 3 * MOST_KEPT_STREAMS
-    first = Foreign(model)
-    pool.allocate(1 << 20, stream=first).free()
-    gone = weakref.ref(first)
-    del first
-    for _ in range(many):
-        pool.allocate(1 << 20, stream=Foreign(model)).free()
-    assert gone() is None
-    assert pool.stats().reserved < many << 20, "memory of streams that went was not used again"
-    pool.check()
-    pool.close()
-
-
-def test_a_buffer_handed_to_a_stream_that_is_gone_can_be_freed(model: Device) -> None:
-    pool = Pool(model)
-    buffer, consumer = pool.allocate(1 << 20, stream=Stream(model)), Foreign(model)
-    capsule = buffer.__dlpack__(stream=consumer.cuda_stream)
-    del consumer, capsule
-    buffer.free()
-    pool.close()
 
 
 # ---- errors of launched functions -------------------------------------------------------------
