@@ -458,7 +458,8 @@ class _Search:
         for path in paths.used | changed:
             self._follow(scope, path, path in changed)
         for path in paths.assigned:
-            container = list(scope.values(Path(path.root, path.steps[:-1]), False))
+            # An item of a list is replaced, which writes to no memory.
+            container = [] if path.made else scope.values(Path(path.root, path.steps[:-1]), False)
             if not any(isinstance(each, _CONTAINERS) for each in container):
                 self._follow(scope, path, True)
         for call in paths.calls:

@@ -397,3 +397,26 @@ def closure_over_np_pointer(e: Bench):
     p = np.uint64(x.ptr)
     e.a.launch(kernel, x)
     e.b.launch(lambda: kernel(int(p)))
+
+
+@racy("unordered", on="host")
+def stores_in_a_loop_over_a_dict(e: Bench):
+    state = {"x": np.asarray(e.take())}
+
+    def clear():
+        for each in state.values():
+            each[:] = 0
+
+    e.a.launch(clear)
+    e.b.launch(clear)
+
+
+@correct(on="host")
+def items_of_a_list_are_replaced(e: Bench):
+    results = [np.asarray(e.take()), None]
+
+    def keep(i):
+        results[i] = i
+
+    e.a.launch(kernel, results[0])
+    e.b.launch(keep, 1)
