@@ -154,8 +154,9 @@ std::uint32_t Segments::slots_until(std::uint32_t slot, std::uint32_t past, std:
 void Segments::weigh(Index i, const Want& want, Tick passed, std::uint64_t until, Spot* best,
                      std::int64_t* least) {
   const Block& block = blocks_[i];
-  const Units start = aligned(block, want.align);
-  if (std::uint64_t{start} + want.units > block.end()) return;
+  const Spot at_front = first_fit(i, want);
+  if (at_front.block == 0) return;
+  const Units start = at_front.offset;
   const std::uint32_t first = start / kSlotUnits;
   const std::uint32_t touched = (segments_[block.segment].touched + kSlotUnits - 1) / kSlotUnits;
   const std::uint32_t past =
@@ -182,7 +183,6 @@ void Segments::weigh(Index i, const Want& want, Tick passed, std::uint64_t until
     return window.stride();
   };
   consider(start);
-  // Counted in 64 bits: the next aligned place may lie beyond what an offset can say.
   const std::uint64_t align = std::max<std::uint64_t>(want.align, kSlotBytes);
   const std::uint64_t step = align / kUnit;
   const std::uint64_t slots = (want.units - 1) / kSlotUnits + 1;
@@ -241,8 +241,8 @@ Segments::Spot Segments::untouched_spot(const Want& want) const {
       continue;
     const Block& tail = blocks_[segment.tail];
     if (!tail.is(BlockState::free)) continue;
-    const Units offset = aligned_up(tail, std::max(segment.touched, tail.offset), want.align);
-    if (std::uint64_t{offset} + want.units <= segment.end()) return {segment.tail, offset};
+    const Spot spot = first_fit(segment.tail, std::max(segment.touched, tail.offset), want);
+    if (spot.block != 0) return spot;
   }
   return {};
 }
@@ -257,6 +257,7 @@ bool Segments::usable(const Survey& plan, Tick passed) const {
 void Segments::save_memory(const Want& want, Tick passed, Spot* best, Survey* plan, std::uint32_t* lacking) {
   int looked = 0;
   const auto consider = [&](const Spot& spot) {
+    if (spot.block == 0) return;
     Survey other = survey(spot, want.units);
     const std::uint32_t needed = lacking_slots(want.stream, other);
     if (needed >= *lacking || !usable(other, passed)) return;
@@ -266,7 +267,7 @@ void Segments::save_memory(const Want& want, Tick passed, Spot* best, Survey* pl
   };
   const auto visit = [&](Index i) {
     const Block& block = blocks_[i];
-    consider({i, aligned(block, want.align)});
+    consider(first_fit(i, want));
     if (want.align <= kUnit && block.end() <= segments_[block.segment].touched)
       consider({i, block.end() - want.units});
     return *lacking == 0 || ++looked >= kThriftyCandidates;

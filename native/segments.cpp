@@ -162,12 +162,21 @@ Index Segments::cut_front(Index i, Units units) {
   return front;
 }
 
-// The first offset at or after `offset`, in the block's segment, that has the alignment.
-Units Segments::aligned_up(const Block& block, Units offset, std::uint64_t align) const {
+// The first offset at or after `offset`, counted as in the block's segment, that has the alignment. In 64
+// bits: it may lie beyond the block and beyond what a block's offset can say.
+std::uint64_t Segments::aligned_up(const Block& block, std::uint64_t offset, std::uint64_t align) const {
   if (align <= kUnit) return offset;
   const Segment& segment = segments_[block.segment];
-  const Address address = segment.base + std::uint64_t{offset - segment.first} * kUnit;
-  return offset + static_cast<Units>((round_up(address, align) - address) / kUnit);
+  const Address address = segment.base + (offset - segment.first) * kUnit;
+  return offset + (~address + 1) % align / kUnit;
+}
+
+// The first place in the block, at or after `from`, that has the alignment and room for the request; none
+// where there is no such place.
+Segments::Spot Segments::first_fit(Index i, Units from, const Want& want) const {
+  const std::uint64_t offset = aligned_up(blocks_[i], from, want.align);
+  if (offset + want.units > blocks_[i].end()) return {};
+  return {i, static_cast<Units>(offset)};
 }
 
 // Joins a free block (in no index) with its free neighbours and indexes the result.
@@ -246,10 +255,7 @@ std::uint64_t Segments::newly_held(const Spot& spot, const Want& want) {
 // least from the free pages.
 Segments::Spot Segments::find_spot(const Want& want) {
   const FreeIndex& index = free_blocks(want.stream, want.band);
-  if (!options_.pages) {
-    const Index block = peek(want);
-    return block == 0 ? Spot{} : Spot{block, aligned(blocks_[block], want.align)};
-  }
+  if (!options_.pages) return first_fit(peek(want), want);
   if (want.strip != 0) {
     const Spot spot = strip_spot(want);
     return spot.block == 0 || newly_held(spot, want) == kNoMemory ? Spot{} : spot;
@@ -259,6 +265,7 @@ Segments::Spot Segments::find_spot(const Want& want) {
   std::uint64_t least = kNoMemory;
   int looked = 0;
   const auto consider = [&](const Spot& spot, Units units) {
+    if (spot.block == 0) return;
     const std::uint64_t bytes = newly_held(spot, want);
     if (bytes == kNoMemory) return;
     if (units == best_units && (bytes > least || (bytes == least && spot.offset >= best.offset))) return;
@@ -269,7 +276,7 @@ Segments::Spot Segments::find_spot(const Want& want) {
   const auto visit = [&](Index i) {
     const Block& block = blocks_[i];
     if (block.units <= best_units) {
-      consider({i, aligned(block, want.align)}, block.units);
+      consider(first_fit(i, want), block.units);
       // At the block's other end it may share a page with the next neighbour. Blocks of the middle band keep
       // to one end: where they are replaced by slightly larger ones, again and again, theirs stay neighbours.
       if (want.band == kLarge && want.align <= kUnit && block.units > want.units)

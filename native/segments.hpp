@@ -116,6 +116,7 @@ struct Want {
   std::uint64_t growable = 0;   // … this growable buffer, as long as it is open
   Units padded() const { return units + static_cast<Units>(align / kUnit) - 1; }
 };
+static_assert(2 * kMaxRequest / kUnit - 1 <= ~Units{0}, "the largest request of the largest alignment");
 
 // Says whether everything up to a tick of a stream has finished.
 using Finished = std::function<bool(std::uint16_t stream, Tick tick)>;
@@ -197,8 +198,8 @@ class Segments {
   // Memory again, at the same addresses; the same of a failure.
   Status bring_back(Index page);
   bool resident(Index page) const;  // it has memory, mapped and usable, at all its addresses
-  // Pages that lie side by side, given up and in order of their addresses, come back in larger ones: sized as
-  // for one request of that length.
+  // Pages that lie side by side, given up and in order of their addresses, come back in larger ones: of sizes
+  // up to that for one request of that length, each in the place of whole pages.
   void fuse(const std::vector<Index>& pages);
   // Calls visit(page, first, past) for each page that a block's addresses hold, with the units of the block
   // that lie on it.
@@ -304,10 +305,11 @@ class Segments {
   Index cut_front(Index block, Units units);
   Index carve(const Spot& spot, Units units);
   Index merge(Index block);
-  Units aligned(const Block& block, std::uint64_t align) const {
-    return aligned_up(block, block.offset, align);
+  std::uint64_t aligned_up(const Block& block, std::uint64_t offset, std::uint64_t align) const;
+  Spot first_fit(Index block, Units from, const Want& want) const;
+  Spot first_fit(Index block, const Want& want) const {
+    return block == 0 ? Spot{} : first_fit(block, blocks_[block].offset, want);
   }
-  Units aligned_up(const Block& block, Units offset, std::uint64_t align) const;
 
   // pages
   bool counts_on(Index mapping, std::uint16_t stream);
@@ -348,6 +350,7 @@ class Segments {
   void discard(Index page, Tick tick);
   void forget_page(Index page);
   Status release_page(Index page);
+  void fuse_row(const std::vector<Index>& row, std::uint32_t slots);
   Address slot_address(std::uint32_t slot) const { return space_ + slot * kSlotBytes; }
 
   // segments

@@ -1,8 +1,6 @@
 // Fences and the stream cache. The decisions that use them are in pool.cpp.
 #include "streams.hpp"
 
-#include <mutex>
-
 namespace vram {
 
 void StreamCache::drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& out) {
@@ -34,6 +32,16 @@ void StreamCache::drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& 
       empty(small_[i]);
       return true;
     });
+}
+
+void StreamCache::forget() {
+  std::fill(std::begin(small_), std::end(small_), Index{0});
+  std::fill(std::begin(places_), std::end(places_), Place{});
+  std::fill(std::begin(small_used_), std::end(small_used_), std::uint64_t{0});
+  std::fill(std::begin(places_used_), std::end(places_used_), std::uint64_t{0});
+  count_ = 0;
+  bytes_ = 0;
+  large_count_.store(0, std::memory_order_relaxed);
 }
 
 StreamTable::StreamTable() : numbers_(kMaxStreams), places_(kPlaces) { add(0); }
@@ -141,7 +149,40 @@ Status EventPool::take(EventHandle* out) {
   return {};
 }
 
+std::vector<EventPool::Awaited>::iterator EventPool::awaited(EventHandle event) {
+  return std::find_if(awaited_.begin(), awaited_.end(),
+                      [event](const Awaited& each) { return each.event == event; });
+}
+
+void EventPool::give(EventHandle event) {
+  if (const auto found = awaited(event); found != awaited_.end()) {
+    found->given = true;  // wait() gives it
+  } else if (closed_) {
+    (void)backend_.event_destroy(event);
+  } else {
+    idle_.push_back(event);
+  }
+}
+
+Status EventPool::wait(EventHandle event, std::unique_lock<std::mutex>& lock) {
+  if (const auto found = awaited(event); found != awaited_.end()) {
+    ++found->waits;
+  } else {
+    awaited_.push_back({event, 1, false});
+  }
+  lock.unlock();
+  const Status status = backend_.event_synchronize(event);
+  lock.lock();
+  const auto found = awaited(event);
+  if (--found->waits != 0) return status;
+  const bool given = found->given;
+  awaited_.erase(found);
+  if (given) give(event);
+  return status;
+}
+
 Status EventPool::destroy_all() {
+  closed_ = true;
   Status first;
   for (EventHandle event : idle_) {
     const Status status = backend_.event_destroy(event);
@@ -154,6 +195,7 @@ Status EventPool::destroy_all() {
 Status Fences::record(StreamState& stream) {
   if (stream.last != 0) return {};
   if (stream.capture != 0 || backend_.capturing(stream.handle)) return {Code::capturing, 0, "event_record"};
+  if (stream.fences.size() >= kMostFences) make_room(stream);
   EventHandle event = 0;
   if (Status status = events_.take(&event); !status.ok()) return status;
   if (Status status = backend_.event_record(event, stream.handle); !status.ok()) {
@@ -164,6 +206,22 @@ Status Fences::record(StreamState& stream) {
   ++stream.tick;
   stream.unfenced_bytes = 0;
   return {};
+}
+
+// Asks first: a stream whose blocks serve itself is not polled otherwise.
+void Fences::make_room(StreamState& stream) {
+  (void)poll(stream);
+  std::deque<Fence>& fences = stream.fences;
+  if (fences.size() < kMostFences) return;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < fences.size(); ++i) {
+    if (i % 2 == 0 || i + 1 == fences.size()) {
+      fences[kept++] = fences[i];
+    } else {
+      events_.give(fences[i].event);
+    }
+  }
+  fences.resize(kept);
 }
 
 Status Fences::poll(StreamState& stream) {

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "backend.hpp"
@@ -85,11 +86,7 @@ class StreamCache {
   void added(Units units) { count_one(units, 1); }
   void removed(Units units) { count_one(units, -1); }
   // What it held has become invalid.
-  void forget() {
-    count_ = 0;
-    bytes_ = 0;
-    large_count_.store(0, std::memory_order_relaxed);
-  }
+  void forget();
 
  private:
   void count_one(Units units, int change) {
@@ -218,22 +215,41 @@ class StreamTable {
   std::uint32_t occupied_ = 0;
 };
 
-// Events are made once and used again. Guarded by the pool's mutex.
+// Events are created once and used again. An event that somebody waits for without the mutex is neither
+// recorded again nor destroyed before the last of them has returned. Guarded by the pool's mutex.
 class EventPool {
  public:
   explicit EventPool(Backend& backend) : backend_(backend) {}
   Status take(EventHandle* out);
-  void give(EventHandle event) { idle_.push_back(event); }
-  Status destroy_all();  // the first failure; it carries on
+  void give(EventHandle event);
+  // Waits on the host for an event that was taken and may be given back meanwhile. The lock is not held while
+  // it waits.
+  Status wait(EventHandle event, std::unique_lock<std::mutex>& lock);
+  // Those given back now or later; returns the first failure and carries on.
+  Status destroy_all();
 
  private:
+  struct Awaited {
+    EventHandle event = 0;
+    std::uint32_t waits = 0;
+    bool given = false;
+  };
+  std::vector<Awaited>::iterator awaited(EventHandle event);
+
   Backend& backend_;
   std::vector<EventHandle> idle_;
+  std::vector<Awaited> awaited_;  // one for each event that is waited for; few
+  bool closed_ = false;           // destroy_all was called
 };
 
 // The fences of streams. Guarded by the pool's mutex.
 class Fences {
  public:
+  // A stream has at most this many fences that have not passed, however long its work takes: where one more
+  // is needed, every other one is dropped, and what it stood for is told by the next. So recent fences are
+  // exact and old ones far apart.
+  static constexpr std::size_t kMostFences = 32;
+
   explicit Fences(Backend& backend) : backend_(backend), events_(backend) {}
   Status close() { return events_.destroy_all(); }
 
@@ -248,6 +264,8 @@ class Fences {
   Status order(StreamState& waiter, StreamState& stream, Tick tick);
   // The event to wait for so that `tick` has finished, and up to which tick it tells; 0 when it has already.
   Status event_for(StreamState& stream, Tick tick, EventHandle* out, Tick* covers = nullptr);
+  // Waits for such an event on the host; the lock is not held meanwhile.
+  Status wait(EventHandle event, std::unique_lock<std::mutex>& lock) { return events_.wait(event, lock); }
   // Everything has finished (the stream was synchronised): drops its fences.
   void clear(StreamState& stream);
   // The same without an event: whatever is issued from now on comes after the tick that is returned, and
@@ -256,6 +274,8 @@ class Fences {
   void pass(StreamState& stream, Tick tick);
 
  private:
+  void make_room(StreamState& stream);
+
   Backend& backend_;
   EventPool events_;
 };

@@ -1,16 +1,31 @@
-"""What every test shares: Hypothesis profiles, and skipping tests that need a device which is not there."""
+"""What every test shares: Hypothesis profiles, a place for monitors' sockets, and skipping tests that need a
+device which is not there."""
 
 from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Deadlines measure the machine, not the code. The sanitized module is many times slower.
-settings.register_profile("default", deadline=None)
-settings.register_profile(
-    "sanitize", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow]
-)
+# Deadlines and "too slow" measure the machine, not the code. The sanitized module is many times slower.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("sanitize", settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of each test's own for the sockets of monitors: other processes of the user are not seen.
+
+    Its name is short, because that of a socket must fit into 107 bytes.
+    """
+    with tempfile.TemporaryDirectory(prefix="vr", dir="/tmp") as made:
+        path = Path(made) / "vram"
+        monkeypatch.setenv("VRAM_RUNTIME_DIR", str(path))
+        yield path
 
 
 def _has_cuda() -> bool:

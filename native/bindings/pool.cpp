@@ -515,7 +515,10 @@ PyObject* close_method(PyObject* object, PyObject*) {
   if (self->views != 0 && !self->pool->closed())
     return PyErr_Format(PyExc_BufferError,
                         "%zd view(s) of the pool's buffers exist; drop them before close()", self->views);
-  return done(without_gil([&] { return self->pool->close(); }), "close the pool");
+  ++self->closing;
+  const Status status = without_gil([&] { return self->pool->close(); });
+  --self->closing;
+  return done(status, "close the pool");
 }
 
 // The callback runs without any lock of the pool; what it raises is reported and counts as "no".

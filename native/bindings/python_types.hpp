@@ -24,6 +24,7 @@ struct PyPool {
   PyObject* tag_ids;       // dict: str → id
   PyObject* oom_callback;  // strong, or null
   Py_ssize_t views;        // memoryviews and DLPack capsules over its buffers
+  int closing;             // calls of close() under way: no view may be made of what is about to go
 };
 
 // The native part of vram.Arena: an arena and what keeps it alive. Guarded by the GIL, but for the arena.

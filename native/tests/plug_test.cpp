@@ -70,6 +70,25 @@ TEST(nothing_and_strangers_are_taken_in_stride) {
   CHECK(world.pool->check(&why) && world.pool->live_bytes() == 0);
 }
 
+// As a training job does: tensors of many sizes on one stream while another stream exists.
+TEST(a_long_job_holds_few_events) {
+  Plugged world(900 * kMiB);
+  void* const side = vram_plug_allocate(kMiB, 0, nullptr);
+  const std::uint64_t before = world.device->counts().events;
+  std::uint64_t random = 1;
+  for (int i = 0; i < 200'000 / testing::kSlowdown; i += 2) {
+    void* pair[2];
+    for (void*& each : pair) {
+      random = random * 6364136223846793005u + 1442695040888963407u;
+      each = vram_plug_allocate(2 * kMiB + (random >> 33) % (58 * kMiB), 0, world.on());
+    }
+    for (void* each : pair) vram_plug_free(each, 0, 0, world.on());
+    REQUIRE(world.device->counts().events <= before + 2 * Fences::kMostFences);
+  }
+  vram_plug_free(side, kMiB, 0, nullptr);
+  CHECK(world.pool->live_bytes() == 0);
+}
+
 TEST(memory_of_an_earlier_pool_is_freed_there) {
   Plugged earlier;
   void* const old = vram_plug_allocate(4096, 0, nullptr);

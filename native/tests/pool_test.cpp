@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -384,6 +385,63 @@ TEST(a_pool_that_closes_while_a_call_waits_for_it_is_closed_to_it) {
   REQUIRE(pool.allocate(kMiB, stream, 0, 0, &held).ok());
   device->closes = &pool;
   CHECK(pool.retire_stream(stream).code == Code::closed);
+}
+
+TEST(a_pool_that_closes_under_a_fast_path_serves_nothing) {
+  const auto device = std::make_shared<ClosingBackend>(kGiB);
+  Pool pool(device, {});
+  StreamHandle stream = 0;
+  REQUIRE(device->stream_create(&stream).ok() && stream == 1);
+  Address held = 0;
+  REQUIRE(pool.allocate(4 * kKiB, stream, 0, 0, &held).ok() && pool.free(held).ok());
+  device->closes = &pool;  // between the look at the gate and the stream's lock
+  CHECK(!pool.try_cached(4 * kKiB, stream, 0, &held));
+  const PoolStats stats = pool.stats();
+  CHECK(stats.live == 0 && stats.cached == 0 && stats.cached_blocks == 0);
+}
+
+// Whatever the threads are doing when the pool closes, they end with success or `closed`, write no memory
+// that is gone, and leave accounts of nothing.
+TEST(any_call_may_meet_close) {
+  constexpr int kThreads = 3;
+  for (int round = 0; round < 60; ++round) {
+    const auto host = std::make_shared<HostBackend>(256 * kMiB);
+    PoolConfig config;
+    config.zero_on_allocate = round % 3 == 0;
+    config.pages = round % 2 == 0;
+    config.journal = round % 5 == 0 ? 64 : 0;
+    Pool pool(host, config);
+    std::atomic<int> ready{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t)
+      threads.emplace_back([&, t] {
+        StreamHandle stream = 0;
+        if (t != 0) CHECK(host->stream_create(&stream).ok());
+        Address kept = 0;
+        CHECK(pool.allocate(64 * kKiB, stream, 0, 0, &kept).ok());
+        ++ready;
+        const auto fine = [](const Status& status) { return status.ok() || status.code == Code::closed; };
+        for (int i = 0; !pool.closed(); ++i) {
+          Address address = 0;
+          BlockInfo info;
+          CHECK(fine(pool.allocate(512 << (i % 12), stream, 0, 0, &address)));
+          CHECK(fine(pool.info(kept, &info)));
+          {
+            const Allocator::Access access(pool);
+            if (!access.refused()) CHECK(host->fill(kept, 1, kUnit, stream).ok());
+          }
+          if (address != 0) CHECK(fine(pool.free(address)));
+          if (i % 64 == 63) CHECK(fine(pool.record_stream(kept, 0)) && fine(pool.trim(0, false)));
+        }
+      });
+    while (ready != kThreads) std::this_thread::yield();
+    CHECK(pool.close().ok());
+    for (std::thread& each : threads) each.join();
+    const PoolStats stats = pool.stats();
+    REQUIRE(stats.live == 0 && stats.cached == 0 && stats.cached_blocks == 0 && stats.pending.current == 0);
+    std::uint64_t free_bytes = 0, total_bytes = 0;
+    CHECK(host->memory_info(&free_bytes, &total_bytes).ok() && free_bytes == total_bytes);
+  }
 }
 
 TEST(what_is_cached_of_other_sizes_is_merged_before_the_pool_grows) {
@@ -898,6 +956,123 @@ TEST(zeroing_on_free_outlives_the_stream) {
     CHECK(world.pool->trim(0, true).ok());
     CHECK(world.stats().reserved.current == 0 && world.good());
   });
+}
+
+// ---- events -----------------------------------------------------------------------------------------------
+
+namespace {
+
+// Pairs of blocks of 2 to 60 MiB on one stream while another exists, with work on each: frees record fences,
+// and own blocks serve, so nobody asks about them. The most events that existed at once.
+std::uint64_t most_events(World& world, StreamHandle on, int allocations) {
+  std::uint64_t random = 1;
+  std::uint64_t most = 0;
+  for (int i = 0; i < allocations; i += 2) {
+    Address pair[2];
+    for (Address& address : pair) {
+      random = random * 6364136223846793005u + 1442695040888963407u;
+      address = world.get(2 * kMiB + (random >> 33) % (58 * kMiB), on);
+      CHECK(address != 0);
+      CHECK(world.device->work(on, 1, address, kUnit).ok());
+    }
+    for (Address address : pair) CHECK(world.pool->free(address).ok());
+    most = std::max(most, world.device->counts().events);
+  }
+  return most;
+}
+
+}  // namespace
+
+TEST(events_are_bounded_whatever_is_freed) {
+  both_kinds([](const PoolConfig& config) {
+    World world(8 * kGiB, config);
+    REQUIRE(world.get(kMiB, 2) != 0);
+    CHECK(most_events(world, 1, 40'000 / testing::kSlowdown) <= 2 * Fences::kMostFences);
+    CHECK(world.good());
+  });
+}
+
+TEST(events_are_bounded_where_a_stream_never_finishes) {
+  both_kinds([](const PoolConfig& config) {
+    World world(8 * kGiB, config, manual());
+    REQUIRE(world.get(kMiB, 2) != 0);
+    CHECK(most_events(world, 1, 20'000 / testing::kSlowdown) <= 2 * Fences::kMostFences);
+    // The fences that are left still tell what has finished, and no sooner.
+    const Address used = world.get(4 * kMiB, 2);
+    REQUIRE(world.pool->record_stream(used, 1).ok() && world.pool->free(used).ok());
+    CHECK(world.pool->coalesce().ok() && world.stats().pending_blocks == 1);
+    CHECK(world.device->run_all() && world.pool->coalesce().ok());
+    CHECK(world.stats().pending_blocks == 0 && world.good());
+  });
+}
+
+TEST(events_are_bounded_where_frees_wait_for_a_stream_that_never_finishes) {
+  World world(8 * kGiB, {}, manual());
+  REQUIRE(world.device->work(2, 1).ok());
+  for (int i = 0; i < 4000; ++i) {
+    const Address used = world.get(kMiB, 1);
+    REQUIRE(used != 0 && world.pool->record_stream(used, 2).ok() && world.pool->free(used).ok());
+    CHECK(world.device->counts().events <= 2 * Fences::kMostFences);
+  }
+  CHECK(world.stats().pending_blocks == 4000);
+  CHECK(world.device->run_all() && world.pool->coalesce().ok() && world.stats().pending_blocks == 0);
+}
+
+namespace {
+
+// Says whether an event was recorded again or destroyed while somebody waited for it; the first wait closes
+// the pool, or has another call of the pool look at its fences.
+class WaitingBackend final : public ModelBackend {
+ public:
+  using ModelBackend::ModelBackend;
+  Status event_synchronize(EventHandle event) override {
+    awaited.insert(event);
+    if (auto act = std::exchange(meanwhile, nullptr)) act();
+    const Status status = ModelBackend::event_synchronize(event);
+    awaited.erase(awaited.find(event));
+    return status;
+  }
+  Status event_record(EventHandle event, StreamHandle stream) override {
+    disturbed = disturbed || awaited.count(event) != 0;
+    return ModelBackend::event_record(event, stream);
+  }
+  Status event_destroy(EventHandle event) override {
+    disturbed = disturbed || awaited.count(event) != 0;
+    return ModelBackend::event_destroy(event);
+  }
+  std::function<void()> meanwhile;
+  std::multiset<EventHandle> awaited;
+  bool disturbed = false;
+};
+
+}  // namespace
+
+TEST(an_event_that_is_waited_for_is_left_alone) {
+  for (const bool closing : {true, false}) {
+    const auto device = std::make_shared<WaitingBackend>(kGiB, manual());
+    auto pool = std::make_unique<Pool>(device, PoolConfig{});
+    StreamHandle stream = 0;
+    REQUIRE(device->stream_create(&stream).ok());
+    Address used = 0;
+    REQUIRE(pool->allocate(4 * kMiB, 0, 0, 0, &used).ok() && device->work(stream, 1, used, kUnit).ok());
+    REQUIRE(pool->record_stream(used, stream).ok() && pool->free(used).ok());
+    device->meanwhile = [&] {
+      if (closing) {
+        CHECK(pool->close().ok());
+        return;
+      }
+      CHECK(device->run_all() && pool->coalesce().ok());
+      for (int i = 0; i < 4; ++i) {
+        Address other = 0;
+        REQUIRE(pool->allocate(4 * kMiB, 0, 0, 0, &other).ok());
+        REQUIRE(pool->record_stream(other, stream).ok() && pool->free(other).ok());
+      }
+    };
+    CHECK(pool->trim(0, true).code == (closing ? Code::closed : Code::ok));
+    CHECK(!device->disturbed && device->meanwhile == nullptr);
+    pool.reset();
+    CHECK(device->counts().events == 0);
+  }
 }
 
 // ---- the end

@@ -22,7 +22,7 @@ Level: TypeAlias = Literal["wrong", "warning", "hint"]
 """wrong: something does not work; warning: it works other than one would think; hint: it could be better."""
 LEVELS: tuple[Level, ...] = ("wrong", "warning", "hint")
 
-OUR_VARIABLES = ("VRAM_CONF", *VARIABLES)
+OUR_VARIABLES = ("VRAM_CONF", "VRAM_RUNTIME_DIR", *VARIABLES)
 TORCH_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 LEAST_LOCKED = 1 << 30
 """A limit of locked memory below this is called low."""
@@ -270,7 +270,7 @@ def check_runtime(scene: Scene) -> Iterator[Finding]:
     """No place for the monitor's socket."""
     if scene.unsafe_runtime:
         yield Finding(
-            "wrong", "vram.monitor() cannot work", scene.unsafe_runtime, "see above, or set XDG_RUNTIME_DIR"
+            "wrong", "vram.monitor() cannot work", scene.unsafe_runtime, "see above, or set VRAM_RUNTIME_DIR"
         )
 
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from vram.descriptors import disown
 from vram.errors import ConfigError, DeviceError, VramError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ MOST_BLOCKS = 200_000
 """Live blocks of a pool of which a snapshot is still given."""
 WRITE_SECONDS = 10.0
 """How long a client may take to read an answer."""
-LINK_SECONDS = 5.0
+LINK_SECONDS = 30.0
 """How long a client waits for an answer, by default."""
 LONGEST_PATH = 107
 """Bytes that the name of a Unix socket may have."""
@@ -295,6 +296,7 @@ def _after_fork_in_child() -> None:
     if _monitor is not None:
         _monitor._ending.set()
         _monitor._clients_lock = threading.RLock()
+        disown(each.fileno() for each in (_monitor._listener, *_monitor._clients))
         _monitor._let_go()
     _monitor = None
 
@@ -342,18 +344,24 @@ def runtime_directory() -> Path:
             if isinstance(error, FileExistsError):
                 raise
             raise ConfigError(
-                f"there is no place for the monitor's socket: {error}; set XDG_RUNTIME_DIR"
+                f"there is no place for the monitor's socket: {error}; set VRAM_RUNTIME_DIR"
             ) from error
     if why := _unsafe(path):
         raise ConfigError(
-            f"{path} is no safe place for the monitor's socket: {why}; remove it, or set XDG_RUNTIME_DIR to "
-            "a directory of your own"
+            f"{path} is no safe place for the monitor's socket: {why}; remove it, or set "
+            "VRAM_RUNTIME_DIR to a directory of your own"
         )
     return path
 
 
 def _directories() -> list[Path]:
-    """Where sockets may be: a process started elsewhere may not know XDG_RUNTIME_DIR."""
+    """Where sockets may be; the first is where this process puts its own.
+
+    VRAM_RUNTIME_DIR is the only place where it is set: processes with different ones do not see each other.
+    Otherwise there are two, because a process started elsewhere may not know XDG_RUNTIME_DIR.
+    """
+    if own := os.environ.get("VRAM_RUNTIME_DIR"):
+        return [Path(own)]
     fallback = Path(tempfile.gettempdir()) / f"vram-{os.geteuid()}"
     given = os.environ.get("XDG_RUNTIME_DIR")
     if given and os.path.isdir(given) and os.access(given, os.W_OK | os.X_OK):
@@ -380,7 +388,7 @@ def _listen(directory: Path) -> tuple[socket.socket, Path]:
         path = directory / (f"{os.getpid()}.sock" if not attempt else f"{os.getpid()}-{attempt}.sock")
         if len(os.fsencode(path)) > LONGEST_PATH:
             raise ConfigError(
-                f"{path} is too long for a Unix socket; set XDG_RUNTIME_DIR to a shorter directory"
+                f"{path} is too long for a Unix socket; set VRAM_RUNTIME_DIR to a shorter directory"
             )
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

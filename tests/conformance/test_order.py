@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from contents import read
+from waiting import PATIENCE
 
 import vram
 from vram import Device, OutOfMemory, Pool, Stream
 
 KIB, MIB = 1 << 10, 1 << 20
-TIMEOUT = 30.0  # seconds until a missing wake-up is given up
+TIMEOUT = PATIENCE
 SIZES = [4 * KIB, MIB, 2 * MIB, 7 * MIB, 32 * MIB]
 
 

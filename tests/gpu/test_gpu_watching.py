@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,13 +20,6 @@ from vram.stretches import Stretch
 
 pytestmark = pytest.mark.gpu
 PARTS = ("pools", "libraries", "processes", "unknown", "free")
-
-
-@pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with tempfile.TemporaryDirectory(prefix="vr", dir="/tmp") as made:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", made)
-        yield
 
 
 def gpu_of(told: dict[str, Any]) -> dict[str, Any]:

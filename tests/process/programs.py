@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 
-TIMEOUT = 120.0  # seconds; only a deadlock reaches it
+TIMEOUT = 600.0  # seconds; only a deadlock reaches it
 
 
 def run_program(*parts: str) -> subprocess.CompletedProcess[str]:

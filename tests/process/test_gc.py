@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram import OutOfMemory, Pool, Stream
 
 KIB, MIB = 1 << 10, 1 << 20
-TIMEOUT = 60.0
+TIMEOUT = PATIENCE
 
 
 @pytest.fixture

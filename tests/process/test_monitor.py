@@ -20,18 +20,11 @@ from typing import Any, BinaryIO
 
 import pytest
 from programs import assert_quiet, run_program
+from waiting import PATIENCE
 
 import vram
 from vram import monitoring
 from vram.monitoring import attach, processes
-
-
-@pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of its own, of a short name: that of a socket must fit into 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="vr", dir="/tmp") as made:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", made)
-        yield Path(made) / "vram"
 
 
 @pytest.fixture
@@ -57,7 +50,7 @@ def other_process(*lines: str) -> Iterator[subprocess.Popen[str]]:
             with contextlib.suppress(OSError):
                 started.stdin.write("\n")
                 started.stdin.flush()
-        started.wait(60)
+        started.wait(PATIENCE)
         started.stdin.close()
         started.stdout.close()
 
@@ -177,7 +170,7 @@ def test_another_users_process_is_told_nothing(
         # What the kernel would say of a stranger that got so far, as root could let it.
         monkeypatch.setattr(monitoring, "_peer", lambda _link: (1, stranger))
         link.connect(str(watched.path))
-        link.settimeout(30)
+        link.settimeout(PATIENCE)
         assert "another user" in json.loads(link.makefile("rb").readline())["error"]
 
 
@@ -212,10 +205,32 @@ def test_an_unsafe_directory_is_refused(how: str, runtime: Path, tmp_path: Path)
 
 def test_a_name_too_long_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("VRAM_RUNTIME_DIR", str(long))
     with pytest.raises(vram.ConfigError, match="too long"):
         vram.monitor()
+
+
+def test_where_sockets_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shared = tmp_path / f"vram-{os.geteuid()}"
+    assert monitoring._directories() == [Path(os.environ["VRAM_RUNTIME_DIR"])], "and nowhere else"
+    monkeypatch.delenv("VRAM_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    assert monitoring._directories() == [shared]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert monitoring._directories() == [tmp_path / "vram", shared]
+
+
+def test_processes_with_another_directory_are_not_seen(
+    monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    with other_process(HOLDS) as other:
+        assert [each.pid for each in processes()] == [other.pid]
+        monkeypatch.setenv("VRAM_RUNTIME_DIR", f"{runtime}2")
+        assert processes() == []
+        with pytest.raises(vram.DeviceError, match="not monitored"):
+            attach(other.pid)
 
 
 # ---- hostile and careless clients -------------------------------------------------------------------------
@@ -225,7 +240,7 @@ def test_a_name_too_long_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def plain_link(watched: vram.Monitor) -> Iterator[tuple[socket.socket, BinaryIO]]:
     """A connection that was greeted."""
     with socket.socket(socket.AF_UNIX) as link, link.makefile("rb") as lines:
-        link.settimeout(30)
+        link.settimeout(PATIENCE)
         link.connect(str(watched.path))
         assert json.loads(lines.readline()) == {"answer": {"protocol": 1, "pid": os.getpid()}}
         yield link, lines
@@ -322,7 +337,7 @@ def test_a_killed_process_leaves_nothing_that_stays(runtime: Path) -> None:
     with other_process(HOLDS) as other:
         client = attach(other.pid)
         other.send_signal(signal.SIGKILL)
-        other.wait(60)
+        other.wait(PATIENCE)
     with client, pytest.raises(vram.DeviceError, match="ended"):
         client.status()
     assert len(list(runtime.iterdir())) == 1
@@ -393,6 +408,39 @@ def test_a_fork_is_not_monitored_and_leaves_the_parent_so() -> None:
 
 
 @pytest.mark.fork
+def test_a_child_that_outlives_the_parent_keeps_nobody_waiting() -> None:
+    ended = run_program(
+        """
+        import os, signal, vram
+        from vram.monitoring import attach
+        ready, said = os.pipe()
+        held, hold = os.pipe()
+        parent = os.fork()
+        if not parent:
+            os.close(hold)
+            vram.monitor()
+            os.write(said, b"1"), os.read(held, 1)
+            if not os.fork():
+                os.write(said, b"2"), os.read(held, 2), os._exit(0)
+            os.read(held, 3)
+        os.read(ready, 1)
+        client = attach(parent)
+        client.status()
+        os.write(hold, b"1"), os.read(ready, 1)
+        os.kill(parent, signal.SIGKILL), os.waitpid(parent, 0)
+        try:
+            client.status()
+        except vram.DeviceError as error:
+            assert "has ended" in str(error), error
+        else:
+            raise AssertionError("the child answers")
+        client.close(), os.close(hold)
+        """
+    )
+    assert_quiet(ended)
+
+
+@pytest.mark.fork
 def test_an_exit_in_the_middle_of_everything_is_quiet(runtime: Path) -> None:
     ended = run_program(
         """
@@ -401,15 +449,17 @@ def test_an_exit_in_the_middle_of_everything_is_quiet(runtime: Path) -> None:
         pool = vram.Pool("host")
         vram.monitor(interval=0.01, stacks="python")
         def look():
-            with attach(os.getpid()) as client, contextlib.suppress(vram.DeviceError):
+            with contextlib.suppress(vram.DeviceError), attach(os.getpid()) as client:
                 while True:
                     client.status()
+                    looked.set()
         def work():
             while True:
                 pool.free(pool.malloc(4096))
+        looked = threading.Event()
         for target in (look, look, work):
             threading.Thread(target=target, daemon=True).start()
-        import time; time.sleep(0.5)
+        looked.wait()
         """
     )
     assert_quiet(ended)
@@ -453,7 +503,7 @@ def test_the_page_of_a_monitored_process_tells_its_status(monkeypatch: pytest.Mo
     with vram.monitor(web=True) as watched:
         page = watched.page
         assert vram.monitor(web=True).page is page
-        link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+        link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
         link.request("GET", "/api/live", headers={"x-vram-token": page.token})
         answer = link.getresponse()
         assert answer.status == 200

@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from waiting import PATIENCE
 
 import vram
 from vram import Device, OutOfMemory, Pool, Stream
@@ -21,7 +22,7 @@ from vram import Device, OutOfMemory, Pool, Stream
 KIB, MIB = 1 << 10, 1 << 20
 UNIT = 512
 LIMIT = 48 * MIB
-TIMEOUT = 60.0  # seconds until a missing wake-up is given up
+TIMEOUT = PATIENCE
 
 SIZES = st.sampled_from(
     [

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram import Arena, ConfigError, Device, DeviceError, InvalidFree, OutOfMemory, Pool, Stream
@@ -507,7 +508,7 @@ def test_host_memory_that_queued_work_uses_rests(pool: Pool) -> None:
     gate = threading.Event()
     with Stream("host") as stream, Arena(pool, "2MiB") as arena:
         first = arena.empty(100, np.uint8)
-        stream.launch(gate.wait, 10)
+        stream.launch(gate.wait, PATIENCE)
         stream.launch(first.fill, 7)
         arena.record_stream(stream)
         arena.reset()  # does not wait
@@ -557,7 +558,7 @@ def elsewhere(work: Callable[[], Any]) -> BaseException | None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE)
     return caught[0] if caught else None
 
 
@@ -592,7 +593,7 @@ def test_each_thread_has_its_own(pool: Pool) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert errors == [None] * 4 and pool.live_bytes() == 0
 
 

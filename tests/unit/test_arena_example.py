@@ -19,7 +19,7 @@ def run(*arguments: str) -> str:
         [sys.executable, "-W", "error", str(EXAMPLE), *SMALL, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""

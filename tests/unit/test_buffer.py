@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram import DeviceError, InvalidFree, Pool, Stream
 
 KIB, MIB = 1 << 10, 1 << 20
-TIMEOUT = 30.0  # seconds until a missing wake-up is given up
+TIMEOUT = PATIENCE
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_a_setting_the_pool_refuses_is_one_line_on_stderr(
 
 def test_python_m_vram_is_the_command() -> None:
     command = [sys.executable, "-m", "vram", "replay", "/nowhere"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "vram: cannot open /nowhere: No such file or directory\n"
 

@@ -20,7 +20,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
         [sys.executable, "-m", "vram", "run", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         cwd=cwd,
         env={**os.environ, **environment},
@@ -253,7 +253,7 @@ def test_the_page_of_a_program_has_an_address(tmp_path: Path, built: None) -> No
         "script.py",
         "import urllib.request, vram\n"
         "url = vram.monitor().page.url.partition('#')[0]\n"
-        "print(urllib.request.urlopen(url, timeout=30).status)\n",
+        "print(urllib.request.urlopen(url, timeout=120).status)\n",
     )
     ended = run("--web", script, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "200\n"), ended.stderr

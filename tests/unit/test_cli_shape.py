@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def test_the_lab_lists_its_claims_whole(vram_command: Command) -> None:
 
 def test_no_colours_and_no_frames_reach_a_pipe() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "vram", "info"], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-m", "vram", "info"], capture_output=True, text=True, timeout=600, check=True
     )
     assert "\x1b" not in ended.stdout and not set("│─╭┃") & set(ended.stdout)
 
@@ -102,12 +101,10 @@ def test_commands_options_and_processes_are_offered(
 ) -> None:
     assert completions(vram_command, monkeypatch, "to") == ["top"]
     assert "--filter" in completions(vram_command, monkeypatch, "top", "--f")
-    with tempfile.TemporaryDirectory(prefix="vr", dir="/tmp") as made:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", made)
-        with vram.monitor():
-            mine = str(os.getpid())
-            assert completions(vram_command, monkeypatch, "top", mine[0]) == [mine]
-            assert completions(vram_command, monkeypatch, "doctor", mine[0]) == [mine]
+    with vram.monitor():
+        mine = str(os.getpid())
+        assert completions(vram_command, monkeypatch, "top", mine[0]) == [mine]
+        assert completions(vram_command, monkeypatch, "doctor", mine[0]) == [mine]
 
 
 @pytest.mark.fork
@@ -131,7 +128,7 @@ def test_bash_completes_with_the_script(vram_command: Command, tmp_path: Path) -
         [bash, "--norc", "-c", program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "PATH": path},
     )
     assert ended.stdout.split() == ["doctor"], ended.stderr

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import PATIENCE
 
 from vram import device as device_module
 from vram.device import MOST_KEPT_STREAMS, Device, Event, Reads, Stream, devices, stream_handle
@@ -21,7 +22,7 @@ from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.pool import Pool
 
 MIB = 1 << 20
-TIMEOUT = 30.0  # seconds until a test gives a missing wake-up up
+TIMEOUT = PATIENCE
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def run_python(program: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 

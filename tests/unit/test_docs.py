@@ -51,7 +51,7 @@ def test_block_runs(path: Path, line: int, code: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert result.returncode == 0, f"{path.relative_to(ROOT)}:{line}\n{result.stdout}{result.stderr}"
 

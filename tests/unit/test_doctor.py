@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -119,7 +118,7 @@ MISTAKES: dict[str, tuple[Scene, str, str, str]] = {
         "nvidia-smi",
     ),
     "little may be locked": (changed(locked_limit=8 << 20), "hint", "8 MiB", "ulimit"),
-    "no place for sockets": (changed(unsafe_runtime="belongs to 7"), "wrong", "monitor", "XDG"),
+    "no place for sockets": (changed(unsafe_runtime="belongs to 7"), "wrong", "monitor", "VRAM_RUNTIME_DIR"),
     "no pyarrow": (changed(features=[TRACE]), "hint", "pyarrow", "pip install it"),
 }
 
@@ -180,13 +179,6 @@ def test_a_setting_knows_where_it_came_from() -> None:
 # ---- the commands -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with tempfile.TemporaryDirectory(prefix="vr", dir="/tmp") as made:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", made)
-        yield
-
-
 def test_doctor_prints_findings_and_its_code_says_whether_something_is_wrong(
     vram_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +193,7 @@ def test_doctor_prints_findings_and_its_code_says_whether_something_is_wrong(
 
 
 def test_doctor_and_info_ask_a_running_process(
-    vram_command: Command, monkeypatch: pytest.MonkeyPatch, runtime: None
+    vram_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VRAM_TYPO", "1")
     with vram.monitor() as watched:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram import Device, DeviceError, Event, InvalidFree, OutOfMemory, Pool, Stream
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-TIMEOUT = 30.0  # seconds until a missing wake-up is given up
+TIMEOUT = PATIENCE
 
 
 class Bench:
@@ -43,7 +44,7 @@ def run_quietly(program: str) -> None:
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr

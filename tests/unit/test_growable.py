@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 import vram
 from vram import (
@@ -250,10 +250,7 @@ def test_a_captured_stream_keeps_its_length() -> None:
 
 
 def wait_until_ready(buffer: GrowableBuffer, size: int) -> None:
-    deadline = time.monotonic() + 30
-    while buffer.ready < size:
-        assert time.monotonic() < deadline, f"{buffer.ready} of {size} ready"
-        time.sleep(0.001)
+    wait_until(lambda: buffer.ready >= size)
 
 
 def test_the_next_pages_are_ready_before_they_are_asked_for() -> None:

@@ -25,7 +25,7 @@ def test_it_runs_and_says_what_growing_in_place_saves(tmp_path: Path) -> None:
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )

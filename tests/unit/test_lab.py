@@ -24,8 +24,8 @@ main = importlib.import_module("vram.cli").main
 ON_HOST = [name for name, each in EXPERIMENTS.items() if not each.needs_gpu]
 NEED_GPU = [name for name, each in EXPERIMENTS.items() if each.needs_gpu]
 VERDICTS = {"holds", "does not hold", "depends"}
-# What the host must find, whatever the machine: these are about order and contents, not speed.
-SURE = {"same-stream": "holds", "cross-stream": "holds", "record-stream": "holds", "two-addresses": "holds"}
+# What the host must find, however busy the machine: these are about contents alone, not about who is first.
+SURE = {"same-stream": "holds", "two-addresses": "holds"}
 
 
 def seen(table: Table | None = None, **numbers: float) -> Observation:
@@ -223,6 +223,14 @@ def test_the_host_gives_a_verdict_from_finite_numbers(name: str, report: lab.Rep
     assert numbers
     assert all(math.isfinite(number) and number >= 0 for number in numbers)
     assert all(quantity.unit for quantity in result.observation.numbers.values())
+
+
+def test_what_is_protected_reads_no_foreign_data(report: lab.Report) -> None:
+    """Whether what is not protected does is a race, which a busy machine may decide either way."""
+    result = next(each for each in report.results if each.experiment.name == "cross-stream")
+    protected = [row for row in result.observation.rows() if row["protected by"] != "nothing"]
+    assert len(protected) == 6
+    assert [row["wrong words"] for row in protected] == [0] * 6
 
 
 @pytest.mark.parametrize("name", NEED_GPU)

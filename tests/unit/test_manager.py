@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram.device import Device
@@ -39,7 +40,7 @@ def run_python(program: str, **environ: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 
@@ -55,7 +56,7 @@ def test_there_is_one_manager_and_one_pool_a_device(manager: MemoryManager, mode
 
 def test_many_threads_get_the_same_pool(manager: MemoryManager) -> None:
     found: list[Any] = []
-    start = threading.Barrier(8, timeout=30)
+    start = threading.Barrier(8, timeout=PATIENCE)
 
     def work() -> None:
         start.wait()
@@ -159,7 +160,7 @@ def test_a_pointer_is_given_back_to_the_pool_it_came_from(manager: MemoryManager
 def test_batches_and_futures(manager: MemoryManager) -> None:
     pointers = manager.allocate_batch([4096] * 4)
     assert [pointer - pointers[0] for pointer in pointers] == [0, 4096, 8192, 12288]
-    later = manager.allocate_async(MIB).result(timeout=30)
+    later = manager.allocate_async(MIB).result(timeout=PATIENCE)
     for pointer in (*pointers, later):
         manager.free_memory(pointer)
     assert manager.get_statistics().current_memory_usage == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram import ConfigError, Device, DeviceError, PinnedPool, Pool, Stream
@@ -35,7 +36,7 @@ class Gate:
 
     def __init__(self, stream: Stream) -> None:
         self._open = threading.Event()
-        stream.launch(self._open.wait, 10)
+        stream.launch(self._open.wait, PATIENCE)
 
     def open(self) -> None:
         self._open.set()

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram import ConfigError, Device, DeviceError, OutOfMemory, PinnedPool, Pipeline, Pool
 
 KIB, MIB = 1 << 10, 1 << 20
-TIMEOUT = 60.0
+TIMEOUT = PATIENCE
 
 
 @pytest.fixture

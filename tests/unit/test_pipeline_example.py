@@ -11,7 +11,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline.py"
 
 def test_it_runs_as_a_program_and_says_what_it_did() -> None:
     result = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, timeout=240
+        [sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""

@@ -46,7 +46,7 @@ def test_what_is_served_is_what_the_pool_says(pool: vram.Pool) -> None:
         pool.allocate("600MiB")
     with vram.metrics(0) as offered:
         assert offered.url is not None and offered.url.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(offered.url, timeout=30) as answer:
+        with urllib.request.urlopen(offered.url, timeout=120) as answer:
             found = samples(answer.read().decode())
     stats = pool.stats()
     assert of_pool(found, "vram_memory_allocated_bytes", pool) == stats.allocated > 3 << 20
@@ -116,7 +116,7 @@ def test_a_fork_serves_nothing(pool: vram.Pool) -> None:
             offered.close()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        with urllib.request.urlopen(offered.url, timeout=30) as answer:
+        with urllib.request.urlopen(offered.url, timeout=120) as answer:
             assert b"vram_info" in answer.read()
         """
     )

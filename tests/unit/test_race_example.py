@@ -57,7 +57,7 @@ def test_the_checker_is_content_with_each_cure(example: ModuleType, cure: str) -
 
 def test_it_runs_as_a_program_and_says_what_it_saw() -> None:
     result = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""

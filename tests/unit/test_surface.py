@@ -17,7 +17,7 @@ HEAVY = ["numpy", "pyarrow", "zstandard", "torch", "cupy", "numba", "rich", "ric
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=600
     )
 
 

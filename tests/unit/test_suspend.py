@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram import ConfigError, Device, DeviceError, OutOfMemory, Pool, Stream, Suspended
@@ -208,13 +209,13 @@ def test_a_suspend_waits_for_work_on_every_stream_that_uses_the_memory(pool: Poo
     streams = [Stream("host"), Stream("host")]
     buffer = pool.allocate(4 * MIB, stream=streams[0])
     gate = threading.Event()
-    streams[1].launch(gate.wait, 60)
+    streams[1].launch(gate.wait, PATIENCE)
     buffer.fill(7, stream=streams[1])  # recorded: it is not the buffer's own stream
     begun = pool.suspend_async()
     assert not begun.done()
     gate.set()
-    assert begun.result(60) == 4 * MIB
-    assert pool.resume_async().result(60) == 4 * MIB
+    assert begun.result(PATIENCE) == 4 * MIB
+    assert pool.resume_async().result(PATIENCE) == 4 * MIB
     assert (np.asarray(buffer) == 7).all()
 
 
@@ -222,7 +223,7 @@ def test_a_suspend_of_one_stream_does_not_wait_for_another(pool: Pool) -> None:
     busy = Stream("host")
     gate = threading.Event()
     elsewhere = pool.allocate(4 * MIB, stream=busy)
-    busy.launch(gate.wait, 60)
+    busy.launch(gate.wait, PATIENCE)
     elsewhere.fill(1)
     pool.allocate(4 * MIB, tag="idle").fill(3)
     buffer = pool.allocate(4 * MIB, tag="idle")
@@ -303,7 +304,7 @@ def test_frees_while_a_suspend_is_under_way(pool: Pool) -> None:
     stream = Stream("host")
     gate = threading.Event()
     buffers = [pool.allocate(5 * MIB, stream=stream) for _ in range(4)]
-    stream.launch(gate.wait, 60)
+    stream.launch(gate.wait, PATIENCE)
     buffers[0].fill(1)
     begun = pool.suspend_async()
     while not buffers[-1].suspended:
@@ -311,7 +312,7 @@ def test_frees_while_a_suspend_is_under_way(pool: Pool) -> None:
     buffers[1].free()
     assert not begun.done()
     gate.set()
-    begun.result(60)
+    begun.result(PATIENCE)
     assert pool.check() is None
     assert pool.stats().live == 3
     pool.resume()
@@ -560,7 +561,7 @@ def test_exit_and_fork_while_suspended() -> None:
         print("ended suspended")
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ended suspended", "")
 

@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "suspend.py"
 
 def test_it_trains_and_serves_in_turn() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLE), "host"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "error", str(EXAMPLE), "host"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

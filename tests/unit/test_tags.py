@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram.tags import current_tag
@@ -44,7 +45,7 @@ def test_an_exception_restores_the_outer_tag() -> None:
 
 def test_one_object_may_be_entered_again_and_by_many_threads() -> None:
     label, seen = vram.tag("shared"), []
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=PATIENCE)
 
     def work() -> None:
         with label:
@@ -112,5 +113,5 @@ def test_bad_names_are_refused() -> None:
 
 def test_tags_work_where_the_native_core_is_not_built() -> None:
     code = "import sys; sys.modules['vram._native'] = None; import vram\nwith vram.tag('x'): pass"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")

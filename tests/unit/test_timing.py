@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from waiting import PATIENCE
 
 import vram
 from vram import Device, DeviceError, Event, Stream
@@ -16,7 +17,7 @@ def test_on_the_host_the_order_of_points_is_that_of_their_times() -> None:
         gate = threading.Event()
         events = [Event("host", timing=True) for _ in range(3)]
         events[0].record(stream)
-        stream.launch(gate.wait, 60)
+        stream.launch(gate.wait, PATIENCE)
         events[1].record(stream)
         with pytest.raises(DeviceError) as caught:
             events[1].elapsed_ms(events[0])
@@ -33,7 +34,7 @@ def test_a_timing_event_orders_work_as_any_other() -> None:
         gate, seen = threading.Event(), []
         event = Event("host", timing=True)
         assert event.query()
-        one.launch(gate.wait, 60)
+        one.launch(gate.wait, PATIENCE)
         one.launch(seen.append, 1)
         one.record_event(event)
         two.wait_event(event)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # made_jobs
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-PATIENCE_MS = 20_000
+PATIENCE_MS = 120_000
 
 
 @pytest.fixture(scope="session")
@@ -88,9 +88,13 @@ class Tab:
 
     def wait(self, condition: str) -> None:
         """Until a JavaScript expression is true; Playwright's own way needs eval, which the page forbids."""
-        until = time.monotonic() + PATIENCE_MS / 1000
-        while not self.page.evaluate(f"Boolean({condition})"):
-            assert time.monotonic() < until, f"never came true: {condition}"
+        self.until(lambda: self.page.evaluate(f"Boolean({condition})"), condition)
+
+    def until(self, met: Callable[[], bool], what: str) -> None:
+        """Until `met()` is true, while the page goes on."""
+        given_up = time.monotonic() + PATIENCE_MS / 1000
+        while not met():
+            assert time.monotonic() < given_up, f"never came true: {what}"
             self.page.wait_for_timeout(30)
 
     def colors(self, selector: str) -> int:

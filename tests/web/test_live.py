@@ -58,7 +58,7 @@ def test_a_process_is_followed(serve: Callable[..., Any], open_tab: Callable[...
         assert part in text
     assert tab.page.locator("img").count() == 0
     tab.page.click("text=Pause")
-    tab.page.wait_for_timeout(300)
+    tab.page.wait_for_selector("text=Go on")
     held = tab.text("table.pools tbody tr td:nth-child(3)")
     tab.page.wait_for_timeout(500)
     assert tab.text("table.pools tbody tr td:nth-child(3)") == held

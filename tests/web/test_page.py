@@ -150,10 +150,10 @@ def test_another_file_may_be_chosen(tab: Any) -> None:
     tab.view("map")
     tab.quiet()
     tab.page.wait_for_timeout(300)
-    before = tab.page.locator("section.map canvas").screenshot()
+    canvas = tab.page.locator("section.map canvas")
+    before = canvas.screenshot()
     tab.page.select_option("aside select[aria-label=Stream]", options[1])
-    tab.page.wait_for_timeout(300)
-    assert tab.page.locator("section.map canvas").screenshot() != before, "other streams step back"
+    tab.until(lambda: canvas.screenshot() != before, "other streams step back")
 
 
 # ---- map, flame graph --------------------------------------------------------------------------------------
@@ -200,12 +200,11 @@ def test_the_flame_graph_is_searched_and_compared(tab: Any) -> None:
     }"""
     assert tab.page.eval_on_selector_all("g.frame", found) == []
     tab.page.fill("input[type=search]", "WORKLOADS.py")
-    tab.page.wait_for_timeout(200)
+    tab.until(lambda: bool(tab.page.eval_on_selector_all("g.frame", found)), "what is searched for is lit")
     names = tab.page.eval_on_selector_all("g.frame", found)
-    assert names and all("workloads.py" in name for name in names)
+    assert all("workloads.py" in name for name in names)
     tab.page.fill("input[type=search]", "")
-    tab.page.wait_for_timeout(200)
-    assert tab.page.eval_on_selector_all("g.frame", found) == []
+    tab.until(lambda: tab.page.eval_on_selector_all("g.frame", found) == [], "nothing is lit again")
     tab.choose("Compare with", "start")
     tab.wait("document.querySelector('section.flame .tools').innerText.includes('→')")
     tab.choose("Compare with", "peak:1")
@@ -406,8 +405,7 @@ def test_a_report_shows_every_view_without_a_server(open_tab: Callable[..., Any]
 
     write_report(open_trace(FAILED, trusted=True), tmp_path / "report.html")
     tab = open_tab((tmp_path / "report.html").as_uri())
-    tab.page.wait_for_timeout(300)
-    assert tab.colors(CHART) > 20
+    tab.until(lambda: tab.colors(CHART) > 20, "the chart is drawn")
     tab.page.click("aside >> text=Peak")
     tab.view("map")
     assert tab.colors("section.map canvas") > 8

@@ -153,7 +153,7 @@ def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> A
     return arrow_table(
         {
             "group": ("string", [group.label for group in groups]),
-            "key": ("int64", [group.key if isinstance(group.key, int) else None for group in groups]),
+            "key": ("uint64", [group.key if isinstance(group.key, int) else None for group in groups]),
             "bytes": ("int64", [group.bytes for group in groups]),
             "requested": ("int64", [group.requested for group in groups]),
             "blocks": ("int64", [group.blocks for group in groups]),

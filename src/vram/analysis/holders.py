@@ -22,6 +22,9 @@ __all__ = ["TREES", "Holder", "compare_holders", "holders"]
 TREES = ("stack", "module", "tag", "stream")
 """What the first level of a tree may be."""
 SMALLER = "(smaller ones)"
+MOST_LEVELS = 250
+"""Calls from the outermost inwards that have a node each; those inside them share one. Nodes nest in JSON,
+and neither Python nor a browser takes thousands of levels."""
 
 
 @dataclass
@@ -84,7 +87,10 @@ def holders(trace: Trace, blocks: Iterable[HeldBlock], by: str = "stack") -> Hol
 
 
 def _path(trace: Trace, by: str, key: Any, stack: int) -> tuple[str, ...]:
-    frames = tuple(frame_text(frame) for frame in reversed(trace.frames_of(stack))) or (UNKNOWN["stack"],)
+    calls = trace.frames_of(stack)[::-1]
+    frames = tuple(map(frame_text, calls[:MOST_LEVELS])) or (UNKNOWN["stack"],)
+    if len(calls) > MOST_LEVELS:
+        frames = (*frames, f"({len(calls) - MOST_LEVELS} more calls)")
     return frames if by == "stack" else (label_of(trace, by, key), *frames)
 
 

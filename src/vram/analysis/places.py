@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable
 
 from vram.trace import STEP_PREFIX, Frame, Trace
@@ -72,16 +73,20 @@ class Phases:
         """Follow the marks of `trace`; steps are counted elsewhere."""
         self.times: list[int] = []
         self.names: list[str | None] = []
-        open_marks: list[str] = []
+        begun: list[str | None] = []  # marks, outermost first; None where one ended before those inside it
+        places: defaultdict[str, list[int]] = defaultdict(list)  # of each name in `begun`
         for mark in sorted(trace.annotations, key=lambda each: each.time_us):
             if mark.name.startswith(STEP_PREFIX):
                 continue
             if mark.stage == "START":
-                open_marks.append(mark.name)
-            elif mark.name in open_marks:
-                del open_marks[len(open_marks) - 1 - open_marks[::-1].index(mark.name)]
+                places[mark.name].append(len(begun))
+                begun.append(mark.name)
+            elif places[mark.name]:
+                begun[places[mark.name].pop()] = None
+                while begun and begun[-1] is None:
+                    begun.pop()
             self.times.append(mark.time_us)
-            self.names.append(open_marks[-1] if open_marks else None)
+            self.names.append(begun[-1] if begun else None)
 
     def at(self, time_us: int) -> str | None:
         """The innermost mark open at a time."""

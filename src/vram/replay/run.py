@@ -11,6 +11,7 @@ from vram.errors import ConfigError, DeviceError
 from vram.sizes import parse_size
 from vram.trace import Lifetimes, Trace, find_steps, lifetimes, peak_allocated
 
+from .executors import ask_whether_wanted
 from .policies import POLICY_KINDS, policy_kind
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
 
 NEVER_FULL = 0
 """As a capacity: the model device has as much memory as is ever needed."""
+MOST_STREAMS = 1 << 15
+"""Streams of one pool, the default one included."""
 DEFAULT_LAG_US = 5000.0
 """How long after it was issued the model device finishes work, in recorded time."""
 
@@ -261,6 +264,12 @@ def _native_policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
 def _replayer(policy: str, run: Run, *, keep_sizes: bool) -> Any:
     settings = policy_kind(policy).read(run.conf, run.capacity)
     program = run.program
+    if policy == "vram" and program.streams > MOST_STREAMS:
+        raise ConfigError(
+            f"the program uses {program.streams} streams, and a pool of vram takes at most {MOST_STREAMS}; "
+            "replay it through another policy, such as torch",
+            value=program.streams,
+        )
     return _native().Replayer(
         policy,
         settings,
@@ -283,6 +292,7 @@ def _feed(replayer: Any, piece: Lifetimes) -> None:
         piece.event,
         piece.completed_event,
         piece.emptied,
+        ask_whether_wanted,
     )
 
 

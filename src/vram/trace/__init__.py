@@ -68,7 +68,7 @@ def open_trace(
 
 
 def _open_file(path: str | os.PathLike[str], device: int | None, trusted: bool, max_bytes: int) -> Trace:
-    source = os.fsdecode(path)
+    source = _shown(path)
     with open_regular_file(path, max_bytes) as file:
         try:
             if trusted:
@@ -77,6 +77,11 @@ def _open_file(path: str | os.PathLike[str], device: int | None, trusted: bool, 
             return read_in_child(file, source, device, max_bytes)
         except TraceError as error:
             raise TraceError(f"{source}: {error.message}", **error.facts) from error
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    """The name as text that can be written anywhere, also where the file's own is not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _is_stream(path: str | os.PathLike[str]) -> bool:

@@ -33,11 +33,14 @@ from .checked import (
 )
 from .model import COLUMNS, Action, Annotation, Block, BlockState, Frame, Segment, Trace
 
-__all__ = ["GROWING", "pack", "pack_segment", "unpack"]
+__all__ = ["GROWING", "HIGHEST", "pack", "pack_segment", "unpack"]
 
 GROWING = ("texts", "frames", "streams", "stacks", "tags", "annotations")
 """The notes that only grow while a recording is written."""
+HIGHEST = {"action": max(Action), "size": MAX_INT64}
+"""The highest entry of a column; those that index a note are bound by its length."""
 MAX_DEVICE = 0xFFFF
+MAX_HELD = 1 << 62
 _PLAIN = ("device", "devices", "start_us", "timed", "streams", "tags", "settings", "truncated", "dropped")
 
 
@@ -74,6 +77,7 @@ def unpack(notes: dict[str, Any], columns: Mapping[str, array[int]], source: str
     if tags[:1] != ("",):
         raise TraceError("tags does not begin with the empty one", place="tags")
     _check_columns(columns, {"stream": len(streams), "stack": len(stacks), "tag": len(tags)})
+    _check_sums(columns)
     return Trace(
         source=source,
         device=integer(get(notes, "device", "notes"), "device", MAX_DEVICE),
@@ -84,10 +88,7 @@ def unpack(notes: dict[str, Any], columns: Mapping[str, array[int]], source: str
         frames=frames,
         stacks=stacks,
         tags=tags,
-        segments=tuple(
-            _segment(segment, f"segments[{index}]", len(streams), len(stacks))
-            for index, segment in enumerate(_listed(notes, "segments"))
-        ),
+        segments=_segments(notes, len(streams), len(stacks)),
         annotations=_all(notes, "annotations", _annotation),
         settings=plain_settings(get(notes, "settings", "notes"), "settings"),
         truncated=_flag(notes, "truncated"),
@@ -139,6 +140,19 @@ def _annotation(value: Any, place: str) -> Annotation:
     return Annotation(text(stage, place), text(name, place), integer(time_us, place, MAX_INT64, -MAX_INT64))
 
 
+def _segments(notes: dict[str, Any], streams: int, stacks: int) -> tuple[Segment, ...]:
+    found = tuple(
+        _segment(segment, f"segments[{index}]", streams, stacks)
+        for index, segment in enumerate(_listed(notes, "segments"))
+    )
+    blocks = sum(block.size for segment in found for block in segment.blocks)
+    if max(blocks, sum(segment.total_size for segment in found)) > MAX_HELD:
+        raise TraceError(
+            f"the segments sum to more than {MAX_HELD} bytes, which no device has", place="segments"
+        )
+    return found
+
+
 def _segment(value: Any, place: str, streams: int, stacks: int) -> Segment:
     address, total_size, stream, kind, expandable, pool_id, stack, blocks = as_list(value, place, 8)
     if type(expandable) is not bool:
@@ -178,14 +192,53 @@ def _check_columns(columns: Mapping[str, array[int]], counts: Mapping[str, int])
     lengths = {name: len(_column(columns, name)) for name in COLUMNS}
     if len(set(lengths.values())) > 1:
         raise TraceError(f"the columns differ in length: {lengths}", place="events")
-    highest = {name: count - 1 for name, count in counts.items()} | {
-        "action": max(Action),
-        "size": MAX_INT64,
-    }
+    highest = HIGHEST | {name: count - 1 for name, count in counts.items()}
     for name, high in highest.items():
         found = max(columns[name], default=0)
         if columns[name] and found > high:
             raise TraceError(f"events.{name} is {found}, expected at most {high}", place=f"events.{name}")
+
+
+def _check_sums(columns: Mapping[str, array[int]]) -> None:
+    """What is held at one time sums to at most MAX_HELD, so that 64 bits hold any sum of it."""
+    if sum(columns["size"]) <= MAX_HELD:
+        return
+    for taken, given in ((Action.ALLOC, Action.FREE_COMPLETED), (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE)):
+        _check_held(columns, taken, given)
+    _check_mapped(columns)
+
+
+def _check_held(columns: Mapping[str, array[int]], taken: Action, given: Action) -> None:
+    held: dict[int, int] = {}
+    total = before = 0
+    for event, (action, address, size) in enumerate(
+        zip(columns["action"], columns["address"], columns["size"], strict=True)
+    ):
+        if action == taken:
+            total += size - held.get(address, 0)
+            held[address] = size
+        elif action == given:
+            known = held.pop(address, None)
+            total -= known or 0
+            before += size if known is None else 0
+        _check_sum(total + before, event)
+
+
+def _check_mapped(columns: Mapping[str, array[int]]) -> None:
+    signs = {int(Action.SEGMENT_MAP): 1, int(Action.SEGMENT_UNMAP): -1}
+    total = least = 0
+    for event, (action, size) in enumerate(zip(columns["action"], columns["size"], strict=True)):
+        total += signs.get(action, 0) * size
+        least = min(least, total)
+        _check_sum(total - least, event)
+
+
+def _check_sum(held: int, event: int) -> None:
+    if held > MAX_HELD:
+        raise TraceError(
+            f"{held} bytes are held at event {event}, and no device has more than {MAX_HELD}",
+            place=f"events.size[{event}]",
+        )
 
 
 def _column(columns: Mapping[str, array[int]], name: str) -> array[int]:
