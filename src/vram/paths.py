@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Attribute", "Called", "Item", "Made", "Path", "Paths", "Super", "evaluate", "paths_of"]
+__all__ = ["Attribute", "Called", "Item", "Made", "Path", "Paths", "Super", "Viewed", "evaluate", "paths_of"]
 
 
 class Root(NamedTuple):
@@ -57,7 +57,11 @@ class Super(NamedTuple):
     """A step of a path: what `super()` makes of an object."""
 
 
-Step: TypeAlias = Attribute | Item | Made | Super
+class Viewed(NamedTuple):
+    """A step of a path: an array or memoryview over all bytes of a buffer."""
+
+
+Step: TypeAlias = Attribute | Item | Made | Super | Viewed
 
 
 class Path(NamedTuple):
@@ -508,8 +512,12 @@ class _Reader:
                 tuple((name, value.paths) for name, value in named.items()),
             )
         )
-        for value in (*arguments, *named.values()) if not callees <= _LOOKS else ():
+        views = len(arguments) == 1 and not named and any(_name(callee) in _VIEWS for callee in callees)
+        for value in (*arguments, *named.values()) if not (views or callees <= _LOOKS) else ():
             self._use(value)
+        if views:
+            self._push(Value(frozenset(path.then(Viewed()) for path in arguments[0].paths)))
+            return
         methods = frozenset(each for each in callees if each.steps and isinstance(each.steps[-1], Attribute))
         self._push(Value(methods.union(*(value.paths for value in (*arguments, *named.values())))).made())
 
@@ -542,10 +550,16 @@ _REPLACES_TOP = {
 }
 
 
+_VIEWS = ("asarray", "memoryview")
 _SUPER = frozenset({Path(Root("global", "super"))})
 _LOOKS = frozenset(  # functions that do not look at the contents of what they are given
     Path(Root("global", name)) for name in ("len", "id", "type", "isinstance", "hasattr", "callable", "super")
 )
+
+
+def _name(callee: Path) -> str:
+    last = callee.steps[-1] if callee.steps else callee.root
+    return last.name if isinstance(last, (Attribute, Root)) else ""
 
 
 def _merged(one: Stack, other: Stack) -> Stack:

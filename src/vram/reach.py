@@ -36,7 +36,7 @@ from vram.buffer import Buffer
 from vram.device import Device, Event, Reads, Stream
 from vram.dlpack import View, described
 from vram.growable import DeviceArray, GrowableBuffer
-from vram.paths import Attribute, Called, Item, Made, Path, Paths, Super, evaluate, paths_of
+from vram.paths import Attribute, Called, Item, Made, Path, Paths, Super, Viewed, evaluate, paths_of
 from vram.regions import Region, array_region
 from vram.sites import is_the_users
 
@@ -120,6 +120,7 @@ class _Search:
         self._seen: dict[int, tuple[bool, int]] = {}
         self._kept: list[Any] = []  # ids stay theirs as long as the search goes on
         self._called: set[tuple[int, int]] = set()
+        self._classes: set[type] = set()
         self._pointers_left = MOST_OBJECTS
         self._found: dict[tuple[Region, Owner | None], Found] = {}
 
@@ -204,6 +205,15 @@ class _Search:
         owner = Owner(value.pool, block, size, value.stream, gone)
         self._touch(_bytes(value.ptr, value.size), writes, named, holds=True, owner=owner)
 
+    def _window(self, value: _Window, writes: bool, named: int) -> None:
+        buffer, places = value
+        owner = Owner(buffer.pool, buffer.ptr, buffer.size, buffer.stream, bool(buffer.freed))
+        if isinstance(buffer.base, GrowableBuffer) or owner.gone:
+            self.add(buffer, writes, named)
+        else:
+            region = array_region(places.start, 1, (len(places),), (places.step,))
+            self._touch(region, writes, named, holds=True, owner=owner)
+
     def _growable(self, value: GrowableBuffer, writes: bool, named: int) -> None:
         owner = Owner(value.pool, value.ptr, value.capacity, value.stream, value.closed)
         self._touch(_bytes(value.ptr, value.size), writes, named, holds=True, owner=owner)
@@ -221,6 +231,8 @@ class _Search:
 
     def _inside(self, value: Any, writes: bool, named: int) -> None:
         """Whatever an object of an unknown kind refers to, by the way the garbage collector sees it."""
+        if type(value) is _BYREF:
+            self.add(value._obj, writes, named)
         if type(value).__name__ == "PyCapsule":
             with suppress(Exception):  # not DLPack's, or consumed
                 self._tensor(value, writes, named)
@@ -234,8 +246,8 @@ class _Search:
         """What a class of the program holds for all its objects."""
         for each in value.__mro__:
             module = sys.modules.get(each.__module__)
-            if id(each) not in self._seen and is_the_users(getattr(module, "__file__", None) or "<frozen >"):
-                self._seen[id(each)] = (writes, named)
+            if each not in self._classes and is_the_users(getattr(module, "__file__", None) or "<frozen >"):
+                self._classes.add(each)
                 held = (held for held in vars(each).values() if not hasattr(type(held), "__get__"))
                 self._add_inside(held, writes, named)
 
@@ -267,9 +279,13 @@ class _Search:
 
     def _contents(self, value: Any, typestr: str, address: int, writes: bool, named: int) -> None:
         """Arrays of objects, and arrays of addresses."""
-        if typestr[1] == "O":
+        if value.size > MOST_POINTERS or self._ours(address):
+            return
+        if value.dtype.names:
+            self._add_inside((value[name] for name in value.dtype.names), writes, named)
+        elif typestr[1] == "O":
             self._add_inside(value.flat, writes, named)
-        elif typestr[1:] in ("u8", "i8") and value.size <= MOST_POINTERS and not self._ours(address):
+        elif typestr[1:] in ("u8", "i8"):
             self._add_inside(value.ravel().tolist(), writes, named)
 
     def _exported(self, value: Any, writes: bool, named: int) -> bool:
@@ -420,9 +436,13 @@ class _Search:
         if isinstance(function, FunctionType) and is_the_users(function.__code__.co_filename):
             self._function(function, arguments, keywords, counted)
             return
-        for value in (function, *arguments[: len(arguments) - counted]):
-            if not isinstance(value, FunctionType):
-                self.add(value, False, ITSELF)
+        given = arguments[: len(arguments) - counted]
+        if isinstance(function, FunctionType):  # a library's: it may stand around one of the program's
+            self._add_inside((function.__closure__ or ()), False, NOT)
+        else:
+            given = (function, *given)
+        for value in given:
+            self.add(value, False, ITSELF)
 
     def _function(
         self, function: FunctionType, arguments: tuple[Any, ...], keywords: Mapping[str, Any], counted: int
@@ -438,7 +458,8 @@ class _Search:
         for path in paths.used | changed:
             self._follow(scope, path, path in changed)
         for path in paths.assigned:
-            container = list(scope.values(Path(path.root, path.steps[:-1]), False))
+            # An item of a list is replaced, which writes to no memory.
+            container = [] if path.made else scope.values(Path(path.root, path.steps[:-1]), False)
             if not any(isinstance(each, _CONTAINERS) for each in container):
                 self._follow(scope, path, True)
         for call in paths.calls:
@@ -569,15 +590,20 @@ class _Scope:
                     return
             yield value.owner if isinstance(value, _SuperOf) else value
 
-    def _step(self, value: Any, step: Attribute | Item | Super) -> Any:
+    def _step(self, value: Any, step: Attribute | Item | Super | Viewed) -> Any:
+        if isinstance(step, Viewed):
+            plain = isinstance(value, Buffer) and value.typestr == "|u1" and len(value.shape) == 1
+            return _Window(value, range(value.ptr, value.ptr + value.size)) if plain else value
         if isinstance(step, Super):
             return _SuperOf(value, self._free["__class__"].cell_contents)
         if isinstance(step, Attribute):
             return _attribute(value, step.name)
-        if not isinstance(value, _INDEXED) and not hasattr(type(value), "__array_interface__"):
+        if not isinstance(value, (*_INDEXED, _Window)) and not hasattr(type(value), "__array_interface__"):
             raise _Unknown
         try:
             key = evaluate(step.key, self._find)
+            if isinstance(value, _Window):
+                return _Window(value.buffer, value.bytes[_as_slices(key)])
             return value[_as_slices(key) if not isinstance(value, _INDEXED[:-1]) else key]
         except Exception:
             raise _Unknown from None
@@ -587,6 +613,13 @@ class _Scope:
         if len(found) != 1 or not isinstance(found[0], (int, str, type(None))):
             raise LookupError("not a plain value")
         return found[0]
+
+
+class _Window(NamedTuple):
+    """Some bytes of a Buffer."""
+
+    buffer: Buffer
+    bytes: range
 
 
 class _SuperOf(NamedTuple):
@@ -690,6 +723,7 @@ _RANGES: tuple[tuple[Any, tuple[bool | None, ...]], ...] = (
 _KINDS: tuple[tuple[Any, Callable[[_Search, Any, bool, int], None]], ...] = (
     (Reads, _Search._reads),
     (Buffer, _Search._buffer),
+    (_Window, _Search._window),
     ((list, tuple, dict, set, frozenset), _Search._inside),
     (int, _Search._integer),
     (GrowableBuffer, _Search._growable),
@@ -779,6 +813,7 @@ class _PyBuffer(ctypes.Structure):
 
 
 _STRIDED_FORMAT = 0x18 | 0x04
+_BYREF: Any = type(ctypes.byref(ctypes.c_int()))
 _python = ctypes.PyDLL(None)
 _check_buffer = _python.PyObject_CheckBuffer
 _check_buffer.argtypes, _check_buffer.restype = [ctypes.py_object], ctypes.c_int

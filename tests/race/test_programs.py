@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lifetime_programs  # noqa: F401
 import more_programs  # noqa: F401
+import naming_programs  # noqa: F401
 import order_programs  # noqa: F401
 import pytest
 import range_programs  # noqa: F401
