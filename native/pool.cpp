@@ -32,6 +32,11 @@ PlacementOptions placement(const Backend& backend, const PoolConfig& config) {
   return options;
 }
 
+PlacementOptions affordable(PlacementOptions options) {
+  options.space_bytes = Segments::affordable_space(options.space_bytes);
+  return options;
+}
+
 }  // namespace
 
 std::uint32_t Allocator::fork_generation() { return forks.load(std::memory_order_relaxed); }
@@ -45,7 +50,7 @@ void Allocator::watch_forks() {
 Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
     : backend_(std::move(backend)),
       config_(config),
-      segments_(*backend_, placement(*backend_, config)),
+      segments_(*backend_, affordable(placement(*backend_, config))),
       fences_(*backend_),
       finished_([this](std::uint16_t number, Tick tick) { return fences_.finished(streams_[number], tick); }),
       stream_cache_(config.stream_cache),
@@ -124,7 +129,7 @@ bool Pool::try_free_cached(Address address) {
     return false;
   stream.lock.lock();
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
-      block.used_elsewhere || stream.leaving ||
+      block.used_elsewhere || stream.shut[block.units > kSmallUnits] != 0 ||
       stream.cache.count() >= stream_cache_.load(std::memory_order_relaxed)) {
     stream.lock.unlock();
     return false;
@@ -150,21 +155,20 @@ bool Pool::try_free_cached(Address address) {
   return true;
 }
 
-StreamState& Pool::stream_of(StreamHandle handle) {
+StreamState* Pool::stream_of(StreamHandle handle, Status* why) {
   StreamState* known = streams_.find(handle);
-  if (known != nullptr) return *known;
-  return journaled(streams_.add(handle));
+  return known != nullptr ? known : journaled(streams_.add(handle), why);
 }
 
-StreamState& Pool::journaled(StreamState* stream) {
-  if (stream == nullptr) throw std::bad_alloc();
-  if (config_.journal == 0 && recording_ == nullptr) return *stream;
+StreamState* Pool::journaled(StreamState* stream, Status* why) {
+  if (stream == nullptr) *why = {Code::unsupported, 0, kTooManyStreams};
+  if (stream == nullptr || (config_.journal == 0 && recording_ == nullptr)) return stream;
   std::lock_guard guard(stream->lock);
   if (config_.journal != 0) stream->journal = std::make_unique<JournalRing>(config_.journal);
   // One that had another handle before may have events that were not taken yet.
   if (recording_ != nullptr && stream->tape == nullptr) stream->tape = recording_->tape();
   stream->journaling = true;
-  return *stream;
+  return stream;
 }
 
 // ---- capture --------------------------------------------------------------------------------------------
@@ -240,23 +244,25 @@ Status Pool::capture_of(StreamHandle handle, CaptureId* out) {
 // reason in *why.
 StreamState* Pool::stream_for(StreamHandle handle, CaptureId capture, Status* why) {
   const Heap* heap = heaps_.empty() ? nullptr : heap_for(handle);
-  if (heap == nullptr && capture == 0) return &stream_of(handle);
+  if (heap == nullptr && capture == 0) return stream_of(handle, why);
   const CaptureId key = heap != nullptr ? heap->key : capture;
   for (std::uint16_t number : graphs_) {
     StreamState& known = streams_[number];
     if (known.capture == key && known.handle == handle) return &known;
   }
-  if (heap != nullptr) return &hidden(handle, key, heap->over);
+  if (heap != nullptr) return hidden(handle, key, heap->over, why);
   auto over = std::make_shared<std::atomic<bool>>(false);
   *why = backend_->capture_keep(handle, [over] { over->store(true, std::memory_order_release); });
-  return why->ok() ? &hidden(handle, key, std::move(over)) : nullptr;
+  return why->ok() ? hidden(handle, key, std::move(over), why) : nullptr;
 }
 
-StreamState& Pool::hidden(StreamHandle handle, CaptureId key, std::shared_ptr<std::atomic<bool>> over) {
-  StreamState& graph = journaled(streams_.add_hidden(handle));
-  graph.capture = key;
-  graph.over = std::move(over);
-  graphs_.push_back(graph.number);
+StreamState* Pool::hidden(StreamHandle handle, CaptureId key, std::shared_ptr<std::atomic<bool>> over,
+                          Status* why) {
+  StreamState* const graph = journaled(streams_.add_hidden(handle), why);
+  if (graph == nullptr) return nullptr;
+  graph->capture = key;
+  graph->over = std::move(over);
+  graphs_.push_back(graph->number);
   return graph;
 }
 
@@ -273,7 +279,7 @@ void Pool::let_graphs_go() {
     }
     {
       std::lock_guard guard(graph.lock);
-      graph.leaving = true;
+      graph.shut_for(StreamState::kLeaving);
     }
     graph.last = graph.tick - 1;
     graph.over.reset();
@@ -424,18 +430,62 @@ void Pool::rise(StreamState& stream, std::uint64_t bytes) {
   }
   if (ceilings_apart_ && ++rises_in_a_row_ >= kAlone) ceilings_apart_ = false;
   const bool alone = !ceilings_apart_;
-  std::uint64_t live = 0;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& each = streams_[static_cast<std::uint16_t>(n)];
+  // What is live of a tight stream is its ceiling, so only the loose ones are looked at. They become tight,
+  // so that this is repeated only for those that free something meanwhile; among several threads only idle
+  // ones do, so that their frees do not meet here.
+  std::uint64_t live = ceilings_;
+  loose_.each([&](std::uint16_t number) {
+    StreamState& each = streams_[number];
     std::lock_guard guard(each.lock);
-    if (alone) each.ceiling = each.live;
-    live += each.live;
-  }
+    live -= each.ceiling - each.live;
+    if (!alone && (each.live != 0 || each.cache.count() != 0)) return false;
+    ceilings_ -= each.ceiling - each.live;
+    each.ceiling = each.live;
+    if (&each == &stream) return false;
+    each.shut_for(StreamState::kTight);
+    loose_.remove(number);
+    return false;
+  });
   peak_live_ = std::max(peak_live_, live + bytes);
   peak_active_ = std::max(peak_active_, live + bytes + pending_.current);
   std::lock_guard guard(stream.lock);
   stream.live += bytes;
+  ceilings_ -= stream.ceiling;
   stream.ceiling = alone ? stream.ceiling + (peak_live_ - live) : std::max(stream.ceiling, stream.live);
+  ceilings_ += stream.ceiling;
+  loosen(stream);
+}
+
+// What is live of the stream may change without the pool's knowing. Under its lock.
+void Pool::loosen(StreamState& stream) {
+  stream.open_for(StreamState::kTight);
+  loose_.add(stream.number);
+}
+
+// Makes the cache of a live block's owner take it where only the pool's books were in the way.
+void Pool::open_cache(Address address) {
+  const Index i = segments_.find(address);
+  if (i == 0) return;
+  const Block& block = segments_.blocks()[i];
+  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
+  std::lock_guard guard(stream.lock);
+  if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number) return;
+  const bool large = block.units > kSmallUnits;
+  if ((stream.shut[large] & StreamState::kLeaving) != 0) return;
+  loosen(stream);
+  stream.shut[large] = 0;
+  caching_[large].add(stream.number);
+}
+
+// After blocks were taken out of a stream's cache: the pool need not look there before it is told.
+void Pool::close_cache(StreamState& stream) {
+  std::lock_guard guard(stream.lock);
+  const bool filled[] = {stream.cache.has_small(), stream.cache.has_large()};
+  for (const bool large : {false, true}) {
+    if (filled[large]) continue;
+    stream.shut[large] |= StreamState::kUnlisted;
+    caching_[large].remove(stream.number);
+  }
 }
 
 Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle handle, std::uint32_t tag,
@@ -488,7 +538,10 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   if (closed() || streams_.find(handle) == nullptr || backend_->capturing(handle)) return false;
   std::unique_lock lock(mutex_);
   if (closed() || (!heaps_.empty() && heap_for(handle) != nullptr)) return false;
-  StreamState& stream = stream_of(handle);
+  Status why;
+  StreamState* const known = stream_of(handle, &why);
+  if (known == nullptr || !segments_.can_cut(to - from)) return false;
+  StreamState& stream = *known;
   Request request{0,     {stream.number, segments_.band_of(units_of(sizes[order[from]])), units, kUnit},
                   tag,   &stream,
                   &lock, {}};
@@ -545,6 +598,7 @@ void Pool::take_live(Index i, StreamState& owner, Action action) {
   block.set(BlockState::moving);
   const std::uint64_t bytes = bytes_of(block);
   const int kind = static_cast<int>(kind_of(block.units));
+  loosen(owner);
   owner.live -= bytes;
   owner.allocations[kind].subtract(1);
   owner.bytes[kind].subtract(bytes);
@@ -561,6 +615,8 @@ Status Pool::free_slow(Address address) {
   }
   if (const Index i = segments_.find(address); i != 0 && segments_.growing(segments_.blocks()[i]))
     return {Code::invalid, 0, "free"};
+  open_cache(address);
+  if (try_free_cached(address)) return {};
   if (zero_on_free_.load(std::memory_order_relaxed))
     if (Status status = zero(address); !status.ok()) return status;
   bool suspended = false;
@@ -659,6 +715,7 @@ void Pool::requeue(PendingBlock&& pending) {
     StreamState& stream = streams_[use.stream];
     if (!stream.retired && use.tick > stream.passed) {
       stream.waiting.push_back(std::move(pending));
+      fences_.watched().add(stream.number);
       return;
     }
     pending.uses.pop_back();
@@ -675,6 +732,7 @@ void Pool::requeue(PendingBlock&& pending) {
       pending.zeroed = true;
       pending.uses.push_back({zeroing.number, zeroing.tick});
       zeroing.waiting.push_back(std::move(pending));
+      fences_.watched().add(zeroing.number);
       return;
     }
   }
@@ -692,21 +750,23 @@ void Pool::requeue(PendingBlock&& pending) {
 void Pool::complete_passed() {
   if (!graphs_.empty()) let_graphs_go();
   // All are asked before any block is looked at, as one may wait for several of them.
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+  fences_.watched().each([this](std::uint16_t number) {
+    StreamState& stream = streams_[number];
     if (stream.waiting.empty()) {
       (void)fences_.poll(stream);
     } else {
       (void)fences_.finished(stream, stream.waiting.front().uses.back().tick);
     }
-  }
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    if (stream.waiting.empty()) continue;
+    return false;
+  });
+  fences_.watched().each([this](std::uint16_t number) {
+    StreamState& stream = streams_[number];
     std::deque<PendingBlock> waiting;
     waiting.swap(stream.waiting);
     for (PendingBlock& pending : waiting) requeue(std::move(pending));
-  }
+    if (stream.waiting.empty() && stream.fences.empty()) fences_.watched().remove(number);
+    return false;
+  });
   if (!leaving_.empty()) let_leave();
 }
 
@@ -727,7 +787,12 @@ bool Pool::drain(StreamState& stream, const Sizes& sizes, bool ask) {
 }
 
 void Pool::drain_all() {
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+  for (const StreamSet& streams : caching_)
+    streams.each([this](std::uint16_t number) {
+      drain(streams_[number]);
+      close_cache(streams_[number]);
+      return false;
+    });
 }
 
 void Pool::send_home(bool ask) {
@@ -859,9 +924,7 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
 
 void Pool::keep_idle_limit() {
   if (config_.idle_limit == ~std::uint64_t{0}) return;
-  std::uint64_t idle = 0;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    idle += segments_.free_page_bytes(static_cast<std::uint16_t>(n));
+  const std::uint64_t idle = segments_.free_page_bytes();
   if (idle <= config_.idle_limit) return;
   (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_, false);
   note_reserved(streams_[0]);
@@ -906,8 +969,9 @@ Status Pool::retire_stream(StreamHandle handle) {
   StreamState* stream = streams_.find(handle);
   const bool captured = std::any_of(graphs_.begin(), graphs_.end(),
                                     [&](std::uint16_t number) { return streams_[number].handle == handle; });
-  if (stream == nullptr && captured) stream = &stream_of(handle);
-  if (stream == nullptr) return {};
+  Status why;
+  if (stream == nullptr && captured) stream = stream_of(handle, &why);
+  if (stream == nullptr) return why;
   if (stream->number == 0) return {Code::invalid, 0, "retire_stream"};
   if (!fences_.record(*stream).ok()) {
     // Without a fence only waiting tells when its work is done, and it cannot be asked later.
