@@ -32,6 +32,13 @@ constexpr std::uint64_t kLeastSpace = 256 * kMiB;
 constexpr int kCandidates[] = {8, 16, 16};
 constexpr std::uint64_t kNoMemory = ~std::uint64_t{0};
 
+// The part of all addresses, as a divisor, that the next strip may take. It shrinks with their number, so
+// that tens of thousands of streams find addresses: what n strips take grows with the logarithm of n.
+std::uint32_t strip_share(std::size_t strips) {
+  constexpr std::size_t kFewStrips = 8;
+  return static_cast<std::uint32_t>(64 + 16 * (std::max(strips, kFewStrips) - kFewStrips));
+}
+
 // The fewest slots of a strip that has room for the request.
 std::uint32_t slots_for(const Want& want) {
   return static_cast<std::uint32_t>(round_up(std::uint64_t{want.padded()} * kUnit, kSlotBytes) / kSlotBytes) +
@@ -416,7 +423,8 @@ Status Segments::new_strip(const Want& want) {
     if (Status status = reserve_space(); !status.ok()) return status;
   const std::uint32_t needed = slots_for(want);
   const auto all = static_cast<std::uint32_t>(options_.space_bytes / kSlotBytes);
-  std::uint32_t slots = std::max(needed, std::min(kStripSlots[want.band], all / 64));
+  std::uint32_t slots =
+      std::max(needed, std::min(kStripSlots[want.band], all / strip_share(segments_.size())));
   std::uint32_t slot = space_take(slots);
   if (slot == 0) slot = space_take(slots = needed);
   if (slot == 0) return {Code::out_of_memory, 0, "space_reserve"};
