@@ -12,8 +12,8 @@ namespace {
 // Blocks up to here may be lent to other streams: they seldom have a page to themselves that could go
 // instead.
 constexpr Units kLentUnits = static_cast<Units>(kMiB / kUnit);
-// Streams, or segments of theirs, that are asked in vain before a request goes on to the next rung, so that it
-// costs no more the more streams there are. Before it would be out of memory all are asked.
+// Streams, or segments of theirs, that are asked in vain before a request goes on to the next rung, so that
+// it costs no more the more streams there are. Before it would be out of memory all are asked.
 constexpr int kMostAsked = 64;
 
 }  // namespace

@@ -128,7 +128,8 @@ class Pool final : public Allocator {
   Status info(Address address, BlockInfo* out) const override;
   Status find(Address address, BlockInfo* out) const;  // of the live allocation that holds the address
   std::uint64_t live_bytes() const override;
-  // What was looked at so far to find blocks, streams and memory of other streams, for tests of what calls cost.
+  // What was looked at so far to find blocks, streams and memory of other streams, for tests of what calls
+  // cost.
   std::uint64_t steps() const;
   void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const override;
   void start_journal(std::uint32_t entries) override;
@@ -145,8 +146,8 @@ class Pool final : public Allocator {
     std::uint32_t tag;
     StreamState* stream;
     std::unique_lock<std::mutex>* lock;
-    Status error;     // a driver failure that is not "out of memory" ends the climb
-    bool ask = true;  // the device may be called
+    Status error;           // a driver failure that is not "out of memory" ends the climb
+    bool ask = true;        // the device may be called
     bool thorough = false;  // all streams are asked for memory they do not need, however many there are
   };
   using Serve = Index (Pool::*)(Request&);

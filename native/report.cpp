@@ -388,8 +388,8 @@ bool Pool::check(std::string* why) const {
     good = false;
     if (why != nullptr) *why = "count of suspended blocks";
   }
-  if (good && (pending != pending_.current || ceilings != ceilings_ ||
-               (ceilings > peak_live_ && !ceilings_apart_))) {
+  if (good &&
+      (pending != pending_.current || ceilings != ceilings_ || (ceilings > peak_live_ && !ceilings_apart_))) {
     good = false;
     if (why != nullptr) *why = pending != pending_.current ? "pending bytes" : "ceilings, or above the peak";
   }

@@ -85,7 +85,7 @@ struct Segment {
   // so that growing in place needs no wait: what lies behind the block in use is taken back from pending,
   // or may be unmapped. All blocks begin and end on slots.
   std::uint64_t growable = 0;
-  Units promised = 0;  // pages mapped up to here are for it, unless memory runs out (prepare)
+  Units promised = 0;     // pages mapped up to here are for it, unless memory runs out (prepare)
   Index list_before = 0;  // neighbours in the list of its stream's segments
   Index list_after = 0;
   std::uint16_t stream = 0;
@@ -419,11 +419,11 @@ class Segments {
   std::uint64_t suspended_pages_ = 0;  // that have gone back
   std::uint64_t aside_ = 0;            // pages that are suspended, gone or not
   std::uint64_t plain_segments_ = 0;
-  std::uint32_t survey_ = 0;   // number of the survey under way
-  std::vector<Piece> pieces_;  // scratch of Window
-  std::uint64_t weighed_ = 0;  // see weighed()
+  std::uint32_t survey_ = 0;         // number of the survey under way
+  std::vector<Piece> pieces_;        // scratch of Window
+  std::uint64_t weighed_ = 0;        // see weighed()
   mutable std::uint64_t steps_ = 0;  // see steps()
-  int largest_page_ = 0;       // ever made, as an index into kPageSlots
+  int largest_page_ = 0;             // ever made, as an index into kPageSlots
   bool moved_ = false;
   std::vector<Index> created_;  // pages made by the call of back() or prepare() under way
 };

@@ -44,7 +44,8 @@ bool Segments::check(std::string* why) const {
       if (block.segment != s) return fail(why, "block names another segment", b);
       if (block.offset != at || block.units == 0) return fail(why, "blocks do not tile the segment", b);
       if (block.before != previous) return fail(why, "neighbour links disagree", b);
-      if (starts_[block.offset].load(std::memory_order_relaxed) != b || started_.last_up_to(block.end() - 1, &steps) != block.offset)
+      if (starts_[block.offset].load(std::memory_order_relaxed) != b ||
+          started_.last_up_to(block.end() - 1, &steps) != block.offset)
         return fail(why, "start not in the table", b);
       at += block.units;
       if (block.is(BlockState::none)) return fail(why, "block without a state", b);
@@ -136,7 +137,8 @@ bool Segments::check(std::string* why) const {
         return fail(why, "count of free pages", static_cast<Index>(stream));
       listed += count;
     }
-    for (Index s = owner.segments, previous = 0; s != 0; previous = s, s = segments_[s].list_after, ++enlisted)
+    for (Index s = owner.segments, previous = 0; s != 0;
+         previous = s, s = segments_[s].list_after, ++enlisted)
       if (segments_[s].stream != stream || segments_[s].list_before != previous)
         return fail(why, "list of a stream's segments", s);
     if (bytes != owner.free_page_bytes) return fail(why, "bytes of free pages", static_cast<Index>(stream));

@@ -143,14 +143,14 @@ struct alignas(128) StreamState {
   // Reasons for which a free into the cache takes the long way, by whether the block is beyond small.
   static constexpr std::uint8_t kLeaving = 1;   // it takes no more blocks
   static constexpr std::uint8_t kUnlisted = 2;  // the pool would not know of them (Pool::caching_)
-  static constexpr std::uint8_t kTight = 4;     // `live` is `ceiling`, and the pool relies on that (Pool::rise)
+  static constexpr std::uint8_t kTight = 4;  // `live` is `ceiling`, and the pool relies on that (Pool::rise)
 
   // ---- guarded by `lock` ----------------------------------------------------------------------
   SpinLock lock;
   std::uint16_t number = 0;
-  bool journaling = false;    // there is a journal or a tape
+  bool journaling = false;                                          // there is a journal or a tape
   std::uint8_t shut[2] = {kUnlisted | kTight, kUnlisted | kTight};  // why the cache takes no block: see below
-  std::uint64_t live = 0;     // bytes of live blocks
+  std::uint64_t live = 0;                                           // bytes of live blocks
   std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::rise)
   Meter allocations[2];       // by kind
   Meter bytes[2];

@@ -948,9 +948,10 @@ const std::shared_ptr<Allocator>& not_made() {
 }
 
 PyObject* no_address_space() {
-  PyErr_SetString(PyExc_MemoryError,
-                  "cannot make a pool: the process has too few addresses left for its tables, which take about "
-                  "25 MiB at least. Raise the limit of virtual memory (ulimit -v).");
+  PyErr_SetString(
+      PyExc_MemoryError,
+      "cannot make a pool: the process has too few addresses left for its tables, which take about "
+      "25 MiB at least. Raise the limit of virtual memory (ulimit -v).");
   return nullptr;
 }
 
