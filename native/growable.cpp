@@ -58,6 +58,7 @@ Index Segments::idle_strip(std::uint16_t stream, Units units, Tick passed) const
 
 Status Segments::open_strip(std::uint16_t stream, std::uint32_t slots, std::uint64_t number, Tick passed,
                             Index* out) {
+  if (!can_cut()) return {Code::out_of_memory, 0, "blocks"};
   if (space_ == 0)
     if (Status status = reserve_space(); !status.ok()) return status;
   *out = idle_strip(stream, slots * kSlotUnits, passed);
@@ -152,9 +153,11 @@ Status Pool::growable_open(std::uint64_t max, StreamHandle handle, Address* out)
   if (Status status = enter("growable_open", &lock); !status.ok()) return status;
   Index strip = 0;
   const auto open = [&] {
-    StreamState& stream = stream_of(named.handle);
-    (void)fences_.poll(stream);
-    return segments_.open_strip(stream.number, slots, ++growables_, stream.passed, &strip);
+    Status why;
+    StreamState* const stream = stream_of(named.handle, &why);
+    if (stream == nullptr) return why;
+    (void)fences_.poll(*stream);
+    return segments_.open_strip(stream->number, slots, ++growables_, stream->passed, &strip);
   };
   Status status = open();
   // Addresses are plenty. Where they are used up, idle ones come back: those that are known to be, then,
@@ -318,17 +321,19 @@ Status Pool::retake(Index strip, Units units, std::uint32_t tag, bool* taken) {
   *taken = next != 0 && segments_.blocks()[next].is(BlockState::pending);
   if (!*taken) return {};
   const bool whole = segments_.blocks()[next].units <= units;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    std::deque<PendingBlock>& waiting = streams_[static_cast<std::uint16_t>(n)].waiting;
+  Status status;
+  fences_.watched().each([&](std::uint16_t number) {
+    std::deque<PendingBlock>& waiting = streams_[number].waiting;
     const auto found = std::find_if(waiting.begin(), waiting.end(),
                                     [&](const PendingBlock& each) { return each.block == next; });
-    if (found == waiting.end()) continue;
+    if (found == waiting.end()) return false;
     for (const Use& use : found->uses)
       if (use.stream != home.number && !ordered(home, streams_[use.stream], use.tick, true))
-        return {Code::failed, 0, "stream_wait"};
-    if (whole) waiting.erase(found);
-    break;
-  }
+        status = {Code::failed, 0, "stream_wait"};
+    if (whole && status.ok()) waiting.erase(found);
+    return true;
+  });
+  if (!status.ok()) return status;
   if (!whole) next = segments_.split_in_use(next, units);  // the rest waits on
   pending_.subtract(bytes_of(segments_.blocks()[next]));
   if (whole) --pending_blocks_;

@@ -1,6 +1,7 @@
 // The ladder: one rung a function, in the order an allocation climbs them. Each returns a block or nothing
 // and leaves the rest to the next; allocating and freeing around it are in pool.cpp.
 #include <algorithm>
+#include <utility>
 
 #include "pool.hpp"
 
@@ -11,6 +12,9 @@ namespace {
 // Blocks up to here may be lent to other streams: they seldom have a page to themselves that could go
 // instead.
 constexpr Units kLentUnits = static_cast<Units>(kMiB / kUnit);
+// Streams, or segments of theirs, that are asked in vain before a request goes on to the next rung, so that
+// it costs no more the more streams there are. Before it would be out of memory all are asked.
+constexpr int kMostAsked = 64;
 
 }  // namespace
 
@@ -61,6 +65,7 @@ Index Pool::climb(Request& request) {
 
 // The rungs before `flush` once more, after one of the later rungs has changed what is free.
 Index Pool::search(Request& request) {
+  request.thorough = true;
   for (const Step& step : ladder_) {
     if (step.rung == Rung::flush) break;
     const Index block = (this->*step.serve)(request);
@@ -100,17 +105,25 @@ bool Pool::ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_wa
 
 // A block in another stream's segment, used on ours; when freed it goes home (give_home).
 Index Pool::lend(Request& request, bool by_waiting) {
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
-    if (&owner == request.stream) continue;
-    Want want = request.want;
-    want.stream = owner.number;
-    const std::function<bool(Tick)> allowed = [&](Tick tick) {
-      return ordered(*request.stream, owner, tick, by_waiting);
-    };
-    if (const Index taken = segments_.take(want, &allowed)) return taken;
-  }
-  return 0;
+  Index taken = 0;
+  int asked = 0;
+  const std::uint16_t from = request.thorough ? 0 : std::exchange(lend_from_, 0);
+  segments_.owners().each(
+      [&](std::uint16_t number) {
+        StreamState& owner = streams_[number];
+        if (&owner == request.stream) return false;
+        Want want = request.want;
+        want.stream = number;
+        const std::function<bool(Tick)> allowed = [&](Tick tick) {
+          return ordered(*request.stream, owner, tick, by_waiting);
+        };
+        taken = segments_.take(want, &allowed);
+        if (taken != 0 || request.thorough || ++asked < kMostAsked) return taken != 0;
+        lend_from_ = number;  // the next one goes on from here
+        return true;
+      },
+      from);
+  return taken;
 }
 
 Index Pool::serve_finished_elsewhere(Request& request) {
@@ -136,26 +149,40 @@ Index Pool::back(Request& request, std::uint64_t create_bytes) {
 void Pool::gather_pages(Request& request, bool by_waiting) {
   StreamState& taker = *request.stream;
   std::uint64_t lacking = segments_.lacking(request.want, taker.passed);
-  for (std::uint32_t n = 0; n < streams_.size() && lacking > 0; ++n) {
-    StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
-    if (&owner == &taker) continue;
-    drain(owner, kBeyondSmall);
-    if (segments_.free_page_bytes(owner.number) == 0) continue;
-    for (int turn = 0; turn < 2 * kPageSizes && lacking > 0; ++turn) {
-      // Pages that fit the need, largest first; then, if need be, one that is larger.
-      const bool fitting = turn < kPageSizes;
-      const int size = fitting ? kPageSizes - 1 - turn : turn - kPageSizes;
-      const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
-      Index page = 0;
-      while (lacking > 0 && (!fitting || bytes <= lacking) &&
-             (page = segments_.oldest_page(owner.number, size)) != 0) {
-        const Tick tick = segments_.pages()[page].tick;
-        if (!ordered(taker, owner, tick, by_waiting)) break;
-        segments_.transfer(page, taker.number, tick <= owner.passed ? 0 : taker.owe());
-        lacking -= std::min(lacking, bytes);
-      }
-    }
-  }
+  if (lacking == 0) return;
+  caching_[true].each([&](std::uint16_t number) {
+    if (number == taker.number) return false;
+    drain(streams_[number], kBeyondSmall);
+    close_cache(streams_[number]);
+    return false;
+  });
+  int asked = 0;
+  const std::uint16_t from = request.thorough ? 0 : std::exchange(gather_from_, 0);
+  segments_.free_page_owners().each(
+      [&](std::uint16_t number) {
+        StreamState& owner = streams_[number];
+        if (&owner == &taker) return false;
+        bool refused = false;
+        for (int turn = 0; turn < 2 * kPageSizes && lacking > 0; ++turn) {
+          // Pages that fit the need, largest first; then, if need be, one that is larger.
+          const bool fitting = turn < kPageSizes;
+          const int size = fitting ? kPageSizes - 1 - turn : turn - kPageSizes;
+          const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+          Index page = 0;
+          while (lacking > 0 && (!fitting || bytes <= lacking) &&
+                 (page = segments_.oldest_page(number, size)) != 0) {
+            const Tick tick = segments_.pages()[page].tick;
+            refused = !ordered(taker, owner, tick, by_waiting);
+            if (refused) break;
+            segments_.transfer(page, taker.number, tick <= owner.passed ? 0 : taker.owe());
+            lacking -= std::min(lacking, bytes);
+          }
+        }
+        if (lacking == 0 || !refused || request.thorough || ++asked < kMostAsked) return lacking == 0;
+        gather_from_ = number;  // the next one goes on from here
+        return true;
+      },
+      from);
 }
 
 Index Pool::serve_free_pages(Request& request) {
@@ -171,18 +198,23 @@ Index Pool::serve_free_pages(Request& request) {
 
 // Without pages, whole segments change hands.
 Index Pool::take_segment(Request& request) {
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& owner = streams_[static_cast<std::uint16_t>(n)];
-    if (&owner == request.stream) continue;
-    const Index segment = segments_.free_plain_segment(owner.number, request.want.padded());
-    if (segment == 0) continue;
-    const Tick tick = segments_.blocks()[segments_.segments()[segment].head].tick;
-    if (!ordered(*request.stream, owner, tick, false)) continue;
-    segments_.transfer_segment(segment, request.stream->number, request.want.band,
-                               tick <= owner.passed ? 0 : request.stream->owe());
-    if (const Index block = segments_.take(request.want)) return block;
-  }
-  return 0;
+  Index found = 0;
+  Tick tick = 0;
+  int asked = 0;
+  segments_.free_plain_segments(request.want.padded(), [&](Index s) {
+    const Segment& segment = segments_.segments()[s];
+    if (segment.stream == request.stream->number) return false;
+    StreamState& owner = streams_[segment.stream];
+    const Tick used = segments_.blocks()[segment.head].tick;
+    if (ordered(*request.stream, owner, used, false)) {
+      found = s;
+      tick = used <= owner.passed ? 0 : request.stream->owe();
+    }
+    return found != 0 || (++asked >= kMostAsked && !request.thorough);
+  });
+  if (found == 0) return 0;
+  segments_.transfer_segment(found, request.stream->number, request.want.band, tick);
+  return segments_.take(request.want);
 }
 
 Index Pool::serve_growth(Request& request) {
@@ -225,15 +257,16 @@ Index Pool::serve_callbacks(Request& request) {
 Index Pool::serve_host_wait(Request& request) {
   for (bool waited = true; waited && pending_blocks_ != 0;) {
     waited = false;
-    for (std::uint32_t n = 0; n < streams_.size() && !waited; ++n) {
-      StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-      if (stream.waiting.empty()) continue;
+    fences_.watched().each([&](std::uint16_t number) {
+      StreamState& stream = streams_[number];
+      if (stream.waiting.empty()) return false;
       const Status status = wait_for(stream, *request.lock);
-      if (status.code == Code::capturing || status.code == Code::absent) continue;
+      if (status.code == Code::capturing || status.code == Code::absent) return false;
       request.error = status;
       waited = status.ok();
-      if (!waited) return 0;
-    }
+      return true;
+    });
+    if (!request.error.ok()) return 0;
     complete_passed();
     if (const Index block = search(request)) return block;
     if (!request.error.ok()) return 0;

@@ -57,7 +57,9 @@ void Segments::list_push(Index i) {
   (list.tail != 0 ? pages_[list.tail].list_after : list.head) = i;
   list.tail = i;
   ++list.count;
+  if (owner.free_page_bytes == 0) free_page_owners_.add(page.owner);
   owner.free_page_bytes += page.bytes();
+  free_page_bytes_ += page.bytes();
 }
 
 void Segments::list_remove(Index i) {
@@ -68,6 +70,16 @@ void Segments::list_remove(Index i) {
   (page.list_after != 0 ? pages_[page.list_after].list_before : list.tail) = page.list_before;
   --list.count;
   owner.free_page_bytes -= page.bytes();
+  free_page_bytes_ -= page.bytes();
+  if (owner.free_page_bytes == 0) free_page_owners_.remove(page.owner);
+}
+
+// A page or plain segment more, or one less, belongs to the stream.
+void Segments::own(std::uint16_t stream, bool more) {
+  Shelf& owner = shelf(stream);
+  owner.owned += more ? 1 : -1;
+  if (owner.owned == 0) owners_.remove(stream);
+  if (owner.owned == 1) owners_.add(stream);
 }
 
 void Segments::hold(Index page, Index mapping) {
@@ -105,6 +117,8 @@ void Segments::note_backed(Index i) {
 
 void Segments::transfer(Index i, std::uint16_t to, Tick tick) {
   list_remove(i);
+  own(pages_[i].owner, false);
+  own(to, true);
   pages_[i].owner = to;
   pages_[i].tick = tick;
   list_push(i);
@@ -193,6 +207,7 @@ std::uint64_t Segments::lacking(const Want& want, Tick passed) {
 
 Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed, Index* out) {
   *out = 0;
+  if (!can_cut()) return {Code::out_of_memory, 0, "blocks"};
   if (!options_.pages) {
     if (Status status = new_plain(want, create_bytes); !status.ok()) return status;
     *out = take(want);
@@ -296,6 +311,7 @@ Status Segments::create_page(const Want& want, std::uint32_t slots, Index* out) 
   for (int size = size_to_create(slots, std::uint64_t{want.units} * kUnit); size >= 0; --size) {
     PageHandle handle = 0;
     const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+    if (!pages_.has_room()) return {Code::out_of_memory, 0, "page_create"};
     status = backend_.page_create(bytes, &handle);
     if (status.code == Code::out_of_memory) continue;
     if (!status.ok()) return status;
@@ -305,6 +321,7 @@ Status Segments::create_page(const Want& want, std::uint32_t slots, Index* out) 
     page.size = static_cast<std::uint8_t>(size);
     page.owner = want.stream;
     largest_page_ = std::max(largest_page_, size);
+    own(page.owner, true);
     list_push(i);
     created_.push_back(i);
     reserved_bytes_ += bytes;
@@ -354,10 +371,9 @@ Status Segments::map_pages(std::uint32_t slot, const std::vector<Index>& pages) 
 
 void Segments::enter_mapping(std::uint32_t slot, Index p, bool usable) {
   Page& page = pages_[p];
-  const Index owner = segment_at(slot);
+  const Index owner = blocks_[block_at(std::uint64_t{slot} * kSlotUnits)].segment;
   Segment& segment = segments_[owner];
   const Index m = mappings_.add();
-  if (m == 0) throw std::bad_alloc();
   mappings_[m] = {p, page.mappings, owner, slot, 0, usable};
   page.mappings = m;
   for (std::uint32_t k = 0; k < page.slots(); ++k) slots_[slot + k] = m;
@@ -365,13 +381,6 @@ void Segments::enter_mapping(std::uint32_t slot, Index p, bool usable) {
   backed_.set(slot, slot + page.slots(), backs(m));
   ++segment.mappings;
   segment.touched = std::max(segment.touched, (slot + page.slots()) * kSlotUnits);
-}
-
-Index Segments::segment_at(std::uint32_t slot) const {
-  const Units unit = slot * kSlotUnits;
-  for (Index s = 1; s < segments_.end(); ++s)
-    if (unit - segments_[s].first < segments_[s].units) return s;
-  return 0;
 }
 
 // ---- giving back ------------------------------------------------------------------------------------
@@ -411,6 +420,7 @@ Status Segments::release_page(Index i) {
 }
 
 void Segments::forget_page(Index i) {
+  own(pages_[i].owner, false);
   pages_[i] = Page();
   pages_.drop(i);
 }
@@ -459,11 +469,13 @@ Status Segments::release_all() {
 
 void Segments::set_aside(Index i) {
   if (pages_[i].holder == 0) list_remove(i);
+  ++aside_;
   pages_[i].suspended = true;
   note_backed(i);
 }
 
 void Segments::take_up(Index i) {
+  --aside_;
   pages_[i].suspended = false;
   if (pages_[i].holder == 0) list_push(i);
   note_backed(i);
@@ -533,6 +545,7 @@ void Segments::discard(Index i, Tick tick) {
     if (!mappings_[m].there) forget_mapping(m);
     m = next;
   }
+  --aside_;
   page.suspended = false;
   page.holder = 0;
   page.tick = tick;
@@ -590,6 +603,7 @@ void Segments::fuse_row(const std::vector<Index>& row, std::uint32_t slots) {
   page.suspended = true;
   page.owner = pages_[row.front()].owner;
   while (page.slots() < slots) ++page.size;
+  own(page.owner, true);
   Tick tick = 0;
   for (const Index old : row) {
     const Index m = pages_[old].holder;
@@ -599,6 +613,7 @@ void Segments::fuse_row(const std::vector<Index>& row, std::uint32_t slots) {
     forget_page(old);
   }
   suspended_pages_ -= row.size() - 1;
+  aside_ -= row.size() - 1;
   largest_page_ = std::max(largest_page_, static_cast<int>(page.size));
   enter_mapping(first.slot, i, false);
   page.holder = slots_[first.slot];

@@ -235,10 +235,9 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
 
 // A place behind everything that was ever mapped in some strip, if one has room.
 Segments::Spot Segments::untouched_spot(const Want& want) const {
-  for (Index s = 1; s < segments_.end(); ++s) {
+  for (Index s = shelf(want.stream).segments; s != 0; s = segments_[s].list_after, ++steps_) {
     const Segment& segment = segments_[s];
-    if (segment.units == 0 || segment.plain || segment.stream != want.stream || segment.band != want.band)
-      continue;
+    if (segment.plain || segment.band != want.band || segment.touched == segment.end()) continue;
     const Block& tail = blocks_[segment.tail];
     if (!tail.is(BlockState::free)) continue;
     const Spot spot = first_fit(segment.tail, std::max(segment.touched, tail.offset), want);

@@ -39,6 +39,11 @@ PlacementOptions placement(const Backend& backend, const PoolConfig& config) {
   return options;
 }
 
+PlacementOptions affordable(PlacementOptions options) {
+  options.space_bytes = Segments::affordable_space(options.space_bytes);
+  return options;
+}
+
 }  // namespace
 
 std::uint32_t Allocator::fork_generation() { return forks.load(std::memory_order_relaxed); }
@@ -52,7 +57,7 @@ void Allocator::watch_forks() {
 Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
     : backend_(std::move(backend)),
       config_(config),
-      segments_(*backend_, placement(*backend_, config)),
+      segments_(*backend_, affordable(placement(*backend_, config))),
       fences_(*backend_),
       finished_([this](std::uint16_t number, Tick tick) { return fences_.finished(streams_[number], tick); }),
       stream_cache_(config.stream_cache),
@@ -93,7 +98,8 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   StreamId id = 0;
   if (stream == nullptr || !backend_->stream_id(handle, &id).ok()) return false;
   stream->lock.lock();
-  if (stream->foreign && stream->handle == handle && stream->id == id && !stream->leaving)
+  if (stream->foreign && stream->handle == handle && stream->id == id &&
+      (stream->shut[0] & StreamState::kLeaving) == 0)
     return serve_cached(*stream, size, handle, tag, out);
   stream->lock.unlock();
   return false;
@@ -150,7 +156,7 @@ bool Pool::try_free_cached(Address address) {
     return false;
   stream.lock.lock();
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
-      block.used_elsewhere || stream.leaving ||
+      block.used_elsewhere || stream.shut[block.units > kSmallUnits] != 0 ||
       stream.cache.count() >= stream_cache_.load(std::memory_order_relaxed)) {
     stream.lock.unlock();
     return false;
@@ -176,11 +182,11 @@ bool Pool::try_free_cached(Address address) {
   return true;
 }
 
-StreamState& Pool::stream_of(StreamHandle handle) {
+StreamState* Pool::stream_of(StreamHandle handle, Status* why) {
   StreamState* known = streams_.find(handle);
-  if (known != nullptr) return *known;
+  if (known != nullptr) return known;
   if (handle == backend_->canonical(kThisThread)) retire_ended();
-  return journaled(streams_.add(handle));
+  return journaled(streams_.add(handle), why);
 }
 
 // The state of another library's stream. One that had the handle before is over. Too many of them are ended
@@ -196,20 +202,20 @@ StreamState* Pool::foreign_of(const Named& named, std::unique_lock<std::mutex>& 
     if (known != nullptr && known->id == named.id) return known;
   }
   if (known != nullptr) abandon(*known);
-  StreamState& made = journaled(streams_.add_foreign(named.handle, named.id));
-  ++foreign_;
-  return &made;
+  StreamState* const made = journaled(streams_.add_foreign(named.handle, named.id), why);
+  if (made != nullptr) ++foreign_;
+  return made;
 }
 
-StreamState& Pool::journaled(StreamState* stream) {
-  if (stream == nullptr) throw std::bad_alloc();
-  if (config_.journal == 0 && recording_ == nullptr) return *stream;
+StreamState* Pool::journaled(StreamState* stream, Status* why) {
+  if (stream == nullptr) *why = {Code::unsupported, 0, kTooManyStreams};
+  if (stream == nullptr || (config_.journal == 0 && recording_ == nullptr)) return stream;
   std::lock_guard guard(stream->lock);
   if (config_.journal != 0) stream->journal = std::make_unique<JournalRing>(config_.journal);
   // One that had another handle before may have events that were not taken yet.
   if (recording_ != nullptr && stream->tape == nullptr) stream->tape = recording_->tape();
   stream->journaling = true;
-  return *stream;
+  return stream;
 }
 
 // ---- capture --------------------------------------------------------------------------------------------
@@ -291,24 +297,26 @@ Status Pool::name(StreamHandle handle, Named* out) {
 StreamState* Pool::stream_for(const Named& named, std::unique_lock<std::mutex>& lock, Status* why) {
   const Heap* heap = heaps_.empty() ? nullptr : heap_for(named.handle);
   if (heap == nullptr && named.capture == 0)
-    return named.foreign ? foreign_of(named, lock, why) : &stream_of(named.handle);
+    return named.foreign ? foreign_of(named, lock, why) : stream_of(named.handle, why);
   const CaptureId key = heap != nullptr ? heap->key : named.capture;
   for (std::uint16_t number : graphs_) {
     StreamState& known = streams_[number];
     if (known.capture == key && known.handle == named.handle && known.id == named.id) return &known;
   }
-  if (heap != nullptr) return &hidden(named, key, heap->over);
+  if (heap != nullptr) return hidden(named, key, heap->over, why);
   auto over = std::make_shared<std::atomic<bool>>(false);
   *why = backend_->capture_keep(named.handle, [over] { over->store(true, std::memory_order_release); });
-  return why->ok() ? &hidden(named, key, std::move(over)) : nullptr;
+  return why->ok() ? hidden(named, key, std::move(over), why) : nullptr;
 }
 
-StreamState& Pool::hidden(const Named& named, CaptureId key, std::shared_ptr<std::atomic<bool>> over) {
-  StreamState& graph = journaled(streams_.add_hidden(named.handle, named.foreign, named.id));
+StreamState* Pool::hidden(const Named& named, CaptureId key, std::shared_ptr<std::atomic<bool>> over,
+                          Status* why) {
+  StreamState* const graph = journaled(streams_.add_hidden(named.handle, named.foreign, named.id), why);
+  if (graph == nullptr) return nullptr;
   foreign_ += named.foreign ? 1 : 0;
-  graph.capture = key;
-  graph.over = std::move(over);
-  graphs_.push_back(graph.number);
+  graph->capture = key;
+  graph->over = std::move(over);
+  graphs_.push_back(graph->number);
   return graph;
 }
 
@@ -474,18 +482,62 @@ void Pool::rise(StreamState& stream, std::uint64_t bytes) {
   }
   if (ceilings_apart_ && ++rises_in_a_row_ >= kAlone) ceilings_apart_ = false;
   const bool alone = !ceilings_apart_;
-  std::uint64_t live = 0;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& each = streams_[static_cast<std::uint16_t>(n)];
+  // What is live of a tight stream is its ceiling, so only the loose ones are looked at. They become tight,
+  // so that this is repeated only for those that free something meanwhile; among several threads only idle
+  // ones do, so that their frees do not meet here.
+  std::uint64_t live = ceilings_;
+  loose_.each([&](std::uint16_t number) {
+    StreamState& each = streams_[number];
     std::lock_guard guard(each.lock);
-    if (alone) each.ceiling = each.live;
-    live += each.live;
-  }
+    live -= each.ceiling - each.live;
+    if (!alone && (each.live != 0 || each.cache.count() != 0)) return false;
+    ceilings_ -= each.ceiling - each.live;
+    each.ceiling = each.live;
+    if (&each == &stream) return false;
+    each.shut_for(StreamState::kTight);
+    loose_.remove(number);
+    return false;
+  });
   peak_live_ = std::max(peak_live_, live + bytes);
   peak_active_ = std::max(peak_active_, live + bytes + pending_.current);
   std::lock_guard guard(stream.lock);
   stream.live += bytes;
+  ceilings_ -= stream.ceiling;
   stream.ceiling = alone ? stream.ceiling + (peak_live_ - live) : std::max(stream.ceiling, stream.live);
+  ceilings_ += stream.ceiling;
+  loosen(stream);
+}
+
+// What is live of the stream may change without the pool's knowing. Under its lock.
+void Pool::loosen(StreamState& stream) {
+  stream.open_for(StreamState::kTight);
+  loose_.add(stream.number);
+}
+
+// Makes the cache of a live block's owner take it where only the pool's books were in the way.
+void Pool::open_cache(Address address) {
+  const Index i = segments_.find(address);
+  if (i == 0) return;
+  const Block& block = segments_.blocks()[i];
+  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
+  std::lock_guard guard(stream.lock);
+  if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number) return;
+  const bool large = block.units > kSmallUnits;
+  if ((stream.shut[large] & StreamState::kLeaving) != 0) return;
+  loosen(stream);
+  stream.shut[large] = 0;
+  caching_[large].add(stream.number);
+}
+
+// After blocks were taken out of a stream's cache: the pool need not look there before it is told.
+void Pool::close_cache(StreamState& stream) {
+  std::lock_guard guard(stream.lock);
+  const bool filled[] = {stream.cache.has_small(), stream.cache.has_large()};
+  for (const bool large : {false, true}) {
+    if (filled[large]) continue;
+    stream.shut[large] |= StreamState::kUnlisted;
+    caching_[large].remove(stream.number);
+  }
 }
 
 Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle handle, std::uint32_t tag,
@@ -538,7 +590,10 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   if (closed() || streams_.find(handle) == nullptr || backend_->capturing(handle)) return false;
   std::unique_lock lock(mutex_);
   if (closed() || (!heaps_.empty() && heap_for(handle) != nullptr)) return false;
-  StreamState& stream = stream_of(handle);
+  Status why;
+  StreamState* const known = stream_of(handle, &why);
+  if (known == nullptr || !segments_.can_cut(to - from)) return false;
+  StreamState& stream = *known;
   Request request{0,     {stream.number, segments_.band_of(units_of(sizes[order[from]])), units, kUnit},
                   tag,   &stream,
                   &lock, {}};
@@ -595,6 +650,7 @@ void Pool::take_live(Index i, StreamState& owner, Action action) {
   block.set(BlockState::moving);
   const std::uint64_t bytes = bytes_of(block);
   const int kind = static_cast<int>(kind_of(block.units));
+  loosen(owner);
   owner.live -= bytes;
   owner.allocations[kind].subtract(1);
   owner.bytes[kind].subtract(bytes);
@@ -611,6 +667,8 @@ Status Pool::free_slow(Address address) {
   }
   if (const Index i = segments_.find(address); i != 0 && segments_.growing(segments_.blocks()[i]))
     return {Code::invalid, 0, "free"};
+  open_cache(address);
+  if (try_free_cached(address)) return {};
   if (zero_on_free_.load(std::memory_order_relaxed))
     if (Status status = zero(address); !status.ok()) return status;
   bool suspended = false;
@@ -715,6 +773,7 @@ void Pool::requeue(PendingBlock&& pending) {
     StreamState& stream = streams_[use.stream];
     if (!stream.retired && use.tick > stream.passed) {
       stream.waiting.push_back(std::move(pending));
+      fences_.watched().add(stream.number);
       return;
     }
     pending.uses.pop_back();
@@ -731,6 +790,7 @@ void Pool::requeue(PendingBlock&& pending) {
       pending.zeroed = true;
       pending.uses.push_back({zeroing.number, zeroing.owe()});
       zeroing.waiting.push_back(std::move(pending));
+      fences_.watched().add(zeroing.number);
       return;
     }
   }
@@ -748,21 +808,23 @@ void Pool::requeue(PendingBlock&& pending) {
 void Pool::complete_passed() {
   if (!graphs_.empty()) let_graphs_go();
   // All are asked before any block is looked at, as one may wait for several of them.
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+  fences_.watched().each([this](std::uint16_t number) {
+    StreamState& stream = streams_[number];
     if (stream.waiting.empty()) {
       (void)fences_.poll(stream);
     } else {
       (void)fences_.finished(stream, stream.waiting.front().uses.back().tick);
     }
-  }
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    if (stream.waiting.empty()) continue;
+    return false;
+  });
+  fences_.watched().each([this](std::uint16_t number) {
+    StreamState& stream = streams_[number];
     std::deque<PendingBlock> waiting;
     waiting.swap(stream.waiting);
     for (PendingBlock& pending : waiting) requeue(std::move(pending));
-  }
+    if (stream.waiting.empty() && stream.fences.empty()) fences_.watched().remove(number);
+    return false;
+  });
   if (!leaving_.empty()) let_leave();
 }
 
@@ -783,7 +845,12 @@ bool Pool::drain(StreamState& stream, const Sizes& sizes, bool ask) {
 }
 
 void Pool::drain_all() {
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) drain(streams_[static_cast<std::uint16_t>(n)]);
+  for (const StreamSet& streams : caching_)
+    streams.each([this](std::uint16_t number) {
+      drain(streams_[number]);
+      close_cache(streams_[number]);
+      return false;
+    });
 }
 
 void Pool::send_home(bool ask) {
@@ -970,9 +1037,7 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
 
 void Pool::keep_idle_limit() {
   if (config_.idle_limit == ~std::uint64_t{0}) return;
-  std::uint64_t idle = 0;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    idle += segments_.free_page_bytes(static_cast<std::uint16_t>(n));
+  const std::uint64_t idle = segments_.free_page_bytes();
   if (idle <= config_.idle_limit) return;
   (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_, false);
   note_reserved(streams_[0]);
@@ -1026,7 +1091,9 @@ Status Pool::retire_stream(StreamHandle handle) {
   const bool captured = std::any_of(graphs_.begin(), graphs_.end(), [&](std::uint16_t number) {
     return streams_[number].handle == handle && !streams_[number].foreign;
   });
-  if (stream == nullptr && captured) stream = &stream_of(handle);
+  Status why;
+  if (stream == nullptr && captured) stream = stream_of(handle, &why);
+  if (!why.ok()) return why;
   if (stream != nullptr)
     if (Status status = retire(*stream, lock); !status.ok()) return status;
   if (closed()) return {};
@@ -1087,7 +1154,7 @@ void Pool::abandon(StreamState& stream) {
 void Pool::leave(StreamState& stream, Tick last) {
   {
     std::lock_guard guard(stream.lock);
-    stream.leaving = true;
+    stream.shut_for(StreamState::kLeaving);
   }
   stream.last = last;
   leaving_.push_back(stream.number);
@@ -1123,14 +1190,14 @@ void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> cal
   callback_ = std::move(callback);
 }
 
-// From here on no fast path of a stream has any effect: they look for cached blocks, and at `leaving`, under
+// From here on no fast path of a stream has any effect: they look for cached blocks, and at `shut`, under
 // its lock. What the stream holds is over; totals and peaks stay to be read.
 void Pool::end_streams() {
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     fences_.clear(stream);
     std::lock_guard guard(stream.lock);
-    stream.leaving = true;
+    stream.shut_for(StreamState::kLeaving);
     stream.live = 0;
     stream.cache.forget();
     for (Meter(&meters)[2] :

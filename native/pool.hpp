@@ -79,6 +79,7 @@ class Pool final : public Allocator {
   Status retire_stream(StreamHandle stream) override;
   void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) override;
   Status close() override;
+  static constexpr const char* kTooManyStreams = "streams";
   bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
 
   // ---- suspending (suspend.cpp) ------------------------------------------------------------------------
@@ -128,6 +129,9 @@ class Pool final : public Allocator {
   Status info(Address address, BlockInfo* out) const override;
   Status find(Address address, BlockInfo* out) const;  // of the live allocation that holds the address
   std::uint64_t live_bytes() const override;
+  // What was looked at so far to find blocks, streams and memory of other streams, for tests of what calls
+  // cost.
+  std::uint64_t steps() const;
   void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const override;
   void start_journal(std::uint32_t entries) override;
   void start_recording(std::uint64_t most) override;
@@ -143,8 +147,9 @@ class Pool final : public Allocator {
     std::uint32_t tag;
     StreamState* stream;
     std::unique_lock<std::mutex>* lock;
-    Status error;     // a driver failure that is not "out of memory" ends the climb
-    bool ask = true;  // the device may be called
+    Status error;           // a driver failure that is not "out of memory" ends the climb
+    bool ask = true;        // the device may be called
+    bool thorough = false;  // all streams are asked for memory they do not need, however many there are
   };
   using Serve = Index (Pool::*)(Request&);
   struct Step {
@@ -162,9 +167,9 @@ class Pool final : public Allocator {
   bool serve_cached(StreamState& stream, std::uint64_t size, StreamHandle handle, std::uint32_t tag,
                     Address* out);
   bool try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out);
-  StreamState& stream_of(StreamHandle handle);
+  StreamState* stream_of(StreamHandle handle, Status* why);
   StreamState* foreign_of(const Named& named, std::unique_lock<std::mutex>& lock, Status* why);
-  StreamState& journaled(StreamState* stream);
+  StreamState* journaled(StreamState* stream, Status* why);
   Status name(StreamHandle handle, Named* out);
   static constexpr CaptureId kHeapBit = CaptureId{1} << 63;  // tells heaps from captures of the device
   struct Heap {
@@ -177,7 +182,8 @@ class Pool final : public Allocator {
   };
   const Heap* heap_for(StreamHandle handle) const;
   StreamState* stream_for(const Named& named, std::unique_lock<std::mutex>& lock, Status* why);
-  StreamState& hidden(const Named& named, CaptureId key, std::shared_ptr<std::atomic<bool>> over);
+  StreamState* hidden(const Named& named, CaptureId key, std::shared_ptr<std::atomic<bool>> over,
+                      Status* why);
   void let_graphs_go();
 
   bool try_planned(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
@@ -256,6 +262,9 @@ class Pool final : public Allocator {
   Index take_cached(StreamState& stream, Units units);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);
+  void loosen(StreamState& stream);
+  void open_cache(Address address);
+  void close_cache(StreamState& stream);
   void note_reserved(StreamState& stream);
   void note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
             std::uint32_t serial);
@@ -361,6 +370,11 @@ class Pool final : public Allocator {
   const void* last_riser_ = nullptr;  // the thread that made a ceiling rise last
   std::uint32_t rises_in_a_row_ = 0;  // by it
   bool ceilings_apart_ = false;       // they may add up to more than the peak
+  std::uint64_t ceilings_ = 0;        // their sum
+  StreamSet loose_;                   // streams that are not tight: StreamState::kTight
+  StreamSet caching_[2];              // streams whose cache may have small blocks, or others
+  std::uint16_t lend_from_ = 0;       // where lend and gather_pages stopped asking
+  std::uint16_t gather_from_ = 0;
   std::uint64_t peak_live_ = 0;
   std::uint64_t peak_active_ = 0;
   Meter reserved_;

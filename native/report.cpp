@@ -234,6 +234,12 @@ std::uint64_t Pool::live_bytes() const {
   return live;
 }
 
+std::uint64_t Pool::steps() const {
+  std::lock_guard lock(mutex_);
+  return segments_.steps() + loose_.steps() + caching_[0].steps() + caching_[1].steps() +
+         fences_.watched().steps();
+}
+
 void Pool::reset_peak() {
   std::lock_guard lock(mutex_);
   std::uint64_t live = 0;
@@ -246,7 +252,7 @@ void Pool::reset_peak() {
     stream.ceiling = stream.live;
     live += stream.live;
   }
-  peak_live_ = live;
+  peak_live_ = ceilings_ = live;
   peak_active_ = live + pending_.current;
   for (Meter* meter : {&reserved_, &segment_count_, &pending_}) meter->peak = meter->current;
 }
@@ -343,11 +349,33 @@ bool Pool::check(std::string* why) const {
     good = mapping.tick <= streams_[segment.stream].passed;
     if (!good && why != nullptr) *why = "queued work where a growable buffer grows";
   }
+  // The sets by which the others are passed over.
+  std::vector<int> owners(streams_.size(), 0);
+  std::vector<int> with_free_pages(streams_.size(), 0);
+  for (Index p = 1; p < segments_.pages().end(); ++p)
+    if (segments_.pages()[p].exists()) owners[segments_.pages()[p].owner] = 1;
+  for (Index s = 1; s < segments_.segments().end(); ++s)
+    if (segments_.segments()[s].units != 0 && segments_.segments()[s].plain)
+      owners[segments_.segments()[s].stream] = 1;
+  for (std::uint32_t n = 0; n < streams_.size(); ++n)
+    with_free_pages[n] = segments_.free_page_bytes(static_cast<std::uint16_t>(n)) != 0;
+  segments_.owners().each([&](std::uint16_t number) { return --owners[number] < 0; });
+  segments_.free_page_owners().each([&](std::uint16_t number) { return --with_free_pages[number] < 0; });
+  const auto odd = [](const std::vector<int>& left) {
+    return std::any_of(left.begin(), left.end(), [](int each) { return each != 0; });
+  };
+  if (good && (odd(owners) || odd(with_free_pages))) {
+    good = false;
+    if (why != nullptr) *why = "streams that own memory, or have free pages";
+  }
   std::uint64_t ceilings = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    const bool agrees =
-        stream.live == live[n] && stream.cache.bytes() == cached[n] && stream.live <= stream.ceiling;
+    const bool tight = (stream.shut[0] & stream.shut[1] & StreamState::kTight) != 0;
+    const bool listed = !(stream.cache.has_small() && (stream.shut[0] & StreamState::kUnlisted) != 0) &&
+                        !(stream.cache.has_large() && (stream.shut[1] & StreamState::kUnlisted) != 0);
+    const bool agrees = stream.live == live[n] && stream.cache.bytes() == cached[n] &&
+                        stream.live <= stream.ceiling && listed && (!tight || stream.live == stream.ceiling);
     if (good && !agrees) {
       good = false;
       if (why != nullptr) *why = "accounts of stream #" + std::to_string(n);
@@ -360,9 +388,10 @@ bool Pool::check(std::string* why) const {
     good = false;
     if (why != nullptr) *why = "count of suspended blocks";
   }
-  if (good && (pending != pending_.current || (ceilings > peak_live_ && !ceilings_apart_))) {
+  if (good &&
+      (pending != pending_.current || ceilings != ceilings_ || (ceilings > peak_live_ && !ceilings_apart_))) {
     good = false;
-    if (why != nullptr) *why = pending != pending_.current ? "pending bytes" : "ceilings above the peak";
+    if (why != nullptr) *why = pending != pending_.current ? "pending bytes" : "ceilings, or above the peak";
   }
   return good;
 }

@@ -11,8 +11,19 @@ namespace {
 
 constexpr std::size_t kMaxBlocks = std::size_t{1} << 26;
 constexpr std::size_t kMaxPages = std::size_t{1} << 20;
-constexpr std::size_t kMaxMappings = std::size_t{1} << 21;
-constexpr std::size_t kMaxSegments = std::size_t{1} << 20;
+// A slot has one mapping and is in one segment at most, so that neither ever runs out.
+std::size_t most_mappings(std::uint64_t space_bytes) { return space_bytes / kSlotBytes + 1; }
+// Few enough for a small space, and more than there can be units of memory under the addresses, which are
+// sixteen times as many.
+std::size_t most_blocks(std::uint64_t space_bytes) {
+  return std::min<std::size_t>(kMaxBlocks, space_bytes / kUnit / 8);
+}
+// The tables that grow with the addresses.
+std::uint64_t table_bytes(std::uint64_t space_bytes) {
+  return most_blocks(space_bytes) * (sizeof(Block) + sizeof(Index)) +
+         most_mappings(space_bytes) * (sizeof(Mapping) + sizeof(Segment) + 3 * sizeof(Index)) +
+         space_bytes / kUnit * sizeof(Index);
+}
 // Addresses set aside for a strip; a larger request gets a strip of its own size.
 constexpr std::uint32_t kStripSlots[] = {128, 8192, 8192};  // 256 MiB for small, 16 GiB for others
 // The fewest addresses to begin with.
@@ -20,6 +31,13 @@ constexpr std::uint64_t kLeastSpace = 256 * kMiB;
 // Free blocks looked at before the driver is asked, by band.
 constexpr int kCandidates[] = {8, 16, 16};
 constexpr std::uint64_t kNoMemory = ~std::uint64_t{0};
+
+// The part of all addresses, as a divisor, that the next strip may take. It shrinks with their number, so
+// that tens of thousands of streams find addresses: what n strips take grows with the logarithm of n.
+std::uint32_t strip_share(std::size_t strips) {
+  constexpr std::size_t kFewStrips = 8;
+  return static_cast<std::uint32_t>(64 + 16 * (std::max(strips, kFewStrips) - kFewStrips));
+}
 
 // The fewest slots of a strip that has room for the request.
 std::uint32_t slots_for(const Want& want) {
@@ -32,16 +50,29 @@ std::uint32_t slots_for(const Want& want) {
 Segments::Segments(Backend& backend, const PlacementOptions& options)
     : backend_(backend),
       options_(options),
-      blocks_(kMaxBlocks),
+      blocks_(most_blocks(options.space_bytes)),
       pages_(kMaxPages),
-      mappings_(kMaxMappings),
-      segments_(kMaxSegments),
+      mappings_(most_mappings(options.space_bytes)),
+      segments_(most_mappings(options.space_bytes)),
       starts_(options.space_bytes / kUnit),
+      started_(options.space_bytes / kUnit),
       slots_(options.space_bytes / kSlotBytes),
       mapped_(options.space_bytes / kSlotBytes),
       backed_(options.space_bytes / kSlotBytes) {
   // Slot 0 stays unused so that no block has offset 0 by accident.
   space_free_[1] = static_cast<std::uint32_t>(options.space_bytes / kSlotBytes) - 1;
+}
+
+std::uint64_t Segments::affordable_space(std::uint64_t wished) {
+  constexpr std::uint64_t kShare = 4;
+  for (std::uint64_t space = wished; space >= kLeastSpace; space = round_up(space / 2, kSlotBytes)) {
+    try {
+      const LazyArray<char> probe(kShare * table_bytes(space));
+      return space;
+    } catch (const std::bad_alloc&) {
+    }
+  }
+  throw std::bad_alloc();
 }
 
 void Segments::configure(const PlacementOptions& options) {
@@ -52,37 +83,35 @@ void Segments::configure(const PlacementOptions& options) {
 
 // ---- addresses --------------------------------------------------------------------------------------
 
-Index Segments::find(Address address) const {
-  if (address % kUnit != 0) return 0;
+// The unit in which the address lies, or 0, where no block is. An address that is the pool's was handed out
+// after the space was reserved, so its reader sees the space; for any other, whatever is read serves.
+std::uint64_t Segments::unit_at(Address address) const {
   if (options_.pages) {
-    const std::uint64_t unit = (address - space_) / kUnit;
-    if (address < space_ || unit >= starts_.capacity()) return 0;
-    return starts_[unit].load(std::memory_order_relaxed);
+    const Address space = space_.load(std::memory_order_relaxed);
+    const std::uint64_t unit = (address - space) / kUnit;
+    return address < space || unit >= starts_.capacity() ? 0 : unit;
   }
   std::shared_lock lock(plain_lock_);
   auto it = plain_.upper_bound(address);
   if (it == plain_.begin()) return 0;
   const Segment& segment = segments_[std::prev(it)->second];
   const std::uint64_t unit = (address - segment.base) / kUnit;
-  if (unit >= segment.units) return 0;
-  return starts_[segment.first + unit].load(std::memory_order_relaxed);
+  return unit >= segment.units ? 0 : segment.first + unit;
+}
+
+Index Segments::find(Address address) const {
+  if (address % kUnit != 0) return 0;
+  return starts_[unit_at(address)].load(std::memory_order_relaxed);
+}
+
+Index Segments::block_at(std::uint64_t unit) const {
+  const Index i = starts_[started_.last_up_to(unit, &steps_)].load(std::memory_order_relaxed);
+  return i != 0 && unit < blocks_[i].end() ? i : 0;
 }
 
 Index Segments::containing(Address address) const {
-  for (Index i = 1; i < segments_.end(); ++i) {
-    const Segment& segment = segments_[i];
-    if (segment.units == 0 || address < segment.base) continue;
-    if (address >= segment.base + std::uint64_t{segment.units} * kUnit) continue;
-    if (segment.band == kGrowing) {
-      Index block = segment.head;
-      while (address >= address_of(blocks_[block]) + bytes_of(blocks_[block])) block = blocks_[block].after;
-      return block;
-    }
-    Units unit = segment.first + static_cast<Units>((address - segment.base) / kUnit);
-    while (starts_[unit].load(std::memory_order_relaxed) == 0) --unit;
-    return starts_[unit].load(std::memory_order_relaxed);
-  }
-  return 0;
+  const std::uint64_t unit = unit_at(address);
+  return unit == 0 ? 0 : block_at(unit);
 }
 
 std::uint32_t Segments::space_take(std::uint32_t slots) {
@@ -98,6 +127,7 @@ std::uint32_t Segments::space_take(std::uint32_t slots) {
 
 void Segments::space_give(std::uint32_t slot, std::uint32_t slots) {
   starts_.forget(std::size_t{slot} * kSlotUnits, std::size_t{slots} * kSlotUnits);
+  started_.forget(std::size_t{slot} * kSlotUnits, std::size_t{slots} * kSlotUnits);
   auto next = space_free_.lower_bound(slot);
   if (next != space_free_.end() && next->first == slot + slots) {
     slots += next->second;
@@ -117,7 +147,6 @@ void Segments::space_give(std::uint32_t slot, std::uint32_t slots) {
 
 Index Segments::new_block(Index segment, Units offset, Units units, BlockState state) {
   const Index i = blocks_.add();
-  if (i == 0) throw std::bad_alloc();
   Block& block = blocks_[i];
   block.segment = segment;
   block.units = units;
@@ -130,6 +159,7 @@ Index Segments::new_block(Index segment, Units offset, Units units, BlockState s
 void Segments::set_start(Index i, Units offset) {
   blocks_[i].offset = offset;
   starts_[offset].store(i, std::memory_order_relaxed);
+  started_.insert(offset);
 }
 
 void Segments::insert_before(Index block, Index next) {
@@ -147,6 +177,7 @@ void Segments::drop_block(Index i) {
   (block.before != 0 ? blocks_[block.before].after : segment.head) = block.after;
   (block.after != 0 ? blocks_[block.after].before : segment.tail) = block.before;
   starts_[block.offset].store(0, std::memory_order_relaxed);
+  started_.erase(block.offset);
   block.set(BlockState::none);
   blocks_.drop(i);
 }
@@ -215,7 +246,8 @@ Index Segments::carve(const Spot& spot, Units units) {
     add_free(i);
   }
   blocks_[taken].set(BlockState::moving);
-  ++segments_[blocks_[taken].segment].in_use;
+  Segment& segment = segments_[blocks_[taken].segment];
+  if (++segment.in_use == 1 && segment.plain) free_plain_.erase({segment.units, blocks_[taken].segment});
   return taken;
 }
 
@@ -305,7 +337,7 @@ Tick Segments::last_use(const Spot& spot, Units units) const {
 
 Index Segments::take(const Want& want, const std::function<bool(Tick)>* allowed) {
   const Spot spot = find_spot(want);
-  if (spot.block == 0) return 0;
+  if (spot.block == 0 || !can_cut()) return 0;
   if (allowed != nullptr && !(*allowed)(last_use(spot, want.units))) return 0;
   if (segments_[blocks_[spot.block].segment].plain) return carve(spot, want.units);
   const std::uint32_t last = (spot.offset + want.units - 1) / kSlotUnits;
@@ -323,7 +355,7 @@ void Segments::put(Index i, Tick tick) {
   const Units from = block.offset;
   const Units to = block.end();
   Segment& segment = segments_[block.segment];
-  --segment.in_use;
+  if (--segment.in_use == 0 && segment.plain) free_plain_.insert({segment.units, block.segment});
   block.tick = tick;
   block.owner.store(segment.stream, std::memory_order_relaxed);
   block.set(BlockState::free);
@@ -367,12 +399,14 @@ Index Segments::split_in_use(Index i, Units units) {
 
 // All the addresses there will be; fewer than wished for where the system has not as many to give.
 Status Segments::reserve_space() {
-  Status status = backend_.space_reserve(options_.space_bytes, &space_);
+  Address base = 0;
+  Status status = backend_.space_reserve(options_.space_bytes, &base);
   while (status.code == Code::out_of_memory && options_.space_bytes >= 2 * kLeastSpace) {
     options_.space_bytes = round_up(options_.space_bytes / 2, kSlotBytes);
     space_free_ = {{1, static_cast<std::uint32_t>(options_.space_bytes / kSlotBytes) - 1}};
-    status = backend_.space_reserve(options_.space_bytes, &space_);
+    status = backend_.space_reserve(options_.space_bytes, &base);
   }
+  if (status.ok()) space_.store(base, std::memory_order_relaxed);
   return status;
 }
 
@@ -389,7 +423,8 @@ Status Segments::new_strip(const Want& want) {
     if (Status status = reserve_space(); !status.ok()) return status;
   const std::uint32_t needed = slots_for(want);
   const auto all = static_cast<std::uint32_t>(options_.space_bytes / kSlotBytes);
-  std::uint32_t slots = std::max(needed, std::min(kStripSlots[want.band], all / 64));
+  std::uint32_t slots =
+      std::max(needed, std::min(kStripSlots[want.band], all / strip_share(segments_.size())));
   std::uint32_t slot = space_take(slots);
   if (slot == 0) slot = space_take(slots = needed);
   if (slot == 0) return {Code::out_of_memory, 0, "space_reserve"};
@@ -407,6 +442,7 @@ Index Segments::add_strip(std::uint16_t stream, Band band, std::uint32_t slot, s
   segment.base = slot_address(slot);
   segment.head = segment.tail = new_block(i, segment.first, segment.units, BlockState::free);
   add_free(segment.head);
+  enlist(i);
   return i;
 }
 
@@ -444,6 +480,9 @@ Status Segments::new_plain(const Want& want, std::uint64_t budget) {
   reserved_bytes_ += bytes;
   segment.head = segment.tail = new_block(i, segment.first, segment.units, BlockState::free);
   add_free(segment.head);
+  enlist(i);
+  own(segment.stream, true);
+  free_plain_.insert({segment.units, i});
   return {};
 }
 
@@ -457,6 +496,8 @@ Status Segments::release_plain(Index s) {
   }
   --plain_segments_;
   reserved_bytes_ -= bytes;
+  free_plain_.erase({segment.units, s});
+  own(segment.stream, false);
   drop_segment(s);
   return {};
 }
@@ -466,53 +507,78 @@ void Segments::drop_segment(Index s) {
   Segment& segment = segments_[s];
   remove_free(segment.head);
   drop_block(segment.head);
+  delist(s);
   space_give(segment.first / kSlotUnits, segment.units / kSlotUnits);
   segment = Segment();
   segments_.drop(s);
 }
 
-Index Segments::free_plain_segment(std::uint16_t stream, Units units) const {
-  Index best = 0;
-  for (const auto& [base, i] : plain_) {
-    const Segment& segment = segments_[i];
-    if (segment.stream != stream || segment.in_use != 0 || segment.units < units) continue;
-    if (best == 0 || segment.units < segments_[best].units) best = i;
-  }
-  return best;
+// Every segment is in its stream's list.
+void Segments::enlist(Index s) {
+  Segment& segment = segments_[s];
+  Index& head = shelf(segment.stream).segments;
+  segment.list_before = 0;
+  segment.list_after = head;
+  if (head != 0) segments_[head].list_before = s;
+  head = s;
+}
+
+void Segments::delist(Index s) {
+  const Segment& segment = segments_[s];
+  (segment.list_before != 0 ? segments_[segment.list_before].list_after : shelf(segment.stream).segments) =
+      segment.list_after;
+  if (segment.list_after != 0) segments_[segment.list_after].list_before = segment.list_before;
 }
 
 void Segments::transfer_segment(Index i, std::uint16_t to, Band band, Tick tick) {
   Segment& segment = segments_[i];
   remove_free(segment.head);
+  delist(i);
+  own(segment.stream, false);
+  own(to, true);
   segment.stream = to;
   segment.band = band;
+  enlist(i);
   blocks_[segment.head].owner.store(to, std::memory_order_relaxed);
   blocks_[segment.head].tick = tick;
   add_free(segment.head);
 }
 
 void Segments::inherit(std::uint16_t from, std::uint16_t to) {
-  for (Index m = 1; m < mappings_.end(); ++m)
-    if (mappings_[m].page != 0 && segments_[mappings_[m].segment].stream == from) mappings_[m].tick = 0;
-  for (Index i = 1; i < pages_.end(); ++i) {
+  // Pages that changed hands, and those mapped where the addresses did: for them it is looked again which
+  // addresses they back.
+  std::vector<Index> touched;
+  const auto take_page = [&](Index i) {
     Page& page = pages_[i];
-    if (!page.exists() || page.owner != from) continue;
-    if (page.free()) {
-      transfer(i, to, 0);
-    } else if (page.holder == 0) {
-      page.owner = to;
-      discard(i, 0);  // suspended with a graph that is gone
-    } else {
-      page.owner = to;
-      page.tick = 0;
-    }
-  }
-  for (Index s = 1; s < segments_.end(); ++s) {
+    touched.push_back(i);
+    if (page.owner != from) return;
+    if (page.free()) return transfer(i, to, 0);
+    own(from, false);
+    own(to, true);
+    page.owner = to;
+    if (page.holder == 0) return discard(i, 0);  // suspended with a graph that is gone
+    page.tick = 0;
+  };
+  for (const PageList& list : shelf(from).pages)
+    while (list.head != 0) take_page(list.head);
+  for (Index s = shelf(from).segments, next = 0; s != 0; s = next) {
     Segment& segment = segments_[s];
-    if (segment.units == 0 || segment.stream != from) continue;
+    next = segment.list_after;
+    for (std::uint32_t slot = segment.first / kSlotUnits; slot < segment.touched / kSlotUnits; ++slot) {
+      const Index m = slots_[slot];
+      if (m == 0 || mappings_[m].slot != slot) continue;
+      mappings_[m].tick = 0;
+      take_page(mappings_[m].page);
+    }
     for (Index b = segment.head; b != 0; b = blocks_[b].after)
       if (blocks_[b].is(BlockState::free)) remove_free(b);
+    delist(s);
+    if (segment.plain) {
+      own(from, false);
+      own(to, true);
+    }
     segment.stream = to;
+    enlist(s);
     for (Index b = segment.head; b != 0; b = blocks_[b].after) {
       if (!blocks_[b].is(BlockState::free)) continue;
       blocks_[b].owner.store(to, std::memory_order_relaxed);
@@ -520,7 +586,10 @@ void Segments::inherit(std::uint16_t from, std::uint16_t to) {
       add_free(b);
     }
   }
-  for (Index i = 1; i < pages_.end(); ++i)
+  // Suspended pages that no block holds are in no list, and need not be mapped in their stream's segments.
+  for (Index i = 1; aside_ != 0 && i < pages_.end(); ++i)
+    if (pages_[i].exists() && pages_[i].owner == from) take_page(i);
+  for (const Index i : touched)
     if (pages_[i].exists()) note_backed(i);
 }
 

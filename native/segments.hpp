@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -84,7 +85,9 @@ struct Segment {
   // so that growing in place needs no wait: what lies behind the block in use is taken back from pending,
   // or may be unmapped. All blocks begin and end on slots.
   std::uint64_t growable = 0;
-  Units promised = 0;  // pages mapped up to here are for it, unless memory runs out (prepare)
+  Units promised = 0;     // pages mapped up to here are for it, unless memory runs out (prepare)
+  Index list_before = 0;  // neighbours in the list of its stream's segments
+  Index list_after = 0;
   std::uint16_t stream = 0;
   Band band = 0;
   bool plain = false;
@@ -146,6 +149,9 @@ class Segments {
     if (units <= kSmallUnits) return kSmall;
     return units <= kMiddleUnits && options_.pages ? kMiddle : kLarge;
   }
+  // Whether there are blocks to cut for one more request: a new segment of one, a piece in front, the request
+  // itself. Some are always left for those that are cut in use.
+  bool can_cut(std::size_t blocks = 3) const { return blocks_.has_room(blocks + blocks_.capacity() / 64); }
   // Splits the first `units` off a block in use; both parts stay in use.
   Index split_in_use(Index block, Units units);
 
@@ -173,8 +179,13 @@ class Segments {
   // Makes a free page the property of another stream. pre: its last use is ordered before whatever that
   // stream is given next. `tick` is a point in the new owner's order that lies after that last use.
   void transfer(Index page, std::uint16_t to, Tick tick);
-  // A wholly free plain segment of the stream, and the same for it.
-  Index free_plain_segment(std::uint16_t stream, Units units) const;
+  // The shortest wholly free plain segments of at least so many units, whosever they are; and the same for
+  // them. Stops when visit(segment) returns true.
+  template <typename Visit>
+  void free_plain_segments(Units units, Visit visit) const {
+    for (auto it = free_plain_.lower_bound({units, 0}); it != free_plain_.end(); ++it, ++steps_)
+      if (visit(it->second)) return;
+  }
   void transfer_segment(Index segment, std::uint16_t to, Band band, Tick tick);
   // Every segment and page of a stream, free or not, goes to another. pre: nothing is running on it.
   void inherit(std::uint16_t from, std::uint16_t to);
@@ -223,7 +234,8 @@ class Segments {
   // ---- looking ------------------------------------------------------------------------------------
   // The block that starts at the address, or 0. Needs no lock; the caller verifies the block under one.
   Index find(Address address) const;
-  Index containing(Address address) const;  // the block that holds the address; under the mutex
+  // The block that holds the address, or 0; under the mutex. Takes the same few steps whatever its length.
+  Index containing(Address address) const;
   Address address_of(const Block& block) const {
     const Segment& segment = segments_[block.segment];
     return segment.base + std::uint64_t{block.offset - segment.first} * kUnit;
@@ -235,11 +247,17 @@ class Segments {
   const Slab<Mapping>& mappings() const { return mappings_; }
   std::uint64_t reserved_bytes() const { return reserved_bytes_; }
   std::uint64_t free_page_bytes(std::uint16_t stream) const { return shelf(stream).free_page_bytes; }
+  std::uint64_t free_page_bytes() const { return free_page_bytes_; }  // of all streams
+  // The streams that own memory, and those that have free pages.
+  const StreamSet& owners() const { return owners_; }
+  const StreamSet& free_page_owners() const { return free_page_owners_; }
   // The most bytes in one piece that the stream could have without new memory.
   std::uint64_t largest_free(std::uint16_t stream) const;
   const FreeIndex& free_blocks(std::uint16_t stream, Band band) const { return shelf(stream).free[band]; }
   // Places and pieces of addresses that the search for the cheapest place has looked at so far.
   std::uint64_t weighed() const { return weighed_; }
+  // Words, segments and streams that were looked at so far to find a block, its segment or memory of others.
+  std::uint64_t steps() const { return steps_ + owners_.steps() + free_page_owners_.steps(); }
   // Of driver memory.
   std::uint64_t pieces() const { return pages_.size() - suspended_pages_ + plain_segments_; }
   bool paged() const { return options_.pages; }
@@ -247,6 +265,9 @@ class Segments {
   bool bands_share() const { return !options_.pages && options_.segment_size >= kPlainSegmentBytes; }
   // Takes over what can change: segment_size, max_page, best_fit.
   void configure(const PlacementOptions& options);
+  // Addresses for whose tables there is room in the process: as many as wished for, else so many that most
+  // of the room is left to others.
+  static std::uint64_t affordable_space(std::uint64_t wished);
   bool check(std::string* why) const;
 
  private:
@@ -255,6 +276,8 @@ class Segments {
     FreeIndex free[kBands];
     PageList pages[kPageSizes];
     std::uint64_t free_page_bytes = 0;
+    Index segments = 0;       // head of the list of all its segments
+    std::uint32_t owned = 0;  // pages and plain segments
   };
   // Consecutive slots that need pages. `room` more behind them could take the rest of a larger page.
   struct Gap {
@@ -335,6 +358,7 @@ class Segments {
   bool backs(Index mapping) const;
   void note_aliases(Index page);
   void note_backed(Index page);
+  void own(std::uint16_t stream, bool more);
   void list_push(Index page);
   void list_remove(Index page);
   Status supply(const Want& want, const Survey& plan, std::uint64_t create_bytes, bool spare,
@@ -351,12 +375,17 @@ class Segments {
   void forget_page(Index page);
   Status release_page(Index page);
   void fuse_row(const std::vector<Index>& row, std::uint32_t slots);
-  Address slot_address(std::uint32_t slot) const { return space_ + slot * kSlotBytes; }
+  Address slot_address(std::uint32_t slot) const {
+    return space_.load(std::memory_order_relaxed) + slot * kSlotBytes;
+  }
 
   // segments
-  Index segment_at(std::uint32_t slot) const;
+  std::uint64_t unit_at(Address address) const;
+  Index block_at(std::uint64_t unit) const;
   Status reserve_space();
   bool has_addresses(const Want& want) const;
+  void enlist(Index segment);
+  void delist(Index segment);
   Status new_strip(const Want& want);
   Index add_strip(std::uint16_t stream, Band band, std::uint32_t slot, std::uint32_t slots);
   Status new_plain(const Want& want, std::uint64_t budget);
@@ -367,27 +396,34 @@ class Segments {
 
   Backend& backend_;
   PlacementOptions options_;
-  Address space_ = 0;                                  // 0 until the first strip needs it
+  std::atomic<Address> space_{0};                      // 0 until the first strip needs it; find() has no lock
   std::map<std::uint32_t, std::uint32_t> space_free_;  // slot → slots, in no segment
   std::map<Address, Index> plain_;                     // plain segments by base address
+  std::set<std::pair<Units, Index>> free_plain_;       // those wholly free, by length
   mutable std::shared_mutex plain_lock_;  // guards plain_ against find(), which has no other lock
   Blocks blocks_;
   Slab<Page> pages_;
   Slab<Mapping> mappings_;
   Slab<Segment> segments_;
   LazyArray<std::atomic<Index>> starts_;         // unit → the block that starts there
+  OrderedSet started_;                           // the units at which blocks start
   LazyArray<Index> slots_;                       // slot → the mapping there
   Bits mapped_;                                  // slots that have a mapping
   Bits backed_;                                  // those whose mapping holds its page, or could at once
   std::vector<std::unique_ptr<Shelf>> shelves_;  // by stream number
+  StreamSet owners_;                             // streams whose `owned` is not 0
+  StreamSet free_page_owners_;                   // streams whose `free_page_bytes` is not 0
+  std::uint64_t free_page_bytes_ = 0;            // of all streams
   std::uint64_t reserved_bytes_ = 0;
   std::uint64_t suspended_bytes_ = 0;
-  std::uint64_t suspended_pages_ = 0;
+  std::uint64_t suspended_pages_ = 0;  // that have gone back
+  std::uint64_t aside_ = 0;            // pages that are suspended, gone or not
   std::uint64_t plain_segments_ = 0;
-  std::uint32_t survey_ = 0;   // number of the survey under way
-  std::vector<Piece> pieces_;  // scratch of Window
-  std::uint64_t weighed_ = 0;  // see weighed()
-  int largest_page_ = 0;       // ever made, as an index into kPageSlots
+  std::uint32_t survey_ = 0;         // number of the survey under way
+  std::vector<Piece> pieces_;        // scratch of Window
+  std::uint64_t weighed_ = 0;        // see weighed()
+  mutable std::uint64_t steps_ = 0;  // see steps()
+  int largest_page_ = 0;             // ever made, as an index into kPageSlots
   bool moved_ = false;
   std::vector<Index> created_;  // pages made by the call of back() or prepare() under way
 };

@@ -20,11 +20,18 @@ bool Segments::check(std::string* why) const {
   std::uint64_t reserved = 0;
   std::size_t block_count = 0;
   std::size_t free_count = 0;
+  std::size_t segment_count = 0;
+  std::uint64_t steps = 0;  // not counted
+  std::vector<std::uint32_t> owned(shelves_.size());
   std::unordered_map<Index, bool> holds;  // mapping → some block in use lies on it
   std::unordered_set<std::uint64_t> growables;
   for (Index s = 1; s < segments_.end(); ++s) {
     const Segment& segment = segments_[s];
     if (segment.units == 0) continue;
+    ++segment_count;
+    if (segment.plain) ++owned[segment.stream];
+    if (segment.plain && (free_plain_.count({segment.units, s}) != 0) != (segment.in_use == 0))
+      return fail(why, "wholly free plain segments", s);
     if (segment.plain) reserved += std::uint64_t{segment.units} * kUnit;
     if (segment.growable != 0 && (segment.band != kGrowing || !growables.insert(segment.growable).second))
       return fail(why, "growable buffer of two strips, or in a strip for all", s);
@@ -37,7 +44,8 @@ bool Segments::check(std::string* why) const {
       if (block.segment != s) return fail(why, "block names another segment", b);
       if (block.offset != at || block.units == 0) return fail(why, "blocks do not tile the segment", b);
       if (block.before != previous) return fail(why, "neighbour links disagree", b);
-      if (starts_[block.offset].load(std::memory_order_relaxed) != b)
+      if (starts_[block.offset].load(std::memory_order_relaxed) != b ||
+          started_.last_up_to(block.end() - 1, &steps) != block.offset)
         return fail(why, "start not in the table", b);
       at += block.units;
       if (block.is(BlockState::none)) return fail(why, "block without a state", b);
@@ -78,10 +86,13 @@ bool Segments::check(std::string* why) const {
 
   std::size_t mapping_count = 0;
   std::uint64_t suspended = 0;
+  std::uint64_t aside = 0;
   for (Index p = 1; p < pages_.end(); ++p) {
     const Page& page = pages_[p];
     if (!page.exists()) continue;
     (page.handle != 0 ? reserved : suspended) += page.bytes();
+    aside += page.suspended;
+    ++owned[page.owner];
     bool holder_found = page.holder == 0;
     for (Index m = page.mappings; m != 0; m = mappings_[m].next) {
       ++mapping_count;
@@ -105,9 +116,11 @@ bool Segments::check(std::string* why) const {
   if (mapping_count != mappings_.size()) return fail(why, "a mapping has no page", 0);
   if (reserved != reserved_bytes_) return fail(why, "reserved bytes", 0);
   if (suspended != suspended_bytes_) return fail(why, "suspended bytes", 0);
+  if (aside != aside_) return fail(why, "count of pages set aside", 0);
 
   std::size_t indexed = 0;
   std::size_t listed = 0;
+  std::size_t enlisted = 0;
   for (std::size_t stream = 0; stream < shelves_.size(); ++stream) {
     const Shelf& owner = *shelves_[stream];
     std::uint64_t bytes = 0;
@@ -124,12 +137,24 @@ bool Segments::check(std::string* why) const {
         return fail(why, "count of free pages", static_cast<Index>(stream));
       listed += count;
     }
+    for (Index s = owner.segments, previous = 0; s != 0;
+         previous = s, s = segments_[s].list_after, ++enlisted)
+      if (segments_[s].stream != stream || segments_[s].list_before != previous)
+        return fail(why, "list of a stream's segments", s);
     if (bytes != owner.free_page_bytes) return fail(why, "bytes of free pages", static_cast<Index>(stream));
     for (const FreeIndex& index : owner.free) {
       if (!index.check(blocks_)) return fail(why, "free index", static_cast<Index>(stream));
       indexed += index.count();
     }
   }
+  std::uint64_t free_bytes = 0;
+  for (std::size_t stream = 0; stream < shelves_.size(); ++stream) {
+    free_bytes += shelves_[stream]->free_page_bytes;
+    if (owned[stream] != shelves_[stream]->owned)
+      return fail(why, "what a stream owns", static_cast<Index>(stream));
+  }
+  if (free_bytes != free_page_bytes_) return fail(why, "bytes of all free pages", 0);
+  if (enlisted != segment_count) return fail(why, "a segment is in no list", 0);
   if (indexed != free_count) return fail(why, "a free block is not in an index", 0);
   std::size_t free_pages = 0;
   for (Index p = 1; p < pages_.end(); ++p) free_pages += pages_[p].handle != 0 && pages_[p].free();

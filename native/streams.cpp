@@ -20,7 +20,7 @@ void StreamCache::drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& 
       at += 64;
     }
   };
-  const bool any_small = count_ != large_count_.load(std::memory_order_relaxed);
+  const bool any_small = has_small();
   if (sizes.most > kSmallUnits && has_large())
     each(places_used_, [&](std::size_t i) {
       const bool asked = sizes.hold(places_[i].units);
@@ -87,12 +87,15 @@ StreamState* StreamTable::add_hidden(StreamHandle handle, bool foreign, StreamId
 // One that is retired and idle, or a new one; null when all numbers are in use.
 StreamState* StreamTable::new_state(StreamHandle handle, bool foreign, StreamId id) {
   StreamState* state = nullptr;
-  for (std::size_t i = 0; i < retired_.size() && state == nullptr; ++i) {
-    StreamState& old = (*this)[retired_[i]];
+  for (std::size_t i = 0; i < kRetiredTried && !retired_.empty() && state == nullptr; ++i) {
+    StreamState& old = (*this)[retired_.front()];
+    retired_.pop_front();
     std::lock_guard guard(old.lock);
-    if (old.live != 0 || old.cache.count() != 0 || !old.waiting.empty()) continue;
-    retired_.erase(retired_.begin() + static_cast<std::ptrdiff_t>(i));
-    state = &old;
+    if (old.live != 0 || old.cache.count() != 0 || !old.waiting.empty()) {
+      retired_.push_back(old.number);
+    } else {
+      state = &old;
+    }
   }
   if (state == nullptr) {
     if (count_ >= kMaxStreams) return nullptr;
@@ -107,7 +110,7 @@ StreamState* StreamTable::new_state(StreamHandle handle, bool foreign, StreamId 
     state->handle = handle;
     state->foreign = foreign;
     state->id = id;
-    state->leaving = false;
+    state->open_for(StreamState::kLeaving);
   }
   state->seen.clear();
   state->retired = false;
@@ -137,7 +140,7 @@ void StreamTable::sweep() {
 void StreamTable::forget(StreamState& stream) {
   {
     std::lock_guard guard(stream.lock);
-    stream.leaving = true;
+    stream.shut_for(StreamState::kLeaving);
   }
   Place& place = places_[place_of(key_of(stream))];
   if (place.state.load(std::memory_order_relaxed) == &stream)
@@ -212,6 +215,7 @@ Status Fences::record(StreamState& stream) {
     return status;
   }
   stream.fences.push_back({stream.tick, event});
+  watched_.add(stream.number);
   ++stream.tick;
   stream.unfenced_bytes = 0;
   return {};

@@ -87,6 +87,7 @@ class StreamCache {
   std::uint64_t bytes() const { return bytes_; }
   // Whether there are larger ones than kSmallUnits. Needs no lock; without it the answer may be a moment old.
   bool has_large() const { return large_count_.load(std::memory_order_relaxed) != 0; }
+  bool has_small() const { return count_ != large_count_.load(std::memory_order_relaxed); }
   // A block was put on the list that claim() gave, or taken from the one that find() gave.
   void added(Units units) { count_one(units, 1); }
   void removed(Units units) { count_one(units, -1); }
@@ -140,12 +141,17 @@ struct PendingBlock {
 
 // Two lines apart: processors fetch lines in pairs.
 struct alignas(128) StreamState {
+  // Reasons for which a free into the cache takes the long way, by whether the block is beyond small.
+  static constexpr std::uint8_t kLeaving = 1;   // it takes no more blocks
+  static constexpr std::uint8_t kUnlisted = 2;  // the pool would not know of them (Pool::caching_)
+  static constexpr std::uint8_t kTight = 4;  // `live` is `ceiling`, and the pool relies on that (Pool::rise)
+
   // ---- guarded by `lock` ----------------------------------------------------------------------
   SpinLock lock;
   std::uint16_t number = 0;
-  bool journaling = false;    // there is a journal or a tape
-  bool leaving = false;       // its cache takes no more blocks
-  std::uint64_t live = 0;     // bytes of live blocks
+  bool journaling = false;                                          // there is a journal or a tape
+  std::uint8_t shut[2] = {kUnlisted | kTight, kUnlisted | kTight};  // why the cache takes no block: see below
+  std::uint64_t live = 0;                                           // bytes of live blocks
   std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Pool::rise)
   Meter allocations[2];       // by kind
   Meter bytes[2];
@@ -175,6 +181,12 @@ struct alignas(128) StreamState {
   std::deque<PendingBlock> waiting;  // blocks whose next use is on this stream, in order of its tick
   std::vector<Tick> seen;            // seen[t]: work of stream t up to that tick is ordered before ours
 
+  void shut_for(std::uint8_t reason) {
+    for (std::uint8_t& reasons : shut) reasons |= reason;
+  }
+  void open_for(std::uint8_t reason) {
+    for (std::uint8_t& reasons : shut) reasons &= static_cast<std::uint8_t>(~reason);
+  }
   // Whether its handle may be used.
   bool present() const { return !foreign || named != 0; }
   // Nothing can be queued on it, now or ever.
@@ -231,9 +243,11 @@ class StreamTable {
   void retire(StreamState& stream);
   std::uint32_t size() const { return count_; }  // numbers in use, retired ones included
 
+  static constexpr std::uint32_t kMaxStreams = (1 << 16) - 1;  // at a time
+
  private:
-  static constexpr std::uint32_t kMaxStreams = 1 << 15;
   static constexpr std::uint32_t kPlaces = 1 << 17;
+  static constexpr std::size_t kRetiredTried = 8;
   struct Place {
     std::atomic<StreamHandle> handle;
     std::atomic<StreamState*> state;
@@ -251,7 +265,7 @@ class StreamTable {
   LazyArray<std::atomic<StreamState*>> numbers_;
   LazyArray<Place> places_;
   std::vector<std::unique_ptr<StreamState>> states_;
-  std::vector<std::uint16_t> retired_;
+  std::deque<std::uint16_t> retired_;
   std::uint32_t count_ = 0;
   std::uint32_t occupied_ = 0;
 };
@@ -315,12 +329,16 @@ class Fences {
   // once the stream was synchronised, everything up to it has finished.
   Tick mark(StreamState& stream) { return stream.tick++; }
   void pass(StreamState& stream, Tick tick);
+  // Streams that have fences, or blocks that wait for them; others may be among them.
+  StreamSet& watched() { return watched_; }
+  const StreamSet& watched() const { return watched_; }
 
  private:
   void make_room(StreamState& stream);
 
   Backend& backend_;
   EventPool events_;
+  StreamSet watched_;
 };
 
 }  // namespace vram

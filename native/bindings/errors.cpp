@@ -11,6 +11,7 @@
 #include "backends/cuda_driver.hpp"
 #include "driver_pool.hpp"
 #include "planned.hpp"
+#include "pool.hpp"
 
 namespace nb = nanobind;
 
@@ -60,6 +61,9 @@ const char* advice(const Status& status) {
         return "its memory is plain segments, which cannot be taken from under live buffers; that needs a "
                "pool of our own with pages. Make it with pages=True on a device that has them "
                "(Device.pages), and with vram.Pool.";
+      if (std::strcmp(status.call, Pool::kTooManyStreams) == 0)
+        return "the pool serves 65535 streams at a time and has as many. Close streams that are not used any "
+               "more, or use fewer and reuse them.";
       return "the device does not offer this. Device.pages says whether it has pages.";
     case Code::closed:
       if (std::strcmp(status.call, "store") == 0)

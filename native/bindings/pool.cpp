@@ -951,10 +951,24 @@ const std::shared_ptr<Allocator>& not_made() {
   return closed;
 }
 
+PyObject* no_address_space() {
+  PyErr_SetString(
+      PyExc_MemoryError,
+      "cannot make a pool: the process has too few addresses left for its tables, which take about "
+      "25 MiB at least. Raise the limit of virtual memory (ulimit -v).");
+  return nullptr;
+}
+
 PyObject* new_pool(PyTypeObject* type, PyObject*, PyObject*) {
+  std::shared_ptr<Allocator> pool;
+  try {
+    pool = not_made();
+  } catch (const std::bad_alloc&) {
+    return no_address_space();
+  }
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
-  new (&self_of(object)->pool) std::shared_ptr<Allocator>(not_made());
+  new (&self_of(object)->pool) std::shared_ptr<Allocator>(std::move(pool));
   self_of(object)->tag_names = PyList_New(0);
   self_of(object)->tag_ids = PyDict_New();
   self_of(object)->device = Py_NewRef(Py_None);
@@ -985,6 +999,9 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
     self->pool = std::move(pool);
   } catch (nb::python_error& error) {
     error.restore();
+    return -1;
+  } catch (const std::bad_alloc&) {
+    (void)no_address_space();
     return -1;
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());

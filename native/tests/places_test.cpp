@@ -1,5 +1,9 @@
-// Where requests may lie at the ends of what can be asked: every alignment and size on devices of every size.
-// A request is served where it was asked to lie or refused, and the books agree either way.
+// Requests at the ends of what can be asked: every alignment and size on devices of every size. A request is
+// served where it was asked to lie or refused, and the books agree either way. And what calls cost where
+// blocks are long or many, or streams are: steps, counted, not timed.
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -86,6 +90,163 @@ TEST(alignments_near_the_end_of_all_addresses) {
         REQUIRE(segments.trim(kGiB, [](std::uint16_t, Tick) { return true; }, true).ok());
       }
   }
+}
+
+// ---- what calls cost
+// ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::uint64_t kFewSteps = 16;  // at most two for each level of a set of all units
+
+}  // namespace
+
+TEST(a_block_is_found_by_any_address_inside_it_in_a_few_steps) {
+  for (const bool pages : {true, false}) {
+    PoolConfig config;
+    config.pages = pages;
+    const auto device = std::make_shared<ModelBackend>(512 * kGiB);
+    Pool pool(device, config);
+    StreamHandle side = 0;
+    REQUIRE(device->stream_create(&side).ok());
+    for (std::uint64_t size = 1000; size <= 100 * kGiB; size *= 10) {
+      Address address = 0;
+      REQUIRE(pool.allocate(size, 0, 0, 0, &address).ok());
+      for (const std::uint64_t offset : {size / 2, size - 1, std::uint64_t{1}}) {
+        const std::uint64_t before = pool.steps();
+        BlockInfo found;
+        CHECK(pool.find(address + offset, &found).ok() && found.address == address);
+        CHECK(pool.record_stream(address + offset, side).ok());
+        CHECK(pool.steps() - before <= 2 * kFewSteps);
+      }
+      BlockInfo found;
+      const std::uint64_t past = round_up(size, kUnit);
+      CHECK(!pool.find(address + past, &found).ok() || found.address != address);
+      CHECK(pool.free(address).ok());
+    }
+  }
+}
+
+TEST(calls_cost_the_same_among_a_million_blocks) {
+  Pool pool(std::make_shared<ModelBackend>(64 * kGiB), {});
+  std::vector<Address> live;
+  const auto steps_of_a_few = [&] {
+    const std::uint64_t before = pool.steps();
+    for (std::size_t i = 0; i < 100; ++i) {
+      BlockInfo found;
+      Address address = 0;
+      CHECK(pool.find(live[i * live.size() / 100] + 100, &found).ok());
+      CHECK(pool.allocate(700 * kKiB, 0, 0, 0, &address).ok());
+      CHECK(pool.free(address).ok());
+    }
+    return pool.steps() - before;
+  };
+  std::uint64_t first = 0;
+  const std::size_t most = 1'000'000 / vram::testing::kSlowdown;
+  while (live.size() < most) {
+    Address address = 0;
+    REQUIRE(pool.allocate(512, 0, 0, 0, &address).ok());
+    live.push_back(address);
+    if (live.size() == 1000) first = steps_of_a_few();
+  }
+  const std::uint64_t last = steps_of_a_few();
+  std::printf("     %llu steps among 1000, %llu among a million\n", static_cast<unsigned long long>(first),
+              static_cast<unsigned long long>(last));
+  CHECK(last <= 2 * first + 100 * kFewSteps);
+}
+
+namespace {
+
+// The steps of 50 requests on one stream, for which the pool must grow, beside others that have used it and
+// are idle now. All hold a cached block, and every other one a live one.
+std::uint64_t growth_beside(int idle, bool pages) {
+  PoolConfig config;
+  config.pages = pages;
+  const auto device = std::make_shared<ModelBackend>(512 * kGiB);
+  Pool pool(device, config);
+  const auto get = [&](std::uint64_t size, StreamHandle stream) {
+    Address address = 0;
+    CHECK(pool.allocate(size, stream, 0, 0, &address).ok());
+    return address;
+  };
+  for (int i = 0; i < idle; ++i) {
+    StreamHandle stream = 0;
+    CHECK(device->stream_create(&stream).ok());
+    CHECK(pool.free(get(4 * kKiB, stream)).ok());
+    CHECK(pool.free(get(3 * kMiB, stream)).ok());
+    if (i % 2 == 0) (void)get(100 * kKiB, stream);
+    device->advance(1e4);  // its work has finished
+  }
+  (void)get(64 * kMiB, 0);  // takes from the others what they have cached
+  const std::uint64_t before = pool.steps();
+  for (int i = 0; i < 50; ++i) {
+    (void)get((2 + i % 7) * 3 * kMiB, 0);
+    (void)get(100 * kKiB, 0);
+  }
+  const std::uint64_t steps = pool.steps() - before;
+  CHECK(pool_agrees(pool));
+  return steps;
+}
+
+}  // namespace
+
+TEST(idle_streams_cost_nothing) {
+  for (const bool pages : {true, false}) {
+    const std::uint64_t few = growth_beside(150, pages);
+    const std::uint64_t many = growth_beside(3000, pages);
+    std::printf("     %llu steps beside 150 streams, %llu beside 3000\n",
+                static_cast<unsigned long long>(few), static_cast<unsigned long long>(many));
+    CHECK(many < 4 * few);
+  }
+}
+
+// Numbers of streams are 16 bits wide; what does not fit is refused, and what is there works on.
+TEST(more_streams_than_there_are_numbers_are_refused) {
+  if (vram::testing::kSlowdown != 1) return;  // takes 300 MiB, and nothing of it is about memory errors
+  const auto device = std::make_shared<ModelBackend>(kGiB);
+  Pool pool(device, {});
+  Address address = 0;
+  Address first = 0;
+  REQUIRE(pool.allocate(1000, 0, 0, 0, &first).ok());
+  Status status;
+  StreamHandle stream = 0;
+  std::uint32_t served = 0;
+  for (; served <= StreamTable::kMaxStreams && status.ok(); ++served) {
+    REQUIRE(device->stream_create(&stream).ok());
+    status = pool.record_stream(first, stream);
+  }
+  CHECK(served == StreamTable::kMaxStreams);  // the default stream is one of them
+  CHECK(status.code == Code::unsupported && status.call == Pool::kTooManyStreams);
+  CHECK(pool.allocate(1000, stream, 0, 0, &address).code == Code::unsupported);
+  CHECK(pool.growable_open(kMiB, stream, &address).code == Code::unsupported);
+  CHECK(pool.allocate(1000, 0, 0, 0, &address).ok());
+}
+
+// A process with few addresses gets a pool with fewer.
+TEST(tables_take_no_more_than_there_is_room_for) {
+  constexpr std::uint64_t kWished = kMaxSpaceBytes - kSlotBytes;
+  CHECK(Segments::affordable_space(kWished) <= kWished);
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+  std::uint64_t used = 0;
+  if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
+    unsigned long long pages = 0;
+    if (std::fscanf(file, "%llu", &pages) == 1)
+      used = pages * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+    std::fclose(file);
+  }
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  const rlimit tight{used + 2 * kGiB, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
+  {
+    PoolConfig config;
+    Pool pool(std::make_shared<ModelBackend>(141 * kGiB), config);
+    Address address = 0;
+    CHECK(pool.allocate(40 * kMiB, 0, 0, 0, &address).ok());
+    CHECK(pool_agrees(pool));
+  }
+  REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
+#endif
 }
 
 TEST_MAIN()

@@ -1,6 +1,7 @@
 // Four threads, each with streams of its own, allocate, fill, hand blocks to each other and free them, on
-// real memory. Every block carries a pattern that nobody else may disturb. Made for the sanitizers; the
-// number of operations comes from VRAM_STRESS_OPS.
+// real memory, and suspend, resume, grow, trim, configure and begin heaps in between. Every block carries a
+// pattern that nobody else may disturb. Captures are tried on the model device, which has no contents. Made
+// for the sanitizers; the number of operations comes from VRAM_STRESS_OPS.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <thread>
 
 #include "backends/host.hpp"
+#include "backends/model.hpp"
 #include "oracle.hpp"
 #include "testing.hpp"
 
@@ -60,6 +62,14 @@ bool holds_pattern(const Held& block) {
   return true;
 }
 
+bool is_zero(const Held& block) {
+  if (!has_room(block)) return true;
+  constexpr std::uint64_t kNothing = 0;
+  for (const char* word : words(block))
+    if (std::memcmp(word, &kNothing, sizeof kNothing) != 0) return false;
+  return true;
+}
+
 std::uint64_t operations() {
   const char* const wanted = std::getenv("VRAM_STRESS_OPS");
   return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : kDefaultOps;
@@ -68,7 +78,11 @@ std::uint64_t operations() {
 class Crew {
  public:
   Crew(const char* name, const PoolConfig& config, std::uint64_t capacity)
-      : name_(name), host_(std::make_shared<HostBackend>(capacity)), pool_(host_, config) {}
+      : name_(name), config_(config), host_(std::make_shared<HostBackend>(capacity)), pool_(host_, config) {
+    PoolConfig plain;
+    plain.pages = false;
+    store_ = std::make_shared<Pool>(std::make_shared<HostBackend>(kGiB), plain);
+  }
 
   void run(std::uint64_t total) {
     const auto start = std::chrono::steady_clock::now();
@@ -86,129 +100,324 @@ class Crew {
     CHECK(refused_ == 0);
     CHECK(pool_.live_bytes() == 0);
     std::string why;
-    CHECK(pool_.check(&why));
+    const bool good = pool_.check(&why);
+    if (!good) std::printf("     %s\n", why.c_str());
+    CHECK(good);
+    CHECK(pool_.trim(0, true).ok());
+    CHECK(pool_.stats().reserved.current == 0);
+    CHECK(store_->live_bytes() == 0);
+    CHECK(pool_.close().ok());
+  }
+
+ private:
+  static constexpr std::size_t kMost = 64;     // blocks of a thread
+  static constexpr std::size_t kSleepers = 6;  // and those that it suspends
+
+  struct Worker {
+    int number = 0;
+    Random random{0};
+    std::array<StreamHandle, 2> streams{};
+    std::vector<Held> held;
+    std::vector<Held> sleepers;  // tagged; nobody else touches them
+    Held growing;                // a growable buffer, its length in `size`
+    std::uint32_t tag() const { return static_cast<std::uint32_t>(number) + 1; }
+  };
+
+  // Counts what was refused that must not be.
+  void must(const Status& status) { refused_ += status.ok() ? 0 : 1; }
+  // The same, but for memory that there is not.
+  bool may(const Status& status) {
+    const bool missed = status.code == Code::out_of_memory;
+    missed_ += missed ? 1 : 0;
+    if (!missed) must(status);
+    return status.ok();
+  }
+
+  void work(int number, std::uint64_t count) {
+    Worker me;
+    me.number = number;
+    me.random = Random(static_cast<std::uint64_t>(number) + 1);
+    for (StreamHandle& stream : me.streams) must(host_->stream_create(&stream));
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const std::uint64_t dice = me.random.below(10000);
+      if (dice < 5000 && me.held.size() < kMost) {
+        take(me, me.streams[me.random.below(2)], 0, me.held);
+      } else if (dice < 9000 || me.held.size() >= kMost) {
+        if (me.held.empty()) continue;
+        std::swap(me.held[me.random.below(me.held.size())], me.held.back());
+        if (me.random.chance(80)) {
+          give(me.held.back());
+        } else {
+          mailboxes_[me.random.below(kThreads)].put(me.held.back());
+        }
+        me.held.pop_back();
+      } else if (dice < 9990) {
+        for (const Held& block : mailboxes_[static_cast<std::size_t>(number)].take()) give(block);
+      } else {
+        rare(me);
+      }
+    }
+    if (me.growing.address != 0) must(pool_.growable_close(me.growing.address));
+    for (const Held& block : me.sleepers) give(block);
+    for (const Held& block : me.held) give(block);
+    for (const StreamHandle stream : me.streams) leave(stream);
+  }
+
+  void take(Worker& me, StreamHandle stream, std::uint32_t tag, std::vector<Held>& to) {
+    static constexpr std::uint64_t kSizes[] = {0,     1,      24,   512,      513,     4096,
+                                               40000, 300000, kMiB, kMiB + 1, 3 * kMiB};
+    Held block;
+    block.size = kSizes[me.random.below(me.random.chance(97) ? 8 : std::size(kSizes))];
+    block.pattern = me.random.next();
+    if (!may(pool_.allocate(block.size, stream, 0, tag, &block.address))) return;
+    // The block is the stream's, in its order; the host may write only when the stream has got that far.
+    settle(stream);
+    if (config_.zero_on_allocate) damaged_ += is_zero(block) ? 0 : 1;
+    write_pattern(block);
+    to.push_back(block);
+  }
+  void settle(StreamHandle stream) {
+    if (!host_->stream_query(stream).ok()) must(host_->stream_synchronize(stream));
+  }
+  void give(const Held& block) {
+    damaged_ += holds_pattern(block) ? 0 : 1;
+    must(pool_.free(block.address));
+  }
+  void leave(StreamHandle stream) {
+    must(pool_.retire_stream(stream));
+    must(host_->stream_destroy(stream));
+  }
+  // What takes long or stops others: work on another stream, housekeeping, looking, streams that come and go.
+  void rare(Worker& me) {
+    switch (me.random.below(18)) {
+      case 0:
+        return must(pool_.coalesce());
+      case 1:
+        return must(pool_.trim(me.random.below(64 * kMiB), me.random.chance(20)));
+      case 2:
+        (void)pool_.stats();
+        return pool_.reset_peak();
+      case 3:
+        (void)pool_.snapshot();
+        return;
+      case 4:
+        if (me.growing.address != 0) return;  // it is ordered by that stream
+        leave(me.streams[1]);
+        return must(host_->stream_create(&me.streams[1]));
+      case 5: {
+        std::string why;
+        damaged_ += pool_.check(&why) ? 0 : 1;
+        return;
+      }
+      case 6: {
+        std::vector<Address> out;
+        if (!pool_.allocate_batch({1000, 1000, 70000}, me.streams[0], 0, out, nullptr).ok()) return;
+        for (const Address address : out) must(pool_.free(address));
+        return;
+      }
+      case 7:  // never a live block: no block lies there
+        refused_ +=
+            pool_.free(me.held.empty() ? 512 : me.held.back().address + 1).code == Code::invalid ? 0 : 1;
+        return;
+      case 8:
+      case 9:
+        return sleep(me);
+      case 10:
+      case 11:
+      case 12:
+        return grow(me);
+      case 13:
+        return in_a_heap(me);
+      case 14:
+        return reconfigured(me);
+      default:
+        return read_late(me);
+    }
+  }
+  // Another stream reads the block after it was freed; the pool was told, by an address inside it, so the
+  // pattern is still there.
+  void read_late(Worker& me) {
+    if (me.held.empty()) return;
+    const Held block = me.held.back();
+    me.held.pop_back();
+    for (const StreamHandle stream : me.streams) {
+      must(pool_.record_stream(block.address + block.size / 2, stream));
+      must(host_->launch(stream, [this, block] { damaged_ += holds_pattern(block) ? 0 : 1; }));
+    }
+    give(block);
+  }
+  // Blocks of this thread alone are suspended, perhaps some are freed meanwhile, and come back with their
+  // contents or without.
+  void sleep(Worker& me) {
+    while (me.sleepers.size() < kSleepers) {
+      const std::size_t before = me.sleepers.size();
+      take(me, me.streams[0], me.tag(), me.sleepers);
+      if (me.sleepers.size() == before) break;
+    }
+    const Pool::Wanted mine = [tag = me.tag()](std::uint32_t label) { return label == tag; };
+    const bool keep = me.random.chance(60);
+    std::uint64_t bytes = 0;
+    const Status status = pool_.suspend(mine, keep, store_, &bytes, nullptr);
+    if (status.code == Code::unsupported && !config_.pages) return;
+    (void)may(status);
+    take(me, me.streams[1], 0, me.held);
+    if (me.random.chance(30) && !me.sleepers.empty()) {
+      must(pool_.free(me.sleepers.back().address));
+      me.sleepers.pop_back();
+    }
+    const bool back = may(pool_.resume(mine, &bytes, nullptr));
+    for (const Held& block : me.sleepers) {
+      if (pool_.suspended(block.address)) {
+        refused_ += back ? 1 : 0;
+        must(pool_.free(block.address));
+        continue;
+      }
+      if (!keep) write_pattern(block);
+      give(block);
+    }
+    me.sleepers.clear();
+  }
+  // A growable buffer of the thread opens, grows, shrinks, is made ready ahead, and closes.
+  void grow(Worker& me) {
+    constexpr std::uint64_t kMax = 16 * kMiB;
+    if (!config_.pages) return;
+    Held& buffer = me.growing;
+    if (buffer.address == 0) {
+      buffer.size = 0;
+      buffer.pattern = me.random.next();
+      if (!may(pool_.growable_open(kMax, me.streams[1], &buffer.address))) buffer.address = 0;
+      return;
+    }
+    settle(me.streams[1]);
+    damaged_ += buffer.size == 0 || holds_pattern(buffer) ? 0 : 1;
+    if (me.random.chance(15)) {
+      must(pool_.growable_close(buffer.address));
+      buffer.address = 0;
+      return;
+    }
+    const std::uint64_t wanted = me.random.below(kMax / kSlotBytes + 1) * kSlotBytes;
+    const std::uint64_t ahead = me.random.chance(30) ? 2 * kSlotBytes : 0;
+    if (may(pool_.growable_resize(buffer.address, wanted, ahead, me.tag() + kThreads))) buffer.size = wanted;
+    settle(me.streams[1]);
+    if (buffer.size != 0) write_pattern(buffer);
+  }
+  // Memory apart, as a graph under capture gets it.
+  void in_a_heap(Worker& me) {
+    const HeapId id{me.tag(), me.random.next()};
+    const StreamHandle mine = me.streams[0];
+    must(pool_.heap_begin(id, [mine](StreamHandle stream) { return stream == mine; }));
+    std::vector<Held> blocks;
+    for (int i = 0; i < 8; ++i) {
+      take(me, mine, 0, blocks);
+      if (me.random.chance(30) && !blocks.empty()) {
+        give(blocks.back());
+        blocks.pop_back();
+      }
+    }
+    must(pool_.heap_end(id));
+    take(me, mine, 0, me.held);
+    for (const Held& block : blocks) give(block);
+    must(pool_.heap_release(id));
+  }
+  // Settings change under everybody's feet for a while.
+  void reconfigured(Worker& me) {
+    PoolConfig other = config_;
+    other.stream_cache = static_cast<std::uint32_t>(me.random.below(64));
+    other.idle_limit = me.random.chance(50) ? 8 * kMiB : ~std::uint64_t{0};
+    other.max_page = me.random.chance(50) ? 2 * kMiB : 32 * kMiB;
+    other.best_fit = me.random.chance(50);
+    other.zero_on_allocate = config_.zero_on_allocate || me.random.chance(50);
+    other.zero_on_free = config_.zero_on_free || me.random.chance(50);
+    must(pool_.configure(other));
+    for (int i = 0; i < 8; ++i) {
+      take(me, me.streams[me.random.below(2)], 0, me.held);
+      if (me.held.empty()) continue;
+      give(me.held.front());
+      me.held.erase(me.held.begin());
+    }
+    must(pool_.configure(config_));
+  }
+
+  const char* const name_;
+  const PoolConfig config_;
+  std::shared_ptr<HostBackend> host_;
+  std::shared_ptr<Pool> store_;  // keeps the contents of what is suspended
+  Pool pool_;
+  std::array<Mailbox, kThreads> mailboxes_;
+  std::atomic<std::uint64_t> missed_{0};  // out of memory
+  std::atomic<int> damaged_{0};
+  std::atomic<int> refused_{0};
+};
+
+// Captures on several threads while others allocate, suspend and trim.
+class Capturers {
+ public:
+  void run(std::uint64_t total) {
+    std::vector<std::thread> threads;
+    for (int number = 0; number < kThreads; ++number)
+      threads.emplace_back([this, number, total] { work(number, total / kThreads); });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(refused_ == 0);
+    std::string why;
+    const bool good = pool_.check(&why);
+    if (!good) std::printf("     %s\n", why.c_str());
+    CHECK(good);
+    CHECK(pool_.live_bytes() == 0);
+    device_->advance(1e6);
     CHECK(pool_.trim(0, true).ok());
     CHECK(pool_.stats().reserved.current == 0);
     CHECK(pool_.close().ok());
   }
 
  private:
-  static constexpr std::size_t kMost = 64;  // blocks of a thread
+  void must(bool good) { refused_ += good ? 0 : 1; }
 
   void work(int number, std::uint64_t count) {
     Random random(static_cast<std::uint64_t>(number) + 1);
-    std::array<StreamHandle, 2> streams{};
-    for (StreamHandle& stream : streams) refused_ += host_->stream_create(&stream).ok() ? 0 : 1;
-    std::vector<Held> held;
+    StreamHandle stream = 0;
+    must(device_->stream_create(&stream).ok());
+    std::vector<Address> held;
+    std::vector<std::uint64_t> graphs;
+    const auto take = [&] {
+      Address address = 0;
+      const std::uint64_t size = random.chance(80) ? random.below(100000) : random.below(40 * kMiB);
+      if (pool_.allocate_slow(size, stream, 0, 0, &address, nullptr).ok()) held.push_back(address);
+    };
+    const auto give = [&] {
+      if (held.empty()) return;
+      std::swap(held[random.below(held.size())], held.back());
+      must(pool_.free(held.back()).ok());
+      held.pop_back();
+    };
     for (std::uint64_t i = 0; i < count; ++i) {
-      const std::uint64_t dice = random.below(10000);
-      if (dice < 5000 && held.size() < kMost) {
-        take(random, streams[random.below(2)], held);
-      } else if (dice < 9000 || held.size() >= kMost) {
-        if (held.empty()) continue;
-        std::swap(held[random.below(held.size())], held.back());
-        if (random.chance(80)) {
-          give(held.back());
-        } else {
-          mailboxes_[random.below(kThreads)].put(held.back());
-        }
-        held.pop_back();
-      } else if (dice < 9995) {
-        for (const Held& block : mailboxes_[static_cast<std::size_t>(number)].take()) give(block);
+      const std::uint64_t dice = random.below(100);
+      if (dice < 50 && held.size() < 40) {
+        take();
+      } else if (dice < 92) {
+        give();
+      } else if (dice < 95) {
+        std::uint64_t graph = 0;
+        must(device_->capture_begin(stream).ok());
+        for (int step = 0; step < 6; ++step) random.chance(60) ? take() : give();
+        must(device_->capture_end(stream, &graph).ok());
+        graphs.push_back(graph);
+      } else if (dice < 98) {
+        if (graphs.empty()) continue;
+        if (random.chance(50)) must(device_->graph_launch(graphs.back(), stream).ok());
+        must(device_->graph_destroy(graphs.back()).ok());
+        graphs.pop_back();
+      } else if (random.chance(90)) {
+        device_->advance(100);
       } else {
-        rare(random, streams, held);
+        must(pool_.coalesce().ok());
       }
     }
-    for (const Held& block : held) give(block);
-    for (const StreamHandle stream : streams) leave(stream);
+    for (const std::uint64_t graph : graphs) must(device_->graph_destroy(graph).ok());
+    while (!held.empty()) give();
   }
 
-  void take(Random& random, StreamHandle stream, std::vector<Held>& held) {
-    static constexpr std::uint64_t kSizes[] = {0,     1,      24,   512,      513,     4096,
-                                               40000, 300000, kMiB, kMiB + 1, 3 * kMiB};
-    Held block;
-    block.size = kSizes[random.below(random.chance(97) ? 8 : std::size(kSizes))];
-    block.pattern = random.next();
-    const Status status = pool_.allocate(block.size, stream, 0, 0, &block.address);
-    if (status.code == Code::out_of_memory) {
-      ++missed_;
-      return;
-    }
-    if (!status.ok()) {
-      ++refused_;
-      return;
-    }
-    // The block is the stream's, in its order; the host may write only when the stream has got that far.
-    if (!host_->stream_query(stream).ok()) refused_ += host_->stream_synchronize(stream).ok() ? 0 : 1;
-    write_pattern(block);
-    held.push_back(block);
-  }
-  void give(const Held& block) {
-    damaged_ += holds_pattern(block) ? 0 : 1;
-    refused_ += pool_.free(block.address).ok() ? 0 : 1;
-  }
-  void leave(StreamHandle stream) {
-    refused_ += pool_.retire_stream(stream).ok() ? 0 : 1;
-    refused_ += host_->stream_destroy(stream).ok() ? 0 : 1;
-  }
-  // What takes long or stops others: work on another stream, housekeeping, looking, streams that come and go.
-  void rare(Random& random, std::array<StreamHandle, 2>& streams, std::vector<Held>& held) {
-    switch (random.below(10)) {
-      case 0:
-        refused_ += pool_.coalesce().ok() ? 0 : 1;
-        break;
-      case 1:
-        refused_ += pool_.trim(random.below(64 * kMiB), random.chance(20)).ok() ? 0 : 1;
-        break;
-      case 2:
-        (void)pool_.stats();
-        pool_.reset_peak();
-        break;
-      case 3:
-        (void)pool_.snapshot();
-        break;
-      case 4:
-        leave(streams[1]);
-        refused_ += host_->stream_create(&streams[1]).ok() ? 0 : 1;
-        break;
-      case 5: {
-        std::string why;
-        damaged_ += pool_.check(&why) ? 0 : 1;
-        break;
-      }
-      case 6: {
-        std::vector<Address> out;
-        if (!pool_.allocate_batch({1000, 1000, 70000}, streams[0], 0, out, nullptr).ok()) break;
-        for (const Address address : out) refused_ += pool_.free(address).ok() ? 0 : 1;
-        break;
-      }
-      case 7:  // never a live block: no block lies there
-        refused_ += pool_.free(held.empty() ? 512 : held.back().address + 1).code == Code::invalid ? 0 : 1;
-        break;
-      default:
-        read_late(streams, held);
-    }
-  }
-  // Another stream reads the block after it was freed; the pool was told, so the pattern is still there.
-  void read_late(const std::array<StreamHandle, 2>& streams, std::vector<Held>& held) {
-    if (held.empty()) return;
-    const Held block = held.back();
-    held.pop_back();
-    refused_ += pool_.record_stream(block.address, streams[0]).ok() ? 0 : 1;
-    refused_ += pool_.record_stream(block.address, streams[1]).ok() ? 0 : 1;
-    refused_ +=
-        host_->launch(streams[0], [this, block] { damaged_ += holds_pattern(block) ? 0 : 1; }).ok() ? 0 : 1;
-    refused_ +=
-        host_->launch(streams[1], [this, block] { damaged_ += holds_pattern(block) ? 0 : 1; }).ok() ? 0 : 1;
-    give(block);
-  }
-
-  const char* const name_;
-  std::shared_ptr<HostBackend> host_;
-  Pool pool_;
-  std::array<Mailbox, kThreads> mailboxes_;
-  std::atomic<std::uint64_t> missed_{0};  // out of memory
-  std::atomic<int> damaged_{0};
+  std::shared_ptr<ModelBackend> device_ = std::make_shared<ModelBackend>(4 * kGiB);
+  Pool pool_{device_, {}};
   std::atomic<int> refused_{0};
 };
 
@@ -236,5 +445,14 @@ TEST(without_sharing_between_streams) {
   config.idle_limit = 16 * kMiB;
   Crew("never", config, kGiB).run(operations() / 4);
 }
+
+// Every block is zeroed twice on its way, on a stream's thread, so there are fewer of them.
+TEST(with_zeroing) {
+  PoolConfig config;
+  config.zero_on_allocate = config.zero_on_free = true;
+  Crew("zeroing", config, kGiB).run(operations() / 100);
+}
+
+TEST(with_captures) { Capturers().run(operations() / 100); }
 
 TEST_MAIN()

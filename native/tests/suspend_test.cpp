@@ -42,8 +42,8 @@ const Scale kModest{96 * kMiB,
                     {1000, 300 * kKiB, kMiB, kMiB + 1, 2 * kMiB, 3 * kMiB, 5 * kMiB, 9 * kMiB, 14 * kMiB}};
 // With pages of every size, and pages that blocks cover in part.
 const Scale kHuge{64 * kGiB,
-                   {1000, kMiB, 15204352, 26 * kMiB, 33 * kMiB, 128 * kMiB, 500 * kMiB + 1, 1800 * kMiB,
-                    2000 * kMiB + 512, 5 * kGiB}};
+                  {1000, kMiB, 15204352, 26 * kMiB, 33 * kMiB, 128 * kMiB, 500 * kMiB + 1, 1800 * kMiB,
+                   2000 * kMiB + 512, 5 * kGiB}};
 
 // A random program on three streams and two tags.
 class Program {
