@@ -225,13 +225,15 @@ class Recorder:
 
     def _ending_state(self) -> tuple[list[TraceSegment], dict[str, object]]:
         """Taken before the last events, which therefore mention every block of it."""
-        snapshot = self.pool.snapshot()
+        snapshot, raw = self.pool.snapshot(), self.pool.raw_stats()
         settings = {
             "allocator": "vram",
             "device": self.pool.device.name,
             "device_total": self.pool.device.total_memory,
             "reserved": snapshot.reserved,
             "suspended": snapshot.suspended,
+            "other_tags": raw["other_tags"],
+            "lost_stacks": raw["lost_stacks"],
             **self.pool.config(),
         }
         return list(_segments(snapshot, self._writer)), settings
