@@ -123,12 +123,16 @@ class Recorder:
 
     def mark(self, stage: str, name: str) -> None:
         """Note the "START" or "END" of what is called `name`, between the events before and after."""
+        if not isinstance(stage, str) or not isinstance(name, str):
+            raise TypeError("a mark is two texts: START or END, and a name")
         number = next(self._mark_numbers)
         self._marks[number] = (stage, name)
         self._core.mark(number)
 
     def note_failure(self, error: OutOfMemory) -> None:
         """Write that a request failed which began before the recording; the pool writes those it knows of."""
+        if not isinstance(error, OutOfMemory):
+            raise TypeError(f"a failed request is a vram.OutOfMemory, not {type(error).__name__}")
         with self._lock:
             self._write()
             self._writer.append(
