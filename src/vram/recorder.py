@@ -123,7 +123,7 @@ class Recorder:
 
     def mark(self, stage: str, name: str) -> None:
         """Note the "START" or "END" of what is called `name`, between the events before and after."""
-        if not isinstance(stage, str) or not isinstance(name, str):
+        if not all(isinstance(each, str) for each in (stage, name)):
             raise TypeError("a mark is two texts: START or END, and a name")
         number = next(self._mark_numbers)
         self._marks[number] = (stage, name)
