@@ -59,7 +59,6 @@ JournalEntry Pool::entry(const StreamState& stream, Action action, Address addre
 
 void Pool::start_journal(std::uint32_t entries) {
   std::lock_guard lock(mutex_);
-  config_.journal = entries;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     auto ring = entries != 0 ? std::make_unique<JournalRing>(entries) : nullptr;
@@ -67,6 +66,7 @@ void Pool::start_journal(std::uint32_t entries) {
     stream.journal.swap(ring);
     stream.journaling = stream.journal != nullptr || stream.tape != nullptr;
   }
+  config_.journal = entries;  // last: where there is no memory for the rings, new streams do not try, either
 }
 
 void Pool::start_recording(std::uint64_t most) {

@@ -47,8 +47,11 @@ PyObject* done(const Status& status, const char* what) {
 
 // ---- tags ------------------------------------------------------------------------------------------------
 
-// The number of a tag, new ones counted up from 1; 0 for None. -1 with an error set on failure.
-long tag_id(PyPool* self, PyObject* name) {
+constexpr Py_ssize_t kMostTags = 1 << 16;  // of a pool; the last stands for all that come later
+constexpr const char* kOtherTags = "(other tags)";
+
+// The number of a tag that has one; 0 for None and for one that has none. -1 with an error set on failure.
+long known_tag(PyPool* self, PyObject* name) {
   if (name == nullptr || name == Py_None) return 0;
   if (!PyUnicode_Check(name)) {
     PyErr_Format(PyExc_TypeError, "a tag is a str, not %.100s", Py_TYPE(name)->tp_name);
@@ -56,13 +59,30 @@ long tag_id(PyPool* self, PyObject* name) {
   }
   if (PyObject* known = PyDict_GetItemWithError(self->tag_ids, name); known != nullptr)
     return PyLong_AsLong(known);
-  if (PyErr_Occurred()) return -1;
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+long add_tag(PyPool* self, PyObject* name) {
   if (PyList_Append(self->tag_names, name) != 0) return -1;
   const long id = static_cast<long>(PyList_GET_SIZE(self->tag_names));
   PyObject* number = PyLong_FromLong(id);
   const bool stored = number != nullptr && PyDict_SetItem(self->tag_ids, name, number) == 0;
   Py_XDECREF(number);
   return stored ? id : -1;
+}
+
+// The number of a tag, new ones counted up from 1; 0 for None. -1 with an error set on failure.
+long tag_id(PyPool* self, PyObject* name) {
+  const long known = known_tag(self, name);
+  if (known != 0 || name == nullptr || name == Py_None) return known;
+  const Py_ssize_t count = PyList_GET_SIZE(self->tag_names);
+  if (count + 1 < kMostTags) return add_tag(self, name);
+  ++self->other_tags;
+  if (count == kMostTags) return static_cast<long>(count);
+  PyObject* other = PyUnicode_FromString(kOtherTags);
+  const long id = other == nullptr ? -1 : add_tag(self, other);
+  Py_XDECREF(other);
+  return id;
 }
 
 }  // namespace
@@ -411,8 +431,12 @@ PyObject* trim_to(PyObject* object, PyObject* arguments) {
 bool wanted_from(PyPool* self, PyObject* tag, Pool::Wanted* out) {
   *out = nullptr;
   if (tag == Py_None) return true;
-  const long id = tag_id(self, tag);
+  const long id = known_tag(self, tag);
   if (id < 0) return false;
+  if (id == 0) {
+    *out = [](std::uint32_t) { return false; };
+    return true;
+  }
   *out = [labels = labels_of(static_cast<std::uint32_t>(id))](std::uint32_t label) {
     return std::binary_search(labels.begin(), labels.end(), label);
   };
@@ -722,7 +746,14 @@ PyObject* raw_stats(PyObject* object, PyObject*) {
     stats = self_of(object)->pool->stats();
     return Status{};
   });
-  return guarded([&] { return stats_dict(stats); });
+  return guarded([&] {
+    nb::dict dict = stats_dict(stats);
+    dict["tags"] = PyList_GET_SIZE(self_of(object)->tag_names);
+    dict["other_tags"] = self_of(object)->other_tags;
+    dict["stacks"] = stacks_kept();
+    dict["lost_stacks"] = stacks_lost();
+    return dict;
+  });
 }
 
 constexpr const char* kStateNames[] = {"none", "live", "cached", "moving", "pending", "free", "suspended"};
@@ -810,10 +841,19 @@ PyObject* journal(PyObject* object, PyObject*) {
   });
 }
 
+constexpr unsigned long kMostJournal = 1 << 24;
+
 PyObject* journal_start(PyObject* object, PyObject* argument) {
   const unsigned long entries = PyLong_AsUnsignedLong(argument);
   if (PyErr_Occurred()) return nullptr;
-  self_of(object)->pool->start_journal(static_cast<std::uint32_t>(entries));
+  if (entries > kMostJournal)
+    return PyErr_Format(PyExc_ValueError, "a journal keeps at most %lu events for each stream, not %lu",
+                        kMostJournal, entries);
+  try {
+    self_of(object)->pool->start_journal(static_cast<std::uint32_t>(entries));
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
   Py_RETURN_NONE;
 }
 

@@ -16,15 +16,16 @@ namespace vram {
 // vram._native.PoolCore: a pool and the device object it was made for.
 struct PyPool {
   PyObject_HEAD std::shared_ptr<Allocator> pool;
-  Pool* quick;             // the same pool where it has fast paths, else null
-  bool captures;           // streams can be captured, so they are asked before each allocation
-  bool stacks;             // allocations are labelled with the Python stack (stacks.hpp); guarded by the GIL
-  PyObject* device;        // strong
-  PyObject* tag_names;     // list: id - 1 → str
-  PyObject* tag_ids;       // dict: str → id
-  PyObject* oom_callback;  // strong, or null
-  Py_ssize_t views;        // memoryviews and DLPack capsules over its buffers
-  int closing;             // calls of close() under way: no view may be made of what is about to go
+  Pool* quick;          // the same pool where it has fast paths, else null
+  bool captures;        // streams can be captured, so they are asked before each allocation
+  bool stacks;          // allocations are labelled with the Python stack (stacks.hpp); guarded by the GIL
+  PyObject* device;     // strong
+  PyObject* tag_names;  // list: id - 1 → str
+  PyObject* tag_ids;    // dict: str → id
+  std::uint64_t other_tags;  // allocations under a tag that came after all numbers were taken
+  PyObject* oom_callback;    // strong, or null
+  Py_ssize_t views;          // memoryviews and DLPack capsules over its buffers
+  int closing;               // calls of close() under way: no view may be made of what is about to go
 };
 
 // The native part of vram.Arena: an arena and what keeps it alive. Guarded by the GIL, but for the arena.

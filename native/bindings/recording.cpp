@@ -18,7 +18,7 @@ namespace vram {
 namespace {
 
 constexpr std::uint64_t kMostBytes = INT64_MAX;  // a request may be for more; no reader takes it
-constexpr std::size_t kKeptEntries = 1 << 20;  // memory for so many is kept between calls
+constexpr std::size_t kKeptEntries = 1 << 20;    // memory for so many is kept between calls
 
 // vram.trace.Action, in part.
 enum class TraceAction : std::uint8_t {

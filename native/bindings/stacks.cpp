@@ -54,6 +54,7 @@ struct Table {
   std::vector<Entry> entries;
   std::vector<std::uint32_t> slots = std::vector<std::uint32_t>(1024);  // 1 + entry, open addressing; 0: none
   std::unordered_map<Place, PyObject*, PlaceHash> frames;               // strong; of places that were read
+  std::uint64_t lost = 0;  // labels that were asked for and not kept
 };
 Table& table() {
   static Table* const kept = new Table();
@@ -158,7 +159,10 @@ std::uint32_t label_here(std::uint32_t tag) {
   std::uint32_t& slot = slot_of(stacks, hash, places, count, tag);
   if (slot != 0) return kStackBit | (slot - 1);
   const auto number = static_cast<std::uint32_t>(stacks.entries.size());
-  if (number == kMostStacks) return tag;
+  if (number == kMostStacks) {
+    ++stacks.lost;
+    return tag;
+  }
   try {
     const std::size_t first = stacks.places.size();
     stacks.places.insert(stacks.places.end(), places.begin(),
@@ -168,10 +172,14 @@ std::uint32_t label_here(std::uint32_t tag) {
     slot = number + 1;
     if (2 * stacks.entries.size() > stacks.slots.size()) grow(stacks);
   } catch (const std::bad_alloc&) {
+    ++stacks.lost;
     return tag;  // the host is out of memory; the allocation itself may still succeed
   }
   return kStackBit | number;
 }
+
+std::uint64_t stacks_kept() { return table().entries.size(); }
+std::uint64_t stacks_lost() { return table().lost; }
 
 std::uint32_t tag_of(std::uint32_t label) {
   const Entry* entry = entry_of(label);

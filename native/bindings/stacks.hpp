@@ -15,6 +15,11 @@ namespace vram {
 // Needs the GIL; never fails.
 std::uint32_t label_here(std::uint32_t tag);
 
+// Different labels that are kept, in all pools of the process, and how often one was not for want of room.
+// Need the GIL.
+std::uint64_t stacks_kept();
+std::uint64_t stacks_lost();
+
 // The tag of a label. Needs the GIL.
 std::uint32_t tag_of(std::uint32_t label);
 

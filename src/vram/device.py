@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from vram import _native
 from vram.errors import ConfigError, DeviceError, VramError
@@ -485,16 +485,16 @@ class Stream:
         """Mark everything queued here so far with an event, a new one where none is given."""
         if event is None:
             event = Event(self.device)
-        event.record(self)
+        _require(event, Event).record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
         """Make later work here wait for what `event` marks now. The host does not wait."""
-        event.wait(self)
+        _require(event, Event).wait(self)
 
     def wait_stream(self, stream: Stream) -> None:
         """Make later work here wait for everything queued on `stream` so far."""
-        self.wait_event(stream.record_event())
+        self.wait_event(_require(stream, Stream).record_event())
 
     def launch(self, function: Callable[..., object], *arguments: Any) -> None:
         """Queue `function(*arguments)` as work of this stream (host and model devices).
@@ -716,7 +716,7 @@ class Event:
 
     def elapsed_ms(self, since: Event) -> float:
         """Milliseconds from `since` to this point; both are timing events that have passed."""
-        return self._core.backend.elapsed_ms(since._handle, self._handle)
+        return self._core.backend.elapsed_ms(_require(since, Event)._handle, self._handle)
 
     def _stream(self, stream: Any) -> Stream:
         handle = stream_handle(stream, self.device)
@@ -728,3 +728,12 @@ class Event:
 
     def __repr__(self) -> str:
         return f"<vram.Event {self._handle:#x} of {self._core.name}>"
+
+
+_Kind = TypeVar("_Kind")
+
+
+def _require(value: Any, kind: type[_Kind]) -> _Kind:
+    if not isinstance(value, kind):
+        raise TypeError(f"a vram.{kind.__name__} is wanted, not {type(value).__name__}")
+    return value

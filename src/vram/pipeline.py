@@ -80,6 +80,8 @@ class Pipeline:
         self.compute = compute
         self.library: Library = library_for(like, self.device)
         self.pool = pool if pool is not None else get_memory_manager().pool(self.device)
+        if pinned is not None and not isinstance(pinned, PinnedPool):
+            raise TypeError(f"pinned is a vram.PinnedPool, not {type(pinned).__name__}")
         self.pinned = pinned if pinned is not None else shared_pinned_pool(self.device)
         if self.pinned.device != self.device:
             raise ConfigError(f"the pinned pool is for {self.pinned.device.name}, not for {self.device.name}")

@@ -123,12 +123,16 @@ class Recorder:
 
     def mark(self, stage: str, name: str) -> None:
         """Note the "START" or "END" of what is called `name`, between the events before and after."""
+        if not all(isinstance(each, str) for each in (stage, name)):
+            raise TypeError("a mark is two texts: START or END, and a name")
         number = next(self._mark_numbers)
         self._marks[number] = (stage, name)
         self._core.mark(number)
 
     def note_failure(self, error: OutOfMemory) -> None:
         """Write that a request failed which began before the recording; the pool writes those it knows of."""
+        if not isinstance(error, OutOfMemory):
+            raise TypeError(f"a failed request is a vram.OutOfMemory, not {type(error).__name__}")
         with self._lock:
             self._write()
             self._writer.append(
@@ -225,13 +229,15 @@ class Recorder:
 
     def _ending_state(self) -> tuple[list[TraceSegment], dict[str, object]]:
         """Taken before the last events, which therefore mention every block of it."""
-        snapshot = self.pool.snapshot()
+        snapshot, raw = self.pool.snapshot(), self.pool.raw_stats()
         settings = {
             "allocator": "vram",
             "device": self.pool.device.name,
             "device_total": self.pool.device.total_memory,
             "reserved": snapshot.reserved,
             "suspended": snapshot.suspended,
+            "other_tags": raw["other_tags"],
+            "lost_stacks": raw["lost_stacks"],
             **self.pool.config(),
         }
         return list(_segments(snapshot, self._writer)), settings

@@ -39,9 +39,9 @@ def parse_size(size: int | float | str) -> int:
 def format_size(size: int) -> str:
     """Return a size in the largest binary unit that keeps it at least 1: 1610612736 is "1.5 GiB"."""
     sign = "-" if size < 0 else ""
-    value = abs(size)
-    if value < 1024:
-        return f"{sign}{value} B"
+    if -1024 < size < 1024:
+        return f"{sign}{abs(size)} B"
+    value = abs(int(size))
     units = ("KiB", "MiB", "GiB", "TiB")
     power = min((value.bit_length() - 1) // 10, len(units))
     # 1023.99 KiB would print as "1024 KiB": go up a unit instead.

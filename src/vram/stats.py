@@ -292,6 +292,10 @@ def _own_numbers(raw: Raw) -> dict[str, float]:
         "waste.rounding_bytes": rounding,
         "fragmentation": fragmentation(raw),
         "streams": len(raw["streams"]),
+        "tags": raw["tags"],
+        "tags.other": raw["other_tags"],
+        "stacks": raw["stacks"],
+        "stacks.lost": raw["lost_stacks"],
     }
     numbers.update({f"rung.{name}": count for name, count in raw["rungs"].items()})
     return numbers

@@ -22,7 +22,8 @@ class tag(Scope):
     """Label allocations: `with vram.tag("attention"): ...`, or `@vram.tag("attention")` on a function.
 
     Holds for this thread or asyncio task. Inside another tag the inner name counts; the outer one returns
-    at the end. A `tag=` given to an allocation goes before both.
+    at the end. A `tag=` given to an allocation goes before both. A pool keeps 65 536 names; later ones
+    count as "(other tags)".
     """
 
     __slots__ = ("name",)

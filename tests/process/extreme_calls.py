@@ -1,4 +1,4 @@
-"""Calls a part of the public surface with every extreme argument; see test_extreme_arguments.py, which runs it.
+"""Calls a part of the public surface with every extreme argument; test_extreme_arguments.py runs it.
 
 One parameter at a time takes each value of EXTREMES, the others what is usual. Each call is announced on
 stdout before it is made, so that whoever reads knows which one ended the process. A call returns or raises an
@@ -30,12 +30,54 @@ HANG_SECONDS = 100
 MOST_BYTES = 160 << 30
 """Of memory that the process may write to, most of it never touched: what asks for more is refused."""
 EXTREMES: list[Any] = [
-    *(sign * (power + change) for power in (2**31, 2**32, 2**63, 2**64) for change in (-1, 0, 1) for sign in (1, -1)),
+    *(
+        sign * (power + change)
+        for power in (2**31, 2**32, 2**63, 2**64)
+        for change in (-1, 0, 1)
+        for sign in (1, -1)
+    ),
     *(0, 1, -1, 10**30, 10**5000, True, False, None, ...),
     *(0.0, -0.0, 0.5, 1e308, float("inf"), float("-inf"), float("nan"), 1j),
-    *(np.int8(-1), np.uint64(2**64 - 1), np.int64(-(2**63)), np.float32("nan"), np.bool_(True), np.zeros(0), np.zeros(3)),
-    *("", "x", "0", "-1", "1e400", "9" * 400, "x" * 100_000, "\0", "\ud800", "1MiB", "99999999TiB", b"", b"x" * 70_000),
-    *([], (), {}, [None], [-1], [2**63, 2**63], [2**64], {"x": 1}, {1: 2**64}, {2**63: 2}, range(2), object(), lambda: None, int),
+    *(
+        np.int8(-1),
+        np.uint64(2**64 - 1),
+        np.int64(-(2**63)),
+        np.float32("nan"),
+        np.bool_(True),
+        np.zeros(0),
+        np.zeros(3),
+    ),
+    *(
+        "",
+        "x",
+        "0",
+        "-1",
+        "1e400",
+        "9" * 400,
+        "x" * 100_000,
+        "\0",
+        "\ud800",
+        "1MiB",
+        "99999999TiB",
+        b"",
+        b"x" * 70_000,
+    ),
+    *(
+        [],
+        (),
+        {},
+        [None],
+        [-1],
+        [2**63, 2**63],
+        [2**64],
+        {"x": 1},
+        {1: 2**64},
+        {2**63: 2},
+        range(2),
+        object(),
+        lambda: None,
+        int,
+    ),
 ]
 ALLOWED = (vram.VramError, TypeError, ValueError, OverflowError, MemoryError, OSError, BufferError)
 DEFAULTS_ONLY = ("self", "args", "kwargs", "arguments", "arenas", "facts", "more", "config", "settings")
@@ -43,6 +85,7 @@ LEFT_OUT = {
     ("Stream", "launch"): "runs what it is given",
     ("Monitor", "serve_web"): "opens a port",
     ("Device", "add_pool"): "internal",
+    ("Snapshot", "of"): "dresses what the native core returned",
 }
 """What extreme arguments mean nothing to."""
 
@@ -188,7 +231,11 @@ def calls(function: Callable[..., Any]) -> Iterator[tuple[str, tuple[Any, ...], 
                 }
                 yield f"{name}=#{number}", tuple(given), {**more, name: value}
             else:
-                rest = [USUAL.get(each, lambda: None)() for each, needed, named in known[chosen + 1 :] if needed and not named]
+                rest = [
+                    USUAL.get(each, lambda: None)()
+                    for each, needed, named in known[chosen + 1 :]
+                    if needed and not named
+                ]
                 yield f"{name}=#{number}", (*given, value, *rest), {}
     if not known:
         yield "", (), {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 from waiting import PATIENCE
@@ -115,3 +117,39 @@ def test_tags_work_where_the_native_core_is_not_built() -> None:
     code = "import sys; sys.modules['vram._native'] = None; import vram\nwith vram.tag('x'): pass"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- bounds -----------------------------------------------------------------------------------------------
+
+
+def test_more_tags_than_are_kept_share_one_that_says_so() -> None:
+    with vram.Pool(vram.Device.model("1GiB")) as pool:
+        for number in range(70_000):
+            pool.allocate(512, tag=f"tag {number}").free()
+        kept = [pool.allocate(512, tag=name) for name in ("tag 7", "new", "newer")]
+        assert [buffer.tag for buffer in kept] == ["tag 7", "(other tags)", "(other tags)"]
+        stats = pool.stats()
+        assert stats["tags"] == 65_536 and stats["tags.other"] == 70_000 - 65_535 + 2
+        assert pool.suspend("never used", keep="discard") == 0 == pool.suspend("new", keep="discard")
+
+
+@pytest.mark.fork
+def test_stacks_that_are_not_kept_are_counted(tmp_path: Path) -> None:
+    program = """
+        import sys, vram
+        pool = vram.Pool(vram.Device.model("1GiB"), stacks="python")
+        for number in range(60_000):
+            name = str(number)
+            pool.allocate(512, tag=name).free()
+            pool.allocate(512, tag=name).free()
+            pool.allocate(512, tag=name).free()
+            pool.allocate(512, tag=name).free()
+            pool.allocate(512, tag=name).free()
+        stats = pool.stats()
+        assert (stats["stacks"], stats["stacks.lost"]) == (1 << 18, 300_000 - (1 << 18)), dict(stats)
+        vram.record(pool, sys.argv[1]).close()
+        assert vram.open(sys.argv[1]).settings["lost_stacks"] == stats["stacks.lost"]
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "run.vtrace")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
