@@ -143,6 +143,24 @@ class Allocator {
  public:
   virtual ~Allocator() = default;
 
+  // Whoever touches the pool's memory, or queues work on it, without another of its calls has one of these
+  // meanwhile: close() waits for it, and then for what was queued. What such a call does must not wait for
+  // close().
+  class Access {
+   public:
+    explicit Access(const Allocator& pool) : pool_(pool), refused_(pool.closed() || !pool.begin_access()) {}
+    ~Access() {
+      if (!refused_) pool_.end_access();
+    }
+    Access(const Access&) = delete;
+    Access& operator=(const Access&) = delete;
+    bool refused() const { return refused_; }  // the pool is closed, or about to be
+
+   private:
+    const Allocator& pool_;
+    const bool refused_;
+  };
+
   // ---- allocation ---------------------------------------------------------------------------------
   // align: a power of two or 0 for kUnit. On out_of_memory, *report (if given) says why.
   virtual Status allocate_slow(std::uint64_t size, StreamHandle stream, std::uint64_t align,
@@ -195,6 +213,10 @@ class Allocator {
   // Counts forks of this process: what was made before the last one belongs to the parent.
   static std::uint32_t fork_generation();
   static void watch_forks();  // starts the count; every pool does so when it is made
+
+ private:
+  virtual bool begin_access() const = 0;
+  virtual void end_access() const = 0;
 };
 
 }  // namespace vram

@@ -65,16 +65,16 @@ Status DriverPool::open(std::shared_ptr<Backend> backend, const Source& source, 
 
 DriverPool::~DriverPool() { (void)close(); }
 
-DriverPool::Call::Call(const DriverPool& pool) : pool_(pool) {
-  std::lock_guard lock(pool_.mutex_);
-  refused_ = pool_.closed();
-  if (!refused_) ++pool_.calls_;
+bool DriverPool::begin_access() const {
+  std::lock_guard lock(mutex_);
+  if (closed()) return false;
+  ++calls_;
+  return true;
 }
 
-DriverPool::Call::~Call() {
-  if (refused_) return;
-  std::lock_guard lock(pool_.mutex_);
-  if (--pool_.calls_ == 0) pool_.calls_ended_.notify_all();
+void DriverPool::end_access() const {
+  std::lock_guard lock(mutex_);
+  if (--calls_ == 0) calls_ended_.notify_all();
 }
 
 // ---- allocation -----------------------------------------------------------------------------------------
@@ -96,8 +96,8 @@ Status DriverPool::allocate_slow(std::uint64_t size, StreamHandle stream, std::u
   if (served) {
     *out = request.out;
     if (!config().zero_on_allocate) return {};
-    const Status status = backend_->fill(*out, 0, request.bytes, request.stream);
-    if (!status.ok()) take_back(*out);
+    const Status status = zero_new(*out, request.bytes, request.stream);
+    if (!status.ok()) take_back(std::exchange(*out, 0));
     return status;
   }
   if (!request.error.ok()) return request.error;
@@ -107,6 +107,11 @@ Status DriverPool::allocate_slow(std::uint64_t size, StreamHandle stream, std::u
   note(request.stream, Action::out_of_memory, why.device_free, size, tag, 0);
   if (report != nullptr) *report = why;
   return {Code::out_of_memory, 0, "allocate"};
+}
+
+Status DriverPool::zero_new(Address address, std::uint64_t bytes, StreamHandle stream) {
+  const Access call(*this);
+  return call.refused() ? Status{Code::closed, 0, "allocate"} : backend_->fill(address, 0, bytes, stream);
 }
 
 Status DriverPool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle stream,
@@ -165,7 +170,7 @@ bool DriverPool::fits_limit(const Request& request) const {
 
 // Asks the driver once.
 bool DriverPool::serve_driver(Request& request) {
-  const Call call(*this);
+  const Access call(*this);
   if (call.refused()) {
     request.error = {Code::closed, 0, "allocate"};
     return false;
@@ -214,7 +219,7 @@ bool DriverPool::serve_callbacks(Request& request) {
 bool DriverPool::serve_give_back(Request& request) {
   if (request.capture != 0 || !fits_limit(request)) return false;
   {
-    const Call call(*this);
+    const Access call(*this);
     if (!call.refused()) (void)driver_->pool_trim(handle_, 0);
   }
   return serve_driver(request);
@@ -243,7 +248,7 @@ Address DriverPool::enter(const Request& request, Address base) {
 Status DriverPool::free_slow(Address address) {
   if (closed()) return {Code::closed, 0, "free"};
   free_kept();
-  const Call call(*this);
+  const Access call(*this);
   if (call.refused()) return {Code::closed, 0, "free"};
   Block block;
   if (Status status = remove(address, &block); !status.ok()) return status;
@@ -254,7 +259,7 @@ Status DriverPool::free_slow(Address address) {
 
 // Undoes an allocation that the program has not seen.
 void DriverPool::take_back(Address address) {
-  const Call call(*this);
+  const Access call(*this);
   Block block;
   if (call.refused() || !remove(address, &block).ok()) return;
   if (!driver_->pool_free(block.base, block.stream).ok()) put_back(address, std::move(block));
@@ -346,7 +351,7 @@ Status DriverPool::keep_for_capture(Address address, Block& block, StreamHandle 
 // Frees what graphs that are gone have kept.
 void DriverPool::free_kept() {
   if (!kept_->any_ready.load(std::memory_order_relaxed)) return;
-  const Call call(*this);
+  const Access call(*this);
   if (call.refused()) return;
   std::map<Address, Block> ready;
   {
@@ -463,7 +468,7 @@ Status DriverPool::trim(std::uint64_t keep, bool wait) {
   if (wait)
     for (const StreamHandle stream : streams_with_frees())
       if (Status status = synchronize(stream); !status.ok()) return status;
-  const Call call(*this);
+  const Access call(*this);
   if (call.refused()) return {Code::closed, 0, "trim"};
   return driver_->pool_trim(handle_, keep);
 }
@@ -614,28 +619,28 @@ Status DriverPool::return_everything() {
 
 Status DriverPool::attribute(DriverPoolAttribute attribute, std::uint64_t* out) const {
   if (closed()) return {Code::closed, 0, "attribute"};
-  const Call call(*this);
+  const Access call(*this);
   if (call.refused()) return {Code::closed, 0, "attribute"};
   return driver_->pool_get(handle_, attribute, out);
 }
 
 Status DriverPool::set_attribute(DriverPoolAttribute attribute, std::uint64_t value) {
   if (closed()) return {Code::closed, 0, "attribute"};
-  const Call call(*this);
+  const Access call(*this);
   if (call.refused()) return {Code::closed, 0, "attribute"};
   return driver_->pool_set(handle_, attribute, value);
 }
 
 Status DriverPool::export_pool(int* fd) {
   if (closed()) return {Code::closed, 0, "export"};
-  const Call call(*this);
+  const Access call(*this);
   if (call.refused()) return {Code::closed, 0, "export"};
   return driver_->pool_export(handle_, fd);
 }
 
 Status DriverPool::export_pointer(Address address, SharedPointer* out, std::uint64_t* offset) {
   if (closed()) return {Code::closed, 0, "export"};
-  const Call call(*this);
+  const Access call(*this);
   if (call.refused()) return {Code::closed, 0, "export"};
   Address base = 0;
   {
@@ -654,7 +659,7 @@ Status DriverPool::import_pointer(const SharedPointer& pointer, std::uint64_t of
   Request request{size, 0, 0, 1, backend_->canonical(stream), tag, 0, 0, {}};
   if (Status status = known_stream(request.stream, &request.capture); !status.ok()) return status;
   if (size > kMaxRequest || offset > kMaxRequest) return {Code::invalid, 0, "import"};
-  const Call call(*this);
+  const Access call(*this);
   if (call.refused()) return {Code::closed, 0, "import"};
   Address base = 0;
   if (Status status = driver_->pool_import_pointer(handle_, pointer, &base); !status.ok()) return status;

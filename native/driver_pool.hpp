@@ -136,17 +136,9 @@ class DriverPool final : public Allocator {
     std::map<Address, Block> ready;
     std::atomic<bool> any_ready{false};
   };
-  // A call to the driver under way; close() lets them end before it takes the pool away.
-  class Call {
-   public:
-    explicit Call(const DriverPool& pool);
-    ~Call();
-    bool refused() const { return refused_; }  // the pool is closed
-
-   private:
-    const DriverPool& pool_;
-    bool refused_;
-  };
+  // A call to the driver is under way; close() lets them end before it takes the pool away.
+  bool begin_access() const override;
+  void end_access() const override;
 
   DriverPool(std::shared_ptr<Backend> backend, DriverPoolBackend* driver, const Source& source,
              const PoolConfig& config);
@@ -161,6 +153,7 @@ class DriverPool final : public Allocator {
   Status capture_of(StreamHandle stream, CaptureId* out) const;
   Status known_stream(StreamHandle stream, CaptureId* capture);
 
+  Status zero_new(Address address, std::uint64_t bytes, StreamHandle stream);
   void take_back(Address address);
   Status remove(Address address, Block* out);
   void put_back(Address address, Block&& block);

@@ -546,6 +546,8 @@ void Segments::discard(Index i, Tick tick) {
   forget_page(i);
 }
 
+// Each new page takes the place of whole old ones. So a block in use lies on every one of them, which would
+// not hold if old pages were cut: one may be covered at its end alone.
 void Segments::fuse(const std::vector<Index>& pages) {
   const auto alone = [&](Index i) {
     const Page& page = pages_[i];
@@ -563,36 +565,45 @@ void Segments::fuse(const std::vector<Index>& pages) {
       past += pages_[pages[to]].slots();
     }
     const std::uint64_t bytes = (past - first.slot) * kSlotBytes;
-    std::vector<int> sizes;
-    for (std::uint32_t left = past - first.slot; left > 0; left -= kPageSlots[sizes.back()])
-      sizes.push_back(size_to_create(left, bytes));
-    if (sizes.size() >= to - from) continue;
-    Page model;
-    model.suspended = true;
-    model.owner = pages_[pages[from]].owner;
-    Tick tick = 0;
-    for (std::size_t k = from; k < to; ++k) {
-      const Index m = pages_[pages[k]].holder;
-      model.tick = std::max(model.tick, pages_[pages[k]].tick);
-      tick = std::max(tick, mappings_[m].tick);
-      forget_mapping(m);
-      forget_page(pages[k]);
-    }
-    suspended_pages_ -= (to - from) - sizes.size();
-    std::uint32_t slot = first.slot;
-    for (int size : sizes) {
-      const Index i = pages_.add();
-      pages_[i] = model;
-      pages_[i].size = static_cast<std::uint8_t>(size);
-      largest_page_ = std::max(largest_page_, size);
-      enter_mapping(slot, i, false);
-      Mapping& mapping = mappings_[slots_[slot]];
-      mapping.there = false;
-      mapping.tick = tick;
-      pages_[i].holder = slots_[slot];
-      slot += kPageSlots[size];
+    for (std::size_t at = from, next = from; at < to; at = next) {
+      const std::uint32_t left = past - mappings_[pages_[pages[at]].holder].slot;
+      const std::uint32_t most = kPageSlots[size_to_create(left, bytes)];
+      std::uint32_t whole = 0;  // slots of the longest row of old pages from here that is one page
+      std::uint32_t slots = 0;
+      for (std::size_t k = at; k < to && (slots += pages_[pages[k]].slots()) <= most; ++k)
+        if (std::find(std::begin(kPageSlots), std::end(kPageSlots), slots) != std::end(kPageSlots)) {
+          whole = slots;
+          next = k + 1;
+        }
+      next = std::max(next, at + 1);
+      if (next > at + 1) fuse_row({pages.begin() + at, pages.begin() + next}, whole);
     }
   }
+}
+
+// Puts one suspended page of so many slots in the place of several.
+void Segments::fuse_row(const std::vector<Index>& row, std::uint32_t slots) {
+  const Index i = pages_.add();
+  if (i == 0) return;
+  const Mapping first = mappings_[pages_[row.front()].holder];
+  Page& page = pages_[i];
+  page.suspended = true;
+  page.owner = pages_[row.front()].owner;
+  while (page.slots() < slots) ++page.size;
+  Tick tick = 0;
+  for (const Index old : row) {
+    const Index m = pages_[old].holder;
+    page.tick = std::max(page.tick, pages_[old].tick);
+    tick = std::max(tick, mappings_[m].tick);
+    forget_mapping(m);
+    forget_page(old);
+  }
+  suspended_pages_ -= row.size() - 1;
+  largest_page_ = std::max(largest_page_, static_cast<int>(page.size));
+  enter_mapping(first.slot, i, false);
+  page.holder = slots_[first.slot];
+  mappings_[page.holder].there = false;
+  mappings_[page.holder].tick = tick;
 }
 
 }  // namespace vram

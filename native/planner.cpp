@@ -138,7 +138,7 @@ class Planning {
   // The first is built in any case, so that there is a plan.
   void build_up(int times) {
     for (int i = 0; i < times && (best_.offsets.empty() || !over()); ++i) {
-      Layout layout = skyline_.build();
+      Layout layout = skyline_.build(deadline_);
       const bool better = layout.peak < best_.peak;
       if (better) best_ = std::move(layout);
       if (better) best_.method = "skyline: load and length";
@@ -168,14 +168,15 @@ class Planning {
   // What is left of the problem when rectangles inside it have become one item each, for a part of the time;
   // then, where there is no room to spare, with guesses.
   void reduce() {
-    if (!solve_reduced(Reduction(problem_, deadline_), Deadline(kReducedPart * deadline_.left()))) return;
+    if (!solve_reduced(Reduction(problem_, deadline_), deadline_.within(kReducedPart * deadline_.left())))
+      return;
     const double tight = static_cast<double>(goal_) * problem_.sections * kTight;
     if (static_cast<double>(problem_.area) < tight) return;
-    const Deadline guessing(kGuessedPart * deadline_.left());
+    const Deadline guessing = deadline_.within(kGuessedPart * deadline_.left());
     while (!over() && !guessing.passed()) {
       const Reduction guess(problem_, guessing, &random_);
       if (guess.size() * kWorthSolving < problem_.items.size())
-        solve_reduced(guess, Deadline(std::min(guessing.left(), kGuessSeconds)));
+        solve_reduced(guess, guessing.within(std::min(guessing.left(), kGuessSeconds)));
     }
   }
 
@@ -324,7 +325,7 @@ Size Problem::busiest(const Item& item) const {
 
 PlanResult plan(std::span<const PlanBuffer> buffers, const PlanOptions& options) {
   using namespace planning;
-  const Deadline deadline(options.time_limit);
+  const Deadline deadline(options.time_limit, options.poll ? &options.poll : nullptr);
   // Buffers of no bytes share nothing with anybody; they stay at 0.
   std::vector<PlanBuffer> real;
   std::vector<std::size_t> place;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ struct PlanOptions {
   std::uint64_t capacity = 0;  // bytes that are enough, so that planning ends there; 0 asks for the least
   double time_limit = 1;       // seconds; the first layout is finished whatever it takes
   std::uint64_t seed = 0;      // of the improvements made at random
+  // Called every millisecond or so. What it throws abandons the planning.
+  std::function<void()> poll = nullptr;
 };
 
 // Invariant: lower_bound <= peak, and two buffers that live at the same time share no byte.

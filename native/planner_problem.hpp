@@ -5,6 +5,7 @@
 #include <bit>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <random>
 #include <span>
@@ -50,14 +51,26 @@ struct Layout {
   std::string method;
 };
 
+// How long to go on. Whoever waits for the answer may abandon it: by throwing from `poll`, which is called
+// often.
 class Deadline {
  public:
-  explicit Deadline(double seconds) : start_(Clock::now()), seconds_(seconds) {}
+  explicit Deadline(double seconds, const std::function<void()>* poll = nullptr)
+      : poll_(poll), start_(Clock::now()), seconds_(seconds) {}
+  // A shorter one from now on.
+  Deadline within(double seconds) const { return Deadline(seconds, poll_); }
   double spent() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   double left() const { return seconds_ - spent(); }
-  bool passed() const { return left() <= 0; }
+  bool passed() const {
+    poll();
+    return left() <= 0;
+  }
+  void poll() const {
+    if (poll_ != nullptr) (*poll_)();
+  }
 
  private:
+  const std::function<void()>* poll_;
   using Clock = std::chrono::steady_clock;
   Clock::time_point start_;
   double seconds_;

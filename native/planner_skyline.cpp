@@ -14,6 +14,7 @@ constexpr Number kNone = std::numeric_limits<Number>::max();
 constexpr Size kGone = -1;  // as a height: the stretch is part of another
 constexpr float kPlaced = -1;
 constexpr float kRaise = 1.2F;  // of a weight
+constexpr std::size_t kStepsBetweenPolls = 256;
 
 }  // namespace
 
@@ -41,12 +42,14 @@ void Skyline::weigh(double scarcity) {
   }
 }
 
-Layout Skyline::build() {
+Layout Skyline::build(const Deadline& deadline) {
   plant();
   stretches_.assign(1, {0, problem_.sections, 0, kNone, kNone});
   heap_.assign(1, {0, 0});
   Layout layout;
+  std::size_t steps = 0;
   for (std::size_t open = problem_.items.size(); open > 0;) {
+    if (++steps % kStepsBetweenPolls == 0) deadline.poll();
     std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
     const auto [height, number] = heap_.back();
     heap_.pop_back();

@@ -15,7 +15,8 @@ class Skyline {
   // What an item weighs: its length, times the load where it lives to this power.
   static constexpr double kScarcity = 24;
   void weigh(double scarcity);
-  Layout build();
+  // Finishes it whatever it takes, unless the deadline's poll throws.
+  Layout build(const Deadline& deadline);
   // Items of the last layout that reach above `target` weigh more from now on.
   void raise_weights(Size target);
 

@@ -101,7 +101,7 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
     note(*stream, Action::allocate, *out, size, tag, block.serial);
   stream->lock.unlock();
   if (zero_on_allocate_.load(std::memory_order_relaxed)) [[unlikely]]
-    if (!fill_zeros(*out, bytes, handle).ok()) {
+    if (!zero_new(*out, bytes, handle).ok()) {
       take_back(*out);
       return false;
     }
@@ -320,8 +320,8 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   if (*out != 0) {
     lock.unlock();
     if (!zero_on_allocate_.load(std::memory_order_relaxed)) return {};
-    const Status status = fill_zeros(*out, bytes, handle);
-    if (!status.ok()) take_back(*out);
+    const Status status = zero_new(*out, bytes, handle);
+    if (!status.ok()) take_back(std::exchange(*out, 0));
     return status;
   }
   return request.error.ok() ? fail(request, report) : request.error;
@@ -513,7 +513,7 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   bool good = true;
   if (zero_on_allocate_.load(std::memory_order_relaxed))
     for (std::size_t i = from; i < to && good; ++i)
-      good = fill_zeros(out[order[i]], std::uint64_t{units_of(sizes[order[i]])} * kUnit, handle).ok();
+      good = zero_new(out[order[i]], std::uint64_t{units_of(sizes[order[i]])} * kUnit, handle).ok();
   for (std::size_t i = from; i < to && !good; ++i) {
     take_back(out[order[i]]);
     out[order[i]] = 0;
@@ -596,6 +596,12 @@ Status Pool::zero(Address address) {
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
   if (block.used_elsewhere || owner.gone() || owner.capture != 0) return {};
   return fill_zeros(address, bytes_of(block), owner.handle);
+}
+
+// Zeroes what was just allocated, without the mutex.
+Status Pool::zero_new(Address address, std::uint64_t bytes, StreamHandle stream) {
+  const Access access(*this);
+  return access.refused() ? Status{Code::closed, 0, "allocate"} : fill_zeros(address, bytes, stream);
 }
 
 // Where the host writes out of stream order it also zeroes at once: the zeros must not come after its writes,
@@ -956,19 +962,42 @@ void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> cal
   callback_ = std::move(callback);
 }
 
+// From here on no fast path of a stream has any effect: they look for cached blocks, and at `leaving`, under
+// its lock. What the stream holds is over; totals and peaks stay to be read.
+void Pool::end_streams() {
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    fences_.clear(stream);
+    std::lock_guard guard(stream.lock);
+    stream.leaving = true;
+    stream.live = 0;
+    stream.cache.forget();
+    for (Meter(&meters)[2] :
+         {std::ref(stream.allocations), std::ref(stream.bytes), std::ref(stream.requested)})
+      for (Meter& meter : meters) meter.current = 0;
+  }
+}
+
+// Calls that are under way end first: those that touch memory (Access), those that hold the mutex, and on the
+// fast paths those that hold the lock of a stream. Later ones find the pool closed, the stream's cache empty
+// and its end declared. Only then does memory go.
 Status Pool::close() {
   std::unique_ptr<Ahead> ended;  // after the mutex was let go, as its thread may wait for that
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
   Turn turn(*this);
   if (!turn.ours()) return {Code::invalid, 0, "close"};
+  const Shut shut(*this);
   std::unique_lock lock(mutex_);
   if (closed()) return {};
   Status status = wait_for_all(lock);
   if (closed()) return {};
   generation_.store(0, std::memory_order_relaxed);
   gate_.store(0, std::memory_order_relaxed);
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) fences_.clear(streams_[static_cast<std::uint16_t>(n)]);
+  planning_ = false;
+  std::vector<Planned::Block> gone;  // with everything else
+  if (planned_steps_ != nullptr) planned_steps_->reset(&gone);
+  end_streams();
   for (const Status& each : {segments_.release_all(), fences_.close()})
     if (status.ok()) status = each;
   for (StreamHandle stream : copy_streams_)
@@ -982,22 +1011,9 @@ Status Pool::close() {
   for (const KeptPiece& piece : unused) piece.give_back();
   suspended_blocks_ = 0;
   callback_ = nullptr;
-  planning_ = false;
-  std::vector<Planned::Block> gone;  // with everything else
-  if (planned_steps_ != nullptr) planned_steps_->reset(&gone);
   ended = std::move(ahead_);
-  // Nothing is held any more; totals and peaks stay to be read.
   note_reserved(streams_[0]);
   pending_.current = pending_blocks_ = 0;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    std::lock_guard guard(stream.lock);
-    stream.live = 0;
-    stream.cache.forget();
-    for (Meter(&meters)[2] :
-         {std::ref(stream.allocations), std::ref(stream.bytes), std::ref(stream.requested)})
-      for (Meter& meter : meters) meter.current = 0;
-  }
   return status;
 }
 

@@ -12,6 +12,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "access.hpp"
 #include "ahead.hpp"
 #include "allocator.hpp"
 #include "contents.hpp"
@@ -205,6 +206,7 @@ class Pool final : public Allocator {
   void drain_all();
   void send_home(bool ask);
   Status zero(Address address);
+  Status zero_new(Address address, std::uint64_t bytes, StreamHandle stream);
   Status fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream);
   void give_home(Index block, bool ask);
   void make_pending(Index block);
@@ -271,6 +273,23 @@ class Pool final : public Allocator {
     Pool& pool_;
     bool ours_;
   };
+  // Nobody touches the memory from here on; undone where the pool stays open.
+  class Shut {
+   public:
+    explicit Shut(Pool& pool) : pool_(pool) { pool_.access_.shut(); }
+    ~Shut() {
+      if (!pool_.closed()) pool_.access_.open();
+    }
+    Shut(const Shut&) = delete;
+    Shut& operator=(const Shut&) = delete;
+
+   private:
+    Pool& pool_;
+  };
+  bool begin_access() const override { return access_.enter(); }
+  void end_access() const override { access_.leave(); }
+  void end_streams();
+
   bool stays(Index block) const;
   std::vector<Index> mark_suspended(const Wanted& wanted, bool keep);
   Status wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock);
@@ -295,6 +314,7 @@ class Pool final : public Allocator {
   // The same while caches may be used unasked; 0 while a heap is open or a plan has anything to do with it.
   std::atomic<std::uint32_t> gate_;
   std::atomic<bool> heap_open_{false};
+  mutable AccessGate access_;
   mutable std::mutex mutex_;
   PoolConfig config_;
   Segments segments_;

@@ -15,7 +15,7 @@ bool Pool::try_planned(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   const Units units = units_of(size);
   if (!steps.serve({units, size, handle, tag}, out)) return false;
   if (zero_on_allocate_.load(std::memory_order_relaxed)) [[unlikely]]
-    if (!fill_zeros(*out, std::uint64_t{units} * kUnit, handle).ok()) {
+    if (!zero_new(*out, std::uint64_t{units} * kUnit, handle).ok()) {
       take_back(*out);
       return false;
     }

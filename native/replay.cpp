@@ -6,10 +6,17 @@
 
 namespace vram {
 
-void Replayer::run(const ReplayProgram& program) {
+namespace {
+
+constexpr std::size_t kRowsBetweenPolls = 1024;
+
+}  // namespace
+
+void Replayer::run(const ReplayProgram& program, const std::function<void()>& poll) {
   const auto start = std::chrono::steady_clock::now();
   std::size_t trims = 0;
   for (std::size_t row = 0; row < program.rows && !result_.failure; ++row) {
+    if (poll && row % kRowsBetweenPolls == 0) poll();
     for (; trims < program.trims && program.trim[trims] <= program.event[row]; ++trims) policy_->trim();
     if (!waiting_.empty()) complete_until(program.event[row]);
     if (step(program, row)) {

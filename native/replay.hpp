@@ -2,6 +2,7 @@
 // would have cost. Reading recordings is done elsewhere; here they are plain columns.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <queue>
@@ -45,7 +46,8 @@ class Replayer {
  public:
   explicit Replayer(std::unique_ptr<Policy> policy) : policy_(std::move(policy)) {}
 
-  void run(const ReplayProgram& program);
+  // `poll` is called every millisecond or so; what it throws abandons the replay.
+  void run(const ReplayProgram& program, const std::function<void()>& poll = nullptr);
   ReplayResult result() const;
   const Policy& policy() const { return *policy_; }
 

@@ -198,8 +198,8 @@ class Segments {
   // Memory again, at the same addresses; the same of a failure.
   Status bring_back(Index page);
   bool resident(Index page) const;  // it has memory, mapped and usable, at all its addresses
-  // Pages that lie side by side, given up and in order of their addresses, come back in larger ones: sized as
-  // for one request of that length.
+  // Pages that lie side by side, given up and in order of their addresses, come back in larger ones: of sizes
+  // up to that for one request of that length, each in the place of whole pages.
   void fuse(const std::vector<Index>& pages);
   // Calls visit(page, first, past) for each page that a block's addresses hold, with the units of the block
   // that lie on it.
@@ -350,6 +350,7 @@ class Segments {
   void discard(Index page, Tick tick);
   void forget_page(Index page);
   Status release_page(Index page);
+  void fuse_row(const std::vector<Index>& row, std::uint32_t slots);
   Address slot_address(std::uint32_t slot) const { return space_ + slot * kSlotBytes; }
 
   // segments

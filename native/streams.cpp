@@ -34,6 +34,16 @@ void StreamCache::drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& 
     });
 }
 
+void StreamCache::forget() {
+  std::fill(std::begin(small_), std::end(small_), Index{0});
+  std::fill(std::begin(places_), std::end(places_), Place{});
+  std::fill(std::begin(small_used_), std::end(small_used_), std::uint64_t{0});
+  std::fill(std::begin(places_used_), std::end(places_used_), std::uint64_t{0});
+  count_ = 0;
+  bytes_ = 0;
+  large_count_.store(0, std::memory_order_relaxed);
+}
+
 StreamTable::StreamTable() : numbers_(kMaxStreams), places_(kPlaces) { add(0); }
 
 // Where the handle stands, or the empty place where it would.

@@ -86,11 +86,7 @@ class StreamCache {
   void added(Units units) { count_one(units, 1); }
   void removed(Units units) { count_one(units, -1); }
   // What it held has become invalid.
-  void forget() {
-    count_ = 0;
-    bytes_ = 0;
-    large_count_.store(0, std::memory_order_relaxed);
-  }
+  void forget();
 
  private:
   void count_one(Units units, int change) {

@@ -98,6 +98,43 @@ void let_go(std::shared_ptr<Arena> arena) {
   arena.reset();
 }
 
+// What a watcher of races knows an arena by, and whether its stream waits for those that were recorded, so
+// that what they use is only kept back from that stream. Else it rests until they are done.
+unsigned long long id_of(const ArenaCore& core) { return reinterpret_cast<std::uintptr_t>(&core); }
+PyObject* waits(const ArenaCore& core) { return core.arena->host_accessible() ? Py_False : Py_True; }
+
+// The watcher learns that what began at this depth or below comes back.
+void tell_freed(ArenaCore& core, std::uint64_t depth) {
+  while (!core.watched.empty() && core.watched.back().first >= depth) {
+    const Address address = core.watched.back().second;
+    core.watched.pop_back();
+    if (watcher != nullptr && !tell_watcher("on_free", "OK", core.pool, wide(address)))
+      throw nb::python_error();
+  }
+}
+
+// ... and that the arena has waited for the streams that were told to it; `over` says that it forgets them.
+void tell_settled(ArenaCore& core, bool over) {
+  if (watcher != nullptr && !tell_watcher("on_settled", "OKKO", core.pool, id_of(core),
+                                          wide(core.arena->stream()), over ? Py_True : Py_False))
+    throw nb::python_error();
+}
+
+// Everything comes back where nobody is there to hear of a race.
+void tell_dropped(ArenaCore& core) {
+  if (watcher == nullptr || core.watched.empty()) return;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  bool told = true;
+  for (const auto& [depth, address] : core.watched)
+    told = told && tell_watcher("on_drop", "OK", core.pool, wide(address));
+  core.watched.clear();
+  told =
+      told && tell_watcher("on_settled", "OKKO", core.pool, id_of(core), wide(core.arena->stream()), Py_True);
+  if (!told) PyErr_WriteUnraisable(reinterpret_cast<PyObject*>(core.pool));
+  PyErr_Restore(type, value, traceback);
+}
+
 Status give_back(ArenaCore& core) {
   if (core.views != 0) return {};
   return without_gil(core.arena, [](Arena& arena) { return arena.close(); });
@@ -107,8 +144,11 @@ void close(nb::handle self) {
   ArenaCore& core = core_of(self);
   if (!core.arena->closed() && !core.arena->ours())
     raise_refusal(self, {Code::invalid, 0, Arena::kOtherThread}, "close the arena");
+  const bool held = core.views != 0;  // then the memory stays until nobody looks at it
+  if (!held) tell_freed(core, 0);
   core.arena->end();
   require(self, give_back(core), "close the arena");
+  if (!held) tell_settled(core, true);
 }
 
 // ---- allocation ------------------------------------------------------------------------------------------
@@ -154,7 +194,8 @@ nb::object make_piece(nb::handle self, std::uint64_t size, std::uint64_t align, 
   }
   if (watcher != nullptr) [[unlikely]] {
     core.watched.emplace_back(core.arena->stats().depth, address);
-    if (!tell_watcher("on_allocate", "OKKK", core.pool, wide(address), wide(size), wide(stream))) {
+    if (!tell_watcher("on_piece", "OKKKKO", core.pool, wide(address), wide(size), wide(stream), id_of(core),
+                      waits(core))) {
       Py_DECREF(made);
       throw nb::python_error();
     }
@@ -246,16 +287,6 @@ PyObject* take_array(PyObject* self, PyObject* const* arguments, Py_ssize_t coun
 
 // ---- lifetimes -------------------------------------------------------------------------------------------
 
-// A watcher of races learns that what began at this depth or below comes back.
-void tell_freed(ArenaCore& core, std::uint64_t depth) {
-  while (!core.watched.empty() && core.watched.back().first >= depth) {
-    const Address address = core.watched.back().second;
-    core.watched.pop_back();
-    if (watcher != nullptr && !tell_watcher("on_free", "OK", core.pool, wide(address)))
-      throw nb::python_error();
-  }
-}
-
 nb::tuple mark(nb::handle self) {
   Arena::Mark mark;
   require(self, core_of(self).arena->mark(&mark), "begin a scope");
@@ -267,12 +298,14 @@ void rewind(nb::handle self, std::uint64_t id, std::uint32_t depth) {
   if (core.arena->ours() && core.arena->open_at({id, depth})) tell_freed(core, depth);
   require(self, without_gil(core.arena, [&](Arena& arena) { return arena.rewind({id, depth}); }),
           "end the scope");
+  tell_settled(core, false);
 }
 
 void reset(nb::handle self, bool zero) {
   ArenaCore& core = core_of(self);
   if (core.arena->ours() && core.arena->stats().depth == 0) tell_freed(core, 0);
   require(self, without_gil(core.arena, [&](Arena& arena) { return arena.reset(zero); }), "reset the arena");
+  tell_settled(core, true);
 }
 
 // ---- streams ---------------------------------------------------------------------------------------------
@@ -281,10 +314,9 @@ void record_stream(nb::handle self, nb::handle stream_object) {
   ArenaCore& core = core_of(self);
   StreamHandle stream = 0;
   if (!stream_from(stream_object.ptr(), core.pool, &stream)) throw nb::python_error();
-  for (const auto& [depth, address] : core.watched)
-    if (watcher != nullptr &&
-        !tell_watcher("on_record_stream", "OKK", core.pool, wide(address), wide(stream)))
-      throw nb::python_error();
+  if (watcher != nullptr &&
+      !tell_watcher("on_arena_stream", "OKKO", core.pool, id_of(core), wide(stream), waits(core)))
+    throw nb::python_error();
   require(self, core.arena->record_stream(stream), "record the use on another stream");
 }
 
@@ -360,13 +392,16 @@ PyType_Slot slots[] = {
 
 // What it holds goes after the arena, which its stream orders.
 ArenaCore::~ArenaCore() {
+  tell_dropped(*this);
   let_go(std::move(arena));
   Py_XDECREF(stream_object);
   Py_XDECREF(reinterpret_cast<PyObject*>(pool));
 }
 
 void drop_arena_view(ArenaCore* core) {
-  if (--core->views == 0 && core->arena->closed()) (void)give_back(*core);
+  if (--core->views != 0 || !core->arena->closed()) return;
+  tell_dropped(*core);
+  (void)give_back(*core);
 }
 
 void bind_arena(nb::module_& module) {

@@ -82,7 +82,7 @@ bool over(PyBuffer* self) { return self->piece->over->load(std::memory_order_acq
 
 bool require_live(PyBuffer* self) {
   if (self->piece != nullptr && over(self)) return raise_over(self);
-  if (self->live && !self->pool->pool->closed()) [[likely]] {
+  if (self->live && self->pool->closing == 0 && !self->pool->pool->closed()) [[likely]] {
     if (!self->pool->pool->suspended(self->address)) [[likely]]
       return true;
     raise({Code::suspended, 0, "suspended"}, "use the buffer");
@@ -209,8 +209,10 @@ bool stream_for_use(PyBuffer* self, PyObject* given, StreamHandle* out) {
 
 bool note_use(PyBuffer* self, StreamHandle stream, bool writes, const char* what) {
   if (watcher != nullptr &&
-      !tell_watcher("on_use", "OKKKOs", self->pool, static_cast<unsigned long long>(self->block),
-                    static_cast<unsigned long long>(self->size), static_cast<unsigned long long>(stream),
+      !tell_watcher("on_use", "OKKKKKOs", self->pool, static_cast<unsigned long long>(self->block),
+                    static_cast<unsigned long long>(self->address),
+                    static_cast<unsigned long long>(self->size),
+                    static_cast<unsigned long long>(self->stream), static_cast<unsigned long long>(stream),
                     writes ? Py_True : Py_False, what))
     return false;
   const bool host = self->piece != nullptr && self->piece->core->arena->host_accessible();
@@ -233,6 +235,20 @@ PyObject* record_stream(PyObject* object, PyObject* argument) {
   Py_RETURN_NONE;
 }
 
+// Queues work that touches the buffer's memory, and perhaps a peer's; neither pool closes meanwhile.
+template <typename Queue>
+Status queue_work(PyBuffer* self, PyBuffer* peer, Queue queue) {
+  const Allocator& pool = *self->pool->pool;
+  const Allocator& other = peer == nullptr ? pool : *peer->pool->pool;
+  Status status;
+  Py_BEGIN_ALLOW_THREADS;
+  const Allocator::Access access(pool);
+  const Allocator::Access to_peer(other);
+  status = access.refused() || to_peer.refused() ? Status{Code::closed, 0, "use"} : queue();
+  Py_END_ALLOW_THREADS;
+  return status;
+}
+
 PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   static const char* names[] = {"value", "stream", nullptr};
   PyBuffer* self = self_of(object);
@@ -246,11 +262,10 @@ PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   if (!require_live(self) || !stream_for_use(self, given, &stream) || !note_use(self, stream, true, "fill"))
     return nullptr;
   if (self->size == 0) Py_RETURN_NONE;
-  Status status;
-  Py_BEGIN_ALLOW_THREADS;
-  status =
-      self->pool->pool->backend().fill(self->address, static_cast<std::uint8_t>(value), self->size, stream);
-  Py_END_ALLOW_THREADS;
+  Backend& backend = self->pool->pool->backend();
+  const Status status = queue_work(self, nullptr, [&] {
+    return backend.fill(self->address, static_cast<std::uint8_t>(value), self->size, stream);
+  });
   if (!status.ok()) return raise(status, "fill the buffer");
   Py_RETURN_NONE;
 }
@@ -263,13 +278,13 @@ bool same_size(PyBuffer* self, std::uint64_t size) {
 }
 
 // Copies memory in the order of the same device's streams, without waiting.
-PyObject* queue_copy(PyBuffer* self, Address other, StreamHandle stream, bool from_other) {
+PyObject* queue_copy(PyBuffer* self, PyBuffer* peer, Address other, StreamHandle stream, bool from_other) {
   if (self->size == 0) Py_RETURN_NONE;
-  Status status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = self->pool->pool->backend().copy(from_other ? self->address : other,
-                                            from_other ? other : self->address, self->size, stream);
-  Py_END_ALLOW_THREADS;
+  Backend& backend = self->pool->pool->backend();
+  const Status status = queue_work(self, peer, [&] {
+    return backend.copy(from_other ? self->address : other, from_other ? other : self->address, self->size,
+                        stream);
+  });
   if (!status.ok()) return raise(status, "copy between buffers");
   Py_RETURN_NONE;
 }
@@ -280,7 +295,7 @@ PyObject* copy_pinned(PyBuffer* self, const PinnedSpan& pin, StreamHandle stream
     PyErr_SetString(PyExc_BufferError, "the pinned memory is read-only");
     return nullptr;
   }
-  return same_size(self, pin.size) ? queue_copy(self, pin.address, stream, from_other) : nullptr;
+  return same_size(self, pin.size) ? queue_copy(self, nullptr, pin.address, stream, from_other) : nullptr;
 }
 
 // Copies between the buffer and `other`: a Buffer or pinned memory of the device (queued on the stream) or
@@ -310,7 +325,7 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   if (same_device) {
     if (!require_live(peer) || !note_use(peer, stream, !from_other, what) || !same_size(self, peer->size))
       return nullptr;
-    return queue_copy(self, peer->address, stream, from_other);
+    return queue_copy(self, peer, peer->address, stream, from_other);
   }
   Py_buffer view;
   if (PyObject_GetBuffer(other, &view, from_other ? PyBUF_SIMPLE : PyBUF_WRITABLE) != 0) return nullptr;
@@ -318,12 +333,22 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
     PyBuffer_Release(&view);
     return nullptr;
   }
+  if (watcher != nullptr &&
+      !tell_watcher("on_touch", "OKKKOs", self->pool, reinterpret_cast<unsigned long long>(view.buf),
+                    static_cast<unsigned long long>(view.len), static_cast<unsigned long long>(stream),
+                    from_other ? Py_False : Py_True, what)) {
+    PyBuffer_Release(&view);
+    return nullptr;
+  }
   Status status;
   if (self->size != 0) {
     const auto host = reinterpret_cast<Address>(view.buf);
-    Py_BEGIN_ALLOW_THREADS;
-    status = backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size,
+    status = queue_work(self, nullptr, [&] {
+      return backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size,
                           stream);
+    });
+    // The pool may close meanwhile, but waits for the copy as we do.
+    Py_BEGIN_ALLOW_THREADS;
     if (status.ok()) status = backend.stream_synchronize(stream);
     Py_END_ALLOW_THREADS;
   }
@@ -543,6 +568,10 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
     raise(status, "make the consumer's stream wait for the buffer's");
     return false;
   }
+  if (watcher != nullptr &&
+      !tell_watcher("on_stream_wait", "OKK", self->pool, static_cast<unsigned long long>(consumer),
+                    static_cast<unsigned long long>(own)))
+    return false;
   return require_live(self);  // another thread may have freed it meanwhile
 }
 

@@ -6,6 +6,7 @@
 
 #include "bindings.hpp"
 #include "column.hpp"
+#include "interrupts.hpp"
 
 namespace nb = nanobind;
 
@@ -28,7 +29,7 @@ nb::dict plan_columns(nb::handle lower, nb::handle upper, nb::handle size, std::
   PlanResult result;
   {
     const nb::gil_scoped_release release;
-    result = plan(buffers, {align, capacity, time_limit, seed});
+    result = plan(buffers, {align, capacity, time_limit, seed, Interrupts()});
   }
   nb::dict dict;
   dict["offsets"] = nb::bytes(result.offsets.data(), result.offsets.size() * sizeof(std::uint64_t));

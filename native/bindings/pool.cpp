@@ -317,10 +317,6 @@ PyObject* growable_open(PyObject* object, PyObject* arguments) {
   Address address = 0;
   const Status status = without_gil([&] { return pool->growable_open(max, stream, &address); });
   if (!status.ok()) return raise(status, kWhat);
-  if (watcher != nullptr && !tell_watcher("on_allocate", "OKKK", self, wide(address), max, wide(stream))) {
-    (void)without_gil([&] { return pool->growable_close(address); });
-    return nullptr;
-  }
   return Py_BuildValue("KK", wide(address), wide(stream));
 }
 
@@ -338,12 +334,15 @@ PyObject* growable_resize(PyObject* object, PyObject* arguments) {
   if (label < 0) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
+  if (watcher != nullptr && !tell_watcher("on_shrink", "OKK", self, address, bytes)) return nullptr;
   OutOfMemoryReport report;
   const Status status = without_gil([&] {
     return pool->growable_resize(address, bytes, ahead, static_cast<std::uint32_t>(label), &report);
   });
   if (status.code == Code::out_of_memory && report.device_total != 0)
     return raise_out_of_memory(self, report.requested, stream, report);
+  if (status.ok() && watcher != nullptr && !tell_watcher("on_grow", "OKKK", self, address, bytes, stream))
+    return nullptr;
   return done(status, kWhat);
 }
 
@@ -358,12 +357,14 @@ PyObject* growable_prepare(PyObject* object, PyObject* arguments) {
   return status.code == Code::out_of_memory ? Py_NewRef(Py_None) : done(status, kWhat);
 }
 
-PyObject* growable_close(PyObject* object, PyObject* argument) {
+PyObject* growable_close(PyObject* object, PyObject* arguments) {
   constexpr const char* kWhat = "close the growable buffer";
-  const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
-  if (PyErr_Occurred()) return nullptr;
+  unsigned long long address = 0;
+  int dropped = 0;  // by the garbage collector: nobody is there to hear of a race
+  if (!PyArg_ParseTuple(arguments, "K|p:growable_close", &address, &dropped)) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
-  if (pool == nullptr || (watcher != nullptr && !tell_watcher("on_free", "OK", object, address)))
+  if (pool == nullptr) return nullptr;
+  if (watcher != nullptr && !tell_watcher(dropped != 0 ? "on_drop" : "on_free", "OK", object, address))
     return nullptr;
   return done(without_gil([&] { return pool->growable_close(address); }), kWhat);
 }
@@ -514,7 +515,10 @@ PyObject* close_method(PyObject* object, PyObject*) {
   if (self->views != 0 && !self->pool->closed())
     return PyErr_Format(PyExc_BufferError,
                         "%zd view(s) of the pool's buffers exist; drop them before close()", self->views);
-  return done(without_gil([&] { return self->pool->close(); }), "close the pool");
+  ++self->closing;
+  const Status status = without_gil([&] { return self->pool->close(); });
+  --self->closing;
+  return done(status, "close the pool");
 }
 
 // The callback runs without any lock of the pool; what it raises is reported and counts as "no".
@@ -1057,8 +1061,8 @@ PyMethodDef methods[] = {
     {"growable_prepare", growable_prepare, METH_VARARGS,
      "growable_prepare(ptr, bytes, /)\n--\n\nHave pages mapped for so many bytes more, as far as there are "
      "any."},
-    {"growable_close", growable_close, METH_O,
-     "growable_close(ptr, /)\n--\n\nGive its memory and its addresses back."},
+    {"growable_close", growable_close, METH_VARARGS,
+     "growable_close(ptr, dropped=False, /)\n--\n\nGive its memory and its addresses back."},
     {"growable_info", growable_info, METH_O,
      "growable_info(ptr, /)\n--\n\nBytes that have memory, are pending, are ready, and the most."},
     {"part_of", part_of, METH_VARARGS,

@@ -24,6 +24,7 @@ struct PyPool {
   PyObject* tag_ids;       // dict: str → id
   PyObject* oom_callback;  // strong, or null
   Py_ssize_t views;        // memoryviews and DLPack capsules over its buffers
+  int closing;             // calls of close() under way: no view may be made of what is about to go
 };
 
 // The native part of vram.Arena: an arena and what keeps it alive. Guarded by the GIL, but for the arena.
@@ -104,10 +105,16 @@ PyObject* tag_name(PyPool* pool, std::uint32_t label);
 
 // The watcher of allocations and uses (race checking), or null. Its methods are called with the GIL held:
 //   on_allocate(pool, address, size, stream)   on_free(pool, address)   on_drop(pool, address): a Buffer dies
-//   on_record_stream(pool, address, stream)    on_use(pool, address, size, stream, writes, what)
+//   on_grow(pool, address, size, stream), after; on_shrink(pool, address, size), before: a growable buffer
+//   on_piece(pool, address, size, stream, arena, waits)   on_arena_stream(pool, arena, stream, waits)
+//   on_settled(pool, arena, stream, over): the arena has waited for its streams
+//   on_record_stream(pool, address, stream)
+//   on_use(pool, block, address, size, owning stream, stream, writes, what): of a Buffer by a copy or fill
+//   on_touch(pool, address, size, stream, writes, what): of host memory, regardless of the owner
 //   on_host_wait(pool, stream): the host has waited for all that was queued there
-// What it raises comes out of the call; before a free or a use, that is then not done. on_drop must not
-// raise.
+//   on_stream_wait(pool, stream, other): the stream waits for all that was queued on the other
+// What it raises comes out of the call; before a free, a shrink or a use, that is then not done. on_drop and
+// on_settled must not raise.
 extern PyObject* watcher;
 // False with a Python error set when the watcher raised.
 template <typename... Arguments>

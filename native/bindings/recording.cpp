@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <unordered_map>
 #include <vector>
 
@@ -16,6 +17,7 @@ namespace vram {
 
 namespace {
 
+constexpr std::uint64_t kMostBytes = INT64_MAX;  // a request may be for more; no reader takes it
 constexpr std::size_t kKeptEntries = 1 << 20;  // memory for so many is kept between calls
 
 // vram.trace.Action, in part.
@@ -227,7 +229,7 @@ class RecordingCore {
         action[row] = static_cast<std::uint8_t>(code);
         stream[row] = number;
         address[row] = entry.address;
-        size[row] = entry.bytes;
+        size[row] = std::min(entry.bytes, kMostBytes);
         time_us[row] = last_us_;
         stack[row] = asked ? numbers.stack : 0;
         tag[row] = numbers.tag;

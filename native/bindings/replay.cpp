@@ -7,6 +7,7 @@
 
 #include "bindings.hpp"
 #include "column.hpp"
+#include "interrupts.hpp"
 #include "policies/bfc.hpp"
 #include "policies/cuda_async.hpp"
 #include "policies/rmm_arena.hpp"
@@ -95,7 +96,7 @@ std::unique_ptr<Policy> make_policy(const std::string& name, const nb::dict& con
 // ---- the object ----------------------------------------------------------------------------------------
 
 void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::handle stream,
-         nb::handle time_us, nb::handle event, nb::handle completed, nb::handle emptied) {
+         nb::handle time_us, nb::handle event, nb::handle completed, nb::handle emptied, nb::handle ask) {
   const Column<std::uint8_t> ops(op, "op");
   const Column<std::uint32_t> ids(id, "id");
   const Column<std::uint64_t> sizes(size, "size");
@@ -116,7 +117,7 @@ void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::
     if (ids.data()[row] >= seen || streams.data()[row] >= kMostStreams)
       throw nb::value_error("an id or stream is out of range");
   const nb::gil_scoped_release release;
-  replayer.run(program);
+  replayer.run(program, Interrupts(ask));
 }
 
 nb::dict result(const Replayer& replayer) {
@@ -160,7 +161,8 @@ void bind_replay(nb::module_& module) {
           nb::arg("policy"), nb::arg("conf"), nb::arg("capacity"), nb::arg("lag_us"), nb::arg("segment_size"),
           nb::arg("segment_address"), nb::arg("keep_sizes") = false)
       .def("run", run, nb::arg("op"), nb::arg("id"), nb::arg("size"), nb::arg("stream"), nb::arg("time_us"),
-           nb::arg("event"), nb::arg("completed"), nb::arg("emptied"))
+           nb::arg("event"), nb::arg("completed"), nb::arg("emptied"), nb::arg("ask") = nb::none(),
+           "Run the rows. `ask` is called every 50 ms, and ends the replay by raising; Ctrl-C does, too.")
       .def("result", result)
       .def("segment_sizes", [](const Replayer& self) { return self.policy().segment_sizes(); })
       .def("broken", broken, "Empty, or the first invariant of the policy that does not hold.");

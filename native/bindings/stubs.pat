@@ -48,7 +48,7 @@ vram._native.PoolCore.growable_prepare$:
         \doc
 
 vram._native.PoolCore.growable_close$:
-    def growable_close(self, ptr: int, /) -> None:
+    def growable_close(self, ptr: int, dropped: bool = False, /) -> None:
         \doc
 
 vram._native.PoolCore.growable_info$:

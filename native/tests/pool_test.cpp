@@ -387,6 +387,63 @@ TEST(a_pool_that_closes_while_a_call_waits_for_it_is_closed_to_it) {
   CHECK(pool.retire_stream(stream).code == Code::closed);
 }
 
+TEST(a_pool_that_closes_under_a_fast_path_serves_nothing) {
+  const auto device = std::make_shared<ClosingBackend>(kGiB);
+  Pool pool(device, {});
+  StreamHandle stream = 0;
+  REQUIRE(device->stream_create(&stream).ok() && stream == 1);
+  Address held = 0;
+  REQUIRE(pool.allocate(4 * kKiB, stream, 0, 0, &held).ok() && pool.free(held).ok());
+  device->closes = &pool;  // between the look at the gate and the stream's lock
+  CHECK(!pool.try_cached(4 * kKiB, stream, 0, &held));
+  const PoolStats stats = pool.stats();
+  CHECK(stats.live == 0 && stats.cached == 0 && stats.cached_blocks == 0);
+}
+
+// Whatever the threads are doing when the pool closes, they end with success or `closed`, write no memory
+// that is gone, and leave accounts of nothing.
+TEST(any_call_may_meet_close) {
+  constexpr int kThreads = 3;
+  for (int round = 0; round < 60; ++round) {
+    const auto host = std::make_shared<HostBackend>(256 * kMiB);
+    PoolConfig config;
+    config.zero_on_allocate = round % 3 == 0;
+    config.pages = round % 2 == 0;
+    config.journal = round % 5 == 0 ? 64 : 0;
+    Pool pool(host, config);
+    std::atomic<int> ready{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t)
+      threads.emplace_back([&, t] {
+        StreamHandle stream = 0;
+        if (t != 0) CHECK(host->stream_create(&stream).ok());
+        Address kept = 0;
+        CHECK(pool.allocate(64 * kKiB, stream, 0, 0, &kept).ok());
+        ++ready;
+        const auto fine = [](const Status& status) { return status.ok() || status.code == Code::closed; };
+        for (int i = 0; !pool.closed(); ++i) {
+          Address address = 0;
+          BlockInfo info;
+          CHECK(fine(pool.allocate(512 << (i % 12), stream, 0, 0, &address)));
+          CHECK(fine(pool.info(kept, &info)));
+          {
+            const Allocator::Access access(pool);
+            if (!access.refused()) CHECK(host->fill(kept, 1, kUnit, stream).ok());
+          }
+          if (address != 0) CHECK(fine(pool.free(address)));
+          if (i % 64 == 63) CHECK(fine(pool.record_stream(kept, 0)) && fine(pool.trim(0, false)));
+        }
+      });
+    while (ready != kThreads) std::this_thread::yield();
+    CHECK(pool.close().ok());
+    for (std::thread& each : threads) each.join();
+    const PoolStats stats = pool.stats();
+    REQUIRE(stats.live == 0 && stats.cached == 0 && stats.cached_blocks == 0 && stats.pending.current == 0);
+    std::uint64_t free_bytes = 0, total_bytes = 0;
+    CHECK(host->memory_info(&free_bytes, &total_bytes).ok() && free_bytes == total_bytes);
+  }
+}
+
 TEST(what_is_cached_of_other_sizes_is_merged_before_the_pool_grows) {
   both_kinds([](const PoolConfig& config) {
     World world(kGiB, config);
@@ -930,7 +987,7 @@ TEST(events_are_bounded_whatever_is_freed) {
   both_kinds([](const PoolConfig& config) {
     World world(8 * kGiB, config);
     REQUIRE(world.get(kMiB, 2) != 0);
-    CHECK(most_events(world, 1, 200'000 / testing::kSlowdown) <= 2 * Fences::kMostFences);
+    CHECK(most_events(world, 1, 40'000 / testing::kSlowdown) <= 2 * Fences::kMostFences);
     CHECK(world.good());
   });
 }

@@ -33,11 +33,26 @@ ModelOptions lagging() {
   return options;
 }
 
+// What a program works with.
+struct Scale {
+  std::uint64_t capacity;
+  std::vector<std::uint64_t> sizes;
+};
+const Scale kModest{96 * kMiB,
+                    {1000, 300 * kKiB, kMiB, kMiB + 1, 2 * kMiB, 3 * kMiB, 5 * kMiB, 9 * kMiB, 14 * kMiB}};
+// With pages of every size, and pages that blocks cover in part.
+const Scale kHuge{64 * kGiB,
+                   {1000, kMiB, 15204352, 26 * kMiB, 33 * kMiB, 128 * kMiB, 500 * kMiB + 1, 1800 * kMiB,
+                    2000 * kMiB + 512, 5 * kGiB}};
+
 // A random program on three streams and two tags.
 class Program {
  public:
-  Program(std::uint64_t seed, const PoolConfig& config)
-      : random_(seed), world_(96 * kMiB, config, lagging()), store_(make_store(64 * kMiB)) {
+  Program(std::uint64_t seed, const PoolConfig& config, const Scale& scale = kModest)
+      : random_(seed),
+        scale_(scale),
+        world_(scale.capacity, config, lagging()),
+        store_(make_store(64 * kMiB)) {
     for (int i = 0; i < 2; ++i) {
       StreamHandle stream = 0;
       if (world_.device->stream_create(&stream).ok()) streams_.push_back(stream);
@@ -75,14 +90,12 @@ class Program {
 
  private:
   void act() {
-    static const std::vector<std::uint64_t> kSizes = {1000,     300 * kKiB, kMiB,     kMiB + 1, 2 * kMiB,
-                                                      3 * kMiB, 5 * kMiB,   9 * kMiB, 14 * kMiB};
     const std::uint64_t dice = random_.below(100);
     const StreamHandle stream = random_.of(streams_);
     const std::size_t i = world_.held.empty() ? 0 : random_.below(world_.held.size());
     const std::uint32_t tag = static_cast<std::uint32_t>(random_.below(3));
     if (dice < 40) {
-      allocate(random_.of(kSizes), stream, 1 + tag % 2);
+      allocate(random_.of(scale_.sizes), stream, 1 + tag % 2);
     } else if (dice < 70 && !world_.held.empty()) {
       const bool asleep = away_.count(world_.held[i].address) != 0;
       if (dice < 50) {
@@ -154,6 +167,7 @@ class Program {
   }
 
   Random random_;
+  const Scale& scale_;
   Watched world_;
   std::shared_ptr<Pool> store_;
   std::vector<StreamHandle> streams_{0};
@@ -174,18 +188,63 @@ std::vector<PoolConfig> configs() {
 
 }  // namespace
 
-TEST(random_programs_lose_nothing) {
+namespace {
+
+void random_programs(int programs, const Scale& scale) {
   std::uint64_t suspends = 0;
-  for (std::uint64_t seed = 1; seed <= 300 / vram::testing::kSlowdown; ++seed) {
-    Program program(seed, configs()[seed % 5]);
+  const int most = std::max(programs / vram::testing::kSlowdown, 5);
+  for (int seed = 1; seed <= most; ++seed) {
+    PoolConfig config = configs()[static_cast<std::size_t>(seed) % 5];
+    if (config.limit != 0) config.limit = scale.capacity / 8 * 5;
+    Program program(static_cast<std::uint64_t>(seed), config, scale);
     std::string why;
     const bool good = program.run(150, &why) && program.end(&why);
-    if (!good) std::printf("     seed %d: %s\n", static_cast<int>(seed), why.c_str());
+    if (!good) std::printf("     seed %d: %s\n", seed, why.c_str());
     CHECK(good);
     suspends += program.suspended();
     if (!good) return;
   }
-  CHECK(suspends > 1000 / vram::testing::kSlowdown);
+  CHECK(suspends > static_cast<std::uint64_t>(3 * most));
+}
+
+}  // namespace
+
+TEST(random_programs_lose_nothing) { random_programs(300, kModest); }
+
+TEST(random_programs_with_large_pages_lose_nothing) { random_programs(60, kHuge); }
+
+// A page of 8 MiB of which a block covers the end lies beside another block's pages; larger pages must not
+// be cut so that one of them is under no block.
+TEST(pages_come_back_larger_and_are_never_cut) {
+  const auto device = std::make_shared<ModelBackend>(64 * kGiB);
+  Pool pool(device, {});
+  StreamHandle side = 0;
+  REQUIRE(device->stream_create(&side).ok());
+  const auto get = [&](std::uint64_t size, StreamHandle stream = 0) {
+    Address address = 0;
+    CHECK(pool.allocate(size, stream, 0, 0, &address).ok());
+    return address;
+  };
+  std::string why;
+  const auto there_and_back = [&] {
+    std::uint64_t bytes = 0;
+    CHECK(pool.suspend(nullptr, false, nullptr, &bytes, nullptr).ok());
+    CHECK(pool.check(&why));
+    CHECK(pool.resume(nullptr, &bytes, nullptr).ok());
+    CHECK(pool.stats().suspended == 0);
+    CHECK(pool.check(&why));
+  };
+  const Address first = get(26 * kMiB);
+  (void)get(128 * kMiB);
+  const std::uint64_t pieces = pool.stats().segments.current;
+  there_and_back();
+  CHECK(pool.stats().segments.current < pieces);
+  (void)get(kMiB);
+  (void)get(kMiB, side);
+  const Address hole = get(15204352);
+  CHECK(pool.free(hole).ok() && pool.free(first).ok());
+  (void)get(33 * kMiB);
+  there_and_back();
 }
 
 TEST(every_call_fails_in_turn) {

@@ -430,7 +430,7 @@ class PoolCore:
     def growable_prepare(self, ptr: int, bytes: int, /) -> None:
         """Have pages mapped for so many bytes more, as far as there are any."""
 
-    def growable_close(self, ptr: int, /) -> None:
+    def growable_close(self, ptr: int, dropped: bool = False, /) -> None:
         """Give its memory and its addresses back."""
 
     def growable_info(self, ptr: int, /) -> dict[str, int]:
@@ -668,7 +668,10 @@ class Replayer:
 
     def __init__(self, policy: str, conf: dict[str, Any], capacity: int, lag_us: float, segment_size: Any, segment_address: Any, keep_sizes: bool = False) -> None: ...
 
-    def run(self, op: object, id: object, size: object, stream: object, time_us: object, event: object, completed: object, emptied: object) -> None: ...
+    def run(self, op: object, id: object, size: object, stream: object, time_us: object, event: object, completed: object, emptied: object, ask: object | None = None) -> None:
+        """
+        Run the rows. `ask` is called every 50 ms, and ends the replay by raising; Ctrl-C does, too.
+        """
 
     def result(self) -> dict[str, Any]: ...
 

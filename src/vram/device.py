@@ -53,6 +53,27 @@ class Observer(Protocol):
     def on_close(self, stream: Stream) -> None:
         """The handle of `stream` is about to become invalid. Must not raise."""
 
+    def on_capture(self, graph: Graph, stream: Stream) -> None:
+        """What is queued on `stream` from now on goes into the graph."""
+
+    def on_captured(self, graph: Graph, stream: Stream) -> None:
+        """Work on `stream` runs again."""
+
+    def on_graph(self, graph: Graph, handle: int) -> None:
+        """Everything captured is about to be queued on a stream."""
+
+    def on_suspend(self, pool: Any, tag: str | None) -> Callable[[], None]:
+        """A pool is about to wait for the work on buffers and to give their memory up, until `on_resume`.
+
+        What is returned is called once it has.
+        """
+
+    def on_resume(self, pool: Any) -> None:
+        """Suspended buffers of a pool, or some of them, have their memory again."""
+
+    def on_pool_close(self, pool: Any) -> Callable[[], None]:
+        """A pool waits for its device and gives everything back. What is returned is called then."""
+
 
 observer: Observer | None = None
 """The one watcher of stream order in this process, or None. Set it as `vram.device.observer = …`."""
@@ -83,6 +104,30 @@ def host_knows(what: Stream | Event | Device) -> Iterator[None]:
     known = _asked(what)
     yield
     known()
+
+
+@contextlib.contextmanager
+def suspending(pool: Any, tag: str | None) -> Iterator[None]:
+    """Tell the observer that buffers of a pool are suspended in this block, unless that fails."""
+    done = _nothing if observer is None else observer.on_suspend(pool, tag)
+    yield
+    done()
+
+
+@contextlib.contextmanager
+def resuming(pool: Any) -> Iterator[None]:
+    """Tell the observer that suspended buffers of a pool come back in this block, unless that fails."""
+    yield
+    if observer is not None:
+        observer.on_resume(pool)
+
+
+@contextlib.contextmanager
+def closing(pool: Any) -> Iterator[None]:
+    """Tell the observer that a pool is closed in this block, unless that fails."""
+    done = _nothing if observer is None or pool.closed else observer.on_pool_close(pool)
+    yield
+    done()
 
 
 # ---- devices ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from vram.device import Device, stream_handle
 from vram.errors import DeviceError
 from vram.sizes import format_size
 
-__all__ = ["View", "from_dlpack"]
+__all__ = ["View", "described", "from_dlpack"]
 
 VERSION: Final = (1, 0)
 """The newest DLPack whose capsules are read here."""
@@ -142,6 +142,16 @@ def from_dlpack(source: Any, stream: Any = None) -> View:
     except TypeError:  # an exporter of the first generation
         capsule = source.__dlpack__(**request)
     return View(source, capsule)
+
+
+def described(capsule: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], bool]:
+    """What a capsule says: address, bytes of an element, shape, strides in bytes, whether it is read-only."""
+    tensor, readonly = _read(capsule)
+    item = (tensor.bits * tensor.lanes + 7) // 8
+    shape = tuple(tensor.shape[: tensor.dimensions])
+    strides = tuple(tensor.strides[: tensor.dimensions]) if tensor.strides else _packed(shape)
+    address = (tensor.data or 0) + tensor.byte_offset
+    return address, item, shape, tuple(stride * item for stride in strides), readonly
 
 
 def _read(capsule: Any) -> tuple[_Tensor, bool]:

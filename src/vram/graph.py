@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from vram import _native
+from vram import _native, device
 from vram.device import Device, Stream, stream_handle
 from vram.errors import DeviceError, VramError
 
@@ -56,9 +56,13 @@ class Graph:
         if self._open:
             raise DeviceError("the graph is captured already; capture another one", code="invalid")
         self._backend.capture_begin(self._stream.handle)
+        if device.observer is not None:
+            device.observer.on_capture(self, self._stream)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if device.observer is not None:
+            device.observer.on_captured(self, self._stream)
         try:
             self._open.append(self._backend.capture_end(self._stream.handle))
         except VramError:
@@ -72,6 +76,8 @@ class Graph:
         if not self._open:
             raise DeviceError("the graph is not captured yet, or was closed", code="closed")
         handle = self._stream.handle if stream is None else stream_handle(stream, self.device)
+        if device.observer is not None:
+            device.observer.on_graph(self, handle)
         self._backend.graph_launch(self._open[0], handle)
 
     def close(self) -> None:

@@ -314,7 +314,7 @@ class GrowableBuffer:
         with contextlib.suppress(VramError, AttributeError, TypeError):
             self._open = False
             if not self.pool.closed:
-                self.pool.growable_close(self.ptr)
+                self.pool.growable_close(self.ptr, True)
 
     def __repr__(self) -> str:
         if self.closed:

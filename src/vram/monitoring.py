@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from vram.descriptors import disown
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.locks import new_event, new_lock
 
@@ -294,6 +295,7 @@ def _after_fork_in_child() -> None:
     global _monitor
     if _monitor is not None:
         _monitor._ending.set()
+        disown(each.fileno() for each in (_monitor._listener, *_monitor._clients))
         _monitor._let_go()
     _monitor = None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -77,6 +77,12 @@ class Clocks:
 
     def wait(self, key: StreamKey, event: Event) -> None:
         self._streams[key] = join(self.view(key), self._events.get(event, {}))
+
+    def follow(self, key: StreamKey, others: Iterable[StreamKey]) -> None:
+        """Later work on a stream waits for all that was queued on the others."""
+        clock = self._streams[key] = self.view(key)
+        for other in others:
+            join(clock, self.view(other))
 
     def marked(self, what: Stream | Event | Device) -> Clock:
         """What has finished once the host has waited for `what` as it is now."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from vram import _native
 from vram.buffer import Buffer
 from vram.config import Config, limit_bytes, read_options
-from vram.device import Device
+from vram.device import Device, closing, resuming, suspending
 from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.explain import explain_out_of_memory
 from vram.locks import new_lock
@@ -204,7 +204,8 @@ class Pool(_native.PoolCore):
         # What was to be kept of others that are suspended may still lie on a page that goes now.
         place = (store or self.store) if raw["paged"] and (kept or raw["suspended_blocks"]) else None
         try:
-            return self.suspend_blocks(tag, kept and raw["paged"], place)
+            with suspending(self, tag):
+                return self.suspend_blocks(tag, kept and raw["paged"], place)
         except OutOfMemory as error:
             error.add_note("This was host memory for what suspend() keeps; nothing is suspended, or lost.")
             raise
@@ -215,7 +216,8 @@ class Pool(_native.PoolCore):
         When it returns, contents that were kept are there, for every stream. OutOfMemory where the memory
         cannot be had: everything stays suspended, and it may be tried again.
         """
-        return self.resume_blocks(tag)
+        with resuming(self):
+            return self.resume_blocks(tag)
 
     def suspend_async(
         self, tag: str | None = None, keep: str = "host", *, store: Pool | None = None
@@ -315,7 +317,8 @@ class Pool(_native.PoolCore):
             for future in tuple(self._futures):
                 future.cancel()
             wait(tuple(self._futures))
-        super().close()
+        with closing(self):
+            super().close()
         if self._store is not None:
             self._store.close()
 

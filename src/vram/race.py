@@ -1,32 +1,37 @@
 """`race_check()`: finds memory that streams share without order, by happens-before reasoning, not by timing.
 
-Here is what watches and tells. The rules are in `accesses`, the clocks in `order`, the places in `sites`.
+Here is what watches and reports. `reach` finds the memory that a launch reaches, `regions` compares bytes;
+the rules are in `accesses`, the clocks in `order`, the places in `sites`.
 Making order, and keeping memory back with record_stream, is the program's.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import os
 import re
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import CodeType, FunctionType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from vram import _native, device
-from vram.accesses import Allocation, Books, Use
-from vram.buffer import Buffer
+from vram.accesses import Allocation, Books, Group, Use
 from vram.device import Device, Event, Reads, Stream, stream_handle
 from vram.errors import ConfigError, RaceError, VramError
-from vram.order import Clock, StreamKey, Work
+from vram.order import Clock, StreamKey, Work, join
+from vram.pinned import PinnedPool
+from vram.reach import Found, Owner, memory_in, memory_of
+from vram.regions import Region
 from vram.sites import Names, Site, source_line, stack_here
 from vram.trace.model import Frame
+
+if TYPE_CHECKING:
+    from vram.graph import Graph
 
 __all__ = ["Race", "RaceChecker", "RaceWarning", "Site", "race_check", "reads"]
 
@@ -66,7 +71,8 @@ class Race:
     reuse: Site | None = None
 
     def __str__(self) -> str:
-        headline = _HEADLINES[self.kind].format(use=self.use)
+        gone = self.free.what if self.free else "freed"
+        headline = _HEADLINES[self.kind].format(use=self.use, gone=gone)
         lines = [f"{self.size} bytes at {self.address:#x} on {self.device} {headline}"]
         lines.append(str(self.allocation) if self.allocation else "  allocated before the check began")
         sites = {"free": (self.use, self.free, self.reuse), "unordered": (self.earlier, self.use)}
@@ -79,9 +85,9 @@ class Race:
 
 
 _HEADLINES: dict[Kind, str] = {
-    "free": "are freed while work on {use.stream_name} may still use them",
+    "free": "are {gone} while work on {use.stream_name} may still use them",
     "unordered": "are used on {use.stream_name} with nothing to order it after an earlier use",
-    "use after free": "are used on {use.stream_name} after they were freed",
+    "use after free": "are used on {use.stream_name} after they were {gone}",
 }
 
 
@@ -149,7 +155,7 @@ class RaceChecker:
         self._watch.raise_remembered()
 
     def use(self, memory: Any, stream: Any, *, writes: bool = True) -> None:
-        """Declare that work just queued on `stream` uses a Buffer, a view of one, or a raw address.
+        """Declare that work just queued on `stream` uses a Buffer, an array, an address, or a list of these.
 
         For work that the checker cannot see, such as kernels launched by another library.
         """
@@ -213,6 +219,15 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 # ---- watching ---------------------------------------------------------------------------------------------
 
 
+class _Touch(NamedTuple):
+    """Bytes of one allocation that something uses."""
+
+    memory: Allocation
+    region: Region
+    writes: bool
+    holds: bool = False
+
+
 class _Watch:
     """What is installed: the observer of `vram.device` and the watcher of the native pools.
 
@@ -229,6 +244,10 @@ class _Watch:
         self._late: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._remembered: list[Race] = []
         self._quiet = False
+        self._arenas: dict[int, Group] = {}
+        self._known: weakref.WeakKeyDictionary[Any, set[StreamKey]] = weakref.WeakKeyDictionary()  # to pools
+        self._capturing: dict[StreamKey, list[_Touch]] = {}
+        self._graphs: weakref.WeakKeyDictionary[Graph, list[_Touch]] = weakref.WeakKeyDictionary()
 
     # -- order, told by vram.device
 
@@ -247,19 +266,55 @@ class _Watch:
         if not callable(work):
             return work  # for the backend to refuse
         key = self._key(stream)
-        found = list(_memory_in(work, arguments))
+        found = memory_in(work, arguments, functools.partial(self._is_ours, key.core))
         clock: Clock = {}
         self._before(self._launch, key, found, f"launch of {_name_of(work)}", clock)
+        if key in self._capturing:
+            return work  # it runs as often as the graph does
         return Work(work, self._books.clocks.thread, clock)
 
     def on_close(self, stream: Stream) -> None:
         self._quietly(self._books.clocks.close, self._books.clocks.key(stream._core, stream._handle))
 
+    def on_capture(self, graph: Graph, stream: Stream) -> None:
+        self._after(self._capturing.__setitem__, self._key(stream), [])
+
+    def on_captured(self, graph: Graph, stream: Stream) -> None:
+        self._after(lambda: self._graphs.update({graph: self._capturing.pop(self._key(stream), [])}))
+
+    def on_graph(self, graph: Graph, handle: int) -> None:
+        self._before(self._launch_graph, self._books.clocks.key(graph.device._core, handle), graph)
+
+    def on_suspend(self, pool: Any, tag: str | None) -> Callable[[], None]:
+        waited: Clock = {}
+        site = Site("suspended", 0, "", stack_here())
+        self._before(self._suspend, pool, tag, site, waited)
+        return lambda: self._after(self._suspended, pool, _suspended_blocks(pool), site, waited)
+
+    def on_resume(self, pool: Any) -> None:
+        self._after(self._suspended, pool, _suspended_blocks(pool), None, {})
+
+    def on_pool_close(self, pool: Any) -> Callable[[], None]:
+        known, site = self.on_sync(pool.device), Site("freed with their pool", 0, "", stack_here())
+
+        def done() -> None:
+            self._after(self._pool_closed, pool, site)
+            known()
+
+        return done
+
     # -- memory, told by the native pools
 
     def on_allocate(self, pool: Any, address: int, size: int, handle: int) -> None:
-        key = self._books.clocks.key(_core_of(pool), handle)
-        self._after(self._allocate, key, address, size, self._site("allocated", key))
+        key = self._pool_key(pool, handle)
+        self._after(self._allocate, key, address, size, self._site("allocated", key), pool, _group_of(pool))
+
+    def on_grow(self, pool: Any, block: int, size: int, handle: int) -> None:
+        key = self._pool_key(pool, handle)
+        self._after(self._grow, key, block, size, self._site("allocated", key), pool)
+
+    def on_shrink(self, pool: Any, block: int, size: int) -> None:
+        self._before(self._shrink, _core_of(pool), block, size, stack_here())
 
     def on_free(self, pool: Any, address: int) -> None:
         if not pool.closed:
@@ -267,101 +322,254 @@ class _Watch:
 
     def on_drop(self, pool: Any, address: int) -> None:
         if not pool.closed:  # else the address may be another pool's by now
-            self._quietly(self._free, _core_of(pool), address, stack_here())
+            self._quietly(self._free, _core_of(pool), address, stack_here(), True)
 
     def on_record_stream(self, pool: Any, address: int, handle: int) -> None:
-        core = _core_of(pool)
-        self._before(self._record_stream, core, address, self._books.clocks.key(core, handle))
+        self._before(self._record_stream, pool, address, self._pool_key(pool, handle))
 
-    def on_use(self, pool: Any, address: int, size: int, handle: int, writes: bool, what: str) -> None:
-        key = self._books.clocks.key(_core_of(pool), handle)
-        self._before(self._pool_use, pool, key, address, size, writes, what)
+    def on_use(
+        self, pool: Any, block: int, address: int, size: int, owner: int, handle: int, writes: bool, what: str
+    ) -> None:
+        found = Found(Region(address, address + max(1, size)), writes, named=True)
+        found.owner = Owner(pool, block, address + size - block, owner, gone=False)
+        self._before(self._pool_use, self._pool_key(pool, handle), found, what)
+
+    def on_touch(self, pool: Any, address: int, size: int, handle: int, writes: bool, what: str) -> None:
+        found = Found(Region(address, address + max(1, size)), writes, named=False)
+        self._before(self._launch, self._pool_key(pool, handle), [found], what, {})
 
     def on_host_wait(self, pool: Any, handle: int) -> None:
         clocks = self._books.clocks
         self._after(lambda: clocks.learn(clocks.view(clocks.key(_core_of(pool), handle))))
 
+    def on_stream_wait(self, pool: Any, handle: int, other: int) -> None:
+        core, clocks = _core_of(pool), self._books.clocks
+        self._after(clocks.follow, clocks.key(core, handle), [clocks.key(core, other)])
+
+    # -- arenas: a number stands for one of them
+
+    def on_piece(self, pool: Any, address: int, size: int, handle: int, arena: int, waits: bool) -> None:
+        key = self._pool_key(pool, handle)
+        site = self._site("allocated", key)
+        self._after(self._allocate, key, address, size, site, pool, self._arena(arena, waits))
+
+    def on_arena_stream(self, pool: Any, arena: int, handle: int, waits: bool) -> None:
+        self._after(self._arena(arena, waits).recorded.add, self._pool_key(pool, handle))
+
+    def on_settled(self, pool: Any, arena: int, handle: int, over: bool) -> None:
+        self._quietly(self._settled, arena, self._books.clocks.key(_core_of(pool), handle), over)
+
+    def _arena(self, arena: int, waits: bool) -> Group:
+        return self._arenas.setdefault(arena, Group(waits=waits, own=not waits))
+
     # -- told by the program
 
     def declare(self, memory: Any, stream: Any, writes: bool) -> None:
-        for value, written in _pointers(memory, writes):
-            core = self._core_for(value, stream)
+        core = stream._core if isinstance(stream, Stream) else Device()._core
+        for found in memory_of(memory, writes, functools.partial(self._is_ours, core)):
+            if found.owner is not None and not isinstance(stream, Stream):
+                core = _core_of(found.owner.pool)
+            found.holds = False
             key = self._books.clocks.key(core, stream_handle(stream, Device._of(core)))
-            self._before(self._launch, key, [(value, written)], "declared use", {})
+            self._before(self._launch, key, [found], "declared use", {})
 
-    def _core_for(self, value: Buffer | int, stream: Any) -> Any:
-        if isinstance(stream, Stream):
-            return stream._core
-        return Device()._core if isinstance(value, int) else _core_of(value.pool)
+    # -- what follows from it: allocations
 
-    # -- what follows from it
-
-    def _allocate(self, key: StreamKey, address: int, size: int, site: Site) -> None:
-        for race in self._books.allocate(key, address, size, site).took_over:
+    def _allocate(
+        self, key: StreamKey, address: int, size: int, site: Site, pool: Any, group: Group, **more: Any
+    ) -> Allocation:
+        made = self._books.allocate(key, address, size, site, weakref.ref(pool), group=group, **more)
+        made.captured = key in self._capturing
+        for race in made.took_over:
             race.reuse = self._named(replace(site, what="handed out again"), key.core)
+        return made
 
-    def _launch(self, key: StreamKey, found: list[tuple[Any, bool]], what: str, clock: Clock) -> None:
-        now = self._books.clocks.advance(key)
-        clock.update(now)
-        uses: list[tuple[Allocation, bool]] = []
-        for value, writes in found:
-            memory = self._memory(key, value)
-            if memory is not None:
-                uses.append((memory, writes))
-            elif not isinstance(value, int) and _is_gone(value):
-                self._tell([self._used_after_reuse(value, key, what)])
-        self._use(uses, key, now, what)
-
-    def _memory(self, key: StreamKey, value: Buffer | int) -> Allocation | None:
-        """The allocation meant; None for a number that is no address, or a Buffer whose place is taken."""
-        if isinstance(value, int):
-            return self._books.find(key.core, value)
-        core = _core_of(value.pool)
-        known = self._books.find(core, value.ptr)
-        if _is_gone(value):
-            return known if known is not None and known.freed else None
-        if known is not None and not known.freed:
-            return known
-        return self._adopt(core, value.ptr, value.size, value.stream)
-
-    def _adopt(self, core: Any, address: int, size: int, handle: int) -> Allocation:
+    def _adopt(self, owner: Owner) -> None:
         """Memory allocated before the check began."""
-        return self._books.allocate(self._books.clocks.key(core, handle), address, size, None)
+        core, block, size, stream = _core_of(owner.pool), owner.block, owner.size, owner.stream
+        with suppress(Exception):  # a piece of an arena is no allocation of the pool
+            facts = owner.pool.info(block)
+            size, stream = facts["bytes"], facts["stream"]
+        key = self._books.clocks.key(core, stream)
+        self._books.allocate(key, block, size, None, weakref.ref(owner.pool), group=_group_of(owner.pool))
 
-    def _pool_use(self, pool: Any, key: StreamKey, address: int, size: int, writes: bool, what: str) -> None:
+    def _grow(self, key: StreamKey, block: int, size: int, site: Site, pool: Any) -> None:
+        pieces = self._books.pieces(key.core, block)
+        there = sum(piece.size for piece in pieces)
+        group = pieces[0].group if pieces else _group_of(pool)
+        if size > there:
+            made = self._allocate(key, block + there, size - there, site, pool, group, block=block)
+            made.growable, made.told = True, pieces[0].told if pieces else made.told
+
+    def _shrink(self, core: Any, block: int, size: int, stack: tuple[Frame, ...]) -> None:
+        pieces = self._books.pieces(core, block)
+        for piece in pieces:
+            if piece.address < block + size < piece.address + piece.size:
+                pieces.append(self._books.split(piece, block + size - piece.address))
+        self._free_pieces([piece for piece in pieces if piece.address >= block + size], stack, False)
+
+    def _free(self, core: Any, address: int, stack: tuple[Frame, ...], dropped: bool = False) -> None:
+        # None: from before the check, or an error that the pool itself will raise.
+        self._free_pieces(self._books.pieces(core, address), stack, dropped)
+
+    def _free_pieces(self, pieces: list[Allocation], stack: tuple[Frame, ...], dropped: bool) -> None:
+        races: list[Race] = []
+        for memory in pieces:
+            site = Site("freed", memory.key.handle, "", stack)
+            unordered = self._books.unordered_at_free(memory, dropped)
+            found = [(self._freed_early(memory, use, site), use) for use in unordered]
+            memory.races += found
+            races += [race for race, _ in found]
+        self._tell(races)
+        for memory in pieces:
+            self._books.free(memory, Site("freed", memory.key.handle, "", stack), dropped=dropped)
+
+    def _record_stream(self, pool: Any, address: int, key: StreamKey) -> None:
         memory = self._books.find(key.core, address)
         if memory is None or memory.freed:
-            memory = self._adopt(key.core, address, size, pool.info(address)["stream"])
-        self._use([(memory, writes)], key, self._books.clocks.advance(key), what)
-        memory.recorded.add(key)  # the pool does so for its own copies and fills
-
-    def _use(self, uses: list[tuple[Allocation, bool]], key: StreamKey, clock: Clock, what: str) -> None:
-        sites = [self._site(f"{'written' if writes else 'read'} by {what}", key) for _, writes in uses]
-        races: list[Race] = []
-        for (memory, writes), site in zip(uses, sites, strict=True):
-            if memory.freed and memory.first_time("after", key):
-                races.append(self._used_after_free(memory, key, site))
-            elif not memory.freed:
-                found = self._books.unordered_before(memory, key, clock, writes)
-                races += [self._unordered(memory, use, key, site) for use in found]
-        self._tell(races)
-        for (memory, writes), site in zip(uses, sites, strict=True):
-            self._books.use(memory, key, clock, writes, site)
-
-    def _free(self, core: Any, address: int, stack: tuple[Frame, ...]) -> None:
-        memory = self._books.find(core, address)
-        if memory is None or memory.freed or memory.address != address:
-            return  # from before the check, or an error that the pool itself will raise
-        site = Site("freed", memory.key.handle, "", stack)
-        found = [(self._freed_early(memory, use, site), use) for use in self._books.unordered_at_free(memory)]
-        memory.races += found
-        self._tell([race for race, _ in found])
-        self._books.free(memory, site)
-
-    def _record_stream(self, core: Any, address: int, key: StreamKey) -> None:
-        memory = self._books.find(core, address)
+            with suppress(Exception):  # what the pool does not know it will refuse
+                self._adopt(Owner(pool, address, pool.info(address)["bytes"], 0, gone=False))
+            memory = self._books.find(key.core, address)
         if memory is not None and not memory.freed:
-            memory.recorded.add(key)
+            memory.group.recorded.add(key)
+
+    def _settled(self, arena: int, key: StreamKey, over: bool) -> None:
+        group = self._arenas.get(arena)
+        if group is None:
+            return
+        if group.waits:
+            self._books.clocks.follow(key, group.recorded)
+        if over:
+            del self._arenas[arena]
+
+    def _suspend(self, pool: Any, tag: str | None, site: Site, waited: Clock) -> None:
+        """The pool waits for the streams it knows of, or of what has the tag."""
+        found = [each for each in self._books.of_pool(pool) if not each.growable]
+        if tag is not None:
+            found = [each for each in found if _tag_of(pool, each) == tag]
+        keys = self._known.get(pool, ()) if tag is None else ()
+        for key in keys:
+            join(waited, self._books.clocks.view(key))
+        races: list[Race] = []
+        for memory in found:
+            before = join(self._books.waited_for(memory), waited if tag is None else {})
+            join(waited, before)
+            races += [
+                self._freed_early(memory, use, replace(site, stream=memory.key.handle))
+                for use in memory.uses
+                if before.get(use.key, 0) < use.tick and memory.first_time("free", use.key, use.tick)
+            ]
+        self._tell(races)
+
+    def _suspended(self, pool: Any, blocks: list[tuple[int, int]], site: Site | None, waited: Clock) -> None:
+        """These blocks of the pool have no memory now; others have."""
+        self._books.clocks.learn(waited)
+        regions = [Region(block, block + size) for block, size in blocks]
+        gone = {id(memory) for region in regions for memory in self._books.over(_core_of(pool), region)}
+        for memory in self._books.of_pool(pool):
+            memory.suspended = (memory.suspended or site) if id(memory) in gone else None
+
+    def _pool_closed(self, pool: Any, site: Site) -> None:
+        for memory in self._books.of_pool(pool):
+            self._books.free(memory, replace(site, stream=memory.key.handle))
+        self._known.pop(pool, None)
+
+    # -- what follows from it: uses
+
+    def _launch(self, key: StreamKey, found: list[Found], what: str, clock: Clock) -> None:
+        captured = self._capturing.get(key)
+        if captured is not None:
+            captured += self._touches(key, found, what)
+            return
+        now = self._books.clocks.advance(key)
+        clock.update(now)
+        self._use(list(self._touches(key, found, what)), key, now, what)
+
+    def _launch_graph(self, key: StreamKey, graph: Graph) -> None:
+        """Memory that was allocated in the capture is the graph's, also after its free."""
+        captured = self._graphs.get(graph, [])
+        touches = [
+            touch._replace(holds=False)
+            for touch in captured
+            if not (touch.memory.captured and touch.memory.freed)
+        ]
+        self._use(touches, key, self._books.clocks.advance(key), "launch of a graph")
+
+    def _pool_use(self, key: StreamKey, found: Found, what: str) -> None:
+        self._launch(key, [found], what, {})
+        for memory in self._books.over(key.core, found.region):
+            if key != memory.key or memory.group.own:
+                memory.group.recorded.add(key)  # the pool does so for its own copies and fills
+
+    def _touches(self, key: StreamKey, found: list[Found], what: str) -> Iterator[_Touch]:
+        """The allocations that are meant. Numbers that are no addresses are nothing."""
+        for each in found:
+            region = each.region
+            if each.owner is not None and not each.owner.gone:
+                memories = self._owned(each.owner, region)
+            elif each.owner is not None:
+                memories = self._gone(each, key, what)
+            else:
+                memories = [
+                    memory for core in self._cores(key.core) for memory in self._books.over(core, region)
+                ]
+                if region.open and memories:
+                    region = Region(region.start, self._end_of(memories[0]), open=True)
+                    memories = self._books.over(memories[0].key.core, region)
+            for memory in memories:
+                if each.named or not memory.gone:
+                    yield _Touch(memory, region, each.writes, each.holds)
+
+    def _owned(self, owner: Owner, region: Region) -> list[Allocation]:
+        core = _core_of(owner.pool)
+        live = [memory for memory in self._books.over(core, region) if not memory.freed]
+        if not live:
+            self._adopt(owner)
+            live = self._books.over(core, region)
+        return live
+
+    def _gone(self, found: Found, key: StreamKey, what: str) -> list[Allocation]:
+        """A Buffer that was freed; another allocation may have its place."""
+        assert found.owner is not None
+        if not found.named:
+            return []
+        known = self._books.find(_core_of(found.owner.pool), found.region.start)
+        if known is not None and known.freed:
+            return [known]
+        self._tell([self._used_after_reuse(found.owner, key, what)])
+        return []
+
+    def _cores(self, core: Any) -> list[Any]:
+        """Whose addresses an address may be: those of the stream's device, or of the host."""
+        return [core, *(each for each in self._books.cores() if each is not core and each.kind == "host")]
+
+    def _end_of(self, memory: Allocation) -> int:
+        pieces = [] if memory.freed else self._books.pieces(memory.key.core, memory.block)
+        return pieces[-1].end if pieces else memory.end
+
+    def _is_ours(self, core: Any, address: int) -> bool:
+        with self._lock:
+            return any(self._books.find(each, address) is not None for each in self._cores(core))
+
+    def _use(self, touches: list[_Touch], key: StreamKey, clock: Clock, what: str) -> None:
+        if not touches:
+            return
+        sites = {
+            writes: self._site(f"{'written' if writes else 'read'} by {what}", key)
+            for writes in (False, True)
+        }
+        races: list[Race] = []
+        for memory, region, writes, _ in touches:
+            if memory.gone is not None:
+                if memory.first_time("after", key):
+                    races.append(self._used_after_free(memory, key, sites[writes]))
+                continue
+            found = self._books.unordered_before(memory, region, key, clock, writes)
+            races += [self._unordered(memory, use, inherited, key, sites[writes]) for use, inherited in found]
+        self._tell(races)
+        for memory, region, writes, holds in touches:
+            if memory.gone is None:
+                memory.uses.add(Use(key, clock[key], writes, region, sites[writes], holds))
 
     # -- the races in words
 
@@ -380,8 +588,9 @@ class _Watch:
             alternative=f"{owner}.wait_stream({user})  (after the use, before the free)",
         )
 
-    def _unordered(self, memory: Allocation, earlier: Use, key: StreamKey, site: Site) -> Race:
-        inherited = earlier in memory.left.values()
+    def _unordered(
+        self, memory: Allocation, earlier: Use, inherited: bool, key: StreamKey, site: Site
+    ) -> Race:
         what = f"before that, {earlier.site.what}" if inherited else earlier.site.what
         waited_for = memory.key if inherited else earlier.key
         first, second = self._code(waited_for), self._code(key)
@@ -397,23 +606,28 @@ class _Watch:
         )
 
     def _used_after_free(self, memory: Allocation, key: StreamKey, site: Site) -> Race:
+        gone = memory.gone
+        done = "suspend" if gone is not None and memory.freed is None else "free"
         return self._race(
             "use after free",
             memory,
             site,
             streams=(memory.key, key),
-            free=memory.freed,
-            missing="use → free: the free comes first, whatever the streams do",
-            fix=f"{_buffer_name(memory)}.free()",
-            fix_place=f"not at {memory.freed.place if memory.freed else 'once'} but after {site.place}",
+            free=gone,
+            missing=f"use → {done}: the {done} comes first, whatever the streams do",
+            fix=f"{_buffer_name(memory)}.free()" if done == "free" else "pool.resume()",
+            fix_place=f"not at {gone.place if gone else 'once'} but after {site.place}"
+            if done == "free"
+            else f"before {site.place}",
         )
 
-    def _used_after_reuse(self, buffer: Buffer, key: StreamKey, what: str) -> Race:
+    def _used_after_reuse(self, owner: Owner, key: StreamKey, what: str) -> Race:
         """A freed Buffer whose addresses another allocation has by now."""
-        core = _core_of(buffer.pool)
-        other = self._books.find(core, buffer.ptr)
-        owner = self._books.clocks.key(core, buffer.stream)
-        gone = Allocation(owner, buffer.ptr, buffer.size, 0, None)
+        core = _core_of(owner.pool)
+        other = self._books.find(core, owner.block)
+        stream = self._books.clocks.key(core, owner.stream)
+        none = weakref.ref(owner.pool)
+        gone = Allocation(stream, owner.block, owner.size, 0, None, owner.block, Group(), none)
         race = self._used_after_free(gone, key, self._site(f"used by {what}", key))
         race.reuse = other.site if other is not None else None
         return race
@@ -522,6 +736,12 @@ class _Watch:
     def _code(self, key: StreamKey) -> str:
         return self._names.code(key.core, key.handle)
 
+    def _pool_key(self, pool: Any, handle: int) -> StreamKey:
+        """The stream of a call to a pool, which knows it from then on."""
+        key = self._books.clocks.key(_core_of(pool), handle)
+        self._known.setdefault(pool, set()).add(key)
+        return key
+
     def _key(self, stream: Stream) -> StreamKey:
         return self._books.clocks.key(stream._core, stream._handle)
 
@@ -531,73 +751,29 @@ class _Watch:
         return Site(what, key.handle, "", stack)
 
 
-def _is_gone(buffer: Buffer) -> bool:
-    return bool(buffer.freed or buffer.pool.closed)
-
-
 def _core_of(pool: Any) -> Any:
     return getattr(pool.device, "_core", pool.device)
 
 
-# ---- the memory that a launch uses ------------------------------------------------------------------------
+def _group_of(pool: Any) -> Group:
+    return Group(own=isinstance(pool, PinnedPool))
 
 
-def _memory_in(work: Any, arguments: tuple[Any, ...]) -> Iterator[tuple[Any, bool]]:
-    """Yield (Buffer or address, whether it may be written) of what a launched function can reach.
-
-    Arguments count as written unless they are marked. Of what a function carries in its closure, in a
-    partial call or finds in its module, it is only known that it is looked at.
-    """
-    for value in arguments:
-        yield from _pointers(value, True)
-    for value in _carried(work, len(arguments)):
-        yield from _pointers(value, False, deep=False)
+def _tag_of(pool: Any, memory: Allocation) -> str | None:
+    with suppress(Exception):  # a piece of an arena is no allocation of the pool
+        tag: str | None = pool.info(memory.block)["tag"]
+        return tag
+    return None
 
 
-def _pointers(value: Any, writes: bool, deep: bool = True) -> Iterator[tuple[Any, bool]]:
-    if type(value) is Reads:
-        yield from _pointers(value.value, False, deep)
-    elif type(value) is int or isinstance(value, Buffer):
-        yield value, writes
-    elif type(value) is memoryview:
-        with suppress(ValueError):  # a released view
-            yield from _pointers(value.obj, writes and not value.readonly, deep)
-    elif type(value) in (list, tuple) and deep:
-        for each in value:
-            yield from _pointers(each, writes, deep=False)
-    else:
-        yield from _array_pointers(value, writes)
-
-
-def _array_pointers(value: Any, writes: bool) -> Iterator[tuple[int, bool]]:
-    """Arrays of other libraries over our memory say where they lie."""
-    for protocol in ("__array_interface__", "__cuda_array_interface__"):
-        if hasattr(type(value), protocol):
-            with suppress(Exception):  # such properties refuse in many ways
-                address, read_only = getattr(value, protocol)["data"]
-                yield int(address), writes and not read_only
-
-
-def _carried(function: Any, arguments: int) -> Iterator[Any]:
-    """What a function brings along, besides its last so many arguments."""
-    if isinstance(function, functools.partial):
-        yield from (*function.args[: len(function.args) - arguments], *function.keywords.values())
-        function = function.func
-    if (owner := getattr(function, "__self__", None)) is not None:
-        yield owner
-        function = getattr(function, "__func__", None)
-    if isinstance(function, FunctionType):
-        for cell in function.__closure__ or ():
-            with suppress(ValueError):  # not bound yet
-                yield cell.cell_contents
-        yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        for name in _globals_of(function.__code__):
-            yield function.__globals__.get(name)
-
-
-@functools.lru_cache(maxsize=4096)
-def _globals_of(code: CodeType) -> frozenset[str]:
-    return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+def _suspended_blocks(pool: Any) -> list[tuple[int, int]]:
+    """Address and size of each."""
+    return [
+        (block[0], block[1])
+        for segment in pool.raw_snapshot()
+        for block in segment["blocks"]
+        if block[3] == "suspended"
+    ]
 
 
 def _name_of(function: Any) -> str:

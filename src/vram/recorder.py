@@ -27,8 +27,9 @@ from vram.snapshot import Block, Snapshot, backed_runs
 from vram.trace import Action, BlockState, TraceWriter
 from vram.trace import Block as TraceBlock
 from vram.trace import Segment as TraceSegment
+from vram.trace.checked import MAX_INT64
 
-__all__ = ["PoolsRecorder", "Recorder", "beside", "record", "record_pools"]
+__all__ = ["PoolsRecorder", "Recorder", "beside", "path_of_rank", "record", "record_pools"]
 
 MOST_WAITING = 4 << 20
 """Events the pool keeps until they are written, 56 bytes each; what comes beyond is dropped and counted."""
@@ -42,7 +43,7 @@ WRITE_EVENTS = 1 << 16
 DEFAULT_KEEP = 8
 """Files of a rotating recording that are kept."""
 
-_STATES = {"live": BlockState.LIVE, "pending": BlockState.PENDING}
+_STATES = {"live": BlockState.LIVE, "suspended": BlockState.LIVE, "pending": BlockState.PENDING}
 _log = logging.getLogger("vram")
 
 
@@ -57,9 +58,11 @@ def record(
     """Write everything `pool` does to the file `path`, until `close()` or the end of a `with` block.
 
     What is live when it begins comes first, as allocations. `stacks="python"` has each allocation with the
-    calls that made it, None leaves them out. With `rotate` (a size, as "256MiB") a file grown so large is put
-    aside as `path.000001` and so on, of which the last `keep` stay. A crash of the process loses half a
-    second at most; `vram.open(path)` reads what is there. Needs `pip install "vram[trace]"`.
+    calls that made it, None leaves them out. A file that another recording is being written to, of this or
+    any other process, is refused with a TraceError: give each its own. With `rotate` (a size, as "256MiB")
+    a file grown so large is put aside as `path.000001` and so on, of which the last `keep` stay. A crash of
+    the process loses half a second at most; `vram.open(path)` reads what is there. Needs `pip install
+    "vram[trace]"`.
     """
     return Recorder(pool, path, stacks=stacks, rotate=rotate, keep=keep)
 
@@ -136,7 +139,7 @@ class Recorder:
                     "action": bytes([Action.OOM]),
                     "stream": array("I", [self._writer.stream(error.stream)]),
                     "address": array("Q", [error.report["device_free"]]),
-                    "size": array("Q", [error.requested]),
+                    "size": array("Q", [min(error.requested, MAX_INT64)]),
                     "time_us": array("q", [(time.monotonic_ns() - self._start_ns) // 1000]),
                     "stack": array("I", [self._writer.stack(_native.stack_here())]),
                 }
@@ -231,6 +234,7 @@ class Recorder:
             "device": self.pool.device.name,
             "device_total": self.pool.device.total_memory,
             "reserved": snapshot.reserved,
+            "suspended": snapshot.suspended,
             **self.pool.config(),
         }
         return list(_segments(snapshot, self._writer)), settings
@@ -287,11 +291,11 @@ def _block(block: Block, writer: TraceWriter) -> TraceBlock:
 
 
 class PoolsRecorder:
-    """A recording of every pool of a manager, made by `record_pools`: one file a device."""
+    """A recording of every pool of a manager, made by `record_pools`: one file a device and process."""
 
     def __init__(self, manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> None:
         """Begin with the pools there are; those to come are recorded from their first allocation on."""
-        self.path = Path(path)
+        self.path = path_of_rank(Path(path))
         self.recorders: list[Recorder] = []
         self._options = options
         self._manager = manager
@@ -301,7 +305,17 @@ class PoolsRecorder:
         names = [recorder.pool.device.name for recorder in self.recorders]
         again = f"-{names.count(pool.device.name) + 1}" if pool.device.name in names else ""
         path = beside(self.path, pool.device.name + again) if names else self.path
-        self.recorders.append(Recorder(pool, path, **self._options))
+        self.recorders.append(self._recorder(pool, path))
+
+    def _recorder(self, pool: Pool, path: Path) -> Recorder:
+        try:
+            return Recorder(pool, path, **self._options)
+        except TraceError as error:
+            if not error.facts.get("in_use"):
+                raise
+        own = beside(path, f"pid-{os.getpid()}")
+        _log.warning("another recording is being written to %s; this one goes to %s", path, own)
+        return Recorder(pool, own, **self._options)
 
     def close(self) -> None:
         """End every recording; pools to come are not recorded."""
@@ -319,14 +333,35 @@ class PoolsRecorder:
 def record_pools(manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> PoolsRecorder:
     """Record all pools of `manager`, with the options of `vram.record`.
 
-    The first goes to `path`, others to a file beside it, as `run.cuda-1.vtrace` beside `run.vtrace`.
+    The first goes to `path`, others to a file beside it, as `run.cuda-1.vtrace` beside `run.vtrace`. In a
+    job of several processes each has files of its own: `run.rank-3.vtrace` where the launcher numbers them,
+    as torchrun, mpirun and srun do, and `run.pid-4711.vtrace` where another process records to the same
+    path.
     """
     return PoolsRecorder(manager, path, **options)
 
 
-def beside(path: Path, device: str) -> Path:
-    """Where the recording of another device goes."""
-    return path.with_name(f"{path.stem}.{device.replace(':', '-')}{path.suffix}")
+def beside(path: Path, name: str) -> Path:
+    """Where the recording of another device or process goes."""
+    return path.with_name(f"{path.stem}.{name.replace(':', '-')}{path.suffix}")
+
+
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),  # torchrun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Where launchers write the number of a process and how many there are; the innermost launcher first."""
+
+
+def path_of_rank(path: Path) -> Path:
+    """`path`, or in a job of several processes a name beside it that has the number of this one."""
+    for number, count in _LAUNCHERS:
+        rank, ranks = os.environ.get(number, ""), os.environ.get(count, "")
+        if rank.isdecimal() and ranks.isdecimal():
+            return beside(path, f"rank-{rank}") if int(ranks) > 1 else path
+    return path
 
 
 # ---- the end of the process, and forks --------------------------------------------------------------------

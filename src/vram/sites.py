@@ -17,7 +17,7 @@ from typing import Any
 from vram import _native
 from vram.trace.model import Frame
 
-__all__ = ["Names", "Site", "source_line", "stack_here"]
+__all__ = ["Names", "Site", "is_the_users", "source_line", "stack_here"]
 
 STACK_DEPTH = 6
 """Frames kept of each stack, the user's own first."""
@@ -58,6 +58,11 @@ def _rank(filename: str) -> int | None:
     if filename.startswith(_PACKAGE):
         return None
     return int(filename.startswith((*_LIBRARIES, "<frozen ")))
+
+
+def is_the_users(filename: str) -> bool:
+    """Whether code is the program's, not a library's or ours."""
+    return _rank(filename) == 0
 
 
 def stack_here() -> tuple[Frame, ...]:

@@ -154,10 +154,12 @@ def _plugged() -> tuple[Pool, ...]:
 def watch(path: str | os.PathLike[str], **options: Any) -> Watch | PoolsRecorder:
     """Record PyTorch's memory to a trace file until `close()`, the end of a `with` block or of the process.
 
-    PyTorch's own allocator stays; its history is read every `every` seconds (5) and when memory runs out, so
-    `entries` (200 000) should hold what happens in between. With `install()` in force, vram's own pools are
-    recorded instead, with the options of `vram.record`. The first device's file is `path`, others lie beside
-    it. `rotate` and `keep` are as for `vram.record`. Marks of `vram.step` and `vram.annotate` go in as well.
+    PyTorch's own allocator stays; its history is read every `every` seconds (5) and when memory runs out,
+    so `entries` (200 000) should hold what happens in between. With `install()` in force, vram's own pools
+    are recorded instead, with the options of `vram.record`. The first device's file is `path`, others lie
+    beside it; in a job whose launcher numbers its processes, as torchrun does, each writes to a name of its
+    own (`run.rank-3.vtrace`). `rotate` and `keep` are as for `vram.record`. Marks of `vram.step` and
+    `vram.annotate` go in as well.
     """
     torch = require_library("torch", "PyTorch")
     if installed():

@@ -23,7 +23,7 @@ from typing import Any
 from vram import marks
 from vram.errors import DeviceError, TraceError
 from vram.locks import new_event, new_lock
-from vram.recorder import DEFAULT_KEEP, beside
+from vram.recorder import DEFAULT_KEEP, beside, path_of_rank
 from vram.sizes import parse_size
 from vram.trace import Segment, Trace, TraceWriter
 from vram.trace.torch_snapshot import decode_snapshot
@@ -54,7 +54,7 @@ class Watch:
         keep: int = DEFAULT_KEEP,
     ) -> None:
         """Begin; see `vram.torch.watch`."""
-        self.path = Path(path)
+        self.path = path_of_rank(Path(path))
         if _watching:
             raise DeviceError(f"PyTorch is watched already, into {_watching[0].path}; close that one first")
         self._memory = torch.cuda.memory

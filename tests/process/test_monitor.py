@@ -408,6 +408,39 @@ def test_a_fork_is_not_monitored_and_leaves_the_parent_so() -> None:
 
 
 @pytest.mark.fork
+def test_a_child_that_outlives_the_parent_keeps_nobody_waiting() -> None:
+    ended = run_program(
+        """
+        import os, signal, vram
+        from vram.monitoring import attach
+        ready, said = os.pipe()
+        held, hold = os.pipe()
+        parent = os.fork()
+        if not parent:
+            os.close(hold)
+            vram.monitor()
+            os.write(said, b"1"), os.read(held, 1)
+            if not os.fork():
+                os.write(said, b"2"), os.read(held, 2), os._exit(0)
+            os.read(held, 3)
+        os.read(ready, 1)
+        client = attach(parent)
+        client.status()
+        os.write(hold, b"1"), os.read(ready, 1)
+        os.kill(parent, signal.SIGKILL), os.waitpid(parent, 0)
+        try:
+            client.status()
+        except vram.DeviceError as error:
+            assert "has ended" in str(error), error
+        else:
+            raise AssertionError("the child answers")
+        client.close(), os.close(hold)
+        """
+    )
+    assert_quiet(ended)
+
+
+@pytest.mark.fork
 def test_an_exit_in_the_middle_of_everything_is_quiet(runtime: Path) -> None:
     ended = run_program(
         """

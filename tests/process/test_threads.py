@@ -268,3 +268,55 @@ def test_errors_survive_pickling() -> None:
                 copy = pickle.loads(pickle.dumps(caught.value, protocol))
                 assert type(copy) is type(caught.value)
                 assert str(copy) == str(caught.value) and copy.facts == caught.value.facts
+
+
+@pytest.mark.parametrize("options", [{}, {"zero_on_allocate": True}, {"pages": False}])
+def test_memory_may_be_used_while_another_thread_closes_the_pool(options: dict[str, Any]) -> None:
+    """Each use either happens before the memory goes or is refused; no memory that is gone is touched."""
+    for _ in range(20):
+        pool, stream = vram.Pool("host", **options), Stream("host")
+        buffers = [pool.allocate(64 * KIB, stream=where) for where in (None, stream)]
+        target = bytearray(64 * KIB)
+        uses: list[Callable[[], Any]] = [
+            lambda: buffers[0].fill(1),
+            lambda: buffers[1].copy_from(buffers[0]),
+            lambda: buffers[0].copy_to(target),
+            lambda: pool.allocate(16 * KIB, stream=stream),
+        ]
+        started = threading.Barrier(len(uses) + 1)
+
+        def keep_using(use: Callable[[], Any], started: threading.Barrier = started) -> None:
+            use()
+            started.wait(TIMEOUT)
+            with pytest.raises(DeviceError) as refused:
+                while True:
+                    use()
+            assert refused.value.code == "closed"
+
+        def close(pool: Pool = pool, started: threading.Barrier = started) -> None:
+            started.wait(TIMEOUT)
+            pool.close()
+
+        with ThreadPoolExecutor(len(uses) + 1) as executor:
+            works = [executor.submit(keep_using, use) for use in uses] + [executor.submit(close)]
+            for future in works:
+                future.result(TIMEOUT)
+        assert pool.raw_stats()["live"] == 0
+
+
+def test_no_view_is_made_of_memory_that_is_about_to_go() -> None:
+    """A pool that waits for its streams to close lends no views meanwhile."""
+    pool, stream = vram.Pool("host"), Stream("host")
+    buffer = pool.allocate(64 * KIB)
+    pool.allocate(KIB, stream=stream)
+    release = threading.Event()
+    stream.launch(release.wait, TIMEOUT)
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    with pytest.raises(DeviceError):
+        while not pool.closed:
+            memoryview(buffer).release()
+    assert not pool.closed
+    release.set()
+    closing.join(TIMEOUT)
+    assert pool.closed

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,22 @@ from hypothesis import strategies as st
 
 import vram
 from vram import marks
-from vram.recorder import record_pools
+from vram.analysis import explain, memory_at
+from vram.recorder import path_of_rank, record_pools
 from vram.replay import replay
-from vram.trace import ALLOCATE, Action, BlockState, Trace, find_steps, lifetimes, peak_allocated
+from vram.trace import (
+    ALLOCATE,
+    Action,
+    BlockState,
+    Trace,
+    TraceWriter,
+    find_steps,
+    lifetimes,
+    peak_allocated,
+)
+from vram.trace.convert import convert
+from vram.trace.model import COLUMNS
+from vram.trace.series import reserved_series
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -353,6 +367,226 @@ def test_pools_of_a_manager_are_recorded_from_their_first_use(tmp_path: Path) ->
     assert story(reopened(tmp_path / "run.vtrace")) == [("ALLOC", one, 1000)]
     assert story(reopened(tmp_path / "run.host.vtrace")) == [("ALLOC", two, 2000)]
     manager.close()
+
+
+# ---- one file, one recording ------------------------------------------------------------------------------
+
+
+def test_two_recordings_to_one_file_are_refused(pool: vram.Pool, tmp_path: Path) -> None:
+    other = vram.Pool("host")
+    (tmp_path / "other name.vtrace").symlink_to(tmp_path / "run.vtrace")
+    with vram.record(pool, tmp_path / "run.vtrace"):
+        kept = pool.malloc(777)
+        for name in ("run.vtrace", "other name.vtrace"):
+            with pytest.raises(vram.TraceError, match="another recording"):
+                vram.record(other, tmp_path / name)
+        assert not other.keeps_stacks
+    assert story(reopened(tmp_path / "run.vtrace")) == [("ALLOC", kept, 777)]
+    vram.record(other, tmp_path / "run.vtrace").close()
+
+
+def test_a_rotating_recording_keeps_its_name_and_its_pieces(pool: vram.Pool, tmp_path: Path) -> None:
+    other = vram.Pool("host")
+    with vram.record(pool, tmp_path / "run.vtrace", rotate=1) as recorder:
+        for _ in range(3):
+            pool.free(pool.malloc(777))
+            recorder.flush()
+            with pytest.raises(vram.TraceError, match="another recording"):
+                vram.record(other, tmp_path / "run.vtrace")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "run.vtrace",
+        *(f"run.vtrace.{number:06}" for number in range(1, 4)),
+    ]
+    assert [what for what, _, _ in story(reopened(recorder.path))] == ["ALLOC", *FREED] * 3
+
+
+def test_pools_of_two_managers_do_not_share_a_file(tmp_path: Path) -> None:
+    one, two = vram.MemoryManager(), vram.MemoryManager()
+    with record_pools(one, tmp_path / "run.vtrace"), record_pools(two, tmp_path / "run.vtrace"):
+        first, second = one.allocate_memory(1000, device="host"), two.allocate_memory(2000, device="host")
+    assert story(reopened(tmp_path / "run.vtrace")) == [("ALLOC", first, 1000)]
+    own = tmp_path / f"run.pid-{os.getpid()}.vtrace"
+    assert story(reopened(own)) == [("ALLOC", second, 2000)]
+    one.close(), two.close()
+
+
+LAUNCHERS = [
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+]
+
+
+@pytest.mark.parametrize(("number", "count"), LAUNCHERS)
+def test_ranks_of_a_job_have_names_of_their_own(
+    number: str, count: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (each for pair in LAUNCHERS for each in pair):
+        monkeypatch.delenv(name, raising=False)
+    path = Path("runs/one.vtrace")
+    assert path_of_rank(path) == path
+    monkeypatch.setenv(number, "3")
+    monkeypatch.setenv(count, "8")
+    assert path_of_rank(path) == Path("runs/one.rank-3.vtrace")
+    monkeypatch.setenv(count, "1")
+    assert path_of_rank(path) == path
+
+
+@pytest.mark.fork
+def test_every_rank_yields_a_readable_file(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, vram\n"
+        "kept = vram.get_memory_manager().allocate_memory(1000 + int(os.environ['RANK']))\n"
+        "print(flush=True), sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-m", "vram", "run", "--record", "run.vtrace", str(script)]
+    ranks = [
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=tmp_path,
+            env={**os.environ, "VRAM_DEVICE": "host", "RANK": str(rank), "WORLD_SIZE": "3"},
+        )
+        for rank in range(3)
+    ]
+    for each in ranks:
+        assert each.stdout is not None and each.stdout.readline()  # all of them record at once
+    assert [each.communicate(timeout=120) and each.returncode for each in ranks] == [0, 0, 0]
+    for rank in range(3):
+        trace = reopened(tmp_path / f"run.rank-{rank}.vtrace")
+        assert [size for what, _, size in story(trace)] == [1000 + rank] and not trace.truncated
+
+
+@pytest.mark.fork
+def test_the_child_of_a_fork_does_not_keep_the_file_from_others(tmp_path: Path) -> None:
+    ended = run(
+        """
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writing), os.read(reading, 1), os._exit(0)
+        recorder.close()
+        vram.record(pool, sys.argv[1]).close()
+        os.close(writing), os.waitpid(child, 0)
+        """,
+        tmp_path / "run.vtrace",
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+# ---- whatever is recorded can be read ---------------------------------------------------------------------
+
+EXTREME = st.sampled_from([0, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]) | st.integers(
+    0, 2**64 - 1
+)
+TEXTS = st.text(st.characters(), min_size=1) | st.sampled_from(
+    ["x" * 65_536, "x" * 65_537, "ä" * 200_000, "\ud800", "\0", "a\nb"]
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    operations=st.lists(
+        st.one_of(
+            st.tuples(st.just("allocate"), EXTREME, TEXTS),
+            st.tuples(st.just("batch"), st.lists(EXTREME, max_size=3), TEXTS),
+            st.tuples(st.just("annotate"), st.just(0), TEXTS),
+            st.tuples(st.just("step"), st.integers(-(2**70), 2**70), st.just("")),
+            st.tuples(st.just("suspend"), st.just(0), TEXTS),
+        ),
+        max_size=12,
+    )
+)
+def test_whatever_is_recorded_can_be_read(
+    operations: list[tuple[str, Any, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("extreme") / "run.vtrace"
+    kept, failed = [], 0
+    with vram.Pool(vram.Device.model("64TiB")) as pool, vram.record(pool, path):
+        for what, number, name in operations:
+            try:
+                if what == "allocate":
+                    kept.append(pool.allocate(number, tag=name))
+                elif what == "batch":
+                    kept += pool.allocate_batch(number, tag=name)
+                elif what == "suspend":
+                    pool.suspend(name, keep="discard")
+                else:
+                    with vram.step(number) if what == "step" else vram.annotate(name):
+                        pass
+            except vram.OutOfMemory:
+                failed += 1
+            except (ValueError, OverflowError):
+                pass
+        live = sorted(block.requested for block in pool.snapshot().allocations())
+    trace = reopened(path)
+    assert not trace.truncated and trace.dropped == 0
+    assert sum(action == Action.OOM for action in trace.action) == failed
+    blocks = [block for segment in trace.segments for block in segment.blocks]
+    assert sorted(block.requested_size for block in blocks if block.state == BlockState.LIVE) == live
+    convert(trace, "parquet", path.with_suffix(".parquet"))
+    assert reopened(path.with_suffix(".parquet")).tags == trace.tags
+
+
+def test_names_of_any_length_are_kept_as_far_as_readers_take_them(pool: vram.Pool, tmp_path: Path) -> None:
+    with vram.record(pool, tmp_path / "run.vtrace"), vram.annotate("y" * 70_000):
+        kept = [pool.allocate(1000, tag="x" * length) for length in (65_536, 70_000)]
+    trace = reopened(tmp_path / "run.vtrace")
+    assert trace.tags == ("", "x" * 65_536, "x" * 65_535 + "…") and len(kept) == 2
+    assert {mark.name for mark in trace.annotations} == {"y" * 65_535 + "…"}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("size", 2**63), ("action", 10), ("stream", 1), ("stack", 1), ("tag", 1)]
+)
+def test_a_writer_refuses_what_a_reader_would(column: str, value: int, tmp_path: Path) -> None:
+    columns = {
+        "action": [0],
+        "stream": [0],
+        "address": [1],
+        "size": [8],
+        "time_us": [0],
+        "stack": [0],
+        "tag": [0],
+    }
+    with TraceWriter(tmp_path / "run.vtrace") as writer:
+        writer.stream(0)
+        with pytest.raises(ValueError, match=column):
+            writer.append(
+                {name: array(COLUMNS[name], value) for name, value in (columns | {column: [value]}).items()}
+            )
+        writer.append({name: array(COLUMNS[name], value) for name, value in columns.items()})
+    assert reopened(tmp_path / "run.vtrace").events == 1
+
+
+# ---- while memory is suspended ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suspended_before", [False, True])
+def test_suspended_blocks_are_live_and_not_reserved(
+    pool: vram.Pool, tmp_path: Path, suspended_before: bool
+) -> None:
+    sizes = {1000: pool.allocate(1000), 40 * MIB: pool.allocate("40MiB")}
+    if suspended_before:
+        pool.suspend(keep="discard")
+    with vram.record(pool, tmp_path / "run.vtrace"):
+        if not suspended_before:
+            pool.suspend(keep="discard")
+        snapshot = pool.snapshot()
+    trace = reopened(tmp_path / "run.vtrace")
+    blocks = [block for segment in trace.segments for block in segment.blocks]
+    live = {block.address: block.requested_size for block in blocks if block.state == BlockState.LIVE}
+    assert live == {buffer.ptr: size for size, buffer in sizes.items()}
+    assert snapshot.reserved == 0 and trace.settings["reserved"] == 0
+    assert trace.settings["suspended"] == snapshot.suspended
+    assert sum(segment.total_size for segment in trace.segments) == snapshot.suspended
+    assert reserved_series(trace)[-1] == 0
+    memory = memory_at(trace, trace.events - 1)
+    assert (memory.reserved, memory.cached, memory.allocated) == (0, 0, snapshot.allocated)
+    assert explain(trace, at=trace.events - 1).account.reserved == 0
 
 
 # ---- the end of the process -------------------------------------------------------------------------------

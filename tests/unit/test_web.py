@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from made_jobs import MIB, Job
@@ -166,6 +170,52 @@ def test_a_page_elsewhere_cannot_embed_or_fetch(asker: Asker) -> None:
     assert asker.ask("/api/start", sec_fetch_site="cross-site")[0] == 403
     assert asker.ask("/", sec_fetch_site="cross-site")[0] == 403
     assert asker.ask("/", sec_fetch_site="none")[0] == 200
+
+
+def test_the_page_may_be_visited_from_a_link_but_nothing_more(asker: Asker) -> None:
+    visit = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+    assert asker.ask("/", **visit)[0] == 200
+    assert asker.ask("/page.js", **visit)[0] == 403
+    assert asker.ask("/api/start", **visit)[0] == 403
+    assert asker.ask("/", **{**visit, "sec_fetch_dest": "iframe"})[0] == 403
+
+
+def test_the_browser_is_given_the_token_in_a_file_of_the_user(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    asker.page.open_browser()
+    (address,) = opened
+    assert asker.page.token not in address
+    file = Path(url2pathname(urlsplit(address).path))
+    assert f"url={asker.page.url}" in file.read_text()
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    asker.page.close()
+    assert not file.parent.exists()
+
+
+@pytest.mark.fork
+def test_a_forked_child_keeps_neither_the_port_nor_a_connection(asker: Asker) -> None:
+    with socket.create_connection(("127.0.0.1", asker.page.port), timeout=30) as link:
+        link.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % asker.page.port)
+        assert link.recv(1)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+        try:
+            asker.page.close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", asker.page.port), timeout=30)
+            while link.recv(4096):  # ends where the connection does
+                pass
+        finally:
+            os.close(writing)
+            assert os.waitpid(child, 0)[1] == 0
+            os.close(reading)
 
 
 @pytest.mark.parametrize(

@@ -160,12 +160,14 @@ def _least_shown(visible: int) -> int:
 
 
 def open_account(memory: Memory, request: Request | None, capacity: Capacity) -> Account:
-    """Where the bytes of the device are."""
+    """Where the bytes of the device are. Suspended blocks have none there."""
+    resident = max(0, min(memory.allocated, memory.reserved - memory.pending - memory.cached))
+    demand = min(memory.requested, resident)
     held = Account(
-        demand=memory.requested,
-        rounding=memory.allocated - memory.requested,
+        demand=demand,
+        rounding=resident - demand,
         pending=memory.pending,
-        fragmentation=memory.reserved - memory.allocated - memory.pending - memory.cached,
+        fragmentation=memory.reserved - resident - memory.pending - memory.cached,
         cached=memory.cached,
     )
     unused = max(0, (capacity.bytes or 0) - memory.reserved)

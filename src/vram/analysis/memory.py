@@ -89,6 +89,8 @@ class Memory:
 
     event: int
     segments: tuple[HeldSegment, ...]
+    suspended: int = 0
+    """Bytes of the segments that have no memory behind them, because the pool was suspended."""
 
     def blocks(self, *, pending: bool | None = False) -> Iterator[HeldBlock]:
         """The live blocks, the pending ones, or with None both."""
@@ -114,13 +116,13 @@ class Memory:
 
     @cached_property
     def reserved(self) -> int:
-        """Bytes of all segments."""
-        return sum(segment.size for segment in self.segments)
+        """Bytes of all segments that the device gave."""
+        return sum(segment.size for segment in self.segments) - self.suspended
 
     @cached_property
     def cached(self) -> int:
         """Idle bytes, which could be given back to the device."""
-        return sum(segment.idle for segment in self.segments)
+        return max(0, min(self.reserved - self.pending, sum(segment.idle for segment in self.segments)))
 
     def largest_free(self, stream: int | None = None) -> int:
         """The largest free piece, of one stream or of any."""
@@ -154,7 +156,7 @@ class Memories:
         """What the allocator held after `event`; before the first with -1."""
         reader = _Reader(self._trace, event, self._blocks, self._final)
         if self._pages_move:
-            return Memory(event, tuple(_paged(reader, self._reserved[event] if event >= 0 else 0)))
+            return _paged(reader, event, self._reserved[event] if event >= 0 else 0)
         plain = _plain_segments(self._trace, *self._segments.around(event))
         mapped = _mapped_segments(self._trace, event, self._mappings)
         return Memory(event, tuple(reader.fill(sorted(plain + mapped, key=lambda at: at.address))))
@@ -423,14 +425,14 @@ def _mapped_segments(trace: Trace, event: int, changes: list[int]) -> list[HeldS
 # ---- pools of ours -----------------------------------------------------------------------------------------
 
 
-def _paged(reader: _Reader, reserved: int) -> Iterator[HeldSegment]:
+def _paged(reader: _Reader, event: int, reserved: int) -> Memory:
     """Which addresses had pages is not recorded: in-use blocks have theirs, and the rest of them lies idle.
 
     The idle rest is one segment at address 0. Pages larger than the least are counted as if they were small.
+    Where blocks in use need more pages than were reserved, the others were suspended.
     """
-    held = 0
-    for segment in reader.fill(reader.pages()):
-        held += segment.size
-        yield segment
-    if reserved > held:
-        yield HeldSegment(0, reserved - held, 0, "small")
+    segments = tuple(reader.fill(reader.pages()))
+    idle = reserved - sum(segment.size for segment in segments)
+    if idle > 0:
+        segments = (*segments, HeldSegment(0, idle, 0, "small"))
+    return Memory(event, segments, suspended=max(0, -idle))

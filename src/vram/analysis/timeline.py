@@ -107,7 +107,8 @@ class Timeline:
     def series(self) -> dict[str, Series]:
         """`allocated`, `pending`, `reserved`, `free` (reserved and neither of these), and of that `cached`.
 
-        What is cached lies in segments with nothing in use; it is there where segments are plain.
+        Where a pool is suspended, more is allocated than reserved, and nothing is free. What is cached lies
+        in segments with nothing in use; it is there where segments are plain.
         """
         np = numpy()
         made, last = self.allocations, self.trace.events
@@ -128,7 +129,9 @@ class Timeline:
         idle = idle_changes(self.trace, made)
         if idle is not None:
             changes["cached"] = idle
-        return {name: Series.of(*pair, last) for name, pair in changes.items()}
+        found = {name: Series.of(*pair, last) for name, pair in changes.items()}
+        free = found["free"]
+        return found | {"free": Series(free.events, np.maximum(free.values, 0), max(free.before, 0))}
 
     def _held(self, chosen: Column) -> tuple[Column, Column]:
         np = numpy()

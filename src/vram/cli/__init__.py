@@ -1,7 +1,8 @@
 """The `vram` command. A command parses and renders, one file each; what it shows is computed by the library.
 
-Exit codes: 0 fine, 1 a finding (out of memory, a leak, too large a gap), 2 wrong usage or a bad file; 141
-where the reader of the output left before its end.
+Exit codes: 0 fine, 1 a finding (out of memory, a leak, too large a gap), 2 wrong usage or a bad file; 130
+where Ctrl-C interrupted the command (`vram serve` is meant to end so, and exits with 0), 141 where the
+reader of the output left before its end.
 """
 
 from __future__ import annotations

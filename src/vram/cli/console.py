@@ -25,6 +25,7 @@ from vram.sizes import parse_size
 
 __all__ = [
     "FINDING",
+    "INTERRUPTED",
     "Commands",
     "at_option",
     "device_option",
@@ -46,6 +47,8 @@ __all__ = [
 
 FINDING = 1
 BAD_INPUT = 2
+INTERRUPTED = 128 + 2
+"""As shells say it of a program that Ctrl-C ended."""
 READER_LEFT = 128 + 13
 """As shells say it of a program that SIGPIPE ended."""
 PIPED_WIDTH = 120
@@ -107,6 +110,9 @@ class Commands(click.RichGroup):
         except VramError as error:
             click.echo(f"vram: {one_line(str(error))}", err=True)
             ctx.exit(BAD_INPUT)
+        except KeyboardInterrupt:
+            click.echo("vram: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
         except BrokenPipeError:  # as `| head` does it: what is left to flush goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(READER_LEFT)

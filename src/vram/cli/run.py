@@ -17,7 +17,7 @@ import rich_click as click
 from vram.config import read_options
 from vram.errors import ConfigError, VramError
 
-from .console import one_line, read_conf
+from .console import INTERRUPTED, one_line, read_conf
 
 if TYPE_CHECKING:
     from vram.recorder import PoolsRecorder
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["run_command"]
 
 FAILED = 1
-INTERRUPTED = 130
-"""As a shell has it for a program ended by Ctrl-C."""
 NOT_THE_PROGRAM = (__file__, "<frozen runpy>", runpy.__file__)
 
 
@@ -72,7 +70,7 @@ def _read_report(ctx: click.Context, param: click.Parameter, value: str | None) 
     "--record",
     "recording",
     metavar="FILE",
-    help="Write everything that vram's pools do to a trace file, one a device; see vram.record.",
+    help="Write everything that vram's pools do to a trace file, one a device and rank; see vram.record.",
 )
 @click.option(
     "--on-oom",
@@ -147,9 +145,9 @@ def _install_under_torch() -> None:
 def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> None:
     """Have every pool of the manager recorded until the process ends; `ends` then writes a report."""
     from vram.manager import get_memory_manager
-    from vram.recorder import record_pools
+    from vram.recorder import path_of_rank, record_pools
 
-    target = None if report is None else _report_path(recording, report)
+    target = None if report is None else path_of_rank(_report_path(recording, report))
     if recording is None:
         folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="vram-run-"))
         recording = os.path.join(folder, "run.vtrace")

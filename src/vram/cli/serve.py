@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def serve_command(
     open_console().print(page.url, soft_wrap=True, markup=False)
     sys.stdout.flush()
     if opened or (opened is None and _has_desktop()):
-        webbrowser.open(page.url)
+        page.open_browser()
     try:
         page.run()
     finally:

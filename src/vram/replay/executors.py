@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from vram.errors import ConfigError
 
-__all__ = ["run_all"]
+__all__ = ["ask_whether_wanted", "run_all"]
 
 Task = Any
 Outcome = Any
@@ -44,11 +46,32 @@ def run_all(
 def _in_threads(
     work: Work, programs: Sequence[Any], tasks: Sequence[tuple[int, Task]], jobs: int, progress: Progress
 ) -> list[Outcome]:
+    given_up = threading.Event()
+
+    def run(program: Any, task: Task) -> Outcome:
+        _given_up.set(given_up)
+        return work(program, task)
+
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(work, programs[place], task) for place, task in tasks]
-        for done, _ in enumerate(as_completed(futures), 1):
-            _tell(progress, done, len(tasks))
-        return [future.result() for future in futures]
+        futures = [pool.submit(run, programs[place], task) for place, task in tasks]
+        try:
+            for done, _ in enumerate(as_completed(futures), 1):
+                _tell(progress, done, len(tasks))
+            return [future.result() for future in futures]
+        except BaseException:  # Ctrl-C reaches this thread only
+            given_up.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+_given_up: ContextVar[threading.Event | None] = ContextVar("vram_given_up", default=None)
+
+
+def ask_whether_wanted() -> None:
+    """Raise where nobody waits any more for the replay that this thread runs."""
+    given_up = _given_up.get()
+    if given_up is not None and given_up.is_set():
+        raise CancelledError
 
 
 def _tell(progress: Progress, done: int, count: int) -> None:

@@ -11,6 +11,7 @@ from vram.errors import ConfigError, DeviceError
 from vram.sizes import parse_size
 from vram.trace import Lifetimes, Trace, find_steps, lifetimes, peak_allocated
 
+from .executors import ask_whether_wanted
 from .policies import POLICY_KINDS, policy_kind
 
 __all__ = [
@@ -283,6 +284,7 @@ def _feed(replayer: Any, piece: Lifetimes) -> None:
         piece.event,
         piece.completed_event,
         piece.emptied,
+        ask_whether_wanted,
     )
 
 

@@ -9,7 +9,9 @@ before it can be read. A whole trace is one Parquet file with the same columns a
                batch  {"vram": {segments, settings, closed}}    by `close`
     Parquet    schema {"vram": {version, notes}}
 
-What is read is checked by `notes.unpack`; limits on memory and time are for `child`, pieces for `pieces`.
+What is read is checked by `notes.unpack`, and what is written is made to pass: texts are cut to what a
+reader takes, and columns that it would refuse are refused here. Limits on memory and time are for `child`,
+pieces for `pieces`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ from typing import Any, BinaryIO, TypeAlias
 
 from vram.errors import TraceError
 
-from .checked import as_dict, as_list, get, integer
+from .checked import MAX_INT64, as_dict, as_list, fitting_text, get, integer, plain_settings
+from .claim import Claim
 from .files import CHUNK_BYTES, BoundedReader
 from .model import COLUMNS, Frame, Segment, Trace
-from .notes import GROWING, pack, pack_segment
+from .notes import GROWING, HIGHEST, pack, pack_segment
 from .pieces import list_pieces, piece_path
 
 __all__ = [
@@ -100,7 +103,8 @@ class TraceWriter:
 
     Names, stacks and streams are interned here: `stack`, `tag` and `stream` give the number that stands for
     them in the columns. With `piece_bytes`, a file grown so large is renamed (`path.000001`) and a new one
-    begun; beyond `max_pieces` files the oldest is removed. One thread at a time.
+    begun; beyond `max_pieces` files the oldest is removed. The file is its own until `close`: another
+    writer to the same path, here or in another process, is refused with a TraceError. One thread at a time.
     """
 
     def __init__(
@@ -126,6 +130,8 @@ class TraceWriter:
         self._tables: dict[str, dict[Any, int]] = {name: {} for name in _INTERNED}
         self._tables["stacks"][()] = 0
         self._tables["tags"][""] = 0
+        _pyarrow()
+        self._claim = Claim(self.path)
         for _, left_over in list_pieces(self.path):
             left_over.unlink()
         self._open_piece()
@@ -136,7 +142,7 @@ class TraceWriter:
 
     def tag(self, name: str | None) -> int:
         """The number of a tag; 0 for none."""
-        return self._intern("tags", name or "")
+        return self._intern("tags", fitting_text(name or ""))
 
     def stack(self, frames: Sequence[Frame]) -> int:
         """The number of a stack, innermost frame first; 0 for none."""
@@ -144,19 +150,21 @@ class TraceWriter:
 
     def annotate(self, stage: str, name: str, time_us: int) -> None:
         """Keep a mark, `stage` being START or END; written with the next events, or by `flush`."""
-        self._new["annotations"].append((stage, name, time_us))
+        when = integer(time_us, "time_us", low=-MAX_INT64)
+        self._new["annotations"].append((fitting_text(stage), fitting_text(name), when))
 
     def append(self, columns: Mapping[str, Column], *, dropped: int = 0) -> None:
         """Write events: a buffer for each column of `Trace`, of its type; `stack` and `tag` may be left out.
 
         `dropped` events were lost since the last call. When this returns, the operating system has the
-        events: they outlive the process.
+        events: they outlive the process. ValueError where an entry is one that no reader would take.
         """
         events = len(memoryview(columns["action"]).cast("B"))
         absent = bytes(4 * events)
-        complete = {"stack": absent, "tag": absent, **columns}
+        batch = _record_batch({"stack": absent, "tag": absent, **columns}, events)
+        self._check(batch)
         self.dropped += dropped
-        self._write(_record_batch(complete, events), {})
+        self._write(batch, {})
         self.events += events
         if self._piece_bytes is not None and self._sink.tell() >= self._piece_bytes:
             self.rotate()
@@ -170,7 +178,7 @@ class TraceWriter:
         self._write(_no_events(), {"closed": True})
         self._close_file()
         self._pieces += 1
-        self.path.rename(piece_path(self.path, self._pieces))
+        self._claim.put_aside(piece_path(self.path, self._pieces))
         for number, oldest in list_pieces(self.path):
             if number <= self._pieces - self._max_pieces + 1:
                 oldest.unlink()
@@ -182,11 +190,12 @@ class TraceWriter:
             return
         ending = {
             "segments": [pack_segment(segment) for segment in segments],
-            "settings": dict(settings or {}),
+            "settings": plain_settings(dict(settings or {}), "settings"),
             "closed": True,
         }
         self._write(_no_events(), ending)
         self._close_file()
+        self._claim.release()
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -208,7 +217,18 @@ class TraceWriter:
         return number
 
     def _frame(self, filename: str, line: int, name: str) -> int:
-        return self._intern("frames", (self._intern("texts", filename), line, self._intern("texts", name)))
+        file, function = (self._intern("texts", fitting_text(each)) for each in (filename, name))
+        return self._intern("frames", (file, integer(line, "line"), function))
+
+    def _check(self, batch: Any) -> None:
+        import pyarrow.compute  # 70 ms that reading does without
+
+        counts = {"stream": "streams", "stack": "stacks", "tag": "tags"}
+        highest = HIGHEST | {column: len(self._tables[table]) - 1 for column, table in counts.items()}
+        for name, high in highest.items():
+            found = pyarrow.compute.max(batch.column(name)).as_py()
+            if found is not None and found > high:
+                raise ValueError(f"events.{name} is {found}, expected at most {high}")
 
     def _open_piece(self) -> None:
         """Begin a file, with everything interned so far: each piece can be read alone."""
@@ -217,7 +237,7 @@ class TraceWriter:
         schema = _schema().with_metadata({KEY: json.dumps(head)})
         self._new: dict[str, list[Any]] = {name: list(table) for name, table in self._tables.items()}
         self._new["annotations"] = []
-        self._sink = arrow.OSFile(str(self.path), "wb")
+        self._sink = arrow.OSFile(os.fsencode(self.path), "wb")
         self._stream: Any = arrow.ipc.new_stream(self._sink, schema)
 
     def _write(self, batch: Any, more: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "Sequence",
     "as_dict",
     "as_list",
+    "fitting_text",
     "get",
     "integer",
     "plain_settings",
@@ -79,6 +80,11 @@ def text(value: Any, place: str) -> str:
     if type(value) is not str or len(value) > MAX_TEXT:
         wrong(place, value, f"text of at most {MAX_TEXT} characters")
     return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+
+
+def fitting_text(value: str) -> str:
+    """`value` as `text` takes it: what is too long ends in an ellipsis."""
+    return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
 
 
 def plain_settings(value: Any, place: str) -> dict[str, object]:

@@ -33,10 +33,12 @@ from .checked import (
 )
 from .model import COLUMNS, Action, Annotation, Block, BlockState, Frame, Segment, Trace
 
-__all__ = ["GROWING", "pack", "pack_segment", "unpack"]
+__all__ = ["GROWING", "HIGHEST", "pack", "pack_segment", "unpack"]
 
 GROWING = ("texts", "frames", "streams", "stacks", "tags", "annotations")
 """The notes that only grow while a recording is written."""
+HIGHEST = {"action": max(Action), "size": MAX_INT64}
+"""The highest entry of a column; those that index a note are bound by its length."""
 MAX_DEVICE = 0xFFFF
 _PLAIN = ("device", "devices", "start_us", "timed", "streams", "tags", "settings", "truncated", "dropped")
 
@@ -178,10 +180,7 @@ def _check_columns(columns: Mapping[str, array[int]], counts: Mapping[str, int])
     lengths = {name: len(_column(columns, name)) for name in COLUMNS}
     if len(set(lengths.values())) > 1:
         raise TraceError(f"the columns differ in length: {lengths}", place="events")
-    highest = {name: count - 1 for name, count in counts.items()} | {
-        "action": max(Action),
-        "size": MAX_INT64,
-    }
+    highest = HIGHEST | {name: count - 1 for name, count in counts.items()}
     for name, high in highest.items():
         found = max(columns[name], default=0)
         if columns[name] and found > high:

@@ -34,9 +34,14 @@ def events_of(trace: Trace, actions: Iterable[Action]) -> list[int]:
 
 
 def pages_move(trace: Trace) -> bool:
-    """Whether it is of a pool of ours: its pages move under the addresses, so that growth has none (0)."""
+    """Whether it is of a pool of ours: its pages move under the addresses, so that growth has none (0).
+
+    Without growth, as of a pool that was suspended all along, the settings at the end tell.
+    """
     mappings = events_of(trace, MAPPING_ACTIONS)
-    return bool(mappings) and not any(map(trace.address.__getitem__, mappings))
+    if not mappings:
+        return "reserved" in trace.settings
+    return not any(map(trace.address.__getitem__, mappings))
 
 
 def reserved_series(trace: Trace) -> list[int]:

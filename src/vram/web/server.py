@@ -12,13 +12,19 @@ import contextlib
 import hmac
 import json
 import logging
+import os
 import secrets
+import shutil
 import socket
+import tempfile
 import threading
+import weakref
+import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from vram.descriptors import disown
 from vram.errors import ConfigError, VramError
 
 from .assets import built_page
@@ -98,11 +104,29 @@ class Page:
             )
         )
         self._thread: threading.Thread | None = None
+        self._opening: Path | None = None
+        _pages.add(self)
 
     @property
     def url(self) -> str:
         """Where it is, with the token. The part behind # stays in the browser."""
         return f"http://{ADDRESS}:{self.port}/#token={self.token}"
+
+    def open_browser(self) -> None:
+        """Open the page in the user's browser.
+
+        Command lines are everybody's to read, so the browser's does not have the token: it names a file
+        that only this user can read, which leads on to `url`. The file is there until `close`.
+        """
+        if self._opening is None:
+            self._opening = Path(tempfile.mkdtemp(prefix="vram-page-"))
+        path = self._opening / "open.html"
+        path.touch(mode=0o600)
+        path.write_text(
+            f'<!doctype html><title>vram</title><meta http-equiv="refresh" content="0; url={self.url}">'
+            f'<a href="{self.url}">vram</a>'
+        )
+        webbrowser.open(path.as_uri())
 
     def run(self) -> None:
         """Serve until interrupted."""
@@ -125,6 +149,15 @@ class Page:
         if self._thread is not None:
             self._thread.join(5.0)
         self._socket.close()
+        if self._opening is not None:
+            shutil.rmtree(self._opening, ignore_errors=True)
+
+    def _leave_to_parent(self) -> None:
+        """The child of a fork does not serve: the port and the connections are the parent's alone."""
+        connections = [each.transport for each in self._server.server_state.connections]
+        sockets = [each.get_extra_info("socket") for each in connections if each is not None]
+        disown([self._socket.fileno(), *(each.fileno() for each in sockets if each is not None)])
+        self._opening = None
 
     def __enter__(self) -> Page:
         return self if self._thread is not None else self.start()
@@ -134,6 +167,17 @@ class Page:
 
     def __repr__(self) -> str:
         return f"<vram.web.Page of {len(self.recordings)} recordings at http://{ADDRESS}:{self.port}/>"
+
+
+_pages: weakref.WeakSet[Page] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for page in tuple(_pages):
+        page._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _bind(port: int) -> socket.socket:
@@ -179,13 +223,20 @@ class _Guard:
             return "this server answers only at its own address"
         if b"origin" in headers and headers[b"origin"] not in self._origins:
             return "another site's page may not ask here"
-        if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") and not _is_visit(scope):
             return "another site's page may not ask here"
         if scope["path"].startswith("/api/") and not hmac.compare_digest(
             headers.get(TOKEN_HEADER, b""), self._token
         ):
             return "the token is missing or wrong; open the address that vram serve printed"
         return ""
+
+
+def _is_visit(scope: Scope) -> bool:
+    """Whether a browser goes to the page, be it from a link elsewhere: it is the same for everybody."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    how = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
+    return scope["path"] == "/" and how == (b"navigate", b"document")
 
 
 def _safely(send: Send) -> Send:

@@ -1,0 +1,548 @@
+"""Which of the things that a function can name it uses, read from its bytecode.
+
+`paths_of(code)` lists paths such as `self.front`, `state["x"]` or `x[:n]`: those used, those stored to, and
+the calls with what is passed to them. It sees no values and runs nothing: `reach` looks up what the paths
+lead to, and follows the calls.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, NamedTuple, TypeAlias
+
+__all__ = ["Called", "Path", "Paths", "evaluate", "paths_of"]
+
+
+class Root(NamedTuple):
+    """Where a path begins: "parameter", "free" (a variable of a function around it) or "global"."""
+
+    kind: str
+    name: str
+
+
+class Constant(NamedTuple):
+    """A value in the code."""
+
+    value: Any
+
+
+class Computed(NamedTuple):
+    """A slice, a tuple or arithmetic; `name` is the operator."""
+
+    name: str
+    parts: tuple[Any, ...]
+
+
+class Attribute(NamedTuple):
+    """A step of a path: an attribute of what the path leads to so far."""
+
+    name: str
+
+
+class Item(NamedTuple):
+    """A step of a path: an item, or a slice, of what the path leads to so far."""
+
+    key: Any
+
+
+class Made(NamedTuple):
+    """The last step of a path: something made of what it leads to, by a call or in a loop."""
+
+
+Step: TypeAlias = Attribute | Item | Made
+
+
+class Path(NamedTuple):
+    """A root and the steps from it."""
+
+    root: Root
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def made(self) -> bool:
+        return bool(self.steps) and isinstance(self.steps[-1], Made)
+
+    def then(self, step: Step) -> Path:
+        if self.made:
+            return self
+        return Path(self.root, (*self.steps, step if len(self.steps) < MOST_STEPS else Made()))
+
+
+class Called(NamedTuple):
+    """A call: what may be called, what is passed by position, and by name."""
+
+    callees: frozenset[Path]
+    arguments: tuple[frozenset[Path], ...]
+    named: tuple[tuple[str, frozenset[Path]], ...]
+
+
+class Paths(NamedTuple):
+    """What a function uses, what it changes in place, which items it assigns, and what it calls."""
+
+    used: frozenset[Path]
+    changed: frozenset[Path]
+    assigned: frozenset[Path]
+    calls: tuple[Called, ...]
+
+
+class Value(NamedTuple):
+    """What is known of a value on the stack: what it comes from, and how it is computed if that is simple."""
+
+    paths: frozenset[Path] = frozenset()
+    key: Any = None
+
+    def made(self) -> Value:
+        """Something made of it."""
+        return Value(frozenset(path.then(Made()) for path in self.paths))
+
+
+Stack: TypeAlias = list[Value]
+
+MOST_STEPS = 8
+"""Steps of one path; what lies deeper counts with what leads there."""
+NOTHING = Value()
+NONE: frozenset[Path] = frozenset()
+_ARITHMETIC = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "<<": lambda a, b: a << b,
+    ">>": lambda a, b: a >> b,
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def paths_of(code: CodeType) -> Paths:
+    """Read the bytecode once."""
+    reader = _Reader(code)
+    try:
+        reader.read()
+    except Exception:  # bytecode of another Python than this was written for: everything that is named
+        return Paths(frozenset(_everything_named(code)), NONE, NONE, ())
+    return Paths(
+        frozenset(reader.used), frozenset(reader.changed), frozenset(reader.assigned), tuple(reader.calls)
+    )
+
+
+def evaluate(key: Any, find: Any) -> Any:
+    """The value of a key; `find` gives that of a path. Raises where it cannot be told."""
+    if isinstance(key, Constant):
+        return key.value
+    if isinstance(key, Path):
+        return find(key)
+    if not isinstance(key, Computed):
+        raise LookupError("not a simple key")
+    parts = [evaluate(part, find) for part in key.parts]
+    if key.name == "slice":
+        return slice(*parts)
+    if key.name == "tuple":
+        return tuple(parts)
+    if not all(type(part) is int and abs(part) < 1 << 64 for part in parts):
+        raise LookupError("not a number")
+    return _ARITHMETIC[key.name](*parts)
+
+
+def _everything_named(code: CodeType) -> Iterator[Path]:
+    for name in code.co_freevars:
+        yield Path(Root("free", name))
+    for name in code.co_names:
+        yield Path(Root("global", name))
+    for name in _parameters(code):
+        yield Path(Root("parameter", name))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from (path for path in _everything_named(constant) if path.root.kind == "global")
+
+
+def _parameters(code: CodeType) -> tuple[str, ...]:
+    count = code.co_argcount + code.co_kwonlyargcount
+    return code.co_varnames[: count + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
+
+
+@dataclass
+class _Reader:
+    """Goes through the instructions once, in order, with a stack of what each value may come from."""
+
+    code: CodeType
+    used: set[Path] = field(default_factory=set)
+    changed: set[Path] = field(default_factory=set)
+    assigned: set[Path] = field(default_factory=set)
+    calls: list[Called] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stack: Stack = []
+        self._local: dict[str, Value] = {
+            name: _of(Path(Root("parameter", name))) for name in _parameters(self.code)
+        }
+        self._at: dict[int, Stack] = {}  # the stack where a jump leads to
+        self._names: tuple[str, ...] = ()  # of the arguments of the next call
+        self._inner: list[CodeType] = []
+
+    def read(self) -> None:
+        reachable = True
+        for step in dis.get_instructions(self.code):
+            if step.offset in self._at:
+                there = self._at[step.offset]
+                self._stack = _merged(self._stack, there) if reachable else list(there)
+            reachable = True
+            if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+                self._jump(step)
+            else:
+                self._one(step)
+            if step.opname in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE") or (
+                step.opname.startswith("JUMP_") and "IF" not in step.opname
+            ):
+                reachable = False
+        for inner in self._inner:
+            self._read_inner(inner)
+
+    def _read_inner(self, code: CodeType) -> None:
+        """A function made in this one: it is taken as called here."""
+        inside = paths_of(code)
+        self.used.update(path for each in inside.used for path in self._outside(each))
+        self.changed.update(path for each in inside.changed for path in self._outside(each))
+        self.assigned.update(path for each in inside.assigned for path in self._outside(each))
+        for call in inside.calls:
+            self.calls.append(
+                Called(
+                    self._all_outside(call.callees),
+                    tuple(map(self._all_outside, call.arguments)),
+                    tuple((name, self._all_outside(paths)) for name, paths in call.named),
+                )
+            )
+
+    def _all_outside(self, paths: frozenset[Path]) -> frozenset[Path]:
+        return frozenset(found for path in paths for found in self._outside(path))
+
+    def _outside(self, path: Path) -> Iterator[Path]:
+        """What a path of an inner function is here."""
+        kind, name = path.root
+        if kind == "global" or (kind == "free" and name in self.code.co_freevars):
+            yield path
+        elif kind == "free":
+            for found in self._local.get(name, NOTHING).paths:
+                for step in path.steps:
+                    found = found.then(step)
+                yield found
+
+    # ---- instructions
+
+    def _jump(self, step: dis.Instruction) -> None:
+        name = step.opname
+        if name == "FOR_ITER":
+            self._at.setdefault(step.argval, list(self._stack))
+            self._push(self._top().made())
+            return
+        if "IF" in name and name.startswith("POP_JUMP"):
+            self._use(self._pop())
+        elif name == "SEND":
+            self._use(self._pop())
+            self._push(NOTHING)
+        self._at.setdefault(step.argval, list(self._stack))
+        if name.endswith("_OR_POP"):
+            self._use(self._pop())
+
+    def _one(self, step: dis.Instruction) -> None:
+        handler = getattr(self, f"_do_{step.opname.lower()}", None)
+        if handler is not None:
+            handler(step)
+        elif step.opname.startswith(("LOAD_FAST", "STORE_FAST")):
+            self._fast(step)
+        elif step.opname.startswith("BUILD_"):
+            self._build(step)
+        else:
+            self._other(step)
+
+    def _other(self, step: dis.Instruction) -> None:
+        """Known only by how many values it leaves."""
+        argument = step.arg if step.opcode >= dis.HAVE_ARGUMENT else None
+        effect = dis.stack_effect(step.opcode, argument, jump=False)
+        if effect > 0:
+            self._stack += [NOTHING] * effect
+        elif effect < 0:
+            for _ in range(-effect):
+                self._use(self._pop())
+        elif step.opname in _REPLACES_TOP:
+            value = self._pop()
+            self._use(value)
+            self._push(value.made())
+
+    def _fast(self, step: dis.Instruction) -> None:
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        actions = ["STORE" if part.startswith("STORE") else "LOAD" for part in _fast_parts(step.opname)]
+        for action, name in zip(actions * (len(names) // len(actions) or 1), names, strict=False):
+            if action == "STORE":
+                self._store(name)
+            else:
+                self._push(self._local.get(name, NOTHING))
+
+    def _store(self, name: str) -> None:
+        value, known = self._pop(), self._local.get(name)
+        if known is None:
+            self._local[name] = value
+        elif known != value:
+            self._local[name] = Value(known.paths | value.paths)
+
+    def _do_store_deref(self, step: dis.Instruction) -> None:
+        self._store(step.argval)
+
+    def _do_store_global(self, step: dis.Instruction) -> None:
+        self._use(self._pop())
+
+    _do_store_name = _do_store_global
+
+    def _do_store_attr(self, step: dis.Instruction) -> None:
+        self._pop()
+        self._use(self._pop())
+
+    def _do_load_deref(self, step: dis.Instruction) -> None:
+        name = step.argval
+        if name in self.code.co_freevars:
+            self._push(_of(Path(Root("free", name))))
+        else:
+            self._push(self._local.get(name, NOTHING))
+
+    _do_load_classderef = _do_load_deref
+
+    def _do_load_global(self, step: dis.Instruction) -> None:
+        if dis.stack_effect(step.opcode, step.arg) > 1:
+            self._push(NOTHING)
+        self._push(_of(Path(Root("global", step.argval))))
+
+    def _do_load_name(self, step: dis.Instruction) -> None:
+        self._push(_of(Path(Root("global", step.argval))))
+
+    def _do_load_const(self, step: dis.Instruction) -> None:
+        if isinstance(step.argval, CodeType):
+            self._inner.append(step.argval)
+        self._push(Value(NONE, Constant(step.argval)))
+
+    _do_load_small_int = _do_load_const
+
+    def _do_load_attr(self, step: dis.Instruction) -> None:
+        base = self._pop()
+        if dis.stack_effect(step.opcode, step.arg) > 0:
+            self._push(NOTHING)
+        found = frozenset(path.then(Attribute(step.argval)) for path in base.paths)
+        self._push(Value(found, next(iter(found)) if len(found) == 1 and base.key is not None else None))
+
+    def _do_load_method(self, step: dis.Instruction) -> None:
+        base = self._pop()
+        self._push(NOTHING)
+        self._push(Value(frozenset(path.then(Attribute(step.argval)) for path in base.paths)))
+
+    def _do_push_null(self, step: dis.Instruction) -> None:
+        self._push(NOTHING)
+
+    def _do_pop_top(self, step: dis.Instruction) -> None:
+        self.used |= {path for path in self._pop().paths if not path.made}  # else it was used when made
+
+    def _do_copy(self, step: dis.Instruction) -> None:
+        count = step.arg or 1
+        self._push(self._stack[-count] if count <= len(self._stack) else NOTHING)
+
+    def _do_swap(self, step: dis.Instruction) -> None:
+        count = step.arg or 1
+        self._stack[:0] = [NOTHING] * (count - len(self._stack))
+        self._stack[-1], self._stack[-count] = self._stack[-count], self._stack[-1]
+
+    def _do_is_op(self, step: dis.Instruction) -> None:
+        self._pop()
+        self._pop()
+        self._push(NOTHING)
+
+    def _do_nop(self, step: dis.Instruction) -> None:
+        pass
+
+    _do_resume = _do_precall = _do_cache = _do_nop
+
+    _do_return_value = _do_pop_top
+
+    def _do_make_function(self, step: dis.Instruction) -> None:
+        self._pop()  # the code
+        flags = step.arg or 0
+        for flag in (1, 2, 4, 8):
+            if flags & flag:
+                self._use(self._pop())
+        self._push(NOTHING)
+
+    def _do_set_function_attribute(self, step: dis.Instruction) -> None:
+        function = self._pop()
+        self._use(self._pop())
+        self._push(function)
+
+    # ---- items
+
+    def _do_binary_subscr(self, step: dis.Instruction) -> None:
+        key, base = self._pop(), self._pop()
+        self._push(self._item(base, key))
+
+    def _do_binary_slice(self, step: dis.Instruction) -> None:
+        key = self._slice(2)
+        self._push(self._item(self._pop(), key))
+
+    def _do_store_subscr(self, step: dis.Instruction) -> None:
+        key, base = self._pop(), self._pop()
+        self._assign(base, key)
+
+    def _do_store_slice(self, step: dis.Instruction) -> None:
+        key = self._slice(2)
+        self._assign(self._pop(), key)
+
+    def _do_delete_subscr(self, step: dis.Instruction) -> None:
+        self._pop()
+        self._pop()
+
+    def _do_build_slice(self, step: dis.Instruction) -> None:
+        self._push(self._slice(step.arg or 2))
+
+    def _slice(self, count: int) -> Value:
+        parts = self._pops(count)
+        return Value(NONE, _computed("slice", parts))
+
+    def _assign(self, base: Value, key: Value) -> None:
+        self._use(key)
+        self._use(self._pop())
+        self.assigned |= {path.then(Item(key.key)) for path in base.paths}
+
+    def _item(self, base: Value, key: Value) -> Value:
+        if key.key is None:
+            self._use(key)
+            self._use(base)
+            return base.made()
+        found = frozenset(path.then(Item(key.key)) for path in base.paths)
+        return Value(found, next(iter(found)) if len(found) == 1 and base.key is not None else None)
+
+    def _build(self, step: dis.Instruction) -> None:
+        count = step.arg or 0
+        if step.opname in ("BUILD_MAP",):
+            count *= 2
+        elif step.opname == "BUILD_CONST_KEY_MAP":
+            count += 1
+        parts = self._pops(count)
+        key = _computed("tuple", parts) if step.opname == "BUILD_TUPLE" else None
+        self._push(Value(frozenset().union(*(part.paths for part in parts)), key))
+
+    def _do_binary_op(self, step: dis.Instruction) -> None:
+        right, left = self._pop(), self._pop()
+        operator = step.argrepr
+        if operator == "[]":
+            self._push(self._item(left, right))
+        elif operator.endswith("="):
+            self._use(right)
+            self.changed |= left.paths
+            self._push(left)
+        else:
+            self._use(left)
+            self._use(right)
+            simple = operator in _ARITHMETIC
+            self._push(Value(NONE, _computed(operator, [left, right]) if simple else None))
+
+    def _do_get_iter(self, step: dis.Instruction) -> None:
+        value = self._pop()
+        self._use(value)
+        self._push(value.made())
+
+    def _do_unpack_sequence(self, step: dis.Instruction) -> None:
+        value = self._pop()
+        self._stack += [value.made()] * (step.arg or 0)
+
+    # ---- calls
+
+    def _do_kw_names(self, step: dis.Instruction) -> None:
+        names = step.argval
+        self._names = names if isinstance(names, tuple) else self.code.co_consts[step.arg or 0]
+
+    def _do_call(self, step: dis.Instruction) -> None:
+        names, self._names = self._names, ()
+        self._call(step.arg or 0, names)
+
+    def _do_call_kw(self, step: dis.Instruction) -> None:
+        names = self._pop().key
+        self._call(step.arg or 0, names.value if isinstance(names, Constant) else ())
+
+    def _call(self, count: int, names: tuple[str, ...]) -> None:
+        arguments = self._pops(count)
+        callees = self._pop().paths | self._pop().paths
+        self._called(
+            callees,
+            arguments[: count - len(names)],
+            dict(zip(names, arguments[count - len(names) :], strict=True)),
+        )
+
+    def _do_call_function_ex(self, step: dis.Instruction) -> None:
+        rest = [self._pop()] if (step.arg or 0) & 1 else []
+        rest.append(self._pop())
+        callees = self._pop().paths | (self._pop().paths if self._stack else NONE)
+        self._called(callees, rest, {})
+
+    def _called(self, callees: frozenset[Path], arguments: list[Value], named: dict[str, Value]) -> None:
+        self.calls.append(
+            Called(
+                callees,
+                tuple(each.paths for each in arguments),
+                tuple((name, value.paths) for name, value in named.items()),
+            )
+        )
+        for value in (*arguments, *named.values()):
+            self._use(value)
+        methods = frozenset(each for each in callees if each.steps and isinstance(each.steps[-1], Attribute))
+        self._push(Value(methods.union(*(value.paths for value in (*arguments, *named.values())))).made())
+
+    # ---- the stack
+
+    def _push(self, value: Value) -> None:
+        self._stack.append(value)
+
+    def _pop(self) -> Value:
+        return self._stack.pop() if self._stack else NOTHING
+
+    def _pops(self, count: int) -> list[Value]:
+        return [self._pop() for _ in range(count)][::-1]
+
+    def _top(self) -> Value:
+        return self._stack[-1] if self._stack else NOTHING
+
+    def _use(self, value: Value) -> None:
+        self.used |= value.paths
+
+
+_REPLACES_TOP = {
+    "UNARY_NEGATIVE",
+    "UNARY_NOT",
+    "UNARY_INVERT",
+    "GET_AWAITABLE",
+    "YIELD_VALUE",
+    "TO_BOOL",
+    "LIST_TO_TUPLE",
+}
+
+
+def _merged(one: Stack, other: Stack) -> Stack:
+    """What may be on the stack where two ways meet."""
+    if len(one) != len(other):
+        return one if len(one) > len(other) else list(other)
+    return [a if a == b else Value(a.paths | b.paths) for a, b in zip(one, other, strict=True)]
+
+
+def _of(path: Path) -> Value:
+    return Value(frozenset({path}), path)
+
+
+def _computed(name: str, parts: list[Value]) -> Computed | None:
+    keys = tuple(part.key for part in parts)
+    return None if any(key is None for key in keys) else Computed(name, keys)
+
+
+def _fast_parts(name: str) -> list[str]:
+    """The halves of a joined instruction: LOAD_FAST_LOAD_FAST, STORE_FAST_LOAD_FAST."""
+    return [
+        part
+        for part in name.replace("_STORE_FAST", " STORE_FAST").replace("_LOAD_FAST", " LOAD_FAST").split()
+    ]
