@@ -6,11 +6,11 @@ Configures the manager of every worker and installs the adaptors named; what the
 from __future__ import annotations
 
 import importlib
-import threading
 from typing import Any
 
 from vram.adaptors import require_library
 from vram.errors import ConfigError
+from vram.locks import new_lock
 from vram.manager import get_memory_manager
 
 __all__ = ["LIBRARIES", "VramSetup"]
@@ -21,7 +21,7 @@ LIBRARIES = {"cuda.core": "vram.cuda_core", "cupy": "vram.cupy", "numba": "vram.
 """The libraries that can be named, and who installs vram under each."""
 
 # Workers may share a process, and one plugin may be set up there again after a restart.
-_lock = threading.RLock()
+_lock = new_lock()
 _applied: dict[str, Any] = {}
 _users: dict[str, int] = {}
 

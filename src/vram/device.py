@@ -13,12 +13,12 @@ import itertools
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from vram import _native
 from vram.errors import ConfigError, DeviceError, VramError
+from vram.locks import new_lock
 from vram.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def is_default(device: Device) -> bool:
 
 _host: _Core | None = None
 _cuda: dict[int, _Core] = {}
-_host_lock = threading.RLock()  # a finalizer may open a device while one is opened
+_host_lock = new_lock()  # a finalizer may open a device while one is opened
 _model_numbers = itertools.count()
 _CUDA_NAME = re.compile(r"cuda(?::(\d+))?")
 
@@ -398,12 +398,6 @@ def _forget(listeners: list[Any], dead: Any) -> None:
         listeners.remove(dead)
 
 
-def _after_fork_in_child() -> None:
-    global _host_lock
-    _host_lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 # While Python still runs: launched functions finish, later ones are refused. The threads of the host's
 # streams never touch Python after this.
 atexit.register(_native.stop_launches)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ from vram import _native
 from vram.buffer import Buffer
 from vram.device import Device, stream_handle
 from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
+from vram.locks import new_lock
 from vram.sizes import format_size, parse_size
 from vram.tags import current_tag
 
@@ -66,7 +66,7 @@ class GrowableBuffer:
         self.pool: Final = pool_of(device)
         self.tag: Final = current_tag() if tag is None else tag
         self._stream = stream
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._busy = False
         self._size = self._capacity = 0
         self._views: weakref.WeakSet[Buffer | DeviceArray] = weakref.WeakSet()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
-import threading
 import time
 from array import array
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from vram import _native
 from vram.device import Device, stream_handle
 from vram.errors import DeviceError
+from vram.locks import new_lock
 
 __all__ = ["Kernels", "Mismatches", "Place", "Places", "pattern"]
 
@@ -372,7 +372,7 @@ def _words(memory: Any, size: int | None) -> tuple[int, int]:
 
 
 _loaded: dict[Device, _Work] = {}
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 def _work_of(device: Device) -> _Work:

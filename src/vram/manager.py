@@ -13,7 +13,6 @@ import itertools
 import math
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any, TextIO
 from vram.config import DEFAULT_WARMUP, OPTIONS, Config, parse_pool_options
 from vram.device import Device, is_default
 from vram.errors import ConfigError, DeviceError, InvalidFree
+from vram.locks import new_lock
 from vram.patterns import Patterns
 from vram.pool import Pool
 from vram.sizes import format_size, parse_size
@@ -98,7 +98,7 @@ class MemoryManager:
 
     def __init__(self, **settings: Any) -> None:
         """Make a manager of its own; the one of the process comes from `get_memory_manager()`."""
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._config = Config(settings)
         self._pools: dict[Device, Pool] = {}
         self._contexts: list[tuple[PerformanceContext, contextlib.ExitStack]] = []
@@ -464,7 +464,7 @@ def _trace_lines(pool: Pool) -> Iterable[str]:
 # ---- the one of the process -------------------------------------------------------------------------------
 
 _manager: MemoryManager | None = None
-_manager_lock = threading.RLock()  # a finalizer may ask while it is made
+_manager_lock = new_lock()  # a finalizer may ask while it is made
 
 
 def get_memory_manager() -> MemoryManager:
@@ -490,8 +490,8 @@ def configure(settings: Mapping[str, object] | None = None, **more: Any) -> None
 
 
 def _after_fork_in_child() -> None:
-    global _manager, _manager_lock
-    _manager, _manager_lock = None, threading.RLock()
+    global _manager
+    _manager = None
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

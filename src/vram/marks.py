@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
 from typing import Protocol, SupportsIndex
 
+from vram.locks import new_lock
 from vram.scopes import Scope
 from vram.trace.steps import STEP_PREFIX
 
@@ -26,7 +26,7 @@ class Markable(Protocol):
 
 # Replaced as a whole and never changed, so that no lock is needed to read it.
 _recordings: tuple[Markable, ...] = ()
-_changing = threading.RLock()  # a finalizer may close a recording while another is opened
+_changing = new_lock()  # a finalizer may close a recording while another is opened
 
 
 def join(recording: Markable) -> None:
@@ -45,8 +45,8 @@ def leave(recording: Markable) -> None:
 
 def _after_fork_in_child() -> None:
     """Recordings are the parent's."""
-    global _recordings, _changing
-    _recordings, _changing = (), threading.RLock()
+    global _recordings
+    _recordings = ()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vram.descriptors import disown
 from vram.errors import ConfigError, DeviceError, VramError
+from vram.locks import new_event, new_lock
 
 if TYPE_CHECKING:
     from vram.status import Observatory
@@ -98,9 +99,9 @@ class Monitor:
         self.interval = interval
         self.page: Any = None
         self._end_stacks: Callable[[], None] | None = None
-        self._ending = threading.Event()
+        self._ending = new_event()
         self._clients: dict[socket.socket, threading.Thread] = {}
-        self._clients_lock = threading.RLock()
+        self._clients_lock = new_lock()
         self._listener, self.path = _listen(runtime_directory())
         self._wake, self._woken = socket.socketpair()
         self.observatory.sample()
@@ -281,7 +282,7 @@ class Monitor:
 
 
 _monitor: Monitor | None = None
-_lock = threading.RLock()
+_lock = new_lock()
 
 
 def _close_at_exit() -> None:
@@ -291,11 +292,9 @@ def _close_at_exit() -> None:
 
 def _after_fork_in_child() -> None:
     """The socket and its threads are the parent's: the child only closes its copies of the descriptors."""
-    global _monitor, _lock
-    _lock = threading.RLock()
+    global _monitor
     if _monitor is not None:
         _monitor._ending.set()
-        _monitor._clients_lock = threading.RLock()
         disown(each.fileno() for each in (_monitor._listener, *_monitor._clients))
         _monitor._let_go()
     _monitor = None

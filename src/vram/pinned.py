@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from typing import Any, Final
 
 from vram import _native
 from vram.config import Config
 from vram.device import Device, host_knows
 from vram.errors import ConfigError, DeviceError, VramError
+from vram.locks import new_lock
 from vram.pool import Pool
 from vram.sizes import format_size
 
@@ -145,7 +145,7 @@ def pin(array: Any, device: str | Device | None = None) -> Pin:
 # ---- shared by a process ----------------------------------------------------------------------------------
 
 _shared: dict[Device, PinnedPool] = {}
-_shared_lock = threading.RLock()  # a finalizer may ask while one is made
+_shared_lock = new_lock()  # a finalizer may ask while one is made
 
 
 def shared_pinned_pool(device: Device) -> PinnedPool:
@@ -170,9 +170,7 @@ _live: dict[int, tuple[int, int]] = {}
 
 
 def _after_fork_in_child() -> None:
-    global _shared_lock
     _live.clear()  # pins are the parent's
-    _shared_lock = threading.RLock()
     _shared.clear()
 
 

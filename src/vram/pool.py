@@ -24,6 +24,7 @@ from vram.config import Config, limit_bytes, read_options
 from vram.device import Device, closing, resuming, suspending
 from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.explain import explain_out_of_memory
+from vram.locks import new_lock
 from vram.patterns import Patterns, find_patterns
 from vram.sizes import format_size, parse_size
 from vram.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
@@ -345,7 +346,7 @@ class Pool(_native.PoolCore):
 # ---- every pool of the process ----------------------------------------------------------------------------
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_pools_lock = threading.RLock()  # a finalizer may make a pool while they are listed
+_pools_lock = new_lock()  # a finalizer may make a pool while they are listed
 _pool_numbers = itertools.count()
 _followers: list[Callable[[Pool], None]] = []
 
@@ -401,7 +402,7 @@ def _checked_count(count: object) -> int:
 # ---- asynchronous allocation ------------------------------------------------------------------------------
 
 _executor: ThreadPoolExecutor | None = None
-_executor_lock = threading.RLock()  # a finalizer may ask while it is made
+_executor_lock = new_lock()  # a finalizer may ask while it is made
 
 
 def _workers() -> ThreadPoolExecutor:
@@ -414,8 +415,8 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def _after_fork_in_child() -> None:
-    global _executor, _executor_lock, _pools_lock
-    _executor, _executor_lock, _pools_lock = None, threading.RLock(), threading.RLock()
+    global _executor
+    _executor = None
     _followers.clear()  # the parent's
 
 
@@ -465,7 +466,7 @@ class _Callbacks:
 
     def __init__(self) -> None:
         self._handles: tuple[OomHandle, ...] = ()
-        self._lock = threading.RLock()  # a finalizer may come in between
+        self._lock = new_lock()  # a finalizer may come in between
         self._here = _Here()
 
     def __bool__(self) -> bool:

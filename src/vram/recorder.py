@@ -19,6 +19,7 @@ from typing import Any
 
 from vram import _native, marks
 from vram.errors import ConfigError, DeviceError, OutOfMemory, TraceError, VramError
+from vram.locks import new_event, new_lock
 from vram.manager import MemoryManager
 from vram.pool import Pool
 from vram.sizes import parse_size
@@ -93,8 +94,8 @@ class Recorder:
         self._marks: dict[int, tuple[str, str]] = {}
         self._mark_numbers = itertools.count()
         self._written_at = time.monotonic()
-        self._lock = threading.RLock()  # of the writer; a finalizer may come in between
-        self._ending = threading.Event()
+        self._lock = new_lock()  # of the writer; a finalizer may come in between
+        self._ending = new_event()
         pool._keep_stacks(stacks == "python", self)
         self._start_ns = time.monotonic_ns()
         self._core = _native.RecordingCore(pool, self._writer, self._start_ns, MOST_WAITING)
@@ -134,6 +135,8 @@ class Recorder:
         if not isinstance(error, OutOfMemory):
             raise TypeError(f"a failed request is a vram.OutOfMemory, not {type(error).__name__}")
         with self._lock:
+            if self.closed:
+                return
             self._write()
             self._writer.append(
                 {

@@ -5,7 +5,6 @@ It decides how long the buffer is; where its memory comes from is the pool's bus
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +12,7 @@ from vram.buffer import Buffer
 from vram.device import Stream
 from vram.errors import ConfigError
 from vram.growable import STEP, GrowableBuffer, pool_of
+from vram.locks import new_lock
 from vram.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Scratch:
         source = pool_of(pool or (stream.device if isinstance(stream, Stream) else None))
         most = source.device.total_memory // 4 if max_size is None else parse_size(max_size)
         self._buffer = GrowableBuffer(most, source, stream=stream, ahead=0)
-        self._lock = threading.RLock()  # dropping what was garbage may come in between
+        self._lock = new_lock()  # dropping what was garbage may come in between
         self._held: list[tuple[weakref.ref[Buffer], int]] = []  # by address: a workspace and its end
         self._most = 0  # bytes held at a time since the window began
         self._count = 0

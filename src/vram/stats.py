@@ -6,11 +6,11 @@ Counting is native; here counts are named, divided and compared. States of block
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from vram.locks import new_lock
 from vram.sizes import format_size
 
 __all__ = ["Measurement", "Stats", "fragmentation"]
@@ -321,7 +321,7 @@ class Peaks:
 
     def __init__(self) -> None:
         """Begin without watches; the pool's own peaks are those it counts."""
-        self._lock = threading.RLock()  # a finalizer may ask for statistics while they are made
+        self._lock = new_lock()  # a finalizer may ask for statistics while they are made
         self._pools: dict[Any, int] = {}
         self._watches: list[dict[Any, int]] = []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import weakref
 from collections import defaultdict, deque
@@ -20,6 +19,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import vram
 from vram.device import Device
 from vram.errors import VramError
+from vram.locks import new_lock
 from vram.pool import Pool, open_pools
 
 __all__ = ["DeviceSplit", "Observatory", "split_device"]
@@ -47,7 +47,7 @@ class Observatory:
 
     def __init__(self) -> None:
         """Begin without a past."""
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._history: deque[list[float]] = deque(maxlen=SAMPLES)
         self._counted: dict[int, tuple[float, int]] = {}
         self._rates: dict[int, float] = {}

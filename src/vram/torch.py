@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from typing import Any
 
 from vram import _native
 from vram.adaptors import require_library
 from vram.device import adopt_torch_streams
 from vram.errors import DeviceError
+from vram.locks import new_lock
 from vram.manager import get_memory_manager
 from vram.pool import Pool
 from vram.recorder import PoolsRecorder, record_pools
@@ -43,7 +43,7 @@ class _Installation:
     """The one of this process. PyTorch frees memory until its very end, so nothing here is ever let go."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = new_lock()
         self.allocator: Any = None  # the one PyTorch uses
         self.scoped: Any = None  # the one that feeds MemPools
         self.pools: dict[int, Pool] = {}

@@ -22,6 +22,7 @@ from typing import Any
 
 from vram import marks
 from vram.errors import DeviceError, TraceError
+from vram.locks import new_event, new_lock
 from vram.recorder import DEFAULT_KEEP, beside, path_of_rank
 from vram.sizes import parse_size
 from vram.trace import Segment, Trace, TraceWriter
@@ -64,8 +65,8 @@ class Watch:
         self._every = every
         self._files: dict[int, _DeviceFile] = {}
         self._marks: deque[tuple[str, str, int]] = deque()
-        self._lock = threading.RLock()  # an observer may come in between
-        self._ending = threading.Event()
+        self._lock = new_lock()  # an observer may come in between
+        self._ending = new_event()
         _begin_history(self._memory, entries)
         _watching.append(self)
         marks.join(self)

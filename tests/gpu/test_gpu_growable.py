@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from work import Hold, Marked, Work
+from work import Hold, Marked, Work, undisturbed
 
 from vram import Device, DeviceError, GrowableBuffer, OutOfMemory, Pool, Scratch, Stream
 
@@ -227,6 +227,7 @@ def test_out_of_memory_in_the_middle_leaves_the_old_length(
     assert pool.stats().reserved <= 256 * MIB
 
 
+@undisturbed
 def test_the_device_has_its_memory_back(make_pool: MakePool, device: Device) -> None:
     pool = make_pool()
     free = device.free_memory

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from work import Work
+from work import Work, undisturbed
 
 import vram
 from vram import Device, DeviceError, OutOfMemory, Pool, Stream, Suspended
@@ -39,6 +39,7 @@ def differing(work: Work, buffers: dict[Any, int], stream: int = 0) -> int:
     return work.take_counts()[0]
 
 
+@undisturbed
 def test_contents_and_addresses_survive(device: Device, work: Work, make_pool: MakePool) -> None:
     pool = make_pool()
     sizes = [4096, 100_000, 3 * MIB, 40 * MIB, 300 * MIB]
@@ -89,6 +90,7 @@ def test_it_waits_for_kernels_that_use_the_memory(device: Device, work: Work, ma
     assert differing(work, buffers, one.handle) == 0
 
 
+@undisturbed
 def test_discarded_memory_is_usable_again(device: Device, work: Work, make_pool: MakePool) -> None:
     pool = make_pool()
     buffer = pool.allocate(256 * MIB)
@@ -230,6 +232,7 @@ TORCH = """
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 @pytest.mark.parametrize("tag", ["'train'", ""])
+@undisturbed
 def test_torch_tensors_and_a_captured_graph(tag: str) -> None:
     check = f"""
         for turn in range(3):

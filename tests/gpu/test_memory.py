@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from work import Marked, Work
+from work import Marked, Work, undisturbed
 
 from vram import Device, DeviceError, OutOfMemory, Pool, Stream
 
@@ -61,6 +61,7 @@ def test_a_limit_is_kept_and_explained(make_pool: MakePool, work: Work, pages: b
 
 
 @with_and_without_pages
+@undisturbed
 def test_at_the_real_end_of_the_device_everything_goes_on(
     make_pool: MakePool, work: Work, device: Device, torch: Any, pages: bool
 ) -> None:
@@ -153,6 +154,7 @@ def test_free_pages_between_live_blocks_serve_a_large_one(make_pool: MakePool, w
 
 
 @with_and_without_pages
+@undisturbed
 def test_trim_gives_memory_back_to_the_device(make_pool: MakePool, device: Device, pages: bool) -> None:
     pool = make_pool(pages=pages)
     before = device.free_memory
@@ -164,6 +166,7 @@ def test_trim_gives_memory_back_to_the_device(make_pool: MakePool, device: Devic
     assert device.free_memory - taken >= 4 * GIB - SLACK and pool.stats().reserved == 0
 
 
+@undisturbed
 def test_closing_a_pool_gives_memory_back_to_the_device(device: Device) -> None:
     before = device.free_memory
     with Pool(device) as pool:

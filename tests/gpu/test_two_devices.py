@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from work import undisturbed
 
 from vram import Device, DeviceError, Pool, Stream, devices
 
@@ -35,6 +36,7 @@ def contents(buffer: Any) -> set[int]:
     return set(data)
 
 
+@undisturbed
 def test_memory_is_taken_from_the_device_that_was_asked(pools: tuple[Pool, Pool]) -> None:
     for pool, other in (pools, pools[::-1]):
         before, theirs = pool.device.free_memory, other.device.free_memory

@@ -1,0 +1,149 @@
+"""Every public call in the child of a fork whose parent was busy: a value or a documented error.
+
+Never a hang, a crash, or an effect on the parent.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import assert_quiet, run_program
+
+pytestmark = [pytest.mark.fork, pytest.mark.slow]
+
+BUSY = """
+    import faulthandler, os, random, sys, threading, traceback
+    from pathlib import Path
+    sys.path.insert(0, {here!r})
+    import numpy as np
+    import vram
+    from surface import DOCUMENTED, MIB, World, calls
+    from vram.monitoring import attach
+
+    WATCHDOG = 60  # seconds for one call in a child
+    world = World(Path({folder!r}), monitor=True)
+    ending = threading.Event()
+
+    def churn(pool, stream):
+        held = []
+        while not ending.is_set():
+            for size in (100, 4096, 300_000, 3 * MIB):
+                held.append(pool.allocate(size, stream=stream, tag="busy"))
+            held[-1].record_stream(None)
+            held.clear()
+
+    def look():
+        while not ending.is_set():
+            world.pool.stats(), world.pool.snapshot(), world.pool.journal(), world.pool.trim()
+
+    def launch():
+        with vram.Stream("host") as stream:
+            while not ending.is_set():
+                stream.launch(abs, -1)
+                stream.record_event().synchronize()
+                vram.Stream("host").close()
+
+    def hold():
+        arena = vram.Arena(world.pool)
+        while not ending.is_set():
+            world.growable.resize("8MiB"), world.growable.resize("2MiB")
+            arena.empty(1000), arena.reset()
+            world.pool.allocate_async(4096).result()
+            world.recorder.flush()
+
+    def request():
+        manager, model = world.manager, world.model
+        while not ending.is_set():
+            manager.free_memory(manager.allocate_memory(4096, device=model), device=model)
+            world.driver_pool.allocate(4096), world.pinned_pool.allocate(4096)
+            list(world.pipeline.map([np.zeros(10)]))
+
+    churns = [lambda stream=stream: churn(world.pool, stream) for stream in (None, world.stream)]
+    threads = [
+        threading.Thread(target=work, daemon=True) for work in (*churns, look, launch, hold, request)
+    ]
+    for thread in threads:
+        thread.start()
+
+    def try_all(seed, kinds):
+        dice = random.Random(seed)
+        every = {{name: call for kind in kinds for name, call in calls(world, kind).items()}}
+        names = list(every)
+        dice.shuffle(names)
+        for name in names:
+            faulthandler.dump_traceback_later(WATCHDOG, exit=True)  # of this call
+            try:
+                os.write(3, f"{{name}}\\n".encode())
+                every[name]()
+            except DOCUMENTED:
+                pass
+            faulthandler.cancel_dump_traceback_later()
+
+    def child(seed, kinds):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(write, 3)
+            code = 1
+            try:
+                try_all(seed, kinds)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            faulthandler.dump_traceback_later(WATCHDOG, exit=True)  # of its end
+            if seed % 2 or code:
+                os._exit(code)
+            sys.exit(0)  # with everything that happens at an exit
+        os.close(write)
+        with os.fdopen(read) as told:
+            names = told.read().split()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code == 0, f"fork {{seed}} ended with {{code}} in {{names[-1]}}"
+
+    world.buffer.fill(7)
+    world.stream.synchronize()
+"""
+
+AFTER = """
+    ending.set()
+    for thread in threads:
+        thread.join()
+    world.stream.synchronize()
+    assert set(bytes(world.buffer)) == {7}, "the child wrote into the parent's memory"
+    assert not world.pool.closed and not world.stream.closed and not world.growable.closed
+    for pool in (world.pool, world.driver_pool, world.pinned_pool):
+        assert pool.check() is None
+    world.pool.free(world.address)
+    world.manager.free_memory(world.managed, device=world.model)
+    assert world.growable.resize("4MiB") and world.arena.empty(10).shape == (10,)
+    with attach(os.getpid()) as client:
+        assert client.status()["pid"] == os.getpid()
+    world.recorder.close()
+    trace = vram.open(world.recorded, trusted=True)
+    assert not trace.truncated and trace.dropped == 0
+    world.monitor.close()
+"""
+
+GROUPS = {
+    "pools": ("Pool", "PinnedPool", "DriverPool"),
+    "holders": ("Arena", "GrowableBuffer", "Scratch", "Buffer"),
+    "devices": ("Device", "Stream", "Event", "Pipeline"),
+    "watchers": ("MemoryManager", "Recorder", "Monitor"),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_call_in_the_child_of_a_busy_parent_ends(group: str, tmp_path: Path) -> None:
+    forks = f"""
+    for seed in range(6):
+        child(seed, {GROUPS[group]!r})
+    """
+    busy = BUSY.format(here=str(Path(__file__).parent), folder=str(tmp_path))
+    assert_quiet(run_program(busy, forks, AFTER))
+
+
+def test_every_class_is_tried() -> None:
+    from surface import CLASSES
+
+    assert sorted(CLASSES) == sorted(kind for group in GROUPS.values() for kind in group)
