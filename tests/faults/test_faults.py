@@ -214,12 +214,11 @@ def test_a_buffer_that_is_dropped_where_zeroing_fails_is_freed_once_it_works(pag
         raw = pool.raw_stats()
         assert (raw["live"], raw["pending_blocks"]) == (0, 1)  # nobody gets what is not zeroed
         backend.fail("fill", 1, "failed", NATIVE)
-        pool.trim(wait=True)
-        assert pool.raw_stats()["pending_blocks"] == 1 and pool.check() is None
-        pool.trim(wait=True)
+        pool.trim(wait=True)  # looks twice
         assert pool.raw_stats()["pending_blocks"] == 0 and pool.check() is None
         assert backend.calls("fill") == zeroed + 3
-        assert pool.trim(wait=True) >= 0 and pool.raw_stats()["reserved"]["current"] == 0
+        pool.trim(wait=True)
+        assert pool.raw_stats()["reserved"]["current"] == 0
 
 
 def test_a_copy_that_fails_is_told() -> None:
