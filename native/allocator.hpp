@@ -30,7 +30,7 @@ struct PoolConfig {
   std::uint64_t max_page = 32 * kMiB;            // the largest page to create: 2, 8 or 32 MiB
   std::uint32_t stream_cache = 4096;             // blocks each stream may keep in its cache
   std::uint64_t idle_limit = ~std::uint64_t{0};  // free pages beyond this go back to the driver
-  std::uint32_t journal = 0;                     // entries to keep for each stream; 0: off
+  std::uint32_t journal = 0;                     // entries to keep for each stream, up to kMostJournaled
   bool zero_on_allocate = false;
   bool zero_on_free = false;
 };
@@ -170,6 +170,8 @@ class Allocator {
                                 std::uint32_t tag, std::vector<Address>& out, OutOfMemoryReport* report) = 0;
   // invalid: not a live allocation of this pool (double free, foreign or interior pointer).
   virtual Status free_slow(Address address) = 0;
+  // The same for whoever cannot try again: where the device fails, it is done later.
+  virtual Status drop(Address address) = 0;
   // The block (an address inside it will do) is used on another stream from now until it is freed.
   virtual Status record_stream(Address address, StreamHandle stream) = 0;
 
@@ -184,11 +186,16 @@ class Allocator {
   virtual PoolConfig config() const = 0;
   // The stream is about to be destroyed.
   virtual Status retire_stream(StreamHandle stream) = 0;
-  // Called with the request's size when everything else failed; true: try again.
-  virtual void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) = 0;
+  // Called with the request's size when everything else failed; true: try again. What it allocates here
+  // itself does not call it again.
+  using Callback = std::function<bool(std::uint64_t, StreamHandle)>;
+  virtual void on_out_of_memory(Callback callback) = 0;
   // Waits for all work, returns all memory. Live allocations become invalid. Later calls: Code::closed.
   virtual Status close() = 0;
   virtual bool closed() const = 0;
+  // Made before a fork of this process: its locks and its memory are the parent's, and every call is refused
+  // or comes to nothing without taking one of them.
+  bool inherited() const { return made_in_ != fork_generation(); }
 
   // ---- looking --------------------------------------------------------------------------------------
   virtual PoolStats stats() const = 0;
@@ -196,9 +203,10 @@ class Allocator {
   virtual std::vector<SegmentInfo> snapshot() const = 0;
   virtual Status info(Address address, BlockInfo* out) const = 0;  // of a live allocation, by its address
   virtual std::uint64_t live_bytes() const = 0;
-  virtual bool suspended(Address) const { return false; }  // the allocation at the address; quick
+  virtual bool any_suspended() const { return false; }     // waits for nothing
+  virtual bool suspended(Address) const { return false; }  // the allocation that holds the address
   virtual void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const = 0;
-  virtual void start_journal(std::uint32_t entries) = 0;  // 0 stops
+  virtual Status start_journal(std::uint32_t entries) = 0;  // 0 stops; invalid: more than kMostJournaled
   // From now on every event is kept until it is taken, up to `most` of them; 0 stops and forgets. What is
   // live, pending and reserved at that moment comes first, as if it had just been allocated.
   virtual void start_recording(std::uint64_t most) = 0;
@@ -214,7 +222,12 @@ class Allocator {
   static std::uint32_t fork_generation();
   static void watch_forks();  // starts the count; every pool does so when it is made
 
+ protected:
+  // False where this thread is inside a callback of this pool already.
+  bool call_back(const Callback& callback, std::uint64_t size, StreamHandle stream) const;
+
  private:
+  const std::uint32_t made_in_ = fork_generation();
   virtual bool begin_access() const = 0;
   virtual void end_access() const = 0;
 };

@@ -67,6 +67,7 @@ void Arena::end() {
 }
 
 Status Arena::close() {
+  if (pool_->inherited()) return {};  // its locks and events are the parent's
   const std::lock_guard closing(close_mutex_);
   if (closed_) return {};
   end();

@@ -59,7 +59,7 @@ Status DriverPool::open(std::shared_ptr<Backend> backend, const Source& source, 
   // What others reached before is not our peak.
   if (source.origin == Origin::shared_default)
     (void)driver->pool_get(handle, DriverPoolAttribute::reserved_mem_high, &(*out)->high_at_reset_);
-  if (config.journal != 0) (*out)->start_journal(config.journal);
+  if (config.journal != 0) (void)(*out)->start_journal(std::min(config.journal, kMostJournaled));
   return {};
 }
 
@@ -206,12 +206,12 @@ bool DriverPool::serve_host_wait(Request& request) {
 }
 
 bool DriverPool::serve_callbacks(Request& request) {
-  std::function<bool(std::uint64_t, StreamHandle)> callback;
+  Callback callback;
   {
     std::lock_guard lock(mutex_);
     callback = callback_;
   }
-  if (!callback || !callback(request.size, request.stream)) return false;
+  if (!callback || !call_back(callback, request.size, request.stream)) return false;
   if (serve_driver(request)) return true;
   return request.error.ok() && serve_host_wait(request);
 }
@@ -257,6 +257,24 @@ Status DriverPool::free_slow(Address address) {
   return status;
 }
 
+Status DriverPool::drop(Address address) {
+  if (closed()) return {Code::closed, 0, "free"};
+  free_kept();
+  const Access call(*this);
+  if (call.refused()) return {Code::closed, 0, "free"};
+  Block block;
+  if (Status status = remove(address, &block); !status.ok()) return status;
+  if (!give(address, block).ok()) keep_for_later(address, std::move(block));
+  return {};
+}
+
+// A block that has left the books and that the driver could not take yet.
+void DriverPool::keep_for_later(Address address, Block&& block) {
+  std::lock_guard lock(kept_->mutex);
+  kept_->ready.emplace(address, std::move(block));
+  kept_->any_ready.store(true, std::memory_order_relaxed);
+}
+
 // Undoes an allocation that the program has not seen.
 void DriverPool::take_back(Address address) {
   const Access call(*this);
@@ -300,9 +318,7 @@ Status DriverPool::give(Address address, Block& block) {
   const Status status = captured_stream(block, &captured, &capture);
   if (status.code == Code::capturing) {
     // The default stream cannot be used while others are captured: later.
-    std::lock_guard lock(kept_->mutex);
-    kept_->ready.emplace(address, std::move(block));
-    kept_->any_ready.store(true, std::memory_order_relaxed);
+    keep_for_later(address, std::move(block));
     return {};
   }
   if (!status.ok()) return status;
@@ -368,10 +384,7 @@ void DriverPool::free_kept() {
     kept_->any_ready.store(false, std::memory_order_relaxed);
   }
   for (auto& [address, block] : ready) {
-    if (give(address, block).ok()) continue;
-    std::lock_guard lock(kept_->mutex);  // the next call tries again
-    kept_->ready.emplace(address, std::move(block));
-    kept_->any_ready.store(true, std::memory_order_relaxed);
+    if (!give(address, block).ok()) keep_for_later(address, std::move(block));  // the next call tries again
   }
 }
 
@@ -482,24 +495,36 @@ Status DriverPool::trim(std::uint64_t keep, bool wait) {
 }
 
 Status DriverPool::set_limit(std::uint64_t bytes) {
-  if (closed()) return {Code::closed, 0, "limit"};
-  std::lock_guard lock(mutex_);
+  Lock lock;
+  if (Status status = open_for("limit", &lock); !status.ok()) return status;
   config_.limit = bytes;
   return {};
 }
 
 Status DriverPool::configure(const PoolConfig& config) {
-  if (closed()) return {Code::closed, 0, "configure"};
-  std::lock_guard lock(mutex_);
+  Lock lock;
+  if (Status status = open_for("configure", &lock); !status.ok()) return status;
   config_.limit = config.limit;
   config_.zero_on_allocate = config.zero_on_allocate;
   config_.zero_on_free = config.zero_on_free;
   return {};
 }
 
+// As Pool::enter and Pool::look.
+Status DriverPool::open_for(const char* call, Lock* lock) const {
+  if (!closed()) *lock = Lock(mutex_);
+  return closed() ? Status{Code::closed, 0, call} : Status{};
+}
+
+bool DriverPool::look(Lock* lock) const {
+  if (inherited()) return false;
+  *lock = Lock(mutex_);
+  return true;
+}
+
 PoolConfig DriverPool::config() const {
-  std::lock_guard lock(mutex_);
-  return config_;
+  Lock lock;
+  return look(&lock) ? config_ : PoolConfig{};
 }
 
 // The freeing stream is ordered behind all that the stream did; what it leaves is freed there.
@@ -558,9 +583,9 @@ void DriverPool::drop_books(StreamHandle stream) {
   streams_.erase(stream);
 }
 
-void DriverPool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) {
-  std::lock_guard lock(mutex_);
-  callback_ = std::move(callback);
+void DriverPool::on_out_of_memory(Callback callback) {
+  Lock lock;
+  if (look(&lock)) callback_.swap(callback);
 }
 
 Status DriverPool::close() {
@@ -764,8 +789,8 @@ BlockInfo DriverPool::describe(Address address, const Block& block, BlockState s
 }
 
 Status DriverPool::info(Address address, BlockInfo* out) const {
-  if (closed()) return {Code::closed, 0, "info"};
-  std::lock_guard lock(mutex_);
+  Lock lock;
+  if (Status status = open_for("info", &lock); !status.ok()) return status;
   const auto found = live_.find(address);
   if (found == live_.end()) return {Code::invalid, 0, "info"};
   *out = describe(address, found->second, BlockState::live);
@@ -773,8 +798,8 @@ Status DriverPool::info(Address address, BlockInfo* out) const {
 }
 
 std::uint64_t DriverPool::live_bytes() const {
-  std::lock_guard lock(mutex_);
-  return live_bytes_;
+  Lock lock;
+  return look(&lock) ? live_bytes_ : 0;
 }
 
 OutOfMemoryReport DriverPool::explain(const Request& request) const {
@@ -801,9 +826,10 @@ OutOfMemoryReport DriverPool::explain(const Request& request) const {
 }
 
 PoolStats DriverPool::stats() const {
-  std::lock_guard lock(mutex_);
-  look_at_driver();
   PoolStats stats;
+  Lock lock;
+  if (!look(&lock)) return stats;
+  look_at_driver();
   for (int kind = 0; kind < 2; ++kind) {
     stats.allocations[kind] = allocations_[kind];
     stats.bytes[kind] = bytes_[kind];
@@ -843,7 +869,8 @@ PoolStats DriverPool::stats() const {
 
 // The driver's own high-water mark starts anew, too, where the pool is ours alone.
 void DriverPool::reset_peak() {
-  std::lock_guard lock(mutex_);
+  Lock lock;
+  if (!look(&lock)) return;
   look_at_driver();
   for (int kind = 0; kind < 2; ++kind)
     for (Meter* meter : {&allocations_[kind], &bytes_[kind], &requested_[kind]}) meter->peak = meter->current;
@@ -858,7 +885,8 @@ void DriverPool::reset_peak() {
 }
 
 std::vector<SegmentInfo> DriverPool::snapshot() const {
-  std::lock_guard lock(mutex_);
+  Lock lock;
+  if (!look(&lock)) return {};
   std::map<Address, BlockInfo> blocks;
   for (const auto& [address, block] : live_)
     blocks.emplace(address, describe(address, block, BlockState::live));
@@ -882,17 +910,22 @@ std::vector<SegmentInfo> DriverPool::snapshot() const {
   return segments;
 }
 
-void DriverPool::start_journal(std::uint32_t entries) {
-  std::lock_guard lock(mutex_);
+Status DriverPool::start_journal(std::uint32_t entries) {
+  if (entries > kMostJournaled) return {Code::invalid, 0, "journal"};
+  Lock lock;
+  if (Status status = open_for("journal", &lock); !status.ok()) return status;
   config_.journal = entries;
   for (auto& [handle, books] : streams_)
     books.journal = entries == 0 ? nullptr : std::make_unique<JournalRing>(entries);
   old_journal_ = entries == 0 ? nullptr : std::make_unique<JournalRing>(entries);
   old_dropped_ = 0;
+  return {};
 }
 
 void DriverPool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const {
-  std::lock_guard lock(mutex_);
+  *dropped = 0;
+  Lock lock;
+  if (!look(&lock)) return;
   *dropped = old_dropped_;
   const auto read = [&](const std::unique_ptr<JournalRing>& ring) {
     if (ring == nullptr) return;
@@ -906,7 +939,8 @@ void DriverPool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped)
 }
 
 void DriverPool::start_recording(std::uint64_t most) {
-  std::lock_guard lock(mutex_);
+  Lock lock;
+  if (!look(&lock)) return;
   recording_ = most == 0 ? nullptr : std::make_shared<Recording>(most);
   tape_ = recording_ == nullptr ? nullptr : recording_->tape();
   if (reserved_.current != 0) record(0, Action::grow, 0, reserved_.current, 0, 0);
@@ -915,22 +949,20 @@ void DriverPool::start_recording(std::uint64_t most) {
 }
 
 void DriverPool::mark(std::uint64_t number) {
-  if (closed()) return;
-  std::lock_guard lock(mutex_);
-  record(0, Action::mark, 0, number, 0, 0);
+  Lock lock;
+  if (open_for("mark", &lock).ok()) record(0, Action::mark, 0, number, 0, 0);
 }
 
 std::uint64_t DriverPool::take_recorded(std::vector<JournalEntry>& out) {
-  std::vector<JournalChunk> taken;
-  std::unique_lock lock(mutex_);
+  Lock lock;
+  if (!look(&lock) || recording_ == nullptr) return 0;
   const std::shared_ptr<Recording> recording = recording_;
-  if (recording == nullptr) return 0;
   look_at_driver();
-  const std::uint64_t dropped = tape_->take(taken);
+  std::vector<JournalTape::Taken> taken;
+  taken.push_back(tape_->take());
   const std::uint64_t complete = sequence_;
   lock.unlock();
-  recording->merge(taken, complete, out);
-  return dropped;
+  return recording->merge(taken, complete, out);
 }
 
 // Invariants
@@ -938,8 +970,8 @@ std::uint64_t DriverPool::take_recorded(std::vector<JournalEntry>& out) {
 //   blocks do not overlap, and each lies in what the driver gave for it
 //   a pool of our own: the driver's `used` >= Σ taken of live blocks that no graph allocated
 bool DriverPool::check(std::string* why) const {
-  if (closed()) return true;
-  std::lock_guard lock(mutex_);
+  Lock lock;
+  if (!open_for("check", &lock).ok()) return true;
   const auto broken = [why](const char* what) {
     if (why != nullptr) *why = what;
     return false;

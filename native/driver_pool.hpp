@@ -52,6 +52,7 @@ class DriverPool final : public Allocator {
   Status allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle stream, std::uint32_t tag,
                         std::vector<Address>& out, OutOfMemoryReport* report) override;
   Status free_slow(Address address) override;
+  Status drop(Address address) override;
   Status record_stream(Address address, StreamHandle stream) override;
 
   // ---- housekeeping ---------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ class DriverPool final : public Allocator {
   Status configure(const PoolConfig& config) override;  // limit and zeroing
   PoolConfig config() const override;
   Status retire_stream(StreamHandle stream) override;
-  void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) override;
+  void on_out_of_memory(Callback callback) override;
   Status close() override;
   bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
 
@@ -72,7 +73,7 @@ class DriverPool final : public Allocator {
   Status info(Address address, BlockInfo* out) const override;
   std::uint64_t live_bytes() const override;
   void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const override;
-  void start_journal(std::uint32_t entries) override;
+  Status start_journal(std::uint32_t entries) override;
   void start_recording(std::uint64_t most) override;
   void mark(std::uint64_t number) override;
   std::uint64_t take_recorded(std::vector<JournalEntry>& out) override;
@@ -143,6 +144,8 @@ class DriverPool final : public Allocator {
   DriverPool(std::shared_ptr<Backend> backend, DriverPoolBackend* driver, const Source& source,
              const PoolConfig& config);
 
+  Status open_for(const char* call, Lock* lock) const;
+  bool look(Lock* lock) const;
   bool climb(Request& request);
   bool serve_driver(Request& request);
   bool serve_host_wait(Request& request);
@@ -163,6 +166,7 @@ class DriverPool final : public Allocator {
   Status give_on(Address address, Block& block, StreamHandle stream);
   Status captured_stream(const Block& block, StreamHandle* stream, CaptureId* capture) const;
   Status keep_for_capture(Address address, Block& block, StreamHandle captured);
+  void keep_for_later(Address address, Block&& block);
   void free_kept();
   Status freeing_stream(StreamHandle* out);
   Status wait_behind(StreamHandle waiter, StreamHandle stream);
@@ -197,7 +201,7 @@ class DriverPool final : public Allocator {
   EventPool events_;
   StreamHandle freeing_ = 0;  // the private stream; 0: not made yet
   std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();
-  std::function<bool(std::uint64_t, StreamHandle)> callback_;
+  Callback callback_;
   std::uint64_t live_bytes_ = 0;
   std::uint64_t promised_ = 0;  // bytes asked of the driver, not yet in the books
   std::uint64_t peak_live_ = 0;

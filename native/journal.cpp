@@ -40,27 +40,26 @@ bool JournalTape::turn() {
   return true;
 }
 
-std::uint64_t JournalTape::take(std::vector<JournalChunk>& out) {
-  std::move(full_.begin(), full_.end(), std::back_inserter(out));
-  full_.clear();
-  if (!last_.empty()) out.push_back(std::exchange(last_, {}));
-  return std::exchange(dropped_, 0);
-}
-
-void Recording::merge(std::vector<JournalChunk>& taken, std::uint64_t complete,
-                      std::vector<JournalEntry>& out) {
+std::uint64_t Recording::merge(std::vector<JournalTape::Taken>& taken, std::uint64_t complete,
+                               std::vector<JournalEntry>& out) {
   const auto earlier = [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; };
   const auto at = [&out](std::size_t i) { return out.begin() + static_cast<std::ptrdiff_t>(i); };
   // A tape is in order by itself, so that there are about as many runs as tapes.
   std::vector<std::size_t> runs{out.size()};
   out.insert(out.end(), early_.begin(), early_.end());
-  for (JournalChunk& chunk : taken) {
+  std::uint64_t dropped = 0;
+  const auto append = [&](JournalChunk& chunk) {
+    if (chunk.empty()) return;
     const std::size_t middle = out.size();
     out.insert(out.end(), chunk.begin(), chunk.end());
     chunks_->give_back(std::move(chunk));
     if (middle > runs.back() && earlier(out[middle], out[middle - 1])) runs.push_back(middle);
+  };
+  for (JournalTape::Taken& tape : taken) {
+    for (JournalChunk& chunk : tape.full) append(chunk);
+    append(tape.last);
+    dropped += tape.dropped;
   }
-  taken.clear();
   while (runs.size() > 1) {
     std::vector<std::size_t> merged;
     for (std::size_t i = 0; i < runs.size(); i += 2) {
@@ -76,6 +75,7 @@ void Recording::merge(std::vector<JournalChunk>& taken, std::uint64_t complete,
   const auto beyond = std::lower_bound(at(runs[0]), out.end(), bound, earlier);
   early_.assign(beyond, out.end());
   out.erase(beyond, out.end());
+  return dropped;
 }
 
 }  // namespace vram

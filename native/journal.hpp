@@ -5,8 +5,10 @@
 
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
+#include "slab.hpp"
 #include "types.hpp"
 
 namespace vram {
@@ -39,18 +41,20 @@ class JournalRing {
  public:
   explicit JournalRing(std::size_t capacity) : entries_(capacity) {}
   void add(const JournalEntry& entry) {
-    entries_[next_ % entries_.size()] = entry;
+    entries_[next_ % entries_.capacity()] = entry;
     ++next_;
   }
-  std::uint64_t dropped() const { return next_ > entries_.size() ? next_ - entries_.size() : 0; }
+  std::uint64_t dropped() const { return next_ > entries_.capacity() ? next_ - entries_.capacity() : 0; }
   void copy_to(std::vector<JournalEntry>& out) const {
-    for (std::uint64_t i = dropped(); i < next_; ++i) out.push_back(entries_[i % entries_.size()]);
+    for (std::uint64_t i = dropped(); i < next_; ++i) out.push_back(entries_[i % entries_.capacity()]);
   }
 
  private:
-  std::vector<JournalEntry> entries_;
+  LazyArray<JournalEntry> entries_;  // costs memory as it fills
   std::uint64_t next_ = 0;
 };
+// Entries of a ring, at most: 1 GiB for each stream.
+inline constexpr std::uint32_t kMostJournaled = std::uint32_t{1} << 24;
 
 // A piece of a tape: entries in order, with room for kChunkEntries.
 using JournalChunk = std::vector<JournalEntry>;
@@ -83,8 +87,16 @@ class JournalTape {
     // The next lock would wait for a store into memory that no cache has.
     __builtin_prefetch(last_.data() + last_.size() + kAhead, 1);
   }
-  // Moves everything to the end of `out`; returns how many events were dropped since the last time.
-  std::uint64_t take(std::vector<JournalChunk>& out);
+  // Everything since the last time, in order. Allocates nothing.
+  struct Taken {
+    std::vector<JournalChunk> full;
+    JournalChunk last;
+    std::uint64_t dropped = 0;
+  };
+  Taken take() {
+    return {std::exchange(full_, {}), last_.empty() ? JournalChunk() : std::exchange(last_, {}),
+            std::exchange(dropped_, 0)};
+  }
 
  private:
   bool turn();
@@ -105,8 +117,10 @@ class Recording {
  public:
   explicit Recording(std::uint64_t most) : chunks_(std::make_shared<JournalChunks>(most)) {}
   std::unique_ptr<JournalTape> tape() const { return std::make_unique<JournalTape>(chunks_); }
-  // Appends to `out` all events below `complete`, by sequence. `taken` is what the tapes gave.
-  void merge(std::vector<JournalChunk>& taken, std::uint64_t complete, std::vector<JournalEntry>& out);
+  // Appends to `out` all events below `complete`, by sequence; returns how many were dropped. `taken` is what
+  // the tapes gave.
+  std::uint64_t merge(std::vector<JournalTape::Taken>& taken, std::uint64_t complete,
+                      std::vector<JournalEntry>& out);
 
  private:
   std::shared_ptr<JournalChunks> chunks_;

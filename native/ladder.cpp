@@ -243,7 +243,7 @@ Index Pool::serve_callbacks(Request& request) {
   if (!callback_) return 0;
   const auto callback = callback_;
   request.lock->unlock();
-  const bool again = callback(request.size, request.stream->handle);
+  const bool again = call_back(callback, request.size, request.stream->handle);
   request.lock->lock();
   if (closed()) {
     request.error = {Code::closed, 0, "allocate"};

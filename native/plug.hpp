@@ -29,8 +29,8 @@ class Plug {
   // Sets the pool of a device that is used for the first time; called without any lock.
   using Make = void (*)(int device);
   static void set_make(Make make);
-  // Has the streams of the other library that are never destroyed adopted (Backend::stream_adopt); called once
-  // for a device, before a stream other than the default one is first used there, without any lock.
+  // Has the streams of the other library that are never destroyed adopted (Backend::stream_adopt); called
+  // once for a device, before a stream other than the default one is first used there, without any lock.
   using Adopt = void (*)(int device);
   static void set_adopt(Adopt adopt);
   // Says what every allocation is filed under; called without any lock. Null: under no tag.

@@ -48,6 +48,16 @@ PlacementOptions affordable(PlacementOptions options) {
 
 std::uint32_t Allocator::fork_generation() { return forks.load(std::memory_order_relaxed); }
 
+bool Allocator::call_back(const Callback& callback, std::uint64_t size, StreamHandle stream) const {
+  thread_local std::vector<const Allocator*> inside;
+  if (std::find(inside.begin(), inside.end(), this) != inside.end()) return false;
+  struct Inside {
+    explicit Inside(const Allocator* pool) { inside.push_back(pool); }
+    ~Inside() { inside.pop_back(); }
+  } const here(this);
+  return callback(size, stream);
+}
+
 void Allocator::watch_forks() {
   static const int registered =
       pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
@@ -67,7 +77,7 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
   generation_.store(fork_generation(), std::memory_order_relaxed);
   gate_.store(fork_generation(), std::memory_order_relaxed);
   arrange_ladder();
-  if (config.journal != 0) start_journal(config.journal);
+  if (config.journal != 0) (void)start_journal(std::min(config.journal, kMostJournaled));
 }
 
 Pool::~Pool() {
@@ -210,10 +220,12 @@ StreamState* Pool::foreign_of(const Named& named, std::unique_lock<std::mutex>& 
 StreamState* Pool::journaled(StreamState* stream, Status* why) {
   if (stream == nullptr) *why = {Code::unsupported, 0, kTooManyStreams};
   if (stream == nullptr || (config_.journal == 0 && recording_ == nullptr)) return stream;
+  auto ring = config_.journal != 0 ? std::make_unique<JournalRing>(config_.journal) : nullptr;
+  auto tape = recording_ != nullptr ? recording_->tape() : nullptr;
   std::lock_guard guard(stream->lock);
-  if (config_.journal != 0) stream->journal = std::make_unique<JournalRing>(config_.journal);
+  stream->journal.swap(ring);
   // One that had another handle before may have events that were not taken yet.
-  if (recording_ != nullptr && stream->tape == nullptr) stream->tape = recording_->tape();
+  if (stream->tape == nullptr) stream->tape.swap(tape);
   stream->journaling = true;
   return stream;
 }
@@ -658,7 +670,8 @@ void Pool::take_live(Index i, StreamState& owner, Action action) {
   note(owner, action, segments_.address_of(block), block.requested, block.tag, block.serial);
 }
 
-Status Pool::free_slow(Address address) {
+// Where zeroing fails the block stays live; one that is dropped is pending until it could be zeroed.
+Status Pool::take_from_program(Address address, bool dropped) {
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("free", &lock); !status.ok()) return status;
   if (planned_steps_ != nullptr) {
@@ -669,12 +682,17 @@ Status Pool::free_slow(Address address) {
     return {Code::invalid, 0, "free"};
   open_cache(address);
   if (try_free_cached(address)) return {};
-  if (zero_on_free_.load(std::memory_order_relaxed))
-    if (Status status = zero(address); !status.ok()) return status;
+  Status zeroed;
+  if (zero_on_free_.load(std::memory_order_relaxed)) zeroed = zero(address);
+  if (!zeroed.ok() && (!dropped || zeroed.code == Code::invalid)) return zeroed;
   bool suspended = false;
   const Index block = claim_for_free(address, &suspended);
   if (block == 0) return {Code::invalid, 0, "free"};
-  let_go(block, suspended);
+  if (zeroed.ok()) {
+    let_go(block, suspended);
+  } else {
+    make_pending(block);
+  }
   keep_idle_limit();
   verify();
   return {};
@@ -784,7 +802,10 @@ void Pool::requeue(PendingBlock&& pending) {
   Tick tick = &owner == &home ? pending.tick : 0;
   if (zero_on_free_.load(std::memory_order_relaxed) && !pending.zeroed) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
-    (void)fill_resident(block, zeroing.handle);
+    if (!fill_resident(block, zeroing.handle).ok()) {
+      unzeroed_.push_back(std::move(pending));
+      return;
+    }
     tick = home.owe();
     if (&zeroing != &home || segments_.growing(block)) {
       pending.zeroed = true;
@@ -817,6 +838,7 @@ void Pool::complete_passed() {
     }
     return false;
   });
+  for (PendingBlock& pending : std::exchange(unzeroed_, {})) requeue(std::move(pending));
   fences_.watched().each([this](std::uint16_t number) {
     StreamState& stream = streams_[number];
     std::deque<PendingBlock> waiting;
@@ -831,6 +853,12 @@ void Pool::complete_passed() {
 Status Pool::enter(const char* call, std::unique_lock<std::mutex>* lock) const {
   if (!closed()) *lock = std::unique_lock(mutex_);
   return closed() ? Status{Code::closed, 0, call} : Status{};
+}
+
+bool Pool::look(std::unique_lock<std::mutex>* lock) const {
+  if (inherited()) return false;
+  *lock = std::unique_lock(mutex_);
+  return true;
 }
 
 // Sends cached blocks home; true if there were any.
@@ -1068,8 +1096,8 @@ Status Pool::configure(const PoolConfig& config) {
 }
 
 PoolConfig Pool::config() const {
-  std::lock_guard lock(mutex_);
-  return config_;
+  std::unique_lock<std::mutex> lock;
+  return look(&lock) ? config_ : PoolConfig{};
 }
 
 Status Pool::retire_stream(StreamHandle handle) {
@@ -1116,6 +1144,8 @@ Status Pool::retire(StreamState& stream, std::unique_lock<std::mutex>& lock) {
     if (closed()) return {};
     if (!status.ok()) return status;
     fences_.pass(stream, tick);
+    // Another thread may have retired it meanwhile; what the handle means since then is not about to go.
+    if ((stream.foreign ? streams_.find_foreign(handle) : streams_.find(handle)) != &stream) return {};
   }
   // Graphs captured on it go on in the order of the default stream, which waits for what was done with them.
   for (std::uint16_t number : graphs_) {
@@ -1185,9 +1215,9 @@ void Pool::let_leave() {
   });
 }
 
-void Pool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) {
-  std::lock_guard lock(mutex_);
-  callback_ = std::move(callback);
+void Pool::on_out_of_memory(Callback callback) {
+  std::unique_lock<std::mutex> lock;
+  if (look(&lock)) callback_.swap(callback);
 }
 
 // From here on no fast path of a stream has any effect: they look for cached blocks, and at `shut`, under
@@ -1242,6 +1272,7 @@ Status Pool::close() {
   ended = std::move(ahead_);
   note_reserved(streams_[0]);
   pending_.current = pending_blocks_ = 0;
+  unzeroed_.clear();
   return status;
 }
 

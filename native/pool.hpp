@@ -50,7 +50,8 @@ class Pool final : public Allocator {
     return free_slow(address);
   }
   bool try_free_cached(Address address);
-  Status free_slow(Address address) override;
+  Status free_slow(Address address) override { return take_from_program(address, false); }
+  Status drop(Address address) override { return take_from_program(address, true); }
   Status record_stream(Address address, StreamHandle stream) override;
 
   // ---- growable buffers (growable.cpp) ---------------------------------------------------------------
@@ -77,7 +78,7 @@ class Pool final : public Allocator {
   PoolConfig config() const override;
   // Its memory goes to the default stream once its work has finished.
   Status retire_stream(StreamHandle stream) override;
-  void on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle)> callback) override;
+  void on_out_of_memory(Callback callback) override;
   Status close() override;
   static constexpr const char* kTooManyStreams = "streams";
   bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
@@ -94,16 +95,8 @@ class Pool final : public Allocator {
                  std::uint64_t* given, OutOfMemoryReport* short_of);
   // Backs them again and returns when their contents are there. On failure they stay suspended.
   Status resume(const Wanted& wanted, std::uint64_t* taken, OutOfMemoryReport* report);
-  bool suspended(Address address) const override {
-    if (suspended_blocks_.load(std::memory_order_relaxed) == 0) [[likely]]
-      return false;
-    Index i = segments_.find(address);
-    if (i == 0) {  // inside an allocation, as the pieces of arenas are
-      std::lock_guard lock(mutex_);
-      i = segments_.containing(address);
-    }
-    return i != 0 && segments_.blocks()[i].is(BlockState::suspended);
-  }
+  bool any_suspended() const override { return suspended_blocks_.load(std::memory_order_relaxed) != 0; }
+  bool suspended(Address address) const override;
 
   // ---- heaps: memory apart, for graphs ---------------------------------------------------------------
   // From begin to end, allocations on the streams that `serves` names come from memory that nobody else is
@@ -133,7 +126,7 @@ class Pool final : public Allocator {
   // cost.
   std::uint64_t steps() const;
   void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const override;
-  void start_journal(std::uint32_t entries) override;
+  Status start_journal(std::uint32_t entries) override;
   void start_recording(std::uint64_t most) override;
   void mark(std::uint64_t number) override;
   std::uint64_t take_recorded(std::vector<JournalEntry>& out) override;
@@ -219,6 +212,8 @@ class Pool final : public Allocator {
   // Takes the mutex for a call of that name, unless the pool is closed. That is asked before, as in the child
   // of a fork the lock is the parent's, and after, as others may have closed the pool meanwhile.
   Status enter(const char* call, std::unique_lock<std::mutex>* lock) const;
+  // The same for calls that also look at a closed pool. False in the child of a fork, without the mutex.
+  bool look(std::unique_lock<std::mutex>* lock) const;
   bool drain(StreamState& stream, const Sizes& sizes = kAllSizes, bool ask = true);
   void drain_all();
   void send_home(bool ask);
@@ -256,6 +251,7 @@ class Pool final : public Allocator {
   Status retake(Index strip, Units units, std::uint32_t tag, bool* taken);
   void shrink(Index strip, Units units);
   void give_up(Index block);
+  Status take_from_program(Address address, bool dropped);
   Index claim_for_free(Address address, bool* suspended);
   void let_go(Index block, bool suspended);
   void let_go_suspended(Index block);
@@ -276,6 +272,7 @@ class Pool final : public Allocator {
   BlockInfo describe(const Block& block) const;
   void verify() const;
 
+  class Standstill;
   struct Saved;
   class Copies;
   // One suspend, resume or close at a time. Not ours(): this thread has the turn already, in a callback of
@@ -359,7 +356,7 @@ class Pool final : public Allocator {
   std::atomic<Planned*> planned_{nullptr};                      // the same, for readers without the mutex
   bool planning_ = false;                                       // from the first step to planned_close
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
-  std::function<bool(std::uint64_t, StreamHandle)> callback_;
+  Callback callback_;
   std::atomic<std::uint64_t> sequence_{0};
   std::shared_ptr<Recording> recording_;  // null: none
   // Fast-path copies of settings, read without a lock.
@@ -381,9 +378,10 @@ class Pool final : public Allocator {
   Meter segment_count_;
   Meter pending_;
   std::uint64_t pending_blocks_ = 0;
-  bool operating_ = false;   // a suspend or resume is under way: what it works on stays as it is
-  std::vector<Index> late_;  // blocks freed meanwhile, in state moving
-  Contents contents_;        // of suspended blocks
+  std::vector<PendingBlock> unzeroed_;  // pending, because the device failed to zero them
+  bool operating_ = false;              // a suspend or resume is under way: what it works on stays as it is
+  std::vector<Index> late_;             // blocks freed meanwhile, in state moving
+  Contents contents_;                   // of suspended blocks
   std::atomic<std::uint64_t> suspended_blocks_{0};
   std::mutex turn_;  // see Turn; taken before the mutex
   std::atomic<std::thread::id> whose_turn_{};

@@ -199,12 +199,12 @@ Status Pool::planned_close() {
 
 PlannedReport Pool::planned_report() const {
   const Planned* const steps = planned_.load(std::memory_order_acquire);
-  return steps == nullptr ? PlannedReport{} : steps->report();
+  return steps == nullptr || inherited() ? PlannedReport{} : steps->report();
 }
 
 std::vector<PlannedLayout> Pool::planned_layouts() const {
   const Planned* const steps = planned_.load(std::memory_order_acquire);
-  return steps == nullptr ? std::vector<PlannedLayout>{} : steps->layouts();
+  return steps == nullptr || inherited() ? std::vector<PlannedLayout>{} : steps->layouts();
 }
 
 }  // namespace vram

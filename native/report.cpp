@@ -57,41 +57,87 @@ JournalEntry Pool::entry(const StreamState& stream, Action action, Address addre
   return event;
 }
 
-void Pool::start_journal(std::uint32_t entries) {
-  std::lock_guard lock(mutex_);
+// While it exists, every stream stands still without its lock being held: the fast paths find a ceiling that
+// nothing fits under and a cache that takes no more blocks, and go to the mutex, which the caller has. So a
+// look at all blocks sees one moment, and whoever allocates meanwhile sleeps instead of spinning.
+class Pool::Standstill {
+ public:
+  // pre: the mutex is held, here and when it goes.
+  explicit Standstill(const Pool& pool) : pool_(pool), ceilings_(pool.streams_.size()) {
+    each([](StreamState& stream, std::uint64_t& ceiling) {
+      ceiling = std::exchange(stream.ceiling, 0);
+      stream.shut_for(StreamState::kStanding);
+    });
+  }
+  ~Standstill() {
+    each([](StreamState& stream, std::uint64_t& ceiling) {
+      stream.ceiling = ceiling;
+      stream.open_for(StreamState::kStanding);
+    });
+  }
+  Standstill(const Standstill&) = delete;
+  Standstill& operator=(const Standstill&) = delete;
+  std::uint64_t ceiling(std::uint32_t number) const { return ceilings_[number]; }
+
+ private:
+  template <typename Do>
+  void each(Do apply) {
+    for (std::uint32_t n = 0; n < ceilings_.size(); ++n) {
+      StreamState& stream = pool_.streams_[static_cast<std::uint16_t>(n)];
+      std::lock_guard guard(stream.lock);
+      apply(stream, ceilings_[n]);
+    }
+  }
+
+  const Pool& pool_;
+  std::vector<std::uint64_t> ceilings_;
+};
+
+Status Pool::start_journal(std::uint32_t entries) {
+  if (entries > kMostJournaled) return {Code::invalid, 0, "journal"};
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("journal", &lock); !status.ok()) return status;
+  std::vector<std::unique_ptr<JournalRing>> rings(streams_.size());  // all of them or none
+  for (auto& ring : rings) ring = entries != 0 ? std::make_unique<JournalRing>(entries) : nullptr;
+  config_.journal = entries;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    auto ring = entries != 0 ? std::make_unique<JournalRing>(entries) : nullptr;
     std::lock_guard guard(stream.lock);
-    stream.journal.swap(ring);
+    stream.journal.swap(rings[n]);
     stream.journaling = stream.journal != nullptr || stream.tape != nullptr;
   }
-  config_.journal = entries;  // last: where there is no memory for the rings, new streams do not try, either
+  return {};
 }
 
 void Pool::start_recording(std::uint64_t most) {
-  std::vector<std::unique_ptr<JournalTape>> old;
-  std::lock_guard lock(mutex_);
+  std::vector<std::unique_ptr<JournalTape>> tapes;  // the new ones, then the old ones
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return;
   recording_ = most == 0 ? nullptr : std::make_shared<Recording>(most);
-  // All streams stand still, so that what is there and what comes after add up.
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.lock();
+  for (std::uint32_t n = 0; n < streams_.size(); ++n)
+    tapes.push_back(recording_ == nullptr ? nullptr : recording_->tape());
+  const Standstill still(*this);  // so that what is there and what comes after add up
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    old.push_back(std::exchange(stream.tape, recording_ == nullptr ? nullptr : recording_->tape()));
+    std::lock_guard guard(stream.lock);
+    stream.tape.swap(tapes[n]);
     stream.journaling = stream.journal != nullptr || stream.tape != nullptr;
   }
   if (recording_ != nullptr) record_what_is_there();
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.unlock();
 }
 
 void Pool::record_what_is_there() {
-  const auto record = [this](Action action, const Block& block) {
-    StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
-    owner.tape->add(
-        entry(owner, action, segments_.address_of(block), block.requested, block.tag, block.serial));
+  // Under the lock: a mark may come at any time.
+  const auto add = [this](StreamState& stream, Action action, Address address, std::uint64_t bytes,
+                          std::uint32_t tag, std::uint32_t serial) {
+    std::lock_guard guard(stream.lock);
+    stream.tape->add(entry(stream, action, address, bytes, tag, serial));
   };
-  StreamState& first = streams_[0];
-  if (reserved_.current != 0) first.tape->add(entry(first, Action::grow, 0, reserved_.current, 0, 0));
+  const auto record = [&](Action action, const Block& block) {
+    add(streams_[block.owner.load(std::memory_order_relaxed)], action, segments_.address_of(block),
+        block.requested, block.tag, block.serial);
+  };
+  if (reserved_.current != 0) add(streams_[0], Action::grow, 0, reserved_.current, 0, 0);
   for (Index i = 1; i < segments_.blocks().end(); ++i)
     if (const Block& block = segments_.blocks()[i];
         block.is(BlockState::live) || block.is(BlockState::suspended))
@@ -111,32 +157,37 @@ void Pool::mark(std::uint64_t number) {
 }
 
 std::uint64_t Pool::take_recorded(std::vector<JournalEntry>& out) {
-  std::vector<JournalChunk> taken;
-  std::uint64_t dropped = 0;
-  std::unique_lock lock(mutex_);
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock) || recording_ == nullptr) return 0;
   const std::shared_ptr<Recording> recording = recording_;
-  if (recording == nullptr) return 0;
-  const std::uint64_t complete = sequence_.load(std::memory_order_relaxed);  // before any tape is taken
+  std::vector<JournalTape::Taken> taken(streams_.size());
+  // Relaxed is enough. An event takes its number under its stream's lock. If it does so after we have had
+  // that lock, this load happens before it, and the number is not below what was loaded; else it is on the
+  // tape.
+  const std::uint64_t complete = sequence_.load(std::memory_order_relaxed);
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     std::lock_guard guard(stream.lock);
-    if (stream.tape != nullptr) dropped += stream.tape->take(taken);
+    if (stream.tape != nullptr) taken[n] = stream.tape->take();
   }
   lock.unlock();
-  recording->merge(taken, complete, out);
-  return dropped;
+  return recording->merge(taken, complete, out);
 }
 
 void Pool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const {
-  std::lock_guard lock(mutex_);
   *dropped = 0;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    std::lock_guard guard(stream.lock);
-    if (stream.journal == nullptr) continue;
-    stream.journal->copy_to(out);
-    *dropped += stream.journal->dropped();
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return;
+  {
+    const Standstill still(*this);
+    for (std::uint32_t n = 0; n < streams_.size(); ++n) {
+      const StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+      if (stream.journal == nullptr) continue;
+      stream.journal->copy_to(out);
+      *dropped += stream.journal->dropped();
+    }
   }
+  lock.unlock();
   std::sort(out.begin(), out.end(),
             [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; });
 }
@@ -151,9 +202,11 @@ OutOfMemoryReport Pool::explain(const Request& request) const {
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     const auto number = static_cast<std::uint16_t>(n);
     StreamState& stream = streams_[number];
-    std::lock_guard guard(stream.lock);
-    report.live += stream.live;
-    report.cached += stream.cache.bytes();
+    {
+      std::lock_guard guard(stream.lock);
+      report.live += stream.live;
+      report.cached += stream.cache.bytes();
+    }
     (&stream == request.stream ? report.free_pages : report.free_elsewhere) +=
         segments_.free_page_bytes(number);
     report.largest_free = std::max(report.largest_free, segments_.largest_free(number));
@@ -167,8 +220,9 @@ OutOfMemoryReport Pool::explain(const Request& request) const {
 }
 
 PoolStats Pool::stats() const {
-  std::lock_guard lock(mutex_);
   PoolStats stats;
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return stats;
   const auto sum = [](Meter& into, const Meter& from) {
     into.current += from.current;
     into.peak += from.peak;
@@ -177,13 +231,19 @@ PoolStats Pool::stats() const {
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     const auto number = static_cast<std::uint16_t>(n);
     StreamState& stream = streams_[number];
-    std::lock_guard guard(stream.lock);
-    for (int kind = 0; kind < 2; ++kind) {
-      sum(stats.allocations[kind], stream.allocations[kind]);
-      sum(stats.bytes[kind], stream.bytes[kind]);
-      sum(stats.requested[kind], stream.requested[kind]);
-    }
     StreamStats each;
+    {
+      std::lock_guard guard(stream.lock);
+      for (int kind = 0; kind < 2; ++kind) {
+        sum(stats.allocations[kind], stream.allocations[kind]);
+        sum(stats.bytes[kind], stream.bytes[kind]);
+        sum(stats.requested[kind], stream.requested[kind]);
+      }
+      each.live = stream.live;
+      each.cached = stream.cache.bytes();
+      stats.cached_blocks += stream.cache.count();
+      stats.hits += stream.hits;
+    }
     for (Band band = 0; band < kBands; ++band) {
       const FreeIndex& index = segments_.free_blocks(number, band);
       each.free += index.bytes();
@@ -191,16 +251,12 @@ PoolStats Pool::stats() const {
     }
     stats.largest_free = std::max(stats.largest_free, segments_.largest_free(number));
     each.handle = stream.handle;
-    each.live = stream.live;
-    each.cached = stream.cache.bytes();
     each.pending_blocks = stream.waiting.size();
     each.retired = stream.retired;
     stats.streams.push_back(each);
-    stats.live += stream.live;
-    stats.cached += stream.cache.bytes();
-    stats.cached_blocks += stream.cache.count();
+    stats.live += each.live;
+    stats.cached += each.cached;
     stats.free_page_bytes += segments_.free_page_bytes(number);
-    stats.hits += stream.hits;
   }
   stats.peak_live = peak_live_;
   stats.peak_active = std::max(peak_active_, peak_live_);
@@ -224,8 +280,9 @@ PoolStats Pool::stats() const {
 }
 
 std::uint64_t Pool::live_bytes() const {
-  std::lock_guard lock(mutex_);
   std::uint64_t live = 0;
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return live;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
     std::lock_guard guard(stream.lock);
@@ -241,7 +298,8 @@ std::uint64_t Pool::steps() const {
 }
 
 void Pool::reset_peak() {
-  std::lock_guard lock(mutex_);
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return;
   std::uint64_t live = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
@@ -288,7 +346,8 @@ Status Pool::find(Address address, BlockInfo* out) const {
   if (closed()) return {Code::closed, 0, "find"};
   if (const Planned* const steps = planned_.load(std::memory_order_acquire))
     if (steps->find(address, true, out)) return {};
-  std::lock_guard lock(mutex_);
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("find", &lock); !status.ok()) return status;
   const Index i = segments_.containing(address);
   if (i == 0) return {Code::invalid, 0, "find"};
   const Block& block = segments_.blocks()[i];
@@ -299,10 +358,22 @@ Status Pool::find(Address address, BlockInfo* out) const {
   return {};
 }
 
+bool Pool::suspended(Address address) const {
+  if (!any_suspended()) [[likely]]
+    return false;
+  Index i = segments_.find(address);
+  if (i == 0) {  // inside an allocation, as the pieces of arenas are
+    std::unique_lock<std::mutex> lock;
+    if (look(&lock)) i = segments_.containing(address);
+  }
+  return i != 0 && segments_.blocks()[i].is(BlockState::suspended);
+}
+
 std::vector<SegmentInfo> Pool::snapshot() const {
-  std::lock_guard lock(mutex_);
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.lock();
   std::vector<SegmentInfo> all;
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return all;
+  const Standstill still(*this);
   for (Index s = 1; s < segments_.segments().end(); ++s) {
     const Segment& segment = segments_.segments()[s];
     if (segment.units == 0) continue;
@@ -316,14 +387,13 @@ std::vector<SegmentInfo> Pool::snapshot() const {
       info.blocks.push_back(describe(segments_.blocks()[b]));
     all.push_back(std::move(info));
   }
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.unlock();
   return all;
 }
 
 bool Pool::check(std::string* why) const {
-  std::lock_guard lock(mutex_);
-  if (closed()) return true;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) streams_[static_cast<std::uint16_t>(n)].lock.lock();
+  std::unique_lock<std::mutex> lock;
+  if (!enter("check", &lock).ok()) return true;
+  const Standstill still(*this);
   bool good = segments_.check(why);
   std::vector<std::uint64_t> live(streams_.size(), 0);
   std::vector<std::uint64_t> cached(streams_.size(), 0);
@@ -371,17 +441,17 @@ bool Pool::check(std::string* why) const {
   std::uint64_t ceilings = 0;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+    const std::uint64_t ceiling = still.ceiling(n);
     const bool tight = (stream.shut[0] & stream.shut[1] & StreamState::kTight) != 0;
     const bool listed = !(stream.cache.has_small() && (stream.shut[0] & StreamState::kUnlisted) != 0) &&
                         !(stream.cache.has_large() && (stream.shut[1] & StreamState::kUnlisted) != 0);
     const bool agrees = stream.live == live[n] && stream.cache.bytes() == cached[n] &&
-                        stream.live <= stream.ceiling && listed && (!tight || stream.live == stream.ceiling);
+                        stream.live <= ceiling && listed && (!tight || stream.live == ceiling);
     if (good && !agrees) {
       good = false;
       if (why != nullptr) *why = "accounts of stream #" + std::to_string(n);
     }
-    ceilings += stream.ceiling;
-    stream.lock.unlock();
+    ceilings += still.ceiling(n);
   }
   if (good && planned_steps_ != nullptr) good = planned_steps_->check(why);
   if (good && suspended != suspended_blocks_) {

@@ -144,6 +144,7 @@ struct alignas(128) StreamState {
   // Reasons for which a free into the cache takes the long way, by whether the block is beyond small.
   static constexpr std::uint8_t kLeaving = 1;   // it takes no more blocks
   static constexpr std::uint8_t kUnlisted = 2;  // the pool would not know of them (Pool::caching_)
+  static constexpr std::uint8_t kStanding = 8;  // somebody looks at all streams at once (Pool::Standstill)
   static constexpr std::uint8_t kTight = 4;  // `live` is `ceiling`, and the pool relies on that (Pool::rise)
 
   // ---- guarded by `lock` ----------------------------------------------------------------------

@@ -107,8 +107,11 @@ void drop_view(PyBuffer* self) {
 
 // The pool, or the arena, knows from now on that the stream uses the memory.
 Status tell_use(PyBuffer* self, StreamHandle stream) {
-  if (self->piece != nullptr) return self->piece->core->arena->record_stream(stream);
-  return self->pool->pool->record_stream(self->block, stream);
+  if (self->piece != nullptr) {
+    const std::shared_ptr<Arena> arena = self->piece->core->arena;
+    return without_gil([&] { return arena->record_stream(stream); });
+  }
+  return self->pool->pool.call([&](Allocator& pool) { return pool.record_stream(self->block, stream); });
 }
 
 // ---- life ---------------------------------------------------------------------------------------------
@@ -144,7 +147,8 @@ void dealloc(PyObject* object) {
         PyErr_WriteUnraisable(reinterpret_cast<PyObject*>(self->pool));
       PyErr_Restore(type, value, traceback);
     }
-    (void)release(self);  // a pool that is closed, or a parent's after a fork, needs nothing
+    // A pool that is closed, or a parent's after a fork, needs nothing.
+    if (self->base == nullptr) (void)drop_address(self->pool, self->address);
   }
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
   Py_XDECREF(self->stream_object);  // after the free, which its stream orders
@@ -238,15 +242,12 @@ PyObject* record_stream(PyObject* object, PyObject* argument) {
 // Queues work that touches the buffer's memory, and perhaps a peer's; neither pool closes meanwhile.
 template <typename Queue>
 Status queue_work(PyBuffer* self, PyBuffer* peer, Queue queue) {
-  const Allocator& pool = *self->pool->pool;
-  const Allocator& other = peer == nullptr ? pool : *peer->pool->pool;
-  Status status;
-  Py_BEGIN_ALLOW_THREADS;
-  const Allocator::Access access(pool);
-  const Allocator::Access to_peer(other);
-  status = access.refused() || to_peer.refused() ? Status{Code::closed, 0, "use"} : queue();
-  Py_END_ALLOW_THREADS;
-  return status;
+  const std::shared_ptr<Allocator> others = (peer == nullptr ? self : peer)->pool->pool.shared();
+  return self->pool->pool.call([&](Allocator& pool) {
+    const Allocator::Access access(pool);
+    const Allocator::Access to_peer(*others);
+    return access.refused() || to_peer.refused() ? Status{Code::closed, 0, "use"} : queue();
+  });
 }
 
 PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {

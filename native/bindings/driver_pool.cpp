@@ -18,15 +18,9 @@ namespace {
 PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
 unsigned long long wide(std::uint64_t value) { return value; }
 
-template <typename Work>
-Status without_gil(Work work) {
-  const nb::gil_scoped_release released;
-  return work();
-}
-
 // Null with an error set where __init__ has not run.
 DriverPool* driver_pool_of(PyObject* object) {
-  auto* pool = dynamic_cast<DriverPool*>(self_of(object)->pool.get());
+  auto* pool = dynamic_cast<DriverPool*>(self_of(object)->pool.shared().get());
   if (pool == nullptr) raise({Code::closed, 0, "DriverPoolCore"}, "use the pool, which was not made");
   return pool;
 }
@@ -47,7 +41,7 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
                                    &device, &PyDict_Type, &dict, &origin, &kind, &shareable, &max_size,
                                    &source.fd))
     return -1;
-  if (dynamic_cast<DriverPool*>(self->pool.get()) != nullptr) {
+  if (dynamic_cast<DriverPool*>(self->pool.shared().get()) != nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "the pool is made already; make another one");
     return -1;
   }
@@ -76,7 +70,7 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
     raise(status, "open the driver pool");
     return -1;
   }
-  self->pool = std::move(pool);
+  self->pool = PoolHandle(std::move(pool));
   Py_SETREF(self->device, Py_NewRef(device));
   return 0;
 }
@@ -100,7 +94,7 @@ PyObject* attribute(PyObject* object, PyObject* name_object) {
   DriverPool* pool = driver_pool_of(object);
   if (pool == nullptr) return nullptr;
   std::uint64_t value = 0;
-  if (const Status status = pool->attribute(attribute, &value); !status.ok())
+  if (const Status status = without_gil([&] { return pool->attribute(attribute, &value); }); !status.ok())
     return raise(status, "read an attribute of the driver pool");
   return PyLong_FromUnsignedLongLong(value);
 }
@@ -113,7 +107,7 @@ PyObject* set_attribute(PyObject* object, PyObject* arguments) {
     return nullptr;
   DriverPool* pool = driver_pool_of(object);
   if (pool == nullptr) return nullptr;
-  if (const Status status = pool->set_attribute(attribute, value); !status.ok())
+  if (const Status status = without_gil([&] { return pool->set_attribute(attribute, value); }); !status.ok())
     return raise(status, "set an attribute of the driver pool");
   Py_RETURN_NONE;
 }
@@ -124,7 +118,8 @@ PyObject* export_fd(PyObject* object, PyObject*) {
   DriverPool* pool = driver_pool_of(object);
   if (pool == nullptr) return nullptr;
   int fd = -1;
-  if (const Status status = pool->export_pool(&fd); !status.ok()) return raise(status, "export the pool");
+  if (const Status status = without_gil([&] { return pool->export_pool(&fd); }); !status.ok())
+    return raise(status, "export the pool");
   return PyLong_FromLong(fd);
 }
 
@@ -135,8 +130,8 @@ PyObject* export_pointer(PyObject* object, PyObject* argument) {
   if (pool == nullptr) return nullptr;
   SharedPointer pointer{};
   std::uint64_t offset = 0;
-  if (const Status status = pool->export_pointer(address, &pointer, &offset); !status.ok())
-    return raise(status, "export the allocation");
+  const Status status = without_gil([&] { return pool->export_pointer(address, &pointer, &offset); });
+  if (!status.ok()) return raise(status, "export the allocation");
   return Py_BuildValue("NK",
                        PyBytes_FromStringAndSize(reinterpret_cast<const char*>(pointer.data()),
                                                  static_cast<Py_ssize_t>(pointer.size())),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <unordered_map>
 
 #include "backends/model.hpp"
@@ -25,20 +26,6 @@ PyObject* tag_variable = nullptr;  // the ContextVar of vram.tag, once somebody 
 
 PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
 unsigned long long wide(std::uint64_t value) { return value; }
-
-// Keeps the GIL away while the slow paths run; they may wait for the device.
-template <typename Work>
-Status without_gil(Work work) {
-  Status status;
-  PyThreadState* state = PyEval_SaveThread();
-  try {
-    status = work();
-  } catch (const std::bad_alloc&) {
-    status = {Code::failed, 0, "host memory"};
-  }
-  PyEval_RestoreThread(state);
-  return status;
-}
 
 PyObject* done(const Status& status, const char* what) {
   if (!status.ok()) return raise(status, what);
@@ -122,9 +109,8 @@ bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std
                       (quick->try_cached(size, stream, tag, out) || quick->try_own(size, stream, tag, out));
   if (!served) {
     OutOfMemoryReport report;
-    const std::shared_ptr<Allocator> keep = self->pool;
-    const Status status =
-        without_gil([&] { return keep->allocate_slow(size, stream, align, tag, out, &report); });
+    const Status status = self->pool.call(
+        [&](Allocator& pool) { return pool.allocate_slow(size, stream, align, tag, out, &report); });
     if (status.code == Code::out_of_memory) {
       raise_out_of_memory(self, size, stream, report);
       return false;
@@ -268,8 +254,8 @@ PyObject* batch(PyObject* object, PyObject* arguments, PyObject* keywords, bool 
   const auto label = static_cast<std::uint32_t>(labelled);
   std::vector<Address> addresses;
   OutOfMemoryReport report;
-  const Status status =
-      without_gil([&] { return self->pool->allocate_batch(sizes, stream, label, addresses, &report); });
+  const Status status = self->pool.call(
+      [&](Allocator& pool) { return pool.allocate_batch(sizes, stream, label, addresses, &report); });
   if (status.code == Code::out_of_memory) {
     std::uint64_t total = 0;
     for (std::uint64_t size : sizes) total += size;
@@ -311,7 +297,8 @@ PyObject* record_stream(PyObject* object, PyObject* arguments) {
   if (!stream_from(stream_object, self, &stream)) return nullptr;
   if (watcher != nullptr && !tell_watcher("on_record_stream", "OKK", self, address, wide(stream)))
     return nullptr;
-  return done(self->pool->record_stream(address, stream), "record the use on another stream");
+  return done(self->pool.call([&](Allocator& pool) { return pool.record_stream(address, stream); }),
+              "record the use on another stream");
 }
 
 // ---- growable buffers, which vram.growable dresses
@@ -424,7 +411,7 @@ PyObject* trim_to(PyObject* object, PyObject* arguments) {
   unsigned long long keep = 0;
   int wait = 0;
   if (!PyArg_ParseTuple(arguments, "Kp:trim_to", &keep, &wait)) return nullptr;
-  return done(without_gil([&] { return self->pool->trim(keep, wait != 0); }), "trim the pool");
+  return done(self->pool.call([&](Allocator& pool) { return pool.trim(keep, wait != 0); }), "trim the pool");
 }
 
 // Which allocations have the tag; all of them for None. False with an error set.
@@ -453,7 +440,8 @@ PyObject* suspend_blocks(PyObject* object, PyObject* arguments) {
   const std::shared_ptr<Pool> pool = own_pool(object);
   if (pool == nullptr) return raise({Code::unsupported, 0, "suspend"}, "suspend allocations of this pool");
   const std::shared_ptr<Allocator> store = allocator_of(store_object);
-  if (store_object != Py_None && (store == nullptr || store == self->pool || !store->host_accessible()))
+  if (store_object != Py_None &&
+      (store == nullptr || store == self->pool.shared() || !store->host_accessible()))
     return PyErr_Format(PyExc_TypeError, "the store is another pool, of host memory, not %R", store_object);
   Pool::Wanted wanted;
   if (!wanted_from(self, tag, &wanted)) return nullptr;
@@ -483,13 +471,15 @@ PyObject* resume_blocks(PyObject* object, PyObject* tag) {
 }
 
 PyObject* coalesce(PyObject* object, PyObject*) {
-  return done(without_gil([&] { return self_of(object)->pool->coalesce(); }), "coalesce free blocks");
+  return done(self_of(object)->pool.call([](Allocator& pool) { return pool.coalesce(); }),
+              "coalesce free blocks");
 }
 
 PyObject* set_limit(PyObject* object, PyObject* argument) {
   const unsigned long long bytes = PyLong_AsUnsignedLongLong(argument);
   if (PyErr_Occurred()) return nullptr;
-  return done(self_of(object)->pool->set_limit(bytes), "set the limit");
+  return done(self_of(object)->pool.call([&](Allocator& pool) { return pool.set_limit(bytes); }),
+              "set the limit");
 }
 
 PyObject* retire_stream(PyObject* object, PyObject* argument) {
@@ -497,7 +487,8 @@ PyObject* retire_stream(PyObject* object, PyObject* argument) {
   if (PyErr_Occurred()) return nullptr;
   PyPool* self = self_of(object);
   if (self->pool->closed()) Py_RETURN_NONE;
-  return done(without_gil([&] { return self->pool->retire_stream(handle); }), "retire the stream");
+  return done(self->pool.call([&](Allocator& pool) { return pool.retire_stream(handle); }),
+              "retire the stream");
 }
 
 // What a stream calls before it goes. It does not reach the pool through its Python object: where both are
@@ -523,7 +514,7 @@ PyObject* hear(PyObject* capsule, PyObject* argument) {
 
 PyObject* stream_listener(PyObject* object, PyObject*) {
   static PyMethodDef call = {"stream_listener", hear, METH_O, nullptr};
-  auto held = std::make_unique<std::weak_ptr<Allocator>>(self_of(object)->pool);
+  auto held = std::make_unique<std::weak_ptr<Allocator>>(self_of(object)->pool.shared());
   PyObject* capsule = PyCapsule_New(held.get(), kListener, [](PyObject* gone) {
     delete static_cast<std::weak_ptr<Allocator>*>(PyCapsule_GetPointer(gone, kListener));
   });
@@ -536,11 +527,12 @@ PyObject* stream_listener(PyObject* object, PyObject*) {
 
 PyObject* close_method(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
-  if (self->views != 0 && !self->pool->closed())
+  if (self->pool->closed()) Py_RETURN_NONE;
+  if (self->views != 0)
     return PyErr_Format(PyExc_BufferError,
                         "%zd view(s) of the pool's buffers exist; drop them before close()", self->views);
   ++self->closing;
-  const Status status = without_gil([&] { return self->pool->close(); });
+  const Status status = self->pool.call([](Allocator& pool) { return pool.close(); });
   --self->closing;
   return done(status, "close the pool");
 }
@@ -563,14 +555,12 @@ bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
 // allocates holds the object, so the callback finds it alive.
 PyObject* set_oom_callback(PyObject* object, PyObject* function) {
   PyPool* self = self_of(object);
-  if (function == Py_None) {
-    self->pool->on_out_of_memory(nullptr);
-  } else {
-    self->pool->on_out_of_memory(
-        [self](std::uint64_t size, StreamHandle stream) { return call_back(self, size, stream); });
-  }
+  Allocator::Callback callback;
+  if (function != Py_None)
+    callback = [self](std::uint64_t size, StreamHandle stream) { return call_back(self, size, stream); };
   Py_XSETREF(self->oom_callback, function == Py_None ? nullptr : Py_NewRef(function));
-  Py_RETURN_NONE;
+  return done(self->pool.call([&](Allocator& pool) { pool.on_out_of_memory(callback); }),
+              "set the out-of-memory callback");
 }
 
 // ---- configuration
@@ -584,10 +574,14 @@ struct Option {
 
 template <auto Member>
 bool set_number(PoolConfig& config, PyObject* value) {
+  using Number = std::remove_reference_t<decltype(config.*Member)>;
   const unsigned long long number = PyLong_AsUnsignedLongLongMask(value);
   if (PyErr_Occurred()) return false;
-  config.*Member = static_cast<std::remove_reference_t<decltype(config.*Member)>>(number);
-  return true;
+  config.*Member = static_cast<Number>(number);
+  if (config.*Member == number) return true;
+  PyErr_Format(PyExc_ValueError, "%R is too large; the most is %llu", value,
+               wide(std::numeric_limits<Number>::max()));
+  return false;
 }
 template <auto Member>
 PyObject* get_number(const PoolConfig& config) {
@@ -661,13 +655,17 @@ namespace {
 PyObject* reconfigure(PyObject* object, PyObject* dict) {
   if (!PyDict_Check(dict)) return PyErr_Format(PyExc_TypeError, "options are a dict, not %R", dict);
   PyPool* self = self_of(object);
-  PoolConfig config = self->pool->config();
+  PoolConfig config;
+  Status status = self->pool.call([&](Allocator& pool) { config = pool.config(); });
+  if (!status.ok()) return raise(status, "configure the pool");
   if (!config_from(dict, &config)) return nullptr;
-  return done(without_gil([&] { return self->pool->configure(config); }), "configure the pool");
+  return done(self->pool.call([&](Allocator& pool) { return pool.configure(config); }), "configure the pool");
 }
 
 PyObject* config_method(PyObject* object, PyObject*) {
-  const PoolConfig config = self_of(object)->pool->config();
+  PoolConfig config;
+  const Status status = self_of(object)->pool.call([&](Allocator& pool) { config = pool.config(); });
+  if (!status.ok()) return raise(status, "read the options of the pool");
   PyObject* dict = PyDict_New();
   for (const Option& option : kOptions) {
     PyObject* value = dict == nullptr ? nullptr : option.get(config);
@@ -742,10 +740,8 @@ nb::dict stats_dict(const PoolStats& stats) {
 
 PyObject* raw_stats(PyObject* object, PyObject*) {
   PoolStats stats;
-  (void)without_gil([&] {
-    stats = self_of(object)->pool->stats();
-    return Status{};
-  });
+  const Status status = self_of(object)->pool.call([&](Allocator& pool) { stats = pool.stats(); });
+  if (!status.ok()) return raise(status, "read the statistics of the pool");
   return guarded([&] {
     nb::dict dict = stats_dict(stats);
     dict["tags"] = PyList_GET_SIZE(self_of(object)->tag_names);
@@ -766,13 +762,30 @@ nb::object stack_object(std::uint32_t label) {
   return nb::steal(stack);
 }
 
+// Lets other threads have the GIL now and then while a long list is made.
+class Breather {
+ public:
+  void count_one() {
+    if (++made_ % kItems == 0) const nb::gil_scoped_release others;
+  }
+
+ private:
+  static constexpr std::size_t kItems = 1024;  // about a millisecond
+  std::size_t made_ = 0;
+};
+
 PyObject* raw_snapshot(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
+  std::vector<SegmentInfo> all;
+  const Status status = self->pool.call([&](Allocator& pool) { all = pool.snapshot(); });
+  if (!status.ok()) return raise(status, "look at the blocks of the pool");
   return guarded([&] {
     nb::list segments;
-    for (const SegmentInfo& info : self->pool->snapshot()) {
+    Breather breather;
+    for (const SegmentInfo& info : all) {
       nb::list blocks;
       for (const BlockInfo& block : info.blocks) {
+        breather.count_one();
         const bool used = block.state == BlockState::live || block.state == BlockState::pending ||
                           block.state == BlockState::suspended;
         blocks.append(nb::make_tuple(
@@ -803,8 +816,8 @@ struct Holding {
 PyObject* raw_holders(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
   std::unordered_map<std::uint32_t, Holding> holdings;
-  (void)without_gil([&] {
-    for (const SegmentInfo& info : self->pool->snapshot())
+  const Status status = self->pool.call([&](Allocator& pool) {
+    for (const SegmentInfo& info : pool.snapshot())
       for (const BlockInfo& block : info.blocks) {
         if (block.state != BlockState::live) continue;
         Holding& holding = holdings[block.tag];
@@ -812,8 +825,8 @@ PyObject* raw_holders(PyObject* object, PyObject*) {
         holding.bytes += block.bytes;
         holding.requested += block.requested;
       }
-    return Status{};
   });
+  if (!status.ok()) return raise(status, "look at the blocks of the pool");
   return guarded([&] {
     nb::list list;
     for (const auto& [label, held] : holdings)
@@ -828,33 +841,37 @@ constexpr const char* kActionNames[] = {"allocate", "free",   "free_pending",  "
 
 PyObject* journal(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
+  std::vector<JournalEntry> entries;
+  std::uint64_t dropped = 0;
+  const Status status = self->pool.call([&](Allocator& pool) { pool.journal(entries, &dropped); });
+  if (!status.ok()) return raise(status, "read the journal of the pool");
   return guarded([&] {
-    std::vector<JournalEntry> entries;
-    std::uint64_t dropped = 0;
-    self->pool->journal(entries, &dropped);
     nb::list list;
-    for (const JournalEntry& entry : entries)
+    Breather breather;
+    for (const JournalEntry& entry : entries) {
+      breather.count_one();
       list.append(nb::make_tuple(entry.sequence, entry.time_ns, kActionNames[static_cast<int>(entry.action)],
                                  entry.address, entry.bytes, entry.stream, tag_object(self, entry.tag),
                                  entry.serial, stack_object(entry.tag)));
+    }
     return nb::make_tuple(list, dropped);
   });
 }
 
-constexpr unsigned long kMostJournal = 1 << 24;
-
 PyObject* journal_start(PyObject* object, PyObject* argument) {
+  static PyObject* config_error = nullptr;
   const unsigned long entries = PyLong_AsUnsignedLong(argument);
-  if (PyErr_Occurred()) return nullptr;
-  if (entries > kMostJournal)
-    return PyErr_Format(PyExc_ValueError, "a journal keeps at most %lu events for each stream, not %lu",
-                        kMostJournal, entries);
-  try {
-    self_of(object)->pool->start_journal(static_cast<std::uint32_t>(entries));
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
+  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_OverflowError)) return nullptr;
+  if (PyErr_Occurred() || entries > kMostJournaled) {
+    PyErr_Clear();
+    PyObject* type = python_function(config_error, "vram.errors", "ConfigError");
+    if (type == nullptr) return nullptr;
+    return PyErr_Format(type, "a journal keeps 0 to %u events for each stream, not %R", kMostJournaled,
+                        argument);
   }
-  Py_RETURN_NONE;
+  return done(self_of(object)->pool.call(
+                  [&](Allocator& pool) { return pool.start_journal(static_cast<std::uint32_t>(entries)); }),
+              "start the journal");
 }
 
 PyObject* info(PyObject* object, PyObject* argument) {
@@ -862,8 +879,8 @@ PyObject* info(PyObject* object, PyObject* argument) {
   const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
   if (PyErr_Occurred()) return nullptr;
   BlockInfo block;
-  if (const Status status = self->pool->info(address, &block); !status.ok())
-    return raise(status, "look up the pointer");
+  const Status status = self->pool.call([&](Allocator& pool) { return pool.info(address, &block); });
+  if (!status.ok()) return raise(status, "look up the pointer");
   return guarded([&] {
     nb::dict dict;
     dict["address"] = block.address;
@@ -877,17 +894,22 @@ PyObject* info(PyObject* object, PyObject* argument) {
 }
 
 PyObject* reset_peak(PyObject* object, PyObject*) {
-  self_of(object)->pool->reset_peak();
-  Py_RETURN_NONE;
+  return done(self_of(object)->pool.call([](Allocator& pool) { pool.reset_peak(); }), "reset the peaks");
 }
 
 PyObject* live_bytes(PyObject* object, PyObject*) {
-  return PyLong_FromUnsignedLongLong(self_of(object)->pool->live_bytes());
+  std::uint64_t live = 0;
+  const Status status = self_of(object)->pool.call([&](Allocator& pool) { live = pool.live_bytes(); });
+  if (!status.ok()) return raise(status, "count the live bytes");
+  return PyLong_FromUnsignedLongLong(live);
 }
 
 PyObject* check(PyObject* object, PyObject*) {
   std::string why;
-  if (self_of(object)->pool->check(&why)) Py_RETURN_NONE;
+  bool good = true;
+  const Status status = self_of(object)->pool.call([&](Allocator& pool) { good = pool.check(&why); });
+  if (!status.ok()) return raise(status, "check the pool");
+  if (good) Py_RETURN_NONE;
   return PyUnicode_FromStringAndSize(why.data(), static_cast<Py_ssize_t>(why.size()));
 }
 
@@ -920,7 +942,6 @@ PyObject* planned_begin(PyObject* object, PyObject* argument) {
   const long tag = name == nullptr ? -1 : tag_id(self, name);
   Py_XDECREF(name);
   if (tag < 0) return nullptr;
-  const std::shared_ptr<Allocator> keep = self->pool;
   return done(
       without_gil([&] { return self->quick->planned_begin(time_limit, static_cast<std::uint32_t>(tag)); }),
       "begin the step");
@@ -928,7 +949,8 @@ PyObject* planned_begin(PyObject* object, PyObject* argument) {
 
 PyObject* planned_end(PyObject* object, PyObject*) {
   Pool* const pool = planning_pool(self_of(object));
-  return pool == nullptr ? nullptr : done(pool->planned_end(), "end the step");
+  if (pool == nullptr) return nullptr;
+  return done(without_gil([&] { return pool->planned_end(); }), "end the step");
 }
 
 PyObject* planned_close(PyObject* object, PyObject*) {
@@ -940,7 +962,9 @@ PyObject* planned_close(PyObject* object, PyObject*) {
 PyObject* planned_report(PyObject* object, PyObject*) {
   Pool* const pool = planning_pool(self_of(object));
   if (pool == nullptr) return nullptr;
-  const PlannedReport report = pool->planned_report();
+  PlannedReport report;
+  const Status status = self_of(object)->pool.call([&](Allocator&) { report = pool->planned_report(); });
+  if (!status.ok()) return raise(status, "report on the plan");
   return Py_BuildValue("{sKsKsKsKsKsKsKsKsK}", "steps", wide(report.steps), "plans", wide(report.plans),
                        "hits", wide(report.hits), "left", wide(report.left), "fallbacks",
                        wide(report.fallbacks), "refused", wide(report.refused), "planned_bytes",
@@ -957,9 +981,12 @@ nb::bytes column(const std::vector<Number>& numbers) {
 PyObject* planned_layouts(PyObject* object, PyObject*) {
   Pool* const pool = planning_pool(self_of(object));
   if (pool == nullptr) return nullptr;
+  std::vector<PlannedLayout> layouts;
+  const Status status = self_of(object)->pool.call([&](Allocator&) { layouts = pool->planned_layouts(); });
+  if (!status.ok()) return raise(status, "look at the plan");
   return guarded([&] {
     nb::list list;
-    for (const PlannedLayout& layout : pool->planned_layouts()) {
+    for (const PlannedLayout& layout : layouts) {
       nb::dict dict;
       dict["stream"] = layout.stream;
       dict["index"] = column(layout.index);
@@ -1008,7 +1035,7 @@ PyObject* new_pool(PyTypeObject* type, PyObject*, PyObject*) {
   }
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
-  new (&self_of(object)->pool) std::shared_ptr<Allocator>(std::move(pool));
+  new (&self_of(object)->pool) PoolHandle(std::move(pool));
   self_of(object)->tag_names = PyList_New(0);
   self_of(object)->tag_ids = PyDict_New();
   self_of(object)->device = Py_NewRef(Py_None);
@@ -1024,7 +1051,7 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
   if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!|O:PoolCore", const_cast<char**>(names), &device,
                                    &PyDict_Type, &dict, &memory))
     return -1;
-  if (self->pool != not_made()) {
+  if (self->pool.shared() != not_made()) {
     PyErr_SetString(PyExc_RuntimeError, "the pool is made already; make another one");
     return -1;
   }
@@ -1036,7 +1063,7 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
     auto pool = std::make_shared<Pool>(backend_of(nb::cast<Backend&>(backend)), config);
     self->quick = pool.get();
     self->captures = pool->backend().info().captures;
-    self->pool = std::move(pool);
+    self->pool = PoolHandle(std::move(pool));
   } catch (nb::python_error& error) {
     error.restore();
     return -1;
@@ -1067,16 +1094,7 @@ int clear(PyObject* object) {
 void dealloc(PyObject* object) {
   PyPool* self = self_of(object);
   PyObject_GC_UnTrack(object);
-  {
-    // Closing waits for the device.
-    std::shared_ptr<Allocator> last = std::move(self->pool);
-    if (last != nullptr) {
-      PyThreadState* state = PyEval_SaveThread();
-      last.reset();
-      PyEval_RestoreThread(state);
-    }
-  }
-  self->pool.~shared_ptr<Allocator>();
+  (void)without_gil([self] { self->pool.~PoolHandle(); });  // closing waits for the device
   Py_CLEAR(self->device);
   Py_CLEAR(self->oom_callback);
   Py_CLEAR(self->tag_names);
@@ -1204,7 +1222,12 @@ PyType_Spec spec = {"vram._native.PoolCore", sizeof(PyPool), 0,
 
 Status free_address(PyPool* self, Address address) {
   if (self->quick != nullptr && self->quick->try_free_cached(address)) return {};
-  return without_gil([&] { return self->pool->free_slow(address); });
+  return self->pool.call([&](Allocator& pool) { return pool.free_slow(address); });
+}
+
+Status drop_address(PyPool* self, Address address) {
+  if (self->quick != nullptr && self->quick->try_free_cached(address)) return {};
+  return self->pool.call([&](Allocator& pool) { return pool.drop(address); });
 }
 
 // As vram.pool words it.
@@ -1234,12 +1257,12 @@ PyObject* report_dict(const OutOfMemoryReport& report) {
 }
 
 std::shared_ptr<Allocator> allocator_of(PyObject* object) {
-  return PyObject_TypeCheck(object, pool_type) ? self_of(object)->pool : nullptr;
+  return PyObject_TypeCheck(object, pool_type) ? self_of(object)->pool.shared() : nullptr;
 }
 
 std::shared_ptr<Pool> own_pool(PyObject* object) {
   if (!PyObject_TypeCheck(object, pool_type) || self_of(object)->quick == nullptr) return nullptr;
-  return std::static_pointer_cast<Pool>(self_of(object)->pool);
+  return std::static_pointer_cast<Pool>(self_of(object)->pool.shared());
 }
 
 bool size_from(PyObject* object, std::uint64_t* out) {

@@ -5,7 +5,9 @@
 #include <Python.h>
 
 #include <memory>
+#include <new>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "arena.hpp"
@@ -13,9 +15,57 @@
 
 namespace vram {
 
+// Runs what may wait for a lock or for the device without the GIL. Status or nothing comes back.
+template <typename Work>
+Status without_gil(Work work) {
+  Status status;
+  PyThreadState* state = PyEval_SaveThread();
+  try {
+    if constexpr (std::is_void_v<decltype(work())>) {
+      work();
+    } else {
+      status = work();
+    }
+  } catch (const std::bad_alloc&) {
+    status = {Code::failed, 0, "host memory"};
+  }
+  PyEval_RestoreThread(state);
+  return status;
+}
+
+// A pool as the bindings reach it: with the GIL, for what waits for nothing, and by call() for everything
+// else. So no binding can wait for the pool's mutex with the GIL held.
+class PoolHandle {
+ public:
+  explicit PoolHandle(std::shared_ptr<Allocator> pool) : pool_(std::move(pool)) {}
+  PoolHandle* operator->() { return this; }
+  const PoolHandle* operator->() const { return this; }
+
+  bool closed() const { return pool_->closed(); }
+  Backend& backend() const { return pool_->backend(); }
+  bool host_accessible() const { return pool_->host_accessible(); }
+  const std::shared_ptr<Allocator>& shared() const { return pool_; }
+
+  // work(pool) without the GIL. Refused in the child of a fork, where all of the pool is the parent's.
+  template <typename Work>
+  Status call(Work work) const {
+    if (pool_->inherited()) return {Code::closed, 0, "pool"};
+    const std::shared_ptr<Allocator> pool = pool_;
+    return without_gil([&] { return work(*pool); });
+  }
+  bool suspended(Address address) const {
+    bool answer = false;
+    if (pool_->any_suspended()) (void)call([&](Allocator& pool) { answer = pool.suspended(address); });
+    return answer;
+  }
+
+ private:
+  std::shared_ptr<Allocator> pool_;
+};
+
 // vram._native.PoolCore: a pool and the device object it was made for.
 struct PyPool {
-  PyObject_HEAD std::shared_ptr<Allocator> pool;
+  PyObject_HEAD PoolHandle pool;
   Pool* quick;          // the same pool where it has fast paths, else null
   bool captures;        // streams can be captured, so they are asked before each allocation
   bool stacks;          // allocations are labelled with the Python stack (stacks.hpp); guarded by the GIL
@@ -127,6 +177,8 @@ bool tell_watcher(const char* method, const char* format, Arguments... arguments
 
 // Frees with the fast path first; gives the GIL away for the slow one.
 Status free_address(PyPool* pool, Address address);
+// The same for what nobody can free again: where the device fails, it is done later.
+Status drop_address(PyPool* pool, Address address);
 
 // Reads options by name into a config.
 bool config_from(PyObject* dict, PoolConfig* config);

@@ -157,7 +157,10 @@ class RecordingCore {
     return nb::make_tuple(columns_.views(), list, std::exchange(dropped_, 0));
   }
 
-  void mark(std::uint64_t number) { core_->mark(number); }
+  void mark(std::uint64_t number) {
+    const nb::gil_scoped_release released;
+    core_->mark(number);
+  }
 
   void stop() {
     const nb::gil_scoped_release released;

@@ -1,6 +1,9 @@
 // The contract of the pool, promise by promise, on the model device (with and without pages) and the host.
 #include "pool.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -739,6 +742,21 @@ TEST(callbacks_may_free_and_allocate) {
   });
 }
 
+TEST(a_callback_whose_own_allocation_fails_is_not_called_again) {
+  both_kinds([](const PoolConfig& config) {
+    World world(32 * kMiB, config);
+    int calls = 0;
+    world.pool->on_out_of_memory([&](std::uint64_t, StreamHandle) {
+      ++calls;
+      CHECK(world.get(64 * kMiB) == 0);
+      return true;
+    });
+    CHECK(world.get(48 * kMiB) == 0 && calls == 1);
+    CHECK(world.get(48 * kMiB) == 0 && calls == 2);
+    CHECK(world.good());
+  });
+}
+
 TEST(the_report_adds_up) {
   both_kinds([](const PoolConfig& base) {
     PoolConfig config = base;
@@ -875,7 +893,7 @@ TEST(the_journal_is_in_order_over_streams_and_counts_what_it_drops) {
   CHECK(entries.size() == 8 + 2 && dropped == 200 + 4 - 8);
   CHECK(std::is_sorted(entries.begin(), entries.end(),
                        [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; }));
-  world.pool->start_journal(0);
+  CHECK(world.pool->start_journal(0).ok());
   entries.clear();
   world.pool->journal(entries, &dropped);
   CHECK(entries.empty() && dropped == 0);
@@ -1073,6 +1091,178 @@ TEST(an_event_that_is_waited_for_is_left_alone) {
     pool.reset();
     CHECK(device->counts().events == 0);
   }
+}
+
+namespace {
+
+// Does something in the midst of a wait for a stream.
+class SynchronizingBackend final : public ModelBackend {
+ public:
+  using ModelBackend::ModelBackend;
+  Status stream_synchronize(StreamHandle stream) override {
+    if (auto act = std::exchange(meanwhile, nullptr)) act();
+    return ModelBackend::stream_synchronize(stream);
+  }
+  std::function<void()> meanwhile;
+};
+
+}  // namespace
+
+TEST(a_stream_that_two_threads_retire_leaves_once) {
+  const auto device = std::make_shared<SynchronizingBackend>(kGiB);
+  Pool pool(device, {});
+  StreamHandle streams[3];
+  for (StreamHandle& stream : streams) REQUIRE(device->stream_create(&stream).ok());
+  Address address = 0;
+  REQUIRE(pool.allocate(4 * kMiB, streams[0], 0, 0, &address).ok() && pool.free(address).ok());
+  // Without a fence the first call has to wait, and the second one comes meanwhile.
+  device->fail("event_record", 1, {Code::failed, 0, "event_record"});
+  device->meanwhile = [&] { CHECK(pool.retire_stream(streams[0]).ok()); };
+  CHECK(pool.retire_stream(streams[0]).ok() && device->meanwhile == nullptr);
+  REQUIRE(device->run_all() && pool.coalesce().ok());
+  // Those that come next have a state each, whatever they take over.
+  for (int i : {1, 2}) REQUIRE(pool.allocate(4 * kMiB, streams[i], 0, 0, &address).ok());
+  std::multiset<StreamHandle> known;
+  for (const StreamStats& each : pool.stats().streams)
+    if (each.live != 0) known.insert(each.handle);
+  CHECK(known == (std::multiset<StreamHandle>{streams[1], streams[2]}));
+}
+
+// ---- forks
+// -------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Stays in a call that the pool makes with its mutex held.
+class StayingBackend final : public ModelBackend {
+ public:
+  using ModelBackend::ModelBackend;
+  Status page_create(std::uint64_t bytes, PageHandle* out) override {
+    if (stay.exchange(false)) {
+      inside = true;
+      while (!leave) std::this_thread::yield();
+    }
+    return ModelBackend::page_create(bytes, out);
+  }
+  std::atomic<bool> stay{false}, inside{false}, leave{false};
+};
+
+}  // namespace
+
+#ifndef __SANITIZE_THREAD__  // which has no child of a process with threads
+TEST(in_the_child_of_a_fork_nothing_takes_a_lock_of_the_parent) {
+  const auto device = std::make_shared<StayingBackend>(kGiB);
+  Pool pool(device, {});
+  Address held = 0;
+  REQUIRE(pool.allocate(kMiB, 0, 0, 0, &held).ok());
+  device->stay = true;
+  std::thread busy([&] {
+    Address address = 0;
+    CHECK(pool.allocate(64 * kMiB, 0, 0, 0, &address).ok());
+  });
+  while (!device->inside) std::this_thread::yield();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // ends a child that waits for the lock
+    const auto refused = [](const Status& status) {
+      if (status.code != Code::closed) _exit(1);
+    };
+    Address address = 0;
+    std::vector<Address> addresses;
+    std::vector<JournalEntry> entries;
+    BlockInfo info;
+    GrowableInfo growable;
+    std::uint64_t bytes = 0;
+    refused(pool.allocate(1, 0, 0, 0, &address));
+    refused(pool.allocate_batch({1, 2}, 0, 0, addresses, nullptr));
+    refused(pool.free(held));
+    refused(pool.drop(held));
+    refused(pool.record_stream(held, 0));
+    refused(pool.growable_open(kGiB, 0, &address));
+    refused(pool.growable_resize(held, kSlotBytes, 0, 0));
+    refused(pool.growable_prepare(held, kSlotBytes));
+    refused(pool.growable_close(held));
+    refused(pool.growable_info(held, &growable));
+    refused(pool.coalesce());
+    refused(pool.trim(0, true));
+    refused(pool.set_limit(1));
+    refused(pool.configure({}));
+    refused(pool.retire_stream(1));
+    refused(pool.suspend({}, false, nullptr, &bytes, nullptr));
+    refused(pool.resume({}, &bytes, nullptr));
+    refused(pool.heap_begin({1, 1}, [](StreamHandle) { return true; }));
+    refused(pool.heap_end({1, 1}));
+    refused(pool.heap_release({1, 1}));
+    refused(pool.planned_begin(1, 0));
+    refused(pool.info(held, &info));
+    refused(pool.find(held, &info));
+    refused(pool.start_journal(1));
+    pool.on_out_of_memory(nullptr);
+    (void)pool.planned_end();
+    (void)pool.planned_close();
+    (void)pool.planned_report();
+    (void)pool.planned_layouts();
+    (void)pool.config();
+    (void)pool.stats();
+    pool.reset_peak();
+    (void)pool.snapshot();
+    (void)pool.live_bytes();
+    (void)pool.suspended(held);
+    pool.journal(entries, &bytes);
+    pool.start_recording(100);
+    pool.mark(1);
+    (void)pool.take_recorded(entries);
+    (void)pool.check(nullptr);
+    const bool open = !Allocator::Access(pool).refused();
+    (void)pool.close();
+    _exit(open || !pool.closed() ? 1 : 0);
+  }
+  int status = 0;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  device->leave = true;
+  busy.join();
+  std::string why;
+  CHECK(pool.check(&why) && pool.live_bytes() == 65 * kMiB);
+}
+#endif
+
+TEST(a_snapshot_is_of_one_moment) {
+  World world;
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  constexpr std::uint32_t kThreads = 3;
+  for (std::uint32_t tag = 1; tag <= kThreads; ++tag)
+    threads.emplace_back([&, tag] {
+      // Freed before the next is allocated: never two at once.
+      for (std::uint64_t i = 0; !stop; ++i) {
+        Address address = 0;
+        CHECK(world.pool->allocate(512 << (i % 14), tag % 2, 0, tag, &address).ok());
+        CHECK(world.pool->free(address).ok());
+      }
+    });
+  for (int round = 0; round < 300; ++round) {
+    std::uint64_t live[kThreads + 1] = {};
+    for (const SegmentInfo& segment : world.pool->snapshot())
+      for (const BlockInfo& block : segment.blocks)
+        if (block.state == BlockState::live) ++live[block.tag];
+    for (std::uint64_t count : live) REQUIRE(count <= 1);
+    if (round % 10 == 0) CHECK(world.good());
+  }
+  stop = true;
+  for (std::thread& each : threads) each.join();
+  CHECK(world.good() && world.stats().live == 0);
+}
+
+TEST(a_journal_has_bounds) {
+  World world;
+  CHECK(code(world.pool->start_journal(kMostJournaled + 1)) == Code::invalid);
+  CHECK(world.pool->start_journal(kMostJournaled).ok());
+  const Address one = world.get(1000);
+  std::vector<JournalEntry> entries;
+  std::uint64_t dropped = 0;
+  world.pool->journal(entries, &dropped);
+  CHECK(one != 0 && dropped == 0 && !entries.empty() && entries.back().address == one);
 }
 
 // ---- the end

@@ -24,6 +24,8 @@ ones belong to `vram.configure` and the process-wide manager."""
 
 MIB = 1 << 20
 MAX_COUNT = 2**32 - 1
+MAX_JOURNAL = 2**24
+"""Events a journal keeps for each stream, at most: 1 GiB."""
 PAGE_SIZES = (2 * MIB, 8 * MIB, 32 * MIB)
 UNLIMITED = -1
 DEFAULT_WARMUP = ((4 << 10, 50), (64 << 10, 20), (1 * MIB, 10))
@@ -50,6 +52,13 @@ def _count(value: Any) -> int:
         raise TypeError
     number = int(value)
     if not 0 <= number <= MAX_COUNT:
+        raise ValueError
+    return number
+
+
+def _journal(value: Any) -> int:
+    number = _count(value)
+    if number > MAX_JOURNAL:
         raise ValueError
     return number
 
@@ -190,7 +199,8 @@ OPTIONS: dict[str, Option] = {
         Option("stream_cache", "core", _count, 4096, _COUNT, "blocks each stream may keep in its cache"),
         Option("idle_limit", "core", _idle_limit, UNLIMITED, _SIZE + ", or none",
                "unused memory beyond this goes back to the device"),
-        Option("journal", "core", _count, 0, _COUNT, "events to keep for each stream", live=False),
+        Option("journal", "core", _journal, 0, _COUNT + f" of at most {MAX_JOURNAL}",
+               "events to keep for each stream", live=False),
         Option("zero_on_allocate", "core", _bool, False, _BOOL, "fill new allocations with zeros"),
         Option("zero_on_free", "core", _bool, False, _BOOL, "fill freed memory with zeros"),
         Option("stacks", "pool", _stacks, "none", "none or python",

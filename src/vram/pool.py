@@ -316,7 +316,8 @@ class Pool(_native.PoolCore):
                 self._recorder.close()
             for future in tuple(self._futures):
                 future.cancel()
-            wait(tuple(self._futures))
+            if not _here.works:  # else a callback closes it, and would wait for its own allocation
+                wait(tuple(self._futures))
         with closing(self):
             super().close()
         if self._store is not None:
@@ -401,6 +402,20 @@ def _checked_count(count: object) -> int:
 
 # ---- asynchronous allocation ------------------------------------------------------------------------------
 
+
+class _Worker(threading.local):
+    """Whether this thread serves `allocate_async`."""
+
+    works = False
+
+
+_here = _Worker()
+
+
+def _begin_work() -> None:
+    _here.works = True
+
+
 _executor: ThreadPoolExecutor | None = None
 _executor_lock = new_lock()  # a finalizer may ask while it is made
 
@@ -410,7 +425,7 @@ def _workers() -> ThreadPoolExecutor:
     global _executor
     with _executor_lock:
         if _executor is None:
-            _executor = ThreadPoolExecutor(ASYNC_WORKERS, thread_name_prefix="vram-allocate")
+            _executor = ThreadPoolExecutor(ASYNC_WORKERS, "vram-allocate", initializer=_begin_work)
         return _executor
 
 

@@ -202,6 +202,25 @@ def test_a_free_that_fails_leaves_the_buffer_as_it_was() -> None:
         assert pool.stats().live == 0
 
 
+@pytest.mark.parametrize("pages", [True, False])
+def test_a_buffer_that_is_dropped_where_zeroing_fails_is_freed_once_it_works(pages: bool) -> None:
+    device = Device.model("1GiB")
+    backend: Any = device.backend
+    with vram.Pool(device, zero_on_free=True, pages=pages) as pool:
+        buffer = pool.allocate(4 * MIB)
+        zeroed = backend.calls("fill")
+        backend.fail("fill", 1, "failed", NATIVE)
+        del buffer
+        raw = pool.raw_stats()
+        assert (raw["live"], raw["pending_blocks"]) == (0, 1)  # nobody gets what is not zeroed
+        backend.fail("fill", 1, "failed", NATIVE)
+        pool.trim(wait=True)  # looks twice
+        assert pool.raw_stats()["pending_blocks"] == 0 and pool.check() is None
+        assert backend.calls("fill") == zeroed + 3
+        pool.trim(wait=True)
+        assert pool.raw_stats()["reserved"]["current"] == 0
+
+
 def test_a_copy_that_fails_is_told() -> None:
     device = Device.model("1GiB")
     backend: Any = device.backend

@@ -231,6 +231,54 @@ def test_a_fork_while_threads_and_streams_are_at_work() -> None:
     )
 
 
+def test_every_call_of_an_inherited_pool_is_refused_while_the_parent_is_busy() -> None:
+    """Whatever lock a thread of the parent held at the fork, no call waits for it."""
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            pools = [Pool("host"), vram.DriverPool(Device.model("1GiB")), Pool("host", journal=100)]
+            kept = [pool.allocate(4096) for pool in pools]
+            stop = threading.Event()
+
+            def churn(pool):
+                while not stop.is_set():
+                    pool.allocate(3 << 20)
+                    pool.raw_stats(), pool.raw_snapshot(), pool.journal(), pool.config()
+
+            threads = [threading.Thread(target=churn, args=(pool,)) for pool in pools for _ in range(2)]
+            for thread in threads:
+                thread.start()
+
+            def body():
+                for pool, buffer in zip(pools, kept):
+                    pointer = buffer.ptr
+                    for use in (
+                        pool.stats, pool.snapshot, pool.journal, pool.trim, pool.check, pool.raw_stats,
+                        pool.raw_snapshot, pool.raw_holders, pool.config, pool.coalesce, pool.mark,
+                        pool.leaks, pool.patterns, pool.reset_peak, pool.live_bytes,
+                        lambda: pool.limit, lambda: setattr(pool, "limit", 1 << 30),
+                        lambda: pool.measure().__enter__(), lambda: pool.journal_start(10),
+                        lambda: pool.reconfigure({}), lambda: pool.info(pointer),
+                        lambda: pool.free(pointer), lambda: pool.record_stream(pointer, 0),
+                        lambda: pool.on_oom(print), lambda: pool.allocate_batch([1]),
+                        lambda: pool.reserve(1), lambda: pool.warmup({512: 1}),
+                        lambda: buffer.fill(1), buffer.free,
+                    ):
+                        refused(use)
+                    repr(pool), repr(buffer)
+                    pool.close()
+
+            for _ in range(20):
+                child(body)
+            stop.set()
+            for thread in threads:
+                thread.join()
+            """,
+        )
+    )
+
+
 def test_a_fork_with_asynchronous_requests_under_way() -> None:
     """The threads that would serve them do not exist in the child; leaving a pool there must not wait."""
     assert_quiet(

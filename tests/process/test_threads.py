@@ -274,34 +274,30 @@ def test_errors_survive_pickling() -> None:
 def test_memory_may_be_used_while_another_thread_closes_the_pool(options: dict[str, Any]) -> None:
     """Each use either happens before the memory goes or is refused; no memory that is gone is touched."""
     for _ in range(20):
-        pool, stream = vram.Pool("host", **options), Stream("host")
-        buffers = [pool.allocate(64 * KIB, stream=where) for where in (None, stream)]
-        target = bytearray(64 * KIB)
-        uses: list[Callable[[], Any]] = [
-            lambda: buffers[0].fill(1),
-            lambda: buffers[1].copy_from(buffers[0]),
-            lambda: buffers[0].copy_to(target),
-            lambda: pool.allocate(16 * KIB, stream=stream),
-        ]
-        started = threading.Barrier(len(uses) + 1)
+        use_until_closed(vram.Pool("host", **options), Stream("host"))
 
-        def keep_using(use: Callable[[], Any], started: threading.Barrier = started) -> None:
-            use()
-            started.wait(TIMEOUT)
+
+def use_until_closed(pool: Pool, stream: Stream) -> None:
+    buffers = [pool.allocate(64 * KIB, stream=where) for where in (None, stream)]
+    target = bytearray(64 * KIB)
+
+    def keep(use: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
             with pytest.raises(DeviceError) as refused:
                 while True:
                     use()
             assert refused.value.code == "closed"
 
-        def close(pool: Pool = pool, started: threading.Barrier = started) -> None:
-            started.wait(TIMEOUT)
-            pool.close()
+        return run
 
-        with ThreadPoolExecutor(len(uses) + 1) as executor:
-            works = [executor.submit(keep_using, use) for use in uses] + [executor.submit(close)]
-            for future in works:
-                future.result(TIMEOUT)
-        assert pool.raw_stats()["live"] == 0
+    at_once(
+        keep(lambda: buffers[0].fill(1)),
+        keep(lambda: buffers[1].copy_from(buffers[0])),
+        keep(lambda: buffers[0].copy_to(target)),
+        keep(lambda: pool.allocate(16 * KIB, stream=stream)),
+        pool.close,
+    )
+    assert pool.raw_stats()["live"] == 0
 
 
 def test_no_view_is_made_of_memory_that_is_about_to_go() -> None:

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import weakref
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -112,6 +113,31 @@ def test_a_result_nobody_takes_is_freed(pool: vram.Pool) -> None:
     del future
     gc.collect()
     wait_until(lambda: pool.stats().live == 0)  # the thread that served it may hold it a moment longer
+
+
+def test_a_callback_may_close_the_pool_of_an_asynchronous_allocation(model: Device) -> None:
+    pool = vram.Pool(model, limit="4MiB")
+    pool.on_oom(pool.close)
+    for future in [pool.allocate_async("8MiB") for _ in range(4)]:
+        with pytest.raises((vram.DeviceError, CancelledError)):
+            future.result(timeout=30)
+    assert pool.closed
+
+
+@pytest.mark.parametrize("entries", [-1, 2**24 + 1, 10**9, 2**32, 2**64, 2**70])
+def test_a_journal_of_more_events_than_can_be_kept_is_refused(pool: vram.Pool, entries: int) -> None:
+    with pytest.raises(vram.ConfigError, match=str(entries)):
+        pool.journal_start(entries)
+    with pytest.raises(vram.ConfigError, match=str(entries)):
+        vram.Pool(pool.device, journal=entries)
+    pool.journal_start(2**24)  # costs what is used of it
+    pool.allocate(100)
+    assert [event[2] for event in pool.journal()[0]][-1] == "free"
+
+
+def test_numbers_that_do_not_fit_are_refused(pool: vram.Pool) -> None:
+    with pytest.raises(ValueError, match="4294967296 is too large"):
+        pool.reconfigure({"stream_cache": 2**32})
 
 
 def test_closing_waits_for_what_runs_and_cancels_the_rest(model: Device) -> None:
