@@ -1,5 +1,6 @@
 // Allocation with its short ladder, frees in order, and what the books say. See driver_pool.hpp.
 #include "driver_pool.hpp"
+#include "waits.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -54,7 +55,7 @@ Status DriverPool::open(std::shared_ptr<Backend> backend, const Source& source, 
       break;
   }
   if (!status.ok()) return status;
-  out->reset(new DriverPool(std::move(backend), driver, source, config));
+  out->reset(new DriverPool(std::move(backend), driver, source, config), end<DriverPool>);
   (*out)->handle_ = handle;
   // What others reached before is not our peak.
   if (source.origin == Origin::shared_default)
@@ -193,8 +194,8 @@ bool DriverPool::serve_driver(Request& request) {
 bool DriverPool::serve_host_wait(Request& request) {
   if (request.capture != 0 || !fits_limit(request)) return false;
   for (const StreamHandle stream : streams_with_frees()) {
-    (void)synchronize(stream);
-    if (serve_driver(request)) return true;
+    if (synchronize(stream).code == Code::interrupted) request.error = {Code::interrupted, 0, "allocate"};
+    if (request.error.ok() && serve_driver(request)) return true;
     if (!request.error.ok()) return false;
   }
   return false;
@@ -206,7 +207,9 @@ bool DriverPool::serve_callbacks(Request& request) {
     std::lock_guard lock(mutex_);
     callback = callback_;
   }
-  if (!callback || !callback(request.size, request.stream)) return false;
+  const bool again = callback && callback(request.size, request.stream);
+  if (interrupted()) request.error = {Code::interrupted, 0, "allocate"};
+  if (!again || !request.error.ok()) return false;
   if (serve_driver(request)) return true;
   return request.error.ok() && serve_host_wait(request);
 }
@@ -434,6 +437,14 @@ std::vector<StreamHandle> DriverPool::streams_with_frees() const {
   return handles;
 }
 
+std::vector<StreamHandle> DriverPool::streams_in_use() const {
+  std::lock_guard lock(mutex_);
+  std::vector<StreamHandle> handles;
+  for (const auto& [handle, books] : streams_)
+    if (!books.retired) handles.push_back(handle);
+  return handles;
+}
+
 // Waits for a stream, unless it is captured.
 Status DriverPool::synchronize(StreamHandle stream) {
   CaptureId capture = 0;
@@ -553,6 +564,10 @@ void DriverPool::on_out_of_memory(std::function<bool(std::uint64_t, StreamHandle
 Status DriverPool::close() {
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
+  // Where this thread cannot wait now the pool stays open; what is queued from here on is waited for below.
+  for (const StreamHandle stream : streams_in_use())
+    if (const Status status = synchronize(stream); status.unwaited()) return status;
+  const InterruptScope quiet(nullptr);
   {
     Lock lock(mutex_);
     if (closed()) return {};
@@ -578,13 +593,7 @@ Status DriverPool::return_everything() {
   const auto remember = [&first](const Status& status) {
     if (first.ok()) first = status;
   };
-  std::vector<StreamHandle> streams;
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [handle, books] : streams_)
-      if (!books.retired) streams.push_back(handle);
-  }
-  for (const StreamHandle stream : streams)
+  for (const StreamHandle stream : streams_in_use())
     if (const Status status = synchronize(stream); status.code != Code::capturing) remember(status);
   std::map<Address, Block> all;
   {

@@ -175,6 +175,7 @@ class DriverPool final : public Allocator {
   Status wait_behind(StreamHandle waiter, StreamHandle stream);
   Status synchronize(StreamHandle stream);
   std::vector<StreamHandle> streams_with_frees() const;
+  std::vector<StreamHandle> streams_in_use() const;
   void forget_stream(StreamHandle stream);
   void drop_books(StreamHandle stream);
   Status return_everything();

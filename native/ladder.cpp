@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pool.hpp"
+#include "waits.hpp"
 
 namespace vram {
 
@@ -212,9 +213,14 @@ Index Pool::serve_callbacks(Request& request) {
   const auto callback = callback_;
   request.lock->unlock();
   const bool again = callback(request.size, request.stream->handle);
+  const bool stopped = interrupted();
   request.lock->lock();
   if (closed()) {
     request.error = {Code::closed, 0, "allocate"};
+    return 0;
+  }
+  if (stopped) {
+    request.error = {Code::interrupted, 0, "allocate"};
     return 0;
   }
   return again ? serve_flush(request) : 0;
@@ -229,7 +235,7 @@ Index Pool::serve_host_wait(Request& request) {
       StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
       if (stream.waiting.empty()) continue;
       const Status status = wait_for(stream, *request.lock);
-      if (status.code == Code::capturing) continue;
+      if (status.code == Code::capturing || status.code == Code::deadlock) continue;
       request.error = status;
       waited = status.ok();
       if (!waited) return 0;
@@ -243,7 +249,7 @@ Index Pool::serve_host_wait(Request& request) {
 
 Index Pool::serve_give_back(Request& request) {
   if (Status status = settle(*request.lock); !status.ok()) {
-    request.error = status;
+    if (status.code != Code::deadlock) request.error = status;
     return 0;
   }
   if (Status status = segments_.trim(0, finished_, true, &request.want); !status.ok()) {

@@ -54,6 +54,8 @@ enum class Code : std::uint8_t {
   closed,         // the pool or device was closed, or belongs to the parent of a fork
   capturing,      // the stream's work goes into a graph, so it cannot be asked or waited for
   suspended,      // the allocation's memory was given back (Pool::suspend)
+  deadlock,       // the wait would never end: what it waits for stands behind the work that waits (waits.hpp)
+  interrupted,    // whoever waits was asked to stop (waits.hpp)
 };
 
 // What a call came to. `call` names the backend call that failed and is a string literal.
@@ -62,6 +64,8 @@ struct [[nodiscard]] Status {
   std::int32_t native = 0;
   const char* call = "";
   bool ok() const { return code == Code::ok; }
+  // A wait that this thread cannot make now. The work goes on, so nothing it uses may be released.
+  bool unwaited() const { return code == Code::deadlock || code == Code::interrupted; }
 };
 
 }  // namespace vram

@@ -8,8 +8,10 @@
 #include <cstring>
 
 #include "backends/cuda.hpp"
+#include "bindings.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
+#include "waiting.hpp"
 
 namespace vram {
 
@@ -246,11 +248,10 @@ PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   if (!require_live(self) || !stream_for_use(self, given, &stream) || !note_use(self, stream, true, "fill"))
     return nullptr;
   if (self->size == 0) Py_RETURN_NONE;
-  Status status;
-  Py_BEGIN_ALLOW_THREADS;
-  status =
-      self->pool->pool->backend().fill(self->address, static_cast<std::uint8_t>(value), self->size, stream);
-  Py_END_ALLOW_THREADS;
+  const Status status = waiting([&] {
+    return self->pool->pool->backend().fill(self->address, static_cast<std::uint8_t>(value), self->size,
+                                            stream);
+  });
   if (!status.ok()) return raise(status, "fill the buffer");
   Py_RETURN_NONE;
 }
@@ -265,11 +266,10 @@ bool same_size(PyBuffer* self, std::uint64_t size) {
 // Copies memory in the order of the same device's streams, without waiting.
 PyObject* queue_copy(PyBuffer* self, Address other, StreamHandle stream, bool from_other) {
   if (self->size == 0) Py_RETURN_NONE;
-  Status status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = self->pool->pool->backend().copy(from_other ? self->address : other,
+  const Status status = waiting([&] {
+    return self->pool->pool->backend().copy(from_other ? self->address : other,
                                             from_other ? other : self->address, self->size, stream);
-  Py_END_ALLOW_THREADS;
+  });
   if (!status.ok()) return raise(status, "copy between buffers");
   Py_RETURN_NONE;
 }
@@ -321,11 +321,10 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   Status status;
   if (self->size != 0) {
     const auto host = reinterpret_cast<Address>(view.buf);
-    Py_BEGIN_ALLOW_THREADS;
-    status = backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size,
-                          stream);
-    if (status.ok()) status = backend.stream_synchronize(stream);
-    Py_END_ALLOW_THREADS;
+    status = waiting([&] {
+      return copy_now(backend, from_other ? self->address : host, from_other ? host : self->address,
+                      self->size, stream);
+    });
   }
   PyBuffer_Release(&view);
   if (!status.ok()) return raise(status, from_other ? "copy from host memory" : "copy to host memory");
@@ -535,9 +534,7 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
     return false;
   Status status = tell_use(self, lasting);
   if (status.ok()) {
-    Py_BEGIN_ALLOW_THREADS;
-    status = queue_wait(backend, own, consumer);
-    Py_END_ALLOW_THREADS;
+    status = waiting([&] { return queue_wait(backend, own, consumer); });
   }
   if (!status.ok()) {
     raise(status, "make the consumer's stream wait for the buffer's");

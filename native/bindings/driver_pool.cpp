@@ -8,6 +8,7 @@
 
 #include "bindings.hpp"
 #include "python_types.hpp"
+#include "waiting.hpp"
 
 namespace nb = nanobind;
 
@@ -17,12 +18,6 @@ namespace {
 
 PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
 unsigned long long wide(std::uint64_t value) { return value; }
-
-template <typename Work>
-Status without_gil(Work work) {
-  const nb::gil_scoped_release released;
-  return work();
-}
 
 // Null with an error set where __init__ has not run.
 DriverPool* driver_pool_of(PyObject* object) {
@@ -64,7 +59,7 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
   try {
     const nb::object backend = nb::borrow(device).attr("backend");
     const std::shared_ptr<Backend> shared = backend_of(nb::cast<Backend&>(backend));
-    status = without_gil([&] { return DriverPool::open(shared, source, config, &pool); });
+    status = waiting([&] { return DriverPool::open(shared, source, config, &pool); });
   } catch (nb::python_error& error) {
     error.restore();
     return -1;
@@ -161,7 +156,7 @@ PyObject* import_pointer(PyObject* object, PyObject* arguments) {
   if (pool == nullptr || !stream_from(stream_object, self, &stream)) return nullptr;
   Address address = 0;
   const Status status =
-      without_gil([&] { return pool->import_pointer(pointer, offset, size, stream, 0, &address); });
+      waiting([&] { return pool->import_pointer(pointer, offset, size, stream, 0, &address); });
   if (!status.ok()) return raise(status, "import the allocation");
   if (watcher != nullptr && !tell_watcher("on_allocate", "OKKK", object, wide(address), size, wide(stream))) {
     (void)free_address(self, address);

@@ -19,7 +19,7 @@ namespace vram {
 namespace {
 
 constexpr const char* kCodeNames[] = {"ok",     "not_ready", "out_of_memory", "invalid",  "unsupported",
-                                      "failed", "closed",    "capturing",     "suspended"};
+                                      "failed", "closed",    "capturing",     "suspended", "deadlock", "interrupted"};
 
 bool is_free(const Status& status) {
   return status.code == Code::invalid && std::strcmp(status.call, "free") == 0;
@@ -73,6 +73,11 @@ const char* advice(const Status& status) {
     case Code::suspended:
       return "its memory is suspended: it was given back to the device and has no contents to be read or "
              "written. resume() brings it back, at the same address.";
+    case Code::deadlock:
+      return "the call came from work of a stream and would wait for work behind it, which cannot begin before "
+             "the call returns. Make the call from another thread, or launch less behind the work.";
+    case Code::interrupted:
+      return "the wait was interrupted. The work goes on and nothing has changed; call it again.";
     default:
       return "the driver refused it. The device may need to be reset; the native code says why.";
   }
@@ -98,6 +103,7 @@ bool code_from_name(const char* name, Code* out) {
 }
 
 void raise_status(const Status& status, const char* what) {
+  if (status.code == Code::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
   std::string message = std::string("vram could not ") + what + ": " + advice(status);
   message += std::string(" [call ") + status.call + ", code " + code_name(status.code);
   message += status.native != 0 ? ", native " + native_text(status) + "]" : "]";

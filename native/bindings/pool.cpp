@@ -11,6 +11,8 @@
 #include "errors.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
+#include "waiting.hpp"
+#include "waits.hpp"
 
 namespace nb = nanobind;
 
@@ -25,20 +27,6 @@ PyObject* tag_variable = nullptr;  // the ContextVar of vram.tag, once somebody 
 
 PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
 unsigned long long wide(std::uint64_t value) { return value; }
-
-// Keeps the GIL away while the slow paths run; they may wait for the device.
-template <typename Work>
-Status without_gil(Work work) {
-  Status status;
-  PyThreadState* state = PyEval_SaveThread();
-  try {
-    status = work();
-  } catch (const std::bad_alloc&) {
-    status = {Code::failed, 0, "host memory"};
-  }
-  PyEval_RestoreThread(state);
-  return status;
-}
 
 PyObject* done(const Status& status, const char* what) {
   if (!status.ok()) return raise(status, what);
@@ -104,7 +92,7 @@ bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std
     OutOfMemoryReport report;
     const std::shared_ptr<Allocator> keep = self->pool;
     const Status status =
-        without_gil([&] { return keep->allocate_slow(size, stream, align, tag, out, &report); });
+        waiting([&] { return keep->allocate_slow(size, stream, align, tag, out, &report); });
     if (status.code == Code::out_of_memory) {
       raise_out_of_memory(self, size, stream, report);
       return false;
@@ -249,7 +237,7 @@ PyObject* batch(PyObject* object, PyObject* arguments, PyObject* keywords, bool 
   std::vector<Address> addresses;
   OutOfMemoryReport report;
   const Status status =
-      without_gil([&] { return self->pool->allocate_batch(sizes, stream, label, addresses, &report); });
+      waiting([&] { return self->pool->allocate_batch(sizes, stream, label, addresses, &report); });
   if (status.code == Code::out_of_memory) {
     std::uint64_t total = 0;
     for (std::uint64_t size : sizes) total += size;
@@ -315,10 +303,10 @@ PyObject* growable_open(PyObject* object, PyObject* arguments) {
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
   Address address = 0;
-  const Status status = without_gil([&] { return pool->growable_open(max, stream, &address); });
+  const Status status = waiting([&] { return pool->growable_open(max, stream, &address); });
   if (!status.ok()) return raise(status, kWhat);
   if (watcher != nullptr && !tell_watcher("on_allocate", "OKKK", self, wide(address), max, wide(stream))) {
-    (void)without_gil([&] { return pool->growable_close(address); });
+    (void)waiting([&] { return pool->growable_close(address); });
     return nullptr;
   }
   return Py_BuildValue("KK", wide(address), wide(stream));
@@ -339,7 +327,7 @@ PyObject* growable_resize(PyObject* object, PyObject* arguments) {
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
   OutOfMemoryReport report;
-  const Status status = without_gil([&] {
+  const Status status = waiting([&] {
     return pool->growable_resize(address, bytes, ahead, static_cast<std::uint32_t>(label), &report);
   });
   if (status.code == Code::out_of_memory && report.device_total != 0)
@@ -354,7 +342,7 @@ PyObject* growable_prepare(PyObject* object, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "KK:growable_prepare", &address, &bytes)) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
-  const Status status = without_gil([&] { return pool->growable_prepare(address, bytes); });
+  const Status status = waiting([&] { return pool->growable_prepare(address, bytes); });
   return status.code == Code::out_of_memory ? Py_NewRef(Py_None) : done(status, kWhat);
 }
 
@@ -365,7 +353,7 @@ PyObject* growable_close(PyObject* object, PyObject* argument) {
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr || (watcher != nullptr && !tell_watcher("on_free", "OK", object, address)))
     return nullptr;
-  return done(without_gil([&] { return pool->growable_close(address); }), kWhat);
+  return done(waiting([&] { return pool->growable_close(address); }), kWhat);
 }
 
 PyObject* growable_info(PyObject* object, PyObject* argument) {
@@ -375,7 +363,7 @@ PyObject* growable_info(PyObject* object, PyObject* argument) {
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
   GrowableInfo info;
-  const Status status = without_gil([&] { return pool->growable_info(address, &info); });
+  const Status status = waiting([&] { return pool->growable_info(address, &info); });
   if (!status.ok()) return raise(status, kWhat);
   return Py_BuildValue("{sKsKsKsK}", "bytes", wide(info.bytes), "pending", wide(info.pending), "ready",
                        wide(info.ready), "max", wide(info.max));
@@ -403,7 +391,7 @@ PyObject* trim_to(PyObject* object, PyObject* arguments) {
   unsigned long long keep = 0;
   int wait = 0;
   if (!PyArg_ParseTuple(arguments, "Kp:trim_to", &keep, &wait)) return nullptr;
-  return done(without_gil([&] { return self->pool->trim(keep, wait != 0); }), "trim the pool");
+  return done(waiting([&] { return self->pool->trim(keep, wait != 0); }), "trim the pool");
 }
 
 // Which allocations have the tag; all of them for None. False with an error set.
@@ -434,7 +422,7 @@ PyObject* suspend_blocks(PyObject* object, PyObject* arguments) {
   if (!wanted_from(self, tag, &wanted)) return nullptr;
   std::uint64_t given = 0;
   OutOfMemoryReport report;
-  const Status status = without_gil([&] { return pool->suspend(wanted, keep != 0, store, &given, &report); });
+  const Status status = waiting([&] { return pool->suspend(wanted, keep != 0, store, &given, &report); });
   if (status.code == Code::out_of_memory && report.requested != 0)
     return raise_out_of_memory(self_of(store_object), report.requested, 0, report);
   if (!status.ok()) return raise(status, "suspend allocations of the pool");
@@ -450,7 +438,7 @@ PyObject* resume_blocks(PyObject* object, PyObject* tag) {
   if (!wanted_from(self, tag, &wanted)) return nullptr;
   std::uint64_t taken = 0;
   OutOfMemoryReport report;
-  const Status status = without_gil([&] { return pool->resume(wanted, &taken, &report); });
+  const Status status = waiting([&] { return pool->resume(wanted, &taken, &report); });
   if (status.code == Code::out_of_memory && report.requested != 0)
     return raise_out_of_memory(self, report.requested, 0, report);
   if (!status.ok()) return raise(status, "resume allocations of the pool");
@@ -458,7 +446,7 @@ PyObject* resume_blocks(PyObject* object, PyObject* tag) {
 }
 
 PyObject* coalesce(PyObject* object, PyObject*) {
-  return done(without_gil([&] { return self_of(object)->pool->coalesce(); }), "coalesce free blocks");
+  return done(waiting([&] { return self_of(object)->pool->coalesce(); }), "coalesce free blocks");
 }
 
 PyObject* set_limit(PyObject* object, PyObject* argument) {
@@ -472,7 +460,7 @@ PyObject* retire_stream(PyObject* object, PyObject* argument) {
   if (PyErr_Occurred()) return nullptr;
   PyPool* self = self_of(object);
   if (self->pool->closed()) Py_RETURN_NONE;
-  return done(without_gil([&] { return self->pool->retire_stream(handle); }), "retire the stream");
+  return done(waiting([&] { return self->pool->retire_stream(handle); }), "retire the stream");
 }
 
 // What a stream calls before it goes. It does not reach the pool through its Python object: where both are
@@ -487,7 +475,7 @@ PyObject* hear(PyObject* capsule, PyObject* argument) {
   if (PyErr_Occurred()) return nullptr;
   std::shared_ptr<Allocator> pool = held->lock();
   if (pool == nullptr || pool->closed()) Py_RETURN_FALSE;
-  const Status status = without_gil([&] {
+  const Status status = waiting([&] {
     const Status retired = pool->retire_stream(handle);
     pool.reset();  // here, because the last owner waits for the device
     return retired;
@@ -514,17 +502,19 @@ PyObject* close_method(PyObject* object, PyObject*) {
   if (self->views != 0 && !self->pool->closed())
     return PyErr_Format(PyExc_BufferError,
                         "%zd view(s) of the pool's buffers exist; drop them before close()", self->views);
-  return done(without_gil([&] { return self->pool->close(); }), "close the pool");
+  return done(waiting([&] { return self->pool->close(); }), "close the pool");
 }
 
-// The callback runs without any lock of the pool; what it raises is reported and counts as "no".
+// The callback runs without any lock of the pool; an exception it raises is reported and counts as "no".
 bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
   const PyGILState_STATE state = PyGILState_Ensure();
   PyObject* function = Py_NewRef(self->oom_callback == nullptr ? Py_None : self->oom_callback);
   PyObject* result = function == Py_None ? Py_NewRef(Py_False)
                                          : PyObject_CallFunction(function, "KK", wide(size), wide(stream));
   const int again = result == nullptr ? -1 : PyObject_IsTrue(result);
-  if (again < 0) PyErr_WriteUnraisable(function);
+  // Not what ends the program, such as Ctrl-C: that comes out of the allocation.
+  const bool ends = again < 0 && !PyErr_ExceptionMatches(PyExc_Exception);
+  if (again < 0 && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
   Py_DECREF(function);
   PyGILState_Release(state);
@@ -635,7 +625,7 @@ PyObject* reconfigure(PyObject* object, PyObject* dict) {
   PyPool* self = self_of(object);
   PoolConfig config = self->pool->config();
   if (!config_from(dict, &config)) return nullptr;
-  return done(without_gil([&] { return self->pool->configure(config); }), "configure the pool");
+  return done(waiting([&] { return self->pool->configure(config); }), "configure the pool");
 }
 
 PyObject* config_method(PyObject* object, PyObject*) {
@@ -714,7 +704,7 @@ nb::dict stats_dict(const PoolStats& stats) {
 
 PyObject* raw_stats(PyObject* object, PyObject*) {
   PoolStats stats;
-  (void)without_gil([&] {
+  (void)waiting([&] {
     stats = self_of(object)->pool->stats();
     return Status{};
   });
@@ -768,7 +758,7 @@ struct Holding {
 PyObject* raw_holders(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
   std::unordered_map<std::uint32_t, Holding> holdings;
-  (void)without_gil([&] {
+  (void)waiting([&] {
     for (const SegmentInfo& info : self->pool->snapshot())
       for (const BlockInfo& block : info.blocks) {
         if (block.state != BlockState::live) continue;
@@ -878,7 +868,7 @@ PyObject* planned_begin(PyObject* object, PyObject* argument) {
   if (tag < 0) return nullptr;
   const std::shared_ptr<Allocator> keep = self->pool;
   return done(
-      without_gil([&] { return self->quick->planned_begin(time_limit, static_cast<std::uint32_t>(tag)); }),
+      waiting([&] { return self->quick->planned_begin(time_limit, static_cast<std::uint32_t>(tag)); }),
       "begin the step");
 }
 
@@ -890,7 +880,7 @@ PyObject* planned_end(PyObject* object, PyObject*) {
 PyObject* planned_close(PyObject* object, PyObject*) {
   Pool* const pool = planning_pool(self_of(object));
   if (pool == nullptr) return nullptr;
-  return done(without_gil([&] { return pool->planned_close(); }), "close the plan");
+  return done(waiting([&] { return pool->planned_close(); }), "close the plan");
 }
 
 PyObject* planned_report(PyObject* object, PyObject*) {
@@ -975,10 +965,10 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
   try {
     const bool own = memory == nullptr || memory == Py_None;
     const nb::object backend = own ? nb::object(nb::borrow(device).attr("backend")) : nb::borrow(memory);
-    auto pool = std::make_shared<Pool>(backend_of(nb::cast<Backend&>(backend)), config);
+    const std::shared_ptr<Pool> pool(new Pool(backend_of(nb::cast<Backend&>(backend)), config), end<Pool>);
     self->quick = pool.get();
     self->captures = pool->backend().info().captures;
-    self->pool = std::move(pool);
+    self->pool = pool;
   } catch (nb::python_error& error) {
     error.restore();
     return -1;
@@ -1010,9 +1000,8 @@ void dealloc(PyObject* object) {
     // Closing waits for the device.
     std::shared_ptr<Allocator> last = std::move(self->pool);
     if (last != nullptr) {
-      PyThreadState* state = PyEval_SaveThread();
+      const Waiting scope;
       last.reset();
-      PyEval_RestoreThread(state);
     }
   }
   self->pool.~shared_ptr<Allocator>();
@@ -1143,7 +1132,7 @@ PyType_Spec spec = {"vram._native.PoolCore", sizeof(PyPool), 0,
 
 Status free_address(PyPool* self, Address address) {
   if (self->quick != nullptr && self->quick->try_free_cached(address)) return {};
-  return without_gil([&] { return self->pool->free_slow(address); });
+  return waiting([&] { return self->pool->free_slow(address); });
 }
 
 // As vram.pool words it.

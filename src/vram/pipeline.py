@@ -237,7 +237,7 @@ def _rows_of(whole: Any) -> int:
 
 def _slices(whole: Any, rows: int, row_bytes: int, sizes: ChunkSizes) -> Iterator[Any]:
     begin = 0
-    while begin < rows:
+    while begin < rows or begin == rows == 0:  # compute says what a result is, of no rows, too
         part = slice(begin, min(rows, begin + max(1, sizes.next() // row_bytes)))
         yield walk(whole, operator.itemgetter(part))
-        begin = part.stop
+        begin = part.stop or 1
