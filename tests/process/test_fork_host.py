@@ -50,7 +50,7 @@ def test_every_call_of_a_busy_parents_device_is_refused() -> None:
                     event.record(stream)
                     stream.synchronize()
 
-            threads = [threading.Thread(target=busy) for _ in range(2)]
+            threads = [threading.Thread(target=busy, daemon=True) for _ in range(2)]
             for thread in threads:
                 thread.start()
 
@@ -58,10 +58,10 @@ def test_every_call_of_a_busy_parents_device_is_refused() -> None:
                 for use in (
                     device.synchronize, lambda: device.free_memory, stream.synchronize, stream.query,
                     stream.record_event, lambda: stream.wait_event(event), lambda: stream.launch(int),
-                    lambda: Stream(device), stream.close, lambda: event.record(stream), event.query,
+                    lambda: Stream(device), lambda: event.record(stream), event.query,
                     event.synchronize, lambda: event.wait(stream), lambda: timing.elapsed_ms(timing),
                     lambda: vram.Event(device), lambda: vram.Event(device, timing=True),
-                    lambda: stream.wait_stream(stream),
+                    lambda: stream.wait_stream(stream), stream.close,
                 ):
                     refused(use)
                 assert "fork" in device.backend.check()
