@@ -1,9 +1,10 @@
 // Allocation with its short ladder, frees in order, and what the books say. See driver_pool.hpp.
 #include "driver_pool.hpp"
-#include "waits.hpp"
 
 #include <algorithm>
 #include <chrono>
+
+#include "waits.hpp"
 
 namespace vram {
 

@@ -1,6 +1,6 @@
-// How the host's waits for device work end early. A wait is refused (Code::deadlock) where it could never end,
-// because it is made by work that it waits for; it is abandoned (Code::interrupted) where whoever waits was
-// asked to stop, as by Ctrl-C. Either way the device's work goes on, and nothing it uses may be released.
+// How the host's waits for device work end early. A wait is refused (Code::deadlock) where it could never
+// end, because it is made by work that it waits for; it is abandoned (Code::interrupted) where whoever waits
+// was asked to stop, as by Ctrl-C. Either way the device's work goes on, and nothing it uses may be released.
 #pragma once
 
 #include <chrono>

@@ -33,7 +33,8 @@ class HostBackend : public Backend {
   explicit HostBackend(std::uint64_t capacity_bytes = 0);
   // Lets all queued work of all streams finish first. pre: close() allows it.
   ~HostBackend() override;
-  // Code::deadlock on the thread of a stream, where the destructor would wait for itself; see end() in waits.hpp.
+  // Code::deadlock on the thread of a stream, where the destructor would wait for itself; see end() in
+  // waits.hpp.
   Status close();
   HostBackend(const HostBackend&) = delete;
   HostBackend& operator=(const HostBackend&) = delete;

@@ -263,8 +263,7 @@ nb::tuple mark(nb::handle self) {
 void rewind(nb::handle self, std::uint64_t id, std::uint32_t depth) {
   ArenaCore& core = core_of(self);
   if (core.arena->ours() && core.arena->open_at({id, depth})) tell_freed(core, depth);
-  require(self, held(core.arena, [&](Arena& arena) { return arena.rewind({id, depth}); }),
-          "end the scope");
+  require(self, held(core.arena, [&](Arena& arena) { return arena.rewind({id, depth}); }), "end the scope");
 }
 
 void reset(nb::handle self, bool zero) {

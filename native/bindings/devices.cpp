@@ -38,9 +38,9 @@ namespace {
 // to its end, and an end of work that has none.
 constexpr std::int64_t kLaunchesAtExit = 1000;
 std::atomic<std::int64_t> launches_left{std::numeric_limits<std::int64_t>::max()};
-std::atomic<bool> python_up{true};      // threads other than the interpreter's may take the GIL
-std::atomic<int> calls_under_way{0};    // Python functions that a stream's thread will still run
-std::atomic<int> forks{0};              // of which this process is the child
+std::atomic<bool> python_up{true};    // threads other than the interpreter's may take the GIL
+std::atomic<int> calls_under_way{0};  // Python functions that a stream's thread will still run
+std::atomic<int> forks{0};            // of which this process is the child
 
 // Whether this thread may touch Python objects now (taking the GIL if need be).
 bool may_touch_python() { return python_up || (nb::is_alive() && PyGILState_Check()); }

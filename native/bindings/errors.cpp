@@ -18,8 +18,9 @@ namespace vram {
 
 namespace {
 
-constexpr const char* kCodeNames[] = {"ok",     "not_ready", "out_of_memory", "invalid",  "unsupported",
-                                      "failed", "closed",    "capturing",     "suspended", "deadlock", "interrupted"};
+constexpr const char* kCodeNames[] = {"ok",          "not_ready", "out_of_memory", "invalid",
+                                      "unsupported", "failed",    "closed",        "capturing",
+                                      "suspended",   "deadlock",  "interrupted"};
 
 bool is_free(const Status& status) {
   return status.code == Code::invalid && std::strcmp(status.call, "free") == 0;
@@ -74,7 +75,8 @@ const char* advice(const Status& status) {
       return "its memory is suspended: it was given back to the device and has no contents to be read or "
              "written. resume() brings it back, at the same address.";
     case Code::deadlock:
-      return "the call came from work of a stream and would wait for work behind it, which cannot begin before "
+      return "the call came from work of a stream and would wait for work behind it, which cannot begin "
+             "before "
              "the call returns. Make the call from another thread, or launch less behind the work.";
     case Code::interrupted:
       return "the wait was interrupted. The work goes on and nothing has changed; call it again.";

@@ -207,8 +207,8 @@ class GrowableBuffer:
     def array(self, shape: int | tuple[int, ...], dtype: Any = "uint8", offset: int | str = 0) -> Any:
         """The memory from `offset` on as an array: NumPy's on host memory, else a `DeviceArray`.
 
-        `dtype` is whatever NumPy takes for one, but Python objects. As long as the array lives, or what other libraries made of
-        it, the buffer cannot be shrunk below its end.
+        `dtype` is whatever NumPy takes for one, but Python objects. As long as the array lives, or what other
+        libraries made of it, the buffer cannot be shrunk below its end.
         """
         import numpy
 

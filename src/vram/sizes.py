@@ -27,7 +27,8 @@ _MAX_TEXT = 64
 def parse_size(size: SupportsIndex | float | str) -> int:
     """Return the bytes that an int, a whole float, or a text such as "512MiB" or "1.5G" stands for.
 
-    An int is anything that can be an index, such as NumPy's integers, but not a bool. A text with a fraction of a byte is rounded down. Raises ConfigError for anything else.
+    An int is anything that can be an index, such as NumPy's integers, but not a bool.
+    A text with a fraction of a byte is rounded down. Raises ConfigError for anything else.
     """
     if isinstance(size, str):
         return _checked(_parse_text(size), size)
