@@ -122,7 +122,7 @@ Status Arena::allocate_slow(std::uint64_t size, std::uint64_t align, Address* ou
     } else if (rests_.empty()) {
       return status;
     } else if (const Status waited = wait_for_oldest(); !waited.ok()) {
-      return waited;
+      return waited.code == Code::deadlock ? status : waited;
     }
   }
 }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "waits.hpp"
+
 namespace vram {
 
 namespace {
@@ -54,7 +56,7 @@ Status DriverPool::open(std::shared_ptr<Backend> backend, const Source& source, 
       break;
   }
   if (!status.ok()) return status;
-  out->reset(new DriverPool(std::move(backend), driver, source, config));
+  out->reset(new DriverPool(std::move(backend), driver, source, config), end<DriverPool>);
   (*out)->handle_ = handle;
   // What others reached before is not our peak.
   if (source.origin == Origin::shared_default)
@@ -198,8 +200,8 @@ bool DriverPool::serve_driver(Request& request) {
 bool DriverPool::serve_host_wait(Request& request) {
   if (request.capture != 0 || !fits_limit(request)) return false;
   for (const StreamHandle stream : streams_with_frees()) {
-    (void)synchronize(stream);
-    if (serve_driver(request)) return true;
+    if (synchronize(stream).code == Code::interrupted) request.error = {Code::interrupted, 0, "allocate"};
+    if (request.error.ok() && serve_driver(request)) return true;
     if (!request.error.ok()) return false;
   }
   return false;
@@ -211,7 +213,9 @@ bool DriverPool::serve_callbacks(Request& request) {
     std::lock_guard lock(mutex_);
     callback = callback_;
   }
-  if (!callback || !call_back(callback, request.size, request.stream)) return false;
+  const bool again = callback && call_back(callback, request.size, request.stream);
+  if (interrupted()) request.error = {Code::interrupted, 0, "allocate"};
+  if (!again || !request.error.ok()) return false;
   if (serve_driver(request)) return true;
   return request.error.ok() && serve_host_wait(request);
 }
@@ -460,6 +464,26 @@ std::vector<StreamHandle> DriverPool::streams_with_frees() const {
   return handles;
 }
 
+// Waits for the streams in use: for each of those that last, and for others, which may be gone, by waiting
+// for the device. Returns at once where this thread cannot wait, else the first failure.
+Status DriverPool::wait_for_streams() {
+  std::vector<StreamHandle> streams;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [handle, books] : streams_)
+      if (!books.retired) streams.push_back(handle);
+  }
+  Status first;
+  if (std::erase_if(streams, [this](StreamHandle stream) { return !backend_->lasting(stream); }) != 0)
+    first = backend_->synchronize();
+  for (const StreamHandle stream : streams) {
+    if (first.unwaited()) break;
+    const Status status = synchronize(stream);
+    if (status.unwaited() || (first.ok() && status.code != Code::capturing)) first = status;
+  }
+  return first;
+}
+
 // Waits for a stream, unless it is captured.
 Status DriverPool::synchronize(StreamHandle stream) {
   CaptureId capture = 0;
@@ -591,6 +615,9 @@ void DriverPool::on_out_of_memory(Callback callback) {
 Status DriverPool::close() {
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
+  // Where this thread cannot wait now the pool stays open; what is queued from here on is waited for below.
+  if (const Status status = wait_for_streams(); status.unwaited()) return status;
+  const InterruptScope quiet(nullptr);
   {
     Lock lock(mutex_);
     if (closed()) return {};
@@ -616,16 +643,7 @@ Status DriverPool::return_everything() {
   const auto remember = [&first](const Status& status) {
     if (first.ok()) first = status;
   };
-  std::vector<StreamHandle> streams;
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [handle, books] : streams_)
-      if (!books.retired) streams.push_back(handle);
-  }
-  if (std::erase_if(streams, [this](StreamHandle stream) { return !backend_->lasting(stream); }) != 0)
-    remember(backend_->synchronize());
-  for (const StreamHandle stream : streams)
-    if (const Status status = synchronize(stream); status.code != Code::capturing) remember(status);
+  remember(wait_for_streams());
   std::map<Address, Block> all;
   {
     std::scoped_lock lock(mutex_, kept_->mutex);

@@ -172,6 +172,7 @@ class DriverPool final : public Allocator {
   Status wait_behind(StreamHandle waiter, StreamHandle stream);
   Status synchronize(StreamHandle stream);
   std::vector<StreamHandle> streams_with_frees() const;
+  Status wait_for_streams();
   void forget_stream(StreamHandle stream);
   void drop_books(StreamHandle stream);
   Status return_everything();

@@ -188,7 +188,7 @@ Status Pool::growable_close(Address address) {
     }
     // Nothing will grow here before this is over, so the pages are its stream's at once, as any freed
     // block's.
-    if (uses_.count(block) != 0 || zero_on_free_.load(std::memory_order_relaxed)) {
+    if (uses_.count(block) != 0 || slow_frees_.load(std::memory_order_relaxed)) {
       give_up(block);
     } else {
       give_home(block, true);
@@ -277,6 +277,12 @@ Status Pool::grow(Index strip, Units units, std::uint32_t tag, std::unique_lock<
     const Index block = block_in_use(strip);
     const Units held = block == 0 ? 0 : segments_.blocks()[block].units;
     if (held >= units) return {};
+    if (backend_->info().host_accessible && slow_frees_.load(std::memory_order_relaxed) &&
+        pending_behind(strip)) {
+      // What comes back is zeroed at once, so its work must be over.
+      if (Status status = settle(lock); !status.ok()) return status;
+      continue;
+    }
     bool taken = false;
     if (Status status = retake(strip, units - held, tag, &taken); !status.ok()) return status;
     if (taken) continue;
@@ -311,14 +317,20 @@ void Pool::attach(Index strip, Index piece, std::uint32_t tag) {
   (void)hand_out(whole, request);
 }
 
+// What a shrink gave up directly behind the block in use and nobody else has got yet, or 0.
+Index Pool::pending_behind(Index strip) const {
+  const Index block = block_in_use(strip);
+  const Index next = block == 0 ? segments_.segments()[strip].head : segments_.blocks()[block].after;
+  return next != 0 && segments_.blocks()[next].is(BlockState::pending) ? next : 0;
+}
+
 // Takes back up to `units` that a shrink gave up directly behind the block in use and nobody else has got
 // yet. Work queued from now on comes after all uses of them; nobody waits on the host.
 Status Pool::retake(Index strip, Units units, std::uint32_t tag, bool* taken) {
   const Segment& segment = segments_.segments()[strip];
   StreamState& home = streams_[segment.stream];
-  const Index block = block_in_use(strip);
-  Index next = block == 0 ? segment.head : segments_.blocks()[block].after;
-  *taken = next != 0 && segments_.blocks()[next].is(BlockState::pending);
+  Index next = pending_behind(strip);
+  *taken = next != 0;
   if (!*taken) return {};
   const bool whole = segments_.blocks()[next].units <= units;
   Status status;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "pool.hpp"
+#include "waits.hpp"
 
 namespace vram {
 
@@ -244,9 +245,14 @@ Index Pool::serve_callbacks(Request& request) {
   const auto callback = callback_;
   request.lock->unlock();
   const bool again = call_back(callback, request.size, request.stream->handle);
+  const bool stopped = interrupted();
   request.lock->lock();
   if (closed()) {
     request.error = {Code::closed, 0, "allocate"};
+    return 0;
+  }
+  if (stopped) {
+    request.error = {Code::interrupted, 0, "allocate"};
     return 0;
   }
   return again ? serve_flush(request) : 0;
@@ -261,7 +267,8 @@ Index Pool::serve_host_wait(Request& request) {
       StreamState& stream = streams_[number];
       if (stream.waiting.empty()) return false;
       const Status status = wait_for(stream, *request.lock);
-      if (status.code == Code::capturing || status.code == Code::absent) return false;
+      if (status.code == Code::capturing || status.code == Code::absent || status.code == Code::deadlock)
+        return false;
       request.error = status;
       waited = status.ok();
       return true;
@@ -276,7 +283,7 @@ Index Pool::serve_host_wait(Request& request) {
 
 Index Pool::serve_give_back(Request& request) {
   if (Status status = settle(*request.lock); !status.ok()) {
-    request.error = status;
+    if (status.code != Code::deadlock) request.error = status;
     return 0;
   }
   if (Status status = segments_.trim(0, finished_, true, &request.want); !status.ok()) {

@@ -70,9 +70,8 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
       segments_(*backend_, affordable(placement(*backend_, config))),
       fences_(*backend_),
       finished_([this](std::uint16_t number, Tick tick) { return fences_.finished(streams_[number], tick); }),
-      stream_cache_(config.stream_cache),
-      zero_on_allocate_(config.zero_on_allocate),
-      zero_on_free_(config.zero_on_free) {
+      stream_cache_(config.stream_cache) {
+  set_zeroing(config);
   watch_forks();
   generation_.store(fork_generation(), std::memory_order_relaxed);
   gate_.store(fork_generation(), std::memory_order_relaxed);
@@ -162,11 +161,10 @@ bool Pool::try_free_cached(Address address) {
   if (i == 0) return false;
   Block& block = segments_.blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
-  if (zero_on_free_.load(std::memory_order_relaxed)) [[unlikely]]
-    return false;
   stream.lock.lock();
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
       block.used_elsewhere || stream.shut[block.units > kSmallUnits] != 0 ||
+      slow_frees_.load(std::memory_order_relaxed) ||
       stream.cache.count() >= stream_cache_.load(std::memory_order_relaxed)) {
     stream.lock.unlock();
     return false;
@@ -682,14 +680,15 @@ Status Pool::take_from_program(Address address, bool dropped) {
     return {Code::invalid, 0, "free"};
   open_cache(address);
   if (try_free_cached(address)) return {};
+  bool busy = false;
   Status zeroed;
-  if (zero_on_free_.load(std::memory_order_relaxed)) zeroed = zero(address);
+  if (slow_frees_.load(std::memory_order_relaxed)) zeroed = zero(address, &busy);
   if (!zeroed.ok() && (!dropped || zeroed.code == Code::invalid)) return zeroed;
   bool suspended = false;
   const Index block = claim_for_free(address, &suspended);
   if (block == 0) return {Code::invalid, 0, "free"};
   if (zeroed.ok()) {
-    let_go(block, suspended);
+    let_go(block, suspended, busy);
   } else {
     make_pending(block);
   }
@@ -698,29 +697,48 @@ Status Pool::take_from_program(Address address, bool dropped) {
   return {};
 }
 
-// A block that was claimed goes home or waits.
-void Pool::let_go(Index i, bool suspended) {
+// A block that was claimed goes home or waits. `busy`: for its own stream, too.
+void Pool::let_go(Index i, bool suspended, bool busy) {
   if (suspended) return let_go_suspended(i);
   const Block& block = segments_.blocks()[i];
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   const bool zero_later = owner.gone() || owner.capture != 0;
-  if (block.used_elsewhere || (zero_later && zero_on_free_.load(std::memory_order_relaxed))) {
+  if (block.used_elsewhere || busy || (zero_later && slow_frees_.load(std::memory_order_relaxed))) {
     make_pending(i);
   } else {
     give_home(i, true);
   }
 }
 
-// Zeroes a live block that is about to be freed, in its owner's order. One that is used elsewhere, too, whose
-// owner is gone or a graph, or that is suspended, is zeroed when it has no uses left (requeue).
-Status Pool::zero(Address address) {
+// ---- zeroing --------------------------------------------------------------------------------------------
+//
+// Device memory is zeroed in stream order. Host memory is zeroed by the host, at once: programs write there
+// without asking any stream, and zeros that are queued would come after what they write. For that, memory
+// that is free must have no work left, so a free waits (as a pending block) until its own stream is through
+// with it. Where `host_writes` is set, uses on the own stream are told, and only those are waited for.
+
+void Pool::set_zeroing(const PoolConfig& config) {
+  const DeviceInfo& info = backend_->info();
+  const bool waits = config.zero_on_allocate && info.host_accessible && !info.host_writes;
+  zero_on_allocate_.store(config.zero_on_allocate, std::memory_order_relaxed);
+  zero_on_free_.store(config.zero_on_free, std::memory_order_relaxed);
+  slow_frees_.store(config.zero_on_free || waits, std::memory_order_relaxed);
+}
+
+// Zeroes a live block that is about to be freed, where that is wanted. One that is used elsewhere, too, whose
+// owner is gone or a graph, or that is suspended, is zeroed when it has no uses left (requeue); so is host
+// memory that its own stream is busy with.
+Status Pool::zero(Address address, bool* busy) {
   const Index i = segments_.find(address);
   if (i == 0) return {Code::invalid, 0, "free"};
   const Block& block = segments_.blocks()[i];
-  const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
+  StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   if (block.is(BlockState::suspended)) return {};
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
   if (block.used_elsewhere || owner.gone() || owner.capture != 0) return {};
+  const DeviceInfo& info = backend_->info();
+  *busy = info.host_accessible && !info.host_writes && !fences_.finished(owner, owner.now());
+  if (*busy || !zero_on_free_.load(std::memory_order_relaxed)) return {};
   return fill_zeros(address, bytes_of(block), owner.handle);
 }
 
@@ -730,10 +748,9 @@ Status Pool::zero_new(Address address, std::uint64_t bytes, StreamHandle stream)
   return access.refused() ? Status{Code::closed, 0, "allocate"} : fill_zeros(address, bytes, stream);
 }
 
-// Where the host writes out of stream order it also zeroes at once: the zeros must not come after its writes,
-// and what is zeroed has no uses left.
+// pre: of host memory, nothing queued uses it.
 Status Pool::fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream) {
-  if (!backend_->info().host_writes) return backend_->fill(address, 0, bytes, stream);
+  if (!backend_->info().host_accessible) return backend_->fill(address, 0, bytes, stream);
   std::memset(reinterpret_cast<void*>(address), 0, bytes);
   return {};
 }
@@ -763,7 +780,7 @@ void Pool::make_pending(Index i) {
   const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
   PendingBlock pending{i, streams_[owner].owe(), {}, block.used_elsewhere};
   // What is to be zeroed may be zeroed on another stream than its owner.
-  if (segments_.segments()[block.segment].stream != owner || zero_on_free_.load(std::memory_order_relaxed))
+  if (segments_.segments()[block.segment].stream != owner || slow_frees_.load(std::memory_order_relaxed))
     uses_[i].push_back(owner);
   for (std::uint16_t number : uses_[i]) {
     StreamState& stream = streams_[number];
@@ -943,7 +960,7 @@ Status Pool::wait_for_all(std::unique_lock<std::mutex>& lock) {
       continue;
     }
     const Status status = wait_for_stream(stream, lock);
-    if (status.code == Code::closed) return status;
+    if (status.code == Code::closed || status.unwaited()) return status;
     if (first.ok()) first = status;
   }
   if (!device) return first;
@@ -1018,7 +1035,7 @@ Status Pool::wait_for_stream(StreamState& stream, std::unique_lock<std::mutex>& 
       lock.lock();
     }
     if (closed()) return {Code::closed, 0, "allocate"};
-    if (status.ok()) break;
+    if (status.ok() || status.unwaited()) break;
   }
   if (status.ok()) fences_.pass(stream, tick);
   return status;
@@ -1081,6 +1098,14 @@ Status Pool::set_limit(std::uint64_t bytes) {
 Status Pool::configure(const PoolConfig& config) {
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("configure", &lock); !status.ok()) return status;
+  // What was freed before may have work left.
+  const bool slow_before = slow_frees_.load(std::memory_order_relaxed);
+  set_zeroing(config);
+  if (!slow_before && slow_frees_.load(std::memory_order_relaxed) && backend_->info().host_accessible)
+    if (Status status = settle(lock); !status.ok()) {
+      if (!closed()) set_zeroing(config_);
+      return status;
+    }
   const bool pages = config_.pages;
   const std::uint32_t journal_entries = config_.journal;
   config_ = config;
@@ -1088,8 +1113,6 @@ Status Pool::configure(const PoolConfig& config) {
   config_.journal = journal_entries;
   segments_.configure(placement(*backend_, config_));
   stream_cache_.store(config.stream_cache, std::memory_order_relaxed);
-  zero_on_allocate_.store(config.zero_on_allocate, std::memory_order_relaxed);
-  zero_on_free_.store(config.zero_on_free, std::memory_order_relaxed);
   arrange_ladder();
   keep_idle_limit();
   return {};
@@ -1250,6 +1273,7 @@ Status Pool::close() {
   if (closed()) return {};
   Status status = wait_for_all(lock);
   if (closed()) return {};
+  if (status.unwaited()) return status;  // work goes on in the memory: the pool stays open
   generation_.store(0, std::memory_order_relaxed);
   gate_.store(0, std::memory_order_relaxed);
   planning_ = false;

@@ -217,7 +217,8 @@ class Pool final : public Allocator {
   bool drain(StreamState& stream, const Sizes& sizes = kAllSizes, bool ask = true);
   void drain_all();
   void send_home(bool ask);
-  Status zero(Address address);
+  void set_zeroing(const PoolConfig& config);
+  Status zero(Address address, bool* busy);
   Status zero_new(Address address, std::uint64_t bytes, StreamHandle stream);
   Status fill_zeros(Address address, std::uint64_t bytes, StreamHandle stream);
   void give_home(Index block, bool ask);
@@ -245,6 +246,7 @@ class Pool final : public Allocator {
   Address hand_out(Index block, Request& request);
   void take_live(Index block, StreamState& owner, Action action);
   Index block_in_use(Index strip) const;
+  Index pending_behind(Index strip) const;
   Status grow(Index strip, Units units, std::uint32_t tag, std::unique_lock<std::mutex>& lock,
               OutOfMemoryReport* report);
   void attach(Index strip, Index piece, std::uint32_t tag);
@@ -253,7 +255,7 @@ class Pool final : public Allocator {
   void give_up(Index block);
   Status take_from_program(Address address, bool dropped);
   Index claim_for_free(Address address, bool* suspended);
-  void let_go(Index block, bool suspended);
+  void let_go(Index block, bool suspended, bool busy = false);
   void let_go_suspended(Index block);
   Index take_cached(StreamState& stream, Units units);
   void take_back(Address address);
@@ -363,6 +365,7 @@ class Pool final : public Allocator {
   std::atomic<std::uint32_t> stream_cache_;
   std::atomic<bool> zero_on_allocate_;
   std::atomic<bool> zero_on_free_;
+  std::atomic<bool> slow_frees_;  // zeroing has a say in them (set_zeroing)
   // Guarded by the mutex.
   const void* last_riser_ = nullptr;  // the thread that made a ceiling rise last
   std::uint32_t rises_in_a_row_ = 0;  // by it

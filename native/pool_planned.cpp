@@ -9,7 +9,7 @@ namespace vram {
 
 // The next allocation of the plan, without the mutex. Everything else takes the long way.
 bool Pool::try_planned(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
-  if (size > kMaxRequest || zero_on_free_.load(std::memory_order_relaxed)) return false;
+  if (size > kMaxRequest || slow_frees_.load(std::memory_order_relaxed)) return false;
   handle = backend_->canonical(handle);
   Planned& steps = *planned_.load(std::memory_order_acquire);
   const Units units = units_of(size);
@@ -25,7 +25,7 @@ bool Pool::try_planned(std::uint64_t size, StreamHandle handle, std::uint32_t ta
 // Captured work keeps its memory, and what is zeroed when it is freed is not handed from slot to slot.
 bool Pool::planned_serves(StreamHandle handle) const {
   return planned_steps_ != nullptr && planned_steps_->open() &&
-         !zero_on_free_.load(std::memory_order_relaxed) && heap_for(handle) == nullptr;
+         !slow_frees_.load(std::memory_order_relaxed) && heap_for(handle) == nullptr;
 }
 
 bool Pool::serve_planned(Request& request, Address* out, std::uint32_t* entry) {
@@ -80,7 +80,7 @@ bool Pool::free_planned(Address address) {
 bool Pool::take_region(const Planned::Wanted& wanted, std::uint32_t tag, std::unique_lock<std::mutex>& lock) {
   StreamState* const stream = streams_.find(wanted.stream);
   if (stream == nullptr || stream->gone() || heap_for(wanted.stream) != nullptr ||
-      backend_->capturing(wanted.stream) || zero_on_free_.load(std::memory_order_relaxed))
+      backend_->capturing(wanted.stream) || slow_frees_.load(std::memory_order_relaxed))
     return false;
   const Units units = wanted.units + 1;
   Request request{std::uint64_t{units} * kUnit,
@@ -114,7 +114,8 @@ bool Pool::take_region(const Planned::Wanted& wanted, std::uint32_t tag, std::un
 void Pool::give_back_regions(const std::vector<Planned::Block>& gone) {
   for (const Planned::Block& each : gone) {
     const Index i = segments_.find(each.address);
-    if (zero_on_free_.load(std::memory_order_relaxed)) (void)zero(each.address);
+    bool busy = false;
+    if (slow_frees_.load(std::memory_order_relaxed)) (void)zero(each.address, &busy);
     {
       Block& block = segments_.blocks()[i];
       StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
@@ -123,7 +124,7 @@ void Pool::give_back_regions(const std::vector<Planned::Block>& gone) {
     }
     bool suspended = false;  // never: a plan's memory stays (Pool::stays)
     (void)claim_for_free(each.address, &suspended);
-    if (each.uses.empty()) {
+    if (each.uses.empty() && !busy) {
       give_home(i, true);
     } else {
       uses_[i] = each.uses;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "pool.hpp"
+#include "waits.hpp"
 
 namespace vram {
 
@@ -91,6 +92,9 @@ class Pool::Copies {
   }
 
  private:
+  // They wait for nothing but each other, so a wait for them ends soon. What they read and write may not be
+  // touched before that.
+  const InterruptScope quiet_{nullptr};
   Backend& backend_;
   std::vector<StreamHandle>& streams_;
   std::vector<EventHandle>& events_;

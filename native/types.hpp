@@ -56,6 +56,8 @@ enum class Code : std::uint8_t {
   capturing,      // the stream's work goes into a graph, so it cannot be asked or waited for
   suspended,      // the allocation's memory was given back (Pool::suspend)
   absent,         // another library's stream that no call names now: it may be gone
+  deadlock,       // the wait would never end: what it waits for stands behind the work that waits (waits.hpp)
+  interrupted,    // whoever waits was asked to stop (waits.hpp)
 };
 
 // What a call came to. `call` names the backend call that failed and is a string literal.
@@ -64,6 +66,8 @@ struct [[nodiscard]] Status {
   std::int32_t native = 0;
   const char* call = "";
   bool ok() const { return code == Code::ok; }
+  // A wait that this thread cannot make now. The work goes on, so nothing it uses may be released.
+  bool unwaited() const { return code == Code::deadlock || code == Code::interrupted; }
 };
 
 }  // namespace vram

@@ -20,6 +20,8 @@
 #include <system_error>
 #include <thread>
 
+#include "waits.hpp"
+
 namespace vram {
 
 // ---- forks --------------------------------------------------------------------------------------
@@ -43,9 +45,76 @@ std::uint64_t current_generation() {
 // holds a reference to the stream, not to the backend.
 class HostStream : public std::enable_shared_from_this<HostStream> {
  public:
+  // A place in a stream's order, behind so many of its operations.
+  struct Point {
+    std::shared_ptr<HostStream> stream;
+    std::uint64_t position = 0;
+    bool reached() const { return stream->reached(position); }
+  };
+
+  // In the child of a fork nothing of it is destroyed, whoever held it: its thread is the parent's.
+  static std::shared_ptr<HostStream> make() {
+    return {new HostStream(), [generation = current_generation()](HostStream* stream) {
+              if (generation == current_generation()) delete stream;
+            }};
+  }
+
   // Code::closed once close() was called, Code::failed where no thread can be started.
   Code enqueue(std::function<void()> work, int* native) {
     const std::lock_guard lock(mutex_);
+    return enqueue_locked(std::move(work), native);
+  }
+  // The operations behind it wait for another stream.
+  Code enqueue_wait(const Point& point, int* native) {
+    const std::lock_guard lock(mutex_);
+    const auto wait = [point] { (void)point.stream->wait_for(point.position); };
+    if (const Code code = enqueue_locked(wait, native); code != Code::ok) return code;
+    waits_.push_back({queued_, point});
+    return Code::ok;
+  }
+  std::uint64_t queued() {
+    const std::lock_guard lock(mutex_);
+    return queued_;
+  }
+  bool reached(std::uint64_t position) const { return finished_.load(std::memory_order_acquire) >= position; }
+  // The host's wait for a point. Code::deadlock where it would never end: it is made by work of a stream, and
+  // the point stands behind that work, in the same stream or through the waits of others.
+  static Code wait(const Point& point) {
+    if (point.reached()) return Code::ok;
+    if (current == nullptr) return point.stream->wait_for(point.position);
+    {
+      const std::lock_guard lock(waiting_works);
+      if (behind_this_work(point)) return Code::deadlock;
+      current->set_awaited(point);
+    }
+    const Code code = point.stream->wait_for(point.position);
+    current->set_awaited({});
+    return code;
+  }
+  // Whether this thread runs a stream's work.
+  static bool on_a_stream() { return current != nullptr; }
+  void close() {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    changed_.notify_all();
+  }
+  // Whether join() would return at once.
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  // pre: closed, and not started or not called on its own thread.
+  void join() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  struct Wait {
+    std::uint64_t operation;  // counted as positions are
+    Point point;
+  };
+
+  HostStream() = default;
+
+  // pre: the lock is held.
+  Code enqueue_locked(std::function<void()> work, int* native) {
     if (closing_) return Code::closed;
     if (!thread_.joinable()) {
       if (const int error = start(); error != 0) return *native = error, Code::failed;
@@ -55,36 +124,52 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     changed_.notify_all();
     return Code::ok;
   }
-  std::uint64_t queued() {
-    const std::lock_guard lock(mutex_);
-    return queued_;
-  }
-  bool reached(std::uint64_t position) const { return finished_.load(std::memory_order_acquire) >= position; }
-  void wait(std::uint64_t position) {
+  Code wait_for(std::uint64_t position) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return reached(position); });
-  }
-  void close() {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-    changed_.notify_all();
-  }
-  bool on_own_thread() const { return current == this; }
-  // Whether join() would return at once.
-  bool ended() const { return ended_.load(std::memory_order_acquire); }
-  // pre: closed, and not started or not called on its own thread.
-  void join() {
-    if (thread_.joinable()) thread_.join();
-  }
-  // The end of a stream whose backend is destroyed by the stream's own work: what is queued still
-  // runs, here and now, because the memory it uses is about to go.
-  void drain_on_own_thread() {
-    while (run_next()) {
+    const auto there = [&] { return reached(position); };
+    if (!interruptible()) {
+      changed_.wait(lock, there);
+      return Code::ok;
     }
-    thread_.detach();
+    while (!changed_.wait_for(lock, kWaitSlice, there)) {
+      lock.unlock();
+      if (interrupted()) return Code::interrupted;
+      lock.lock();
+    }
+    return Code::ok;
+  }
+  void set_awaited(const Point& point) {
+    const std::lock_guard lock(mutex_);
+    awaited_ = point;
+  }
+  // What must be reached before this stream gets to the position: what its queue waits for, and what the work
+  // that runs now waits for.
+  void add_needs(std::uint64_t position, std::vector<Point>* out) {
+    const std::lock_guard lock(mutex_);
+    if (reached(position)) return;
+    for (const Wait& wait : waits_)
+      if (wait.operation <= position) out->push_back(wait.point);
+    if (awaited_.stream) out->push_back(awaited_);
+  }
+  // Whether a point is reached only after the work that runs on this thread has finished. A point needs only
+  // what was queued before it, so a cycle of waits is closed by a work's own wait and found here.
+  // pre: waiting_works is held, so that of two works that wait for each other one finds the other's wait.
+  static bool behind_this_work(const Point& point) {
+    std::unordered_map<HostStream*, std::uint64_t> asked;
+    std::vector<Point> needs = {point};
+    while (!needs.empty()) {
+      const Point need = std::move(needs.back());
+      needs.pop_back();
+      if (need.reached()) continue;
+      if (need.stream.get() == current) return true;
+      std::uint64_t& farthest = asked[need.stream.get()];
+      if (need.position <= farthest) continue;
+      farthest = need.position;
+      need.stream->add_needs(need.position, &needs);
+    }
+    return false;
   }
 
- private:
   // Signals are left to the program's own threads.
   int start() {
     sigset_t all, before;
@@ -121,8 +206,13 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     }
     run_guarded(work);
     work = nullptr;
+    Wait passed;  // dropped after the lock
     const std::lock_guard lock(mutex_);
-    finished_.fetch_add(1, std::memory_order_release);
+    const std::uint64_t finished = finished_.fetch_add(1, std::memory_order_release) + 1;
+    if (!waits_.empty() && waits_.front().operation == finished) {
+      passed = std::move(waits_.front());
+      waits_.pop_front();
+    }
     changed_.notify_all();
     return true;
   }
@@ -137,10 +227,13 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     }
   }
 
-  static thread_local const HostStream* current;  // the stream whose thread this is
+  static thread_local HostStream* current;  // the stream whose thread this is
+  static std::mutex waiting_works;          // before any stream's
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
+  std::deque<Wait> waits_;  // of those operations that wait for other streams; unfinished ones only
+  Point awaited_;           // what the work that runs now waits for on the host
   std::uint64_t queued_ = 0;
   std::atomic<std::uint64_t> finished_{0};
   bool closing_ = false;
@@ -148,7 +241,8 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   std::thread thread_;
 };
 
-thread_local const HostStream* HostStream::current = nullptr;
+thread_local HostStream* HostStream::current = nullptr;
+constinit std::mutex HostStream::waiting_works;
 
 // ---- the backend --------------------------------------------------------------------------------
 
@@ -194,22 +288,20 @@ HostBackend::HostBackend(std::uint64_t capacity_bytes)
   info_.total_bytes = books_.capacity();
   info_.pages = open_store();
   info_.host_accessible = true;
-  streams_.emplace(0, std::make_shared<HostStream>());
+  streams_.emplace(0, HostStream::make());
 }
 
 HostBackend::~HostBackend() {
   if (inherited()) return;
   const auto streams = all_streams();
   for (const auto& stream : streams) stream->close();
-  for (const auto& stream : streams) {
-    if (stream->on_own_thread()) {
-      stream->drain_on_own_thread();
-    } else {
-      stream->join();
-    }
-  }
+  for (const auto& stream : streams) stream->join();
   books_.each_range([](Address address, std::uint64_t bytes) { munmap(pointer(address), bytes); });
-  if (store_ >= 0) close(store_);
+  if (store_ >= 0) ::close(store_);
+}
+
+Status HostBackend::close() {
+  return {HostStream::on_a_stream() && !inherited() ? Code::deadlock : Code::ok, 0, "close"};
 }
 
 bool HostBackend::inherited() const { return generation_ != current_generation(); }
@@ -225,7 +317,7 @@ bool HostBackend::open_store() {
     free_offsets_[0].push_back(0);
     return true;
   }
-  close(store_);
+  ::close(store_);
   store_ = -1;
   return false;
 }
@@ -390,7 +482,7 @@ Status HostBackend::stream_create(StreamHandle* out) {
   const std::lock_guard lock(mutex_);
   reap();
   *out = next_stream_++;
-  streams_.emplace(*out, std::make_shared<HostStream>());
+  streams_.emplace(*out, HostStream::make());
   return kOk;
 }
 
@@ -413,9 +505,9 @@ Status HostBackend::stream_synchronize(StreamHandle stream) {
     const std::lock_guard lock(mutex_);
     target = stream_of(stream);
   }
-  if (!target || target->on_own_thread()) return {Code::invalid, 0, "stream_synchronize"};
-  target->wait(target->queued());
-  return kOk;
+  if (!target) return {Code::invalid, 0, "stream_synchronize"};
+  const std::uint64_t queued = target->queued();
+  return {HostStream::wait({std::move(target), queued}), 0, "stream_synchronize"};
 }
 
 Status HostBackend::stream_query(StreamHandle stream) {
@@ -428,22 +520,26 @@ Status HostBackend::stream_query(StreamHandle stream) {
 
 Status HostBackend::stream_wait(StreamHandle stream, EventHandle event) {
   if (inherited()) return {Code::closed, 0, "stream_wait"};
-  Event mark;
+  HostStream::Point point;
+  std::shared_ptr<HostStream> target;
   {
     const std::lock_guard lock(mutex_);
     const Event* found = events_.find(event);
-    if (!found || !stream_of(stream)) return {Code::invalid, 0, "stream_wait"};
-    mark = *found;
+    target = stream_of(stream);
+    if (!found || !target) return {Code::invalid, 0, "stream_wait"};
+    point = {found->stream, found->position};
   }
-  if (!mark.stream || mark.stream->reached(mark.position)) return kOk;
-  return enqueue(stream, [mark = std::move(mark)] { mark.stream->wait(mark.position); }, "stream_wait");
+  if (!point.stream || point.stream == target || point.reached()) return kOk;
+  int native = 0;
+  const Code code = target->enqueue_wait(point, &native);
+  return {code, native, "stream_wait"};
 }
 
 Status HostBackend::synchronize() {
   if (inherited()) return {Code::closed, 0, "synchronize"};
   for (const auto& stream : all_streams()) {
-    if (stream->on_own_thread()) return {Code::invalid, 0, "synchronize"};
-    stream->wait(stream->queued());
+    const Code code = HostStream::wait({stream, stream->queued()});
+    if (code != Code::ok) return {code, 0, "synchronize"};
   }
   return kOk;
 }
@@ -514,17 +610,15 @@ Status HostBackend::event_query(EventHandle event) {
 
 Status HostBackend::event_synchronize(EventHandle event) {
   if (inherited()) return {Code::closed, 0, "event_synchronize"};
-  Event mark;
+  HostStream::Point point;
   {
     const std::lock_guard lock(mutex_);
     const Event* found = events_.find(event);
     if (!found) return {Code::invalid, 0, "event_synchronize"};
-    mark = *found;
+    point = {found->stream, found->position};
   }
-  if (!mark.stream || mark.stream->reached(mark.position)) return kOk;
-  if (mark.stream->on_own_thread()) return {Code::invalid, 0, "event_synchronize"};
-  mark.stream->wait(mark.position);
-  return kOk;
+  if (!point.stream) return kOk;
+  return {HostStream::wait(point), 0, "event_synchronize"};
 }
 
 // ---- work ---------------------------------------------------------------------------------------
@@ -577,6 +671,10 @@ Status HostBackend::launch(StreamHandle stream, std::function<void()> work) {
 }
 
 bool HostBackend::check(std::string* why) {
+  if (inherited()) {
+    if (why != nullptr) *why = "the device belongs to the parent of a fork";
+    return false;
+  }
   const std::lock_guard lock(mutex_);
   return books_.check(why);
 }

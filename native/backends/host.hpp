@@ -31,8 +31,11 @@ class HostBackend : public Backend {
  public:
   // 0: the machine's physical memory. Otherwise rounded down to whole slots.
   explicit HostBackend(std::uint64_t capacity_bytes = 0);
-  // Lets all queued work of all streams finish first.
+  // Lets all queued work of all streams finish first. pre: close() allows it.
   ~HostBackend() override;
+  // Code::deadlock on the thread of a stream, where the destructor would wait for itself; see end() in
+  // waits.hpp.
+  Status close();
   HostBackend(const HostBackend&) = delete;
   HostBackend& operator=(const HostBackend&) = delete;
 
@@ -53,7 +56,7 @@ class HostBackend : public Backend {
   Status stream_create(StreamHandle* out) override;
   // Returns at once; the stream's thread ends when its queue is empty.
   Status stream_destroy(StreamHandle stream) override;
-  // Both waits answer Code::invalid on the thread of the stream they would wait for.
+  // All waits answer Code::deadlock where a stream's work waits for what stands behind it.
   Status stream_synchronize(StreamHandle stream) override;
   Status stream_query(StreamHandle stream) override;
   Status stream_wait(StreamHandle stream, EventHandle event) override;

@@ -354,7 +354,7 @@ ModelBackend::Stream* ModelBackend::stream_of(StreamHandle place) {
 }
 
 bool ModelBackend::passed(const Event& event) const {
-  if (schedule_ == Schedule::lag) return event.passes <= now_us_;
+  if (schedule_ == Schedule::lag && event.passes > now_us_) return false;
   return streams_[event.stream]->done >= event.position;
 }
 
@@ -435,7 +435,8 @@ Status ModelBackend::stream_query(StreamHandle handle) {
   charge(kStreamQuery, kQueryUs);
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_query"};
-  const bool idle = schedule_ == Schedule::lag ? stream->tail <= now_us_ : stream->done == stream->queued;
+  const bool idle =
+      stream->done == stream->queued && (schedule_ == Schedule::manual || stream->tail <= now_us_);
   return {idle ? Code::ok : Code::not_ready, 0, "stream_query"};
 }
 
@@ -561,18 +562,24 @@ Status ModelBackend::event_synchronize(EventHandle event) {
 // The host's wait for a point of a stream: `moment` on the clock or `position` in the queue.
 Status ModelBackend::wait_for(Call call, StreamHandle handle, std::uint64_t position, double moment,
                               Lock& lock) {
-  if (schedule_ == Schedule::lag) {
-    if (moment <= now_us_) return kOk;
-    ++host_waits_;
-    host_wait_us_ += moment - now_us_;
-    move_clock(moment, lock);
-    return kOk;
-  }
   const Stream* stream = streams_[handle].get();
+  if (schedule_ == Schedule::lag) {
+    if (moment > now_us_) {
+      ++host_waits_;
+      host_wait_us_ += moment - now_us_;
+    }
+    move_clock(moment, lock);
+    return {stream->done >= position ? Code::ok : Code::deadlock, 0, kCallNames[call]};
+  }
   if (stream->done >= position) return kOk;
   ++host_waits_;
   const bool reached = run_until([stream, position] { return stream->done >= position; }, lock);
-  return {reached ? Code::ok : Code::failed, 0, kCallNames[call]};
+  return {reached ? Code::ok : stuck(), 0, kCallNames[call]};
+}
+
+// Why a wait did not reach its end: a launched function made it, or everything waits for something else.
+Code ModelBackend::stuck() const {
+  return executing_ && executor_ == std::this_thread::get_id() ? Code::deadlock : Code::failed;
 }
 
 // ---- work -----------------------------------------------------------------------------------------
@@ -595,7 +602,7 @@ void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
 }
 
 Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation operation) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   stream = at(stream);
   Status status;
   if (!begin(call, &status)) return status;
@@ -605,6 +612,7 @@ Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation oper
   }
   operation.id = next_own_id_++;
   enqueue(stream, std::move(operation));
+  if (lag_us_ == 0) move_clock(now_us_, lock);  // it is done at once
   return kOk;
 }
 
@@ -629,13 +637,14 @@ Status ModelBackend::launch(StreamHandle stream, std::function<void()> work) {
 }
 
 Status ModelBackend::work(StreamHandle stream, std::uint64_t id, Address address, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   stream = at(stream);
   if (!stream_of(stream) || books_.may_touch(address, bytes) != Code::ok) return {Code::invalid, 0, "work"};
   Operation operation;
   operation.id = id;
   operation.touches[0] = {address, bytes};
   enqueue(stream, std::move(operation));
+  if (lag_us_ == 0) move_clock(now_us_, lock);
   return kOk;
 }
 
@@ -726,8 +735,8 @@ bool ModelBackend::finish_all(Lock& lock) {
 }
 
 Status ModelBackend::synchronize() {
-  if (!run_all()) return {Code::failed, 0, "synchronize"};
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
+  if (!finish_all(lock)) return {stuck(), 0, "synchronize"};
   host_has_waited();
   return kOk;
 }

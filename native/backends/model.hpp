@@ -352,6 +352,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   bool ready(const Operation& operation) const;
   void execute(Stream& stream, Lock& lock);
   bool may_execute(Lock& lock);
+  Code stuck() const;
   bool step_locked(StreamHandle handle, Lock& lock);
   bool step_round(Lock& lock);
   void settle(Lock& lock);

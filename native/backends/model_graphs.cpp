@@ -65,7 +65,7 @@ Status ModelBackend::capture_end(StreamHandle stream, std::uint64_t* out) {
 }
 
 Status ModelBackend::graph_launch(std::uint64_t id, StreamHandle stream) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   stream = at(stream);
   const auto found = graphs_.find(id);
   if (found == graphs_.end() || found->second.destroyed || found->second.stream != kNoStream ||
@@ -85,6 +85,7 @@ Status ModelBackend::graph_launch(std::uint64_t id, StreamHandle stream) {
   };
   last.id = next_own_id_++;
   enqueue(stream, std::move(last));
+  if (lag_us_ == 0) move_clock(now_us_, lock);
   return {};
 }
 

@@ -13,6 +13,8 @@
 #include "errors.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
+#include "waiting.hpp"
+#include "waits.hpp"
 
 namespace nb = nanobind;
 
@@ -24,12 +26,12 @@ unsigned long long wide(std::uint64_t value) { return value; }
 
 // Whatever may call the device or wait goes without the GIL. The arena is held meanwhile.
 template <typename Work>
-Status without_gil(const std::shared_ptr<Arena>& arena, Work work) {
-  std::shared_ptr<Arena> keep = arena;
-  const nb::gil_scoped_release released;
-  const Status status = work(*keep);
-  keep.reset();  // here, because the last owner may wait for the device
-  return status;
+Status held(const std::shared_ptr<Arena>& arena, Work work) {
+  return waiting([&work, keep = arena]() mutable {
+    const Status status = work(*keep);
+    keep.reset();  // here, because the last owner may wait for the device
+    return status;
+  });
 }
 
 // Raises what an arena's own refusals mean, and everything else as usual.
@@ -72,11 +74,7 @@ void open(ArenaCore* self, nb::handle pool, std::uint64_t size, bool growable, s
       py_pool->stacks ? label_here(static_cast<std::uint32_t>(tag)) : static_cast<std::uint32_t>(tag);
   std::unique_ptr<Arena> arena;
   OutOfMemoryReport report;
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = Arena::open(allocator, options, &arena, &report);
-  }
+  const Status status = waiting([&] { return Arena::open(allocator, options, &arena, &report); });
   if (status.code == Code::out_of_memory) {
     raise_out_of_memory(py_pool, size, options.stream, report);
     throw nb::python_error();
@@ -85,7 +83,7 @@ void open(ArenaCore* self, nb::handle pool, std::uint64_t size, bool growable, s
   const bool named = stream.is_none() || PyLong_CheckExact(stream.ptr());
   new (self) ArenaCore{reinterpret_cast<PyPool*>(Py_NewRef(pool.ptr())),
                        named ? nullptr : stream.release().ptr(),
-                       std::move(arena),
+                       {arena.release(), end<Arena>},
                        0,
                        checked,
                        {}};
@@ -94,7 +92,7 @@ void open(ArenaCore* self, nb::handle pool, std::uint64_t size, bool growable, s
 // Drops the arena where it may wait for the device.
 void let_go(std::shared_ptr<Arena> arena) {
   if (arena == nullptr) return;
-  const nb::gil_scoped_release released;
+  const Waiting scope;
   arena.reset();
 }
 
@@ -137,7 +135,7 @@ void tell_dropped(ArenaCore& core) {
 
 Status give_back(ArenaCore& core) {
   if (core.views != 0) return {};
-  return without_gil(core.arena, [](Arena& arena) { return arena.close(); });
+  return held(core.arena, [](Arena& arena) { return arena.close(); });
 }
 
 void close(nb::handle self) {
@@ -158,7 +156,7 @@ Address take(nb::handle self, ArenaCore& core, std::uint64_t size, std::uint64_t
   if (core.arena->try_allocate(size, align, &address)) return address;
   OutOfMemoryReport report;
   const Status status =
-      without_gil(core.arena, [&](Arena& arena) { return arena.allocate(size, align, &address, &report); });
+      held(core.arena, [&](Arena& arena) { return arena.allocate(size, align, &address, &report); });
   if (status.ok()) return address;
   if (status.code != Code::out_of_memory) raise_refusal(self, status, "allocate from the arena");
   if (std::strcmp(status.call, Arena::kFull) == 0) {
@@ -296,15 +294,14 @@ nb::tuple mark(nb::handle self) {
 void rewind(nb::handle self, std::uint64_t id, std::uint32_t depth) {
   ArenaCore& core = core_of(self);
   if (core.arena->ours() && core.arena->open_at({id, depth})) tell_freed(core, depth);
-  require(self, without_gil(core.arena, [&](Arena& arena) { return arena.rewind({id, depth}); }),
-          "end the scope");
+  require(self, held(core.arena, [&](Arena& arena) { return arena.rewind({id, depth}); }), "end the scope");
   tell_settled(core, false);
 }
 
 void reset(nb::handle self, bool zero) {
   ArenaCore& core = core_of(self);
   if (core.arena->ours() && core.arena->stats().depth == 0) tell_freed(core, 0);
-  require(self, without_gil(core.arena, [&](Arena& arena) { return arena.reset(zero); }), "reset the arena");
+  require(self, held(core.arena, [&](Arena& arena) { return arena.reset(zero); }), "reset the arena");
   tell_settled(core, true);
 }
 
@@ -322,16 +319,16 @@ void record_stream(nb::handle self, nb::handle stream_object) {
 
 // As a pool's stream_listener: it holds nothing, and does not reach the arena through its Python object.
 nb::object stream_listener(nb::handle self) {
-  std::weak_ptr<Arena> held = core_of(self).arena;
+  std::weak_ptr<Arena> listening = core_of(self).arena;
   return nb::cpp_function(
-      [held](std::optional<StreamHandle> handle) {
-        std::shared_ptr<Arena> arena = held.lock();
+      [listening](std::optional<StreamHandle> handle) {
+        std::shared_ptr<Arena> arena = listening.lock();
         if (!handle.has_value() || arena == nullptr) {
           const bool there = arena != nullptr;
           let_go(std::move(arena));
           return there;
         }
-        const Status status = without_gil(arena, [&](Arena& it) { return it.retire_stream(*handle); });
+        const Status status = held(arena, [&](Arena& it) { return it.retire_stream(*handle); });
         let_go(std::move(arena));
         if (!status.ok() && status.code != Code::closed) raise_status(status, "retire the stream");
         return true;
@@ -429,7 +426,7 @@ void bind_arena(nb::module_& module) {
       .def(
           "trim",
           [](nb::handle self) {
-            require(self, without_gil(core_of(self).arena, [](Arena& arena) { return arena.trim(); }),
+            require(self, held(core_of(self).arena, [](Arena& arena) { return arena.trim(); }),
                     "trim the arena");
           },
           "Give chunks that hold nothing live back to the pool. The next growth is by one chunk for all that "

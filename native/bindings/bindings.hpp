@@ -28,6 +28,11 @@ void bind_stacks(nanobind::module_& module);
 // reference to Python, and may drop it on any thread, with or without the GIL.
 std::shared_ptr<Backend> backend_of(Backend& backend);
 
+// Copies memory that need not outlive the call. The wait for the stream comes first: where it is refused or
+// interrupted, nothing has been queued that would touch the memory later. After it there is only the copy
+// itself to wait for.
+Status copy_now(Backend& backend, Address to, Address from, std::uint64_t bytes, StreamHandle stream);
+
 // Runs a function that may throw, as nanobind's objects do, under C calling conventions: what it makes, or
 // null with what it threw set as an error.
 template <typename Make>

@@ -8,8 +8,10 @@
 #include <cstring>
 
 #include "backends/cuda.hpp"
+#include "bindings.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
+#include "waiting.hpp"
 
 namespace vram {
 
@@ -109,7 +111,7 @@ void drop_view(PyBuffer* self) {
 Status tell_use(PyBuffer* self, StreamHandle stream) {
   if (self->piece != nullptr) {
     const std::shared_ptr<Arena> arena = self->piece->core->arena;
-    return without_gil([&] { return arena->record_stream(stream); });
+    return waiting([&] { return arena->record_stream(stream); });
   }
   return self->pool->pool.call([&](Allocator& pool) { return pool.record_stream(self->block, stream); });
 }
@@ -299,6 +301,28 @@ PyObject* copy_pinned(PyBuffer* self, const PinnedSpan& pin, StreamHandle stream
   return same_size(self, pin.size) ? queue_copy(self, nullptr, pin.address, stream, from_other) : nullptr;
 }
 
+// Copies between the buffer and host memory; the copy is over when it returns.
+Status copy_host(PyBuffer* self, Address to, Address from, StreamHandle stream) {
+  Backend& backend = self->pool->pool->backend();
+  if (backend.info().host_accessible) {
+    // It waits first, so that nothing is queued where the wait is refused, and without an access: work of the
+    // stream may close the pool.
+    const Status status = waiting([&] { return backend.stream_synchronize(stream); });
+    if (!status.ok()) return status;
+    return queue_work(self, nullptr, [&] {
+      std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), self->size);
+      return Status{};
+    });
+  }
+  const Status status = queue_work(self, nullptr, [&] { return backend.copy(to, from, self->size, stream); });
+  if (!status.ok()) return status;
+  // The pool may close meanwhile, but waits for the copy as we do.
+  return waiting([&] {
+    const InterruptScope quiet(nullptr);
+    return backend.stream_synchronize(stream);
+  });
+}
+
 // Copies between the buffer and `other`: a Buffer or pinned memory of the device (queued on the stream) or
 // host memory (waits, so that the memory need not outlive the call). For other devices a Buffer of the host
 // is host memory.
@@ -344,14 +368,7 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   Status status;
   if (self->size != 0) {
     const auto host = reinterpret_cast<Address>(view.buf);
-    status = queue_work(self, nullptr, [&] {
-      return backend.copy(from_other ? self->address : host, from_other ? host : self->address, self->size,
-                          stream);
-    });
-    // The pool may close meanwhile, but waits for the copy as we do.
-    Py_BEGIN_ALLOW_THREADS;
-    if (status.ok()) status = backend.stream_synchronize(stream);
-    Py_END_ALLOW_THREADS;
+    status = copy_host(self, from_other ? self->address : host, from_other ? host : self->address, stream);
   }
   PyBuffer_Release(&view);
   if (!status.ok()) return raise(status, from_other ? "copy from host memory" : "copy to host memory");
@@ -559,10 +576,8 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
     return false;
   Status status = tell_use(self, consumer);
   if (status.ok()) {
-    Py_BEGIN_ALLOW_THREADS;
     // The buffer's own stream may be gone, if another library made it.
-    status = lasting ? queue_wait(backend, own, consumer) : backend.synchronize();
-    Py_END_ALLOW_THREADS;
+    status = waiting([&] { return lasting ? queue_wait(backend, own, consumer) : backend.synchronize(); });
   }
   if (!status.ok()) {
     raise(status, "make the consumer's stream wait for the buffer's");

@@ -9,9 +9,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 
 #include "backends/cuda.hpp"
@@ -20,6 +24,7 @@
 #include "backends/pinned.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
+#include "waiting.hpp"
 
 namespace nb = nanobind;
 
@@ -29,15 +34,25 @@ namespace vram {
 
 namespace {
 
-std::atomic<bool> launches_open{true};  // Python functions may be launched
-std::atomic<bool> python_up{true};      // threads other than the interpreter's may take the GIL
-std::atomic<int> calls_under_way{0};    // Python functions that a stream's thread will still run
+// Once the interpreter exits, so many more functions may be launched: enough for work that goes on by itself
+// to its end, and an end of work that has none.
+constexpr std::int64_t kLaunchesAtExit = 1000;
+std::atomic<std::int64_t> launches_left{std::numeric_limits<std::int64_t>::max()};
+std::atomic<bool> python_up{true};    // threads other than the interpreter's may take the GIL
+std::atomic<int> calls_under_way{0};  // Python functions that a stream's thread will still run
+std::atomic<int> forks{0};            // of which this process is the child
 
 // Whether this thread may touch Python objects now (taking the GIL if need be).
 bool may_touch_python() { return python_up || (nb::is_alive() && PyGILState_Check()); }
 
-void wait_for_calls() {
-  for (int left = calls_under_way; left > 0; left = calls_under_way) calls_under_way.wait(left);
+Status wait_for_calls() {
+  for (auto next = std::chrono::steady_clock::now() + kWaitSlice; calls_under_way > 0;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (std::chrono::steady_clock::now() < next) continue;
+    if (interrupted()) return {Code::interrupted, 0, "exit"};
+    next += kWaitSlice;
+  }
+  return {};
 }
 
 // An owned Python object that native threads may drop. Once Python is gone it is left behind.
@@ -64,19 +79,32 @@ class PythonReference {
 
 // ---- Python functions as work -----------------------------------------------------------------------
 
-// The functions launched on one backend and not yet begun, what others have raised, and on which
-// stream each event was last recorded, so that a wait for either can raise it. The lock is never
+void report(PythonReference error) {
+  const nb::object value = error.take();
+  PyErr_SetObject(value.type().ptr(), value.ptr());
+  PyErr_WriteUnraisable(nullptr);
+}
+
+// The first error that a stream's functions have raised and nobody was told. It lives as long as somebody can
+// ask for it: while the stream is open, and with events that were recorded on it. Then it is reported.
+struct StreamError {
+  PythonReference error;  // guarded by the lock of the Launches
+  ~StreamError() {
+    if (!error.get() || !may_touch_python()) return;
+    const nb::gil_scoped_acquire gil;
+    report(std::move(error));
+  }
+};
+
+// The functions launched on one backend and not yet begun, and what others have raised. The lock is never
 // held while Python code runs or the GIL is taken.
 class Launches {
  public:
   Launches() = default;
   Launches(const Launches&) = delete;
   Launches& operator=(const Launches&) = delete;
-  ~Launches() {
-    if (errors_.empty() || !may_touch_python()) return;
-    const nb::gil_scoped_acquire gil;
-    report_all();
-  }
+  // In the child of a fork it is the parent's: its lock may be held by a thread that is not there.
+  bool inherited() const { return process_ != forks; }
   std::uint64_t add(nb::object function) {
     const std::lock_guard lock(mutex_);
     waiting_.emplace(++last_call_, PythonReference(std::move(function)));
@@ -98,74 +126,93 @@ class Launches {
     const std::lock_guard lock(mutex_);
     waiting.swap(waiting_);
   }
-  // The first error of a stream waits for its synchronize; later ones are reported at once.
-  void store(StreamHandle stream, nb::python_error& error) {
+  // Where errors of a stream go.
+  std::shared_ptr<StreamError> of(StreamHandle stream) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<StreamError>& found = streams_[stream];
+    if (found == nullptr) found = std::make_shared<StreamError>();
+    return found;
+  }
+  // The first error waits to be asked for; later ones are reported at once.
+  void store(StreamError& place, nb::python_error& error) {
     {
       const std::lock_guard lock(mutex_);
-      if (!errors_.contains(stream)) {
-        errors_.emplace(stream, PythonReference(nb::borrow(error.value())));
+      if (!place.error.get()) {
+        place.error = PythonReference(nb::borrow(error.value()));
         return;
       }
     }
     error.restore();
     PyErr_WriteUnraisable(nullptr);
   }
-  void raise(StreamHandle stream) {
+  void raise(const std::shared_ptr<StreamError>& place) {
     PythonReference error;
-    {
+    if (place != nullptr) {
       const std::lock_guard lock(mutex_);
-      const auto found = errors_.find(stream);
-      if (found == errors_.end()) return;
-      error = std::move(found->second);
-      errors_.erase(found);
+      error = std::move(place->error);
     }
+    if (!error.get()) return;
     const nb::object value = error.take();
     PyErr_SetObject(value.type().ptr(), value.ptr());
     throw nb::python_error();
   }
+  void raise_of_stream(StreamHandle stream) { raise(found(streams_, stream)); }
+  void raise_of_event(EventHandle event) { raise(found(events_, event)); }
   // After a wait for the whole device: the first stream with an error speaks, the others keep theirs.
   void raise_any() {
-    StreamHandle stream = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      if (errors_.empty()) return;
-      stream = errors_.begin()->first;
-    }
-    raise(stream);
+    for (const auto& place : all()) raise(place);
   }
   // Errors that nobody waited for, when nobody will any more.
   void report_all() {
-    std::map<StreamHandle, PythonReference> errors;
-    {
-      const std::lock_guard lock(mutex_);
-      errors.swap(errors_);
-    }
-    for (auto& [stream, error] : errors) {
-      const nb::object value = error.take();
-      PyErr_SetObject(value.type().ptr(), value.ptr());
-      PyErr_WriteUnraisable(nullptr);
+    for (const auto& place : all()) {
+      PythonReference error;
+      {
+        const std::lock_guard lock(mutex_);
+        error = std::move(place->error);
+      }
+      if (error.get()) report(std::move(error));
     }
   }
   void recorded(EventHandle event, StreamHandle stream) {
+    const std::shared_ptr<StreamError> place = found(streams_, stream);
+    if (place == nullptr) return event_gone(event);
+    std::shared_ptr<StreamError> before;  // dropped after the lock
     const std::lock_guard lock(mutex_);
-    events_[event] = stream;
+    before = std::exchange(events_[event], place);
   }
-  void destroyed(EventHandle event) {
-    const std::lock_guard lock(mutex_);
-    events_.erase(event);
-  }
-  std::optional<StreamHandle> stream_of(EventHandle event) {
-    const std::lock_guard lock(mutex_);
-    const auto found = events_.find(event);
-    return found == events_.end() ? std::nullopt : std::optional(found->second);
-  }
+  void stream_gone(StreamHandle stream) { forget(streams_, stream); }
+  void event_gone(EventHandle event) { forget(events_, event); }
 
  private:
+  using Places = std::map<std::uint64_t, std::shared_ptr<StreamError>>;
+
+  std::shared_ptr<StreamError> found(const Places& places, std::uint64_t handle) {
+    const std::lock_guard lock(mutex_);
+    const auto place = places.find(handle);
+    return place == places.end() ? nullptr : place->second;
+  }
+  void forget(Places& places, std::uint64_t handle) {
+    std::shared_ptr<StreamError> gone;  // dropped after the lock
+    const std::lock_guard lock(mutex_);
+    const auto place = places.find(handle);
+    if (place == places.end()) return;
+    gone = std::move(place->second);
+    places.erase(place);
+  }
+  std::vector<std::shared_ptr<StreamError>> all() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<StreamError>> places;
+    for (const Places* each : {&streams_, &events_})
+      for (const auto& [handle, place] : *each) places.push_back(place);
+    return places;
+  }
+
+  const int process_ = forks;
   std::mutex mutex_;
   std::uint64_t last_call_ = 0;
   std::unordered_map<std::uint64_t, PythonReference> waiting_;
-  std::map<StreamHandle, PythonReference> errors_;
-  std::unordered_map<EventHandle, StreamHandle> events_;
+  Places streams_;  // those that are open and had a function launched
+  Places events_;   // of the stream on which each was last recorded
 };
 
 // One launched function. It lets go of Python before the work counts as finished.
@@ -174,7 +221,7 @@ class PythonCall {
   PythonCall(nb::object function, std::shared_ptr<Launches> launches, StreamHandle stream, bool counted)
       : launches_(std::move(launches)),
         call_(launches_->add(std::move(function))),
-        stream_(stream),
+        errors_(launches_->of(stream)),
         counted_(counted) {
     if (counted_) ++calls_under_way;
   }
@@ -196,14 +243,14 @@ class PythonCall {
     try {
       function();
     } catch (nb::python_error& error) {
-      launches_->store(stream_, error);
+      launches_->store(*errors_, error);
     }
   }
 
  private:
   std::shared_ptr<Launches> launches_;
   std::uint64_t call_;
-  StreamHandle stream_;
+  std::shared_ptr<StreamError> errors_;
   bool counted_;  // a thread of the backend runs it by itself, so exit waits for it
 };
 
@@ -233,11 +280,18 @@ std::vector<std::weak_ptr<Launches>>& all_launches() {
 // Destruction may wait for launched functions, which need the GIL.
 template <class Base>
 void destroy(BoundBackend<Base>* backend) {
+  const auto gone = [backend] {
+    if constexpr (std::is_same_v<Base, HostBackend>) {
+      end(backend);
+    } else {
+      delete backend;
+    }
+  };
   if (python_up && PyGILState_Check()) {
-    const nb::gil_scoped_release released;
-    delete backend;
+    const Waiting scope;
+    gone();
   } else {
-    delete backend;
+    gone();
   }
 }
 
@@ -256,12 +310,7 @@ std::shared_ptr<Base> make_bound(bool threaded, Arguments... arguments) {
 // Runs a call without the GIL; a failure becomes an exception.
 template <class Call>
 void without_gil(const char* what, Call call) {
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = call();
-  }
-  require_ok(status, what);
+  require_ok(waiting(call), what);
 }
 
 bool ready(const Status& status, const char* what) {
@@ -271,9 +320,10 @@ bool ready(const Status& status, const char* what) {
 }
 
 void launch(Backend& backend, StreamHandle stream, nb::object function) {
-  if (!launches_open) raise_status({Code::closed, 0, "launch"}, "launch a function");
+  if (--launches_left < 0) raise_status({Code::closed, 0, "launch"}, "launch a function");
   if (!PyCallable_Check(function.ptr())) throw nb::type_error("launch needs a callable");
   Bound& side = bound(backend);
+  if (side.launches->inherited()) raise_status({Code::closed, 0, "launch"}, "launch a function");
   auto call = std::make_shared<PythonCall>(std::move(function), side.launches, stream, side.threaded);
   without_gil("launch a function",
               [&] { return backend.launch(stream, [call = std::move(call)] { call->run(); }); });
@@ -281,7 +331,12 @@ void launch(Backend& backend, StreamHandle stream, nb::object function) {
 
 void stream_synchronize(Backend& backend, StreamHandle stream) {
   without_gil("synchronise a stream", [&] { return backend.stream_synchronize(stream); });
-  bound(backend).launches->raise(stream);
+  bound(backend).launches->raise_of_stream(stream);
+}
+
+void stream_destroy(Backend& backend, StreamHandle stream) {
+  without_gil("destroy a stream", [&] { return backend.stream_destroy(stream); });
+  bound(backend).launches->stream_gone(stream);
 }
 
 void event_record(Backend& backend, EventHandle event, StreamHandle stream) {
@@ -291,12 +346,12 @@ void event_record(Backend& backend, EventHandle event, StreamHandle stream) {
 
 void event_destroy(Backend& backend, EventHandle event) {
   require_ok(backend.event_destroy(event), "destroy an event");
-  bound(backend).launches->destroyed(event);
+  bound(backend).launches->event_gone(event);
 }
 
 void event_synchronize(Backend& backend, EventHandle event) {
   without_gil("synchronise an event", [&] { return backend.event_synchronize(event); });
-  if (const auto stream = bound(backend).launches->stream_of(event)) bound(backend).launches->raise(*stream);
+  bound(backend).launches->raise_of_event(event);
 }
 
 void bind_memory(nb::class_<Backend>& type) {
@@ -377,12 +432,7 @@ void bind_order(nb::class_<Backend>& type) {
              require_ok(backend.stream_create(&stream), "create a stream");
              return stream;
            })
-      .def(
-          "stream_destroy",
-          [](Backend& backend, StreamHandle stream) {
-            without_gil("destroy a stream", [&] { return backend.stream_destroy(stream); });
-          },
-          "stream"_a)
+      .def("stream_destroy", &stream_destroy, "stream"_a)
       .def("lasting", &Backend::lasting, "stream"_a,
            "Whether the stream exists until the pools are told that it goes.")
       .def(
@@ -449,6 +499,13 @@ void bind_work(nb::class_<Backend>& type) {
             without_gil("copy memory", [&] { return backend.copy(to, from, bytes, stream); });
           },
           "to"_a, "source"_a, "bytes"_a, "stream"_a)
+      .def(
+          "copy_now",
+          [](Backend& backend, Address to, Address from, std::uint64_t bytes, StreamHandle stream) {
+            without_gil("copy memory", [&] { return copy_now(backend, to, from, bytes, stream); });
+          },
+          "to"_a, "source"_a, "bytes"_a, "stream"_a,
+          "Copy in stream order and wait for it. The memory may go as soon as the call returns or raises.")
       .def(
           "fill",
           [](Backend& backend, Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) {
@@ -670,23 +727,27 @@ void bind_model(nb::module_& module) {
           "stream"_a, "Destroy such a stream. Using its handle afterwards ends the process.");
 }
 
-// For exit, while Python still runs: functions under way finish, later ones are refused, and from
-// here on no stream's thread touches Python.
+// For exit, while Python still runs: functions under way finish, and those that they launch, in bounds; later
+// ones are refused, and from here on no stream's thread touches Python. An interrupt ends the wait.
 void stop_launches() {
-  {
-    const nb::gil_scoped_release released;
-    wait_for_calls();
-    launches_open = false;
-    wait_for_calls();
-  }
+  launches_left = kLaunchesAtExit;
+  const Status status = waiting([] {
+    const Status first = wait_for_calls();
+    launches_left = 0;
+    return first.ok() ? wait_for_calls() : first;
+  });
+  PyObject *type, *value, *traceback;  // of an interrupt
+  PyErr_Fetch(&type, &value, &traceback);
   const auto known = all_launches();
   for (const auto& launches : known) {
     const auto alive = launches.lock();
-    if (!alive) continue;
+    if (!alive || alive->inherited()) continue;
     alive->report_all();
     alive->forget_waiting();
   }
   python_up = false;
+  PyErr_Restore(type, value, traceback);
+  require_ok(status, "wait for launched functions");
 }
 
 // ---- beyond the contract: CUDA -----------------------------------------------------------------------
@@ -771,6 +832,17 @@ void bind_cuda(nb::module_& module) {
 
 }  // namespace
 
+Status copy_now(Backend& backend, Address to, Address from, std::uint64_t bytes, StreamHandle stream) {
+  if (const Status status = backend.stream_synchronize(stream); !status.ok()) return status;
+  if (backend.info().host_accessible) {
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+    return {};
+  }
+  const InterruptScope quiet(nullptr);
+  const Status status = backend.copy(to, from, bytes, stream);
+  return status.ok() ? backend.stream_synchronize(stream) : status;
+}
+
 std::shared_ptr<Backend> backend_of(Backend& backend) { return bound(backend).self.lock(); }
 
 void bind_devices(nb::module_& module) {
@@ -781,7 +853,10 @@ void bind_devices(nb::module_& module) {
   bind_pinned(module);
   module.def("stop_launches", &stop_launches, "Called once at exit; see vram/device.py.");
   // The threads that would have run them do not exist in the child of a fork.
-  pthread_atfork(nullptr, nullptr, [] { calls_under_way = 0; });
+  pthread_atfork(nullptr, nullptr, [] {
+    calls_under_way = 0;
+    ++forks;
+  });
 }
 
 }  // namespace vram

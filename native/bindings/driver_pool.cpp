@@ -8,6 +8,7 @@
 
 #include "bindings.hpp"
 #include "python_types.hpp"
+#include "waiting.hpp"
 
 namespace nb = nanobind;
 
@@ -58,7 +59,7 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
   try {
     const nb::object backend = nb::borrow(device).attr("backend");
     const std::shared_ptr<Backend> shared = backend_of(nb::cast<Backend&>(backend));
-    status = without_gil([&] { return DriverPool::open(shared, source, config, &pool); });
+    status = waiting([&] { return DriverPool::open(shared, source, config, &pool); });
   } catch (nb::python_error& error) {
     error.restore();
     return -1;
@@ -94,7 +95,7 @@ PyObject* attribute(PyObject* object, PyObject* name_object) {
   DriverPool* pool = driver_pool_of(object);
   if (pool == nullptr) return nullptr;
   std::uint64_t value = 0;
-  if (const Status status = without_gil([&] { return pool->attribute(attribute, &value); }); !status.ok())
+  if (const Status status = waiting([&] { return pool->attribute(attribute, &value); }); !status.ok())
     return raise(status, "read an attribute of the driver pool");
   return PyLong_FromUnsignedLongLong(value);
 }
@@ -107,7 +108,7 @@ PyObject* set_attribute(PyObject* object, PyObject* arguments) {
     return nullptr;
   DriverPool* pool = driver_pool_of(object);
   if (pool == nullptr) return nullptr;
-  if (const Status status = without_gil([&] { return pool->set_attribute(attribute, value); }); !status.ok())
+  if (const Status status = waiting([&] { return pool->set_attribute(attribute, value); }); !status.ok())
     return raise(status, "set an attribute of the driver pool");
   Py_RETURN_NONE;
 }
@@ -118,7 +119,7 @@ PyObject* export_fd(PyObject* object, PyObject*) {
   DriverPool* pool = driver_pool_of(object);
   if (pool == nullptr) return nullptr;
   int fd = -1;
-  if (const Status status = without_gil([&] { return pool->export_pool(&fd); }); !status.ok())
+  if (const Status status = waiting([&] { return pool->export_pool(&fd); }); !status.ok())
     return raise(status, "export the pool");
   return PyLong_FromLong(fd);
 }
@@ -130,7 +131,7 @@ PyObject* export_pointer(PyObject* object, PyObject* argument) {
   if (pool == nullptr) return nullptr;
   SharedPointer pointer{};
   std::uint64_t offset = 0;
-  const Status status = without_gil([&] { return pool->export_pointer(address, &pointer, &offset); });
+  const Status status = waiting([&] { return pool->export_pointer(address, &pointer, &offset); });
   if (!status.ok()) return raise(status, "export the allocation");
   return Py_BuildValue("NK",
                        PyBytes_FromStringAndSize(reinterpret_cast<const char*>(pointer.data()),
@@ -156,7 +157,7 @@ PyObject* import_pointer(PyObject* object, PyObject* arguments) {
   if (pool == nullptr || !stream_from(stream_object, self, &stream)) return nullptr;
   Address address = 0;
   const Status status =
-      without_gil([&] { return pool->import_pointer(pointer, offset, size, stream, 0, &address); });
+      waiting([&] { return pool->import_pointer(pointer, offset, size, stream, 0, &address); });
   if (!status.ok()) return raise(status, "import the allocation");
   if (watcher != nullptr && !tell_watcher("on_allocate", "OKKK", object, wide(address), size, wide(stream))) {
     (void)free_address(self, address);

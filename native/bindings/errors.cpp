@@ -19,8 +19,9 @@ namespace vram {
 
 namespace {
 
-constexpr const char* kCodeNames[] = {"ok",     "not_ready", "out_of_memory", "invalid",   "unsupported",
-                                      "failed", "closed",    "capturing",     "suspended", "absent"};
+constexpr const char* kCodeNames[] = {"ok",          "not_ready", "out_of_memory", "invalid",
+                                      "unsupported", "failed",    "closed",        "capturing",
+                                      "suspended",   "absent",    "deadlock",      "interrupted"};
 
 bool is_free(const Status& status) {
   return status.code == Code::invalid && std::strcmp(status.call, "free") == 0;
@@ -81,6 +82,12 @@ const char* advice(const Status& status) {
       return "it needs a stream that exists until its owner says otherwise: the default stream, a "
              "vram.Stream, "
              "or a stream of PyTorch or CuPy. Other streams may be destroyed at any moment.";
+    case Code::deadlock:
+      return "the call came from work of a stream and would wait for work behind it, which cannot begin "
+             "before "
+             "the call returns. Make the call from another thread, or launch less behind the work.";
+    case Code::interrupted:
+      return "the wait was interrupted. The work goes on and nothing has changed; call it again.";
     default:
       return "the driver refused it. The device may need to be reset; the native code says why.";
   }
@@ -106,6 +113,7 @@ bool code_from_name(const char* name, Code* out) {
 }
 
 void raise_status(const Status& status, const char* what) {
+  if (status.code == Code::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
   std::string message = std::string("vram could not ") + what + ": " + advice(status);
   message += std::string(" [call ") + status.call + ", code " + code_name(status.code);
   message += status.native != 0 ? ", native " + native_text(status) + "]" : "]";

@@ -5,6 +5,7 @@
 
 #include "bindings.hpp"
 #include "errors.hpp"
+#include "waiting.hpp"
 
 namespace nb = nanobind;
 
@@ -23,12 +24,9 @@ void bind_host_copies(nb::module_& module) {
              std::uint64_t bytes) {
             // Not Python's reference: the stream's thread must be able to drop it without the GIL.
             const std::shared_ptr<HostCopies> copies = self.shared_from_this();
-            Status status;
-            {
-              const nb::gil_scoped_release released;
-              status = backend.launch(stream, [=] { copies->copy(to, from, bytes); });
-            }
-            require_ok(status, "queue a copy of host memory");
+            require_ok(
+                waiting([&] { return backend.launch(stream, [=] { copies->copy(to, from, bytes); }); }),
+                "queue a copy of host memory");
           },
           "backend"_a, "stream"_a, "to"_a, "source"_a, "bytes"_a,
           "Copy when the stream has come so far; the memory must stay until then.");

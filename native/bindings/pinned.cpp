@@ -7,6 +7,7 @@
 #include "bindings.hpp"
 #include "errors.hpp"
 #include "python_types.hpp"
+#include "waiting.hpp"
 
 namespace nb = nanobind;
 
@@ -58,12 +59,13 @@ class PinCore {
  private:
   Status unlock() {
     if (!used_) return {};
-    const nb::gil_scoped_release released;
-    Status status = device_->synchronize();
-    if (!status.ok() || !locked_) return status;
-    status = lock_->unlock(address());
-    locked_ = !status.ok();
-    return status;
+    return waiting([this] {
+      Status status = device_->synchronize();
+      if (!status.ok() || !locked_) return status;
+      status = lock_->unlock(address());
+      locked_ = !status.ok();
+      return status;
+    });
   }
 
   std::shared_ptr<Backend> device_;

@@ -12,6 +12,8 @@
 #include "errors.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
+#include "waiting.hpp"
+#include "waits.hpp"
 
 namespace nb = nanobind;
 
@@ -322,7 +324,7 @@ PyObject* growable_open(PyObject* object, PyObject* arguments) {
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
   Address address = 0;
-  const Status status = without_gil([&] { return pool->growable_open(max, stream, &address); });
+  const Status status = waiting([&] { return pool->growable_open(max, stream, &address); });
   if (!status.ok()) return raise(status, kWhat);
   return Py_BuildValue("KK", wide(address), wide(stream));
 }
@@ -343,7 +345,7 @@ PyObject* growable_resize(PyObject* object, PyObject* arguments) {
   if (pool == nullptr) return nullptr;
   if (watcher != nullptr && !tell_watcher("on_shrink", "OKK", self, address, bytes)) return nullptr;
   OutOfMemoryReport report;
-  const Status status = without_gil([&] {
+  const Status status = waiting([&] {
     return pool->growable_resize(address, bytes, ahead, static_cast<std::uint32_t>(label), &report);
   });
   if (status.code == Code::out_of_memory && report.device_total != 0)
@@ -360,7 +362,7 @@ PyObject* growable_prepare(PyObject* object, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "KK:growable_prepare", &address, &bytes)) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
-  const Status status = without_gil([&] { return pool->growable_prepare(address, bytes); });
+  const Status status = waiting([&] { return pool->growable_prepare(address, bytes); });
   return status.code == Code::out_of_memory ? Py_NewRef(Py_None) : done(status, kWhat);
 }
 
@@ -373,7 +375,7 @@ PyObject* growable_close(PyObject* object, PyObject* arguments) {
   if (pool == nullptr) return nullptr;
   if (watcher != nullptr && !tell_watcher(dropped != 0 ? "on_drop" : "on_free", "OK", object, address))
     return nullptr;
-  return done(without_gil([&] { return pool->growable_close(address); }), kWhat);
+  return done(waiting([&] { return pool->growable_close(address); }), kWhat);
 }
 
 PyObject* growable_info(PyObject* object, PyObject* argument) {
@@ -383,7 +385,7 @@ PyObject* growable_info(PyObject* object, PyObject* argument) {
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
   GrowableInfo info;
-  const Status status = without_gil([&] { return pool->growable_info(address, &info); });
+  const Status status = waiting([&] { return pool->growable_info(address, &info); });
   if (!status.ok()) return raise(status, kWhat);
   return Py_BuildValue("{sKsKsKsK}", "bytes", wide(info.bytes), "pending", wide(info.pending), "ready",
                        wide(info.ready), "max", wide(info.max));
@@ -447,7 +449,7 @@ PyObject* suspend_blocks(PyObject* object, PyObject* arguments) {
   if (!wanted_from(self, tag, &wanted)) return nullptr;
   std::uint64_t given = 0;
   OutOfMemoryReport report;
-  const Status status = without_gil([&] { return pool->suspend(wanted, keep != 0, store, &given, &report); });
+  const Status status = waiting([&] { return pool->suspend(wanted, keep != 0, store, &given, &report); });
   if (status.code == Code::out_of_memory && report.requested != 0)
     return raise_out_of_memory(self_of(store_object), report.requested, 0, report);
   if (!status.ok()) return raise(status, "suspend allocations of the pool");
@@ -463,7 +465,7 @@ PyObject* resume_blocks(PyObject* object, PyObject* tag) {
   if (!wanted_from(self, tag, &wanted)) return nullptr;
   std::uint64_t taken = 0;
   OutOfMemoryReport report;
-  const Status status = without_gil([&] { return pool->resume(wanted, &taken, &report); });
+  const Status status = waiting([&] { return pool->resume(wanted, &taken, &report); });
   if (status.code == Code::out_of_memory && report.requested != 0)
     return raise_out_of_memory(self, report.requested, 0, report);
   if (!status.ok()) return raise(status, "resume allocations of the pool");
@@ -503,7 +505,7 @@ PyObject* hear(PyObject* capsule, PyObject* argument) {
   if (PyErr_Occurred()) return nullptr;
   std::shared_ptr<Allocator> pool = held->lock();
   if (pool == nullptr || pool->closed()) Py_RETURN_FALSE;
-  const Status status = without_gil([&] {
+  const Status status = waiting([&] {
     const Status retired = pool->retire_stream(handle);
     pool.reset();  // here, because the last owner waits for the device
     return retired;
@@ -537,14 +539,16 @@ PyObject* close_method(PyObject* object, PyObject*) {
   return done(status, "close the pool");
 }
 
-// The callback runs without any lock of the pool; what it raises is reported and counts as "no".
+// The callback runs without any lock of the pool; an exception it raises is reported and counts as "no".
 bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
   const PyGILState_STATE state = PyGILState_Ensure();
   PyObject* function = Py_NewRef(self->oom_callback == nullptr ? Py_None : self->oom_callback);
   PyObject* result = function == Py_None ? Py_NewRef(Py_False)
                                          : PyObject_CallFunction(function, "KK", wide(size), wide(stream));
   const int again = result == nullptr ? -1 : PyObject_IsTrue(result);
-  if (again < 0) PyErr_WriteUnraisable(function);
+  // Not what ends the program, such as Ctrl-C: that comes out of the allocation.
+  const bool ends = again < 0 && !PyErr_ExceptionMatches(PyExc_Exception);
+  if (again < 0 && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
   Py_DECREF(function);
   PyGILState_Release(state);
@@ -943,20 +947,20 @@ PyObject* planned_begin(PyObject* object, PyObject* argument) {
   Py_XDECREF(name);
   if (tag < 0) return nullptr;
   return done(
-      without_gil([&] { return self->quick->planned_begin(time_limit, static_cast<std::uint32_t>(tag)); }),
+      waiting([&] { return self->quick->planned_begin(time_limit, static_cast<std::uint32_t>(tag)); }),
       "begin the step");
 }
 
 PyObject* planned_end(PyObject* object, PyObject*) {
   Pool* const pool = planning_pool(self_of(object));
   if (pool == nullptr) return nullptr;
-  return done(without_gil([&] { return pool->planned_end(); }), "end the step");
+  return done(waiting([&] { return pool->planned_end(); }), "end the step");
 }
 
 PyObject* planned_close(PyObject* object, PyObject*) {
   Pool* const pool = planning_pool(self_of(object));
   if (pool == nullptr) return nullptr;
-  return done(without_gil([&] { return pool->planned_close(); }), "close the plan");
+  return done(waiting([&] { return pool->planned_close(); }), "close the plan");
 }
 
 PyObject* planned_report(PyObject* object, PyObject*) {
@@ -1060,10 +1064,10 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
   try {
     const bool own = memory == nullptr || memory == Py_None;
     const nb::object backend = own ? nb::object(nb::borrow(device).attr("backend")) : nb::borrow(memory);
-    auto pool = std::make_shared<Pool>(backend_of(nb::cast<Backend&>(backend)), config);
+    const std::shared_ptr<Pool> pool(new Pool(backend_of(nb::cast<Backend&>(backend)), config), end<Pool>);
     self->quick = pool.get();
     self->captures = pool->backend().info().captures;
-    self->pool = PoolHandle(std::move(pool));
+    self->pool = PoolHandle(pool);
   } catch (nb::python_error& error) {
     error.restore();
     return -1;
@@ -1094,7 +1098,10 @@ int clear(PyObject* object) {
 void dealloc(PyObject* object) {
   PyPool* self = self_of(object);
   PyObject_GC_UnTrack(object);
-  (void)without_gil([self] { self->pool.~PoolHandle(); });  // closing waits for the device
+  {
+    const Waiting scope;  // closing waits for the device
+    self->pool.~PoolHandle();
+  }
   Py_CLEAR(self->device);
   Py_CLEAR(self->oom_callback);
   Py_CLEAR(self->tag_names);

@@ -5,33 +5,14 @@
 #include <Python.h>
 
 #include <memory>
-#include <new>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "arena.hpp"
 #include "pool.hpp"
+#include "waiting.hpp"
 
 namespace vram {
-
-// Runs what may wait for a lock or for the device without the GIL. Status or nothing comes back.
-template <typename Work>
-Status without_gil(Work work) {
-  Status status;
-  PyThreadState* state = PyEval_SaveThread();
-  try {
-    if constexpr (std::is_void_v<decltype(work())>) {
-      work();
-    } else {
-      status = work();
-    }
-  } catch (const std::bad_alloc&) {
-    status = {Code::failed, 0, "host memory"};
-  }
-  PyEval_RestoreThread(state);
-  return status;
-}
 
 // A pool as the bindings reach it: with the GIL, for what waits for nothing, and by call() for everything
 // else. So no binding can wait for the pool's mutex with the GIL held.
@@ -46,12 +27,12 @@ class PoolHandle {
   bool host_accessible() const { return pool_->host_accessible(); }
   const std::shared_ptr<Allocator>& shared() const { return pool_; }
 
-  // work(pool) without the GIL. Refused in the child of a fork, where all of the pool is the parent's.
+  // work(pool) by waiting(). Refused in the child of a fork, where all of the pool is the parent's.
   template <typename Work>
   Status call(Work work) const {
     if (pool_->inherited()) return {Code::closed, 0, "pool"};
     const std::shared_ptr<Allocator> pool = pool_;
-    return without_gil([&] { return work(*pool); });
+    return waiting([&] { return work(*pool); });
   }
   bool suspended(Address address) const {
     bool answer = false;

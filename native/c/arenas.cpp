@@ -59,7 +59,7 @@ vram_status vram_arena_create(vram_pool* pool, const vram_arena_options* options
                  : fail(status, call);
     auto made = std::make_unique<ArenaHandle>();
     made->device = found.device;
-    made->arena = std::move(arena);
+    made->arena = {arena.release(), end<Arena>};
     made->pinned = found.pinned;
     made->device->add(made->arena);
     *out = arenas.add(std::move(made));

@@ -141,7 +141,7 @@ vram_status open(const std::string& name, const char* call, std::shared_ptr<Devi
                   why.empty() ? ("the driver has " + std::to_string(count)).c_str() : why.c_str());
     *out = std::make_shared<Device>(std::make_shared<CudaBackend>(index));
   } else {
-    *out = std::make_shared<Device>(std::make_shared<HostBackend>());
+    *out = std::make_shared<Device>(std::shared_ptr<HostBackend>(new HostBackend(), end<HostBackend>));
   }
   known = *out;
   return VRAM_OK;

@@ -62,6 +62,8 @@ vram_status status_of(const Status& status) {
       return VRAM_CLOSED;
     case Code::capturing:
       return VRAM_CAPTURING;
+    case Code::deadlock:
+      return VRAM_DEADLOCK;
     default:
       return VRAM_FAILED;
   }
@@ -89,6 +91,9 @@ const char* advice(vram_status status, const char* call) {
     case VRAM_CAPTURING:
       return "the stream is being captured into a graph, where its work cannot be waited for; do this before "
              "the capture begins or after it has ended";
+    case VRAM_DEADLOCK:
+      return "the call came from work of a stream and would wait for work behind it, which cannot begin "
+             "before the call returns; make it from another thread";
     case VRAM_OTHER_THREAD:
       return "the arena belongs to another thread; once that has finished with it, call vram_arena_adopt "
              "here";

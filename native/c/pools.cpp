@@ -68,7 +68,7 @@ vram_status vram_pool_create(vram_device* device, const vram_pool_options* optio
       made->pinned = pinned->pinned();
       memory = std::move(pinned);
     }
-    made->pool = std::make_shared<Pool>(std::move(memory), config);
+    made->pool = {new Pool(std::move(memory), config), end<Pool>};
     made->device->add(made->pool);
     *out = pools.add(std::move(made));
     return VRAM_OK;

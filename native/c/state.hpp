@@ -16,6 +16,7 @@
 #include "pool.hpp"
 #include "registry.hpp"
 #include "vram.h"
+#include "waits.hpp"
 
 namespace vram::c {
 

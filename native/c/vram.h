@@ -68,7 +68,8 @@ typedef enum vram_status {
   VRAM_CAPTURING = 7,     /* the stream is being captured into a graph */
   VRAM_FAILED = 8,        /* the driver failed */
   VRAM_OTHER_THREAD = 9,  /* the arena belongs to another thread; see vram_arena_adopt */
-  VRAM_BAD_MARK = 10      /* a mark that is over, or a reset while marks are open */
+  VRAM_BAD_MARK = 10,     /* a mark that is over, or a reset while marks are open */
+  VRAM_DEADLOCK = 11      /* work of a stream would wait for what is queued behind it */
 } vram_status;
 
 /* "ok", "out_of_memory", and so on; "unknown" for a number that is none of them. */

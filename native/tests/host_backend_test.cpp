@@ -335,7 +335,7 @@ TEST(waiting_for_ones_own_stream_is_refused) {
                     })
             .ok());
   CHECK(host.stream_synchronize(0).ok());
-  CHECK(stream_code == Code::invalid && event_code == Code::invalid);
+  CHECK(stream_code == Code::deadlock && event_code == Code::deadlock);
 }
 
 TEST(what_work_throws_does_not_stop_the_stream) {

@@ -90,6 +90,11 @@ class Backend:
 
     def copy(self, to: int, source: int, bytes: int, stream: int) -> None: ...
 
+    def copy_now(self, to: int, source: int, bytes: int, stream: int) -> None:
+        """
+        Copy in stream order and wait for it. The memory may go as soon as the call returns or raises.
+        """
+
     def fill(self, to: int, value: int, bytes: int, stream: int) -> None: ...
 
     def launch(self, stream: int, function: object) -> None:

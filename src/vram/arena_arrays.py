@@ -14,7 +14,7 @@ from vram.arena import Arena, checked_shape
 from vram.buffer import Buffer
 from vram.errors import ConfigError
 
-__all__ = ["CheckedArray", "checked_array", "plain_array"]
+__all__ = ["CheckedArray", "checked_array", "plain_array", "raw_type"]
 
 MOST_KNOWN = 1000
 """So many ways to write a type are remembered."""
@@ -27,7 +27,10 @@ def plain_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
     try:
         found, item = _types[dtype]
     except (KeyError, TypeError):
-        found, item = _type_of(dtype)
+        found = raw_type(dtype)
+        item = found.itemsize
+        if len(_types) < MOST_KNOWN and not isinstance(dtype, (list, dict)):
+            _types[dtype] = found, item
     if type(shape) is tuple:
         count = math.prod(shape)
     elif type(shape) is int:
@@ -47,7 +50,8 @@ def checked_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
     return checked
 
 
-def _type_of(dtype: Any) -> tuple[np.dtype[Any], int]:
+def raw_type(dtype: Any) -> np.dtype[Any]:
+    """The type of elements that raw memory can hold; ConfigError for one of Python objects."""
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
     found: np.dtype[Any] = np.dtype(name)
     if found.hasobject:
@@ -55,9 +59,7 @@ def _type_of(dtype: Any) -> tuple[np.dtype[Any], int]:
             f"arrays of {found} hold references to Python objects, which raw memory cannot; use a plain type",
             dtype=str(found),
         )
-    if len(_types) < MOST_KNOWN and not isinstance(dtype, (list, dict)):
-        _types[dtype] = found, found.itemsize
-    return found, found.itemsize
+    return found
 
 
 class CheckedArray(np.ndarray[Any, Any]):

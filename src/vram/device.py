@@ -130,6 +130,20 @@ def closing(pool: Any) -> Iterator[None]:
     done()
 
 
+def wait_out(wait: Callable[[], None]) -> None:
+    """Call `wait` to its end, because what it waits for uses memory that is about to go.
+
+    What interrupts it, such as Ctrl-C, is raised after that.
+    """
+    try:
+        wait()
+    except VramError:
+        raise
+    except BaseException:
+        wait_out(wait)
+        raise
+
+
 # ---- devices ----------------------------------------------------------------------------------------------
 
 
@@ -269,7 +283,8 @@ class Device:
     def add_pool(self, listener: Callable[[int | None], bool]) -> None:
         """Have a pool told before any stream of this device is destroyed; see `PoolCore.stream_listener`."""
         pools = self._core.pools
-        pools.append(listener)
+        if listener(None):
+            pools.append(listener)
         for gone in [each for each in pools if not each(None)]:
             _forget(pools, gone)
 
@@ -512,7 +527,8 @@ class Stream:
     def close(self) -> None:
         """Give the stream back; its queued work still finishes. Closing again does nothing.
 
-        Nor does closing a stream that is not owned here, such as the default stream.
+        Nor does closing a stream that is not owned here, such as the default stream. What a launched function
+        raised and nobody asked for is reported (`sys.unraisablehook`), once no event recorded here is left.
         """
         if not self._owner:
             return
@@ -520,12 +536,14 @@ class Stream:
             handle = self._open.pop()
         except IndexError:
             return
-        if observer is not None:
-            observer.on_close(self)
         try:
             self._core.stream_closing(handle)
-        finally:
-            self._core.backend.stream_destroy(handle)
+        except BaseException:  # a pool still counts on it, or Ctrl-C came in between: it stays open
+            self._open.append(handle)
+            raise
+        if observer is not None:
+            observer.on_close(self)
+        self._core.backend.stream_destroy(handle)
 
     def __enter__(self) -> Stream:
         return self
@@ -709,8 +727,10 @@ class Event:
             observer.on_wait(target, self)
 
     def elapsed_ms(self, since: Event) -> float:
-        """Milliseconds from `since` to this point; both are timing events that have passed."""
-        return self._core.backend.elapsed_ms(_require(since, Event)._handle, self._handle)
+        """Milliseconds from `since` to this point; both are timing events that have passed, of one device."""
+        if _require(since, Event)._core is not self._core:
+            raise _other_device("event", since._core, self._core)
+        return self._core.backend.elapsed_ms(since._handle, self._handle)
 
     def _stream(self, stream: Any) -> Stream:
         handle = stream_handle(stream, self.device)

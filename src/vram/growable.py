@@ -207,13 +207,16 @@ class GrowableBuffer:
     def array(self, shape: int | tuple[int, ...], dtype: Any = "uint8", offset: int | str = 0) -> Any:
         """The memory from `offset` on as an array: NumPy's on host memory, else a `DeviceArray`.
 
-        `dtype` is whatever NumPy takes for one. As long as the array lives, or what other libraries made of
-        it, the buffer cannot be shrunk below its end.
+        `dtype` is whatever NumPy takes for one, but Python objects. As long as the array lives, or what other
+        libraries made of it, the buffer cannot be shrunk below its end.
         """
         import numpy
 
-        kind = numpy.dtype(dtype)
-        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+        from vram.arena import checked_shape
+        from vram.arena_arrays import raw_type
+
+        kind = raw_type(dtype)
+        lengths = checked_shape(shape)
         part = self.view(offset, math.prod(lengths) * kind.itemsize)
         if self._host_accessible():
             memory: Any = part

@@ -303,8 +303,7 @@ class Places:
 
 def _read(device: Device, address: int, size: int, stream: int) -> bytes:
     target = ctypes.create_string_buffer(size)
-    device.backend.copy(ctypes.addressof(target), address, size, stream)
-    device.backend.stream_synchronize(stream)
+    device.backend.copy_now(ctypes.addressof(target), address, size, stream)
     return target.raw
 
 

@@ -131,7 +131,11 @@ class Pipeline:
         sizes, row_bytes, key = self._chunk_sizes(whole, rows)
         run = Run(self, target)
         self._report = run.report
-        for chunk in run.chunks(_slices(whole, rows, row_bytes, sizes)):
+        if rows == 0 and out is None:  # compute says what a result is, of no rows, too
+            parts = iter([walk(whole, operator.itemgetter(slice(0, 0)))])
+        else:
+            parts = _slices(whole, rows, row_bytes, sizes)
+        for chunk in run.chunks(parts):
             sizes.add(chunk.size, chunk.times)
         if sizes.lanes and sizes.chosen is not None:
             self._sizes[key] = sizes.chosen

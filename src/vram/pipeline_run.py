@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vram.buffer import Buffer
-from vram.device import Device, Event, Stream
+from vram.device import Device, Event, Stream, wait_out
 from vram.errors import DeviceError, OutOfMemory
 from vram.libraries import HostArray, Result, np
 from vram.pool import Pool
@@ -533,11 +533,11 @@ class Run:
         """Wait for all streams; for the whole device where one refuses, or was closed meanwhile."""
         try:
             for stream in self.pipe._streams.values():
-                stream.synchronize()
+                wait_out(stream.synchronize)
         except DeviceError:
             for _ in range(2):
                 with contextlib.suppress(DeviceError):
-                    self.pipe.device.synchronize()
+                    wait_out(self.pipe.device.synchronize)
                     return
 
 

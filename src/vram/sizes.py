@@ -7,8 +7,10 @@ the powers of 1024, as GPU tools use them. Upper and lower case are the same.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from fractions import Fraction
+from typing import SupportsIndex
 
 from vram.errors import ConfigError
 
@@ -22,18 +24,25 @@ _SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?b?)\s*", re
 _MAX_TEXT = 64
 
 
-def parse_size(size: int | float | str) -> int:
+def parse_size(size: SupportsIndex | float | str) -> int:
     """Return the bytes that an int, a whole float, or a text such as "512MiB" or "1.5G" stands for.
 
+    An int is anything that can be an index, such as NumPy's integers, but not a bool.
     A text with a fraction of a byte is rounded down. Raises ConfigError for anything else.
     """
-    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
-        raise _bad(size, "it must be a number of bytes or a text")
     if isinstance(size, str):
         return _checked(_parse_text(size), size)
-    if isinstance(size, float) and not (math.isfinite(size) and size.is_integer()):
-        raise _bad(size, "a number of bytes must be whole and finite")
-    return _checked(int(size), size)
+    if isinstance(size, float):
+        if not (math.isfinite(size) and size.is_integer()):
+            raise _bad(size, "a number of bytes must be whole and finite")
+        return _checked(int(size), size)
+    try:
+        count = operator.index(size)
+    except TypeError:
+        count = None
+    if count is None or isinstance(size, bool):
+        raise _bad(size, "it must be a number of bytes or a text")
+    return _checked(count, size)
 
 
 def format_size(size: int) -> str:
@@ -64,7 +73,7 @@ def _parse_text(text: str) -> int:
     return int(Fraction(number) * base ** _POWERS[prefix])
 
 
-def _checked(count: int, size: int | float | str) -> int:
+def _checked(count: int, size: SupportsIndex | float | str) -> int:
     if count < 0:
         raise _bad(size, "it is negative")
     if count >= MAX_SIZE:

@@ -1,0 +1,153 @@
+"""Ctrl-C ends every wait, and leaves things as they were."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PREPARE = """
+    import os, signal, threading, vram
+    stream = vram.Stream("host")
+    pool = vram.Pool("host", limit="64MiB", cross_stream="never")
+    x = pool.allocate("32MiB", stream=stream)
+    event = vram.Event("host")
+    gate = threading.Event()
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        gate.wait()  # only the handler's exception can end the wait
+
+    x.fill(1)
+    stream.launch(interrupt)
+    event.record(stream)
+    try:
+        CALL
+    except KeyboardInterrupt:
+        print("interrupted")
+    gate.set()
+    stream.synchronize()
+    assert pool.check() is None
+    assert not pool.closed and not stream.closed
+    pool.close()
+"""
+
+CALLS = {
+    "stream": "stream.synchronize()",
+    "event": "event.synchronize()",
+    "device": 'vram.Device("host").synchronize()',
+    "close": "pool.close()",
+    "trim": "pool.trim(wait=True)",
+    "suspend": "pool.suspend(keep='host')",
+    "copy_to": "x.copy_to(bytearray(32 << 20))",
+    "copy_from": "x.copy_from(bytearray(32 << 20))",
+    "host_wait": "y = vram.Stream('host'); x.free(); pool.allocate('64MiB', stream=y)",
+    "pin": "p = vram.pin(bytearray(1 << 20), device='host'); p.close()",
+}
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_wait_is_interrupted_and_nothing_has_changed(call: str) -> None:
+    result = run(PREPARE.replace("CALL", CALLS[call]))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
+
+
+def test_a_pool_whose_drop_is_interrupted_goes_later() -> None:
+    result = run(
+        PREPARE.replace("CALL", "del pool, x; [None for _ in range(100)]").replace(
+            """
+    assert pool.check() is None
+    assert not pool.closed and not stream.closed
+    pool.close()
+""",
+            "",
+        )
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
+
+
+def test_an_interrupt_in_an_out_of_memory_callback_comes_out_of_the_allocation() -> None:
+    result = run("""
+        import vram
+
+        pool = vram.Pool("host", limit="8MiB")
+
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        handle = pool.on_oom(stop)
+        try:
+            pool.allocate("16MiB")
+        except KeyboardInterrupt:
+            print("interrupted")
+        handle.remove()
+        pool.allocate("4MiB")
+        assert pool.check() is None
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
+
+
+def test_a_stream_whose_close_is_interrupted_is_still_open() -> None:
+    result = run("""
+        import vram
+
+        pool = vram.Pool("host")
+        stream = vram.Stream("host")
+        x = pool.allocate("8MiB", stream=stream)
+
+        def interrupt(handle):
+            if handle is not None:
+                raise KeyboardInterrupt
+            return True
+
+        listeners = stream.device._core.pools
+        listeners.insert(0, interrupt)
+        try:
+            stream.close()
+        except KeyboardInterrupt:
+            print("interrupted")
+        listeners.remove(interrupt)
+        x.fill(1)
+        stream.synchronize()
+        stream.close()
+        x.free()
+        pool.trim(wait=True)
+        pool.close()
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
+
+
+# ---- exit ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "def again(): stream.launch(again)\nagain()",
+        """
+def keep():
+    while True:
+        try:
+            stream.launch(int)
+        except vram.DeviceError:
+            return
+threading.Thread(target=keep, daemon=True).start()
+""",
+    ],
+    ids=["itself", "daemon"],
+)
+def test_exit_ends_though_functions_are_launched_on_and_on(work: str) -> None:
+    result = run("import threading, vram\nstream = vram.Stream('host')\n" + work)
+    assert result.returncode == 0
