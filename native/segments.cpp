@@ -397,16 +397,26 @@ Index Segments::split_in_use(Index i, Units units) {
 
 // ---- segments ---------------------------------------------------------------------------------------
 
-// All the addresses there will be; fewer than wished for where the system has not as many to give.
+// All the addresses there will be. Where the system has not as many to give as wished for, a part of what it
+// has: others need addresses, too.
 Status Segments::reserve_space() {
+  constexpr std::uint64_t kShare = 4;
   Address base = 0;
-  Status status = backend_.space_reserve(options_.space_bytes, &base);
-  while (status.code == Code::out_of_memory && options_.space_bytes >= 2 * kLeastSpace) {
-    options_.space_bytes = round_up(options_.space_bytes / 2, kSlotBytes);
-    space_free_ = {{1, static_cast<std::uint32_t>(options_.space_bytes / kSlotBytes) - 1}};
-    status = backend_.space_reserve(options_.space_bytes, &base);
+  std::uint64_t bytes = options_.space_bytes;
+  Status status = backend_.space_reserve(bytes, &base);
+  while (status.code == Code::out_of_memory && bytes >= 2 * kLeastSpace) {
+    bytes = round_up(bytes / 2, kSlotBytes);
+    status = backend_.space_reserve(bytes, &base);
   }
-  if (status.ok()) space_.store(base, std::memory_order_relaxed);
+  if (!status.ok()) return status;
+  if (bytes != options_.space_bytes) {
+    if (Status released = backend_.space_release(base, bytes); !released.ok()) return released;
+    bytes = std::max(round_up(bytes / kShare, kSlotBytes), kLeastSpace);
+    if (status = backend_.space_reserve(bytes, &base); !status.ok()) return status;
+    options_.space_bytes = bytes;
+    space_free_ = {{1, static_cast<std::uint32_t>(bytes / kSlotBytes) - 1}};
+  }
+  space_.store(base, std::memory_order_relaxed);
   return status;
 }
 

@@ -201,7 +201,7 @@ bool align_from(PyObject* object, std::uint64_t* out) {
   if (object == nullptr || object == Py_None) return true;
   if (!size_from(object, out)) return false;
   if (*out != 0 && (*out & (*out - 1)) == 0 && *out <= kMaxRequest) return true;
-  PyErr_Format(PyExc_ValueError, "align must be a power of two, not %llu", wide(*out));
+  PyErr_Format(PyExc_ValueError, "align must be a power of two up to 1 TiB, not %llu", wide(*out));
   return false;
 }
 
