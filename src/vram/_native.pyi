@@ -235,9 +235,7 @@ class ModelBackend(Backend):
         """
 
     def foreign_destroy(self, stream: int) -> None:
-        """
-        Destroy such a stream. Using its handle afterwards ends the process.
-        """
+        """Destroy such a stream. Using its handle afterwards ends the process."""
 
 class PinnedBackend(Backend):
     """Host memory in the order of a device's streams, page-locked for a GPU."""

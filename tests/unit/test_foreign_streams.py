@@ -26,7 +26,7 @@ MANY = 2000
 
 @pytest.fixture
 def model() -> Device:
-    return Device.model("1GiB", lag_us=300)
+    return Device.model("64GiB", lag_us=300)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_streams_come_and_go_by_the_thousand(
     assert backend.counts()["events"] <= 2000
     live.clear()
     assert pool.check() is None and pool.stats().live == 0
-    pool.trim(0)
+    pool.trim(0, wait=True)
     assert pool.stats().reserved == 0
     pool.close()
 
@@ -129,7 +129,7 @@ def test_buffers_are_handed_to_streams_that_are_gone_when_they_are_freed(model: 
         buffer.free()
         backend.advance(100)  # type: ignore[attr-defined]
     assert pool.check() is None
-    pool.trim(0)
+    pool.trim(0, wait=True)
     assert pool.stats().reserved == 0
 
 
@@ -243,7 +243,7 @@ def test_a_captured_stream_of_cupy_stays(as_cuda: Device, cupy: Any) -> None:
     del stream
     gc.collect()
     backend.capture_end(handle)  # type: ignore[attr-defined]
-    pool.trim(0)
+    pool.trim(0, wait=True)
     assert pool.check() is None
 
 
