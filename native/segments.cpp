@@ -35,8 +35,8 @@ constexpr std::uint64_t kNoMemory = ~std::uint64_t{0};
 // The part of all addresses, as a divisor, that the next strip may take. It shrinks with their number, so
 // that tens of thousands of streams find addresses: what n strips take grows with the logarithm of n.
 std::uint32_t strip_share(std::size_t strips) {
-  constexpr std::size_t kFewStrips = 8;
-  return static_cast<std::uint32_t>(64 + 16 * (std::max(strips, kFewStrips) - kFewStrips));
+  constexpr std::size_t kFewStrips = 24;
+  return static_cast<std::uint32_t>(64 + 32 * (std::max(strips, kFewStrips) - kFewStrips));
 }
 
 // The fewest slots of a strip that has room for the request.
@@ -410,9 +410,11 @@ Status Segments::reserve_space() {
   }
   if (!status.ok()) return status;
   if (bytes != options_.space_bytes) {
-    if (Status released = backend_.space_release(base, bytes); !released.ok()) return released;
-    bytes = std::max(round_up(bytes / kShare, kSlotBytes), kLeastSpace);
-    if (status = backend_.space_reserve(bytes, &base); !status.ok()) return status;
+    // Where they cannot be given back, the pool keeps them all.
+    if (backend_.space_release(base, bytes).ok()) {
+      bytes = std::max(round_up(bytes / kShare, kSlotBytes), kLeastSpace);
+      if (status = backend_.space_reserve(bytes, &base); !status.ok()) return status;
+    }
     options_.space_bytes = bytes;
     space_free_ = {{1, static_cast<std::uint32_t>(bytes / kSlotBytes) - 1}};
   }

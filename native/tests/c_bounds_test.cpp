@@ -113,7 +113,7 @@ void say(const std::string& what, const Place& place, const Counts& before, cons
 
 // `step(i)` costs as much as `cost` small operations. Half of them settle; the other half may hold no more at
 // any time than a quarter above that (random sizes peak by chance), and at its end the same (a leak would
-// have doubled it).
+// have doubled it). Fences of a stream may reach their bound late.
 void expect_bounded(const std::string& what, const Place& place, std::uint64_t cost,
                     const std::function<void(std::uint64_t)>& step, const std::function<void()>& rest) {
   const std::uint64_t steps = std::max<std::uint64_t>(200, operations() / cost / 2);
@@ -134,6 +134,8 @@ void expect_bounded(const std::string& what, const Place& place, std::uint64_t c
       resting[1] = of_process();
     }
   }
+  if (const auto events = most[0].find("events"); events != most[0].end())
+    events->second = std::max(events->second, Fences::kMostFences * most[0]["streams"]);
   const bool peaks = within(most[0], most[1], [](std::uint64_t count) { return count + count / 4 + 16; });
   const bool ends = within(resting[0], resting[1], [](std::uint64_t count) { return count + 2; });
   if (!peaks) say(what + ", at most", place, most[0], most[1]);
@@ -487,7 +489,7 @@ TEST(the_functions_for_pytorch) {
           if (i % 7 == 0) vram_plug_record_stream(large, side);
           vram_plug_free(small, 0, 0, nullptr);
           vram_plug_free(large, 0, 0, nullptr);
-          if (i % 1000 == 0) vram_plug_empty_cache();
+          if (i % 200 == 0) vram_plug_empty_cache();  // often, so that both halves have seen the worst of it
           if (i % 50 != 0) return;
           const HeapId id{i, 1};
           vram_plug_heap_begin(0, id, [side](void* stream) { return stream == side; });
