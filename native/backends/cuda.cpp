@@ -205,11 +205,20 @@ Status CudaBackend::stream_destroy(StreamHandle stream) {
   if (!status.ok()) streams_.insert(stream);
   return status;
 }
+// Work of the default stream would have to come after that of every blocking stream. The driver refuses it
+// while one of them is captured, and the capture is then invalid, whoever asked; so the pool does not ask.
+bool CudaBackend::breaks_capture(void* stream) const {
+  int capturing = 0;
+  return stream == nullptr && !inherited() && driver_.capture_asked(stream, &capturing) == kCuCaptureImplicit;
+}
+
 Status CudaBackend::stream_synchronize(StreamHandle stream) {
+  if (breaks_capture(for_order(stream))) return {Code::capturing, kCuCaptureImplicit, "cuStreamSynchronize"};
   return unseen_by_captures("cuStreamSynchronize",
                             [&] { return driver_.stream_synchronize(for_order(stream)); });
 }
 Status CudaBackend::stream_query(StreamHandle stream) {
+  if (breaks_capture(for_order(stream))) return {Code::capturing, kCuCaptureImplicit, "cuStreamQuery"};
   return unseen_by_captures("cuStreamQuery", [&] { return driver_.stream_query(for_order(stream)); });
 }
 bool CudaBackend::knows(EventHandle event) const {
@@ -218,6 +227,7 @@ bool CudaBackend::knows(EventHandle event) const {
 }
 Status CudaBackend::stream_wait(StreamHandle stream, EventHandle event) {
   if (!knows(event)) return {Code::invalid, 0, "cuStreamWaitEvent"};
+  if (breaks_capture(for_work(stream))) return {Code::capturing, kCuCaptureImplicit, "cuStreamWaitEvent"};
   return in_context("cuStreamWaitEvent",
                     [&] { return driver_.stream_wait(for_work(stream), cu_pointer(event), 0); });
 }
@@ -243,6 +253,7 @@ Status CudaBackend::event_destroy(EventHandle event) {
 }
 Status CudaBackend::event_record(EventHandle event, StreamHandle stream) {
   if (!knows(event)) return {Code::invalid, 0, "cuEventRecord"};
+  if (breaks_capture(for_order(stream))) return {Code::capturing, kCuCaptureImplicit, "cuEventRecord"};
   return in_context("cuEventRecord",
                     [&] { return driver_.event_record(cu_pointer(event), for_order(stream)); });
 }

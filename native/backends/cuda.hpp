@@ -148,6 +148,7 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   std::string probe_pages();
   Status event_made(unsigned flags, EventHandle* out);
   bool knows(EventHandle event) const;
+  bool breaks_capture(void* stream) const;
 
   const CudaDriver& driver_;
   int device_ = 0;           // CUdevice

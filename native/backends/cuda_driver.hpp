@@ -22,6 +22,7 @@ inline constexpr CuResult kCuNotReady = 600;
 inline constexpr CuResult kCuAlreadyRegistered = 712;
 inline constexpr CuResult kCuNotSupported = 801;
 inline constexpr CuResult kCuCaptureUnsupported = 900;  // … to kCuCapturedEvent: refused because of a capture
+inline constexpr CuResult kCuCaptureImplicit = 906;
 inline constexpr CuResult kCuCapturedEvent = 907;
 
 inline constexpr int kCuLocationDevice = 1;
