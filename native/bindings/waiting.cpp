@@ -1,5 +1,6 @@
 #include "waiting.hpp"
 
+#include <cxxabi.h>
 #include <unistd.h>
 
 #include <utility>
@@ -9,6 +10,17 @@ namespace vram {
 namespace {
 
 thread_local Waiting* innermost = nullptr;
+
+// Python ends a daemon thread that comes back while the interpreter goes down, by unwinding its stack: through
+// frames that must not be left so, and without the GIL. The thread waits for the end of the process instead,
+// as it does from Python 3.14 on.
+void take_gil(PyThreadState* state) {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (const abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+}
 
 int raise_kept(void* error) {
   PyObject* const value = static_cast<PyObject*>(error);
@@ -27,7 +39,7 @@ void Waiting::finish(const Status& status) {
   if (state_ == nullptr) return;
   scope_.reset();
   innermost = outer_;
-  PyEval_RestoreThread(std::exchange(state_, nullptr));
+  take_gil(std::exchange(state_, nullptr));
   PyObject* const error = std::exchange(raised_, nullptr);
   if (error == nullptr) return;
   if (status.code == Code::interrupted) {

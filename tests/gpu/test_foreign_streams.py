@@ -223,6 +223,7 @@ def test_pytorchs_external_and_own_streams() -> None:
             kept.append((x, y, z))
             del x, y, z, external
             if len(checks) >= 200:
+                own.synchronize()
                 assert not torch.stack(checks).any().item(), "memory was reused too early"
                 checks.clear()
         torch.cuda.synchronize()

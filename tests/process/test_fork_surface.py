@@ -16,8 +16,13 @@ BUSY = """
     import faulthandler, os, random, sys, threading, traceback
     from pathlib import Path
     sys.path.insert(0, {here!r})
+    import contextlib, importlib, pkgutil
     import numpy as np
     import vram
+    # Python cannot import a module in the child that another thread was just importing, so all are there.
+    for module in pkgutil.iter_modules(vram.__path__, "vram."):
+        with contextlib.suppress(ImportError):
+            module.name.endswith("__main__") or importlib.import_module(module.name)
     from surface import DOCUMENTED, MIB, World, calls
     from vram.monitoring import attach
 

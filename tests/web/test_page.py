@@ -82,9 +82,13 @@ def test_keys_pan_and_zoom_the_chart(tab: Any) -> None:
     tab.page.focus(".chart")
     for key in "wwwwd":
         tab.page.keyboard.press(key)
-    tab.quiet()
-    low, high = re.search(r"low=([\d.]+)&high=([\d.]+)", nth_level(tab)[-1]).groups()  # type: ignore[union-attr]
-    assert 0 <= float(low) < float(high) < open_trace(FAILED, trusted=True).span_us
+    span = open_trace(FAILED, trusted=True).span_us
+
+    def zoomed() -> bool:
+        low, high = re.search(r"low=([\d.]+)&high=([\d.]+)", nth_level(tab)[-1]).groups()  # type: ignore[union-attr]
+        return 0 <= float(low) < float(high) < span
+
+    tab.until(zoomed, "a part of the chart is asked for")
 
 
 # ---- one selection -----------------------------------------------------------------------------------------
