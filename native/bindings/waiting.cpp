@@ -11,9 +11,9 @@ namespace {
 
 thread_local Waiting* innermost = nullptr;
 
-// Python ends a daemon thread that comes back while the interpreter goes down, by unwinding its stack: through
-// frames that must not be left so, and without the GIL. The thread waits for the end of the process instead,
-// as it does from Python 3.14 on.
+// Python ends a daemon thread that comes back while the interpreter goes down, by unwinding its stack:
+// through frames that must not be left so, and without the GIL. The thread waits for the end of the process
+// instead, as it does from Python 3.14 on.
 void take_gil(PyThreadState* state) {
   try {
     PyEval_RestoreThread(state);

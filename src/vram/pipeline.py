@@ -216,6 +216,8 @@ def _checked_depth(depth: object) -> int:
 def _device_of(device: str | Device | None, pool: Pool | None) -> Device:
     if pool is None:
         return device if isinstance(device, Device) else Device(device)
+    if not isinstance(pool, Pool):
+        raise TypeError(f"pool is a vram.Pool, not {type(pool).__name__}")
     if device is not None and Device(device) != pool.device:
         raise ConfigError(f"the pool is on {pool.device.name}, not on {Device(device).name}")
     return pool.device

@@ -52,6 +52,8 @@ OPTIONS = st.fixed_dictionaries(
         "max_page": st.sampled_from(["2MiB", "8MiB", "32MiB"]),
         "segment_size": st.sampled_from([0, 4 * MIB, 20 * MIB]),
         "idle_limit": st.sampled_from([None, 0, 8 * MIB]),
+        "zero_on_allocate": st.booleans(),
+        "zero_on_free": st.booleans(),
     },
 )
 WHICH = st.integers(0, 10**6)  # picks one of what there is
@@ -68,6 +70,7 @@ class PoolMachine(RuleBasedStateMachine):
     device: Device
     pool: Pool
     streams: list[Stream]
+    keep: str  # what suspend() does with contents
 
     def begin(self, device: Device, options: dict[str, Any]) -> None:
         self.device = device
@@ -180,6 +183,22 @@ class PoolMachine(RuleBasedStateMachine):
             self.may_wait_for(LIMIT)
         self.pool.trim(to, wait=wait)
 
+    @precondition(lambda self: self.pool.raw_stats()["paged"])
+    @rule(which=WHICH, frees=st.integers(0, 2))
+    def suspend_and_resume(self, which: int, frees: int) -> None:
+        """Memory goes and comes back under the same addresses; some of it is freed meanwhile."""
+        freed = [self.buffer(which + number) for number in range(min(frees, len(self.live)))]
+        for buffer in dict.fromkeys(freed):
+            self.freeing(buffer)
+            del self.live[buffer.ptr]
+        self.may_wait_for(LIMIT)
+        self.pool.suspend(keep=self.keep)
+        assert self.pool.check() is None
+        for buffer in dict.fromkeys(freed):
+            buffer.free()
+        self.pool.resume()
+        assert not any(buffer.suspended for buffer in self.live.values())
+
     @rule()
     def coalesce(self) -> None:
         self.pool.coalesce()
@@ -245,6 +264,8 @@ class PoolMachine(RuleBasedStateMachine):
 class HostMachine(PoolMachine):
     """Streams are threads; a gate may hold one up. Every use is checked where the stream comes to it."""
 
+    keep = "host"
+
     @initialize(options=OPTIONS, pages=st.booleans())
     def open(self, options: dict[str, Any], pages: bool) -> None:
         self.begin(Device("host"), {**options, "pages": pages})
@@ -261,6 +282,8 @@ class HostMachine(PoolMachine):
         return next((each for each in self.streams if each.handle == buffer.stream), self.streams[0])
 
     def allocated(self, buffer: Any) -> None:
+        if self.pool.config()["zero_on_allocate"]:
+            self.look(buffer.ptr, buffer.size, 0)
         self.next_value = self.next_value % 255 + 1
         self.values[buffer.ptr] = self.next_value
         buffer.fill(self.next_value)
@@ -329,6 +352,8 @@ class HostMachine(PoolMachine):
 class ModelMachine(PoolMachine):
     """Nothing happens until it is stepped. Work that reuses an address must follow the work that used it."""
 
+    keep = "discard"
+
     @initialize(options=OPTIONS, pages=st.booleans())
     def open(self, options: dict[str, Any], pages: bool) -> None:
         self.begin(Device.model("1GiB", pages=pages, manual=True), options)
@@ -380,7 +405,8 @@ class ModelMachine(PoolMachine):
     def reuse_comes_after_use(self) -> None:
         done: set[int] = set()
         for work in self.backend.executed():
-            assert self.after[work] <= done, f"work {work} ran before work it must follow"
+            after = self.after.get(work, set())  # zeros are the pool's own work
+            assert after <= done, f"work {work} ran before work it must follow"
             done.add(work)
 
     @invariant()

@@ -375,6 +375,8 @@ def test_arguments_that_make_no_sense() -> None:
             Pipeline(lambda x: x, device="host", **options)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="function"):
         Pipeline(3, device="host")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"pool is a vram\.Pool"):
+        Pipeline(lambda x: x, pool="host")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cannot use memory of host"):
         Pipeline(lambda x: x, device="host", like="cupy")
     model = Device.model("64MiB")
