@@ -153,7 +153,8 @@ format: $(STAMPS)/dev
 configure = $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja \
   -DVRAM_NATIVE_TESTS=ON $(2) >/dev/null
 build = $(BIN)/cmake --build build/$(1) -- --quiet
-ctest = $(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error --timeout 600
+# $(call ctest,name,seconds a suite may take; 600)
+ctest = $(BIN)/ctest --test-dir build/$(1) --output-on-failure --no-tests=error --timeout $(or $(2),600)
 
 native-build: $(STAMPS)/build
 	@$(call configure,tests,-DVRAM_MODULE=OFF -DVRAM_CHECKS=ON)
@@ -204,14 +205,14 @@ sanitize-address: $(STAMPS)/build
 	@$(call configure,asan,-DVRAM_MODULE=ON -DPython_EXECUTABLE=$(BIN)/python -DVRAM_CHECKS=ON \
 	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=address$(comma)undefined)
 	@$(call build,asan)
-	@VRAM_STRESS_OPS=$(SANITIZED_OPS) UBSAN_OPTIONS=$(UBSAN_OPTIONS) $(call ctest,asan)
+	@VRAM_STRESS_OPS=$(SANITIZED_OPS) UBSAN_OPTIONS=$(UBSAN_OPTIONS) $(call ctest,asan,1800)
 
 sanitize-thread: $(STAMPS)/build
 	@echo "== native tests under ThreadSanitizer"
 	@$(call configure,tsan,-DVRAM_MODULE=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=thread)
 	@$(call build,tsan)
 	@VRAM_STRESS_OPS=$(SANITIZED_OPS) TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
-	  $(FIXED_ADDRESSES) $(call ctest,tsan)
+	  $(FIXED_ADDRESSES) $(call ctest,tsan,1800)
 
 # The tests that cross into native code most; the others are Python's alone, and slow here.
 SANITIZED_TESTS ?= tests/conformance tests/faults tests/properties tests/unit/test_buffer.py \
