@@ -1,6 +1,7 @@
 // A test is a function with a name; CHECK reports and counts, main runs all and prints the tally.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -25,6 +26,12 @@ inline constexpr int kSlowdown = 4;
 #else
 inline constexpr int kSlowdown = 1;
 #endif
+
+// Programs that try every case try one in so many: all of them with VRAM_THOROUGH set (`make test-all`).
+inline std::uint64_t sampling() {
+  if (kSlowdown > 1) return kSlowdown;
+  return std::getenv("VRAM_THOROUGH") != nullptr ? 1 : 4;
+}
 
 struct Register {
   Register(const char* name, void (*run)()) { cases().push_back({name, run}); }
