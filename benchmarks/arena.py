@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import vram
-from vram.machine import describe_machine
 from vram.sizes import format_size
+from vram.system.machine import describe_machine
 
 SIZES = (512, 64 << 10, 1 << 20, 16 << 20)
 MOST_LIVE, MOST_ARRAYS, PAGE = 64 << 20, 200, 4096

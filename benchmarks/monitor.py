@@ -26,7 +26,7 @@ LIVE = 20_000
 BLOCKS = (10_000, 100_000, 1_000_000)
 CLIENT = """
 import sys, time
-from vram.monitoring import attach
+from vram.observe.monitor import attach
 pid, pause = int(sys.argv[1]), float(sys.argv[2])
 with attach(pid, timeout=60) as client:
     client.status()

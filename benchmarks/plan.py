@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import vram
-from vram.plans import Row, read_csv
+from vram.lifetimes.plan import Row, read_csv
 from vram.trace import find_steps, open_trace
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"

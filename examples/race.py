@@ -11,7 +11,7 @@ import threading
 from typing import Literal
 
 import vram
-from vram.race import reads
+from vram.race.checker import reads
 
 SIZE = 1024
 OLD, NEW = 2, 31  # what stream 2 should read, and what is written over it

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import vram
-from vram.race import reads
+from vram.race.checker import reads
 from vram.replay import sweep
 
 RAN_OUT, WENT_WELL = "oom_llama_varlen_ckpt_13400.pickle.xz", "llama_varlen_ckpt.pickle.xz"

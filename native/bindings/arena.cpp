@@ -1,5 +1,5 @@
 // ArenaCore: the native part of vram.Arena. Its allocations are Buffers (buffer.cpp) that are pieces of the
-// arena; the words of its errors are vram.arena's.
+// arena; the words of its errors are vram.lifetimes.arena's.
 #include "arena.hpp"
 
 #include <nanobind/nanobind.h>
@@ -38,7 +38,7 @@ Status held(const std::shared_ptr<Arena>& arena, Work work) {
 [[noreturn]] void raise_refusal(nb::handle self, const Status& status, const char* what) {
   for (const char* own : {Arena::kOtherThread, Arena::kOpenMarks, Arena::kMarkOver, Arena::kBadAlign}) {
     if (std::strcmp(status.call, own) != 0) continue;
-    const nb::object error = nb::module_::import_("vram.arena").attr("_refused")(self, own, what);
+    const nb::object error = nb::module_::import_("vram.lifetimes.arena").attr("_refused")(self, own, what);
     PyErr_SetObject(error.type().ptr(), error.ptr());
     throw nb::python_error();
   }
@@ -160,7 +160,7 @@ Address take(nb::handle self, ArenaCore& core, std::uint64_t size, std::uint64_t
   if (status.ok()) return address;
   if (status.code != Code::out_of_memory) raise_refusal(self, status, "allocate from the arena");
   if (std::strcmp(status.call, Arena::kFull) == 0) {
-    const nb::object error = nb::module_::import_("vram.arena").attr("_full")(self, size);
+    const nb::object error = nb::module_::import_("vram.lifetimes.arena").attr("_full")(self, size);
     PyErr_SetObject(error.type().ptr(), error.ptr());
   } else {
     raise_out_of_memory(core.pool, size, core.arena->stream(), report);
@@ -209,7 +209,7 @@ bool align_from(PyObject* object, std::uint64_t* out) {
   if (!PyErr_Occurred() && *out != 0 && (*out & (*out - 1)) == 0 && *out <= Arena::kMaxAlign) return true;
   PyErr_Clear();
   static PyObject* words = nullptr;
-  PyObject* function = python_function(words, "vram.arena", "_checked_align");
+  PyObject* function = python_function(words, "vram.lifetimes.arena", "_checked_align");
   if (function != nullptr) Py_XDECREF(PyObject_CallOneArg(function, object));  // raises
   return false;
 }
@@ -257,7 +257,7 @@ PyObject* shape_from(PyObject* object, std::uint64_t* product) {
     }
     PyErr_Clear();
     Py_XDECREF(shape);
-    PyObject* function = python_function(words, "vram.arena", "checked_shape");  // raises, or makes it plain
+    PyObject* function = python_function(words, "vram.lifetimes.arena", "checked_shape");  // raises, or makes it plain
     shape = function == nullptr ? nullptr : PyObject_CallOneArg(function, object);
     if (shape == nullptr) return nullptr;
   }

@@ -69,7 +69,7 @@ PyBuffer* self_of(PyObject* object) { return reinterpret_cast<PyBuffer*>(object)
 // The piece's scope has ended, or its arena was reset: raises with where it was allocated.
 bool raise_over(PyBuffer* self) {
   static PyObject* words = nullptr;
-  PyObject* function = python_function(words, "vram.arena", "_outlived");
+  PyObject* function = python_function(words, "vram.lifetimes.arena", "_outlived");
   PyObject* stack = function == nullptr ? nullptr : stack_of(self->tag);
   PyObject* error = stack == nullptr
                         ? nullptr
@@ -548,7 +548,7 @@ Status queue_wait(Backend& backend, StreamHandle from, StreamHandle to) {
 // Streams that last are adopted before a pool meets them.
 bool meet(PyBuffer* self, StreamHandle consumer) {
   static PyObject* function = nullptr;
-  PyObject* found = python_function(function, "vram.device", "meet");
+  PyObject* found = python_function(function, "vram.core.device", "meet");
   PyObject* met =
       found == nullptr
           ? nullptr

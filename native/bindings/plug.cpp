@@ -20,7 +20,7 @@ namespace {
 
 PyObject* plugged[Plug::kDevices] = {};  // the Python objects of the pools, kept for wording failures
 
-// vram.pool words the report. Called from any thread, with or without the GIL, also while Python ends.
+// vram.core.pool words the report. Called from any thread, with or without the GIL, also while Python ends.
 std::string explain(int device, std::uint64_t size, StreamHandle stream, const OutOfMemoryReport& report) {
   const std::string plain =
       "out of memory: " + std::to_string(size) + " bytes asked of cuda:" + std::to_string(device) +
@@ -29,7 +29,7 @@ std::string explain(int device, std::uint64_t size, StreamHandle stream, const O
   if (!nb::is_alive()) return plain;
   const nb::gil_scoped_acquire gil;
   try {
-    const nb::object words = nb::module_::import_("vram.pool").attr("_out_of_memory");
+    const nb::object words = nb::module_::import_("vram.core.pool").attr("_out_of_memory");
     const nb::object facts = nb::steal(report_dict(report));
     return nb::cast<std::string>(nb::str(words(nb::handle(plugged[device]), size, stream, facts)));
   } catch (nb::python_error& error) {

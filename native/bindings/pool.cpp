@@ -303,7 +303,7 @@ PyObject* record_stream(PyObject* object, PyObject* arguments) {
               "record the use on another stream");
 }
 
-// ---- growable buffers, which vram.growable dresses
+// ---- growable buffers, which vram.lifetimes.growable dresses
 // ---------------------------------------------------------------------------------------------
 
 // Null with an error set where the pool is the driver's.
@@ -1237,11 +1237,11 @@ Status drop_address(PyPool* self, Address address) {
   return self->pool.call([&](Allocator& pool) { return pool.drop(address); });
 }
 
-// As vram.pool words it.
+// As vram.core.pool words it.
 PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle stream,
                               const OutOfMemoryReport& report) {
   static PyObject* words = nullptr;
-  PyObject* function = python_function(words, "vram.pool", "_out_of_memory");
+  PyObject* function = python_function(words, "vram.core.pool", "_out_of_memory");
   if (function == nullptr) return nullptr;
   PyObject* facts = report_dict(report);
   if (facts == nullptr) return nullptr;
@@ -1321,7 +1321,7 @@ bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out) {
   if (PyLong_CheckExact(object)) {
     number = Py_NewRef(object);
   } else {
-    PyObject* function = python_function(named_handle, "vram.device", "named_handle");
+    PyObject* function = python_function(named_handle, "vram.core.device", "named_handle");
     if (function != nullptr) number = PyObject_CallFunctionObjArgs(function, object, pool->device, nullptr);
     if (number == nullptr) return false;
   }

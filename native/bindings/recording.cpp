@@ -1,5 +1,5 @@
 // RecordingCore: the events of a pool under way to a trace file, as the columns that vram.trace writes. When
-// to write, and where, is decided in vram.recorder.
+// to write, and where, is decided in vram.observe.recorder.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>

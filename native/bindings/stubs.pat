@@ -4,7 +4,7 @@
 vram._native.__prefix__:
     \from collections.abc import Callable, Sequence
     \from typing import Any, Self
-    \from vram.device import Device
+    \from vram.core.device import Device
     \from vram.trace.model import Frame
 
 vram._native.PoolCore.__init__$:

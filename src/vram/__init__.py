@@ -12,15 +12,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vram.arena import Arena as Arena
-    from vram.arena import arena_report as arena_report
-    from vram.buffer import Buffer as Buffer
-    from vram.device import Device as Device
-    from vram.device import Event as Event
-    from vram.device import Stream as Stream
-    from vram.device import devices as devices
-    from vram.dlpack import from_dlpack as from_dlpack
-    from vram.driver_pool import DriverPool as DriverPool
+    from vram.core.buffer import Buffer as Buffer
+    from vram.core.device import Device as Device
+    from vram.core.device import Event as Event
+    from vram.core.device import Stream as Stream
+    from vram.core.device import devices as devices
+    from vram.core.dlpack import from_dlpack as from_dlpack
+    from vram.core.driver_pool import DriverPool as DriverPool
+    from vram.core.graph import Graph as Graph
+    from vram.core.manager import MemoryManager as MemoryManager
+    from vram.core.manager import configure as configure
+    from vram.core.manager import get_memory_manager as get_memory_manager
+    from vram.core.pinned import PinnedPool as PinnedPool
+    from vram.core.pinned import pin as pin
+    from vram.core.pool import Pool as Pool
+    from vram.core.snapshot import Snapshot as Snapshot
+    from vram.core.stats import Measurement as Measurement
+    from vram.core.stats import Stats as Stats
+    from vram.core.tags import tag as tag
     from vram.errors import ConfigError as ConfigError
     from vram.errors import DeviceError as DeviceError
     from vram.errors import InvalidFree as InvalidFree
@@ -29,92 +38,83 @@ if TYPE_CHECKING:
     from vram.errors import Suspended as Suspended
     from vram.errors import TraceError as TraceError
     from vram.errors import VramError as VramError
-    from vram.graph import Graph as Graph
-    from vram.growable import GrowableBuffer as GrowableBuffer
-    from vram.manager import MemoryManager as MemoryManager
-    from vram.manager import configure as configure
-    from vram.manager import get_memory_manager as get_memory_manager
-    from vram.marks import annotate as annotate
-    from vram.marks import step as step
-    from vram.monitoring import Monitor as Monitor
-    from vram.monitoring import monitor as monitor
-    from vram.pinned import PinnedPool as PinnedPool
-    from vram.pinned import pin as pin
-    from vram.pipeline import Pipeline as Pipeline
+    from vram.lifetimes.arena import Arena as Arena
+    from vram.lifetimes.arena import arena_report as arena_report
+    from vram.lifetimes.growable import GrowableBuffer as GrowableBuffer
+    from vram.lifetimes.plan import Plan as Plan
+    from vram.lifetimes.plan import plan as plan
+    from vram.lifetimes.scratch import Scratch as Scratch
+    from vram.observe.annotations import annotate as annotate
+    from vram.observe.annotations import step as step
+    from vram.observe.monitor import Monitor as Monitor
+    from vram.observe.monitor import monitor as monitor
+    from vram.observe.prometheus import Metrics as Metrics
+    from vram.observe.prometheus import metrics as metrics
+    from vram.observe.recorder import Recorder as Recorder
+    from vram.observe.recorder import record as record
+    from vram.pipeline.pipeline import Pipeline as Pipeline
     from vram.planned_steps import Planned as Planned
     from vram.planned_steps import planned as planned
-    from vram.plans import Plan as Plan
-    from vram.plans import plan as plan
-    from vram.pool import Pool as Pool
-    from vram.prometheus import Metrics as Metrics
-    from vram.prometheus import metrics as metrics
-    from vram.race import race_check as race_check
-    from vram.recorder import Recorder as Recorder
-    from vram.recorder import record as record
+    from vram.race.checker import race_check as race_check
     from vram.replay import suggest as suggest
-    from vram.scratch import Scratch as Scratch
     from vram.sizes import format_size as format_size
     from vram.sizes import parse_size as parse_size
-    from vram.snapshot import Snapshot as Snapshot
-    from vram.stats import Measurement as Measurement
-    from vram.stats import Stats as Stats
-    from vram.tags import tag as tag
     from vram.trace import open_trace as open
 
     __version__: str
 
 # Where each name lives: loaded when it is first asked for, then kept here.
 _PLACES = {
-    "Arena": "vram.arena",
-    "Buffer": "vram.buffer",
+    "Arena": "vram.lifetimes.arena",
+    "Buffer": "vram.core.buffer",
     "ConfigError": "vram.errors",
-    "Device": "vram.device",
+    "Device": "vram.core.device",
     "DeviceError": "vram.errors",
-    "DriverPool": "vram.driver_pool",
-    "Event": "vram.device",
-    "Graph": "vram.graph",
-    "GrowableBuffer": "vram.growable",
+    "DriverPool": "vram.core.driver_pool",
+    "Event": "vram.core.device",
+    "Graph": "vram.core.graph",
+    "GrowableBuffer": "vram.lifetimes.growable",
     "InvalidFree": "vram.errors",
-    "Measurement": "vram.stats",
-    "MemoryManager": "vram.manager",
-    "Metrics": "vram.prometheus",
-    "Monitor": "vram.monitoring",
+    "Measurement": "vram.core.stats",
+    "MemoryManager": "vram.core.manager",
+    "Metrics": "vram.observe.prometheus",
+    "Monitor": "vram.observe.monitor",
     "OutOfMemory": "vram.errors",
-    "PinnedPool": "vram.pinned",
+    "PinnedPool": "vram.core.pinned",
     "Pipeline": "vram.pipeline",
-    "Plan": "vram.plans",
+    "Plan": "vram.lifetimes.plan",
     "Planned": "vram.planned_steps",
-    "Pool": "vram.pool",
+    "Pool": "vram.core.pool",
     "RaceError": "vram.errors",
-    "Recorder": "vram.recorder",
-    "Scratch": "vram.scratch",
-    "Snapshot": "vram.snapshot",
-    "Stats": "vram.stats",
-    "Stream": "vram.device",
+    "Recorder": "vram.observe.recorder",
+    "Scratch": "vram.lifetimes.scratch",
+    "Snapshot": "vram.core.snapshot",
+    "Stats": "vram.core.stats",
+    "Stream": "vram.core.device",
     "Suspended": "vram.errors",
     "TraceError": "vram.errors",
     "VramError": "vram.errors",
-    "annotate": "vram.marks",
-    "arena_report": "vram.arena",
-    "configure": "vram.manager",
-    "devices": "vram.device",
+    "annotate": "vram.observe.annotations",
+    "arena_report": "vram.lifetimes.arena",
+    "configure": "vram.core.manager",
+    "devices": "vram.core.device",
     "format_size": "vram.sizes",
-    "from_dlpack": "vram.dlpack",
-    "get_memory_manager": "vram.manager",
-    "load_ipython_extension": "vram.notebook",
-    "metrics": "vram.prometheus",
-    "monitor": "vram.monitoring",
+    "from_dlpack": "vram.core.dlpack",
+    "get_memory_manager": "vram.core.manager",
+    "load_ipython_extension": "vram.views.notebook",
+    "metrics": "vram.observe.prometheus",
+    "monitor": "vram.observe.monitor",
     "open": "vram.trace",
     "parse_size": "vram.sizes",
-    "pin": "vram.pinned",
-    "plan": "vram.plans",
+    "pin": "vram.core.pinned",
+    "plan": "vram.lifetimes.plan",
     "planned": "vram.planned_steps",
     "race_check": "vram.race",
-    "record": "vram.recorder",
-    "step": "vram.marks",
+    "record": "vram.observe.recorder",
+    "step": "vram.observe.annotations",
     "suggest": "vram.replay",
-    "tag": "vram.tags",
-    "unload_ipython_extension": "vram.notebook",
+    "tag": "vram.core.tags",
+    "unload_ipython_extension": "vram.views.notebook",
 }
 _OTHER_NAMES = {"open": "open_trace"}
 _MODULES = (

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from vram.device import Device
+from vram.core.device import Device
 from vram.trace.model import Frame
 
 

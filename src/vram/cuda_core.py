@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vram.adaptors import DevicePools, prepare, require_library
-from vram.buffer import Buffer
+from vram.core.buffer import Buffer
 from vram.errors import OutOfMemory
+from vram.integrations.adaptors import DevicePools, prepare, require_library
 
 __all__ = ["CoreOutOfMemory", "MemoryResource", "install", "uninstall"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vram.adaptors import DevicePools, pinned_pool, prepare, require_library
-from vram.buffer import Buffer
-from vram.device import adopt_cupy_stream
+from vram.core.buffer import Buffer
+from vram.core.device import adopt_cupy_stream
 from vram.errors import OutOfMemory
+from vram.integrations.adaptors import DevicePools, pinned_pool, prepare, require_library
 
 __all__ = ["install", "uninstall"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from vram.adaptors import require_library
+from vram.core.locks import new_lock
+from vram.core.manager import get_memory_manager
 from vram.errors import ConfigError
-from vram.locks import new_lock
-from vram.manager import get_memory_manager
+from vram.integrations.adaptors import require_library
 
 __all__ = ["LIBRARIES", "VramSetup"]
 

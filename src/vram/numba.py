@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from vram.adaptors import DevicePools, prepare, reopen_if_reset, require_library
-from vram.buffer import Buffer
-from vram.device import Device, Event, Stream
+from vram.core.buffer import Buffer
+from vram.core.device import Device, Event, Stream
 from vram.errors import DeviceError, OutOfMemory, VramError
+from vram.integrations.adaptors import DevicePools, prepare, reopen_if_reset, require_library
 
 __all__ = ["VramMemoryManager", "install", "uninstall"]
 

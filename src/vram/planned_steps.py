@@ -11,12 +11,12 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
-from vram.device import Device
+from vram.core.device import Device
+from vram.core.manager import get_memory_manager
+from vram.core.pool import Pool
+from vram.core.scope import Scope
 from vram.errors import ConfigError
-from vram.manager import get_memory_manager
-from vram.plans import Plan
-from vram.pool import Pool
-from vram.scopes import Scope
+from vram.lifetimes.plan import Plan
 from vram.sizes import format_size
 
 __all__ = ["Planned", "PlannedReport", "planned"]

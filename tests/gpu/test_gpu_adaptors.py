@@ -12,7 +12,7 @@ from programs import assert_quiet, run_program
 from work import Work
 
 import vram
-import vram.manager
+import vram.core.manager
 from vram import Device, Pool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other libraries' warnings are theirs
@@ -24,7 +24,7 @@ MIB = 1 << 20
 def manager(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator[vram.MemoryManager]:
     """The process-wide manager of one test. Its pools go with the last of what libraries keep of them."""
     made = vram.MemoryManager()
-    monkeypatch.setattr(vram.manager, "_manager", made)
+    monkeypatch.setattr(vram.core.manager, "_manager", made)
     if adaptor := sys.modules.get("vram.cuda_core"):  # it keeps the pools of the manager before
         monkeypatch.setattr(adaptor._pools, "_pools", {})
     yield made
@@ -132,7 +132,7 @@ def test_cupys_graphs_capture_our_memory(cupy: Any, over_cupy: Pool) -> None:
 
 
 def test_cupys_pinned_memory_is_ours_and_copies_are_right(cupy: Any, over_cupy: Pool) -> None:
-    from vram.adaptors import pinned_pool
+    from vram.integrations.adaptors import pinned_pool
 
     cupyx = pytest.importorskip("cupyx")
     pinned = cupyx.empty_pinned(MIB, dtype="u1")

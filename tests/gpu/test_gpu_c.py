@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import vram
-from vram import clibrary
+from vram.system import clibrary
 
 SOURCE = Path(__file__).resolve().parents[1] / "process" / "c" / "promises.c"
 LIBRARY = clibrary.PACKAGE / clibrary.LIBRARY

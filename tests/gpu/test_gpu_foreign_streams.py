@@ -16,9 +16,9 @@ from programs import assert_ended_well, run_program
 from work import Work
 
 import vram
-import vram.manager
+import vram.core.manager
 from vram import Device, Pool
-from vram.device import stream_handle
+from vram.core.device import stream_handle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other libraries' warnings are theirs
 
@@ -125,7 +125,7 @@ def test_a_live_stream_reuses_its_memory_in_order(make_pool: MakePool, work: Wor
 @pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch, device: Device) -> Iterator[vram.MemoryManager]:
     made = vram.MemoryManager()
-    monkeypatch.setattr(vram.manager, "_manager", made)
+    monkeypatch.setattr(vram.core.manager, "_manager", made)
     yield made
     gc.collect()
     device.synchronize()

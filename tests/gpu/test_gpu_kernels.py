@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import vram
-from vram.kernels import MULTIPROCESSORS, Kernels, pattern
+from vram.lab.kernels import MULTIPROCESSORS, Kernels, pattern
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ import pytest
 
 import vram
 from vram import Device, Event, OutOfMemory, PinnedPool, Pipeline, Pool, Stream, _native
-from vram.kernels import Kernels
+from vram.lab.kernels import Kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other libraries' warnings are theirs
 

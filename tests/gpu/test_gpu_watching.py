@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import vram
-from vram.doctor import examine
-from vram.machine import info
-from vram.monitoring import attach
-from vram.status import Observatory
-from vram.stretches import Stretch
+from vram.observe.measure import Stretch
+from vram.observe.monitor import attach
+from vram.observe.status import Observatory
+from vram.system.doctor import examine
+from vram.system.machine import info
 
 pytestmark = pytest.mark.gpu
 PARTS = ("pools", "libraries", "processes", "unknown", "free")
@@ -58,7 +58,7 @@ def test_memory_of_pytorchs_own_allocator_is_named() -> None:
             sys.executable,
             "-c",
             "import json, torch, vram\n"
-            "from vram.status import Observatory\n"
+            "from vram.observe.status import Observatory\n"
             "pool = vram.Pool('cuda:0'); kept = pool.allocate('64MiB')\n"
             "tensor = torch.empty(256 << 20, dtype=torch.uint8, device='cuda')\n"
             "print(json.dumps(Observatory().status()['devices']))\n",

@@ -18,7 +18,7 @@ from programs import assert_quiet, run_program
 
 import vram
 from vram import DeviceError, OutOfMemory, Pool
-from vram.adaptors import DevicePools
+from vram.integrations.adaptors import DevicePools
 
 MIB = 1 << 20
 WITHOUT_GPU = pytest.mark.skipif(

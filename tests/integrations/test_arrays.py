@@ -17,7 +17,7 @@ from programs import assert_quiet, run_program
 
 import vram
 from vram import Device, DeviceError, Pool, Stream
-from vram.dlpack import View
+from vram.core.dlpack import View
 
 MIB = 1 << 20
 EXTENSION = 12  # DLPack's type of devices that only those who know them can use

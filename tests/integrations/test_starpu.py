@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vram import clibrary
+from vram.system import clibrary
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "starpu"
 TIMEOUT = 600.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from vram import clibrary
+from vram.system import clibrary
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent / "c"

@@ -24,7 +24,7 @@ BUSY = """
         with contextlib.suppress(ImportError):
             module.name.endswith("__main__") or importlib.import_module(module.name)
     from surface import DOCUMENTED, MIB, World, calls
-    from vram.monitoring import attach
+    from vram.observe.monitor import attach
 
     WATCHDOG = 60  # seconds for one call in a child
     world = World(Path({folder!r}), monitor=True)

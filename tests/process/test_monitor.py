@@ -23,8 +23,8 @@ from programs import assert_quiet, run_program
 from waiting import PATIENCE
 
 import vram
-from vram import monitoring
-from vram.monitoring import attach, processes
+from vram.observe import monitor as monitoring
+from vram.observe.monitor import attach, processes
 
 
 @pytest.fixture
@@ -384,7 +384,7 @@ def test_a_fork_is_not_monitored_and_leaves_the_parent_so() -> None:
     ended = run_program(
         """
         import os, vram
-        from vram.monitoring import attach, processes
+        from vram.observe.monitor import attach, processes
         pool = vram.Pool("host")
         parent = vram.monitor()
         client = attach(os.getpid())
@@ -412,7 +412,7 @@ def test_a_child_that_outlives_the_parent_keeps_nobody_waiting() -> None:
     ended = run_program(
         """
         import os, signal, vram
-        from vram.monitoring import attach
+        from vram.observe.monitor import attach
         ready, said = os.pipe()
         held, hold = os.pipe()
         parent = os.fork()
@@ -445,7 +445,7 @@ def test_an_exit_in_the_middle_of_everything_is_quiet(runtime: Path) -> None:
     ended = run_program(
         """
         import contextlib, os, threading, vram
-        from vram.monitoring import attach
+        from vram.observe.monitor import attach
         pool = vram.Pool("host")
         vram.monitor(interval=0.01, stacks="python")
         def look():

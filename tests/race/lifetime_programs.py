@@ -8,7 +8,7 @@ import numpy as np
 from racing import MIB, UNIT, Bench, correct, kernel, racy
 
 import vram
-from vram.race import reads
+from vram.race.checker import reads
 
 # ---- free -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import numpy as np
 from racing import HALF, MIB, UNIT, Bench, correct, kernel, racy
 
 import vram
-from vram.race import reads
+from vram.race.checker import reads
 
 
 @correct()

@@ -10,7 +10,7 @@ import numpy as np
 from racing import MIB, UNIT, Bench, correct, kernel, racy
 
 import vram
-from vram.race import reads
+from vram.race.checker import reads
 
 # ---- streams and events -----------------------------------------------------------------------------------
 
@@ -467,7 +467,7 @@ def allocating_is_no_order(e: Bench):
 @correct()
 def declared_uses_in_order(e: Bench):
     x = e.take()
-    checker = vram.race._active
+    checker = vram.race.checker._active
     assert checker is not None
     checker.use(x, e.a)
     e.b.wait_stream(e.a)
@@ -479,7 +479,7 @@ def declared_uses_in_order(e: Bench):
 @racy("unordered")
 def declared_uses_without_order(e: Bench):
     x = e.take()
-    checker = vram.race._active
+    checker = vram.race.checker._active
     assert checker is not None
     checker.use({"x": [x]}, e.a)
     checker.use(x.ptr, e.b)

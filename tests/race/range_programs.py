@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from racing import HALF, MIB, UNIT, Bench, correct, kernel, racy
 
-from vram.race import reads
+from vram.race.checker import reads
 
 
 def array(e: Bench, *shape: int) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from racing import HALF, UNIT, Bench, correct, kernel, racy
 
-from vram.race import reads
+from vram.race.checker import reads
 
 # ---- containers -------------------------------------------------------------------------------------------
 

@@ -24,9 +24,9 @@ from vram.analysis import (
     summary,
     write_table,
 )
+from vram.core.verdict import VERDICTS, Account, judge_moment, judge_request
 from vram.errors import ConfigError
 from vram.trace import Action, Block, BlockState, Segment, Trace, open_trace
-from vram.verdict import VERDICTS, Account, judge_moment, judge_request
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 

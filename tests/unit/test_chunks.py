@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram.chunks import CLOSE, FEW, LARGE, MOST, SMALL, ChunkSizes, best_size, predicted_ms
+from vram.pipeline.chunk_size import CLOSE, FEW, LARGE, MOST, SMALL, ChunkSizes, best_size, predicted_ms
 
 Lanes = dict[str, tuple[float, float]]
 TOTAL = 8 << 30

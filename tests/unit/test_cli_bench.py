@@ -97,7 +97,7 @@ def test_info_prints_json(as_new: None, vram_command: Command, monkeypatch: pyte
 
 
 def test_info_says_why_a_device_has_no_pages(vram_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = importlib.import_module("vram.machine")
+    machine = importlib.import_module("vram.system.machine")
     monkeypatch.setattr(machine, "devices", lambda: [vram.Device.model("1GiB", pages=False)])
     code, out, _ = vram_command("info")
     assert code == 0
@@ -107,7 +107,7 @@ def test_info_says_why_a_device_has_no_pages(vram_command: Command, monkeypatch:
 def test_info_imports_no_framework() -> None:
     heavy = ["numpy", "torch", "cupy", "numba", "rmm", "cuda"]
     code = (
-        "import sys, vram.machine; vram.machine.info();"
+        "import sys, vram.system.machine; vram.system.machine.info();"
         f"print(*[name for name in {heavy} if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)

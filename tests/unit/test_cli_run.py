@@ -186,7 +186,7 @@ def test_a_monitored_program_can_be_attached_to(tmp_path: Path) -> None:
     script = write(
         tmp_path,
         "script.py",
-        "import os, sys, vram\nfrom vram.monitoring import attach\n"
+        "import os, sys, vram\nfrom vram.observe.monitor import attach\n"
         "pool = vram.Pool('model:1GiB')\nkept = pool.allocate('1MiB')\n"
         "with attach(os.getpid()) as client: print(client.status()['holders'][0]['stack'][0][1])\n",
     )

@@ -15,7 +15,7 @@ import pytest
 
 import vram
 from vram.cli.top import TABLES, device_line, heading
-from vram.status import Observatory
+from vram.observe.status import Observatory
 
 Command = Callable[..., tuple[int, str, str]]
 HOSTILE = "[red]\x1b[31mtag[/red] & <b>"
@@ -255,7 +255,7 @@ def test_the_screen_survives_the_end_of_the_process(screen: Any, told: dict[str,
 
 
 def test_the_screen_follows_a_real_process(screen: Any) -> None:
-    from vram.monitoring import attach
+    from vram.observe.monitor import attach
 
     async def use() -> None:
         with other_process() as other, attach(other.pid) as client:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vram import clibrary
 from vram.cli import main
 from vram.errors import ConfigError
+from vram.system import clibrary
 
 
 @pytest.fixture

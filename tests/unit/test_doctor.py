@@ -12,7 +12,7 @@ import pytest
 
 import vram
 from vram.config import Config
-from vram.doctor import CHECKS, Scene, examine, look
+from vram.system.doctor import CHECKS, Scene, examine, look
 
 Command = Callable[..., tuple[int, str, str]]
 GPU = {
@@ -210,8 +210,10 @@ def test_doctor_and_info_ask_a_running_process(
 def test_info_says_what_is_missing_and_where_settings_come_from(
     vram_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vram.machine.FEATURES", {"tui": ("no_such_module", "the screen", "pip install it")})
-    monkeypatch.setattr("vram.machine.current_config", lambda: None)
+    monkeypatch.setattr(
+        "vram.system.machine.FEATURES", {"tui": ("no_such_module", "the screen", "pip install it")}
+    )
+    monkeypatch.setattr("vram.system.machine.current_config", lambda: None)
     monkeypatch.setenv("VRAM_CACHE_SIZE", "5")
     _, out, _ = vram_command("info")
     assert "the screen: missing; pip install it" in out

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import vram.device
+import vram.core.device
 from vram import Arena, Device, GrowableBuffer, Pool, Stream
-from vram.device import TORCH_PRIORITIES, TORCH_STREAMS, _Core, adopt_cupy_stream, adopt_torch_streams
+from vram.core.device import TORCH_PRIORITIES, TORCH_STREAMS, _Core, adopt_cupy_stream, adopt_torch_streams
 from vram.errors import DeviceError
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ def model() -> Device:
 def as_cuda(monkeypatch: pytest.MonkeyPatch, model: Device) -> Device:
     """A model that is taken for cuda:0."""
     core = _Core("cuda", 0, "cuda:0", model._core.backend)
-    monkeypatch.setattr(vram.device, "_cuda", {0: core})
+    monkeypatch.setattr(vram.core.device, "_cuda", {0: core})
     return Device._of(core)
 
 

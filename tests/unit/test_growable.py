@@ -24,7 +24,7 @@ from vram import (
     Scratch,
     Stream,
 )
-from vram.scratch import WINDOW
+from vram.lifetimes.scratch import WINDOW
 from vram.trace.model import Action
 
 MIB = 1 << 20

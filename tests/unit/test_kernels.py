@@ -15,7 +15,7 @@ import pytest
 
 import vram
 from vram.errors import DeviceError
-from vram.kernels import PTX, Kernels, pattern
+from vram.lab.kernels import PTX, Kernels, pattern
 
 SIZE = 4096
 

@@ -12,10 +12,10 @@ import pytest
 
 from vram import lab
 from vram.errors import ConfigError
-from vram.kernels import Place
 from vram.lab import EXPERIMENTS, Bench, Experiment, Observation, Quantity, Table
 from vram.lab.allocators import naive_pool
 from vram.lab.experiment import listed
+from vram.lab.kernels import Place
 from vram.lab.order import _most_at_once, _side_by_side
 from vram.lab.page import markdown
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 from waiting import PATIENCE
 
-from vram.locks import new_event, new_lock
+from vram.core.locks import new_event, new_lock
 
 
 def in_a_child(holds: bool) -> int:

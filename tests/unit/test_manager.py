@@ -16,8 +16,8 @@ import pytest
 from waiting import PATIENCE
 
 import vram
-from vram.device import Device
-from vram.manager import MemoryManager
+from vram.core.device import Device
+from vram.core.manager import MemoryManager
 
 MIB = 1 << 20
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import vram
-from vram.html import ranking_html, table
+from vram.core.html import ranking_html, table
+from vram.observe.measure import Stretch
 from vram.replay import compare, sweep
-from vram.stretches import Stretch
 
 HOSTILE = "<script>alert('\"x\"')</script>&<img src=x onerror=y>"
 ALLOWED = {
@@ -88,7 +88,7 @@ def test_pools_in_every_state_can_be_shown(pool: vram.Pool) -> None:
 def test_a_map_has_no_more_shapes_than_a_browser_draws(
     pool: vram.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vram.html.MOST_SHAPES", 50)
+    monkeypatch.setattr("vram.core.html.MOST_SHAPES", 50)
     streams = [vram.Stream(pool.device) for _ in range(4)]
     kept = [pool.allocate(512, stream=stream) for stream in streams for _ in range(30)]
     seen = read(pool.snapshot()._repr_html_())
@@ -108,7 +108,7 @@ def test_a_plan_shows_its_picture_unless_it_is_too_large(monkeypatch: pytest.Mon
     found = vram.plan([(HOSTILE, 0, 2, 1000), ("b", 1, 3, 2000)])
     seen = read(found._repr_html_())
     assert seen.tags.count("rect") == 2 and HOSTILE in seen.text
-    monkeypatch.setattr("vram.html.MOST_SHAPES", 1)
+    monkeypatch.setattr("vram.core.html.MOST_SHAPES", 1)
     seen = read(found._repr_html_())
     assert seen.tags.count("rect") == 0 and "too many" in seen.text
 

@@ -38,7 +38,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def own_host() -> vram.Device:
     """A host device that nobody else uses, so that its memory can be counted."""
-    from vram.device import _Core
+    from vram.core.device import _Core
 
     return vram.Device._of(_Core("host", 0, "host", _native.HostBackend()))
 

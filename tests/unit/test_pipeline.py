@@ -605,7 +605,7 @@ def test_repr_names_the_function() -> None:
 
 
 def test_a_chunk_size_is_found_by_measuring_and_kept(pools: tuple[Pool, PinnedPool]) -> None:
-    from vram.chunks import FEW, LARGE, MOST, SMALL
+    from vram.pipeline.chunk_size import FEW, LARGE, MOST, SMALL
 
     pool, pinned = pools
     data = np.zeros(FEW + 40 * MIB, np.uint8)

@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-import vram.pipeline
-import vram.pipeline_run
+import vram.pipeline.pipeline
+import vram.pipeline.run
 from vram import PinnedPool, Pipeline, Pool
 
 
-class Queued(vram.pipeline_run.Run):
+class Queued(vram.pipeline.run.Run):
     """A run as on a GPU."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.on_host, self.ahead = False, min(vram.pipeline_run.AHEAD, self.depth)
+        self.on_host, self.ahead = False, min(vram.pipeline.run.AHEAD, self.depth)
 
 
 @pytest.fixture(autouse=True)
 def queued(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vram.pipeline, "Run", Queued)
+    monkeypatch.setattr(vram.pipeline.pipeline, "Run", Queued)
 
 
 @pytest.fixture

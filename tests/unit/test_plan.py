@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vram
-from vram.plans import Row
+from vram.lifetimes.plan import Row
 from vram.trace import Action, find_steps, lifetimes, open_trace, peak_allocated
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"

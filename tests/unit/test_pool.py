@@ -20,8 +20,8 @@ import pytest
 from waiting import PATIENCE, wait_until
 
 import vram
-from vram.device import Device
-from vram.explain import explain_out_of_memory
+from vram.core.device import Device
+from vram.core.oom import explain_out_of_memory
 
 MIB = 1 << 20
 

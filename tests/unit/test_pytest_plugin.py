@@ -16,7 +16,7 @@ pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., pytest.RunResult]
 
-PLUGIN = ("-p", "vram.pytest_plugin", "-p", "no:cacheprovider", "--strict-markers", "-W", "error")
+PLUGIN = ("-p", "vram.views.pytest_plugin", "-p", "no:cacheprovider", "--strict-markers", "-W", "error")
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def test_a_run_that_does_not_ask_imports_nothing_of_vram(tmp_path: Path) -> None
         "import sys\n"
         "def test_it():\n"
         "    loaded = {name for name in sys.modules if name.partition('.')[0] == 'vram'}\n"
-        "    assert loaded == {'vram', 'vram.pytest_plugin'}\n"
+        "    assert loaded == {'vram', 'vram.views.pytest_plugin'}\n"
         "    assert not {'numpy', 'rich', 'pyarrow'} & set(sys.modules)\n"
     )
     ended = subprocess.run(
@@ -300,8 +300,8 @@ def test_a_run_that_does_not_ask_imports_nothing_of_vram(tmp_path: Path) -> None
 def test_the_plugin_is_registered_with_pytest() -> None:
     project = ROOT / "pyproject.toml"
     points = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"]["pytest11"]
-    # One name for both, so that `-p vram.pytest_plugin` beside the entry point does not load it twice.
-    assert points == {"vram.pytest_plugin": "vram.pytest_plugin"}
+    # One name for both, so that `-p vram.views.pytest_plugin` beside the entry point does not load it twice.
+    assert points == {"vram.views.pytest_plugin": "vram.views.pytest_plugin"}
 
 
 def test_the_example_of_the_guide_does_what_it_says(run: Run) -> None:

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vram
-from vram import device as device_module
-from vram.race import Race, RaceChecker, RaceWarning, reads
+from vram.core import device as device_module
+from vram.race.checker import Race, RaceChecker, RaceWarning, reads
 
 UNIT = 512
 TIMEOUT = 30.0  # seconds until a test gives a missing wake-up up
@@ -912,7 +912,7 @@ def test_warnings_that_are_errors(host: Host) -> None:
 
 
 def test_collect_keeps_so_many_and_counts_the_others(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vram.race.MOST_RACES", 3)
+    monkeypatch.setattr("vram.race.checker.MOST_RACES", 3)
     with vram.race_check("collect") as checker:
         for _ in range(5):
             misuse(*host)

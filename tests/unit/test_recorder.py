@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vram
-from vram import marks
 from vram.analysis import explain, memory_at
-from vram.recorder import path_of_rank, record_pools
+from vram.observe import annotations as marks
+from vram.observe.recorder import path_of_rank, record_pools
 from vram.replay import replay
 from vram.trace import (
     ALLOCATE,
@@ -238,8 +238,8 @@ def test_threads_and_streams_are_in_one_order(tmp_path: Path) -> None:
 def test_what_there_is_no_room_for_is_counted(
     pool: vram.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vram.recorder.MOST_WAITING", 1)
-    monkeypatch.setattr("vram.recorder.LOOK_SECONDS", 1e6)
+    monkeypatch.setattr("vram.observe.recorder.MOST_WAITING", 1)
+    monkeypatch.setattr("vram.observe.recorder.LOOK_SECONDS", 1e6)
     with vram.record(pool, tmp_path / "run.vtrace", stacks=None) as recorder:
         for _ in range(5000):
             pool.free(pool.malloc(512))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram.accesses import MOST_USES, Spans, Use
-from vram.order import StreamKey
-from vram.regions import Region, array_region
-from vram.sites import Site
+from vram.race.clocks import StreamKey
+from vram.race.history import MOST_USES, Spans, Use
+from vram.race.regions import Region, array_region
+from vram.race.sites import Site
 
 HERE = Site("used", 0, "", ())
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 import vram
-from vram.device import Device
+from vram.core.device import Device
 
 MIB = 1 << 20
 STATS = (

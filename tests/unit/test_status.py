@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vram
-from vram.pool import open_pools
-from vram.status import Observatory, _Budgeted, _by_process, _memory_of, split_device
+from vram.core.pool import open_pools
+from vram.observe.status import Observatory, _Budgeted, _by_process, _memory_of, split_device
 
 SIZES = st.integers(0, 1 << 40)
 PARTS = ("pools", "libraries", "processes", "unknown", "free")

@@ -13,7 +13,7 @@ import pytest
 from waiting import PATIENCE
 
 import vram
-from vram.tags import current_tag
+from vram.core.tags import current_tag
 
 
 @pytest.fixture

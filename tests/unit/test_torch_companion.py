@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from vram.errors import DeviceError
-from vram.torch_companion import SYMBOL, cache_directory, compile_companion, find_compiler, thrower
+from vram.torch.companion import SYMBOL, cache_directory, compile_companion, find_compiler, thrower
 
 pytestmark = pytest.mark.fork
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import vram
-from vram.snapshot import PAGE_BYTES, Block, Segment, Snapshot
-from vram.torch_format import ACCUMULATED, KEYS, DeviceRecord, nested_stats, torch_snapshot
+from vram.core.snapshot import PAGE_BYTES, Block, Segment, Snapshot
+from vram.torch.formats import ACCUMULATED, KEYS, DeviceRecord, nested_stats, torch_snapshot
 from vram.trace.model import Action, BlockState
 
 MIB = 1 << 20

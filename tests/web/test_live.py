@@ -14,7 +14,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def status(turn: int) -> dict[str, Any]:
-    """What `vram.monitoring` would tell, a little more each time."""
+    """What `vram.observe.monitor` would tell, a little more each time."""
     pool = {
         **dict.fromkeys(("requested", "pending", "cached", "free", "largest_free", "peak_reserved"), MIB),
         **{"pool": 1, "kind": "Pool", "device": "host", "limit": None, "allocated": turn * MIB},
@@ -82,7 +82,7 @@ def test_the_end_of_a_process_is_said(serve: Callable[..., Any], open_tab: Calla
 
 def test_a_monitored_process_has_a_page_of_its_own(open_tab: Callable[..., Any]) -> None:
     pytest.importorskip("vram._native")
-    monitoring = pytest.importorskip("vram.monitoring", reason="vram.monitor is not in this version")
+    monitoring = pytest.importorskip("vram.observe.monitor", reason="vram.monitor is not in this version")
     import vram
 
     with monitoring.monitor(web=True, interval=0.2) as monitor, vram.Pool("host") as pool:

@@ -70,7 +70,7 @@ export interface Ranked {
 export interface SweepAnswer { peak_allocated: number; policies: string[]; ranked: Ranked[] }
 export interface SweepState { done: number; count: number; answer?: SweepAnswer; error?: string }
 
-// What `vram.monitoring` tells of a running process.
+// What `vram.observe.monitor` tells of a running process.
 export interface LivePool {
   pool: number; kind: string; device: string; limit: number | null;
   allocated: number; requested: number; reserved: number; pending: number; cached: number; free: number;

@@ -57,7 +57,7 @@ function hash(text: string): number {
   return value;
 }
 
-/** The parts of an account; names are those of `vram.verdict`. */
+/** The parts of an account; names are those of `vram.core.verdict`. */
 export const PARTS: Record<string, string> = {
   "true-demand": "live", rounding: "rounding", pending: "pending", fragmentation: "hole", cached: "cached",
   unused: "unused", withheld: "withheld", foreign: "foreign",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from vram.core.verdict import Account
 from vram.sizes import format_size
 from vram.trace import Action, Trace
 from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move, reserved_series
-from vram.verdict import Account
 
 from .memory import Memory
 from .moments import allocated_series

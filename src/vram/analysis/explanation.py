@@ -1,6 +1,6 @@
 """Why a recorded job ran out of memory, or what its peak was made of: one verdict, with the evidence.
 
-Gathers what the other modules find; the rule of the verdict is in `vram.verdict`.
+Gathers what the other modules find; the rule of the verdict is in `vram.core.verdict`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from vram.core.verdict import MEANINGS, Account, judge_moment, judge_request
 from vram.sizes import format_count, format_size, parse_size
 from vram.trace import Trace
-from vram.verdict import MEANINGS, Account, judge_moment, judge_request
 
 from .capacity import Capacity, Request, find_capacity, find_request, open_account
 from .groups import Group, group_blocks
@@ -31,8 +31,8 @@ HOLDERS = ("stack", "module", "tag", "stream", "step")
 class Explanation:
     """What was so at a moment, and what follows. Sizes are bytes.
 
-    `verdict` is one of `vram.verdict.VERDICTS`; `holders` has the live blocks in groups for each of HOLDERS,
-    `largest_free` the largest free piece anywhere, `largest_on_stream` that of the request's stream.
+    `verdict` is one of `vram.core.verdict.VERDICTS`; `holders` has the live blocks in groups for each of
+    HOLDERS, `largest_free` the largest free piece anywhere, `largest_on_stream` that of the request's stream.
     """
 
     trace: Trace

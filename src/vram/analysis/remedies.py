@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vram.core.verdict import Account
 from vram.errors import VramError
 from vram.sizes import format_size
 from vram.trace import Action, Block, BlockState, Segment, Trace, lifetimes
 from vram.trace.model import COLUMNS
 from vram.trace.series import pages_move
-from vram.verdict import Account
 
 from .capacity import Capacity, Request
 from .memory import HeldSegment, Memory

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vram.bench.report import Report
-    from vram.device import Device
+    from vram.core.device import Device
 
 __all__ = ["BENCHES", "run"]
 

@@ -9,8 +9,8 @@ from vram.bench import peers
 from vram.bench.measure import factor, least
 from vram.bench.report import Column, Left, Report, Table
 from vram.bench.workloads import HOTPATH, Run, Scenario
-from vram.device import Device
-from vram.pool import Pool
+from vram.core.device import Device
+from vram.core.pool import Pool
 
 __all__ = ["run"]
 

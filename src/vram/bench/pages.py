@@ -16,8 +16,8 @@ from vram.bench.measure import reason, undisturbed
 from vram.bench.report import Column, Left, Report, Table
 from vram.bench.workloads import Way, training_step
 from vram.config import PAGE_SIZES
-from vram.device import Device
-from vram.pool import Pool
+from vram.core.device import Device
+from vram.core.pool import Pool
 from vram.sizes import format_size
 
 __all__ = ["run"]

@@ -13,8 +13,8 @@ from typing import Any
 from vram.bench.measure import reason
 from vram.bench.report import Left
 from vram.bench.workloads import Way
-from vram.device import Device
-from vram.pool import Pool
+from vram.core.device import Device
+from vram.core.pool import Pool
 
 __all__ = ["FLOOR", "PEERS", "TORCH", "buffer_way", "find", "raw_way"]
 

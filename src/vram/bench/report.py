@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from vram.device import Device
+    from vram.core.device import Device
 
 __all__ = ["Column", "Left", "Report", "Table", "shown"]
 
@@ -66,7 +66,9 @@ class Report:
         quick: bool = False,
     ) -> Report:
         """Join tables with the machine they were measured on."""
-        from vram.machine import describe_machine  # a report is read where the native core is not built
+        from vram.system.machine import (
+            describe_machine,  # a report is read where the native core is not built
+        )
 
         return cls(bench, describe_machine(device), tables, left_out, quick)
 

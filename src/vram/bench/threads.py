@@ -8,8 +8,8 @@ from typing import Any
 from vram import _native
 from vram.bench.measure import factor
 from vram.bench.report import Column, Report, Table
-from vram.device import Device, Stream
-from vram.pool import Pool
+from vram.core.device import Device, Stream
+from vram.core.pool import Pool
 
 __all__ = ["run"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from vram.bench.measure import undisturbed
 from vram.bench.report import Column, Report, Table
-from vram.device import Device
-from vram.pool import Pool
+from vram.core.device import Device
+from vram.core.pool import Pool
 
 __all__ = ["run"]
 

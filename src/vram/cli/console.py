@@ -67,7 +67,7 @@ files_argument = click.argument(
 
 def _monitored(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     """What a shell offers in place of a PID."""
-    from vram.monitoring import processes
+    from vram.observe.monitor import processes
 
     return [str(each.pid) for each in processes() if str(each.pid).startswith(begun)]
 

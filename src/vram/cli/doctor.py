@@ -1,4 +1,4 @@
-"""`vram doctor`: what is wrong with the set-up and how to mend it. Draws what `vram.doctor` found."""
+"""`vram doctor`: what is wrong with the set-up and how to mend it. Draws what `vram.system.doctor` found."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def doctor_command(ctx: click.Context, pid: int | None, as_json: bool) -> None:
 
 def _findings(pid: int | None) -> list[dict[str, Any]]:
     if pid is None:
-        from vram.doctor import examine
+        from vram.system.doctor import examine
 
         return [finding.to_dict() for finding in examine()]
-    from vram.monitoring import attach
+    from vram.observe.monitor import attach
 
     with attach(pid) as client:
         found: list[dict[str, Any]] = client.info()["findings"]

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from vram.analysis import Explanation, explain
 from vram.analysis.remedies import Remedy
+from vram.core.verdict import MEANINGS
 from vram.sizes import format_size
 from vram.trace import open_trace
-from vram.verdict import MEANINGS
 
 from .console import (
     FINDING,

@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from vram.clibrary import PKGCONFIG, compiler_flags, folder_of
+from vram.system.clibrary import PKGCONFIG, compiler_flags, folder_of
 
 __all__ = ["flag_options", "print_flags"]
 

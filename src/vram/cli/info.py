@@ -1,4 +1,4 @@
-"""`vram info`: devices, versions and settings in force. Draws what `vram.machine` found."""
+"""`vram info`: devices, versions and settings in force. Draws what `vram.system.machine` found."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def info_command(pid: int | None, as_json: bool) -> None:
 
 def _found(pid: int | None) -> dict[str, Any]:
     if pid is None:
-        from vram.machine import info  # needs the native core; the other commands do not
+        from vram.system.machine import info  # needs the native core; the other commands do not
 
         return info()
-    from vram.monitoring import attach
+    from vram.observe.monitor import attach
 
     with attach(pid) as client:
         return client.info()

@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _run(names: tuple[str, ...], device: str | None, quick: bool, *, live: bool) -> dict[str, Any]:
     """Run with a line of progress on stderr; where `live`, each result is drawn as it comes."""
     from vram import lab
-    from vram.device import Device
+    from vram.core.device import Device
 
     chosen, place = lab.choose(names), Device(device)
     console, progress = open_console(), Console(stderr=True, highlight=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import rich_click as click
 
 from vram.analysis.moments import find_window
-from vram.plans import Plan, plan, read_csv
+from vram.lifetimes.plan import Plan, plan, read_csv
 from vram.sizes import format_size
 from vram.trace import open_trace
 

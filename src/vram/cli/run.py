@@ -20,7 +20,7 @@ from vram.errors import ConfigError, VramError
 from .console import INTERRUPTED, one_line, read_conf
 
 if TYPE_CHECKING:
-    from vram.recorder import PoolsRecorder
+    from vram.observe.recorder import PoolsRecorder
 
 __all__ = ["run_command"]
 
@@ -144,8 +144,8 @@ def _install_under_torch() -> None:
 
 def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> None:
     """Have every pool of the manager recorded until the process ends; `ends` then writes a report."""
-    from vram.manager import get_memory_manager
-    from vram.recorder import path_of_rank, record_pools
+    from vram.core.manager import get_memory_manager
+    from vram.observe.recorder import path_of_rank, record_pools
 
     target = None if report is None else path_of_rank(_report_path(recording, report))
     if recording is None:
@@ -169,7 +169,7 @@ def _report_path(recording: str | None, report: str) -> Path:
 
 def _write_reports(recorded: PoolsRecorder, target: Path) -> None:
     """One for each device; what goes wrong here is said, and changes nothing of how the program ended."""
-    from vram.recorder import beside
+    from vram.observe.recorder import beside
     from vram.trace import open_trace
     from vram.web import write_report
 
@@ -186,13 +186,13 @@ def _write_reports(recorded: PoolsRecorder, target: Path) -> None:
 
 
 def _keep_failures(kinds: str) -> None:
-    from vram.failures import keep_failures
+    from vram.observe.on_oom import keep_failures
 
     keep_failures(filter(None, (kind.strip() for kind in kinds.split(","))))
 
 
 def _monitor(web: bool) -> None:
-    from vram.monitoring import monitor
+    from vram.observe.monitor import monitor
 
     watched = monitor(stacks="python", web=web)
     if web:

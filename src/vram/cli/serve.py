@@ -54,7 +54,7 @@ def serve_command(
 def _attached(pid: int) -> Any:
     """The status of a process, over the socket of its monitor."""
     try:
-        monitoring = importlib.import_module("vram.monitoring")
+        monitoring = importlib.import_module("vram.observe.monitor")
     except ImportError as error:
         raise ConfigError("this vram cannot attach to processes; serve a recording of it instead") from error
     return monitoring.attach(pid).status

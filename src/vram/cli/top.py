@@ -1,5 +1,5 @@
 """`vram top`: what a running process holds, live. Here are the command, the tables and the printed form; the
-full screen is `top_screen`'s, which needs Textual. What is shown is told by `vram.monitoring`.
+full screen is `top_screen`'s, which needs Textual. What is shown is told by `vram.observe.monitor`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .console import draw_grid, draw_line, json_option, open_console, pid_argume
 __all__ = ["TABLES", "Table", "Told", "device_line", "heading", "top_command"]
 
 Told: TypeAlias = dict[str, Any]
-"""The status of a process, as `vram.status` makes it."""
+"""The status of a process, as `vram.observe.status` makes it."""
 NEEDS_TEXTUAL = 'the live screen needs Textual: pip install "vram[tui]"; vram top -1 prints once without it'
 
 
@@ -45,7 +45,7 @@ def top_command(pid: int | None, once: bool, every: float, wanted: str, top: int
     PID is a process of yours that called vram.monitor() or was started with vram run --monitor; it may be
     left out where there is only one.
     """
-    from vram.monitoring import attach
+    from vram.observe.monitor import attach
 
     if not (once or as_json):
         run = _screen()

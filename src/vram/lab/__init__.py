@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vram._native import CudaBackend
-from vram.device import Device
+from vram.core.device import Device
 from vram.errors import ConfigError
 
 from . import copies, order, pages, pools, waiting

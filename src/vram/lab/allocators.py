@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vram.device import Stream
+from vram.core.device import Stream
+from vram.core.pool import Pool
 from vram.errors import DeviceError, OutOfMemory
-from vram.pool import Pool
 
 from .driver import RESERVED_NOW, UNLIMITED
 from .experiment import MIB, Bench

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-from vram.device import Device
+from vram.core.device import Device
 from vram.errors import DeviceError
 
 __all__ = ["RELEASE_THRESHOLD", "RESERVED_HIGH", "RESERVED_NOW", "UNLIMITED", "Driver", "PoolProperties"]

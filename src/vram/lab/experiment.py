@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from vram.device import Device, Stream
+from vram.core.device import Device, Stream
 from vram.errors import DeviceError
-from vram.kernels import Kernels
+from vram.lab.kernels import Kernels
 
 from .driver import Driver
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from vram.device import Stream
-from vram.kernels import MULTIPROCESSORS, Place
-from vram.pool import Pool
+from vram.core.device import Stream
+from vram.core.pool import Pool
+from vram.lab.kernels import MULTIPROCESSORS, Place
 
 from .allocators import Allocator, driver_pool, naive_pool, vram_pool
 from .experiment import MIB, Bench, Judgement, Observation, Quantity, Table, clock_ms, experiment, listed

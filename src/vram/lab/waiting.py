@@ -11,9 +11,9 @@ from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Any
 
-from vram.device import Stream
+from vram.core.device import Stream
+from vram.core.pool import Pool
 from vram.errors import VramError
-from vram.pool import Pool
 
 from .experiment import MIB, Bench, Judgement, Observation, Quantity, Table, clock_ms, experiment, listed
 

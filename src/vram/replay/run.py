@@ -84,7 +84,7 @@ class ReplayReport:
     results: tuple[ReplayResult, ...]
 
     def _repr_html_(self) -> str:
-        from vram.html import report_html
+        from vram.core.html import report_html
 
         return report_html(self)
 

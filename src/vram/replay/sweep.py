@@ -82,7 +82,7 @@ class Ranking(tuple[Ranked, ...]):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        from vram.html import ranking_html
+        from vram.core.html import ranking_html
 
         return ranking_html(self)
 

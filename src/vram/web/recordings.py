@@ -21,10 +21,10 @@ from vram.analysis.layout import Piece, lay_out
 from vram.analysis.memory import Memory
 from vram.analysis.places import frame_text
 from vram.analysis.timeline import AXES, Timeline
+from vram.core.verdict import MEANINGS, judge_moment, judge_request
 from vram.errors import ConfigError, TraceError
 from vram.trace import STEP_PREFIX, Action, Annotation, Trace, find_steps, open_trace
 from vram.trace.series import events_of
-from vram.verdict import MEANINGS, judge_moment, judge_request
 
 __all__ = ["Answer", "Parameters", "Recording", "Recordings"]
 

@@ -2,7 +2,7 @@
 
 Every request must name this server as its host, must not come from another site, and must carry the token
 to learn anything. Files are served from a fixed table. What is answered is `recordings`'s; a running process
-is any function that returns its status (`vram.monitoring` has one).
+is any function that returns its status (`vram.observe.monitor` has one).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vram.descriptors import disown
 from vram.errors import ConfigError, VramError
+from vram.system.descriptors import disown
 
 from .assets import built_page
 from .recordings import Answer, Recordings
@@ -53,7 +53,7 @@ SAFETY = {
 _log = logging.getLogger("vram")
 
 LiveStatus: TypeAlias = Callable[[], Answer]
-"""Tells of a running process: what `vram.monitoring` calls its status."""
+"""Tells of a running process: what `vram.observe.monitor` calls its status."""
 Scope: TypeAlias = dict[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]

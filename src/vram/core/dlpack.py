@@ -1,0 +1,197 @@
+"""`from_dlpack`: memory of other libraries, without a copy, by the DLPack protocol.
+
+Reads the capsule's header; the memory stays the other library's. The other direction is `Buffer.__dlpack__`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, Final
+
+from vram.core.buffer import Buffer
+from vram.core.device import Device, stream_handle
+from vram.errors import DeviceError
+from vram.sizes import format_size
+
+__all__ = ["View", "described", "from_dlpack"]
+
+VERSION: Final = (1, 0)
+"""The newest DLPack whose capsules are read here."""
+_CPU, _CUDA, _CUDA_HOST, _EXTENSION, _CUDA_MANAGED = 1, 2, 3, 12, 13
+_KINDS: Final = {0: "i", 1: "u", 2: "f", 4: "V", 5: "c", 6: "b"}  # 4: bfloat16, which NumPy has no letter for
+_READ_ONLY: Final = 1
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("dimensions", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_capsule_name = ctypes.pythonapi.PyCapsule_GetName
+_capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+class View:
+    """Memory that another library owns. It lives at least as long as this object. Made by `from_dlpack`.
+
+    `ptr` is the first element, `size` the bytes of all elements, `shape` and `strides` are in elements,
+    `typestr` is NumPy's name of their type. Other libraries take it on by DLPack, or by the array interface
+    of its device.
+    """
+
+    __slots__ = ("_capsule", "_source", "device", "ptr", "readonly", "shape", "size", "strides", "typestr")
+
+    def __init__(self, source: Any, capsule: Any) -> None:
+        """Read a capsule that `source` made; it is kept, not consumed, and frees itself."""
+        tensor, self.readonly = _read(capsule)
+        self._source, self._capsule = source, capsule
+        self.device = _device_of(tensor, source)
+        self.ptr: int = (tensor.data or 0) + tensor.byte_offset
+        self.shape: tuple[int, ...] = tuple(tensor.shape[: tensor.dimensions])
+        self.strides: tuple[int, ...] = (
+            tuple(tensor.strides[: tensor.dimensions]) if tensor.strides else _packed(self.shape)
+        )
+        item = (tensor.bits * tensor.lanes + 7) // 8
+        self.size: int = math.prod(self.shape) * item
+        kind = _KINDS.get(tensor.code, "V")
+        self.typestr = f"{'|' if item == 1 or kind == 'V' else '<'}{kind}{item}"
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie side by side, in the order of the last dimension first."""
+        return self.size == 0 or all(
+            stride == packed
+            for length, stride, packed in zip(self.shape, self.strides, _packed(self.shape), strict=True)
+            if length != 1
+        )
+
+    def __dlpack__(self, **request: Any) -> Any:
+        """A new capsule of the same memory, made by its owner."""
+        return self._source.__dlpack__(**request)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's device of the memory."""
+        kind, number = self._source.__dlpack_device__()
+        return int(kind), int(number)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.device.kind != "cuda":
+            raise AttributeError(f"memory on {self.device.name} has no __cuda_array_interface__")
+        return {**self._interface(), "stream": None}  # ordered when it was imported
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if self.device.kind != "host":
+            raise AttributeError(f"memory on {self.device.name} has no __array_interface__")
+        return self._interface()
+
+    def _interface(self) -> dict[str, Any]:
+        item = int(self.typestr[2:])
+        return {
+            "shape": self.shape,
+            "typestr": self.typestr,
+            "data": (self.ptr if self.size else 0, self.readonly),
+            "strides": None if self.contiguous else tuple(stride * item for stride in self.strides),
+            "version": 3,
+        }
+
+    def __repr__(self) -> str:
+        return f"<vram.View of {format_size(self.size)} at {self.ptr:#x} on {self.device.name}>"
+
+
+def from_dlpack(source: Any, stream: Any = None) -> View:
+    """View another library's array (anything with `__dlpack__`) without a copy.
+
+    On a GPU, work queued on `stream` (None: the default stream) from now on sees what the other library has
+    queued. The view keeps the memory alive; whether it may be written is `readonly`.
+    """
+    if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
+        raise TypeError(f"{type(source).__name__} has no __dlpack__; pass an array of another library")
+    kind, number = (int(each) for each in source.__dlpack_device__())
+    request: dict[str, Any] = {}
+    if kind in (_CUDA, _CUDA_MANAGED):
+        # 1 is DLPack's name of the default stream; 0 would be ambiguous.
+        request["stream"] = stream_handle(stream, Device(f"cuda:{number}")) or 1
+    try:
+        capsule = source.__dlpack__(max_version=VERSION, **request)
+    except TypeError:  # an exporter of the first generation
+        capsule = source.__dlpack__(**request)
+    return View(source, capsule)
+
+
+def described(capsule: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], bool]:
+    """What a capsule says: address, bytes of an element, shape, strides in bytes, whether it is read-only."""
+    tensor, readonly = _read(capsule)
+    item = (tensor.bits * tensor.lanes + 7) // 8
+    shape = tuple(tensor.shape[: tensor.dimensions])
+    strides = tuple(tensor.strides[: tensor.dimensions]) if tensor.strides else _packed(shape)
+    address = (tensor.data or 0) + tensor.byte_offset
+    return address, item, shape, tuple(stride * item for stride in strides), readonly
+
+
+def _read(capsule: Any) -> tuple[_Tensor, bool]:
+    """The tensor that a capsule describes, and whether it is read-only."""
+    name: bytes | None = _capsule_name(capsule)
+    if name == b"dltensor":
+        return _Tensor.from_address(_address(capsule, name)), False
+    if name != b"dltensor_versioned":
+        raise DeviceError(f"{name!r} is no DLPack capsule that can be read: it was consumed, or is not one")
+    versioned = _Versioned.from_address(_address(capsule, name))
+    if versioned.major > VERSION[0]:
+        raise DeviceError(f"the capsule is of DLPack {versioned.major}; up to {VERSION[0]} can be read here")
+    return versioned.tensor, bool(versioned.flags & _READ_ONLY)
+
+
+def _address(capsule: Any, name: bytes) -> int:
+    address: int = _capsule_pointer(capsule, name)
+    return address
+
+
+def _device_of(tensor: _Tensor, source: Any) -> Device:
+    if tensor.device_type in (_CPU, _CUDA_HOST):
+        return Device("host")
+    if tensor.device_type in (_CUDA, _CUDA_MANAGED):
+        return Device(f"cuda:{tensor.device_id}")
+    if tensor.device_type == _EXTENSION and isinstance(source, (Buffer, View)):
+        device: Device = source.device
+        return device
+    raise DeviceError(
+        f"DLPack's device type {tensor.device_type} is not one that vram knows; 1 (host), 2 (CUDA), "
+        "3 (pinned) and 13 (managed) are",
+        code="unsupported",
+    )
+
+
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of elements that lie side by side."""
+    strides: list[int] = []
+    step = 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))

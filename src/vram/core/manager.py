@@ -1,0 +1,497 @@
+"""The process-wide `MemoryManager`: one configured pool a device, spoken to in the words of the reference
+design (`allocate_memory`, `cleanup_cache`, …), and its adaptive mode.
+
+It chooses pools and settings; every allocation and every number is the pool's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from vram.config import DEFAULT_WARMUP, OPTIONS, Config, parse_pool_options
+from vram.core.advice import Patterns
+from vram.core.device import Device, is_default
+from vram.core.locks import new_lock
+from vram.core.pool import Pool
+from vram.core.stats import Measurement, fragmentation
+from vram.errors import ConfigError, DeviceError, InvalidFree
+from vram.sizes import format_size, parse_size
+
+__all__ = [
+    "AllocationStatistics",
+    "MemoryManager",
+    "PerformanceContext",
+    "configure",
+    "get_memory_manager",
+]
+
+STATS_JOURNAL = 65536
+"""Events the journal of each stream keeps while statistics are enabled."""
+MOST_STREAM_CACHE = 65536
+"""Blocks a stream's cache is never expanded beyond."""
+
+
+@dataclass(frozen=True)
+class AllocationStatistics:
+    """What the manager's pools did, in the reference design's words. Bytes and counts."""
+
+    total_allocations: int = 0
+    total_freed: int = 0
+    peak_memory_usage: int = 0
+    current_memory_usage: int = 0
+    reserved_memory: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    fragmentation_ratio: float = 0.0
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Share of allocations that a stream's cache served; 0 before the first."""
+        return self.cache_hits / self.total_allocations if self.total_allocations else 0.0
+
+    def efficiency_score(self) -> float:
+        """How well the caches do, from 0 to 1: the share of allocations they served; 1 before the first."""
+        return self.cache_hit_rate if self.total_allocations else 1.0
+
+
+class PerformanceContext:
+    """What happened inside `with manager.performance_context() as perf:`; read `perf.stats`."""
+
+    def __init__(self) -> None:
+        """Made by `MemoryManager.performance_context()`."""
+        self._measurements: list[Measurement] = []
+
+    @property
+    def stats(self) -> AllocationStatistics:
+        """The statistics of the block alone; `peak_memory_usage` is above what was live at its beginning."""
+        every = self._measurements
+        allocations, hits = sum(each.allocations for each in every), sum(each.hits for each in every)
+        return AllocationStatistics(
+            total_allocations=allocations,
+            total_freed=sum(each.frees for each in every),
+            peak_memory_usage=sum(each.peak for each in every),
+            current_memory_usage=sum(each.kept for each in every),
+            reserved_memory=sum(each.peak_reserved for each in every),
+            cache_hits=hits,
+            cache_misses=allocations - hits,
+            fragmentation_ratio=max((each.fragmentation for each in every), default=0.0),
+        )
+
+
+class MemoryManager:
+    """One pool a device, made when it is first needed, all with the same settings.
+
+    Settings come from `configure()`, else from VRAM_CONF, VRAM_SEGMENT_SIZE, VRAM_CACHE_SIZE, VRAM_WARMUP
+    and VRAM_STATS. Methods that allocate use the default device unless one is named; methods that look or
+    clean up concern all pools. Any thread may use it; after a fork the child needs a new one.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Make a manager of its own; the one of the process comes from `get_memory_manager()`."""
+        self._lock = new_lock()
+        self._config = Config(settings)
+        self._pools: dict[Device, Pool] = {}
+        self._contexts: list[tuple[PerformanceContext, contextlib.ExitStack]] = []
+        self._followers: list[Callable[[Pool], None]] = []
+        self._process = os.getpid()
+        self._operations = itertools.count(1)
+        self._only: Pool | None = None  # while it is the only one, and on the default device: the usual case
+        self._adapt_every = 0
+        self._note_adaptive()
+        self._stream_cache_before: int | None = None
+
+    # ---- pools ------------------------------------------------------------------------------------------
+
+    def pool(self, device: str | Device | None = None) -> Pool:
+        """The pool of a device (the default one where none is named), made now if need be."""
+        place = device if isinstance(device, Device) else Device(device)
+        found = self._pools.get(place)
+        return found if found is not None and not found.closed else self._make_pool(place)
+
+    def _make_pool(self, place: Device) -> Pool:
+        self._require_own_process()
+        with self._lock:
+            found = self._pools.get(place)
+            if found is not None and not found.closed:
+                return found
+            pool = Pool(place, **self._pool_settings())
+            if pairs := self._warmup_pairs():
+                pool.warmup(pairs)
+            for context, stack in self._contexts:
+                context._measurements.append(stack.enter_context(pool.measure()))
+            for follower in self._followers:
+                follower(pool)
+            self._pools[place] = pool
+            self._only = pool if len(self._pools) == 1 and is_default(place) else None
+            return pool
+
+    def drop_pool(self, device: Device) -> Pool | None:
+        """Forget the pool of a device and return it; the next use makes another."""
+        with self._lock:
+            pool = self._pools.pop(device, None)
+            self._only = None if self._only is pool else self._only
+            return pool
+
+    def _follow(self, follower: Callable[[Pool], None]) -> None:
+        """Have `follower` called with every pool there is, and with each to come before its first use."""
+        with self._lock:
+            for pool in self.pools:
+                follower(pool)
+            self._followers.append(follower)
+
+    def _unfollow(self, follower: Callable[[Pool], None]) -> None:
+        with self._lock:
+            self._followers.remove(follower)
+
+    def _pool_settings(self) -> dict[str, Any]:
+        settings = {name: self._config[name] for name, option in OPTIONS.items() if option.scope != "manager"}
+        if self._config["enable_stats"]:
+            settings["journal"] = settings["journal"] or STATS_JOURNAL
+        return settings
+
+    def _warmup_pairs(self) -> tuple[tuple[int, int], ...]:
+        wanted, pairs = self._config["enable_warmup"], self._config["warmup_sizes"]
+        if wanted is False:
+            return ()
+        return pairs or (DEFAULT_WARMUP if wanted else ())
+
+    def _require_own_process(self) -> None:
+        if self._process != os.getpid():
+            raise DeviceError(
+                "this memory manager belongs to the parent process; call vram.get_memory_manager() again",
+                code="closed",
+            )
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Every pool made so far."""
+        with self._lock:
+            return tuple(pool for pool in self._pools.values() if not pool.closed)
+
+    # ---- allocation -------------------------------------------------------------------------------------
+
+    def allocate_memory(
+        self, size: int | str, *, stream: Any = None, device: str | Device | None = None
+    ) -> int:
+        """Allocate and return the address; `free_memory` gives it back."""
+        pool = self._only
+        if pool is None or device is not None or pool.closed:
+            pool = self.pool(device)
+        address = pool.malloc(size, stream)
+        if self._adapt_every:
+            self._tick()
+        return address
+
+    def free_memory(
+        self, ptr: int, size: int | str | None = None, *, device: str | Device | None = None
+    ) -> None:
+        """Give back what `allocate_memory` returned. A `size` other than the one asked for is InvalidFree."""
+        pool = self._only
+        if pool is None or device is not None:
+            pool = self._pool_of(ptr, device)
+        if size is not None:
+            _require_size(pool, ptr, size if type(size) is int else parse_size(size))
+        pool.free(ptr)
+        if self._adapt_every:
+            self._tick()
+
+    def allocate_batch(
+        self, sizes: Sequence[int | str], *, stream: Any = None, device: str | Device | None = None
+    ) -> list[int]:
+        """Allocate all sizes or none, side by side where possible; returns their addresses."""
+        addresses = self.pool(device).malloc_batch(sizes, stream=stream)
+        if self._adapt_every:
+            self._tick()
+        return addresses
+
+    def allocate_async(
+        self, size: int | str, *, stream: Any = None, device: str | Device | None = None
+    ) -> Future[int]:
+        """Allocate on another thread; a Future of the address."""
+        pool = self.pool(device)
+        return pool._submit(functools.partial(pool.malloc, size, stream))
+
+    def warmup_cache(
+        self,
+        sizes: Sequence[int | str],
+        counts: Sequence[int] | int = 1,
+        *,
+        stream: Any = None,
+        device: str | Device | None = None,
+    ) -> None:
+        """Make `counts[i]` blocks of `sizes[i]` bytes ready in the cache of a stream."""
+        numbers = [counts] * len(sizes) if isinstance(counts, int) else list(counts)
+        if len(numbers) != len(sizes):
+            raise ConfigError(f"{len(sizes)} sizes need as many counts, not {len(numbers)}")
+        self.pool(device).warmup(list(zip(sizes, numbers, strict=True)), stream=stream)
+
+    def _pool_of(self, ptr: int, device: str | Device | None) -> Pool:
+        pools = self.pools
+        if device is not None or len(pools) <= 1:
+            return self.pool(device) if device is not None or not pools else pools[0]
+        for pool in pools:
+            with contextlib.suppress(InvalidFree, DeviceError):
+                pool.info(ptr)
+                return pool
+        return pools[0]
+
+    # ---- settings ---------------------------------------------------------------------------------------
+
+    def configure(self, settings: Mapping[str, object] | None = None, **more: Any) -> None:
+        """Change settings, by dict or keyword; the others stay. Takes every option of `vram.config`.
+
+        Pools in use follow at once. Options that cannot change while memory is in use (`pages`) raise
+        ConfigError then. `warmup_sizes` are made ready in the pools that exist and in those to come.
+        """
+        changes = {**(settings or {}), **more}
+        with self._lock:
+            self._require_changeable(changes)
+            read = self._config.set(changes)
+            core = {name: value for name, value in read.items() if OPTIONS[name].scope == "core"}
+            for pool in self.pools:
+                self._apply(pool, core, read)
+            self._note_adaptive()
+            if "stream_cache" in read:
+                self._stream_cache_before = None
+
+    def _require_changeable(self, changes: Mapping[str, object]) -> None:
+        fixed = [name for name in changes if name in OPTIONS and not OPTIONS[name].live and name != "journal"]
+        if fixed and self.pools:
+            raise ConfigError(
+                f"{fixed[0]} cannot change while a pool is in use; set it before the first allocation, "
+                "or in VRAM_CONF",
+                option=fixed[0],
+            )
+
+    def _apply(self, pool: Pool, core: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+        live = {name: value for name, value in core.items() if OPTIONS[name].live}
+        if live:
+            pool.reconfigure(parse_pool_options(live, capacity=pool.device.total_memory))
+        if "journal" in read or "enable_stats" in read:
+            pool.journal_start(self._pool_settings()["journal"])
+        if "warmup_sizes" in read or read.get("enable_warmup"):
+            pool.warmup(self._warmup_pairs())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every option now in force, by name."""
+        return dict(self._config)
+
+    # ---- numbers ----------------------------------------------------------------------------------------
+
+    def get_statistics(self) -> AllocationStatistics:
+        """The statistics of all pools together."""
+        every = [pool.stats() for pool in self.pools]
+        return AllocationStatistics(
+            total_allocations=sum(each.allocations for each in every),
+            total_freed=sum(each.frees for each in every),
+            peak_memory_usage=sum(each.peak_allocated for each in every),
+            current_memory_usage=sum(each.allocated for each in every),
+            reserved_memory=sum(each.reserved for each in every),
+            cache_hits=sum(each.hits for each in every),
+            cache_misses=sum(each.allocations - each.hits for each in every),
+            fragmentation_ratio=max((each.fragmentation for each in every), default=0.0),
+        )
+
+    @contextlib.contextmanager
+    def performance_context(self) -> Iterator[PerformanceContext]:
+        """Measure a `with` block over all pools; its statistics are the `stats` of what it yields."""
+        context = PerformanceContext()
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                for pool in self.pools:
+                    context._measurements.append(stack.enter_context(pool.measure()))
+                self._contexts.append((context, stack))
+            try:
+                yield context
+            finally:
+                with self._lock:
+                    self._contexts.remove((context, stack))
+
+    def analyze_allocation_patterns(self, device: str | Device | None = None) -> Patterns:
+        """Diagnose a device's pool: sizes, hit rate, churn, suggestions. Print it, or read its attributes."""
+        return self.pool(device).patterns()
+
+    def dump_allocation_trace(self, file: str | os.PathLike[str] | TextIO | None = None) -> str:
+        """Write what is live, and what the journals kept, to a file or path (default: stderr); returns it.
+
+        The journal is kept while `enable_stats` is set.
+        """
+        text = "".join(f"{line}\n" for pool in self.pools for line in _trace_lines(pool))
+        if isinstance(file, (str, os.PathLike)):
+            with open(file, "w", encoding="utf-8") as opened:
+                opened.write(text)
+        else:
+            print(text, end="", file=sys.stderr if file is None else file)
+        return text
+
+    # ---- caches -----------------------------------------------------------------------------------------
+
+    def cleanup_cache(self, threshold: float = 0.0, force: bool = False) -> int:
+        """Give unused memory back to the devices, down to `threshold` of what is reserved; returns the bytes.
+
+        `force` waits for queued work that still uses freed memory, and keeps nothing unused.
+        """
+        if not 0 <= threshold <= 1:
+            raise ConfigError(f"threshold is the share to keep, from 0 to 1, not {threshold!r}")
+        keep = 0.0 if force else threshold
+        return sum(pool.trim(math.floor(keep * pool.stats().reserved), wait=force) for pool in self.pools)
+
+    def enable_aggressive_coalescing(self, enabled: bool = True) -> None:
+        """Merge free blocks now and with every free: streams keep no cache, until this is disabled again."""
+        with self._lock:
+            if enabled and self._stream_cache_before is None:
+                before = self._config["stream_cache"]
+                self.configure(stream_cache=0)
+                self._stream_cache_before = before
+            elif not enabled and self._stream_cache_before is not None:
+                self.configure(stream_cache=self._stream_cache_before)
+        if enabled:
+            self.coalesce_free_blocks()
+
+    def expand_cache_size(self, factor: float = 1.5) -> int:
+        """Let each stream's cache keep `factor` times as many blocks; returns how many.
+
+        Ends aggressive coalescing.
+        """
+        if not 0 < factor < math.inf:
+            raise ConfigError(f"a cache is expanded by a factor above 0, not {factor!r}")
+        with self._lock:
+            self.enable_aggressive_coalescing(False)
+            blocks: int = min(MOST_STREAM_CACHE, math.ceil(max(1, self._config["stream_cache"]) * factor))
+            self.configure(stream_cache=blocks)
+            return blocks
+
+    def coalesce_free_blocks(self) -> None:
+        """Empty the streams' caches and merge what is free, in all pools."""
+        for pool in self.pools:
+            pool.coalesce()
+
+    def garbage_collect(self) -> int:
+        """Collect Python's garbage, merge what it freed and give unused memory back; returns the bytes."""
+        gc.collect()
+        self.coalesce_free_blocks()
+        return self.cleanup_cache()
+
+    # ---- adaptive mode ----------------------------------------------------------------------------------
+
+    def memory_pressure(self) -> float:
+        """The share of its limit, or of its device, that the fullest pool has reserved."""
+        return max((_pressure(pool) for pool in self.pools), default=0.0)
+
+    def adapt(self, pressure: float | None = None) -> str:
+        """Act on the memory pressure, measured unless given; returns "clean", "expand" or "rest".
+
+        Above `pressure_high`: unused memory goes back and free blocks merge at once. Below `pressure_low`:
+        the caches expand by `expand_factor`. Between: blocks merge where fragmentation exceeds
+        `coalescing_threshold`. The adaptive mode does this every `adapt_every` operations.
+        """
+        now = self.memory_pressure() if pressure is None else pressure
+        if now > self._config["pressure_high"]:
+            self.enable_aggressive_coalescing()
+            self.cleanup_cache()
+            return "clean"
+        if now < self._config["pressure_low"]:
+            self.expand_cache_size(self._config["expand_factor"])
+            return "expand"
+        self.enable_aggressive_coalescing(False)
+        for pool in self.pools:
+            if fragmentation(pool.raw_stats()) > self._config["coalescing_threshold"]:
+                pool.coalesce()
+        return "rest"
+
+    def _tick(self) -> None:
+        every = self._adapt_every  # may have become 0 meanwhile
+        if every and next(self._operations) % every == 0:
+            self.adapt()
+
+    def _note_adaptive(self) -> None:
+        self._adapt_every = max(1, self._config["adapt_every"]) if self._config["adaptive"] else 0
+
+    def close(self) -> None:
+        """Close every pool; the next allocation makes new ones."""
+        with self._lock:
+            pools, self._pools, self._only = self._pools, {}, None
+        for pool in pools.values():
+            pool.close()
+
+    def __repr__(self) -> str:
+        return f"<vram.MemoryManager {', '.join(map(repr, self.pools)) or 'without pools yet'}>"
+
+
+def _pressure(pool: Pool) -> float:
+    raw = pool.raw_stats()
+    total = pool.device.total_memory
+    return float(raw["reserved"]["current"] / max(1, min(pool.limit or total, total)))
+
+
+def _require_size(pool: Pool, ptr: int, size: int) -> None:
+    known = pool.info(ptr)["requested"]
+    if size != known:
+        raise InvalidFree(
+            f"the allocation at {ptr:#x} has {known} bytes, not {size}; free it with the size asked for",
+            ptr=ptr,
+            size=size,
+            requested=known,
+        )
+
+
+def _trace_lines(pool: Pool) -> Iterable[str]:
+    yield repr(pool)
+    for leak in pool.leaks():
+        yield f"  live: {leak}"
+    events, dropped = pool.journal()
+    if dropped:
+        yield f"  … {dropped} earlier events were dropped"
+    for sequence, time_ns, action, address, size, stream, tag, _serial, _stack in events:
+        label = f" tag {tag!r}" if tag is not None else ""
+        yield (
+            f"  {sequence:>8} {time_ns / 1e9:.6f} s {action:<14} {address:#x} {format_size(size)} "
+            f"stream {stream}{label}"
+        )
+
+
+# ---- the one of the process -------------------------------------------------------------------------------
+
+_manager: MemoryManager | None = None
+_manager_lock = new_lock()  # a finalizer may ask while it is made
+
+
+def get_memory_manager() -> MemoryManager:
+    """Return the memory manager of this process, made from the environment on first use."""
+    global _manager
+    found = _manager
+    if found is not None:
+        return found
+    with _manager_lock:
+        if _manager is None:
+            _manager = MemoryManager()
+        return _manager
+
+
+def current_config() -> Config | None:
+    """The settings of the process's manager; None before it is made."""
+    return None if _manager is None else _manager._config
+
+
+def configure(settings: Mapping[str, object] | None = None, **more: Any) -> None:
+    """Change settings of the process-wide manager, by dict or keyword; see `MemoryManager.configure`."""
+    get_memory_manager().configure(settings, **more)
+
+
+def _after_fork_in_child() -> None:
+    global _manager
+    _manager = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,183 @@
+"""The words of a pool's OutOfMemory: what was asked, where the memory is, the verdict, and what would help.
+
+Turns the native report and a pool's state into an error, with the vocabulary and the rule of `verdict`. The
+decision that memory is out was the ladder's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vram.core.verdict import MEANINGS, Account, judge_request
+from vram.errors import OutOfMemory
+from vram.sizes import format_size
+
+__all__ = ["explain_out_of_memory"]
+
+PAGE = 2 << 20
+"""The least memory a device gives."""
+MOST_NAMED = 3
+"""So many of the largest holders are named."""
+
+
+def explain_out_of_memory(
+    device: str,
+    size: int,
+    stream: int,
+    report: Mapping[str, int],
+    *,
+    tags: Mapping[str | None, int],
+    pending_streams: Mapping[int, int],
+    places: Mapping[str, int] | None = None,
+    cross_stream: str,
+    rounding: int = 0,
+    callback_errors: tuple[str, ...] = (),
+    limit_name: str = "limit",
+) -> OutOfMemory:
+    """Build the error of a request for `size` bytes on `stream`.
+
+    `tags` has the live bytes under each tag, `places` those allocated by each line where stacks are kept,
+    `pending_streams` the bytes pending on each stream, `rounding` what of the live bytes was not asked for;
+    `limit_name` is the option that bounds the pool.
+    """
+    account = _account(report, rounding)
+    verdict = judge_request(account, size)
+    facts: dict[str, Any] = {
+        "suspended": 0,
+        **report,
+        "verdict": verdict,
+        "bytes": account.parts(),
+        "outside": account.foreign,
+        "tags": dict(tags),
+        "pending_streams": dict(pending_streams),
+        "places": dict(places or {}),
+        "callback_errors": callback_errors,
+        "limit_name": limit_name,
+    }
+    lines = [
+        f"out of memory: {format_size(size)} asked on stream {stream} of {device}, {_room(facts)}.",
+        f"Verdict: {verdict}, with {format_size(account.allocated)} allocated and "
+        f"{format_size(account.reserved)} reserved. The {format_size(account.device)} of the device are",
+        *_parts(account, facts),
+        *_suspended(facts),
+        f"What would help: {'; '.join(_remedies(size, facts, cross_stream))}.",
+    ]
+    return OutOfMemory(
+        "\n".join(lines),
+        requested=size,
+        stream=stream,
+        device=device,
+        allocated=report["allocated"],
+        reserved=report["reserved"],
+        limit=report["limit"] or None,
+        report=facts,
+    )
+
+
+def _account(report: Mapping[str, int], rounding: int) -> Account:
+    """The report in the words of `verdict`; what caches and free pages hold is cached."""
+    rounding = min(rounding, report["allocated"])
+    unused = min(report["device_free"], _room_in_limit(report))
+    return Account(
+        demand=report["allocated"] - rounding,
+        rounding=rounding,
+        pending=report["pending"],
+        fragmentation=report["stranded"],
+        cached=report["cached"] + report["free_pages"] + report["free_elsewhere"],
+        unused=unused,
+        withheld=report["device_free"] - unused,
+        foreign=max(0, report["device_total"] - report["device_free"] - report["reserved"]),
+        limit=report["limit"] or None,
+    )
+
+
+def _capacity(facts: Mapping[str, int]) -> int:
+    return min(facts["limit"] or facts["device_total"], facts["device_total"])
+
+
+def _is_limited(facts: Mapping[str, int]) -> bool:
+    return 0 < facts["limit"] < facts["device_total"]
+
+
+def _room_in_limit(facts: Mapping[str, int]) -> int:
+    return max(0, _capacity(facts) - facts["reserved"])
+
+
+def _room(facts: Mapping[str, Any]) -> str:
+    """How much more could be had at once, and what bounds it."""
+    room = format_size(facts["bytes"]["unused"] + facts["free_pages"])
+    if _is_limited(facts):
+        bound = f"{facts['limit_name']} of {format_size(facts['limit'])}"
+        return f"but only {room} can be had within the pool's {bound}"
+    return f"but only {room} can be had of the {format_size(facts['device_total'])} of the device"
+
+
+def _parts(account: Account, facts: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each kind of memory that there is."""
+    details = {"true-demand": _tags(facts), "pending": _streams(facts), "cached": _caches(facts)}
+    for name, size in account.parts().items():
+        if size or name == "true-demand":
+            yield f"  {name} {format_size(size)}: {MEANINGS[name]}{details.get(name, '')}"
+        if name == "true-demand":
+            for place, held in list(facts["places"].items())[:MOST_NAMED]:
+                yield f"    {format_size(held)} of it by {place}"
+
+
+def _suspended(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What is allocated and has no memory now; no part of the device's bytes."""
+    if facts["suspended"]:
+        yield f"Besides, {format_size(facts['suspended'])} are suspended and not in device memory."
+
+
+def _tags(facts: Mapping[str, Any]) -> str:
+    named = [(tag, size) for tag, size in facts["tags"].items() if tag is not None][:MOST_NAMED]
+    if not named:
+        return ""
+    return ", most under the tag " + ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named)
+
+
+def _streams(facts: Mapping[str, Any]) -> str:
+    named = [f"stream {handle} ({format_size(size)})" for handle, size in facts["pending_streams"].items()]
+    return f", allocated on {', '.join(named)}" if named else ""
+
+
+def _caches(facts: Mapping[str, Any]) -> str:
+    """Where idle memory is."""
+    places = {
+        "cached": "in the caches of streams",
+        "free_pages": "in free pages of this stream",
+        "free_elsewhere": "in free pages of other streams",
+    }
+    found = [f"{format_size(facts[name])} {where}" for name, where in places.items() if facts[name]]
+    return f" ({', '.join(found)})"
+
+
+def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:
+    capacity, demand = _capacity(facts), size + facts["allocated"]
+    if size > capacity:
+        yield f"a smaller request: this one alone is more than the {format_size(capacity)} there are"
+        if size <= facts["device_total"]:
+            yield f"or a {facts['limit_name']} of at least {format_size(demand)}"
+        return
+    yield from _remedies_inside(size, facts, cross_stream)
+    if facts["outside"] >= size and _room_in_limit(facts) >= size:
+        yield f"giving back what others hold on the device ({format_size(facts['outside'])})"
+    if _is_limited(facts):
+        # What is unused may be of no use, so the limit must leave room for all of the request.
+        larger = demand if demand > facts["limit"] else facts["reserved"] + max(size, PAGE)
+        yield f"a {facts['limit_name']} of at least {format_size(-(-larger // PAGE) * PAGE)}"
+    if demand > capacity:
+        yield f"freeing {format_size(demand - capacity)} of what is allocated"
+    else:
+        yield "freeing part of what is allocated, or asking for less"
+
+
+def _remedies_inside(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:
+    """What would make memory that the pool already holds serve."""
+    if facts["pending"] >= max(size, 1):
+        yield "waiting for the streams that still use freed memory"
+    if facts["free_elsewhere"] and cross_stream == "never":
+        yield 'cross_stream="ready" or "wait", so that streams share free memory'
+    if facts["stranded"] and facts["reserved"] - facts["allocated"] >= size:
+        yield "freeing neighbours of long-lived blocks, or keeping these in a pool of their own"

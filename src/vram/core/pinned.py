@@ -1,0 +1,195 @@
+"""Page-locked host memory: `PinnedPool`, a pool of it, and `pin`, which locks memory that exists already.
+
+A GPU copies to and from such memory by itself: several times faster, and without holding up the program.
+Where there is no GPU the same code runs on plain memory. Placement and order are the pool's as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Final
+
+from vram import _native
+from vram.config import Config
+from vram.core.device import Device, host_knows
+from vram.core.locks import new_lock
+from vram.core.pool import Pool
+from vram.errors import ConfigError, DeviceError, VramError
+from vram.sizes import format_size
+
+__all__ = ["Pin", "PinnedPool", "drop_shared_pinned_pool", "pin", "shared_pinned_pool"]
+
+PIECE: Final = 64 << 20
+"""The least bytes to lock at a time, where segment_size does not say otherwise: locking costs by the call."""
+MODEL_HOSTS: Final = 4
+"""The host of a model has so many times the model's memory."""
+ALREADY_LOCKED: Final = 712
+"""The driver's code for memory that is locked already."""
+
+
+class PinnedPool(Pool):
+    """A pool of host memory that is page-locked for a device's copies.
+
+    `device` is the one whose streams order the copies (by default the default device); the options are those
+    of `Pool` but for `pages`, and a `limit` given as a share is one of the machine's memory. Its buffers are
+    NumPy arrays without a copy: `np.asarray(buffer)`. Copies between them and buffers of the device are
+    queued on the stream and return at once. As the host writes here without asking any stream, a freed
+    buffer is reused only when the copies that use it have finished, on its own stream, too. Copies made by
+    other libraries are told with `record_stream`.
+    """
+
+    _title = "vram.PinnedPool"
+
+    def __init__(self, device: str | Device | None = None, **config: Any) -> None:
+        """Make a pool; it takes nothing from the machine before the first allocation."""
+        settings = Config(config, ("core", "pool"))
+        if "pages" in config and settings["pages"]:
+            raise ConfigError(
+                "pages cannot be true: page-locked memory is registered in whole pieces and not mapped page "
+                "by page; leave the option out",
+                option="pages",
+                value=config["pages"],
+            )
+        config["pages"] = False
+        if not settings.is_set("segment_size"):
+            config["segment_size"] = PIECE
+        super().__init__(device, **config)
+
+    @property
+    def memory(self) -> str:
+        """The host's."""
+        return "host"
+
+    def _memory_of(self, place: Device) -> _native.Backend:
+        return _native.PinnedBackend(place.backend)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the memory is page-locked for a GPU; on other devices there is no need to."""
+        return isinstance(self._memory, _native.PinnedBackend) and self._memory.pinned
+
+
+def store_for(pool: Pool) -> Pool:
+    """Return a new pool for what `pool.suspend` keeps. That of a model is addresses only, as the model is."""
+    kind = _ModelStore if isinstance(pool._memory, _native.ModelBackend) else PinnedPool
+    zero = pool.config()["zero_on_free"]
+    # Contents come in large pieces of any size, so each gets just what it needs.
+    return kind(pool.device, limit=None, segment_size="2MiB", zero_on_free=zero, journal=0, stacks="none")
+
+
+class _ModelStore(PinnedPool):
+    """Host memory that a model's copies never touch, and as much of it as a large model may want."""
+
+    def _memory_of(self, place: Device) -> _native.Backend:
+        return _native.HostBackend(MODEL_HOSTS * place.total_memory)
+
+
+class Pin(_native.PinCore):
+    """Existing memory, page-locked until `close()` or the end of a `with` block. Made by `vram.pin`."""
+
+    def __init__(self, array: Any, device: str | Device | None = None) -> None:
+        """Lock the memory of `array`, and keep it exported, so that it cannot be resized away."""
+        self.device = device if isinstance(device, Device) else Device(device)
+        super().__init__(self.device.backend, array)
+        self.array = array
+        _refuse_overlap(self)
+        try:
+            self.lock()
+        except DeviceError as error:
+            if getattr(error, "native", 0) != ALREADY_LOCKED:
+                raise
+            raise _locked_already(self, "the driver knows it, or a page it shares with more") from error
+        _live[id(self)] = (self.ptr, self.size)
+
+    def close(self) -> None:
+        """Wait for everything queued on the device, then unlock the memory. Again: nothing.
+
+        Whoever else queued copies of it, in whatever library, finds them done. Where the device cannot be
+        waited for, as during a capture, this raises and the memory stays pinned.
+        """
+        if self.closed:
+            return
+        with host_knows(self.device):
+            self.unlock()
+        _live.pop(id(self), None)
+
+    def __enter__(self) -> Pin:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "array" not in self.__dict__:  # nothing was exported
+            return
+        with contextlib.suppress(VramError, AttributeError, TypeError):
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "pinned" if self.pinned else "not locked: no GPU"
+        return f"<vram.Pin of {format_size(self.size)} at {self.ptr:#x} for {self.device.name}, {state}>"
+
+
+def pin(array: Any, device: str | Device | None = None) -> Pin:
+    """Page-lock memory for a scope: `with vram.pin(array) as p: buffer.copy_from(p, stream=s)`.
+
+    Takes anything with the buffer protocol whose memory is contiguous, writable or not. `p.ptr`, `p.size` and
+    `p.array` say what is pinned, `p.pinned` whether a GPU was told. `Buffer.copy_from(p)` and `copy_to(p)`
+    are then queued on the stream instead of waiting, and copies of `array` by other libraries run at full
+    speed. Leaving the scope waits for everything queued on the device.
+    """
+    return Pin(array, device)
+
+
+# ---- shared by a process ----------------------------------------------------------------------------------
+
+_shared: dict[Device, PinnedPool] = {}
+_shared_lock = new_lock()  # a finalizer may ask while one is made
+
+
+def shared_pinned_pool(device: Device) -> PinnedPool:
+    """The page-locked memory that parts of this process share for a device; for a model a new one."""
+    if device.kind == "model":
+        return PinnedPool(device, segment_size="2MiB")
+    with _shared_lock:
+        found = _shared.get(device)
+        if found is None or found.closed:
+            found = _shared[device] = PinnedPool(device)
+        return found
+
+
+def drop_shared_pinned_pool(device: Device) -> PinnedPool | None:
+    """Forget a device's shared pool and return it; the next use makes another."""
+    with _shared_lock:
+        return _shared.pop(device, None)
+
+
+# What is pinned now, by the identity of its Pin: (address, bytes).
+_live: dict[int, tuple[int, int]] = {}
+
+
+def _after_fork_in_child() -> None:
+    _live.clear()  # pins are the parent's
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _refuse_overlap(new: Pin) -> None:
+    """On a GPU the driver refuses this; elsewhere it is refused so that a program behaves alike."""
+    for ptr, size in tuple(_live.values()):
+        if new.ptr < ptr + size and ptr < new.ptr + new.size:
+            raise _locked_already(new, f"{format_size(size)} at {ptr:#x} are under another vram.pin")
+
+
+def _locked_already(new: Pin, why: str) -> DeviceError:
+    return DeviceError(
+        f"the {format_size(new.size)} at {new.ptr:#x} are pinned already, wholly or in part: {why}. "
+        "Close the other pin first, or use it.",
+        device=new.device.name,
+        ptr=new.ptr,
+        size=new.size,
+        code="invalid",
+    )

@@ -1,0 +1,230 @@
+"""The state of a pool at one moment: segments, blocks, and which allocations outlived a mark.
+
+Plain data and questions about it. Taking it is the pool's, drawing it the front ends'.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vram.sizes import format_size
+from vram.trace.model import Frame
+
+__all__ = ["Block", "Leak", "Mark", "Segment", "Snapshot", "Stack", "backed_runs"]
+
+PAGE_BYTES = 2 << 20
+"""Where there is a block, there is at least a page of this size, so aligned, around each of its bytes."""
+
+Stack = tuple[Frame, ...]
+"""Where an allocation was made, innermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a segment: "live", "suspended", "cached", "pending" or "free" by its `state`.
+
+    `size` is in bytes.
+    `stack` says where it was allocated, if it is live or pending and the pool keeps stacks.
+    """
+
+    address: int
+    size: int
+    requested: int
+    state: str
+    stream: int
+    tag: str | None
+    serial: int
+    stack: Stack = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A range of addresses. Its free blocks need not have memory behind them unless it is `plain`."""
+
+    address: int
+    size: int
+    stream: int
+    kind: str
+    plain: bool
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Every segment and block of a pool at one moment, with the totals of that moment in bytes.
+
+    `allocated` counts suspended blocks; `suspended` is what their pages had, which is not in `reserved`.
+    """
+
+    device: str
+    segments: tuple[Segment, ...]
+    allocated: int
+    reserved: int
+    pending: int
+    cached: int
+    suspended: int = 0
+
+    @classmethod
+    def of(cls, device: str, segments: Iterable[Mapping[str, Any]], raw: Mapping[str, Any]) -> Snapshot:
+        """Dress what the native `raw_snapshot()` and `raw_stats()` returned."""
+        return cls(
+            device=device,
+            segments=tuple(_segment(segment) for segment in segments),
+            allocated=raw["live"],
+            reserved=raw["reserved"]["current"],
+            pending=raw["pending"]["current"],
+            cached=raw["cached"],
+            suspended=raw["suspended"],
+        )
+
+    def blocks(self, state: str | None = None) -> Iterator[Block]:
+        """Every block, or those of one state."""
+        for segment in self.segments:
+            for block in segment.blocks:
+                if state is None or block.state == state:
+                    yield block
+
+    def allocations(self) -> Iterator[Block]:
+        """The blocks that are handed out: live or suspended."""
+        for block in self.blocks():
+            if block.state in ("live", "suspended"):
+                yield block
+
+    def by_tag(self) -> dict[str | None, int]:
+        """Allocated bytes under each tag, suspended or not, most first; None for those without."""
+        totals: defaultdict[str | None, int] = defaultdict(int)
+        for block in self.allocations():
+            totals[block.tag] += block.size
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The snapshot as plain dicts and lists, ready for JSON."""
+        return asdict(self)
+
+    def _repr_html_(self) -> str:
+        from vram.core.html import snapshot_html
+
+        return snapshot_html(self)
+
+    def __repr__(self) -> str:
+        live = sum(1 for _ in self.blocks("live"))
+        return (
+            f"<vram.Snapshot of {self.device}: {len(self.segments)} segments, {live} live blocks, "
+            f"{format_size(self.allocated)} allocated, {format_size(self.reserved)} reserved>"
+        )
+
+
+def _segment(raw: Mapping[str, Any]) -> Segment:
+    return Segment(
+        address=raw["address"],
+        size=raw["bytes"],
+        stream=raw["stream"],
+        kind="small" if raw["small"] else "large",
+        plain=raw["plain"],
+        blocks=tuple(Block(*block) for block in raw["blocks"]),
+    )
+
+
+def backed_runs(segment: Segment) -> list[list[Block]]:
+    """The stretches of a segment that surely have memory behind them; of a mapped one, ends at whole pages.
+
+    There a free block is a range of addresses; only the rests of its neighbours' pages are known to be
+    backed.
+    """
+    if segment.plain:
+        return [list(segment.blocks)] if segment.blocks else []
+    runs: list[list[Block]] = [[]]
+    hole: Block | None = None
+    for block in segment.blocks:
+        if block.state == "free":
+            hole = block if hole is None else _joined(hole, block)
+            continue
+        if hole is not None:
+            _bridge(runs, hole, followed=True)
+            hole = None
+        runs[-1].append(block)
+    if hole is not None:
+        _bridge(runs, hole, followed=False)
+    return [run for run in runs if run]
+
+
+def _bridge(runs: list[list[Block]], hole: Block, *, followed: bool) -> None:
+    """Append what is backed of a hole to the run before it, and begin the next run with the rest."""
+    begin, end = hole.address, hole.address + hole.size
+    left = min(end, -(-begin // PAGE_BYTES) * PAGE_BYTES) if runs[-1] else begin
+    right = max(begin, end // PAGE_BYTES * PAGE_BYTES) if followed else end
+    if left >= right and runs[-1]:
+        runs[-1].append(hole)
+        return
+    if left > begin:
+        runs[-1].append(_part(hole, begin, left))
+    runs.append([_part(hole, right, end)] if right < end else [])
+
+
+def _joined(one: Block, next_one: Block) -> Block:
+    return _part(one, one.address, next_one.address + next_one.size)
+
+
+def _part(block: Block, begin: int, end: int) -> Block:
+    return Block(begin, end - begin, 0, "free", block.stream, None, 0)
+
+
+# ---- what outlived a mark ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment of a pool, from `Pool.mark()`: the allocations that were live then."""
+
+    live: frozenset[tuple[int, int]]
+
+    def __repr__(self) -> str:
+        return f"<vram.Mark, {len(self.live)} live>"
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Live allocations of one tag and requested size. `stacks` has where they were made, if recorded."""
+
+    tag: str | None
+    size: int
+    count: int
+    addresses: tuple[int, ...]
+    stacks: tuple[Stack, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes asked for by all of them."""
+        return self.size * self.count
+
+    def __str__(self) -> str:
+        label = f" tagged {self.tag!r}" if self.tag is not None else ""
+        text = f"{self.count} × {format_size(self.size)}{label}"
+        if self.stacks and self.stacks[0]:
+            frame = self.stacks[0][0]
+            text += f", allocated at {frame.filename}:{frame.line} in {frame.name}"
+        return text
+
+
+def mark_of(snapshot: Snapshot) -> Mark:
+    """Remember which allocations are live."""
+    return Mark(frozenset((block.address, block.serial) for block in snapshot.allocations()))
+
+
+def leaks_of(snapshot: Snapshot, since: Mark | None) -> list[Leak]:
+    """Group what is live, and newer than `since`, by tag and requested size; most bytes first."""
+    old = since.live if since is not None else frozenset()
+    groups: defaultdict[tuple[str | None, int], list[Block]] = defaultdict(list)
+    for block in snapshot.allocations():
+        if (block.address, block.serial) not in old:
+            groups[block.tag, block.requested].append(block)
+    found = [_leak(tag, size, members) for (tag, size), members in groups.items()]
+    return sorted(found, key=lambda leak: (-leak.bytes, leak.tag or ""))
+
+
+def _leak(tag: str | None, size: int, members: list[Block]) -> Leak:
+    stacks = dict.fromkeys(block.stack for block in members if block.stack)
+    return Leak(tag, size, len(members), tuple(block.address for block in members), tuple(stacks))

@@ -1,0 +1,1 @@
+"""What the plugs into CuPy, Numba, cuda.core, Dask and PyTorch share."""

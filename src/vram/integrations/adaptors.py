@@ -1,0 +1,94 @@
+"""What the adaptors to other libraries share: their memory, and how a missing library is named.
+
+Each adaptor (`vram.cupy`, `vram.numba`, `vram.cuda_core`, `vram.dask`) speaks its library's own interface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from types import ModuleType
+from typing import Any
+
+from vram.core.buffer import Buffer
+from vram.core.device import Device, forget_cuda_device
+from vram.core.manager import get_memory_manager
+from vram.core.pinned import PinnedPool, drop_shared_pinned_pool, shared_pinned_pool
+from vram.core.pool import Pool
+from vram.core.tags import _current
+from vram.errors import DeviceError
+
+__all__ = ["DevicePools", "pinned_pool", "prepare", "reopen_if_reset", "require_library"]
+
+_CONTEXT_IS_DESTROYED = 709  # CUDA_ERROR_CONTEXT_IS_DESTROYED
+_users_tag = _current.get  # vram.current_tag() without a call in Python: this is a hot path
+
+
+def require_library(module: str, name: str) -> ModuleType:
+    """Import another library; where it is missing, the ImportError says who wanted it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"vram's adaptor for {name} needs the module {module}, which cannot be imported here: {error}. "
+            f"Install {name}, or leave its adaptor out.",
+            name=module,
+        ) from error
+
+
+def prepare(config: dict[str, Any]) -> None:
+    """What every install() does first: a CUDA device must be there, and the manager takes the settings."""
+    Device("cuda:0")  # DeviceError, which says what was looked for
+    if config:
+        get_memory_manager().configure(config)
+
+
+def reopen_if_reset(device: int) -> None:
+    """Begin anew on a CUDA device that another library has reset: all memory there is lost."""
+    place = Device(f"cuda:{device}")
+    try:
+        place.backend.memory_info()
+    except DeviceError as error:
+        if error.facts.get("native") != _CONTEXT_IS_DESTROYED:
+            raise
+        forget_cuda_device(device)
+        for pool in (get_memory_manager().drop_pool(place), drop_shared_pinned_pool(place)):
+            if pool is not None:
+                with contextlib.suppress(DeviceError):
+                    pool.close()
+
+
+class DevicePools:
+    """The manager's pools of the CUDA devices, by number. Allocations get the user's tag, else the library's.
+
+    A pool that was closed is replaced by the manager's next one.
+    """
+
+    __slots__ = ("_pools", "_tag")
+
+    def __init__(self, tag: str) -> None:
+        """Name the library that allocates through this."""
+        self._tag = tag
+        self._pools: dict[int, Pool] = {}
+
+    def allocate(self, size: int, device: int, stream: int) -> Buffer:
+        """Allocate on a device, ordered by the handle of one of its streams."""
+        pool = self._pools.get(device)
+        if pool is None:
+            pool = self.pool(device)
+        try:
+            return pool.allocate(size, stream=stream, tag=_users_tag() or self._tag)
+        except DeviceError:
+            if not pool.closed:
+                raise
+            return self.pool(device).allocate(size, stream=stream, tag=_users_tag() or self._tag)
+
+    def pool(self, device: int) -> Pool:
+        """The manager's pool of a device, made now if need be."""
+        pool = self._pools[device] = get_memory_manager().pool(f"cuda:{device}")
+        return pool
+
+
+def pinned_pool() -> PinnedPool:
+    """The page-locked host memory that all adaptors of this process share."""
+    return shared_pinned_pool(Device("cuda:0"))

@@ -1,0 +1,137 @@
+"""NumPy arrays over an arena's memory, and those of a checked arena, which raise when they are used too late.
+
+Loaded with the first array of an arena in host memory, because it needs NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from vram.core.buffer import Buffer
+from vram.errors import ConfigError
+from vram.lifetimes.arena import Arena, checked_shape
+
+__all__ = ["CheckedArray", "checked_array", "plain_array", "raw_type"]
+
+MOST_KNOWN = 1000
+"""So many ways to write a type are remembered."""
+_ndarray: Any = np.ndarray
+_types: dict[Any, tuple[np.dtype[Any], int]] = {}  # what it is, and the bytes of one
+
+
+def plain_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """Take an array of NumPy's own."""
+    try:
+        found, item = _types[dtype]
+    except (KeyError, TypeError):
+        found = raw_type(dtype)
+        item = found.itemsize
+        if len(_types) < MOST_KNOWN and not isinstance(dtype, (list, dict)):
+            _types[dtype] = found, item
+    if type(shape) is tuple:
+        count = math.prod(shape)
+    elif type(shape) is int:
+        count = shape
+    else:
+        shape = checked_shape(shape)
+        count = math.prod(shape)
+    array: np.ndarray[Any, Any] = _ndarray(shape, found, arena.allocate(count * item))
+    return array
+
+
+def checked_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """Take an array that knows its piece."""
+    array = plain_array(arena, shape, dtype)
+    checked = array.view(CheckedArray)
+    checked.__dict__["_piece"] = array.base
+    return checked
+
+
+def raw_type(dtype: Any) -> np.dtype[Any]:
+    """The type of elements that raw memory can hold; ConfigError for one of Python objects."""
+    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
+    found: np.dtype[Any] = np.dtype(name)
+    if found.hasobject:
+        raise ConfigError(
+            f"arrays of {found} hold references to Python objects, which raw memory cannot; use a plain type",
+            dtype=str(found),
+        )
+    return found
+
+
+class CheckedArray(np.ndarray[Any, Any]):
+    """An array that knows its piece of an arena. Every use after the piece's lifetime raises InvalidFree.
+
+    So do uses of views of it. Results of computations are plain arrays. Python cannot see uses through
+    `np.asarray`, a memoryview or DLPack; what was given back is overwritten, so that such uses read NaN.
+    """
+
+    _piece: Buffer | None
+
+    def __array_finalize__(self, source: Any, /) -> None:
+        """A view of an array is bound to the same piece, a copy to none."""
+        bound = source.__dict__.get("_piece") if isinstance(source, CheckedArray) else None
+        object.__setattr__(
+            self, "_piece", bound if np.ndarray.__dict__["base"].__get__(self) is not None else None
+        )
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            _require_live(self)
+        return super().__getattribute__(name)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Compute with the plain arrays, once all of them are known to be live."""
+        if "out" in options:
+            given = options["out"]
+            options["out"] = tuple(map(_plain, given))
+            result = getattr(ufunc, method)(*map(_plain, inputs), **options)
+            return given[0] if len(given) == 1 and given[0] is not None else result
+        return getattr(ufunc, method)(*map(_plain, inputs), **options)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        """Call the plain function, on plain arrays; views in its result are bound again."""
+        _require_live_within(arguments)
+        _require_live_within(options)
+        return super().__array_function__(function, types, arguments, options)
+
+
+def _live_first(name: str) -> Any:
+    plain = getattr(np.ndarray, name)
+
+    def method(self: CheckedArray, *arguments: Any) -> Any:
+        _require_live(self)
+        return plain(self, *arguments)
+
+    method.__name__ = name
+    return method
+
+
+_USES = "getitem setitem len contains iter bool int float complex index str repr format"
+_COPIES = "copy deepcopy reduce reduce_ex"
+for _name in f"{_USES} {_COPIES}".split():
+    setattr(CheckedArray, f"__{_name}__", _live_first(f"__{_name}__"))
+
+
+def _require_live(array: CheckedArray) -> None:
+    piece = np.ndarray.__getattribute__(array, "__dict__").get("_piece")
+    if piece is not None and piece.freed:
+        piece.record_stream(None)  # raises, with where it was allocated
+
+
+def _require_live_within(values: Any) -> None:
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, CheckedArray):
+            _require_live(value)
+        elif isinstance(value, (list, tuple, dict)):
+            _require_live_within(value)
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, CheckedArray):
+        return value
+    _require_live(value)
+    return np.ndarray.view(value, np.ndarray)

@@ -1,0 +1,1 @@
+"""Watching a running program: recordings, annotations, measurements, monitors and metrics."""

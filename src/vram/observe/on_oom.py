@@ -1,0 +1,80 @@
+"""The moment in which memory runs out, kept: what `vram run --on-oom` does.
+
+That it ran out, and why, is the pool's; here is who is told, and a recording of all that was held.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from vram import _native
+from vram.core.pool import Pool, follow_failures, follow_pools
+from vram.errors import ConfigError, OutOfMemory, VramError
+from vram.observe.recorder import Recorder
+
+__all__ = ["KINDS", "keep_failures"]
+
+KINDS = ("explain", "snapshot")
+MOST_KEPT = 5
+"""Failures of a process that are kept; a program that retries for ever would fill the disk."""
+
+
+def keep_failures(kinds: Iterable[str], folder: str | os.PathLike[str] = ".") -> Callable[[], None]:
+    """Keep what is known whenever a request fails for good, also where the program catches the error.
+
+    "explain" writes the error and where it happened to stderr. "snapshot" writes all that the pool holds to
+    `vram-oom-PID-N.vtrace` in `folder`, for `vram explain` and the other verbs. The first five failures are
+    kept. Pools keep stacks from now on. What is returned ends it.
+    """
+    wanted = tuple(kinds)
+    unknown = [kind for kind in wanted if kind not in KINDS]
+    if unknown or not wanted:
+        raise ConfigError(f"{', '.join(unknown) or 'nothing'} cannot be kept; choose of {', '.join(KINDS)}")
+    who = object()
+    numbers = itertools.count(1)
+
+    def keep(pool: Pool, error: OutOfMemory) -> None:
+        number = next(numbers)
+        if number > MOST_KEPT:
+            return
+        if "explain" in wanted:
+            _explain(error)
+        if "snapshot" in wanted:
+            _say(_snapshot(pool, error, Path(folder) / f"vram-oom-{os.getpid()}-{number}.vtrace"))
+        if number == MOST_KEPT:
+            _say(f"{MOST_KEPT} failures were kept; later ones are not")
+
+    ends = (follow_pools(lambda pool: pool._keep_stacks(True, who)), follow_failures(keep))
+
+    def end() -> None:
+        for each in ends:
+            each()
+
+    return end
+
+
+def _explain(error: OutOfMemory) -> None:
+    stack = _native.stack_here()
+    where = f" at {stack[0].filename}:{stack[0].line} in {stack[0].name}" if stack else ""
+    _say(f"memory ran out{where}\n{error}")
+
+
+def _snapshot(pool: Pool, error: OutOfMemory, path: Path) -> str:
+    """Write a recording of what is held, unless the pool is recorded anyway; says where it is."""
+    if pool._recorder is not None:
+        pool._recorder.flush()
+        return f"the recording {pool._recorder.path} has this moment: vram explain {pool._recorder.path}"
+    try:
+        with Recorder(pool, path) as recorder:
+            recorder.note_failure(error)
+    except (VramError, ImportError, OSError) as failure:
+        return f"no snapshot was kept: {failure}"
+    return f"what was held is in {path}: vram explain {path}"
+
+
+def _say(text: str) -> None:
+    print(f"vram: {text}", file=sys.stderr, flush=True)

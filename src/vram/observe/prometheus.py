@@ -1,0 +1,177 @@
+"""`vram.metrics()`: the numbers of `vram.observe.status` for Prometheus and what else reads its format.
+
+Names follow OpenTelemetry's way of writing them: what, then the unit, `_total` for what only grows.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from vram.errors import ConfigError
+from vram.observe.status import Observatory
+
+__all__ = ["Metrics", "metrics"]
+
+DEFAULT_PORT = 9464
+"""That of OpenTelemetry's exporters for Prometheus."""
+MOST_TAGS = 50
+"""Tags that get a series of their own; the others are summed under the name below."""
+OTHER_TAGS = "(other)"
+POOL = ("device", "pool", "kind")
+"""Labels of what is a pool's."""
+
+GAUGES = {
+    "vram_memory_allocated_bytes": ("allocated", "Bytes in live blocks."),
+    "vram_memory_requested_bytes": ("requested", "Bytes that live allocations asked for, before rounding."),
+    "vram_memory_reserved_bytes": ("reserved", "Bytes held from the device."),
+    "vram_memory_pending_bytes": ("pending", "Bytes freed that a stream may still use."),
+    "vram_memory_cached_bytes": ("cached", "Bytes in the caches of streams."),
+    "vram_memory_free_bytes": ("free", "Bytes reserved and neither live, pending nor cached."),
+    "vram_memory_largest_free_bytes": ("largest_free", "Bytes of the largest free block."),
+    "vram_memory_allocated_peak_bytes": ("peak_allocated", "The most bytes that were live at once."),
+    "vram_memory_reserved_peak_bytes": ("peak_reserved", "The most bytes held from the device at once."),
+    "vram_memory_limit_bytes": ("limit", "The most bytes to hold from the device; absent without a limit."),
+    "vram_allocations_live": ("live", "Allocations not freed yet."),
+    "vram_fragmentation_ratio": (
+        "fragmentation",
+        "Share of what is reserved that is free and of little use.",
+    ),
+}
+COUNTERS = {
+    "vram_allocations": ("allocations", "Allocations made."),
+    "vram_frees": ("frees", "Allocations freed."),
+    "vram_cache_hits": ("hits", "Allocations that the stream's own cache served."),
+    "vram_out_of_memory": ("out_of_memory", "Requests that could not be served."),
+}
+DEVICE_STATES = ("pools", "libraries", "processes", "unknown", "free")
+
+
+def metrics(port: int | None = DEFAULT_PORT, *, address: str = "127.0.0.1", registry: Any = None) -> Metrics:
+    """Offer the numbers of this process's pools to Prometheus at http://127.0.0.1:9464/metrics.
+
+    `port` 0 takes any free one; `address` is where to listen, by default only to this machine. With a
+    `registry` of prometheus_client the numbers join it, and with `port=None` nothing is served. They are read
+    from counters whenever somebody asks, and cost nothing in between. Needs `pip install "vram[metrics]"`.
+    """
+    return Metrics(port, address, registry)
+
+
+class Metrics:
+    """The numbers as they are offered, made by `vram.metrics`. `close()` or a `with` block ends it."""
+
+    def __init__(self, port: int | None, address: str, registry: Any) -> None:
+        """Register the numbers and begin to serve; see `vram.metrics`."""
+        try:
+            import prometheus_client
+        except ModuleNotFoundError as error:
+            raise ConfigError('vram.metrics needs prometheus_client: pip install "vram[metrics]"') from error
+        if port is None and registry is None:
+            raise ConfigError("there is nobody to offer numbers to: name a port, or a registry to join")
+        self.registry = prometheus_client.CollectorRegistry() if registry is None else registry
+        self._observatory = Observatory()
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+        self.registry.register(self)
+        if port is not None:
+            try:
+                self._server, self._thread = prometheus_client.start_http_server(port, address, self.registry)
+            except (OSError, OverflowError) as error:
+                self.registry.unregister(self)
+                raise ConfigError(f"nothing can be served at {address}:{port}: {error}") from error
+        _open.add(self)
+
+    @property
+    def url(self) -> str | None:
+        """Where Prometheus finds the numbers; None where nothing is served."""
+        if self._server is None:
+            return None
+        host, port = self._server.server_address[:2]
+        return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+
+    def collect(self) -> Iterator[Any]:
+        """The numbers now, as prometheus_client wants them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        told = self._observatory.status(top=1000, history=0)
+        yield InfoMetricFamily("vram", "What tells.", value={"version": told["vram"]})
+        for families, make in ((GAUGES, GaugeMetricFamily), (COUNTERS, CounterMetricFamily)):
+            for name, (key, text) in families.items():
+                family = make(name, text, labels=POOL)
+                for pool in told["pools"]:
+                    if pool[key] is not None:
+                        family.add_metric(_labels(pool), pool[key])
+                yield family
+        rungs = CounterMetricFamily(
+            "vram_rung_allocations", "Allocations served by each rung of the ladder.", labels=(*POOL, "rung")
+        )
+        for pool in told["pools"]:
+            for rung, count in pool["rungs"].items():
+                rungs.add_metric([*_labels(pool), rung], count)
+        yield rungs
+        devices = GaugeMetricFamily(
+            "vram_device_memory_bytes", "A device's memory by who has it.", labels=("device", "state")
+        )
+        for device in told["devices"]:
+            for state in DEVICE_STATES:
+                devices.add_metric([device["name"], state], device[state])
+        yield devices
+        tags = GaugeMetricFamily("vram_tag_allocated_bytes", "Bytes in live blocks by tag.", labels=("tag",))
+        for tag, size in _tags(told["tags"]).items():
+            tags.add_metric([tag], size)
+        yield tags
+
+    def describe(self) -> list[Any]:
+        """Nothing: which series there are is known when they are collected."""
+        return []
+
+    def close(self) -> None:
+        """Offer nothing any more. Again: nothing."""
+        if self not in _open:
+            return
+        _open.discard(self)
+        self.registry.unregister(self)
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<vram.Metrics at {self.url or 'a registry'}{'' if self in _open else ', closed'}>"
+
+
+def _labels(pool: dict[str, Any]) -> list[str]:
+    return [pool["memory"], str(pool["pool"]), pool["kind"]]
+
+
+def _tags(tags: list[dict[str, Any]]) -> dict[str, int]:
+    """Bytes by tag, the largest by name: each series costs whoever keeps them."""
+    totals: defaultdict[str, int] = defaultdict(int)
+    for place, tag in enumerate(tags):
+        totals[tag["tag"] or "" if place < MOST_TAGS else OTHER_TAGS] += tag["bytes"]
+    return dict(totals)
+
+
+_open: weakref.WeakSet[Metrics] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """The server's thread is the parent's; the child only closes its copy of the socket."""
+    for each in list(_open):
+        if each._server is not None:
+            each._server.socket.close()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,398 @@
+"""Recording a pool: `vram.record(pool, path)` writes every event to a trace file while the program runs.
+
+Here is when and where to write. Events come from the native core as columns (native/bindings/recording.cpp),
+the file is `vram.trace`'s, marks come from `vram.observe.annotations`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vram import _native
+from vram.core.locks import new_event, new_lock
+from vram.core.manager import MemoryManager
+from vram.core.pool import Pool
+from vram.core.snapshot import Block, Snapshot, backed_runs
+from vram.errors import ConfigError, DeviceError, OutOfMemory, TraceError, VramError
+from vram.observe import annotations as marks
+from vram.sizes import parse_size
+from vram.trace import Action, BlockState, TraceWriter
+from vram.trace import Block as TraceBlock
+from vram.trace import Segment as TraceSegment
+from vram.trace.checked import MAX_INT64
+
+__all__ = ["PoolsRecorder", "Recorder", "beside", "path_of_rank", "record", "record_pools"]
+
+MOST_WAITING = 4 << 20
+"""Events the pool keeps until they are written, 56 bytes each; what comes beyond is dropped and counted."""
+LOOK_SECONDS, BUSY_SECONDS = 0.1, 0.01
+"""How often the writing thread looks for events, and how often while there are many: what lies in the pool
+only for a moment stays in the processor's caches."""
+WRITE_SECONDS = 0.5
+"""How long events wait at most before they are in the file: what a crash loses."""
+WRITE_EVENTS = 1 << 16
+"""So many events are written sooner; a quarter of them, within one look, are many."""
+DEFAULT_KEEP = 8
+"""Files of a rotating recording that are kept."""
+
+_STATES = {"live": BlockState.LIVE, "suspended": BlockState.LIVE, "pending": BlockState.PENDING}
+_log = logging.getLogger("vram")
+
+
+def record(
+    pool: Pool,
+    path: str | os.PathLike[str],
+    *,
+    stacks: str | None = "python",
+    rotate: int | str | None = None,
+    keep: int = DEFAULT_KEEP,
+) -> Recorder:
+    """Write everything `pool` does to the file `path`, until `close()` or the end of a `with` block.
+
+    What is live when it begins comes first, as allocations. `stacks="python"` has each allocation with the
+    calls that made it, None leaves them out. A file that another recording is being written to, of this or
+    any other process, is refused with a TraceError: give each its own. With `rotate` (a size, as "256MiB")
+    a file grown so large is put aside as `path.000001` and so on, of which the last `keep` stay. A crash of
+    the process loses half a second at most; `vram.open(path)` reads what is there. Needs `pip install
+    "vram[trace]"`.
+    """
+    return Recorder(pool, path, stacks=stacks, rotate=rotate, keep=keep)
+
+
+class Recorder:
+    """A recording under way, made by `vram.record`. Any thread may use it."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        path: str | os.PathLike[str],
+        *,
+        stacks: str | None = "python",
+        rotate: int | str | None = None,
+        keep: int = DEFAULT_KEEP,
+    ) -> None:
+        """Begin to record; see `vram.record`."""
+        _check(pool, stacks, keep)
+        self.pool = pool
+        self.path = Path(path)
+        self._writer = TraceWriter(
+            self.path,
+            device=_device_number(pool),
+            start_us=time.time_ns() // 1000,
+            piece_bytes=None if rotate is None else parse_size(rotate),
+            max_pieces=keep,
+        )
+        self._failure: Exception | None = None
+        self._marks: dict[int, tuple[str, str]] = {}
+        self._mark_numbers = itertools.count()
+        self._written_at = time.monotonic()
+        self._lock = new_lock()  # of the writer; a finalizer may come in between
+        self._ending = new_event()
+        pool._keep_stacks(stacks == "python", self)
+        self._start_ns = time.monotonic_ns()
+        self._core = _native.RecordingCore(pool, self._writer, self._start_ns, MOST_WAITING)
+        pool._recorder = self
+        marks.join(self)
+        _open.append(self)
+        self._thread = threading.Thread(target=self._run, name="vram-record", daemon=True)
+        self._thread.start()
+
+    # ---- what it has --------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> int:
+        """Events in the file so far, those of earlier pieces included."""
+        return self._writer.events
+
+    @property
+    def dropped(self) -> int:
+        """Events that were lost because writing fell behind; the trace counts them, too."""
+        return self._writer.dropped
+
+    @property
+    def closed(self) -> bool:
+        """Whether the recording has ended."""
+        return self._ending.is_set()
+
+    def mark(self, stage: str, name: str) -> None:
+        """Note the "START" or "END" of what is called `name`, between the events before and after."""
+        if not all(isinstance(each, str) for each in (stage, name)):
+            raise TypeError("a mark is two texts: START or END, and a name")
+        number = next(self._mark_numbers)
+        self._marks[number] = (stage, name)
+        self._core.mark(number)
+
+    def note_failure(self, error: OutOfMemory) -> None:
+        """Write that a request failed which began before the recording; the pool writes those it knows of."""
+        if not isinstance(error, OutOfMemory):
+            raise TypeError(f"a failed request is a vram.OutOfMemory, not {type(error).__name__}")
+        with self._lock:
+            if self.closed:
+                return
+            self._write()
+            self._writer.append(
+                {
+                    "action": bytes([Action.OOM]),
+                    "stream": array("I", [self._writer.stream(error.stream)]),
+                    "address": array("Q", [error.report["device_free"]]),
+                    "size": array("Q", [min(error.requested, MAX_INT64)]),
+                    "time_us": array("q", [(time.monotonic_ns() - self._start_ns) // 1000]),
+                    "stack": array("I", [self._writer.stack(_native.stack_here())]),
+                }
+            )
+
+    # ---- writing ------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what has happened up to now."""
+        with self._lock:
+            if not self.closed:
+                self._write()
+
+    def _run(self) -> None:
+        pause = LOOK_SECONDS
+        while not self._ending.wait(pause):
+            with self._lock:
+                if not self.closed:
+                    pause = BUSY_SECONDS if self._look() >= WRITE_EVENTS // 4 else LOOK_SECONDS
+
+    def _look(self) -> int:
+        """Write if it is time to; how many events there were."""
+        try:
+            waiting = self._core.collect()
+            late = time.monotonic() - self._written_at >= WRITE_SECONDS
+            if waiting >= WRITE_EVENTS or (waiting and late):
+                self._write()
+        except Exception as error:
+            self._give_up(error)
+            return 0
+        return waiting
+
+    def _write(self) -> None:
+        self._core.collect()
+        columns, marked, dropped = self._core.columns()
+        for number, time_us in marked:
+            self._writer.annotate(*self._marks.pop(number), time_us)
+        if len(columns["action"]) or dropped:
+            self._writer.append(columns, dropped=dropped)
+        elif marked:
+            self._writer.flush()
+        self._written_at = time.monotonic()
+
+    def _give_up(self, error: Exception) -> None:
+        """The file cannot be written. The program goes on, and close() says what happened."""
+        _log.error("the recording to %s ends after %d events: %s", self.path, self.events, error)
+        self._failure = error
+        self._leave()
+
+    # ---- the end ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write the rest, and the segments and blocks there are now. Again: nothing.
+
+        Raises a TraceError where the file could not be written to its end.
+        """
+        with self._lock:
+            if not self.closed:
+                try:
+                    segments, settings = self._ending_state()
+                    self._write()
+                    self._writer.close(segments, settings)
+                except Exception as error:
+                    self._give_up(error)
+                self._leave()
+            failure, self._failure = self._failure, None
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        if failure is not None:
+            raise TraceError(
+                f"the recording to {self.path} ended early, after {self.events} events: {failure}",
+                place="file",
+                events=self.events,
+            ) from failure
+
+    def _leave(self) -> None:
+        """Let go of the pool."""
+        if self.closed:
+            return
+        self._ending.set()
+        marks.leave(self)
+        self._core.stop()
+        self.pool._keep_stacks(False, self)
+        self.pool._recorder = None
+        _open.remove(self)
+
+    def _ending_state(self) -> tuple[list[TraceSegment], dict[str, object]]:
+        """Taken before the last events, which therefore mention every block of it."""
+        snapshot, raw = self.pool.snapshot(), self.pool.raw_stats()
+        settings = {
+            "allocator": "vram",
+            "device": self.pool.device.name,
+            "device_total": self.pool.device.total_memory,
+            "reserved": snapshot.reserved,
+            "suspended": snapshot.suspended,
+            "other_tags": raw["other_tags"],
+            "lost_stacks": raw["lost_stacks"],
+            **self.pool.config(),
+        }
+        return list(_segments(snapshot, self._writer)), settings
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<vram.Recorder to {str(self.path)!r}: {self.events} events, {self.dropped} dropped, {state}>"
+
+
+def _check(pool: Pool, stacks: str | None, keep: int) -> None:
+    if not isinstance(pool, Pool):
+        raise TypeError(f"a pool is recorded, not {type(pool).__name__}")
+    if stacks not in ("python", None):
+        raise ConfigError(f'stacks is "python" or None, not {stacks!r}', value=stacks)
+    if keep < 1:
+        raise ConfigError(f"keep is {keep}; at least 1 file must stay", value=keep)
+    if pool.closed:
+        raise DeviceError("the pool is closed and does nothing that could be recorded", code="closed")
+    if pool._recorder is not None:
+        raise VramError(f"the pool is being recorded to {pool._recorder.path}; close that recorder first")
+
+
+def _device_number(pool: Pool) -> int:
+    number = pool.device.name.rpartition(":")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _segments(snapshot: Snapshot, writer: TraceWriter) -> Iterator[TraceSegment]:
+    for segment in snapshot.segments:
+        for run in backed_runs(segment):
+            yield TraceSegment(
+                address=run[0].address,
+                total_size=sum(block.size for block in run),
+                stream=writer.stream(segment.stream),
+                kind=segment.kind,
+                is_expandable=not segment.plain,
+                blocks=tuple(_block(block, writer) for block in run),
+            )
+
+
+def _block(block: Block, writer: TraceWriter) -> TraceBlock:
+    state = _STATES.get(block.state, BlockState.FREE)
+    requested = block.requested if state != BlockState.FREE else 0
+    return TraceBlock(block.address, block.size, requested, state, writer.stack(block.stack))
+
+
+# ---- all pools of a manager -------------------------------------------------------------------------------
+
+
+class PoolsRecorder:
+    """A recording of every pool of a manager, made by `record_pools`: one file a device and process."""
+
+    def __init__(self, manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> None:
+        """Begin with the pools there are; those to come are recorded from their first allocation on."""
+        self.path = path_of_rank(Path(path))
+        self.recorders: list[Recorder] = []
+        self._options = options
+        self._manager = manager
+        manager._follow(self._record)
+
+    def _record(self, pool: Pool) -> None:
+        names = [recorder.pool.device.name for recorder in self.recorders]
+        again = f"-{names.count(pool.device.name) + 1}" if pool.device.name in names else ""
+        path = beside(self.path, pool.device.name + again) if names else self.path
+        self.recorders.append(self._recorder(pool, path))
+
+    def _recorder(self, pool: Pool, path: Path) -> Recorder:
+        try:
+            return Recorder(pool, path, **self._options)
+        except TraceError as error:
+            if not error.facts.get("in_use"):
+                raise
+        own = beside(path, f"pid-{os.getpid()}")
+        _log.warning("another recording is being written to %s; this one goes to %s", path, own)
+        return Recorder(pool, own, **self._options)
+
+    def close(self) -> None:
+        """End every recording; pools to come are not recorded."""
+        self._manager._unfollow(self._record)
+        for recorder in self.recorders:
+            recorder.close()
+
+    def __enter__(self) -> PoolsRecorder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def record_pools(manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> PoolsRecorder:
+    """Record all pools of `manager`, with the options of `vram.record`.
+
+    The first goes to `path`, others to a file beside it, as `run.cuda-1.vtrace` beside `run.vtrace`. In a
+    job of several processes each has files of its own: `run.rank-3.vtrace` where the launcher numbers them,
+    as torchrun, mpirun and srun do, and `run.pid-4711.vtrace` where another process records to the same
+    path.
+    """
+    return PoolsRecorder(manager, path, **options)
+
+
+def beside(path: Path, name: str) -> Path:
+    """Where the recording of another device or process goes."""
+    return path.with_name(f"{path.stem}.{name.replace(':', '-')}{path.suffix}")
+
+
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),  # torchrun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Where launchers write the number of a process and how many there are; the innermost launcher first."""
+
+
+def path_of_rank(path: Path) -> Path:
+    """`path`, or in a job of several processes a name beside it that has the number of this one."""
+    for number, count in _LAUNCHERS:
+        rank, ranks = os.environ.get(number, ""), os.environ.get(count, "")
+        if rank.isdecimal() and ranks.isdecimal():
+            return beside(path, f"rank-{rank}") if int(ranks) > 1 else path
+    return path
+
+
+# ---- the end of the process, and forks --------------------------------------------------------------------
+
+_open: list[Recorder] = []
+
+
+def _close_all() -> None:
+    for recorder in tuple(_open):
+        try:
+            recorder.close()
+        except TraceError as error:
+            _log.error("%s", error)
+
+
+def _after_fork_in_child() -> None:
+    """Recordings, their threads and their files are the parent's: the child touches none of them."""
+    _left_to_parent.extend(_open)
+    for recorder in _open:
+        recorder._ending.set()
+        recorder.pool._recorder = None
+    _open.clear()
+
+
+_left_to_parent: list[Recorder] = []  # never let go: their end would write into the parent's file
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,7 @@
+"""Copies and computation that overlap: a `Pipeline` moves data through streams in chunks."""
+
+from __future__ import annotations
+
+from vram.pipeline.pipeline import Pipeline
+
+__all__ = ["Pipeline"]

@@ -1,0 +1,312 @@
+"""How array libraries see device memory: a Buffer as an array of theirs, a stream as their current one, and
+what they give back. One small class for each; whose memory it is and when it may be used is the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vram.core.buffer import Buffer
+from vram.core.device import Device, Stream
+from vram.errors import ConfigError
+from vram.integrations.adaptors import require_library
+
+__all__ = ["LIKE", "HostArray", "Library", "Result", "library_for"]
+
+np: Any = require_library("numpy", "NumPy")
+
+LIKE = ("torch", "cupy", "numba", "numpy", "buffer")
+"""The libraries, by the names that `like=` takes."""
+_ON_CUDA = ("torch", "cupy", "numba")
+
+HostArray = Any
+"""A NumPy array."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """An array that lies side by side in device memory. `keep` holds the memory."""
+
+    ptr: int
+    shape: tuple[int, ...]
+    dtype: Any
+    keep: Any
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+
+class Library(Protocol):
+    """What is asked of an array library on one device."""
+
+    name: str
+
+    def make_stream(self) -> Stream:
+        """A stream for the library's work."""
+
+    def current(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
+        """Have the library queue its work on `stream` inside the block."""
+
+    def wrap(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> Any:
+        """View a buffer as an array, without a copy and without ordering anything."""
+
+    def result(self, value: Any) -> Result | None:
+        """Look at what a function returned; None where it is no array of this device."""
+
+
+def library_for(like: str | None, device: Device) -> Library:
+    """The library of that name on a device.
+
+    Where none is named: NumPy on the host, plain Buffers on a model; on a GPU the first of PyTorch, CuPy and
+    Numba that the program has imported, else the first that is installed.
+    """
+    name = like if like is not None else _inferred(device)
+    if name not in LIKE:
+        raise ConfigError(
+            f"like={name!r} is not one of {', '.join(map(repr, LIKE))}", option="like", value=name
+        )
+    where = {"cupy": ("cuda",), "numba": ("cuda",), "numpy": ("host",), "torch": ("cuda", "host")}
+    if device.kind not in where.get(name, (device.kind,)):
+        raise ConfigError(
+            f"like={name!r} cannot use memory of {device.name}; "
+            f"{' or '.join(map(repr, _fitting(device)))} can",
+            option="like",
+            value=name,
+            device=device.name,
+        )
+    return _KINDS[name](device)
+
+
+def _fitting(device: Device) -> tuple[str, ...]:
+    return {"cuda": (*_ON_CUDA, "buffer"), "host": ("numpy", "torch", "buffer")}.get(device.kind, ("buffer",))
+
+
+def _inferred(device: Device) -> str:
+    if device.kind != "cuda":
+        return "numpy" if device.kind == "host" else "buffer"
+    for name in _ON_CUDA:
+        if name in sys.modules:
+            return name
+    for name in _ON_CUDA:
+        if importlib.util.find_spec(name) is not None:
+            return name
+    raise ConfigError(
+        f"no library for arrays on {device.name} is installed: PyTorch, CuPy and Numba were looked for. "
+        "Install one, or pass like='buffer' and queue your own work on the buffers.",
+        option="like",
+        device=device.name,
+    )
+
+
+class _Unordered:
+    """A buffer's DLPack export that makes no stream wait: whoever wraps it sees to the order."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+
+    def __dlpack__(self, *, stream: Any = None, **request: Any) -> Any:
+        on_host = self._buffer.device.kind == "host"  # whose memory has no stream in DLPack
+        return self._buffer.__dlpack__(stream=None if on_host else -1, **request)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._buffer.__dlpack_device__()
+
+
+class _OwnStream:
+    """Libraries that take any stream."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def make_stream(self) -> Stream:
+        return Stream(self._device)
+
+
+class _Exported:
+    """A buffer by the CUDA array interface; the capsule counts as a view of it for as long as this lives."""
+
+    def __init__(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any, stream: int) -> None:
+        self._capsule = buffer.__dlpack__(stream=-1)
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": dtype.str,
+            "data": (buffer.ptr, False),
+            "strides": None,
+            "stream": stream,
+            "version": 3,
+        }
+
+
+# ---- PyTorch ----------------------------------------------------------------------------------------------
+
+
+class _Torch:
+    name = "torch"
+
+    def __init__(self, device: Device) -> None:
+        self._torch = require_library("torch", "PyTorch")
+        self._device = device
+        self._on_gpu = device.kind == "cuda"
+        self._place = self._torch.device("cuda", device.index) if self._on_gpu else self._torch.device("cpu")
+
+    def make_stream(self) -> Stream:
+        """On a GPU one of PyTorch's: its allocator may ask for a stream long after memory was freed there."""
+        if not self._on_gpu:
+            return Stream(self._device)
+        return Stream._view(self._device._core, self._torch.cuda.Stream(self._place).cuda_stream)
+
+    def current(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
+        if not self._on_gpu:
+            return contextlib.nullcontext()
+        cuda = self._torch.cuda
+        made: contextlib.AbstractContextManager[Any] = cuda.stream(
+            cuda.ExternalStream(stream.handle, device=self._place)
+        )
+        return made
+
+    def wrap(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> Any:
+        kind = getattr(self._torch, str(dtype.name), None)
+        if kind is None or not dtype.isnative:
+            raise TypeError(f"PyTorch has no type for {dtype!r}; convert the array, or view it as bytes")
+        if buffer.size == 0:
+            return self._torch.empty(shape, dtype=kind, device=self._place)
+        return self._torch.from_dlpack(_Unordered(buffer)).view(kind).view(shape)
+
+    def result(self, value: Any) -> Result | None:
+        if not isinstance(value, self._torch.Tensor) or value.device != self._place:
+            return None
+        flat = value.detach().contiguous()
+        name = str(flat.dtype).rpartition(".")[2]
+        try:
+            dtype = np.dtype(name)
+        except TypeError as error:
+            raise TypeError(
+                f"NumPy has no type for {flat.dtype}; return float(), or view() it as integers"
+            ) from error
+        return Result(flat.data_ptr(), tuple(flat.shape), dtype, flat)
+
+
+# ---- CuPy -------------------------------------------------------------------------------------------------
+
+
+class _Cupy(_OwnStream):
+    name = "cupy"
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._cupy = require_library("cupy", "CuPy")
+        self._index = device.index
+
+    @contextlib.contextmanager
+    def current(self, stream: Stream) -> Iterator[None]:
+        cuda = self._cupy.cuda
+        with cuda.Device(self._index), cuda.ExternalStream(stream.handle, self._index):
+            yield
+
+    def wrap(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> Any:
+        if buffer.size == 0:
+            return self._cupy.empty(shape, dtype)
+        return self._cupy.from_dlpack(_Unordered(buffer)).view(dtype).reshape(shape)
+
+    def result(self, value: Any) -> Result | None:
+        if not isinstance(value, self._cupy.ndarray):
+            return None
+        flat = value if value.flags.c_contiguous else self._cupy.array(value, order="C", copy=True)
+        return Result(flat.data.ptr, flat.shape, flat.dtype, flat)
+
+
+# ---- Numba ------------------------------------------------------------------------------------------------
+
+
+class _Numba(_OwnStream):
+    """Numba has no current stream: arrays carry theirs, so `kernel[blocks, threads, x.stream](x)`."""
+
+    name = "numba"
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._cuda = require_library("numba.cuda", "Numba")
+        self._index = device.index
+        self._stream = 0
+
+    @contextlib.contextmanager
+    def current(self, stream: Stream) -> Iterator[None]:
+        self._stream = stream.handle
+        with self._cuda.gpus[self._index]:
+            yield
+
+    def wrap(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> Any:
+        if buffer.size == 0:
+            return self._cuda.device_array(shape, dtype)
+        return self._cuda.as_cuda_array(_Exported(buffer, shape, dtype, self._stream), sync=False)
+
+    def result(self, value: Any) -> Result | None:
+        if not self._cuda.is_cuda_array(value):
+            return None
+        seen = value.__cuda_array_interface__
+        dtype = np.dtype(seen["typestr"])
+        shape = tuple(seen["shape"])
+        if seen.get("strides") not in (None, _packed(shape, dtype.itemsize)):
+            raise ValueError("the array that compute returned does not lie side by side; return a copy of it")
+        return Result(seen["data"][0] or 0, shape, dtype, value)
+
+
+def _packed(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    return tuple(item * math.prod(shape[place + 1 :]) for place in range(len(shape)))
+
+
+# ---- NumPy and plain buffers ------------------------------------------------------------------------------
+
+
+class _Numpy(_OwnStream):
+    name = "numpy"
+
+    def current(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def wrap(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> Any:
+        if buffer.size == 0:
+            return np.empty(shape, dtype)
+        return np.frombuffer(buffer, dtype).reshape(shape)
+
+    def result(self, value: Any) -> Result | None:
+        if not isinstance(value, (np.ndarray, np.generic)):
+            return None
+        flat = np.asarray(value, order="C")
+        if flat.dtype.hasobject:
+            raise TypeError("an array of Python objects cannot be copied; return numbers")
+        return Result(flat.ctypes.data, flat.shape, flat.dtype, flat)
+
+
+class _Buffers(_OwnStream):
+    """Memory as it is: compute gets Buffers of bytes, and queues its own work on them."""
+
+    name = "buffer"
+
+    def current(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def wrap(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> Any:
+        return buffer
+
+    def result(self, value: Any) -> Result | None:
+        if not isinstance(value, Buffer) or value.device != self._device:
+            return None
+        return Result(value.ptr, (value.size,), np.dtype(np.uint8), value)
+
+
+_KINDS: dict[str, Callable[[Device], Library]] = {
+    "torch": _Torch,
+    "cupy": _Cupy,
+    "numba": _Numba,
+    "numpy": _Numpy,
+    "buffer": _Buffers,
+}

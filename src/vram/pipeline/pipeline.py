@@ -1,0 +1,251 @@
+"""`Pipeline`: host data streamed through device work, so that upload, compute and download overlap.
+
+Each has a stream of its own; chunks pass from one to the next by events. Memory is the pools', arrays are the
+libraries' (`libraries`), sizes of chunks are `chunks`', one run is `pipeline_run`'s, and its account is a
+`PipelineReport` (`timeline`).
+
+One chunk, from left to right; `stage in` and `stage out` only where host memory is not page-locked:
+
+    batch ──stage in──► pinned ──upload──► device ──compute──► result ──download──► pinned ──stage out──► out
+
+What bounds the memory: at most `depth` chunks hold pinned input, at most `depth` hold device input, and at
+most `depth` have been computed and not been taken out. A chunk's device input is freed in the order of the
+upload stream, behind its last use: the next upload takes the same memory without the host waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from vram import _native
+from vram.core.buffer import Buffer
+from vram.core.device import Device, Stream
+from vram.core.manager import get_memory_manager
+from vram.core.pinned import PinnedPool, shared_pinned_pool
+from vram.core.pool import Pool
+from vram.errors import ConfigError
+from vram.pipeline.arrays import HostArray, Library, library_for
+from vram.pipeline.chunk_size import ChunkSizes
+from vram.pipeline.report import LANES, PipelineReport
+from vram.pipeline.run import Chunk, Run, Target
+from vram.pipeline.structures import host_array, leaves, walk
+from vram.sizes import parse_size
+
+__all__ = ["Pipeline", "PipelineReport"]
+
+MEMORY_SHARE = 0.5
+"""Chunks whose size is found by measuring may take this share of the memory that is free."""
+
+
+class Pipeline:
+    """Streams host data through `compute`, a function of arrays on a device.
+
+    `for out in pipe.map(batches)` puts one batch after the other through it; `pipe.run(array, out=…)` cuts an
+    array of any size into chunks. `compute` gets what a batch is (an array, or a tuple, list or dict of
+    arrays and anything else) with its arrays on the device, as arrays of the library that `like` names:
+    "torch", "cupy", "numba", "numpy" (host) or "buffer". It returns such arrays, in any structure, or None.
+    While it runs, the library's current stream is `pipe.stream`. Its arguments are for this call: what it
+    wants to keep, it copies.
+
+    `chunk` is a size in bytes for `run`, or "auto": found by measuring. `depth` chunks are under way at once.
+    Device memory comes from `pool` (the manager's where none is given), page-locked memory from `pinned`.
+    `staging` says whether host memory is copied into page-locked memory first; by default that is so for
+    memory a GPU cannot reach by itself.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Any], Any],
+        chunk: int | str = "auto",
+        depth: int = 3,
+        device: str | Device | None = None,
+        *,
+        like: str | None = None,
+        pool: Pool | None = None,
+        pinned: PinnedPool | None = None,
+        staging: bool | None = None,
+    ) -> None:
+        """Make a pipeline; it takes memory only while it runs."""
+        if not callable(compute):
+            raise TypeError(f"compute is a function of a batch, not {type(compute).__name__}")
+        self.depth = _checked_depth(depth)
+        self._chunk = None if chunk == "auto" else parse_size(chunk)
+        if self._chunk == 0:
+            raise ConfigError("a chunk has at least one byte, not 0", value=chunk)
+        self.device = _device_of(device, pool)
+        self.compute = compute
+        self.library: Library = library_for(like, self.device)
+        self.pool = pool if pool is not None else get_memory_manager().pool(self.device)
+        if pinned is not None and not isinstance(pinned, PinnedPool):
+            raise TypeError(f"pinned is a vram.PinnedPool, not {type(pinned).__name__}")
+        self.pinned = pinned if pinned is not None else shared_pinned_pool(self.device)
+        if self.pinned.device != self.device:
+            raise ConfigError(f"the pinned pool is for {self.pinned.device.name}, not for {self.device.name}")
+        self._staging = staging
+        self._copies = _native.HostCopies()
+        self._sizes: dict[tuple[Any, ...], int] = {}
+        self._handed: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._report: PipelineReport | None = None
+        with contextlib.ExitStack() as stack:
+            self._streams = {
+                lane: stack.enter_context(
+                    self.library.make_stream() if lane == "compute" else Stream(self.device)
+                )
+                for lane in LANES
+            }
+            stack.pop_all()
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that `compute` runs on."""
+        return self._streams["compute"]
+
+    def map(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Put batches of any sizes through; yields what `compute` returned for each, in order, on the host.
+
+        Arrays come back as NumPy arrays of their own, anything else as it is. They lie in page-locked memory,
+        which is used again once they are dropped; while those of more than `depth` batches are held, further
+        ones are copied to ordinary memory. A batch must stay as it is until its result has come. An error of
+        `compute`, or of `batches`, is raised in place of its result, after those before it. Leaving the loop
+        early waits for what is queued and releases everything.
+        """
+        run = Run(self, None)
+        self._report = run.report
+        with contextlib.closing(run.chunks(iter(batches))) as chunks:
+            for chunk in chunks:
+                yield self._handed_out(chunk)
+
+    def run(self, array: Any, out: Any = None) -> Any:
+        """Put an array, or a tuple, list or dict of arrays of equal length, through in chunks of its rows.
+
+        `compute` returns as many rows as it was given, or None each time. They are written to `out`, which is
+        made where none is given, and returned. For results with another number of rows use `map`.
+        """
+        whole = walk(array, _required_array)
+        rows = _rows_of(whole)
+        target = Target(rows, out, whole)
+        sizes, row_bytes, key = self._chunk_sizes(whole, rows)
+        run = Run(self, target)
+        self._report = run.report
+        if rows == 0 and out is None:  # compute says what a result is, of no rows, too
+            parts = iter([walk(whole, operator.itemgetter(slice(0, 0)))])
+        else:
+            parts = _slices(whole, rows, row_bytes, sizes)
+        for chunk in run.chunks(parts):
+            sizes.add(chunk.size, chunk.times)
+        if sizes.lanes and sizes.chosen is not None:
+            self._sizes[key] = sizes.chosen
+            run.report.measured = {"chunk": sizes.chosen, "lanes": dict(sizes.lanes)}
+        return target.out
+
+    def report(self) -> PipelineReport:
+        """The account of the last run so far: timeline, bandwidths, share of the ideal, what limits it."""
+        if self._report is None:
+            raise ValueError("the pipeline has not run yet; call map() or run() first")
+        return self._report
+
+    def close(self) -> None:
+        """Give the streams back; what runs still finishes. A run afterwards is refused. Again: nothing."""
+        for stream in self._streams.values():
+            stream.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = getattr(self.compute, "__name__", type(self.compute).__name__)
+        return (
+            f"<vram.Pipeline of {name} on {self.device.name}, like {self.library.name}, depth {self.depth}>"
+        )
+
+    # ---- memory -----------------------------------------------------------------------------------------
+
+    def _direct(self, array: HostArray) -> bool:
+        """Whether the device copies this host memory by itself."""
+        if self._staging is not None:
+            return not self._staging
+        backend = self.device.backend
+        if not isinstance(backend, _native.CudaBackend):
+            return True
+        return backend.host_pinned(array.ctypes.data, array.nbytes)
+
+    def _handed_out(self, chunk: Chunk) -> Any:
+        """What the user gets: arrays in page-locked memory, or copies where many of those are held."""
+        output, chunk.output = chunk.output, None
+        if len(self._handed) > self.depth:
+            output = walk(output, lambda leaf: leaf.copy() if id(leaf) in chunk.pinned_outputs else leaf)
+        elif chunk.output_buffers:
+            self._handed.add(chunk.output_buffers[0])
+        chunk.output_buffers.clear()
+        return output
+
+    def _chunk_sizes(self, whole: Any, rows: int) -> tuple[ChunkSizes, int, tuple[Any, ...]]:
+        arrays = list(leaves(whole))
+        key = tuple((array.dtype.str, array.shape[1:]) for array in arrays)
+        row_bytes = max(1, sum(array.nbytes for array in arrays) // max(1, rows))
+        total = row_bytes * rows
+        if self._chunk is not None:
+            fixed = self._chunk
+            return ChunkSizes(total, self.depth, lambda: fixed, fixed), row_bytes, key
+        chosen = self._sizes.get(key)
+        return ChunkSizes(total, self.depth, self._most_chunk_bytes, chosen), row_bytes, key
+
+    def _most_chunk_bytes(self) -> int:
+        """The largest chunk of which `depth`, with results like those so far, fit into a share of memory."""
+        report = self._report
+        ratio = 2.0 if report is None or not report.bytes_in else 1 + report.bytes_out / report.bytes_in
+        raw = self.pool.raw_stats()
+        limit = self.pool.limit or self.device.total_memory
+        free = min(limit - raw["live"], self.device.free_memory + raw["reserved"]["current"] - raw["live"])
+        return max(1, int(free * MEMORY_SHARE / (self.depth * ratio)))
+
+
+def _checked_depth(depth: object) -> int:
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise ConfigError(f"depth is a number of chunks from 1 on, not {depth!r}", value=depth)
+    return depth
+
+
+def _device_of(device: str | Device | None, pool: Pool | None) -> Device:
+    if pool is None:
+        return device if isinstance(device, Device) else Device(device)
+    if not isinstance(pool, Pool):
+        raise TypeError(f"pool is a vram.Pool, not {type(pool).__name__}")
+    if device is not None and Device(device) != pool.device:
+        raise ConfigError(f"the pool is on {pool.device.name}, not on {Device(device).name}")
+    return pool.device
+
+
+# ---- arrays that are cut ----------------------------------------------------------------------------------
+
+
+def _required_array(leaf: Any) -> HostArray:
+    array = host_array(leaf)
+    if array is None:
+        raise TypeError(f"run() takes arrays on the host, not {type(leaf).__name__}")
+    return array
+
+
+def _rows_of(whole: Any) -> int:
+    shapes = [array.shape for array in leaves(whole)]
+    if not shapes or any(not shape for shape in shapes):
+        raise ValueError("run() cuts arrays along their first axis; it needs arrays that have one")
+    lengths = {shape[0] for shape in shapes}
+    if len(lengths) != 1:
+        raise ValueError(f"the arrays have different lengths: {sorted(lengths)}; they are cut alike")
+    return int(lengths.pop())
+
+
+def _slices(whole: Any, rows: int, row_bytes: int, sizes: ChunkSizes) -> Iterator[Any]:
+    begin = 0
+    while begin < rows:
+        part = slice(begin, min(rows, begin + max(1, sizes.next() // row_bytes)))
+        yield walk(whole, operator.itemgetter(part))
+        begin = part.stop

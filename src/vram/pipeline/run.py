@@ -1,0 +1,546 @@
+"""One run of a pipeline: chunks on their way through the lanes, what they hold, and when it is let go.
+
+Order is by events; the host waits only for what it hands out. `pipeline` has the picture and promises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from vram.core.buffer import Buffer
+from vram.core.device import Device, Event, Stream, wait_out
+from vram.core.pool import Pool
+from vram.errors import DeviceError, OutOfMemory
+from vram.pipeline.arrays import HostArray, Result, np
+from vram.pipeline.report import LANES, PipelineReport, Span
+from vram.pipeline.structures import host_array, leaves, walk
+
+if TYPE_CHECKING:
+    from vram.pipeline.pipeline import Pipeline
+
+__all__ = ["Chunk", "Run", "Target"]
+
+TAG: Final = "pipeline"
+"""The tag of its allocations."""
+AHEAD: Final = 2
+"""Chunks that may be on their way to the device before those computed are taken out."""
+
+
+class Marks:
+    """The timing events of one chunk, two for each lane it passes; used again by later chunks."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._events: dict[tuple[str, bool], Event] = {}
+        self.ends: dict[str, Event] = {}
+
+    def _event(self, lane: str, end: bool) -> Event:
+        if (lane, end) not in self._events:
+            self._events[lane, end] = Event(self._device, timing=True)
+        return self._events[lane, end]
+
+    def begin(self, lane: str, stream: Stream) -> None:
+        self._event(lane, False).record(stream)
+
+    def end(self, lane: str, stream: Stream) -> None:
+        event = self._event(lane, True)
+        event.record(stream)
+        self.ends[lane] = event
+
+    def last(self) -> Event | None:
+        """The end of the last lane that was entered."""
+        return next((self.ends[lane] for lane in reversed(LANES) if lane in self.ends), None)
+
+    def spans(self, chunk: int, origin: Event, moved: dict[str, int]) -> list[Span]:
+        def since(event: Event) -> float:
+            return max(0.0, event.elapsed_ms(origin))  # another stream may have been a little earlier
+
+        return [
+            Span(chunk, lane, since(self._events[lane, False]), since(end), moved.get(lane, 0))
+            for lane, end in self.ends.items()
+        ]
+
+
+class Chunk:
+    """One batch on its way. What it holds is let go lane by lane; `Run` says when."""
+
+    def __init__(self, index: int, marks: Marks) -> None:
+        self.index = index
+        self.marks = marks
+        self.size = 0  # bytes of input
+        self.rows = slice(0, 0)  # of the array that run() cuts
+        self.moved: dict[str, int] = {}  # bytes, by lane
+        self.batch: Any = None  # the structure, with its arrays on the host
+        self.buffers: dict[int, Buffer] = {}  # device input, by the id of the host array
+        self.staging: list[Buffer] = []  # pinned input
+        self.results: Any = None  # of compute: Result in place of arrays
+        self.out_staging: list[tuple[Buffer, HostArray]] = []  # pinned results and where they go
+        self.output: Any = None
+        self.output_buffers: list[Buffer] = []  # the pinned memory of the output
+        self.pinned_outputs: set[int] = set()
+        self.computed = False  # or queued to be
+        self.last_use = "compute"  # the lane behind which its device input is free
+        self.error: BaseException | None = None
+        self.host_ms = 0.0  # what queuing it took
+        self.times: dict[str, float] = {}  # in each lane, and of the host
+
+    def fail(self, error: BaseException) -> None:
+        """Keep an error for the chunk's turn, without what the frames of its traceback hold."""
+        if self.error is None:
+            self.error = error
+        each: BaseException | None = error
+        while each is not None:
+            traceback.clear_frames(each.__traceback__)
+            each = each.__context__
+
+
+class Target:
+    """Where the rows of `Pipeline.run` go."""
+
+    def __init__(self, rows: int, out: Any, whole: Any) -> None:
+        self.out = out
+        self._rows = rows
+        if out is not None:
+            walk(out, lambda array: _check_out(array, rows, list(leaves(whole))))
+
+    def places(self, chunk: Chunk) -> list[HostArray]:
+        """The rows of `out` for a chunk's results, in order. Called for one chunk after the other."""
+        results = [leaf for leaf in leaves(chunk.results) if leaf is not None]
+        rows = chunk.rows.stop - chunk.rows.start
+        for result in results:
+            if not isinstance(result, Result) or result.shape[:1] != (rows,):
+                shown = result.shape if isinstance(result, Result) else type(result).__name__
+                raise ValueError(
+                    f"compute got {rows} rows and returned {shown}; run() needs arrays with as many rows, "
+                    "or None. Use map() for anything else."
+                )
+        if self.out is None and results:
+            if chunk.rows.start:
+                raise ValueError("compute returned arrays for this chunk and None for those before it")
+            self.out = walk(chunk.results, self._made)
+        places = [array[chunk.rows] for array in leaves(self.out) if array is not None]
+        if len(places) != len(results):
+            raise ValueError(f"compute returned {len(results)} arrays and out has {len(places)}")
+        for place, result in zip(places, results, strict=True):
+            if (place.shape, place.dtype) != (result.shape, result.dtype):
+                raise ValueError(
+                    f"compute returned {result.dtype} of shape {result.shape}; "
+                    f"out has {place.dtype} of shape {place.shape} there"
+                )
+        return places
+
+    def _made(self, leaf: Result | None) -> HostArray | None:
+        return None if leaf is None else np.empty((self._rows, *leaf.shape[1:]), leaf.dtype)
+
+
+def _check_out(array: Any, rows: int, inputs: list[HostArray]) -> None:
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable:
+        raise ValueError("out is a NumPy array, or a structure of them, writable and side by side (C order)")
+    if array.shape[:1] != (rows,):
+        raise ValueError(f"out has {array.shape[0] if array.shape else 'no'} rows; the input has {rows}")
+    for each in inputs:
+        same = array.ctypes.data == each.ctypes.data and array.nbytes == each.nbytes
+        if not same and np.may_share_memory(array, each):
+            raise ValueError("out overlaps the input without being the same memory; use another array")
+
+
+class Run:
+    """One pass of batches through a pipeline."""
+
+    def __init__(self, pipe: Pipeline, target: Target | None) -> None:
+        self.pipe = pipe
+        self.target = target
+        self.depth = pipe.depth
+        self.on_host = pipe.device.kind == "host"  # compute is work of the stream's thread
+        self.ahead = 1 if self.on_host else min(AHEAD, pipe.depth)  # there memory is waited for
+        self.report = PipelineReport(pipe.device.name, pipe.library.name, pipe.depth)
+        self.origin = Event(pipe.device, timing=True)
+        self.chunks_made = 0
+        self.rows_made = 0
+        self.alive: deque[Chunk] = deque()  # begun and not finished, oldest first
+        self.staged: deque[Chunk] = deque()  # with pinned input
+        self.holding: deque[Chunk] = deque()  # with device input
+        self.spare_marks: list[Marks] = []
+        self.more = True
+
+    def chunks(self, source: Iterator[Any]) -> Generator[Chunk, None, None]:
+        """Put everything through; yields each chunk when it is done, in order."""
+        fed: deque[Chunk] = deque()  # on their way to the device
+        waiting: deque[Chunk] = deque()  # computed, or queued to be, and not yet taken out
+        try:
+            self.origin.record(self.pipe._streams["upload"])
+            while True:
+                # Before the function is called, which may take its time, and before anybody waits.
+                while len(fed) < self.ahead and self._feed(source):
+                    fed.append(self.alive[-1])
+                if fed and len(waiting) < self.depth:
+                    self._compute(fed[0])
+                    waiting.append(fed.popleft())
+                elif waiting:
+                    self._finish(waiting[0])
+                    left = time.perf_counter()
+                    yield waiting.popleft()
+                    self.report.consumer_ms += (time.perf_counter() - left) * 1e3
+                else:
+                    return
+        finally:
+            self._end()
+
+    # ---- to the device ----------------------------------------------------------------------------------
+
+    def _feed(self, source: Iterator[Any]) -> bool:
+        """Take the next batch, if there is one, and queue its upload. An error waits for the chunk's turn."""
+        if not self.more:
+            return False
+        chunk = Chunk(self.chunks_made, self.spare_marks.pop() if self.spare_marks else self._new_marks())
+        begun = time.perf_counter()
+        try:
+            chunk.batch = next(source)
+        except StopIteration:
+            self.more = False
+            self.spare_marks.append(chunk.marks)
+            return False
+        except Exception as error:
+            chunk.fail(error)
+        finally:
+            self.report.input_ms += (time.perf_counter() - begun) * 1e3
+        self.chunks_made += 1
+        self.alive.append(chunk)
+        if chunk.error is None:
+            with self._host_time(chunk):
+                try:
+                    self._upload(chunk)
+                except Exception as error:
+                    chunk.fail(error)
+        self.more = chunk.error is None
+        return True
+
+    @contextlib.contextmanager
+    def _host_time(self, chunk: Chunk) -> Iterator[None]:
+        """Count what the host works, without what it waits."""
+        begun = time.thread_time()
+        yield
+        chunk.host_ms += (time.thread_time() - begun) * 1e3
+
+    def _new_marks(self) -> Marks:
+        return Marks(self.pipe.device)
+
+    def _upload(self, chunk: Chunk) -> None:
+        arrays = self._take(chunk)
+        staged = [array for array in arrays if array.nbytes and not self.pipe._direct(array)]
+        sources = self._stage(chunk, staged) if staged else {}
+        while len(self.holding) >= self.depth:
+            self._release(self.holding[0])
+        stream = self.pipe._streams["upload"]
+        for array in arrays:
+            chunk.buffers[id(array)] = self._allocate(
+                self.pipe.pool, array.nbytes, stream, self.holding, self._release
+            )
+        self.holding.append(chunk)
+        if staged:
+            stream.wait_event(chunk.marks.ends["stage in"])
+        chunk.marks.begin("upload", stream)
+        for array in arrays:
+            if array.nbytes:
+                source = sources.get(id(array), array.ctypes.data)
+                self.pipe.device.backend.copy(
+                    chunk.buffers[id(array)].ptr, source, array.nbytes, stream.handle
+                )
+        chunk.marks.end("upload", stream)
+        chunk.moved["upload"] = chunk.size
+
+    def _take(self, chunk: Chunk) -> list[HostArray]:
+        """The arrays of a batch, which stay in it until it is finished."""
+        arrays: dict[int, HostArray] = {}
+
+        def taken(leaf: Any) -> Any:
+            array = host_array(leaf)
+            if array is None:
+                return leaf
+            array = array if array.flags.c_contiguous else np.array(array, order="C")
+            return arrays.setdefault(id(array), array)
+
+        chunk.batch = walk(chunk.batch, taken)
+        chunk.size = sum(array.nbytes for array in arrays.values())
+        if self.target is not None:
+            rows = next(iter(arrays.values())).shape[0]
+            chunk.rows = slice(self.rows_made, self.rows_made + rows)
+            self.rows_made += rows
+        return list(arrays.values())
+
+    def _stage(self, chunk: Chunk, arrays: list[HostArray]) -> dict[int, int]:
+        """Queue copies into pinned memory; returns its address for each array."""
+        while len(self.staged) >= self.depth:
+            self._unstage(self.staged[0])
+        stream = self.pipe._streams["stage in"]
+        sources = {}
+        for array in arrays:
+            buffer = self._allocate(self.pipe.pinned, array.nbytes, stream, self.staged, self._unstage)
+            chunk.staging.append(buffer)
+            sources[id(array)] = buffer.ptr
+        self.staged.append(chunk)
+        chunk.marks.begin("stage in", stream)
+        for array in arrays:
+            self.pipe._copies.queue(
+                self.pipe.device.backend, stream.handle, sources[id(array)], array.ctypes.data, array.nbytes
+            )
+        chunk.marks.end("stage in", stream)
+        chunk.moved["stage in"] = sum(array.nbytes for array in arrays)
+        return sources
+
+    def _allocate(
+        self,
+        pool: Pool,
+        size: int,
+        stream: Stream,
+        holders: deque[Chunk],
+        let_go: Callable[[Chunk], None],
+    ) -> Buffer:
+        """Allocate; where memory is short, earlier chunks give theirs up first, in stream order.
+
+        Results may lie in the same pool: before giving up, they are waited for.
+        """
+        while True:
+            try:
+                return pool.allocate(size, stream=stream, tag=TAG)
+            except OutOfMemory:
+                if not holders and not self._fetch_results():
+                    raise
+            if holders:
+                let_go(holders[0])
+
+    def _fetch_results(self) -> bool:
+        """Wait for results that are on their way to the host and let go of them; false where none are."""
+        found = [chunk for chunk in self.alive if chunk.results is not None and not self.on_host]
+        for chunk in found:
+            last = chunk.marks.last()
+            if last is not None:
+                last.synchronize()
+            chunk.results = None
+        return bool(found)
+
+    def _unstage(self, chunk: Chunk) -> None:
+        """Free a chunk's pinned input behind its upload, in the order of the staging stream."""
+        if chunk in self.staged:
+            self.staged.remove(chunk)
+        if "upload" in chunk.marks.ends:
+            self.pipe._streams["stage in"].wait_event(chunk.marks.ends["upload"])
+        chunk.staging.clear()
+
+    def _release(self, chunk: Chunk) -> None:
+        """Free a chunk's device input behind its last use, in the order of the upload stream."""
+        self._compute(chunk)  # where memory is so short that its turn has not come yet
+        if chunk in self.holding:
+            self.holding.remove(chunk)
+        end = chunk.marks.ends.get(chunk.last_use)
+        if end is not None:
+            if self.on_host:
+                end.synchronize()  # until then Python holds arrays of it
+            else:
+                self.pipe._streams["upload"].wait_event(end)
+        while chunk.buffers:
+            _, buffer = chunk.buffers.popitem()
+            try:
+                buffer.free()
+            except BufferError:  # somebody keeps an array of it: it goes with that
+                buffer.record_stream(self.pipe.stream)
+
+    # ---- on the device ----------------------------------------------------------------------------------
+
+    def _compute(self, chunk: Chunk) -> None:
+        """Queue the function and the way back. On a GPU it is called now, on the host by the stream."""
+        if chunk.computed or chunk.error is not None:
+            return
+        chunk.computed = True
+        with self._host_time(chunk):
+            try:
+                (self._compute_on_host if self.on_host else self._compute_queued)(chunk)
+            except Exception as error:
+                chunk.fail(error)
+        self.more = self.more and chunk.error is None
+
+    def _begin(self, lane: str, after: str, chunk: Chunk) -> Stream:
+        stream = self.pipe._streams[lane]
+        stream.wait_event(chunk.marks.ends[after])
+        chunk.marks.begin(lane, stream)
+        return stream
+
+    def _compute_queued(self, chunk: Chunk) -> None:
+        stream = self._begin("compute", "upload", chunk)
+        self._call(chunk)
+        chunk.marks.end("compute", stream)
+        if chunk.error is not None or not self._has_results(chunk):
+            return
+        inputs = [(buffer.ptr, buffer.ptr + buffer.size) for buffer in chunk.buffers.values()]
+        down = self._begin("download", "compute", chunk)
+        for result, to in self._targets(chunk):
+            self.pipe.device.backend.copy(to, result.ptr, result.size, down.handle)
+            if any(begin <= result.ptr < end for begin, end in inputs):
+                chunk.last_use = "download"
+        chunk.marks.end("download", down)
+        if chunk.last_use == "download":  # its memory is the chunk's own; the library's array may go
+            chunk.results = walk(chunk.results, lambda leaf: _without_input(leaf, inputs))
+        if chunk.out_staging:
+            stream = self._begin("stage out", "download", chunk)
+            for buffer, place in chunk.out_staging:
+                self.pipe._copies.queue(
+                    self.pipe.device.backend, stream.handle, place.ctypes.data, buffer.ptr, place.nbytes
+                )
+            chunk.marks.end("stage out", stream)
+
+    def _compute_on_host(self, chunk: Chunk) -> None:
+        stream = self._begin("compute", "upload", chunk)
+        stream.launch(self._call, chunk)
+        chunk.marks.end("compute", stream)
+        down = self._begin("download", "compute", chunk)
+        down.launch(self._fetch, chunk)
+        chunk.marks.end("download", down)
+        chunk.last_use = "download"
+        if self.pipe._staging and self.target is not None:
+            stream = self._begin("stage out", "download", chunk)
+            stream.launch(self._store, chunk)
+            chunk.marks.end("stage out", stream)
+
+    def _call(self, chunk: Chunk) -> None:
+        """Call the user's function with the chunk's arrays, and look at what it returns."""
+        try:
+            chunk.results = self._returned(chunk)
+        except BaseException as error:
+            if not self.on_host and not isinstance(error, Exception):
+                raise  # an interrupt of this thread
+            chunk.fail(error)
+
+    def _returned(self, chunk: Chunk) -> Any:
+        library, pipe = self.pipe.library, self.pipe
+        with library.current(pipe.stream):
+            value = pipe.compute(walk(chunk.batch, lambda leaf: self._on_device(chunk, leaf)))
+            return walk(value, lambda leaf: library.result(leaf) or leaf)
+
+    def _on_device(self, chunk: Chunk, leaf: Any) -> Any:
+        buffer = chunk.buffers.get(id(leaf))
+        return leaf if buffer is None else self.pipe.library.wrap(buffer, leaf.shape, leaf.dtype)
+
+    # ---- back to the host -------------------------------------------------------------------------------
+
+    def _has_results(self, chunk: Chunk) -> bool:
+        """Whether there is anything to copy; where not, the output is what was returned."""
+        if self.target is not None:
+            return self.target.out is not None or any(leaf is not None for leaf in leaves(chunk.results))
+        if any(isinstance(leaf, Result) for leaf in leaves(chunk.results)):
+            return True
+        chunk.output = chunk.results
+        return False
+
+    def _targets(self, chunk: Chunk) -> Iterator[tuple[Result, int]]:
+        """Each result that has bytes, and the address it is copied to."""
+        chunk.moved["download"] = sum(leaf.size for leaf in leaves(chunk.results) if isinstance(leaf, Result))
+        # On the host this runs on the stream's own thread, where memory cannot wait for that stream.
+        stream = None if self.on_host else self.pipe._streams["download"]
+        pinned = self.pipe.pinned
+        if self.target is not None:
+            results = [leaf for leaf in leaves(chunk.results) if isinstance(leaf, Result)]
+            for result, place in zip(results, self.target.places(chunk), strict=True):
+                if not result.size:
+                    continue
+                if self.pipe._direct(place):
+                    yield result, place.ctypes.data
+                    continue
+                buffer = pinned.allocate(result.size, stream=stream, tag=TAG)
+                chunk.out_staging.append((buffer, place))
+                chunk.moved["stage out"] = chunk.moved.get("stage out", 0) + result.size
+                yield result, buffer.ptr
+            return
+        copies: list[tuple[Result, int]] = []
+
+        def placed(leaf: Any) -> Any:
+            if not isinstance(leaf, Result):
+                return leaf
+            if not leaf.size:
+                return np.empty(leaf.shape, leaf.dtype)
+            buffer = pinned.allocate(leaf.size, stream=stream, tag=TAG)
+            chunk.output_buffers.append(buffer)
+            array = np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
+            chunk.pinned_outputs.add(id(array))
+            copies.append((leaf, buffer.ptr))
+            return array
+
+        chunk.output = walk(chunk.results, placed)
+        yield from copies
+
+    def _fetch(self, chunk: Chunk) -> None:
+        """The download on the host, on its stream's thread."""
+        try:
+            if chunk.error is None and self._has_results(chunk):
+                for result, to in self._targets(chunk):
+                    self.pipe._copies.copy(to, result.ptr, result.size)
+        except Exception as error:
+            chunk.fail(error)
+        chunk.results = None
+
+    def _store(self, chunk: Chunk) -> None:
+        """The staging of output on the host, on its stream's thread."""
+        for buffer, place in chunk.out_staging:
+            self.pipe._copies.copy(place.ctypes.data, buffer.ptr, place.nbytes)
+
+    # ---- the end of a chunk, and of everything ----------------------------------------------------------
+
+    def _finish(self, chunk: Chunk) -> None:
+        """Wait for a chunk, let go of all but its output, and write down when it was where."""
+        last = chunk.marks.last()
+        if last is not None:
+            last.synchronize()
+        if chunk.error is not None:
+            error, chunk.error = chunk.error, None
+            error.add_note(f"in chunk {chunk.index} of {self.pipe!r}")
+            try:
+                raise error
+            finally:
+                del error  # its traceback leads back here
+        spans = chunk.marks.spans(chunk.index, self.origin, chunk.moved)
+        chunk.times = {span.lane: span.end_ms - span.begin_ms for span in spans}
+        chunk.times["host"] = chunk.host_ms
+        self.report.host_ms += chunk.host_ms
+        self.report.add_chunk(chunk.size, spans)
+        self._unstage(chunk)
+        self._release(chunk)
+        chunk.results = chunk.batch = None
+        chunk.out_staging.clear()
+        self.alive.remove(chunk)
+        chunk.marks.ends.clear()
+        self.spare_marks.append(chunk.marks)
+
+    def _end(self) -> None:
+        """Wait for what is still queued and let go of everything."""
+        if self.alive:
+            self._settle()
+        self.staged.clear()
+        self.holding.clear()
+        for chunk in self.alive:
+            chunk.batch = chunk.results = chunk.output = chunk.error = None
+            chunk.staging.clear()
+            chunk.out_staging.clear()
+            chunk.output_buffers.clear()
+            chunk.buffers.clear()
+        self.alive.clear()
+        self.spare_marks.clear()
+
+    def _settle(self) -> None:
+        """Wait for all streams; for the whole device where one refuses, or was closed meanwhile."""
+        try:
+            for stream in self.pipe._streams.values():
+                wait_out(stream.synchronize)
+        except DeviceError:
+            for _ in range(2):
+                with contextlib.suppress(DeviceError):
+                    wait_out(self.pipe.device.synchronize)
+                    return
+
+
+def _without_input(leaf: Any, inputs: list[tuple[int, int]]) -> Any:
+    ours = isinstance(leaf, Result) and any(begin <= leaf.ptr < end for begin, end in inputs)
+    return None if ours else leaf

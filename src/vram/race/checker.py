@@ -1,0 +1,801 @@
+"""`race_check()`: finds memory that streams share without order, by happens-before reasoning, not by timing.
+
+Here is what watches and reports. `reach` finds the memory that a launch reaches, `regions` compares bytes;
+the rules are in `history`, the clocks in `clocks`, the places in `sites`.
+Making order, and keeping memory back with record_stream, is the program's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from vram import _native
+from vram.core import device
+from vram.core.device import Device, Event, Reads, Stream, stream_handle
+from vram.core.pinned import PinnedPool
+from vram.errors import ConfigError, RaceError, VramError
+from vram.race.clocks import Clock, StreamKey, Work, join
+from vram.race.history import Allocation, Books, Group, Use
+from vram.race.reach import Found, Owner, memory_in, memory_of
+from vram.race.regions import Region
+from vram.race.sites import Names, Site, source_line, stack_here
+from vram.trace.model import Frame
+
+if TYPE_CHECKING:
+    from vram.core.graph import Graph
+
+__all__ = ["Race", "RaceChecker", "RaceWarning", "Site", "race_check", "reads"]
+
+Mode: TypeAlias = Literal["raise", "warn", "collect"]
+Kind: TypeAlias = Literal["free", "unordered", "use after free"]
+
+MOST_RACES = 1000
+"""Races that one checker keeps; `dropped` counts the others."""
+
+
+# ---- what is found ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Race:
+    """A pair of things done to one piece of memory that nothing orders.
+
+    `kind` says which: "free" (`use` may still run when what `free` gave back is handed out again; `reuse` is
+    where that happened, if it did), "unordered" (`earlier` and `use` overlap, one of them writes) or
+    "use after free". `stream` is the handle of the stream that should have waited, `used_on` of the other.
+    """
+
+    kind: Kind
+    device: str
+    address: int
+    size: int
+    stream: int
+    used_on: int
+    use: Site
+    missing: str
+    fix: str
+    fix_place: str
+    alternative: str | None = None
+    allocation: Site | None = None
+    free: Site | None = None
+    earlier: Site | None = None
+    reuse: Site | None = None
+
+    def __str__(self) -> str:
+        gone = self.free.what if self.free else "freed"
+        headline = _HEADLINES[self.kind].format(use=self.use, gone=gone)
+        lines = [f"{self.size} bytes at {self.address:#x} on {self.device} {headline}"]
+        lines.append(str(self.allocation) if self.allocation else "  allocated before the check began")
+        sites = {"free": (self.use, self.free, self.reuse), "unordered": (self.earlier, self.use)}
+        lines += [str(site) for site in sites.get(self.kind, (self.free, self.reuse, self.use)) if site]
+        lines.append(f"  missing: {self.missing}")
+        lines.append(f"  fix: {self.fix}  ({self.fix_place})")
+        if self.alternative:
+            lines.append(f"   or: {self.alternative}")
+        return "\n".join(lines)
+
+
+_HEADLINES: dict[Kind, str] = {
+    "free": "are {gone} while work on {use.stream_name} may still use them",
+    "unordered": "are used on {use.stream_name} with nothing to order it after an earlier use",
+    "use after free": "are used on {use.stream_name} after they were {gone}",
+}
+
+
+class RaceWarning(RuntimeWarning):
+    """What `race_check("warn")` warns with; `race` holds the evidence."""
+
+    def __init__(self, race: Race) -> None:
+        """Warn of one race."""
+        super().__init__(str(race))
+        self.race = race
+
+
+def reads(memory: Any) -> Any:
+    """Mark an argument of `stream.launch(function, reads(x))` as only read; the function gets `x` itself.
+
+    Without it, work counts as writing to every buffer among its arguments.
+    """
+    return Reads(memory)
+
+
+# ---- the checker ------------------------------------------------------------------------------------------
+
+
+def race_check(mode: Mode = "raise") -> RaceChecker:
+    """Watch all pools and streams for races: `with vram.race_check() as checker: ...`.
+
+    "raise" raises RaceError from the call that completes a race; from the next one where a dropped Buffer
+    does. "warn" issues a RaceWarning, "collect" only fills `checker.races`. One checker at a time.
+    """
+    return RaceChecker(mode)
+
+
+class RaceChecker:
+    """Made by `race_check`. A context manager; or call `start()` and `stop()`."""
+
+    def __init__(self, mode: Mode = "raise") -> None:
+        """Make a checker; it watches nothing yet."""
+        if mode not in get_args(Mode):
+            raise ConfigError(
+                f"race_check knows {', '.join(map(repr, get_args(Mode)))}, not {mode!r}", mode=mode
+            )
+        self.mode = mode
+        self.races: list[Race] = []
+        self.dropped = 0
+        self._watch = _Watch(self)
+
+    @property
+    def active(self) -> bool:
+        """Whether it watches now."""
+        return _active is self
+
+    def start(self) -> RaceChecker:
+        """Begin to watch. Memory and order from before are taken as they are."""
+        global _active
+        with _install_lock:
+            _require_nobody_watches()
+            self._watch = _Watch(self)
+            _active, device.observer = self, self._watch
+            _native.set_watcher(self._watch)
+        return self
+
+    def stop(self) -> None:
+        """Stop watching; raises what a dropped Buffer could not. Stopping again does nothing."""
+        self._uninstall()
+        self._watch.raise_remembered()
+
+    def use(self, memory: Any, stream: Any, *, writes: bool = True) -> None:
+        """Declare that work just queued on `stream` uses a Buffer, an array, an address, or a list of these.
+
+        For work that the checker cannot see, such as kernels launched by another library.
+        """
+        if self.active:
+            self._watch.declare(memory, stream, writes)
+
+    def _uninstall(self) -> None:
+        global _active
+        with _install_lock:
+            if _active is self:
+                _native.set_watcher(None)
+                _active = device.observer = None
+
+    def _keep(self, races: list[Race]) -> None:
+        room = MOST_RACES - len(self.races)
+        self.races += races[:room]
+        self.dropped += max(0, len(races) - room)
+
+    def __enter__(self) -> RaceChecker:
+        return self.start()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return self.stop()
+        self._uninstall()
+        for race in self._watch.take_remembered():
+            error.add_note(f"race_check also found: {race}")
+        return None
+
+    def __repr__(self) -> str:
+        state = "watching" if self.active else "not watching"
+        return f"<vram.race_check {self.mode!r}, {state}, {len(self.races)} race(s)>"
+
+
+_active: RaceChecker | None = None
+_install_lock = threading.Lock()
+
+
+def _require_nobody_watches() -> None:
+    if _active is not None:
+        raise VramError(
+            f"a race_check({_active.mode!r}) is already watching this process; there is one at a time, for "
+            "all pools and threads. Stop it first, or use its `races`."
+        )
+    if device.observer is not None:
+        raise VramError("vram.core.device.observer is taken by another watcher; race_check needs its place")
+
+
+def _after_fork_in_child() -> None:
+    """The child's devices are its own; what the parent watches does not concern it."""
+    global _active, _install_lock
+    _install_lock = threading.Lock()
+    if _active is not None:
+        _native.set_watcher(None)
+        _active = device.observer = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# ---- watching ---------------------------------------------------------------------------------------------
+
+
+class _Touch(NamedTuple):
+    """Bytes of one allocation that something uses."""
+
+    memory: Allocation
+    region: Region
+    writes: bool
+    holds: bool = False
+
+
+class _Watch:
+    """What is installed: the observer of `vram.core.device` and the watcher of the native pools.
+
+    One lock guards it. A garbage collection inside may drop buffers and close streams of this very thread;
+    that is put off until the books are at rest.
+    """
+
+    def __init__(self, checker: RaceChecker) -> None:
+        self._checker = checker
+        self._books = Books()
+        self._names = Names()
+        self._lock = threading.RLock()
+        self._busy = False
+        self._late: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._remembered: list[Race] = []
+        self._quiet = False
+        self._arenas: dict[int, Group] = {}
+        self._known: weakref.WeakKeyDictionary[Any, set[StreamKey]] = weakref.WeakKeyDictionary()  # to pools
+        self._capturing: dict[StreamKey, list[_Touch]] = {}
+        self._graphs: weakref.WeakKeyDictionary[Graph, list[_Touch]] = weakref.WeakKeyDictionary()
+
+    # -- order, told by vram.core.device
+
+    def on_record(self, event: Event, stream: Stream) -> None:
+        self._after(self._books.clocks.record, event, self._key(stream))
+
+    def on_wait(self, stream: Stream, event: Event) -> None:
+        self._after(self._books.clocks.wait, self._key(stream), event)
+
+    def on_sync(self, what: Stream | Event | Device) -> Callable[[], None]:
+        marked: Clock = {}
+        self._quietly(lambda: marked.update(self._books.clocks.marked(what)))
+        return lambda: self._after(self._books.clocks.learn, marked)
+
+    def on_launch(self, stream: Stream, work: Any, arguments: tuple[Any, ...]) -> Any:
+        if not callable(work):
+            return work  # for the backend to refuse
+        key = self._key(stream)
+        found = memory_in(work, arguments, functools.partial(self._is_ours, key.core))
+        clock: Clock = {}
+        self._before(self._launch, key, found, f"launch of {_name_of(work)}", clock)
+        if key in self._capturing:
+            return work  # it runs as often as the graph does
+        return Work(work, self._books.clocks.thread, clock)
+
+    def on_close(self, stream: Stream) -> None:
+        self._quietly(self._books.clocks.close, self._books.clocks.key(stream._core, stream._handle))
+
+    def on_capture(self, graph: Graph, stream: Stream) -> None:
+        self._after(self._capturing.__setitem__, self._key(stream), [])
+
+    def on_captured(self, graph: Graph, stream: Stream) -> None:
+        self._after(lambda: self._graphs.update({graph: self._capturing.pop(self._key(stream), [])}))
+
+    def on_graph(self, graph: Graph, handle: int) -> None:
+        self._before(self._launch_graph, self._books.clocks.key(graph.device._core, handle), graph)
+
+    def on_suspend(self, pool: Any, tag: str | None) -> Callable[[], None]:
+        waited: Clock = {}
+        site = Site("suspended", 0, "", stack_here())
+        self._before(self._suspend, pool, tag, site, waited)
+        return lambda: self._after(self._suspended, pool, _suspended_blocks(pool), site, waited)
+
+    def on_resume(self, pool: Any) -> None:
+        self._after(self._suspended, pool, _suspended_blocks(pool), None, {})
+
+    def on_pool_close(self, pool: Any) -> Callable[[], None]:
+        known, site = self.on_sync(pool.device), Site("freed with their pool", 0, "", stack_here())
+
+        def done() -> None:
+            self._after(self._pool_closed, pool, site)
+            known()
+
+        return done
+
+    # -- memory, told by the native pools
+
+    def on_allocate(self, pool: Any, address: int, size: int, handle: int) -> None:
+        key = self._pool_key(pool, handle)
+        self._after(self._allocate, key, address, size, self._site("allocated", key), pool, _group_of(pool))
+
+    def on_grow(self, pool: Any, block: int, size: int, handle: int) -> None:
+        key = self._pool_key(pool, handle)
+        self._after(self._grow, key, block, size, self._site("allocated", key), pool)
+
+    def on_shrink(self, pool: Any, block: int, size: int) -> None:
+        self._before(self._shrink, _core_of(pool), block, size, stack_here())
+
+    def on_free(self, pool: Any, address: int) -> None:
+        if not pool.closed:
+            self._before(self._free, _core_of(pool), address, stack_here())
+
+    def on_drop(self, pool: Any, address: int) -> None:
+        # Else the address may be another pool's by now, or the collector is taking the device apart, too.
+        if not pool.closed and hasattr(_core_of(pool), "kind"):
+            self._quietly(self._free, _core_of(pool), address, stack_here(), True)
+
+    def on_record_stream(self, pool: Any, address: int, handle: int) -> None:
+        self._before(self._record_stream, pool, address, self._pool_key(pool, handle))
+
+    def on_use(
+        self, pool: Any, block: int, address: int, size: int, owner: int, handle: int, writes: bool, what: str
+    ) -> None:
+        found = Found(Region(address, address + max(1, size)), writes, named=True)
+        found.owner = Owner(pool, block, address + size - block, owner, gone=False)
+        self._before(self._pool_use, self._pool_key(pool, handle), found, what)
+
+    def on_touch(self, pool: Any, address: int, size: int, handle: int, writes: bool, what: str) -> None:
+        found = Found(Region(address, address + max(1, size)), writes, named=False)
+        self._before(self._launch, self._pool_key(pool, handle), [found], what, {})
+
+    def on_host_wait(self, pool: Any, handle: int) -> None:
+        clocks = self._books.clocks
+        self._after(lambda: clocks.learn(clocks.view(clocks.key(_core_of(pool), handle))))
+
+    def on_stream_wait(self, pool: Any, handle: int, other: int) -> None:
+        core, clocks = _core_of(pool), self._books.clocks
+        self._after(clocks.follow, clocks.key(core, handle), [clocks.key(core, other)])
+
+    # -- arenas: a number stands for one of them
+
+    def on_piece(self, pool: Any, address: int, size: int, handle: int, arena: int, waits: bool) -> None:
+        key = self._pool_key(pool, handle)
+        site = self._site("allocated", key)
+        self._after(self._allocate, key, address, size, site, pool, self._arena(arena, waits))
+
+    def on_arena_stream(self, pool: Any, arena: int, handle: int, waits: bool) -> None:
+        self._after(self._arena(arena, waits).recorded.add, self._pool_key(pool, handle))
+
+    def on_settled(self, pool: Any, arena: int, handle: int, over: bool) -> None:
+        self._quietly(self._settled, arena, self._books.clocks.key(_core_of(pool), handle), over)
+
+    def _arena(self, arena: int, waits: bool) -> Group:
+        return self._arenas.setdefault(arena, Group(waits=waits, own=not waits))
+
+    # -- told by the program
+
+    def declare(self, memory: Any, stream: Any, writes: bool) -> None:
+        core = stream._core if isinstance(stream, Stream) else Device()._core
+        for found in memory_of(memory, writes, functools.partial(self._is_ours, core)):
+            if found.owner is not None and not isinstance(stream, Stream):
+                core = _core_of(found.owner.pool)
+            found.holds = False
+            key = self._books.clocks.key(core, stream_handle(stream, Device._of(core)))
+            self._before(self._launch, key, [found], "declared use", {})
+
+    # -- what follows from it: allocations
+
+    def _allocate(
+        self, key: StreamKey, address: int, size: int, site: Site, pool: Any, group: Group, **more: Any
+    ) -> Allocation:
+        made = self._books.allocate(key, address, size, site, weakref.ref(pool), group=group, **more)
+        made.captured = key in self._capturing
+        for race in made.took_over:
+            race.reuse = self._named(replace(site, what="handed out again"), key.core)
+        return made
+
+    def _adopt(self, owner: Owner) -> None:
+        """Memory allocated before the check began."""
+        core, block, size, stream = _core_of(owner.pool), owner.block, owner.size, owner.stream
+        with suppress(Exception):  # a piece of an arena is no allocation of the pool
+            facts = owner.pool.info(block)
+            size, stream = facts["bytes"], facts["stream"]
+        key = self._books.clocks.key(core, stream)
+        self._books.allocate(key, block, size, None, weakref.ref(owner.pool), group=_group_of(owner.pool))
+
+    def _grow(self, key: StreamKey, block: int, size: int, site: Site, pool: Any) -> None:
+        pieces = self._books.pieces(key.core, block)
+        there = sum(piece.size for piece in pieces)
+        group = pieces[0].group if pieces else _group_of(pool)
+        if size > there:
+            made = self._allocate(key, block + there, size - there, site, pool, group, block=block)
+            made.growable, made.told = True, pieces[0].told if pieces else made.told
+
+    def _shrink(self, core: Any, block: int, size: int, stack: tuple[Frame, ...]) -> None:
+        pieces = self._books.pieces(core, block)
+        for piece in pieces:
+            if piece.address < block + size < piece.address + piece.size:
+                pieces.append(self._books.split(piece, block + size - piece.address))
+        self._free_pieces([piece for piece in pieces if piece.address >= block + size], stack, False)
+
+    def _free(self, core: Any, address: int, stack: tuple[Frame, ...], dropped: bool = False) -> None:
+        # None: from before the check, or an error that the pool itself will raise.
+        self._free_pieces(self._books.pieces(core, address), stack, dropped)
+
+    def _free_pieces(self, pieces: list[Allocation], stack: tuple[Frame, ...], dropped: bool) -> None:
+        races: list[Race] = []
+        for memory in pieces:
+            site = Site("freed", memory.key.handle, "", stack)
+            unordered = self._books.unordered_at_free(memory, dropped)
+            found = [(self._freed_early(memory, use, site), use) for use in unordered]
+            memory.races += found
+            races += [race for race, _ in found]
+        self._tell(races)
+        for memory in pieces:
+            self._books.free(memory, Site("freed", memory.key.handle, "", stack), dropped=dropped)
+
+    def _record_stream(self, pool: Any, address: int, key: StreamKey) -> None:
+        memory = self._books.find(key.core, address)
+        if memory is None or memory.freed:
+            with suppress(Exception):  # what the pool does not know it will refuse
+                self._adopt(Owner(pool, address, pool.info(address)["bytes"], 0, gone=False))
+            memory = self._books.find(key.core, address)
+        if memory is not None and not memory.freed:
+            memory.group.recorded.add(key)
+
+    def _settled(self, arena: int, key: StreamKey, over: bool) -> None:
+        group = self._arenas.get(arena)
+        if group is None:
+            return
+        if group.waits:
+            self._books.clocks.follow(key, group.recorded)
+        if over:
+            del self._arenas[arena]
+
+    def _suspend(self, pool: Any, tag: str | None, site: Site, waited: Clock) -> None:
+        """The pool waits for the streams it knows of, or of what has the tag."""
+        found = [each for each in self._books.of_pool(pool) if not each.growable]
+        if tag is not None:
+            found = [each for each in found if _tag_of(pool, each) == tag]
+        keys = self._known.get(pool, ()) if tag is None else ()
+        for key in keys:
+            join(waited, self._books.clocks.view(key))
+        races: list[Race] = []
+        for memory in found:
+            before = join(self._books.waited_for(memory), waited if tag is None else {})
+            join(waited, before)
+            races += [
+                self._freed_early(memory, use, replace(site, stream=memory.key.handle))
+                for use in memory.uses
+                if before.get(use.key, 0) < use.tick and memory.first_time("free", use.key, use.tick)
+            ]
+        self._tell(races)
+
+    def _suspended(self, pool: Any, blocks: list[tuple[int, int]], site: Site | None, waited: Clock) -> None:
+        """These blocks of the pool have no memory now; others have."""
+        self._books.clocks.learn(waited)
+        regions = [Region(block, block + size) for block, size in blocks]
+        gone = {id(memory) for region in regions for memory in self._books.over(_core_of(pool), region)}
+        for memory in self._books.of_pool(pool):
+            memory.suspended = (memory.suspended or site) if id(memory) in gone else None
+
+    def _pool_closed(self, pool: Any, site: Site) -> None:
+        for memory in self._books.of_pool(pool):
+            self._books.free(memory, replace(site, stream=memory.key.handle))
+        self._known.pop(pool, None)
+
+    # -- what follows from it: uses
+
+    def _launch(self, key: StreamKey, found: list[Found], what: str, clock: Clock) -> None:
+        captured = self._capturing.get(key)
+        if captured is not None:
+            captured += self._touches(key, found, what)
+            return
+        now = self._books.clocks.advance(key)
+        clock.update(now)
+        self._use(list(self._touches(key, found, what)), key, now, what)
+
+    def _launch_graph(self, key: StreamKey, graph: Graph) -> None:
+        """Memory that was allocated in the capture is the graph's, also after its free."""
+        captured = self._graphs.get(graph, [])
+        touches = [
+            touch._replace(holds=False)
+            for touch in captured
+            if not (touch.memory.captured and touch.memory.freed)
+        ]
+        self._use(touches, key, self._books.clocks.advance(key), "launch of a graph")
+
+    def _pool_use(self, key: StreamKey, found: Found, what: str) -> None:
+        self._launch(key, [found], what, {})
+        for memory in self._books.over(key.core, found.region):
+            if key != memory.key or memory.group.own:
+                memory.group.recorded.add(key)  # the pool does so for its own copies and fills
+
+    def _touches(self, key: StreamKey, found: list[Found], what: str) -> Iterator[_Touch]:
+        """The allocations that are meant. Numbers that are no addresses are nothing."""
+        for each in found:
+            region = each.region
+            if each.owner is not None and not each.owner.gone:
+                memories = self._owned(each.owner, region)
+            elif each.owner is not None:
+                memories = self._gone(each, key, what)
+            else:
+                memories = [
+                    memory for core in self._cores(key.core) for memory in self._books.over(core, region)
+                ]
+                if region.open and memories:
+                    region = Region(region.start, self._end_of(memories[0]), open=True)
+                    memories = self._books.over(memories[0].key.core, region)
+            for memory in memories:
+                if each.named or not memory.gone:
+                    yield _Touch(memory, region, each.writes, each.holds)
+
+    def _owned(self, owner: Owner, region: Region) -> list[Allocation]:
+        core = _core_of(owner.pool)
+        live = [memory for memory in self._books.over(core, region) if not memory.freed]
+        if not live:
+            self._adopt(owner)
+            live = self._books.over(core, region)
+        return live
+
+    def _gone(self, found: Found, key: StreamKey, what: str) -> list[Allocation]:
+        """A Buffer that was freed; another allocation may have its place."""
+        assert found.owner is not None
+        if not found.named:
+            return []
+        known = self._books.find(_core_of(found.owner.pool), found.region.start)
+        if known is not None and known.freed:
+            return [known]
+        self._tell([self._used_after_reuse(found.owner, key, what)])
+        return []
+
+    def _cores(self, core: Any) -> list[Any]:
+        """Whose addresses an address may be: those of the stream's device, or of the host."""
+        return [core, *(each for each in self._books.cores() if each is not core and each.kind == "host")]
+
+    def _end_of(self, memory: Allocation) -> int:
+        pieces = [] if memory.freed else self._books.pieces(memory.key.core, memory.block)
+        return pieces[-1].end if pieces else memory.end
+
+    def _is_ours(self, core: Any, address: int) -> bool:
+        with self._lock:
+            return any(self._books.find(each, address) is not None for each in self._cores(core))
+
+    def _use(self, touches: list[_Touch], key: StreamKey, clock: Clock, what: str) -> None:
+        if not touches:
+            return
+        read = self._site(f"read by {what}", key)
+        sites = {False: read, True: replace(read, what=f"written by {what}")}
+        races: list[Race] = []
+        for memory, region, writes, _ in touches:
+            if memory.gone is not None:
+                if memory.first_time("after", key):
+                    races.append(self._used_after_free(memory, key, sites[writes]))
+                continue
+            found = self._books.unordered_before(memory, region, key, clock, writes)
+            races += [self._unordered(memory, use, inherited, key, sites[writes]) for use, inherited in found]
+        self._tell(races)
+        for memory, region, writes, holds in touches:
+            if memory.gone is None:
+                memory.uses.add(Use(key, clock[key], writes, region, sites[writes], holds))
+
+    # -- the races in words
+
+    def _freed_early(self, memory: Allocation, use: Use, free: Site) -> Race:
+        owner, user = self._code(memory.key), self._code(use.key)
+        return self._race(
+            "free",
+            memory,
+            use.site,
+            streams=(memory.key, use.key),
+            free=free,
+            missing=f"{user} → {owner}: neither {owner} nor the host waits for this use on {user} before the "
+            "free, and the pool is not told of it",
+            fix=_record_call(memory, user),
+            fix_place=f"before the free at {free.place}",
+            alternative=f"{owner}.wait_stream({user})  (after the use, before the free)",
+        )
+
+    def _unordered(
+        self, memory: Allocation, earlier: Use, inherited: bool, key: StreamKey, site: Site
+    ) -> Race:
+        what = f"before that, {earlier.site.what}" if inherited else earlier.site.what
+        waited_for = memory.key if inherited else earlier.key
+        first, second = self._code(waited_for), self._code(key)
+        return self._race(
+            "unordered",
+            memory,
+            site,
+            streams=(key, waited_for),
+            earlier=replace(earlier.site, what=what),
+            missing=f"{first} → {second}: nothing makes {second} wait for what was queued on {first}",
+            fix=f"{second}.wait_stream({first})",
+            fix_place=f"before {site.place}",
+        )
+
+    def _used_after_free(self, memory: Allocation, key: StreamKey, site: Site) -> Race:
+        gone = memory.gone
+        done = "suspend" if gone is not None and memory.freed is None else "free"
+        return self._race(
+            "use after free",
+            memory,
+            site,
+            streams=(memory.key, key),
+            free=gone,
+            missing=f"use → {done}: the {done} comes first, whatever the streams do",
+            fix=f"{_buffer_name(memory)}.free()" if done == "free" else "pool.resume()",
+            fix_place=f"not at {gone.place if gone else 'once'} but after {site.place}"
+            if done == "free"
+            else f"before {site.place}",
+        )
+
+    def _used_after_reuse(self, owner: Owner, key: StreamKey, what: str) -> Race:
+        """A freed Buffer whose addresses another allocation has by now."""
+        core = _core_of(owner.pool)
+        other = self._books.find(core, owner.block)
+        stream = self._books.clocks.key(core, owner.stream)
+        none = weakref.ref(owner.pool)
+        gone = Allocation(stream, owner.block, owner.size, 0, None, owner.block, Group(), none)
+        race = self._used_after_free(gone, key, self._site(f"used by {what}", key))
+        race.reuse = other.site if other is not None else None
+        return race
+
+    def _race(
+        self, kind: Kind, memory: Allocation, use: Site, streams: tuple[StreamKey, StreamKey], **facts: Any
+    ) -> Race:
+        (core, waiting, _), (_, used_on, _) = streams
+        facts.update(use=use, allocation=memory.site)
+        for name, fact in facts.items():
+            if isinstance(fact, Site):
+                facts[name] = self._named(fact, core)
+        return Race(kind, core.name, memory.address, memory.size, waiting, used_on, **facts)
+
+    def _named(self, site: Site, core: Any) -> Site:
+        return replace(site, stream_name=self._names.words(core, site.stream))
+
+    # -- telling
+
+    def _tell(self, races: list[Race]) -> None:
+        if not races:
+            return
+        self._checker._keep(races)
+        if self._checker.mode == "collect":
+            return
+        if self._quiet and self._checker.mode == "raise":
+            self._remembered += races
+            return
+        for race in races:
+            self._raise_or_warn(race)
+
+    def _raise_or_warn(self, race: Race) -> None:
+        if self._checker.mode == "raise":
+            raise RaceError(
+                str(race),
+                race=race,
+                address=race.address,
+                size=race.size,
+                stream=race.stream,
+                used_on=race.used_on,
+            )
+        frame = race.use.stack[0] if race.use.stack else Frame("<unknown>", 0, "")
+        try:
+            warnings.warn_explicit(RaceWarning(race), None, frame.filename, frame.line)
+        except RaceWarning:  # a filter makes errors of warnings
+            if not self._quiet:
+                raise
+            self._remembered.append(race)
+
+    def take_remembered(self) -> list[Race]:
+        """The races that could not be raised where they were found."""
+        with self._lock:
+            races, self._remembered = self._remembered, []
+        return races
+
+    def raise_remembered(self) -> None:
+        """Raise the first of them; all are in the checker's `races`."""
+        races = self.take_remembered()
+        if races:
+            self._raise_or_warn(races[0])
+
+    # -- one at a time
+
+    def _before(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Tell of something that is about to be done, and is not done if this raises."""
+        with self._lock:
+            if self._busy:
+                self._late.append((action, arguments))
+                return
+            self._catch_up()
+            self.raise_remembered()
+            self._run(action, arguments)
+
+    def _after(self, action: Callable[..., object], *arguments: Any) -> None:
+        """Tell of something that has been done."""
+        with self._lock:
+            self._quietly(action, *arguments)
+            if not self._busy:
+                self.raise_remembered()
+
+    def _quietly(self, action: Callable[..., object], *arguments: Any) -> None:
+        """Tell of something without raising; what is found is raised by the next call that can."""
+        with self._lock:
+            self._late.append((action, arguments))
+            if not self._busy:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        self._quiet = True
+        try:
+            while self._late:
+                action, arguments = self._late.popleft()
+                self._run(action, arguments)
+        finally:
+            self._quiet = False
+
+    def _run(self, action: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        self._busy = True
+        try:
+            action(*arguments)
+        finally:
+            self._busy = False
+
+    # -- streams and sites
+
+    def _code(self, key: StreamKey) -> str:
+        return self._names.code(key.core, key.handle)
+
+    def _pool_key(self, pool: Any, handle: int) -> StreamKey:
+        """The stream of a call to a pool, which knows it from then on."""
+        key = self._books.clocks.key(_core_of(pool), handle)
+        self._known.setdefault(pool, set()).add(key)
+        return key
+
+    def _key(self, stream: Stream) -> StreamKey:
+        return self._books.clocks.key(stream._core, stream._handle)
+
+    def _site(self, what: str, key: StreamKey) -> Site:
+        stack = stack_here()
+        self._names.notice(key.core, key.handle, stack)
+        return Site(what, key.handle, "", stack)
+
+
+def _core_of(pool: Any) -> Any:
+    return getattr(pool.device, "_core", pool.device)
+
+
+def _group_of(pool: Any) -> Group:
+    return Group(own=isinstance(pool, PinnedPool))
+
+
+def _tag_of(pool: Any, memory: Allocation) -> str | None:
+    with suppress(Exception):  # a piece of an arena is no allocation of the pool
+        tag: str | None = pool.info(memory.block)["tag"]
+        return tag
+    return None
+
+
+def _suspended_blocks(pool: Any) -> list[tuple[int, int]]:
+    """Address and size of each."""
+    return [
+        (block[0], block[1])
+        for segment in pool.raw_snapshot()
+        for block in segment["blocks"]
+        if block[3] == "suspended"
+    ]
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+# ---- names of memory --------------------------------------------------------------------------------------
+
+_ASSIGNED = re.compile(r"(?:^|\bas )([A-Za-z_][\w.]*)\s*(?::[^=]+)?(?:=(?!=)|:$)")
+_MALLOC = re.compile(r"([\w.]+)\.malloc\(")
+
+
+def _buffer_name(memory: Allocation) -> str:
+    """What the program calls the memory, by the line that allocated it."""
+    found = _ASSIGNED.search(source_line(memory.site.stack) if memory.site else "")
+    return found[1] if found else "buffer"
+
+
+def _record_call(memory: Allocation, stream: str) -> str:
+    raw = _MALLOC.search(source_line(memory.site.stack) if memory.site else "")
+    if raw:
+        return f"{raw[1]}.record_stream({_buffer_name(memory)}, {stream})"
+    return f"{_buffer_name(memory)}.record_stream({stream})"

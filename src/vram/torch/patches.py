@@ -1,0 +1,218 @@
+"""What PyTorch refuses under a plugged allocator, answered by vram's pools.
+
+PyTorch's public functions (`memory_stats`, `memory_allocated`, `memory_summary`, `_snapshot`,
+`_dump_snapshot`, `_record_memory_history`, …) end in a few functions of `torch._C`, which raise under a plug.
+Only those few are replaced, so every public function stays PyTorch's own. Shapes are made by `torch_format`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vram.core.pool import Pool
+from vram.torch.formats import ACCUMULATED, DeviceRecord, nested_stats, torch_snapshot
+
+__all__ = ["History", "Patches", "replacements"]
+
+HISTORY_ENTRIES = 1 << 18
+"""Events kept for each stream where _record_memory_history names no bound; 15 MB each."""
+MOST_HISTORY_ENTRIES = 1 << 24
+
+_log = logging.getLogger("vram")
+
+
+# ---- history ----------------------------------------------------------------------------------------------
+
+
+class History:
+    """What `_record_memory_history` asked for, applied to all pools, also to those made later."""
+
+    def __init__(self, pools: Mapping[int, Pool], usual_entries: Callable[[], int]) -> None:
+        """Begin with nothing asked for; without history the journals keep `usual_entries()` events."""
+        self._pools = pools
+        self._usual_entries = usual_entries
+        self._entries: int | None = None
+        self._stacks = False
+        self._oom_observers: list[Callable[[int, int, int, int], object]] = []
+        self.enabled = False
+
+    def record(self, enabled: str | None, *, stacks: bool, entries: int, clear: bool = False) -> None:
+        """Keep a history ("all"), only the stacks of what is live ("state"), or nothing (None)."""
+        if enabled not in (None, "state", "all"):
+            raise ValueError(f"expected enabled to be 'state', 'all', or None, not {enabled!r}")
+        bound = HISTORY_ENTRIES if entries > MOST_HISTORY_ENTRIES else max(1, entries)
+        before, self._entries = self._entries, bound if enabled == "all" else None
+        self.enabled = enabled is not None
+        self._stacks = enabled is not None and stacks
+        for pool in tuple(self._pools.values()):
+            pool._keep_stacks(self._stacks, self)
+            if clear or before != self._entries:
+                pool.journal_start(self._wanted_entries())
+
+    def join(self, device: int, pool: Pool) -> None:
+        """Have a new pool keep what is wanted now."""
+        pool._keep_stacks(self._stacks, self)
+        if self._entries is not None:
+            pool.journal_start(self._entries)
+        for observer in self._oom_observers:
+            pool.on_oom(_oom_callback(observer, device, pool))
+
+    def _wanted_entries(self) -> int:
+        return self._usual_entries() if self._entries is None else self._entries
+
+    def observe_oom(self, observer: Callable[[int, int, int, int], object]) -> None:
+        """Have `observer(device, size, reserved, free)` called before an allocation fails, on any device."""
+        self._oom_observers.append(observer)
+        for device, pool in tuple(self._pools.items()):
+            pool.on_oom(_oom_callback(observer, device, pool))
+
+
+def _oom_callback(
+    observer: Callable[[int, int, int, int], object], device: int, pool: Pool
+) -> Callable[[int, int], bool]:
+    """An observer of torch as a callback of the pool: told of what is about to fail, asks for no retry."""
+
+    def tell(size: int, _stream: int) -> bool:
+        observer(device, size, pool.stats().reserved, pool.device.free_memory)
+        return False
+
+    return tell
+
+
+# ---- the functions of torch._C ----------------------------------------------------------------------------
+
+
+def replacements(pools: Mapping[int, Pool], history: History, devices: int) -> dict[str, Callable[..., Any]]:
+    """What stands in for functions of `torch._C`, by name. `pools` has those in use, by device index."""
+    since: dict[int, dict[str, float]] = {}
+
+    def memory_stats(device: int) -> dict[str, Any]:
+        pool = pools.get(device)
+        return nested_stats({} if pool is None else pool.stats(), since.get(device))
+
+    def reset_peaks(device: int) -> None:
+        if device in pools:
+            pools[device].reset_peak()
+
+    def reset_accumulated(device: int) -> None:
+        if device in pools:
+            stats = pools[device].stats()
+            since[device] = {key: stats[key] for key in ACCUMULATED}
+
+    def memory_fraction(device: int) -> float:
+        pool = pools.get(device)
+        limit = None if pool is None else pool.limit
+        return 1.0 if pool is None or limit is None else min(1.0, limit / pool.device.total_memory)
+
+    def snapshot(wanted: tuple[Any, ...] | None = None) -> dict[str, Any]:
+        pool_id, traces = (wanted or ())[:2], len(wanted or ()) < 3 or wanted[2]  # type: ignore[index]
+        if any(pool_id):
+            raise RuntimeError(
+                f"vram's snapshots do not tell pools apart; pool {pool_id} has none of its own"
+            )
+        return _snapshot(pools, devices, traces=traces)
+
+    def record_history(
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = sys.maxsize,
+        clear_history: bool = False,
+        *_other: Any,
+    ) -> None:
+        history.record(enabled, stacks=context is not None, entries=max_entries, clear=clear_history)
+
+    def record_history_legacy(
+        enabled: bool,
+        record_context: bool = True,
+        trace_alloc_max_entries: int = 1,
+        trace_alloc_record_context: bool = False,
+        *_other: Any,
+    ) -> None:
+        mode = None if not enabled else "all" if trace_alloc_max_entries > 1 else "state"
+        wanted = record_context or trace_alloc_record_context
+        history.record(mode, stacks=wanted, entries=trace_alloc_max_entries)
+
+    return {
+        "_cuda_memoryStats": memory_stats,
+        "_cuda_resetPeakMemoryStats": reset_peaks,
+        "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
+        "_cuda_getMemoryFraction": memory_fraction,
+        "_cuda_memorySnapshot": snapshot,
+        "_cuda_record_memory_history": record_history,
+        "_cuda_record_memory_history_legacy": record_history_legacy,
+        "_cuda_isHistoryEnabled": lambda: history.enabled,
+        "_cuda_attach_out_of_memory_observer": lambda observer: history.observe_oom(observer),
+        "_accelerator_getDeviceStats": lambda device: memory_stats(device),
+        "_accelerator_resetPeakStats": lambda device: reset_peaks(device),
+        "_accelerator_resetAccumulatedStats": lambda device: reset_accumulated(device),
+    }
+
+
+def _snapshot(pools: Mapping[int, Pool], devices: int, *, traces: bool) -> dict[str, Any]:
+    records = {}
+    for index, pool in tuple(pools.items()):
+        events = pool.journal()[0] if traces else []
+        records[index] = DeviceRecord(pool.snapshot(), events)
+    settings = next((pool.config() for pool in pools.values()), {})
+    epoch_ns = time.time_ns() - time.monotonic_ns()
+    return torch_snapshot(records, devices=devices, epoch_ns=epoch_ns, settings=settings)
+
+
+# ---- putting them in --------------------------------------------------------------------------------------
+
+
+class Patches:
+    """Attributes replaced for a while; `restore` puts every one back."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(self, owner: Any, name: str, value: Any) -> bool:
+        """Replace an attribute; false, and nothing happens, where there is none."""
+        try:
+            original = getattr(owner, name)
+        except AttributeError:
+            return False
+        setattr(owner, name, value)
+        self._replaced.append((owner, name, original))
+        return True
+
+    def replace_functions(self, owner: Any, functions: Mapping[str, Callable[..., Any]]) -> None:
+        """Replace functions by others, which take over names and docstrings."""
+        missing = [name for name, function in functions.items() if not self._replace(owner, name, function)]
+        if missing:
+            _log.debug("this PyTorch has no %s; nothing to replace", ", ".join(missing))
+
+    def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> bool:
+        original = getattr(owner, name, None)
+        if original is None:
+            return False
+        for attribute in ("__name__", "__qualname__", "__doc__"):
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(function, attribute, getattr(original, attribute))
+        return self.replace(owner, name, function)
+
+    def restore(self) -> None:
+        """Put everything back, last first. Again: nothing."""
+        while self._replaced:
+            owner, name, original = self._replaced.pop()
+            setattr(owner, name, original)
+
+    def without_graph_trees(self) -> None:
+        """Have torch.compile record one graph a function.
+
+        Its trees of graphs save and restore the state of PyTorch's own allocator, which a plug has not.
+        """
+        try:
+            config = importlib.import_module("torch._inductor.config")
+        except ImportError:
+            return
+        self.replace(config.triton, "cudagraph_trees", False)

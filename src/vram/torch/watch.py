@@ -1,0 +1,300 @@
+"""Recording PyTorch's own allocator: `vram.torch.watch(path)`, where vram is not installed under PyTorch.
+
+PyTorch keeps a history in a ring; here it is read now and then, and what is new goes to a trace file. Reading
+a snapshot is `vram.trace.torch_snapshot`'s, writing the file `vram.trace`'s.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import inspect
+import logging
+import os
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vram.core.locks import new_event, new_lock
+from vram.errors import DeviceError, TraceError
+from vram.observe import annotations as marks
+from vram.observe.recorder import DEFAULT_KEEP, beside, path_of_rank
+from vram.sizes import parse_size
+from vram.trace import Segment, Trace, TraceWriter
+from vram.trace.torch_snapshot import decode_snapshot
+
+__all__ = ["Watch"]
+
+DEFAULT_ENTRIES = 200_000
+"""Events PyTorch keeps between two readings."""
+MOST_SHARE = 0.05
+"""Of the program's time that reading may take: the more it costs, the rarer it is."""
+TAIL = 8
+"""So many events tell where the last reading ended."""
+
+_log = logging.getLogger("vram")
+
+
+class Watch:
+    """PyTorch's allocator as it is recorded, made by `vram.torch.watch`. Any thread may use it."""
+
+    def __init__(
+        self,
+        torch: Any,
+        path: str | os.PathLike[str],
+        *,
+        every: float = 5.0,
+        entries: int = DEFAULT_ENTRIES,
+        rotate: int | str | None = None,
+        keep: int = DEFAULT_KEEP,
+    ) -> None:
+        """Begin; see `vram.torch.watch`."""
+        self.path = path_of_rank(Path(path))
+        if _watching:
+            raise DeviceError(f"PyTorch is watched already, into {_watching[0].path}; close that one first")
+        self._memory = torch.cuda.memory
+        self._options: dict[str, Any] = {
+            "piece_bytes": None if rotate is None else parse_size(rotate),
+            "max_pieces": keep,
+        }
+        self._every = every
+        self._files: dict[int, _DeviceFile] = {}
+        self._marks: deque[tuple[str, str, int]] = deque()
+        self._lock = new_lock()  # an observer may come in between
+        self._ending = new_event()
+        _begin_history(self._memory, entries)
+        _watching.append(self)
+        marks.join(self)
+        _observe_out_of_memory(torch)
+        self._thread = threading.Thread(target=self._run, name="vram-watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def events(self) -> int:
+        """Events in the files so far."""
+        return sum(file.writer.events for file in self._files.values())
+
+    @property
+    def dropped(self) -> int:
+        """How often PyTorch's ring ran over between two readings; each time at least one event was lost."""
+        return sum(file.writer.dropped for file in self._files.values())
+
+    @property
+    def closed(self) -> bool:
+        """Whether the recording has ended."""
+        return self._ending.is_set()
+
+    def mark(self, stage: str, name: str) -> None:
+        """Note the "START" or "END" of what is called `name`, now."""
+        self._marks.append((stage, name, time.time_ns() // 1000))
+
+    def flush(self) -> None:
+        """Write what PyTorch has recorded up to now."""
+        with self._lock:
+            if not self.closed:
+                self._read()
+
+    def _run(self) -> None:
+        pause = self._every
+        while not self._ending.wait(pause):
+            begin = time.monotonic()
+            try:
+                self.flush()
+            except Exception as error:
+                _log.error("watching PyTorch into %s ends: %s", self.path, error)
+                self._leave()
+            pause = max(self._every, (time.monotonic() - begin) / MOST_SHARE)
+
+    def _read(self) -> None:
+        marked = [self._marks.popleft() for _ in range(len(self._marks))]
+        snapshot = self._memory._snapshot()
+        devices = {
+            *(device for device, events in enumerate(snapshot.get("device_traces", ())) if events),
+            *(segment.get("device", 0) for segment in snapshot.get("segments", ())),
+        }
+        for device in sorted(devices or {0}):
+            self._file(device).write(snapshot, marked)
+
+    def _file(self, device: int) -> _DeviceFile:
+        if device not in self._files:
+            path = beside(self.path, f"cuda:{device}") if self._files else self.path
+            self._files[device] = _DeviceFile(path, device, self._options)
+        return self._files[device]
+
+    def close(self) -> None:
+        """Write the rest with the segments there are now, and have PyTorch keep no more history."""
+        with self._lock:
+            if not self.closed:
+                try:
+                    self._read()
+                finally:
+                    self._leave()
+                    for file in self._files.values():
+                        file.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _leave(self) -> None:
+        self._ending.set()
+        marks.leave(self)
+        if self in _watching:
+            _watching.remove(self)
+        with contextlib.suppress(RuntimeError):
+            self._memory._record_memory_history(enabled=None)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<vram.torch.Watch to {str(self.path)!r}: {self.events} events, {state}>"
+
+
+class _DeviceFile:
+    """The events of one device, as far as they were read."""
+
+    def __init__(self, path: Path, device: int, options: dict[str, Any]) -> None:
+        self.device = device
+        self._start_us = time.time_ns() // 1000
+        self.writer = TraceWriter(path, device=device, start_us=self._start_us, **options)
+        self._tail: list[tuple[Any, ...]] = []
+        self._marks_seen = 0
+        self._segments: tuple[Segment, ...] = ()
+        self._settings: dict[str, object] = {}
+
+    def write(self, snapshot: dict[str, Any], marked: Sequence[tuple[str, str, int]]) -> None:
+        """Append what is new in a snapshot, and the program's marks."""
+        traces = list(snapshot.get("device_traces", ()))
+        events = traces[self.device] if self.device < len(traces) else []
+        first = self._first_new(events)
+        ran_over = bool(self._tail and events and first == 0)
+        new = events[first:]
+        if new:
+            self._tail = [_identity(event) for event in events[-TAIL:]]
+        traces[self.device : self.device + 1] = [new]
+        trace = decode_snapshot({**snapshot, "device_traces": traces}, self.device)
+        offset = trace.start_us - self._start_us if new else -self._start_us
+        theirs = [(mark.stage, mark.name, mark.time_us + offset) for mark in trace.annotations]
+        ours = [(stage, name, time_us - self._start_us) for stage, name, time_us in marked]
+        for mark in sorted([*theirs[self._marks_seen :], *ours], key=lambda each: each[2]):
+            self.writer.annotate(*mark)
+        self._marks_seen = len(theirs)
+        self._append(trace, offset, ran_over=ran_over)
+        self._settings = {"allocator": "torch", **trace.settings}
+
+    def _first_new(self, events: Sequence[dict[str, Any]]) -> int:
+        """Where the events begin that the last reading did not have; 0 where none of those is left."""
+        for end in range(len(events) if self._tail else 0, 0, -1):
+            if _identity(events[end - 1]) != self._tail[-1]:
+                continue
+            before = [_identity(event) for event in events[max(0, end - TAIL) : end]]
+            if before == self._tail[-len(before) :]:
+                return end
+        return 0
+
+    def _append(self, trace: Trace, offset: int, *, ran_over: bool) -> None:
+        stacks = [self.writer.stack(trace.frames_of(number)) for number in range(len(trace.stacks))]
+        streams = [self.writer.stream(handle) for handle in trace.streams]
+        tags = [self.writer.tag(name) for name in trace.tags]
+        self.writer.append(
+            {
+                "action": trace.action,
+                "stream": array("I", map(streams.__getitem__, trace.stream)),
+                "address": trace.address,
+                "size": trace.size,
+                "time_us": array("q", [time_us + offset for time_us in trace.time_us]),
+                "stack": array("I", map(stacks.__getitem__, trace.stack)),
+                "tag": array("I", map(tags.__getitem__, trace.tag)),
+            },
+            dropped=int(ran_over),
+        )
+        self._segments = tuple(_renumbered(segment, streams, stacks) for segment in trace.segments)
+
+    def close(self) -> None:
+        self.writer.close(self._segments, self._settings)
+
+
+def _identity(event: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells an event from its neighbours."""
+    return (*(event.get(key) for key in ("action", "addr", "device_free", "size", "stream", "time_us")),)
+
+
+def _renumbered(segment: Segment, streams: Sequence[int], stacks: Sequence[int]) -> Segment:
+    blocks = tuple(replace(block, stack=stacks[block.stack]) for block in segment.blocks)
+    return replace(segment, stream=streams[segment.stream], stack=stacks[segment.stack], blocks=blocks)
+
+
+# ---- PyTorch's side ---------------------------------------------------------------------------------------
+
+
+def _begin_history(memory: Any, entries: int) -> None:
+    """Have PyTorch keep Python stacks and `entries` events, by whichever arguments this version takes."""
+    record: Callable[..., None] = memory._record_memory_history
+    wanted = {"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": entries}
+    try:
+        taken = inspect.signature(record).parameters
+    except (TypeError, ValueError):
+        taken = inspect.signature(lambda enabled, **_more: None).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        wanted = {name: value for name, value in wanted.items() if name in taken}
+    record(**wanted)
+
+
+def _observe_out_of_memory(torch: Any) -> None:
+    """Once a process: PyTorch offers no way to take an observer out again."""
+    global _observing
+    attach = next(
+        (
+            found
+            for name in ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
+            if (found := getattr(torch._C, name, None)) is not None
+        ),
+        None,
+    )
+    if attach is None:
+        _log.warning("this PyTorch tells nobody when memory runs out; the recording may miss the moment")
+    elif not _observing:
+        attach(_out_of_memory)
+        _observing = True
+
+
+def _out_of_memory(_device: int, _size: int, _allocated: int, _free: int) -> None:
+    """Called by PyTorch without its locks, before it raises: the program may not live much longer."""
+    for watch in tuple(_watching):
+        try:
+            watch.flush()
+        except Exception as error:
+            _log.error("what PyTorch did before memory ran out is not in %s: %s", watch.path, error)
+
+
+_watching: list[Watch] = []
+_left_to_parent: list[Watch] = []  # never let go: their end would write into the parent's file
+_observing = False
+
+
+def _close_all() -> None:
+    for watch in tuple(_watching):
+        try:
+            watch.close()
+        except (TraceError, RuntimeError, OSError) as error:
+            _log.error("the end of the recording to %s is missing: %s", watch.path, error)
+
+
+def _after_fork_in_child() -> None:
+    """Recordings are the parent's."""
+    _left_to_parent.extend(_watching)
+    for watch in _watching:
+        watch._ending.set()
+    _watching.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,1 @@
+"""Where other tools show what vram knows: IPython and pytest."""

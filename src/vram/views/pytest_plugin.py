@@ -1,0 +1,201 @@
+"""The pytest plugin: `--vram`, the markers `limit_vram` and `limit_vram_leaks`, and the fixture `vram_pool`.
+
+pytest loads it wherever vram is installed, so it imports nothing of vram until a test asks for it. Measuring
+is the pools' own; here is when, and what is too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from vram.core.pool import Pool
+    from vram.core.snapshot import Leak
+    from vram.observe.measure import Stretch
+
+MARKERS = (
+    'limit_vram(size): fail if the test holds more than size, such as "2 GiB", on any device at once',
+    "limit_vram_leaks(size, warmup=2): run the test warmup times, then once more; fail if that leaves more "
+    "than size behind",
+)
+NAMES = ("vram_peak_bytes", "vram_kept_bytes", "vram_allocations")
+"""Properties of a test's report, in JUnit files, too."""
+MOST_SHOWN = 10
+"""Tests in the report of a run, and groups in that of a leak."""
+_WARMING = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("vram", "memory of vram's pools")
+    group.addoption("--vram", action="store_true", help="measure every test and report those that held most")
+    group.addoption(
+        "--vram-device",
+        metavar="NAME",
+        help='the device of the fixture vram_pool, such as "model:16GiB"; by default the default device',
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say what the markers are, and collect the numbers where they are wanted."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    if config.getoption("--vram"):
+        config.pluginmanager.register(_Report(), "vram-report")
+
+
+@pytest.fixture
+def vram_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """A pool of its own for the test, which knows where each allocation was made."""
+    from vram.core.pool import Pool
+
+    with Pool(request.config.getoption("--vram-device"), stacks="python") as pool:
+        yield pool
+
+
+# ---- one test ---------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Measure the call of a test that asks for it; fixtures are not counted."""
+    limit = _marked(pyfuncitem, "limit_vram", _limit)
+    leaks = _marked(pyfuncitem, "limit_vram_leaks", _leak_limit)
+    wanted = limit is not None or leaks is not None or pyfuncitem.config.getoption("--vram")
+    if not wanted or pyfuncitem.stash.get(_WARMING, False):
+        return (yield)
+    for _ in range(0 if leaks is None else leaks[1]):
+        _warm_up(pyfuncitem)
+    from vram.observe.measure import Stretch
+
+    stretch = Stretch(leaks=leaks is not None)
+    try:
+        with stretch:
+            result = yield
+    finally:
+        pyfuncitem.user_properties.extend(zip(NAMES, _numbers(stretch), strict=True))
+    if limit is not None:
+        _require_peak(stretch, limit)
+    if leaks is not None:
+        _require_leaks(stretch, leaks[0])
+    return result
+
+
+def _warm_up(item: pytest.Function) -> None:
+    """Call the test as pytest would, whichever plugin does it, without measuring."""
+    item.stash[_WARMING] = True
+    try:
+        item.ihook.pytest_pyfunc_call(pyfuncitem=item)
+    finally:
+        item.stash[_WARMING] = False
+
+
+def _marked(item: pytest.Function, name: str, read: Callable[..., Any]) -> Any:
+    marker = item.get_closest_marker(name)
+    if marker is None:
+        return None
+    from vram.errors import ConfigError
+
+    try:
+        return read(*marker.args, **marker.kwargs)
+    except (TypeError, ConfigError) as error:
+        raise pytest.UsageError(f"{item.nodeid}: the marker {name} is used wrongly: {error}") from error
+
+
+def _limit(size: int | str) -> int:
+    from vram.sizes import parse_size
+
+    return parse_size(size)
+
+
+def _leak_limit(size: int | str, *, warmup: Any = 2) -> tuple[int, int]:
+    from vram.errors import ConfigError
+    from vram.sizes import parse_size
+
+    if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+        raise ConfigError(f"warmup is how often to run first, at least 0, not {warmup!r}")
+    return parse_size(size), warmup
+
+
+def _numbers(stretch: Stretch) -> tuple[int, int, int]:
+    """The peak of the device that had the highest, bytes kept, and allocations."""
+    peak = max(stretch.peaks.values(), default=0)
+    return peak, sum(stretch.kept.values()), sum(stretch.allocations.values())
+
+
+def _require_peak(stretch: Stretch, limit: int) -> None:
+    from vram.sizes import format_size
+
+    for place, peak in stretch.peaks.items():
+        if peak > limit:
+            pytest.fail(
+                f"the test held {format_size(peak)} on {place} at once, and limit_vram allows "
+                f"{format_size(limit)}",
+                pytrace=False,
+            )
+
+
+def _require_leaks(stretch: Stretch, limit: int) -> None:
+    leaked = sum(leak.bytes for leak in stretch.left)
+    if leaked > limit:
+        pytest.fail("\n".join(_leak_lines(stretch.left, leaked, limit)), pytrace=False)
+
+
+def _leak_lines(leaks: list[Leak], leaked: int, limit: int) -> Iterator[str]:
+    from vram.sizes import format_count, format_size
+
+    count = format_count(sum(leak.count for leak in leaks), "allocation")
+    yield (
+        f"the test left {format_size(leaked)} behind in {count}, and limit_vram_leaks allows "
+        f"{format_size(limit)}"
+    )
+    for leak in leaks[:MOST_SHOWN]:
+        label = f" tagged {leak.tag!r}" if leak.tag is not None else ""
+        yield f"  {leak.count} × {format_size(leak.size)}{label}, allocated at"
+        for stack in leak.stacks[:MOST_SHOWN] or ((),):
+            yield from (f"    {frame.filename}:{frame.line} in {frame.name}" for frame in _of_test(stack))
+            yield "" if stack else "    a place that is not known"
+    if len(leaks) > MOST_SHOWN:
+        yield f"  and {len(leaks) - MOST_SHOWN} more groups"
+
+
+def _of_test(stack: Any) -> Iterator[Any]:
+    """The calls up to the test itself; what called it is pytest's."""
+    for frame in stack:
+        if "/_pytest/" in frame.filename or "/pluggy/" in frame.filename:
+            return
+        yield frame
+
+
+# ---- the run ----------------------------------------------------------------------------------------------
+
+
+class _Report:
+    """The numbers of every test, from whichever process ran it."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, int, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what a test's report brings along."""
+        found = dict(report.user_properties)
+        if report.when == "call" and all(name in found for name in NAMES):
+            peak, kept, allocations = (int(found[name]) for name in NAMES)  # type: ignore[call-overload]
+            self._rows.append((peak, kept, allocations, report.nodeid))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Show those that held most."""
+        from vram.sizes import format_size
+
+        used = sorted((row for row in self._rows if row[2]), key=lambda row: (-row[0], row[3]))
+        terminalreporter.section("vram")
+        terminalreporter.line(f"{len(used)} of {len(self._rows)} tests allocated from vram's pools")
+        if used:
+            terminalreporter.line(f"{'peak':>12}{'kept':>12}{'allocations':>14}  test")
+        for peak, kept, allocations, name in used[:MOST_SHOWN]:
+            terminalreporter.line(f"{format_size(peak):>12}{format_size(kept):>12}{allocations:>14,}  {name}")
+        if len(used) > MOST_SHOWN:
+            terminalreporter.line(f"and {len(used) - MOST_SHOWN} more")
