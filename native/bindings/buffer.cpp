@@ -548,7 +548,7 @@ Status queue_wait(Backend& backend, StreamHandle from, StreamHandle to) {
 // Streams that last are adopted before a pool meets them.
 bool meet(PyBuffer* self, StreamHandle consumer) {
   static PyObject* function = nullptr;
-  PyObject* found = python_function(function, "vram.core.device", "meet");
+  PyObject* found = python_function(function, "vram.core.stream", "meet");
   PyObject* met =
       found == nullptr
           ? nullptr

@@ -1321,7 +1321,7 @@ bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out) {
   if (PyLong_CheckExact(object)) {
     number = Py_NewRef(object);
   } else {
-    PyObject* function = python_function(named_handle, "vram.core.device", "named_handle");
+    PyObject* function = python_function(named_handle, "vram.core.stream", "named_handle");
     if (function != nullptr) number = PyObject_CallFunctionObjArgs(function, object, pool->device, nullptr);
     if (number == nullptr) return false;
   }

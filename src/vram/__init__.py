@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vram.core.buffer import Buffer as Buffer
     from vram.core.device import Device as Device
-    from vram.core.device import Event as Event
-    from vram.core.device import Stream as Stream
     from vram.core.device import devices as devices
     from vram.core.dlpack import from_dlpack as from_dlpack
     from vram.core.driver_pool import DriverPool as DriverPool
-    from vram.core.graph import Graph as Graph
     from vram.core.manager import MemoryManager as MemoryManager
     from vram.core.manager import configure as configure
     from vram.core.manager import get_memory_manager as get_memory_manager
@@ -29,6 +26,9 @@ if TYPE_CHECKING:
     from vram.core.snapshot import Snapshot as Snapshot
     from vram.core.stats import Measurement as Measurement
     from vram.core.stats import Stats as Stats
+    from vram.core.stream import Event as Event
+    from vram.core.stream import Graph as Graph
+    from vram.core.stream import Stream as Stream
     from vram.core.tags import tag as tag
     from vram.errors import ConfigError as ConfigError
     from vram.errors import DeviceError as DeviceError
@@ -71,8 +71,8 @@ _PLACES = {
     "Device": "vram.core.device",
     "DeviceError": "vram.errors",
     "DriverPool": "vram.core.driver_pool",
-    "Event": "vram.core.device",
-    "Graph": "vram.core.graph",
+    "Event": "vram.core.stream",
+    "Graph": "vram.core.stream",
     "GrowableBuffer": "vram.lifetimes.growable",
     "InvalidFree": "vram.errors",
     "Measurement": "vram.core.stats",
@@ -90,7 +90,7 @@ _PLACES = {
     "Scratch": "vram.lifetimes.scratch",
     "Snapshot": "vram.core.snapshot",
     "Stats": "vram.core.stats",
-    "Stream": "vram.core.device",
+    "Stream": "vram.core.stream",
     "Suspended": "vram.errors",
     "TraceError": "vram.errors",
     "VramError": "vram.errors",

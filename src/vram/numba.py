@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vram.core.buffer import Buffer
-from vram.core.device import Device, Event, Stream
+from vram.core.device import Device
+from vram.core.stream import Event, Stream
 from vram.errors import DeviceError, OutOfMemory, VramError
 from vram.integrations.adaptors import DevicePools, prepare, reopen_if_reset, require_library
 

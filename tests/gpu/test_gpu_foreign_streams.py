@@ -18,7 +18,7 @@ from work import Work
 import vram
 import vram.core.manager
 from vram import Device, Pool
-from vram.core.device import stream_handle
+from vram.core.stream import stream_handle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other libraries' warnings are theirs
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from waiting import PATIENCE
 
-from vram.core import device as device_module
-from vram.core.device import Device, Event, Reads, Stream, devices, stream_handle
+from vram.core import observer
+from vram.core.device import Device, devices
+from vram.core.stream import Event, Reads, Stream, stream_handle
 from vram.errors import ConfigError, DeviceError, OutOfMemory
 
 MIB = 1 << 20
@@ -402,7 +403,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     log = Log()
-    monkeypatch.setattr(device_module, "observer", log)
+    monkeypatch.setattr(observer, "active", log)
     yield log
 
 
@@ -446,7 +447,8 @@ def test_a_forks_child_gets_a_device_of_its_own() -> None:
     result = run_python("""
         import os, threading, warnings
         warnings.simplefilter("ignore", DeprecationWarning)
-        from vram.core.device import Device, Event, Stream
+        from vram.core.device import Device
+        from vram.core.stream import Event, Stream
         from vram.errors import DeviceError
         host, gate = Device("host"), threading.Event()
         stream, event = Stream(host), Event(host)
@@ -487,7 +489,8 @@ def test_exit_lets_busy_streams_finish() -> None:
             except DeviceError as error:
                 print("refused:", error.code)
         atexit.register(too_late)  # runs after vram's own
-        from vram.core.device import Device, Stream
+        from vram.core.device import Device
+        from vram.core.stream import Stream
         host = Device("host")
         stream, other = Stream(host), Stream(host)
         def chain(left):
@@ -506,7 +509,7 @@ def test_exit_lets_busy_streams_finish() -> None:
 
 def test_exit_reports_errors_nobody_waited_for() -> None:
     result = run_python("""
-        from vram.core.device import Stream
+        from vram.core.stream import Stream
         stream = Stream()
         stream.launch(lambda: 1 / 0)
     """)
@@ -516,7 +519,8 @@ def test_exit_reports_errors_nobody_waited_for() -> None:
 
 def test_exit_forgets_what_a_model_never_ran() -> None:
     result = run_python("""
-        from vram.core.device import Device, Stream
+        from vram.core.device import Device
+        from vram.core.stream import Stream
         model = Device.model("1GiB", manual=True)
         stream = Stream(model)
         stream.launch(lambda: (model, stream))

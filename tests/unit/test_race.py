@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vram
-from vram.core import device as device_module
+from vram.core import observer
 from vram.race.checker import Race, RaceChecker, RaceWarning, reads
 
 UNIT = 512
@@ -978,7 +978,7 @@ def test_one_checker_at_a_time() -> None:
 
 
 def test_another_observer_is_not_pushed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "observer", object())
+    monkeypatch.setattr(observer, "active", object())
     with pytest.raises(vram.VramError, match="taken"):
         vram.race_check().start()
 
@@ -991,7 +991,7 @@ def test_an_unknown_mode_is_refused() -> None:
 def test_off_means_nothing_is_watched(host: Host) -> None:
     with vram.race_check("collect") as checker:
         pass
-    assert device_module.observer is None
+    assert observer.active is None
     misuse(*host)
     assert checker.races == []
 
@@ -1022,7 +1022,7 @@ def test_a_forks_child_is_not_watched(host: Host) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
         if child == 0:
-            os._exit(0 if device_module.observer is None else 1)
+            os._exit(0 if observer.active is None else 1)
         assert os.waitpid(child, 0)[1] == 0
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from vram import _native
 from vram.bench.measure import factor
 from vram.bench.report import Column, Report, Table
-from vram.core.device import Device, Stream
+from vram.core.device import Device
 from vram.core.pool import Pool
+from vram.core.stream import Stream
 
 __all__ = ["run"]
 

@@ -1,133 +1,26 @@
-"""Devices, their streams and events: the Python side of the backend contract.
+"""Devices: the Python side of the backend contract.
 
-A `Device` is a light handle of one backend; a `Stream` is an ordered queue of its work; an `Event` is a point
-in a stream. Memory is the pool's business. `observer` lets a race checker watch what orders what.
+A `Device` is a light handle of one backend. Streams and events are in `stream`, memory in `pool`.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from vram import _native
+from vram.core import observer
 from vram.core.locks import new_lock
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.sizes import format_size, parse_size
 
-if TYPE_CHECKING:
-    from vram.core.graph import Graph
-
-__all__ = ["Device", "Event", "Observer", "Reads", "Stream", "devices", "is_default", "stream_handle"]
-
-
-class Observer(Protocol):
-    """What a watcher of stream order implements. What it raises comes out of the call that it watches."""
-
-    def on_record(self, event: Event, stream: Stream) -> None:
-        """`event` now marks everything queued on `stream` so far."""
-
-    def on_wait(self, stream: Stream, event: Event) -> None:
-        """Later work on `stream` waits for the mark of `event`."""
-
-    def on_sync(self, what: Stream | Event | Device) -> Callable[[], None]:
-        """The host asks for all that is queued now on a stream or device, or for what an event marks now.
-
-        What is returned is called once the host knows that it has finished.
-        """
-
-    def on_launch(
-        self, stream: Stream, work: Callable[[], object], arguments: tuple[Any, ...]
-    ) -> Callable[[], object]:
-        """`work` is about to be queued on `stream`; what is returned is queued in its place.
-
-        `arguments` are those of launch as they were given, `Reads` included.
-        """
-
-    def on_close(self, stream: Stream) -> None:
-        """The handle of `stream` is about to become invalid. Must not raise."""
-
-    def on_capture(self, graph: Graph, stream: Stream) -> None:
-        """What is queued on `stream` from now on goes into the graph."""
-
-    def on_captured(self, graph: Graph, stream: Stream) -> None:
-        """Work on `stream` runs again."""
-
-    def on_graph(self, graph: Graph, handle: int) -> None:
-        """Everything captured is about to be queued on a stream."""
-
-    def on_suspend(self, pool: Any, tag: str | None) -> Callable[[], None]:
-        """A pool is about to wait for the work on buffers and to give their memory up, until `on_resume`.
-
-        What is returned is called once it has.
-        """
-
-    def on_resume(self, pool: Any) -> None:
-        """Suspended buffers of a pool, or some of them, have their memory again."""
-
-    def on_pool_close(self, pool: Any) -> Callable[[], None]:
-        """A pool waits for its device and gives everything back. What is returned is called then."""
-
-
-observer: Observer | None = None
-"""The one watcher of stream order in this process, or None. Set it as `vram.core.device.observer = …`."""
-
-
-class Reads:
-    """An argument of `Stream.launch` that the work only reads. The function gets the plain value."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        """Mark a value; see `vram.race.checker.reads`."""
-        self.value = value
-
-
-def _nothing() -> None:
-    pass
-
-
-def _asked(what: Stream | Event | Device) -> Callable[[], None]:
-    """Tell the observer that the host asks for `what`; returns what to call once it knows."""
-    return _nothing if observer is None else observer.on_sync(what)
-
-
-@contextlib.contextmanager
-def host_knows(what: Stream | Event | Device) -> Iterator[None]:
-    """Tell the observer that the host waits for `what` in this block, by other means than these classes."""
-    known = _asked(what)
-    yield
-    known()
-
-
-@contextlib.contextmanager
-def suspending(pool: Any, tag: str | None) -> Iterator[None]:
-    """Tell the observer that buffers of a pool are suspended in this block, unless that fails."""
-    done = _nothing if observer is None else observer.on_suspend(pool, tag)
-    yield
-    done()
-
-
-@contextlib.contextmanager
-def resuming(pool: Any) -> Iterator[None]:
-    """Tell the observer that suspended buffers of a pool come back in this block, unless that fails."""
-    yield
-    if observer is not None:
-        observer.on_resume(pool)
-
-
-@contextlib.contextmanager
-def closing(pool: Any) -> Iterator[None]:
-    """Tell the observer that a pool is closed in this block, unless that fails."""
-    done = _nothing if observer is None or pool.closed else observer.on_pool_close(pool)
-    yield
-    done()
+__all__ = ["Device", "devices", "is_default", "wait_out"]
 
 
 def wait_out(wait: Callable[[], None]) -> None:
@@ -142,9 +35,6 @@ def wait_out(wait: Callable[[], None]) -> None:
     except BaseException:
         wait_out(wait)
         raise
-
-
-# ---- devices ----------------------------------------------------------------------------------------------
 
 
 TORCH_PRIORITIES, TORCH_STREAMS = 4, 32
@@ -274,7 +164,7 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait until everything queued on every stream is done; raises what launched functions raised."""
-        known = _asked(self)
+        known = observer.asked(self)
         try:
             self._core.backend.synchronize()
         finally:
@@ -408,217 +298,6 @@ def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool, r
     return _Core("model", number, f"model:{number}", backend)
 
 
-def _forget(listeners: list[Any], dead: Any) -> None:
-    with contextlib.suppress(ValueError):
-        listeners.remove(dead)
-
-
-# While Python still runs: launched functions finish, later ones are refused. The threads of the host's
-# streams never touch Python after this.
-atexit.register(_native.stop_launches)
-
-
-# ---- streams ----------------------------------------------------------------------------------------------
-
-
-class Stream:
-    """An ordered queue of work on a device. Work on different streams may overlap.
-
-    `Stream(device)` makes one and owns it: `close()`, the end of a `with` block or garbage collection gives
-    it back after its queued work. `Stream.default(device)` is the device's default stream, which nobody owns.
-    """
-
-    __slots__ = ("__weakref__", "_core", "_handle", "_open", "_owner")
-
-    def __init__(self, device: str | Device | None = None) -> None:
-        """Make a new stream on a device (the default device where none is given)."""
-        self._core = _core_of(device)
-        self._handle = self._core.backend.stream_create()
-        self._owner = True
-        self._open = [self._handle]  # close() pops it: one step, so it happens once
-
-    @classmethod
-    def default(cls, device: str | Device | None = None) -> Stream:
-        """Return the default stream of a device."""
-        return cls._view(_core_of(device), 0)
-
-    @classmethod
-    def _view(cls, core: _Core, handle: int) -> Stream:
-        """Return a stream that somebody else owns."""
-        stream = cls.__new__(cls)
-        stream._core = core
-        stream._handle = handle
-        stream._owner = False
-        stream._open = [handle]
-        return stream
-
-    @property
-    def handle(self) -> int:
-        """The backend's own handle; 0 is the default stream."""
-        if not self._open:
-            raise DeviceError(
-                f"stream {self._handle} of {self._core.name} was closed; make a new vram.Stream",
-                device=self._core.name,
-                stream=self._handle,
-                code="closed",
-            )
-        return self._handle
-
-    @property
-    def device(self) -> Device:
-        """The device whose work this stream orders."""
-        return Device._of(self._core)
-
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return not self._open
-
-    def synchronize(self) -> None:
-        """Wait until everything queued here has finished; raises what a launched function raised."""
-        handle, known = self.handle, _asked(self)
-        try:
-            self._core.backend.stream_synchronize(handle)
-        finally:
-            known()
-
-    def query(self) -> bool:
-        """Whether everything queued here has finished. Never waits."""
-        known = _asked(self)
-        finished: bool = self._core.backend.stream_query(self.handle)
-        if finished:
-            known()
-        return finished
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """Mark everything queued here so far with an event, a new one where none is given."""
-        if event is None:
-            event = Event(self.device)
-        _require(event, Event).record(self)
-        return event
-
-    def wait_event(self, event: Event) -> None:
-        """Make later work here wait for what `event` marks now. The host does not wait."""
-        _require(event, Event).wait(self)
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Make later work here wait for everything queued on `stream` so far."""
-        self.wait_event(_require(stream, Stream).record_event())
-
-    def launch(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Queue `function(*arguments)` as work of this stream (host and model devices).
-
-        It runs on the stream's thread. What it raises comes out of the next synchronize of this stream, its
-        device or an event recorded on it. It must not wait for its own stream.
-        """
-        values = [each.value if type(each) is Reads else each for each in arguments]
-        work = functools.partial(function, *values) if values else function
-        handle = self.handle
-        if observer is not None:
-            work = observer.on_launch(self, work, arguments)
-        self._core.backend.launch(handle, work)
-
-    def capture(self) -> Graph:
-        """Capture what is queued here in a `with` block into a graph, instead of running it."""
-        from vram.core.graph import Graph
-
-        return Graph(self)
-
-    def close(self) -> None:
-        """Give the stream back; its queued work still finishes. Closing again does nothing.
-
-        Nor does closing a stream that is not owned here, such as the default stream. What a launched function
-        raised and nobody asked for is reported (`sys.unraisablehook`), once no event recorded here is left.
-        """
-        if not self._owner:
-            return
-        try:
-            handle = self._open.pop()
-        except IndexError:
-            return
-        try:
-            self._core.stream_closing(handle)
-        except BaseException:  # a pool still counts on it, or Ctrl-C came in between: it stays open
-            self._open.append(handle)
-            raise
-        if observer is not None:
-            observer.on_close(self)
-        self._core.backend.stream_destroy(handle)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # In the child of a fork the backend refuses, and there is nothing to give back. At the very end the
-        # class of the error may be gone (ImportError).
-        with contextlib.suppress(VramError, AttributeError, ImportError):
-            self.close()
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Return (protocol version, handle), as other libraries ask for it."""
-        return (0, self.handle)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and self._core is other._core and self._handle == other._handle
-
-    def __hash__(self) -> int:
-        return hash((id(self._core), self._handle))
-
-    def __repr__(self) -> str:
-        state = ", closed" if self.closed else ""
-        return f"<vram.Stream {self._handle} of {self._core.name}{state}>"
-
-
-def stream_handle(stream: Any, device: Device) -> int:
-    """Return the backend's handle of a stream, whoever's object it is.
-
-    Takes None (the default stream), a handle, a vram.Stream of this device, any object with
-    `__cuda_stream__`, and the streams of PyTorch, CuPy and Numba.
-    """
-    if stream is None:
-        return 0
-    if isinstance(stream, Stream):
-        if stream._core is not device._core:
-            raise _other_device("stream", stream._core, device._core)
-        return stream.handle
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return _checked_handle(stream)
-    found = _foreign_handle(stream)
-    if found is None:
-        raise TypeError(
-            f"{type(stream).__name__} is not a stream: pass None, an int handle, a vram.Stream, an object "
-            "with __cuda_stream__, or a stream of PyTorch, CuPy or Numba"
-        )
-    return _checked_handle(found)
-
-
-def named_handle(stream: Any, device: Device) -> int:
-    """As `stream_handle`, for a call of a pool."""
-    handle = stream_handle(stream, device)
-    if not isinstance(stream, (Stream, int)):
-        meet(handle, device, stream)
-    return handle
-
-
-def meet(handle: int, device: Device, stream: Any = None) -> None:
-    """Adopt the stream if its library is known to keep it or to tell before it goes.
-
-    Pools ask nothing of any other stream except during a call that names it. `stream` is its object, where
-    there is one.
-    """
-    core = device._core
-    if core.kind != "cuda" or core.backend.lasting(handle):
-        return
-    core.adopt_torch()
-    if (cupy := sys.modules.get("cupy")) is not None:
-        owner = cupy.cuda.get_current_stream() if stream is None else stream
-        if getattr(owner, "ptr", None) == handle:
-            core.adopt_cupy(owner)
-
-
 def _announce_ends(kind: Any) -> None:
     """Have the streams of a class tell the pools before they destroy themselves."""
     destroy = kind.__del__
@@ -637,117 +316,11 @@ def _announce_ends(kind: Any) -> None:
     kind.__del__ = announce
 
 
-def _foreign_handle(stream: Any) -> int | None:
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        pair = protocol() if callable(protocol) else protocol
-        return int(pair[1])
-    for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, Numba
-        value = getattr(stream, name, None)
-        if name == "handle" and value is not None and hasattr(value, "value"):
-            value = value.value or 0  # ctypes gives None for the default stream
-        if isinstance(value, int) and not isinstance(value, bool):
-            return int(value)
-    return None
+def _forget(listeners: list[Any], dead: Any) -> None:
+    with contextlib.suppress(ValueError):
+        listeners.remove(dead)
 
 
-def _checked_handle(handle: int) -> int:
-    if not 0 <= handle < 2**64:
-        raise ValueError(f"a stream's handle lies in 0 … 2**64 - 1, not {handle}")
-    return handle
-
-
-def _other_device(what: str, theirs: _Core, ours: _Core) -> DeviceError:
-    same = theirs.name == ours.name
-    return DeviceError(
-        f"the {what} belongs to {theirs.name}"
-        + (" of another process" if same else f", not to {ours.name}")
-        + f"; use one made on the same device ({ours.name})",
-        device=ours.name,
-        other=theirs.name,
-        code="invalid",
-    )
-
-
-# ---- events -----------------------------------------------------------------------------------------------
-
-
-class Event:
-    """A point in a stream. One that was never recorded counts as passed; recording again moves it.
-
-    With `timing` it also keeps the moment it passed, on the device's own clock: see `elapsed_ms`.
-    """
-
-    __slots__ = ("__weakref__", "_core", "_handle")
-
-    def __init__(self, device: str | Device | None = None, *, timing: bool = False) -> None:
-        """Make an event on a device (the default device where none is given)."""
-        self._core = _core_of(device)
-        backend = self._core.backend
-        self._handle: int = backend.timing_event_create() if timing else backend.event_create()
-
-    @property
-    def handle(self) -> int:
-        """The backend's own handle."""
-        return self._handle
-
-    @property
-    def device(self) -> Device:
-        """The device whose work it marks."""
-        return Device._of(self._core)
-
-    def record(self, stream: Any = None) -> None:
-        """Mark everything queued on `stream` so far (None: the default stream)."""
-        target = self._stream(stream)
-        self._core.backend.event_record(self._handle, target.handle)
-        if observer is not None:
-            observer.on_record(self, target)
-
-    def query(self) -> bool:
-        """Whether the point has passed. Never waits."""
-        known = _asked(self)
-        passed: bool = self._core.backend.event_query(self._handle)
-        if passed:
-            known()
-        return passed
-
-    def synchronize(self) -> None:
-        """Wait until the point has passed; raises what a function launched on that stream raised."""
-        known = _asked(self)
-        try:
-            self._core.backend.event_synchronize(self._handle)
-        finally:
-            known()
-
-    def wait(self, stream: Any = None) -> None:
-        """Make later work on `stream` wait for what this event marks now. The host does not wait."""
-        target = self._stream(stream)
-        self._core.backend.stream_wait(target.handle, self._handle)
-        if observer is not None:
-            observer.on_wait(target, self)
-
-    def elapsed_ms(self, since: Event) -> float:
-        """Milliseconds from `since` to this point; both are timing events that have passed, of one device."""
-        if _require(since, Event)._core is not self._core:
-            raise _other_device("event", since._core, self._core)
-        return self._core.backend.elapsed_ms(since._handle, self._handle)
-
-    def _stream(self, stream: Any) -> Stream:
-        handle = stream_handle(stream, self.device)
-        return stream if isinstance(stream, Stream) else Stream._view(self._core, handle)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(VramError, AttributeError, ImportError):
-            self._core.backend.event_destroy(self._handle)
-
-    def __repr__(self) -> str:
-        return f"<vram.Event {self._handle:#x} of {self._core.name}>"
-
-
-_Kind = TypeVar("_Kind")
-
-
-def _require(value: Any, kind: type[_Kind]) -> _Kind:
-    if not isinstance(value, kind):
-        raise TypeError(f"a vram.{kind.__name__} is wanted, not {type(value).__name__}")
-    return value
+# While Python still runs: launched functions finish, later ones are refused. The threads of the host's
+# streams never touch Python after this.
+atexit.register(_native.stop_launches)

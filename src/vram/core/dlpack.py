@@ -10,7 +10,8 @@ import math
 from typing import Any, Final
 
 from vram.core.buffer import Buffer
-from vram.core.device import Device, stream_handle
+from vram.core.device import Device
+from vram.core.stream import stream_handle
 from vram.errors import DeviceError
 from vram.sizes import format_size
 

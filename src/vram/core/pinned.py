@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from vram import _native
 from vram.config import Config
-from vram.core.device import Device, host_knows
+from vram.core.device import Device
 from vram.core.locks import new_lock
+from vram.core.observer import host_knows
 from vram.core.pool import Pool
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.sizes import format_size

@@ -22,8 +22,9 @@ from vram import _native
 from vram.config import Config, limit_bytes, read_options
 from vram.core.advice import Patterns, find_patterns
 from vram.core.buffer import Buffer
-from vram.core.device import Device, closing, resuming, suspending
+from vram.core.device import Device
 from vram.core.locks import new_lock
+from vram.core.observer import closing, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
 from vram.core.stats import Measurement, Peaks, Raw, Stats

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vram.core.device import Stream
 from vram.core.pool import Pool
+from vram.core.stream import Stream
 from vram.errors import DeviceError, OutOfMemory
 
 from .driver import RESERVED_NOW, UNLIMITED

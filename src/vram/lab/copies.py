@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Iterator
 from ctypes import addressof, c_char
 
-from vram.core.device import Event, Stream
+from vram.core.stream import Event, Stream
 from vram.sizes import format_size
 
 from .experiment import KIB, MIB, Bench, Judgement, Observation, Quantity, Table, experiment

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from vram.core.device import Device, Stream
+from vram.core.device import Device
+from vram.core.stream import Stream
 from vram.errors import DeviceError
 from vram.lab.kernels import Kernels
 

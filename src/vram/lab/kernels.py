@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vram import _native
-from vram.core.device import Device, stream_handle
+from vram.core.device import Device
 from vram.core.locks import new_lock
+from vram.core.stream import stream_handle
 from vram.errors import DeviceError
 
 __all__ = ["Kernels", "Mismatches", "Place", "Places", "pattern"]

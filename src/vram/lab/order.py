@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from vram.core.device import Stream
 from vram.core.pool import Pool
+from vram.core.stream import Stream
 from vram.lab.kernels import MULTIPROCESSORS, Place
 
 from .allocators import Allocator, driver_pool, naive_pool, vram_pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from vram.core.device import Stream
+from vram.core.stream import Stream
 
 from .experiment import MIB, Bench, Judgement, Observation, Quantity, experiment
 

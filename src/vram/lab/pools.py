@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
-from vram.core.device import Stream
+from vram.core.stream import Stream
 from vram.sizes import format_size
 
 from .allocators import Allocator, driver_pool, served, torch_installed, torch_pool, vram_pool

@@ -11,8 +11,8 @@ from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Any
 
-from vram.core.device import Stream
 from vram.core.pool import Pool
+from vram.core.stream import Stream
 from vram.errors import VramError
 
 from .experiment import MIB, Bench, Judgement, Observation, Quantity, Table, clock_ms, experiment, listed

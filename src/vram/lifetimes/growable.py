@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vram import _native
 from vram.core.buffer import Buffer
-from vram.core.device import Device, stream_handle
+from vram.core.device import Device
 from vram.core.locks import new_lock
+from vram.core.stream import stream_handle
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
 from vram.sizes import format_size, parse_size

@@ -9,8 +9,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from vram.core.buffer import Buffer
-from vram.core.device import Stream
 from vram.core.locks import new_lock
+from vram.core.stream import Stream
 from vram.errors import ConfigError
 from vram.lifetimes.growable import STEP, GrowableBuffer, pool_of
 from vram.sizes import format_size, parse_size

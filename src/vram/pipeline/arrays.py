@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vram.core.buffer import Buffer
-from vram.core.device import Device, Stream
+from vram.core.device import Device
+from vram.core.stream import Stream
 from vram.errors import ConfigError
 from vram.integrations.adaptors import require_library
 

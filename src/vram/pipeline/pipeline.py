@@ -23,10 +23,11 @@ from typing import Any
 
 from vram import _native
 from vram.core.buffer import Buffer
-from vram.core.device import Device, Stream
+from vram.core.device import Device
 from vram.core.manager import get_memory_manager
 from vram.core.pinned import PinnedPool, shared_pinned_pool
 from vram.core.pool import Pool
+from vram.core.stream import Stream
 from vram.errors import ConfigError
 from vram.pipeline.arrays import HostArray, Library, library_for
 from vram.pipeline.chunk_size import ChunkSizes

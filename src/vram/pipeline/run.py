@@ -13,8 +13,9 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vram.core.buffer import Buffer
-from vram.core.device import Device, Event, Stream, wait_out
+from vram.core.device import Device, wait_out
 from vram.core.pool import Pool
+from vram.core.stream import Event, Stream
 from vram.errors import DeviceError, OutOfMemory
 from vram.pipeline.arrays import HostArray, Result, np
 from vram.pipeline.report import LANES, PipelineReport, Span

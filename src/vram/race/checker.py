@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from vram import _native
-from vram.core import device
-from vram.core.device import Device, Event, Reads, Stream, stream_handle
+from vram.core import observer
+from vram.core.device import Device
 from vram.core.pinned import PinnedPool
+from vram.core.stream import Event, Reads, Stream, stream_handle
 from vram.errors import ConfigError, RaceError, VramError
 from vram.race.clocks import Clock, StreamKey, Work, join
 from vram.race.history import Allocation, Books, Group, Use
@@ -32,7 +33,7 @@ from vram.race.sites import Names, Site, source_line, stack_here
 from vram.trace.model import Frame
 
 if TYPE_CHECKING:
-    from vram.core.graph import Graph
+    from vram.core.stream import Graph
 
 __all__ = ["Race", "RaceChecker", "RaceWarning", "Site", "race_check", "reads"]
 
@@ -146,7 +147,7 @@ class RaceChecker:
         with _install_lock:
             _require_nobody_watches()
             self._watch = _Watch(self)
-            _active, device.observer = self, self._watch
+            _active, observer.active = self, self._watch
             _native.set_watcher(self._watch)
         return self
 
@@ -168,7 +169,7 @@ class RaceChecker:
         with _install_lock:
             if _active is self:
                 _native.set_watcher(None)
-                _active = device.observer = None
+                _active = observer.active = None
 
     def _keep(self, races: list[Race]) -> None:
         room = MOST_RACES - len(self.races)
@@ -201,8 +202,8 @@ def _require_nobody_watches() -> None:
             f"a race_check({_active.mode!r}) is already watching this process; there is one at a time, for "
             "all pools and threads. Stop it first, or use its `races`."
         )
-    if device.observer is not None:
-        raise VramError("vram.core.device.observer is taken by another watcher; race_check needs its place")
+    if observer.active is not None:
+        raise VramError("vram.core.observer.active is taken by another watcher; race_check needs its place")
 
 
 def _after_fork_in_child() -> None:
@@ -211,7 +212,7 @@ def _after_fork_in_child() -> None:
     _install_lock = threading.Lock()
     if _active is not None:
         _native.set_watcher(None)
-        _active = device.observer = None
+        _active = observer.active = None
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -230,7 +231,7 @@ class _Touch(NamedTuple):
 
 
 class _Watch:
-    """What is installed: the observer of `vram.core.device` and the watcher of the native pools.
+    """What is installed: the observer of `vram.core.observer` and the watcher of the native pools.
 
     One lock guards it. A garbage collection inside may drop buffers and close streams of this very thread;
     that is put off until the books are at rest.
@@ -250,7 +251,7 @@ class _Watch:
         self._capturing: dict[StreamKey, list[_Touch]] = {}
         self._graphs: weakref.WeakKeyDictionary[Graph, list[_Touch]] = weakref.WeakKeyDictionary()
 
-    # -- order, told by vram.core.device
+    # -- order, told by vram.core.observer
 
     def on_record(self, event: Event, stream: Stream) -> None:
         self._after(self._books.clocks.record, event, self._key(stream))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
-from vram.core.device import Device, Event, Stream
+from vram.core.device import Device
+from vram.core.stream import Event, Stream
 
 __all__ = ["Clock", "Clocks", "Running", "StreamKey", "Work", "join"]
 

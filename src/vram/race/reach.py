@@ -33,8 +33,9 @@ from typing import Any, NamedTuple
 
 from vram import _native
 from vram.core.buffer import Buffer
-from vram.core.device import Device, Event, Reads, Stream
+from vram.core.device import Device
 from vram.core.dlpack import View, described
+from vram.core.stream import Event, Reads, Stream
 from vram.lifetimes.growable import DeviceArray, GrowableBuffer
 from vram.race.paths import Attribute, Called, Item, Made, Path, Paths, Super, Viewed, evaluate, paths_of
 from vram.race.regions import Region, array_region

@@ -188,7 +188,7 @@ def observed() -> dict[str, Any]:
     return {
         "monitor": str(monitor.path) if monitor is not None and not monitor.closed else None,
         "recordings": [str(each.path) for each in getattr(recorder, "_open", ())],
-        "race_check": sys.modules["vram.core.device"].observer is not None,
+        "race_check": sys.modules["vram.core.observer"].active is not None,
     }
 
 
