@@ -257,7 +257,7 @@ PyObject* shape_from(PyObject* object, std::uint64_t* product) {
     }
     PyErr_Clear();
     Py_XDECREF(shape);
-    PyObject* function = python_function(words, "vram.lifetimes.arena", "checked_shape");  // raises, or makes it plain
+    PyObject* function = python_function(words, "vram.lifetimes.elements", "checked_shape");  // raises, or makes it plain
     shape = function == nullptr ? nullptr : PyObject_CallOneArg(function, object);
     if (shape == nullptr) return nullptr;
   }

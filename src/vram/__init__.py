@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vram.core.manager import MemoryManager as MemoryManager
     from vram.core.manager import configure as configure
     from vram.core.manager import get_memory_manager as get_memory_manager
-    from vram.core.pinned import PinnedPool as PinnedPool
     from vram.core.pinned import pin as pin
+    from vram.core.pool import PinnedPool as PinnedPool
     from vram.core.pool import Pool as Pool
     from vram.core.snapshot import Snapshot as Snapshot
     from vram.core.stats import Measurement as Measurement
@@ -80,7 +80,7 @@ _PLACES = {
     "Metrics": "vram.observe.prometheus",
     "Monitor": "vram.observe.monitor",
     "OutOfMemory": "vram.errors",
-    "PinnedPool": "vram.core.pinned",
+    "PinnedPool": "vram.core.pool",
     "Pipeline": "vram.pipeline",
     "Plan": "vram.lifetimes.plan",
     "Planned": "vram.planned_steps",
@@ -194,20 +194,11 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = importlib.import_module(f"vram.{name}")
     elif name == "__version__":
-        value = _version()
+        value = importlib.import_module("vram.system.version").version()
     else:
         raise AttributeError(f"module 'vram' has no attribute {name!r}")
     globals()[name] = value
     return value
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("vram")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 def __dir__() -> list[str]:

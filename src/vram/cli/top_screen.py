@@ -1,4 +1,4 @@
-"""The full screen of `vram top`, in Textual: draws the tables of `top` again and again.
+"""The full screen of `vram top`, in Textual: draws the tables of `top_tables` again and again.
 
 Names from the watched process are shown as text, never as markup.
 """
@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Footer, Input, Sparkline, Static, TabbedC
 from vram.errors import VramError
 
 from .console import one_line
-from .top import TABLES, Table, Told, device_line, heading
+from .top_tables import TABLES, Table, Told, device_line, heading
 
 __all__ = ["TopScreen", "show"]
 

@@ -124,8 +124,8 @@ def _holders(pool: Any) -> str:
     return table("tag|allocated at|>blocks|>bytes", rows) + more
 
 
-def snapshot_html(snapshot: Any) -> str:
-    """A snapshot: totals, a map of the segments, and bytes by tag."""
+def snapshot_html(snapshot: Any, runs: list[list[Any]]) -> str:
+    """A snapshot: totals, a map of the runs of blocks with memory behind them, and bytes by tag."""
     free = max(0, snapshot.reserved - snapshot.allocated - snapshot.pending - snapshot.cached)
     parts = {"live": snapshot.allocated, "pending": snapshot.pending, "cached": snapshot.cached, "free": free}
     tags = [
@@ -135,16 +135,13 @@ def snapshot_html(snapshot: Any) -> str:
     return (
         heading(f"Snapshot of {snapshot.device}: {format_size(snapshot.reserved)} reserved in {count}")
         + _bar(parts)
-        + _map(snapshot)
+        + _map(runs)
         + (table("tag|>live bytes", tags) if tags else "")
     )
 
 
-def _map(snapshot: Any) -> str:
-    """Each segment's blocks in a row, by address, as far as there is room for shapes."""
-    from vram.core.snapshot import backed_runs
-
-    rows = [run for segment in snapshot.segments for run in backed_runs(segment)]
+def _map(rows: list[list[Any]]) -> str:
+    """Each run of blocks in a row, by address, as far as there is room for shapes."""
     longest = max((sum(block.size for block in run) for run in rows), default=0)
     shapes: list[str] = []
     drawn = 0

@@ -11,79 +11,17 @@ import os
 from typing import Any, Final
 
 from vram import _native
-from vram.config import Config
 from vram.core.device import Device
 from vram.core.locks import new_lock
 from vram.core.observer import host_knows
-from vram.core.pool import Pool
-from vram.errors import ConfigError, DeviceError, VramError
+from vram.core.pool import PinnedPool
+from vram.errors import DeviceError, VramError
 from vram.sizes import format_size
 
-__all__ = ["Pin", "PinnedPool", "drop_shared_pinned_pool", "pin", "shared_pinned_pool"]
+__all__ = ["Pin", "drop_shared_pinned_pool", "pin", "shared_pinned_pool"]
 
-PIECE: Final = 64 << 20
-"""The least bytes to lock at a time, where segment_size does not say otherwise: locking costs by the call."""
-MODEL_HOSTS: Final = 4
-"""The host of a model has so many times the model's memory."""
 ALREADY_LOCKED: Final = 712
 """The driver's code for memory that is locked already."""
-
-
-class PinnedPool(Pool):
-    """A pool of host memory that is page-locked for a device's copies.
-
-    `device` is the one whose streams order the copies (by default the default device); the options are those
-    of `Pool` but for `pages`, and a `limit` given as a share is one of the machine's memory. Its buffers are
-    NumPy arrays without a copy: `np.asarray(buffer)`. Copies between them and buffers of the device are
-    queued on the stream and return at once. As the host writes here without asking any stream, a freed
-    buffer is reused only when the copies that use it have finished, on its own stream, too. Copies made by
-    other libraries are told with `record_stream`.
-    """
-
-    _title = "vram.PinnedPool"
-
-    def __init__(self, device: str | Device | None = None, **config: Any) -> None:
-        """Make a pool; it takes nothing from the machine before the first allocation."""
-        settings = Config(config, ("core", "pool"))
-        if "pages" in config and settings["pages"]:
-            raise ConfigError(
-                "pages cannot be true: page-locked memory is registered in whole pieces and not mapped page "
-                "by page; leave the option out",
-                option="pages",
-                value=config["pages"],
-            )
-        config["pages"] = False
-        if not settings.is_set("segment_size"):
-            config["segment_size"] = PIECE
-        super().__init__(device, **config)
-
-    @property
-    def memory(self) -> str:
-        """The host's."""
-        return "host"
-
-    def _memory_of(self, place: Device) -> _native.Backend:
-        return _native.PinnedBackend(place.backend)
-
-    @property
-    def pinned(self) -> bool:
-        """Whether the memory is page-locked for a GPU; on other devices there is no need to."""
-        return isinstance(self._memory, _native.PinnedBackend) and self._memory.pinned
-
-
-def store_for(pool: Pool) -> Pool:
-    """Return a new pool for what `pool.suspend` keeps. That of a model is addresses only, as the model is."""
-    kind = _ModelStore if isinstance(pool._memory, _native.ModelBackend) else PinnedPool
-    zero = pool.config()["zero_on_free"]
-    # Contents come in large pieces of any size, so each gets just what it needs.
-    return kind(pool.device, limit=None, segment_size="2MiB", zero_on_free=zero, journal=0, stacks="none")
-
-
-class _ModelStore(PinnedPool):
-    """Host memory that a model's copies never touch, and as much of it as a large model may want."""
-
-    def _memory_of(self, place: Device) -> _native.Backend:
-        return _native.HostBackend(MODEL_HOSTS * place.total_memory)
 
 
 class Pin(_native.PinCore):

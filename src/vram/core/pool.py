@@ -1,7 +1,7 @@
 """`Pool`: the allocator as Python uses it. Allocating and freeing are the native base class's own methods.
 
 Added here: configuration, asynchronous allocation, callbacks, and the pool's account of itself. Numbers are
-worded by `stats`, blocks by `snapshot`, failures by `explain`.
+worded by `stats`, blocks by `snapshot`, failures by `oom`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 from vram import _native
 from vram.config import Config, limit_bytes, read_options
@@ -32,13 +32,14 @@ from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.sizes import format_size, parse_size
 
-if TYPE_CHECKING:
-    from vram.observe.recorder import Recorder
-
-__all__ = ["OomHandle", "Pool", "follow_failures", "follow_pools", "open_pools"]
+__all__ = ["OomHandle", "PinnedPool", "Pool", "follow_failures", "follow_pools", "open_pools"]
 
 ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
+PIECE: Final = 64 << 20
+"""The least bytes to lock at a time, where segment_size does not say otherwise: locking costs by the call."""
+MODEL_HOSTS: Final = 4
+"""The host of a model has so many times the model's memory."""
 KEEPS = ("host", "discard")
 """What `suspend` may do with contents."""
 MOST_EXPLAINED = 200_000
@@ -70,7 +71,7 @@ class Pool(_native.PoolCore):
         """What the Python side keeps, once the native pool is made."""
         self._stack_wishes: set[int] = set()
         self._keep_stacks(settings["stacks"] == "python", self)
-        self._recorder: Recorder | None = None
+        self._recorder: Any = None  # the vram.Recorder of this pool, which takes its place here
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
@@ -238,9 +239,7 @@ class Pool(_native.PoolCore):
         makes the first suspend as fast as the later ones; `store.trim()` gives the memory back.
         """
         if self._store is None or self._store.closed:
-            from vram.core.pinned import store_for
-
-            self._store = store_for(self)
+            self._store = _store_for(self)
         return self._store
 
     def _reserved(self) -> int:
@@ -343,6 +342,63 @@ class Pool(_native.PoolCore):
         from vram.core.html import pool_html
 
         return pool_html(self)
+
+
+class PinnedPool(Pool):
+    """A pool of host memory that is page-locked for a device's copies.
+
+    `device` is the one whose streams order the copies (by default the default device); the options are those
+    of `Pool` but for `pages`, and a `limit` given as a share is one of the machine's memory. Its buffers are
+    NumPy arrays without a copy: `np.asarray(buffer)`. Copies between them and buffers of the device are
+    queued on the stream and return at once. As the host writes here without asking any stream, a freed
+    buffer is reused only when the copies that use it have finished, on its own stream, too. Copies made by
+    other libraries are told with `record_stream`.
+    """
+
+    _title = "vram.PinnedPool"
+
+    def __init__(self, device: str | Device | None = None, **config: Any) -> None:
+        """Make a pool; it takes nothing from the machine before the first allocation."""
+        settings = Config(config, ("core", "pool"))
+        if "pages" in config and settings["pages"]:
+            raise ConfigError(
+                "pages cannot be true: page-locked memory is registered in whole pieces and not mapped page "
+                "by page; leave the option out",
+                option="pages",
+                value=config["pages"],
+            )
+        config["pages"] = False
+        if not settings.is_set("segment_size"):
+            config["segment_size"] = PIECE
+        super().__init__(device, **config)
+
+    @property
+    def memory(self) -> str:
+        """The host's."""
+        return "host"
+
+    def _memory_of(self, place: Device) -> _native.Backend:
+        return _native.PinnedBackend(place.backend)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the memory is page-locked for a GPU; on other devices there is no need to."""
+        return isinstance(self._memory, _native.PinnedBackend) and self._memory.pinned
+
+
+def _store_for(pool: Pool) -> Pool:
+    """Return a new pool for what `pool.suspend` keeps. That of a model is addresses only, as the model is."""
+    kind = _ModelStore if isinstance(pool._memory, _native.ModelBackend) else PinnedPool
+    zero = pool.config()["zero_on_free"]
+    # Contents come in large pieces of any size, so each gets just what it needs.
+    return kind(pool.device, limit=None, segment_size="2MiB", zero_on_free=zero, journal=0, stacks="none")
+
+
+class _ModelStore(PinnedPool):
+    """Host memory that a model's copies never touch, and as much of it as a large model may want."""
+
+    def _memory_of(self, place: Device) -> _native.Backend:
+        return _native.HostBackend(MODEL_HOSTS * place.total_memory)
 
 
 # ---- every pool of the process ----------------------------------------------------------------------------

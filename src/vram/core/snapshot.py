@@ -107,7 +107,7 @@ class Snapshot:
     def _repr_html_(self) -> str:
         from vram.core.html import snapshot_html
 
-        return snapshot_html(self)
+        return snapshot_html(self, [run for segment in self.segments for run in backed_runs(segment)])
 
     def __repr__(self) -> str:
         live = sum(1 for _ in self.blocks("live"))

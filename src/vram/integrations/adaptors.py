@@ -13,8 +13,8 @@ from typing import Any
 from vram.core.buffer import Buffer
 from vram.core.device import Device, forget_cuda_device
 from vram.core.manager import get_memory_manager
-from vram.core.pinned import PinnedPool, drop_shared_pinned_pool, shared_pinned_pool
-from vram.core.pool import Pool
+from vram.core.pinned import drop_shared_pinned_pool, shared_pinned_pool
+from vram.core.pool import PinnedPool, Pool
 from vram.core.tags import _current
 from vram.errors import DeviceError
 

@@ -7,8 +7,7 @@ scopes, the arena's account of itself, and the words of its errors.
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,7 +16,8 @@ from vram.core.buffer import Buffer
 from vram.core.device import Device
 from vram.core.scope import Scope
 from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
-from vram.sizes import MAX_SIZE, format_count, format_size, parse_size
+from vram.lifetimes.elements import ELEMENTS, element_of
+from vram.sizes import format_count, format_size, parse_size
 from vram.trace.model import Frame
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def arena_report(*arenas: Arena) -> ArenaReport:
 
 def _pool_for(what: str | Device | _native.PoolCore | None, pinned: bool) -> _native.PoolCore:
     if isinstance(what, _native.PoolCore):
-        from vram.core.pinned import PinnedPool
+        from vram.core.pool import PinnedPool
 
         if pinned and not isinstance(what, PinnedPool):
             raise ConfigError(
@@ -284,7 +284,7 @@ def _pool_for(what: str | Device | _native.PoolCore | None, pinned: bool) -> _na
             )
         return what
     if pinned:
-        from vram.core.pinned import PinnedPool
+        from vram.core.pool import PinnedPool
 
         return PinnedPool(what)
     from vram.core.manager import get_memory_manager
@@ -297,18 +297,6 @@ def _checked_align(align: Any) -> int:
     if not whole or not 1 <= align <= MOST_ALIGN or align & (align - 1):
         raise ConfigError(f"{align!r} is not an alignment: a power of two up to 2 MiB is", align=align)
     return int(align)
-
-
-def checked_shape(shape: Any) -> tuple[int, ...]:
-    """The lengths that a number or a row of numbers means."""
-    try:
-        lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-        whole = tuple(operator.index(each) for each in lengths)
-    except TypeError:
-        whole = (-1,)
-    if any(not 0 <= each < MAX_SIZE for each in whole):
-        raise ConfigError(f"{shape!r} is not a shape: whole numbers from 0 up are", shape=shape)
-    return whole
 
 
 def _first_array(arena: Arena, shape: Any, dtype: Any) -> Any:
@@ -327,49 +315,10 @@ def _array_maker(arena: Arena) -> Callable[[Arena, Any, Any], Any]:
 
 def _device_array(arena: Arena, shape: Any, dtype: Any) -> Buffer:
     try:
-        element = _ELEMENTS[dtype]
+        element = ELEMENTS[dtype]
     except (KeyError, TypeError):
-        element = _element(dtype)
+        element = element_of(dtype)
     return arena.take_array(shape, *element)
-
-
-class Element(NamedTuple):
-    """A type of elements: bytes of one, NumPy's name of it and DLPack's code."""
-
-    size: int
-    typestr: str
-    code: int
-
-
-_ELEMENTS: Final[dict[Any, Element]] = {
-    "bool": Element(1, "|b1", 6),
-    **{f"int{8 * size}": Element(size, f"{'|' if size == 1 else '<'}i{size}", 0) for size in (1, 2, 4, 8)},
-    **{f"uint{8 * size}": Element(size, f"{'|' if size == 1 else '<'}u{size}", 1) for size in (1, 2, 4, 8)},
-    **{f"float{8 * size}": Element(size, f"<f{size}", 2) for size in (2, 4, 8)},
-    **{f"complex{8 * size}": Element(size, f"<c{size}", 5) for size in (8, 16)},
-    "bfloat16": Element(2, "|V2", 4),
-}
-for _builtin, _name in ((bool, "bool"), (int, "int64"), (float, "float64"), (complex, "complex128")):
-    _ELEMENTS[_builtin] = _ELEMENTS[_name]
-
-
-def _element(dtype: Any) -> Element:
-    """The type that a name, a built-in type, or a dtype of NumPy or PyTorch means."""
-    name = str(dtype).removeprefix("torch.")
-    if name not in _ELEMENTS:
-        try:
-            import numpy
-
-            name = numpy.dtype(dtype).name
-        except (ImportError, TypeError):
-            pass
-    if name not in _ELEMENTS:
-        raise ConfigError(
-            f"{dtype!r} is not a type of elements on a device; those are "
-            f"{', '.join(each for each in _ELEMENTS if isinstance(each, str))}",
-            dtype=str(dtype),
-        )
-    return _ELEMENTS.setdefault(dtype, _ELEMENTS[name])
 
 
 # ---- errors, worded for the native core -------------------------------------------------------------------

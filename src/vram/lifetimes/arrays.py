@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from vram import _native
 from vram.core.buffer import Buffer
 from vram.errors import ConfigError
-from vram.lifetimes.arena import Arena, checked_shape
+from vram.lifetimes.elements import checked_shape
 
 __all__ = ["CheckedArray", "checked_array", "plain_array", "raw_type"]
 
@@ -22,7 +23,7 @@ _ndarray: Any = np.ndarray
 _types: dict[Any, tuple[np.dtype[Any], int]] = {}  # what it is, and the bytes of one
 
 
-def plain_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def plain_array(arena: _native.ArenaCore, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
     """Take an array of NumPy's own."""
     try:
         found, item = _types[dtype]
@@ -42,7 +43,7 @@ def plain_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def checked_array(arena: Arena, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def checked_array(arena: _native.ArenaCore, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
     """Take an array that knows its piece."""
     array = plain_array(arena, shape, dtype)
     checked = array.view(CheckedArray)

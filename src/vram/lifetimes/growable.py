@@ -213,8 +213,8 @@ class GrowableBuffer:
         """
         import numpy
 
-        from vram.lifetimes.arena import checked_shape
         from vram.lifetimes.arrays import raw_type
+        from vram.lifetimes.elements import checked_shape
 
         kind = raw_type(dtype)
         lengths = checked_shape(shape)

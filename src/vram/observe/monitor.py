@@ -21,9 +21,7 @@ import math
 import os
 import select
 import socket
-import stat
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from vram.core.locks import new_event, new_lock
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.system.descriptors import disown
+from vram.system.runtime import runtime_directories, runtime_directory, unsafe
 
 if TYPE_CHECKING:
     from vram.observe.status import Observatory
@@ -330,55 +329,7 @@ def _whole(question: Answer, name: str, otherwise: int) -> int:
     return value
 
 
-# ---- where sockets lie, and whose they are ----------------------------------------------------------------
-
-
-def runtime_directory() -> Path:
-    """The directory of this user's sockets, made where it is missing; ConfigError where it is not safe."""
-    path = _directories()[0]
-    with contextlib.suppress(FileExistsError):
-        try:
-            path.mkdir(mode=0o700)
-        except OSError as error:
-            if isinstance(error, FileExistsError):
-                raise
-            raise ConfigError(
-                f"there is no place for the monitor's socket: {error}; set VRAM_RUNTIME_DIR"
-            ) from error
-    if why := _unsafe(path):
-        raise ConfigError(
-            f"{path} is no safe place for the monitor's socket: {why}; remove it, or set "
-            "VRAM_RUNTIME_DIR to a directory of your own"
-        )
-    return path
-
-
-def _directories() -> list[Path]:
-    """Where sockets may be; the first is where this process puts its own.
-
-    VRAM_RUNTIME_DIR is the only place where it is set: processes with different ones do not see each other.
-    Otherwise there are two, because a process started elsewhere may not know XDG_RUNTIME_DIR.
-    """
-    if own := os.environ.get("VRAM_RUNTIME_DIR"):
-        return [Path(own)]
-    fallback = Path(tempfile.gettempdir()) / f"vram-{os.geteuid()}"
-    given = os.environ.get("XDG_RUNTIME_DIR")
-    if given and os.path.isdir(given) and os.access(given, os.W_OK | os.X_OK):
-        return [Path(given) / "vram", fallback]
-    return [fallback]
-
-
-def _unsafe(path: Path) -> str:
-    """Why others could interfere there; empty where they cannot."""
-    try:
-        found = path.lstat()
-    except OSError as error:
-        return str(error.strerror)
-    if not stat.S_ISDIR(found.st_mode):
-        return "it is not a directory"
-    if found.st_uid != os.geteuid():
-        return f"it belongs to user {found.st_uid}"
-    return f"others may enter it (mode {found.st_mode & 0o777:o})" if found.st_mode & 0o077 else ""
+# ---- sockets ----------------------------------------------------------------------------------------------
 
 
 def _listen(directory: Path) -> tuple[socket.socket, Path]:
@@ -449,8 +400,8 @@ def processes() -> list[Process]:
 def _named(pid: int | None = None) -> list[Process]:
     """Every socket, or those under one number; whether anybody listens is not asked."""
     found = []
-    for directory in _directories():
-        for path in directory.glob("*.sock") if not _unsafe(directory) else ():
+    for directory in runtime_directories():
+        for path in directory.glob("*.sock") if not unsafe(directory) else ():
             number = path.stem.partition("-")[0]
             if number.isdecimal() and pid in (None, int(number)):
                 found.append(Process(int(number), path))

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
-import vram
 from vram.core.device import Device
 from vram.core.locks import new_lock
 from vram.core.pool import Pool, open_pools
 from vram.errors import VramError
+from vram.system.version import version
 
 __all__ = ["DeviceSplit", "Observatory", "split_device"]
 
@@ -54,7 +54,7 @@ class Observatory:
         self._holders: dict[int, _Budgeted[list[Answer]]] = {}
         self._devices = _Budgeted(_memory_of_devices)
         self.started = time.time()
-        self._version = vram.__version__  # looking it up takes milliseconds
+        self._version = version()  # looking it up takes milliseconds
 
     def sample(self) -> None:
         """Note the totals of all pools: a row of the history, and each pool's allocations a second."""

@@ -25,8 +25,8 @@ from vram import _native
 from vram.core.buffer import Buffer
 from vram.core.device import Device
 from vram.core.manager import get_memory_manager
-from vram.core.pinned import PinnedPool, shared_pinned_pool
-from vram.core.pool import Pool
+from vram.core.pinned import shared_pinned_pool
+from vram.core.pool import PinnedPool, Pool
 from vram.core.stream import Stream
 from vram.errors import ConfigError
 from vram.pipeline.arrays import HostArray, Library, library_for

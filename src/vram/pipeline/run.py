@@ -10,19 +10,17 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from vram import _native
 from vram.core.buffer import Buffer
 from vram.core.device import Device, wait_out
-from vram.core.pool import Pool
+from vram.core.pool import PinnedPool, Pool
 from vram.core.stream import Event, Stream
 from vram.errors import DeviceError, OutOfMemory
-from vram.pipeline.arrays import HostArray, Result, np
+from vram.pipeline.arrays import HostArray, Library, Result, np
 from vram.pipeline.report import LANES, PipelineReport, Span
 from vram.pipeline.structures import host_array, leaves, walk
-
-if TYPE_CHECKING:
-    from vram.pipeline.pipeline import Pipeline
 
 __all__ = ["Chunk", "Run", "Target"]
 
@@ -150,10 +148,31 @@ def _check_out(array: Any, rows: int, inputs: list[HostArray]) -> None:
             raise ValueError("out overlaps the input without being the same memory; use another array")
 
 
+class Setup(Protocol):
+    """What a run uses of its pipeline."""
+
+    depth: int
+    device: Device
+    compute: Callable[..., Any]
+    library: Library
+    pool: Pool
+    pinned: PinnedPool
+    _staging: bool | None
+    _copies: _native.HostCopies
+    _streams: dict[str, Stream]
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the computation."""
+
+    def _direct(self, array: HostArray) -> bool:
+        """Whether an array is copied without staging."""
+
+
 class Run:
     """One pass of batches through a pipeline."""
 
-    def __init__(self, pipe: Pipeline, target: Target | None) -> None:
+    def __init__(self, pipe: Setup, target: Target | None) -> None:
         self.pipe = pipe
         self.target = target
         self.depth = pipe.depth

@@ -16,16 +16,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from vram import _native
 from vram.core import observer
 from vram.core.device import Device
-from vram.core.pinned import PinnedPool
+from vram.core.pool import PinnedPool
 from vram.core.stream import Event, Reads, Stream, stream_handle
 from vram.errors import ConfigError, RaceError, VramError
 from vram.race.clocks import Clock, StreamKey, Work, join
+from vram.race.finding import Kind, Race
 from vram.race.history import Allocation, Books, Group, Use
 from vram.race.reach import Found, Owner, memory_in, memory_of
 from vram.race.regions import Region
@@ -38,59 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["Race", "RaceChecker", "RaceWarning", "Site", "race_check", "reads"]
 
 Mode: TypeAlias = Literal["raise", "warn", "collect"]
-Kind: TypeAlias = Literal["free", "unordered", "use after free"]
 
 MOST_RACES = 1000
 """Races that one checker keeps; `dropped` counts the others."""
 
 
 # ---- what is found ----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Race:
-    """A pair of things done to one piece of memory that nothing orders.
-
-    `kind` says which: "free" (`use` may still run when what `free` gave back is handed out again; `reuse` is
-    where that happened, if it did), "unordered" (`earlier` and `use` overlap, one of them writes) or
-    "use after free". `stream` is the handle of the stream that should have waited, `used_on` of the other.
-    """
-
-    kind: Kind
-    device: str
-    address: int
-    size: int
-    stream: int
-    used_on: int
-    use: Site
-    missing: str
-    fix: str
-    fix_place: str
-    alternative: str | None = None
-    allocation: Site | None = None
-    free: Site | None = None
-    earlier: Site | None = None
-    reuse: Site | None = None
-
-    def __str__(self) -> str:
-        gone = self.free.what if self.free else "freed"
-        headline = _HEADLINES[self.kind].format(use=self.use, gone=gone)
-        lines = [f"{self.size} bytes at {self.address:#x} on {self.device} {headline}"]
-        lines.append(str(self.allocation) if self.allocation else "  allocated before the check began")
-        sites = {"free": (self.use, self.free, self.reuse), "unordered": (self.earlier, self.use)}
-        lines += [str(site) for site in sites.get(self.kind, (self.free, self.reuse, self.use)) if site]
-        lines.append(f"  missing: {self.missing}")
-        lines.append(f"  fix: {self.fix}  ({self.fix_place})")
-        if self.alternative:
-            lines.append(f"   or: {self.alternative}")
-        return "\n".join(lines)
-
-
-_HEADLINES: dict[Kind, str] = {
-    "free": "are {gone} while work on {use.stream_name} may still use them",
-    "unordered": "are used on {use.stream_name} with nothing to order it after an earlier use",
-    "use after free": "are used on {use.stream_name} after they were {gone}",
-}
 
 
 class RaceWarning(RuntimeWarning):

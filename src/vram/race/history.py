@@ -10,14 +10,12 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vram.race.clocks import Clock, Clocks, StreamKey, join
+from vram.race.finding import Race
 from vram.race.regions import Region
 from vram.race.sites import Site
-
-if TYPE_CHECKING:
-    from vram.race.checker import Race
 
 __all__ = ["Allocation", "Books", "Group", "Spans", "Use"]
 

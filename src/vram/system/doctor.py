@@ -354,7 +354,7 @@ def _reserved() -> dict[str, int]:
 
 
 def _no_compiler() -> str:
-    from vram.torch.companion import find_compiler
+    from vram.system.compiler import find_compiler
 
     try:
         find_compiler()
@@ -371,7 +371,7 @@ def _locked_limit() -> int | None:
 
 
 def _unsafe_runtime() -> str:
-    from vram.observe.monitor import runtime_directory
+    from vram.system.runtime import runtime_directory
 
     try:
         runtime_directory()

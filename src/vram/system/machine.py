@@ -15,10 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import vram
 from vram.config import PAGE_SIZES, VARIABLES, Config
 from vram.core.device import Device, devices
 from vram.core.manager import current_config
+from vram.system.version import version as own_version
 
 __all__ = [
     "describe_device",
@@ -140,7 +140,7 @@ def describe_machine(device: Device) -> dict[str, Any]:
         "processors": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "vram": vram.__version__,
+        "vram": own_version(),
         "packages": packages(),
         "settings": describe_settings()["environment"],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -195,7 +195,7 @@ def observed() -> dict[str, Any]:
 def info() -> dict[str, Any]:
     """Everything `vram info` says."""
     return {
-        "vram": vram.__version__,
+        "vram": own_version(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "devices": [describe_device(device) for device in devices()],

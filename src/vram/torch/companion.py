@@ -11,8 +11,6 @@ import ctypes
 import hashlib
 import logging
 import os
-import shlex
-import shutil
 import subprocess
 import sysconfig
 import tempfile
@@ -20,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from vram.errors import DeviceError
+from vram.system.compiler import find_compiler
 
-__all__ = ["cache_directory", "compile_companion", "find_compiler", "thrower"]
+__all__ = ["cache_directory", "compile_companion", "thrower"]
 
 SYMBOL = "vram_torch_out_of_memory"
 COMPILE_SECONDS = 120
@@ -60,16 +59,6 @@ def compile_companion(torch: Any) -> Path:
     if not target.exists():
         _compile([*compiler, *flags, str(source), "-lc10"], target)
     return target
-
-
-def find_compiler() -> list[str]:
-    """The C++ compiler as a command: $CXX, else c++, g++ or clang++."""
-    wanted = shlex.split(os.environ.get("CXX", ""))
-    for command in filter(None, (wanted, ["c++"], ["g++"], ["clang++"])):
-        found = shutil.which(command[0])
-        if found is not None:
-            return [found, *command[1:]]
-    raise DeviceError("no C++ compiler was found (c++, g++, clang++ or $CXX)", code="missing")
 
 
 def cache_directory() -> Path:

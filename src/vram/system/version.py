@@ -1,0 +1,16 @@
+"""The version of the installed package."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+__all__ = ["version"]
+
+
+def version() -> str:
+    """The version, as `vram.__version__` gives it."""
+    try:
+        return installed_version("vram")
+    except PackageNotFoundError:
+        return "0+unknown"
