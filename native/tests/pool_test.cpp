@@ -397,7 +397,7 @@ TEST(a_pool_that_closes_under_a_fast_path_serves_nothing) {
   REQUIRE(device->stream_create(&stream).ok() && stream == 1);
   Address held = 0;
   REQUIRE(pool.allocate(4 * kKiB, stream, 0, 0, &held).ok() && pool.free(held).ok());
-  device->closes = &pool;  // between the look at the gate and the stream's lock
+  device->closes = &pool;  // after it was found open, before the stream's lock is taken
   CHECK(!pool.try_cached(4 * kKiB, stream, 0, &held));
   const PoolStats stats = pool.stats();
   CHECK(stats.live == 0 && stats.cached == 0 && stats.cached_blocks == 0);
@@ -1193,15 +1193,10 @@ TEST(in_the_child_of_a_fork_nothing_takes_a_lock_of_the_parent) {
     refused(pool.heap_begin({1, 1}, [](StreamHandle) { return true; }));
     refused(pool.heap_end({1, 1}));
     refused(pool.heap_release({1, 1}));
-    refused(pool.planned_begin(1, 0));
     refused(pool.info(held, &info));
     refused(pool.find(held, &info));
     refused(pool.start_journal(1));
     pool.on_out_of_memory(nullptr);
-    (void)pool.planned_end();
-    (void)pool.planned_close();
-    (void)pool.planned_report();
-    (void)pool.planned_layouts();
     (void)pool.config();
     (void)pool.stats();
     pool.reset_peak();

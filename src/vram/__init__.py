@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from vram.pinned import PinnedPool as PinnedPool
     from vram.pinned import pin as pin
     from vram.pipeline import Pipeline as Pipeline
-    from vram.planned_steps import Planned as Planned
-    from vram.planned_steps import planned as planned
     from vram.plans import Plan as Plan
     from vram.plans import plan as plan
     from vram.pool import Pool as Pool
@@ -83,7 +81,6 @@ _PLACES = {
     "PinnedPool": "vram.pinned",
     "Pipeline": "vram.pipeline",
     "Plan": "vram.plans",
-    "Planned": "vram.planned_steps",
     "Pool": "vram.pool",
     "RaceError": "vram.errors",
     "Recorder": "vram.recorder",
@@ -108,7 +105,6 @@ _PLACES = {
     "parse_size": "vram.sizes",
     "pin": "vram.pinned",
     "plan": "vram.plans",
-    "planned": "vram.planned_steps",
     "race_check": "vram.race",
     "record": "vram.recorder",
     "step": "vram.marks",
@@ -150,7 +146,6 @@ __all__ = [
     "PinnedPool",
     "Pipeline",
     "Plan",
-    "Planned",
     "Pool",
     "RaceError",
     "Recorder",
@@ -177,7 +172,6 @@ __all__ = [
     "parse_size",
     "pin",
     "plan",
-    "planned",
     "race_check",
     "record",
     "replay",

@@ -689,20 +689,3 @@ def test_a_growable_buffer_stays_and_grows_meanwhile(pool: Pool) -> None:
         assert bool(np.array_equal(np.asarray(cache.view())[: 4 * MIB], PATTERN[2 : 2 + 4 * MIB]))
         pool.resume()
     assert holds(weights, 1)
-
-
-def test_the_memory_of_a_plan_stays(pool: Pool) -> None:
-    planned = vram.planned(pool)
-    for step in range(4):
-        with planned:
-            buffers = [pool.allocate(2 * MIB) for _ in range(3)]
-            for number, buffer in enumerate(buffers):
-                write(buffer, number)
-            if step == 3:
-                pool.suspend()
-                assert all(holds(buffer, number) for number, buffer in enumerate(buffers))
-                pool.resume()
-            assert all(holds(buffer, number) for number, buffer in enumerate(buffers))
-            del buffer, buffers
-    assert planned.report().hits > 0
-    planned.close()
