@@ -7,9 +7,9 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from stepping import Bench
 from waiting import PATIENCE
 
 import vram
@@ -17,19 +17,6 @@ from vram import Device, DeviceError, Event, InvalidFree, OutOfMemory, Pool, Str
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TIMEOUT = PATIENCE
-
-
-class Bench:
-    """A pool on a model device that moves only when stepped, and three streams."""
-
-    def __init__(self, **options: Any) -> None:
-        self.device = Device.model("1GiB", manual=True)
-        self.backend: Any = self.device.backend
-        self.pool: Pool = vram.Pool(self.device, **options)
-        self.one, self.two, self.three = (Stream(self.device) for _ in range(3))
-
-    def work(self, number: int, buffer: Any, stream: Stream) -> None:
-        self.backend.work(stream.handle, number, buffer.ptr, buffer.size)
 
 
 @pytest.fixture
