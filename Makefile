@@ -35,12 +35,13 @@ PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE examples/tour
 WEB_SOURCES := $(shell find web -name node_modules -prune -o -type f -print 2>/dev/null)
 CXX_FILES = $(shell find native benchmarks examples tests/process/c -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help demo test check stubs format sanitize bench clean distclean setup native-test python-test \
+.PHONY: help demo test test-all check stubs format sanitize bench clean distclean setup native-test python-test \
   native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu web test-web
 
 help:
 	@echo "make demo      set up .venv and run the tour on whatever device there is"
 	@echo "make test      set up .venv, then checks, native tests and Python tests"
+	@echo "make test-all  the same tests, exhaustively: every schedule, every failing call, 10 000 damaged files"
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
 	@echo "make web       build the page of vram serve (Node 20 or later); make test-web: try it in Chromium"
 	@echo "make test-integrations  with CuPy, Numba, cuda.core, JAX, PyTorch and Dask installed (a large download)"
@@ -124,6 +125,9 @@ test: setup
 	@$(MAKE) --no-print-directory native-test
 	@$(MAKE) --no-print-directory python-test
 
+test-all: export VRAM_THOROUGH := 1
+test-all: setup native-test python-test
+
 check: setup
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet .
@@ -166,7 +170,7 @@ native-test: native-build
 
 python-test: setup
 	@echo "== Python tests"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # The adaptors against the real libraries, as far as they go without a GPU. They are large, so apart.
 $(STAMPS)/integrations: $(STAMPS)/dev pyproject.toml
@@ -228,7 +232,7 @@ sanitize-python: setup sanitize-address
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=$(UBSAN_OPTIONS) \
 	  PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/asan/overlay" \
-	  $(BIN)/python -m pytest --capture=sys -m "not slow and not fork" --hypothesis-profile=sanitize $(PYTEST_ARGS) \
+	  $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --capture=sys -m "not slow and not fork" --hypothesis-profile=sanitize $(PYTEST_ARGS) \
 	  $(SANITIZED_TESTS)
 
 # ---- on a GPU ---------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""What every test shares: Hypothesis profiles, a place for monitors' sockets, and skipping tests that need a
-device which is not there."""
+"""What every test shares: Hypothesis profiles, an environment that is always the same, and skipping tests
+that need a device which is not there."""
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -11,10 +12,31 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from effort import THOROUGH
+
 # Deadlines and "too slow" measure the machine, not the code. The sanitized module is many times slower.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "default",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=200 if THOROUGH else 40,
+)
 settings.register_profile("sanitize", settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
+
+KEPT = {"VRAM_SOAK_SECONDS", "VRAM_THOROUGH"}
+# What the user has set up must not change what the programs of tests print and do.
+for name in [*os.environ]:
+    if (name.startswith("VRAM_") and name not in KEPT) or name in {
+        "COLUMNS",
+        "LINES",
+        "FORCE_COLOR",
+        "NO_COLOR",
+        "TTY_COMPATIBLE",
+    }:
+        del os.environ[name]
+# Python 3.12 and later warn of a fork beside other threads, which is what tests of forks do.
+os.environ["PYTHONWARNINGS"] = "ignore:This process:DeprecationWarning"
 
 # A shell that starts the tests in the background has them, and all they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

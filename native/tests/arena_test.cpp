@@ -602,7 +602,7 @@ TEST(any_call_to_the_device_may_fail_and_nothing_is_lost) {
       std::string why;
       const std::uint64_t calls = run(0, Code::ok, &why);
       REQUIRE(why.empty() && calls > 100);
-      for (std::uint64_t k = 1; k <= calls; k += vram::testing::kSlowdown)
+      for (std::uint64_t k = 1; k <= calls; k += vram::testing::sampling())
         for (const Code code : {Code::out_of_memory, Code::failed}) {
           (void)run(k, code, &why);
           if (!why.empty()) std::printf("call %llu: %s\n", static_cast<unsigned long long>(k), why.c_str());

@@ -168,10 +168,10 @@ void fail_in_turn(std::uint64_t width, std::uint64_t stride) {
 
 }  // namespace
 
-TEST(any_one_call_may_fail) { fail_in_turn(1, vram::testing::kSlowdown); }
+TEST(any_one_call_may_fail) { fail_in_turn(1, vram::testing::sampling()); }
 
 // The undoing of what failed fails, too.
-TEST(any_two_calls_in_a_row_may_fail) { fail_in_turn(2, vram::testing::kSlowdown); }
+TEST(any_two_calls_in_a_row_may_fail) { fail_in_turn(2, vram::testing::sampling()); }
 
 // Closing carries on after a failure: only what the failed call itself was to give back stays behind.
 TEST(close_leaves_behind_exactly_what_could_not_be_given_back) {

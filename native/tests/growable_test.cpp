@@ -194,7 +194,7 @@ std::string left_behind(World& world) {
 
 TEST(random_programs_keep_every_promise) {
   for (const Setting& setting : settings())
-    for (std::uint64_t seed = 1; seed <= 120 / vram::testing::kSlowdown; ++seed) {
+    for (std::uint64_t seed = 1; seed <= 120 / vram::testing::sampling(); ++seed) {
       Workload workload(setting, seed, 300);
       std::string why;
       const bool good = workload.run(&why);
@@ -213,7 +213,7 @@ TEST(any_call_may_fail) {
     std::string why;
     REQUIRE(whole.run(&why));
     const std::uint64_t calls = whole.world.device->total_calls();
-    for (std::uint64_t k = 1; k <= calls; k += vram::testing::kSlowdown)
+    for (std::uint64_t k = 1; k <= calls; k += vram::testing::sampling())
       for (const std::uint64_t width : {1, 2})
         for (const Code code : {Code::out_of_memory, Code::failed}) {
           Workload workload(setting, 11, 120);

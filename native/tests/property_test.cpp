@@ -189,9 +189,9 @@ class Program {
 void try_seeds(Setting setting, std::uint64_t seeds) {
   const char* const moved = std::getenv("VRAM_SEED");
   const std::uint64_t first = moved != nullptr ? std::strtoull(moved, nullptr, 10) : 1;
-  constexpr int kSlowdown = vram::testing::kSlowdown;
-  if (seeds < kSlowdown) setting.steps = setting.steps * static_cast<int>(seeds) / kSlowdown;
-  seeds = std::max<std::uint64_t>(1, seeds / kSlowdown);
+  const std::uint64_t sampling = vram::testing::sampling();
+  if (seeds < sampling) setting.steps = setting.steps * static_cast<int>(seeds) / static_cast<int>(sampling);
+  seeds = std::max<std::uint64_t>(1, seeds / sampling);
   for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
     std::string why;
     if (Program(setting, seed).run(&why)) continue;

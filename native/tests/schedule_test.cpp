@@ -216,7 +216,7 @@ bool every_interleaving(Stage& stage, const Program& program, std::array<std::si
 
 TEST(every_sequence_of_up_to_six_operations_on_three_streams) {
   const char* const wanted = std::getenv("VRAM_SCHEDULE_LENGTH");
-  const std::size_t usual = vram::testing::kSlowdown > 1 ? 4 : 6;
+  const std::size_t usual = vram::testing::kSlowdown > 1 ? 4 : vram::testing::sampling() > 1 ? 5 : 6;
   const std::size_t length = wanted != nullptr ? std::strtoul(wanted, nullptr, 10) : usual;
   std::uint64_t count = 0;
   for (const Setting& setting : settings()) {

@@ -187,7 +187,7 @@ namespace {
 
 void random_programs(int programs, const Scale& scale) {
   std::uint64_t suspends = 0;
-  const int most = std::max(programs / vram::testing::kSlowdown, 5);
+  const int most = std::max(programs / static_cast<int>(vram::testing::sampling()), 5);
   for (int seed = 1; seed <= most; ++seed) {
     PoolConfig config = configs()[static_cast<std::size_t>(seed) % 5];
     if (config.limit != 0) config.limit = scale.capacity / 8 * 5;
@@ -251,7 +251,7 @@ TEST(every_call_fails_in_turn) {
       CHECK(whole.run(60, &why));
       const std::uint64_t calls = whole.device().total_calls();
       CHECK(whole.end(&why));
-      for (std::uint64_t nth = 1; nth <= calls; nth += vram::testing::kSlowdown) {
+      for (std::uint64_t nth = 1; nth <= calls; nth += vram::testing::sampling()) {
         Program program(seed, config);
         program.device().fail_any(nth, {code, 700, "fault"});
         program.device().fail_any(nth + 2, {code, 700, "fault"});

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -28,6 +29,12 @@ inline constexpr int kSlowdown = 4;
 #else
 inline constexpr int kSlowdown = 1;
 #endif
+
+// Programs that try every case try one in so many: all of them with VRAM_THOROUGH set (`make test-all`).
+inline std::uint64_t sampling() {
+  if (kSlowdown > 1) return kSlowdown;
+  return std::getenv("VRAM_THOROUGH") != nullptr ? 1 : 4;
+}
 
 struct Register {
   Register(const char* name, void (*run)()) { cases().push_back({name, run}); }

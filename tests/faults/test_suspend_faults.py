@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import vram
+from effort import sample
 from vram import Device, DeviceError, OutOfMemory, Pool, Stream, VramError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -115,7 +116,7 @@ def calls_of_a_whole_run(kind: str) -> int:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("code", ["failed", "out_of_memory"])
 def test_each_call_fails_in_turn(kind: str, code: str) -> None:
-    for nth in range(1, calls_of_a_whole_run(kind) + 1):
+    for nth in sample(range(1, calls_of_a_whole_run(kind) + 1)):
         run = Run(kind)
         run.backend.fail_any(nth, code, NATIVE)
         run.program()
@@ -126,7 +127,7 @@ def test_each_call_fails_in_turn(kind: str, code: str) -> None:
 @pytest.mark.parametrize("code", ["failed", "out_of_memory"])
 def test_two_calls_in_a_row_fail(code: str) -> None:
     """So that undoing fails as well: what has gone stays suspended, and can be had later."""
-    for nth in range(1, calls_of_a_whole_run("pages") + 1):
+    for nth in sample(range(1, calls_of_a_whole_run("pages") + 1)):
         run = Run("pages")
         run.backend.fail_any(nth, code, NATIVE)
         run.backend.fail_any(nth + 1, code, NATIVE)
