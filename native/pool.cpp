@@ -74,7 +74,7 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
   set_zeroing(config);
   watch_forks();
   generation_.store(fork_generation(), std::memory_order_relaxed);
-  gate_.store(fork_generation(), std::memory_order_relaxed);
+  cache_generation_.store(fork_generation(), std::memory_order_relaxed);
   arrange_ladder();
   if (config.journal != 0) (void)start_journal(std::min(config.journal, kMostJournaled));
 }
@@ -87,11 +87,8 @@ Pool::~Pool() {
 // ---- the fast paths -------------------------------------------------------------------------------------
 
 bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
-  if (gate_.load(std::memory_order_relaxed) != fork_generation()) [[unlikely]] {
-    if (closed() || heap_open_.load(std::memory_order_relaxed)) return false;
-    const Planned* const steps = planned_.load(std::memory_order_acquire);
-    if (steps != nullptr && steps->open()) return try_planned(size, handle, tag, out);
-  }
+  if (cache_generation_.load(std::memory_order_relaxed) != fork_generation()) [[unlikely]]
+    return false;
   if (handle - 1 < 2) [[unlikely]]
     handle = backend_->canonical(handle);
   StreamState* stream = streams_.find(handle);
@@ -150,13 +147,8 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
 }
 
 bool Pool::try_free_cached(Address address) {
-  if (gate_.load(std::memory_order_relaxed) != fork_generation()) [[unlikely]] {
-    if (closed()) return false;
-    if (Planned* const steps = planned_.load(std::memory_order_acquire)) {
-      const Planned::Freed freed = steps->free(address);
-      if (freed != Planned::Freed::elsewhere) return freed == Planned::Freed::done;
-    }
-  }
+  if (closed()) [[unlikely]]
+    return false;
   const Index i = segments_.find(address);
   if (i == 0) return false;
   Block& block = segments_.blocks()[i];
@@ -244,19 +236,20 @@ Status Pool::heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
   ++heap->begun;
   heap->open = true;
   heap->serves = std::move(serves);
-  set_gate();
+  cache_generation_.store(0, std::memory_order_relaxed);
   return {};
 }
 
 Status Pool::heap_end(HeapId id) {
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("heap_end", &lock); !status.ok()) return status;
-  bool known = false;
+  bool known = false, open = false;
   for (Heap& heap : heaps_) {
     known |= heap.id == id;
     if (heap.id == id) heap.open = false;
+    open |= heap.open;
   }
-  set_gate();
+  if (!open) cache_generation_.store(fork_generation(), std::memory_order_relaxed);
   return known ? Status{} : Status{Code::invalid, 0, "heap_end"};
 }
 
@@ -270,13 +263,6 @@ Status Pool::heap_release(HeapId id) {
   heap->over->store(true, std::memory_order_release);
   heaps_.erase(heap);
   return {};
-}
-
-void Pool::set_gate() {
-  const bool open = std::any_of(heaps_.begin(), heaps_.end(), [](const Heap& heap) { return heap.open; });
-  heap_open_.store(open, std::memory_order_relaxed);
-  const bool shut = open || planning_ || (planned_steps_ != nullptr && planned_steps_->holds_regions());
-  gate_.store(shut ? 0 : fork_generation(), std::memory_order_relaxed);
 }
 
 // The open heap that serves a stream, or null.
@@ -373,26 +359,17 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   request.want.band = segments_.band_of(request.want.units);
   // The stream's cache missed, or its ceiling was in the way of what it holds.
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
-  const bool planned = align <= kUnit && named.capture == 0 && !named.foreign && planned_serves(handle);
-  std::uint32_t entry = Planned::kNone;
-  Index block = 0;
-  if (!planned || !serve_planned(request, out, &entry)) {
-    if (align <= kUnit) block = take_cached(stream, request.want.units);
-    if (block == 0) block = climb(request);
-    if (block == 0 && request.error.ok() && give_up_regions()) block = climb(request);
-    if (block != 0) *out = hand_out(block, request);
-    if (block != 0 && planned) planned_steps_->note({request.want.units, size, handle, tag}, *out, entry);
-  }
+  Index block = align <= kUnit ? take_cached(stream, request.want.units) : Index{0};
+  if (block == 0) block = climb(request);
+  if (block != 0) *out = hand_out(block, request);
   verify();
   presence.reset();
-  if (*out != 0) {
-    lock.unlock();
-    if (!zero_on_allocate_.load(std::memory_order_relaxed)) return {};
-    const Status status = zero_new(*out, bytes, handle);
-    if (!status.ok()) take_back(std::exchange(*out, 0));
-    return status;
-  }
-  return request.error.ok() ? fail(request, report) : request.error;
+  if (block == 0) return request.error.ok() ? fail(request, report) : request.error;
+  lock.unlock();
+  if (!zero_on_allocate_.load(std::memory_order_relaxed)) return {};
+  const Status status = zero_new(*out, bytes, handle);
+  if (!status.ok()) take_back(std::exchange(*out, 0));
+  return status;
 }
 
 Status Pool::fail(const Request& request, OutOfMemoryReport* report) {
@@ -424,7 +401,8 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
   StreamState* stream = streams_.find(handle);
   if (stream == nullptr || zero_on_allocate_.load(std::memory_order_relaxed)) return false;
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || gate_.load(std::memory_order_relaxed) != fork_generation() || stream->gone()) return false;
+  if (!lock || cache_generation_.load(std::memory_order_relaxed) != fork_generation() || stream->gone())
+    return false;
   const Units units = units_of(size);
   Request request{size, {stream->number, segments_.band_of(units), units, kUnit}, tag, stream, &lock, {}};
   request.ask = false;
@@ -442,7 +420,7 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
 // Undoes an allocation that the program has not seen.
 void Pool::take_back(Address address) {
   std::lock_guard lock(mutex_);
-  if (closed() || free_planned(address)) return;
+  if (closed()) return;
   bool suspended = false;
   if (const Index block = claim_for_free(address, &suspended)) let_go(block, suspended);
 }
@@ -672,10 +650,6 @@ void Pool::take_live(Index i, StreamState& owner, Action action) {
 Status Pool::take_from_program(Address address, bool dropped) {
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("free", &lock); !status.ok()) return status;
-  if (planned_steps_ != nullptr) {
-    if (planned_steps_->is_region(address)) return {Code::invalid, 0, "free"};
-    if (free_planned(address)) return {};
-  }
   if (const Index i = segments_.find(address); i != 0 && segments_.growing(segments_.blocks()[i]))
     return {Code::invalid, 0, "free"};
   open_cache(address);
@@ -918,11 +892,6 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   if (i == 0) i = segments_.containing(address);
   if (i == 0) return {Code::invalid, 0, "record_stream"};
   Block& block = segments_.blocks()[i];
-  if (planned_steps_ != nullptr) {
-    const bool own = user.capture == 0 && !backend_->info().host_writes;
-    if (planned_steps_->use(address, user.number, own, named.handle)) return {};
-    if (planned_steps_->is_region(segments_.address_of(block))) return {Code::invalid, 0, "record_stream"};
-  }
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(owner.lock);
   if (block.is(BlockState::suspended)) return {Code::suspended, 0, "record_stream"};
@@ -1067,7 +1036,6 @@ Status Pool::coalesce() {
 Status Pool::trim(std::uint64_t keep, bool wait) {
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("trim", &lock); !status.ok()) return status;
-  if (planned_steps_ != nullptr && !planned_steps_->open()) (void)give_up_regions();
   if (wait) {
     if (Status status = settle(lock); !status.ok()) return status;
   } else {
@@ -1180,11 +1148,6 @@ Status Pool::retire(StreamState& stream, std::unique_lock<std::mutex>& lock) {
     graph.foreign = false;
   }
   streams_.forget(stream);
-  if (planned_steps_ != nullptr) {
-    std::vector<Planned::Block> gone;
-    planned_steps_->forget_stream(handle, &gone);
-    give_back_regions(gone);
-  }
   leave(stream, stream.tick - 1);
   return {};
 }
@@ -1275,10 +1238,7 @@ Status Pool::close() {
   if (closed()) return {};
   if (status.unwaited()) return status;  // work goes on in the memory: the pool stays open
   generation_.store(0, std::memory_order_relaxed);
-  gate_.store(0, std::memory_order_relaxed);
-  planning_ = false;
-  std::vector<Planned::Block> gone;  // with everything else
-  if (planned_steps_ != nullptr) planned_steps_->reset(&gone);
+  cache_generation_.store(0, std::memory_order_relaxed);
   end_streams();
   for (const Status& each : {segments_.release_all(), fences_.close()})
     if (status.ok()) status = each;

@@ -16,7 +16,6 @@
 #include "ahead.hpp"
 #include "allocator.hpp"
 #include "contents.hpp"
-#include "planned.hpp"
 #include "segments.hpp"
 
 namespace vram {
@@ -106,15 +105,6 @@ class Pool final : public Allocator {
   Status heap_end(HeapId id);
   Status heap_release(HeapId id);
 
-  // ---- planned steps (planned.hpp): between begin and end, allocations get the offsets of a plan ---------
-  // The step that ended before is planned where that is due, for at most `time_limit` seconds. `tag`: of the
-  // regions. invalid: as Planned says.
-  Status planned_begin(double time_limit, std::uint32_t tag);
-  Status planned_end();
-  Status planned_close();  // forgets the plan; regions go back when their last slot was freed
-  PlannedReport planned_report() const;
-  std::vector<PlannedLayout> planned_layouts() const;
-
   // ---- looking ----------------------------------------------------------------------------------------
   PoolStats stats() const override;
   void reset_peak() override;
@@ -178,16 +168,6 @@ class Pool final : public Allocator {
   StreamState* hidden(const Named& named, CaptureId key, std::shared_ptr<std::atomic<bool>> over,
                       Status* why);
   void let_graphs_go();
-
-  bool try_planned(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
-  bool serve_planned(Request& request, Address* out, std::uint32_t* entry);
-  bool order_behind(StreamState& stream, const std::vector<Use>& uses);
-  bool planned_serves(StreamHandle stream) const;
-  bool free_planned(Address address);
-  bool take_region(const Planned::Wanted& wanted, std::uint32_t tag, std::unique_lock<std::mutex>& lock);
-  void give_back_regions(const std::vector<Planned::Block>& gone);
-  bool give_up_regions();
-  void set_gate();
 
   Index climb(Request& request);
   Index search(Request& request);
@@ -316,7 +296,6 @@ class Pool final : public Allocator {
   void end_access() const override { access_.leave(); }
   void end_streams();
 
-  bool stays(Index block) const;
   std::vector<Index> mark_suspended(const Wanted& wanted, bool keep);
   Status wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock);
   Status give_idle_back();
@@ -337,9 +316,8 @@ class Pool final : public Allocator {
 
   std::shared_ptr<Backend> backend_;
   std::atomic<std::uint32_t> generation_;  // the fork generation it was made in; another value: closed
-  // The same while caches may be used unasked; 0 while a heap is open or a plan has anything to do with it.
-  std::atomic<std::uint32_t> gate_;
-  std::atomic<bool> heap_open_{false};
+  // The same while caches may serve allocations; 0 while a heap is open, which may have to serve them.
+  std::atomic<std::uint32_t> cache_generation_;
   mutable AccessGate access_;
   mutable std::mutex mutex_;
   PoolConfig config_;
@@ -354,9 +332,6 @@ class Pool final : public Allocator {
   std::uint32_t foreign_ = 0;           // states of foreign streams that are not retired
   std::vector<Heap> heaps_;             // those not yet released
   CaptureId next_heap_ = kHeapBit;
-  std::unique_ptr<Planned> planned_steps_;                      // made by the first step, kept to the end
-  std::atomic<Planned*> planned_{nullptr};                      // the same, for readers without the mutex
-  bool planning_ = false;                                       // from the first step to planned_close
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   Callback callback_;
   std::atomic<std::uint64_t> sequence_{0};

@@ -329,8 +329,6 @@ BlockInfo Pool::describe(const Block& block) const {
 
 Status Pool::info(Address address, BlockInfo* out) const {
   if (closed()) return {Code::closed, 0, "info"};
-  if (const Planned* const steps = planned_.load(std::memory_order_acquire))
-    if (steps->find(address, false, out)) return {};
   const Index i = segments_.find(address);
   if (i == 0) return {Code::invalid, 0, "info"};
   const Block& block = segments_.blocks()[i];
@@ -344,8 +342,6 @@ Status Pool::info(Address address, BlockInfo* out) const {
 
 Status Pool::find(Address address, BlockInfo* out) const {
   if (closed()) return {Code::closed, 0, "find"};
-  if (const Planned* const steps = planned_.load(std::memory_order_acquire))
-    if (steps->find(address, true, out)) return {};
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("find", &lock); !status.ok()) return status;
   const Index i = segments_.containing(address);
@@ -453,7 +449,6 @@ bool Pool::check(std::string* why) const {
     }
     ceilings += still.ceiling(n);
   }
-  if (good && planned_steps_ != nullptr) good = planned_steps_->check(why);
   if (good && suspended != suspended_blocks_) {
     good = false;
     if (why != nullptr) *why = "count of suspended blocks";

@@ -220,13 +220,6 @@ Status Pool::suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allo
   return status;
 }
 
-// Growable buffers give pages back by themselves, and the memory of a plan is many allocations: both stay.
-bool Pool::stays(Index i) const {
-  const Block& block = segments_.blocks()[i];
-  return segments_.growing(block) ||
-         (planned_steps_ != nullptr && planned_steps_->is_region(segments_.address_of(block)));
-}
-
 // From here on nobody uses the blocks anew; returns those that were not suspended before.
 std::vector<Index> Pool::mark_suspended(const Wanted& wanted, bool keep) {
   std::vector<Index> marked;
@@ -237,7 +230,7 @@ std::vector<Index> Pool::mark_suspended(const Wanted& wanted, bool keep) {
     std::lock_guard guard(owner.lock);
     // It may have been freed into the owner's cache meanwhile; owners change under the mutex only.
     if (!block.is(BlockState::live) || (wanted && !wanted(block.tag))) continue;
-    if (stays(i)) continue;
+    if (segments_.growing(block)) continue;  // growable buffers give pages back themselves
     block.set(BlockState::suspended);
     block.keep = keep;
     ++suspended_blocks_;

@@ -10,7 +10,6 @@
 
 #include "backends/cuda_driver.hpp"
 #include "driver_pool.hpp"
-#include "planned.hpp"
 #include "pool.hpp"
 
 namespace nb = nanobind;
@@ -44,10 +43,6 @@ const char* advice(const Status& status) {
       return "the device has no room for it. Free memory here or in other processes on the device, or ask "
              "for less.";
     case Code::invalid:
-      if (Planned::refuses(status))
-        return "a pool has one planned step at a time: it is ended by the thread that began it, and only "
-               "then "
-               "can another begin or the plan be closed.";
       if (std::strcmp(status.call, "suspend") == 0 || std::strcmp(status.call, "resume") == 0 ||
           std::strcmp(status.call, "close") == 0)
         return "the same thread is suspending or resuming this pool, and called it again from a callback of "

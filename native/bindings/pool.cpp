@@ -929,86 +929,6 @@ int set_stacks(PyObject* object, PyObject* value, void*) {
   return 0;
 }
 
-// ---- planned steps
-// ----------------------------------------------------------------------------------------------
-
-Pool* planning_pool(PyPool* self) {
-  if (self->quick == nullptr)
-    PyErr_SetString(PyExc_TypeError, "only a pool of vram's own can be planned, not the driver's");
-  return self->quick;
-}
-
-PyObject* planned_begin(PyObject* object, PyObject* argument) {
-  PyPool* self = self_of(object);
-  const double time_limit = PyFloat_AsDouble(argument);
-  if ((time_limit == -1 && PyErr_Occurred()) || planning_pool(self) == nullptr) return nullptr;
-  PyObject* name = PyUnicode_FromString("vram.planned");
-  const long tag = name == nullptr ? -1 : tag_id(self, name);
-  Py_XDECREF(name);
-  if (tag < 0) return nullptr;
-  return done(
-      waiting([&] { return self->quick->planned_begin(time_limit, static_cast<std::uint32_t>(tag)); }),
-      "begin the step");
-}
-
-PyObject* planned_end(PyObject* object, PyObject*) {
-  Pool* const pool = planning_pool(self_of(object));
-  if (pool == nullptr) return nullptr;
-  return done(waiting([&] { return pool->planned_end(); }), "end the step");
-}
-
-PyObject* planned_close(PyObject* object, PyObject*) {
-  Pool* const pool = planning_pool(self_of(object));
-  if (pool == nullptr) return nullptr;
-  return done(waiting([&] { return pool->planned_close(); }), "close the plan");
-}
-
-PyObject* planned_report(PyObject* object, PyObject*) {
-  Pool* const pool = planning_pool(self_of(object));
-  if (pool == nullptr) return nullptr;
-  PlannedReport report;
-  const Status status = self_of(object)->pool.call([&](Allocator&) { report = pool->planned_report(); });
-  if (!status.ok()) return raise(status, "report on the plan");
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsK}", "steps", wide(report.steps), "plans", wide(report.plans),
-                       "hits", wide(report.hits), "left", wide(report.left), "fallbacks",
-                       wide(report.fallbacks), "refused", wide(report.refused), "planned_bytes",
-                       wide(report.planned_bytes), "lower_bound", wide(report.lower_bound), "peak",
-                       wide(report.peak));
-}
-
-template <typename Number>
-nb::bytes column(const std::vector<Number>& numbers) {
-  static_assert(sizeof(Number) == 8);
-  return nb::bytes(numbers.data(), numbers.size() * sizeof(Number));
-}
-
-PyObject* planned_layouts(PyObject* object, PyObject*) {
-  Pool* const pool = planning_pool(self_of(object));
-  if (pool == nullptr) return nullptr;
-  std::vector<PlannedLayout> layouts;
-  const Status status = self_of(object)->pool.call([&](Allocator&) { layouts = pool->planned_layouts(); });
-  if (!status.ok()) return raise(status, "look at the plan");
-  return guarded([&] {
-    nb::list list;
-    for (const PlannedLayout& layout : layouts) {
-      nb::dict dict;
-      dict["stream"] = layout.stream;
-      dict["index"] = column(layout.index);
-      dict["lower"] = column(layout.lower);
-      dict["upper"] = column(layout.upper);
-      dict["size"] = column(layout.size);
-      dict["offset"] = column(layout.offset);
-      dict["peak"] = layout.peak;
-      dict["lower_bound"] = layout.lower_bound;
-      dict["method"] = nb::str(layout.method.c_str());
-      dict["proven"] = layout.proven;
-      dict["seconds"] = layout.seconds;
-      list.append(dict);
-    }
-    return list;
-  });
-}
-
 // ---- the type
 // ------------------------------------------------------------------------------------------------------------
 
@@ -1184,14 +1104,6 @@ PyMethodDef methods[] = {
     {"info", info, METH_O, "info(ptr, /)\n--\n\nWhat is known of a live allocation."},
     {"reset_peak", reset_peak, METH_NOARGS, "reset_peak()\n--\n\nStart all peaks anew."},
     {"live_bytes", live_bytes, METH_NOARGS, "live_bytes()\n--\n\nBytes of live allocations."},
-    {"planned_begin", planned_begin, METH_O,
-     "planned_begin(time_limit, /)\n--\n\nBegin a planned step, with a new plan where one is due."},
-    {"planned_end", planned_end, METH_NOARGS, "planned_end()\n--\n\nEnd the planned step of this thread."},
-    {"planned_close", planned_close, METH_NOARGS,
-     "planned_close()\n--\n\nForget the plan and give its memory back."},
-    {"planned_report", planned_report, METH_NOARGS, "planned_report()\n--\n\nWhat planned steps came to."},
-    {"planned_layouts", planned_layouts, METH_NOARGS,
-     "planned_layouts()\n--\n\nThe plan in force, by stream, in columns."},
     {"check", check, METH_NOARGS, "check()\n--\n\nVerify every invariant; None, or what is wrong."},
     {"close", close_method, METH_NOARGS,
      "close()\n--\n\nWait for the device and return all memory; live buffers become invalid."},

@@ -131,26 +131,6 @@ vram._native.PoolCore.live_bytes$:
     def live_bytes(self) -> int:
         \doc
 
-vram._native.PoolCore.planned_begin$:
-    def planned_begin(self, time_limit: float, /) -> None:
-        \doc
-
-vram._native.PoolCore.planned_end$:
-    def planned_end(self) -> None:
-        \doc
-
-vram._native.PoolCore.planned_close$:
-    def planned_close(self) -> None:
-        \doc
-
-vram._native.PoolCore.planned_report$:
-    def planned_report(self) -> dict[str, int]:
-        \doc
-
-vram._native.PoolCore.planned_layouts$:
-    def planned_layouts(self) -> list[dict[str, Any]]:
-        \doc
-
 vram._native.PoolCore.check$:
     def check(self) -> str | None:
         \doc

@@ -2,9 +2,6 @@
 // waited for by order, the host's memory rests while it is used, and whatever fails, nothing is lost.
 #include "arena.hpp"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstring>
 #include <string>
 #include <thread>
@@ -17,19 +14,18 @@
 #include "testing.hpp"
 
 using namespace vram;
-using vram::testing::Oracle;
+using vram::testing::holds_in_child;
+using vram::testing::lagging;
+using vram::testing::manual;
 using vram::testing::Random;
+using vram::testing::Watched;
 
 namespace {
 
-struct World {
-  explicit World(bool pages = true, std::uint64_t capacity = kGiB, PoolConfig config = {},
-                 ModelOptions options = {}) {
-    options.pages = pages;
-    device = std::make_shared<ModelBackend>(capacity, options);
-    oracle = std::make_shared<Oracle>(device);
-    pool = std::make_shared<Pool>(oracle, config);
-  }
+struct World : Watched {
+  explicit World(bool pages = true, std::uint64_t capacity = kGiB, const PoolConfig& config = {},
+                 const ModelOptions& options = {})
+      : Watched(capacity, config, on(pages, options)) {}
   std::unique_ptr<Arena> arena(ArenaOptions options = {}) {
     std::unique_ptr<Arena> out;
     CHECK(Arena::open(pool, options, &out).ok());
@@ -40,9 +36,12 @@ struct World {
     CHECK(device->stream_create(&out).ok());
     return out;
   }
-  std::shared_ptr<ModelBackend> device;
-  std::shared_ptr<Oracle> oracle;
-  std::shared_ptr<Pool> pool;
+
+ private:
+  static ModelOptions on(bool pages, ModelOptions options) {
+    options.pages = pages;
+    return options;
+  }
 };
 
 Address take(Arena& arena, std::uint64_t size, std::uint64_t align = 0) {
@@ -253,16 +252,12 @@ TEST(a_closed_arena_or_pool_and_the_child_of_a_fork_are_refused) {
   World world;
   const auto arena = world.arena({.size = kMiB});
   (void)take(*arena, 1);
-  const pid_t child = fork();
-  if (child == 0) {
+  CHECK(holds_in_child([&] {
     Address out = 0;
     const bool refused = arena->allocate(1, 0, &out).code == Code::closed &&
                          arena->reset().code == Code::closed && arena->close().ok();
-    _exit(refused ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return refused;
+  }));
   Address out = 0;
   CHECK(arena->close().ok() && arena->close().ok() && world.pool->live_bytes() == 0);
   CHECK(arena->allocate(1, 0, &out).code == Code::closed && arena->stats().capacity == 0);
@@ -290,9 +285,7 @@ TEST(the_drivers_pool_serves_arenas_too) {
 // ---- order ------------------------------------------------------------------------------------------------
 
 TEST(a_reset_makes_the_stream_wait_for_the_others_and_not_the_host) {
-  ModelOptions options;
-  options.schedule = Schedule::manual;
-  World world(true, kGiB, {}, options);
+  World world(true, kGiB, {}, manual());
   const StreamHandle own = world.stream(), other = world.stream(), gone = world.stream();
   const auto arena = world.arena({.stream = own});
   for (int iteration = 0; iteration < 3; ++iteration) {
@@ -417,9 +410,7 @@ TEST(callbacks_of_the_pool_may_use_the_arena_that_grows) {
 }
 
 TEST(memory_that_the_host_writes_rests_while_it_is_used) {
-  ModelOptions options;
-  options.schedule = Schedule::manual;
-  const auto model = std::make_shared<ModelBackend>(kGiB, options);
+  const auto model = std::make_shared<ModelBackend>(kGiB, manual());
   const auto pinned = std::make_shared<PinnedBackend>(model);
   PoolConfig config;
   config.pages = false;
@@ -534,11 +525,6 @@ class Program {
     Address address;
     std::uint64_t bytes;
   };
-  static ModelOptions lagging(double lag) {
-    ModelOptions options;
-    options.lag_us = lag;
-    return options;
-  }
   void allocate() {
     const std::uint64_t size = random_.below(random_.chance(15)   ? 6 * kMiB
                                              : random_.chance(50) ? 200

@@ -402,24 +402,6 @@ TEST(arenas) {
   }
 }
 
-TEST(planned_steps) {
-  for (const Place& place : {on_model(true), on_host()}) {
-    World world(place, {}, 0);
-    expect_bounded(
-        "planned", place, 100,
-        [&](std::uint64_t i) {
-          CHECK(world.pool->planned_begin(0.0, 0).ok());
-          for (std::uint64_t n = 0; n < 10; ++n)
-            world.give(world.get((1 + (n + i / 50) % 7) * 300 * kKiB, 0));
-          CHECK(world.pool->planned_end().ok());
-        },
-        [&] {
-          CHECK(world.pool->planned_close().ok());
-          world.rest();
-        });
-  }
-}
-
 TEST(captured_graphs) {
   const Place place = on_model(true);
   World world(place, {}, 1);

@@ -1,9 +1,6 @@
 // The C interface: what it promises of results, handles, pointers, structures and threads, and that nothing
 // is lost when the device fails under it. Placement and order are tested with the core; how programs are
 // built with the installed library is tested in tests/process/test_c.py.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -19,6 +16,7 @@
 #include "vram.h"
 
 using namespace vram;
+using vram::testing::holds_in_child;
 
 namespace {
 
@@ -892,8 +890,7 @@ TEST(a_child_opens_its_own) {
   vram_arena* arena = nullptr;
   REQUIRE(vram_pool_allocate(world.pool, 4096, nullptr, &memory) == VRAM_OK);
   REQUIRE(vram_arena_create(world.pool, nullptr, &arena) == VRAM_OK);
-  const pid_t child = fork();
-  if (child == 0) {
+  CHECK(holds_in_child([&] {
     void* mine = nullptr;
     int wrong = 0;
     wrong += vram_pool_allocate(world.pool, 4096, nullptr, &mine) != VRAM_CLOSED;
@@ -906,11 +903,8 @@ TEST(a_child_opens_its_own) {
     wrong += vram_device_open("host", &device) != VRAM_OK;
     wrong += vram_pool_create(device, nullptr, &world.pool) != VRAM_OK;
     wrong += vram_pool_allocate(world.pool, 4096, nullptr, &mine) != VRAM_OK;
-    _exit(wrong);
-  }
-  int status = -1;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return wrong == 0;
+  }));
   CHECK(vram_pool_free(world.pool, memory) == VRAM_OK);
   CHECK(vram_arena_destroy(arena) == VRAM_OK);
 }

@@ -6,6 +6,7 @@
 #include "testing.hpp"
 
 using namespace vram;
+using vram::testing::lagging;
 using vram::testing::Random;
 using vram::testing::Watched;
 
@@ -18,12 +19,6 @@ struct Setting {
   PoolConfig config;
   std::uint64_t seed;
 };
-
-ModelOptions lagging() {
-  ModelOptions options;
-  options.lag_us = 100;
-  return options;
-}
 
 // A fixed program that meets every rung: growth, pages that move, pending blocks, lending, stream-waits,
 // host waits, trimming, streams that go with live blocks. It carries on after whatever fails.

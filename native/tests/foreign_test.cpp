@@ -1,8 +1,5 @@
 // Streams of other libraries: they are destroyed without a word, and their handles come back as other
 // streams. The model device ends the process when a handle that is gone is used.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <deque>
 #include <thread>
 
@@ -14,55 +11,13 @@
 #include "testing.hpp"
 
 using namespace vram;
+using vram::testing::both_kinds;
 using vram::testing::kSlowdown;
+using vram::testing::manual;
 using vram::testing::Random;
+using vram::testing::status_of_child;
 using vram::testing::Watched;
-
-namespace {
-
-ModelOptions manual() {
-  ModelOptions options;
-  options.schedule = Schedule::manual;
-  return options;
-}
-
-// A pool on a model device, and streams that another library makes there.
-struct World {
-  explicit World(std::uint64_t capacity = kGiB, const PoolConfig& config = {}, ModelOptions options = {})
-      : device(std::make_shared<ModelBackend>(capacity, options)),
-        pool(std::make_shared<Pool>(device, config)) {}
-  StreamHandle foreign() const {
-    StreamHandle stream = 0;
-    (void)device->foreign_create(&stream);
-    return stream;
-  }
-  bool gone(StreamHandle stream) const { return device->foreign_destroy(stream).ok(); }
-  Address get(std::uint64_t size, StreamHandle stream) const {
-    Address address = 0;
-    (void)pool->allocate(size, stream, 0, 0, &address);
-    return address;
-  }
-  std::uint64_t reserved() const { return pool->stats().reserved.current; }
-  bool good() const {
-    std::string why;
-    const bool good = pool->check(&why) && device->check(&why);
-    if (!good) std::printf("%s\n", why.c_str());
-    return good;
-  }
-
-  std::shared_ptr<ModelBackend> device;
-  std::shared_ptr<Pool> pool;
-};
-
-void both_kinds(void (*test)(const PoolConfig& config)) {
-  for (const bool pages : {true, false}) {
-    PoolConfig config;
-    config.pages = pages;
-    test(config);
-  }
-}
-
-}  // namespace
+using vram::testing::World;
 
 // ---- the model --------------------------------------------------------------------------------------------
 
@@ -77,17 +32,14 @@ TEST(a_handle_comes_back_with_another_id) {
 }
 
 TEST(using_a_handle_that_is_gone_ends_the_process) {
-  const pid_t child = fork();
-  if (child == 0) {
+  const int status = status_of_child([] {
     (void)!freopen("/dev/null", "w", stderr);
     const World world;
     const StreamHandle stream = world.foreign();
     (void)world.gone(stream);
     (void)world.device->stream_query(stream);
-    _exit(0);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
+    return true;
+  });
   CHECK(WIFSIGNALED(status));
 }
 

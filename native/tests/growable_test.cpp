@@ -7,6 +7,7 @@
 #include "testing.hpp"
 
 using namespace vram;
+using vram::testing::lagging;
 using vram::testing::Random;
 using vram::testing::Watched;
 
@@ -74,12 +75,6 @@ struct World : Watched {
 
   std::vector<Grown> grown;
 };
-
-ModelOptions lagging(double lag_us = 100) {
-  ModelOptions options;
-  options.lag_us = lag_us;
-  return options;
-}
 
 struct Setting {
   const char* name;

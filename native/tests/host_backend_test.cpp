@@ -1,8 +1,5 @@
 // The host backend keeps the contract with real memory and real threads: aliasing, stream order,
 // waits across streams, destruction under load, forks.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -15,6 +12,7 @@
 #include "testing.hpp"
 
 using namespace vram;
+using vram::testing::holds_in_child;
 
 namespace {
 
@@ -411,8 +409,7 @@ TEST(a_forks_child_finds_the_device_closed_and_may_make_its_own) {
   Address address = 0;
   REQUIRE(host->reserve(kPage, &address).ok());
   CHECK(host->launch(0, [&] { gate.pass(); }).ok());
-  const pid_t child = fork();
-  if (child == 0) {
+  CHECK(holds_in_child([&] {
     StreamHandle stream = 0;
     const bool closed = code(host->stream_synchronize(0)) == Code::closed &&
                         code(host->release(address, kPage)) == Code::closed &&
@@ -421,11 +418,8 @@ TEST(a_forks_child_finds_the_device_closed_and_may_make_its_own) {
     HostBackend own;
     bool ran = false;
     const bool works = own.launch(0, [&] { ran = true; }).ok() && own.stream_synchronize(0).ok() && ran;
-    _exit(closed && works ? 0 : 1);
-  }
-  int status = -1;
-  CHECK(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return closed && works;
+  }));
   gate.open();
   CHECK(host->stream_synchronize(0).ok());
 }

@@ -2,9 +2,6 @@
 // after a fork.
 #include "host_copies.hpp"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -14,6 +11,7 @@
 #include "testing.hpp"
 
 using namespace vram;
+using vram::testing::holds_in_child;
 
 namespace {
 
@@ -90,17 +88,13 @@ TEST(the_child_of_a_fork_copies_alone) {
   const std::vector<char> from = numbered(kMost);
   std::vector<char> to(kMost);
   copies->copy(address_of(to.data()), address_of(from.data()), kMost);  // the threads run
-  const pid_t child = fork();
-  if (child == 0) {
+  CHECK(holds_in_child([&] {
     std::memset(to.data(), 0, to.size());
     copies->copy(address_of(to.data()), address_of(from.data()), kMost);
     const bool same = to == from;
     copies.reset();
-    _exit(same ? 0 : 1);
-  }
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return same;
+  }));
 }
 
 }  // namespace

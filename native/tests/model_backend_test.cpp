@@ -7,8 +7,10 @@
 
 #include "backends/model.hpp"
 #include "testing.hpp"
+#include "world.hpp"
 
 using namespace vram;
+using vram::testing::manual;
 
 namespace {
 
@@ -18,12 +20,6 @@ using Ids = std::vector<std::uint64_t>;
 
 Code code(Status status) { return status.code; }
 bool near(double a, double b) { return std::fabs(a - b) < 1e-6; }
-
-ModelOptions manual() {
-  ModelOptions options;
-  options.schedule = Schedule::manual;
-  return options;
-}
 
 }  // namespace
 

@@ -13,8 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/model.hpp"
-#include "pool.hpp"
+#include "world.hpp"
 
 namespace vram::testing {
 
@@ -341,7 +340,7 @@ struct Watched {
   Watched(std::uint64_t capacity, const PoolConfig& config, const ModelOptions& options)
       : device(std::make_shared<ModelBackend>(capacity, options)),
         oracle(std::make_shared<Oracle>(device)),
-        pool(std::make_unique<Pool>(oracle, config)) {}
+        pool(std::make_shared<Pool>(oracle, config)) {}
   ~Watched() { oracle->closing = true; }
 
   static std::uint64_t bytes_of(std::uint64_t size) { return std::uint64_t{units_of(size)} * kUnit; }
@@ -396,7 +395,7 @@ struct Watched {
 
   std::shared_ptr<ModelBackend> device;
   std::shared_ptr<Oracle> oracle;
-  std::unique_ptr<Pool> pool;
+  std::shared_ptr<Pool> pool;
   std::vector<Held> held;
 };
 

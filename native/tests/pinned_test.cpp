@@ -3,7 +3,6 @@
 #include "backends/pinned.hpp"
 
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -14,10 +13,12 @@
 
 #include "backends/host.hpp"
 #include "backends/model.hpp"
-#include "pool.hpp"
 #include "testing.hpp"
+#include "world.hpp"
 
 using namespace vram;
+using vram::testing::holds_in_child;
+using vram::testing::manual;
 
 namespace {
 
@@ -191,19 +192,15 @@ TEST(the_child_of_a_fork_reads_its_copy_and_is_refused_the_rest) {
   Address address = 0;
   REQUIRE(pinned->reserve(kSlotBytes, &address).ok());
   bytes_at(address)[5] = 5;
-  const pid_t child = fork();
-  if (child == 0) {
+  CHECK(holds_in_child([&] {
     ledger.unlock_answer = {Code::failed, 1, "the driver was called in a child"};
     Address other = 0;
     bool good = bytes_at(address)[5] == 5 && code(pinned->reserve(kSlotBytes, &other)) == Code::closed &&
                 code(pinned->release(address, kSlotBytes)) == Code::closed;
     pinned.reset();
     good = good && ledger.locked.size() == 1 && is_mapped(address);
-    _exit(good ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return good;
+  }));
   CHECK(bytes_at(address)[5] == 5 && pinned->release(address, kSlotBytes).ok());
 }
 
@@ -223,9 +220,7 @@ TEST(blocks_share_large_pieces_without_rounding) {
 }
 
 TEST(a_block_is_reused_only_when_its_copies_have_finished_on_its_own_stream_too) {
-  ModelOptions options;
-  options.schedule = Schedule::manual;
-  const auto model = std::make_shared<ModelBackend>(kGiB, options);
+  const auto model = std::make_shared<ModelBackend>(kGiB, manual());
   Pool pool(std::make_shared<PinnedBackend>(model), pinned_config());
   StreamHandle stream = 0;
   REQUIRE(model->stream_create(&stream).ok());

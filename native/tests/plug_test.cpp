@@ -7,40 +7,31 @@
 #include <stdexcept>
 #include <string>
 
-#include "backends/model.hpp"
 #include "testing.hpp"
+#include "world.hpp"
 
 using namespace vram;
+using vram::testing::World;
 
 namespace {
 
 // A pool on a model device, plugged in. What was plugged in once is kept for ever, so tests with the same
 // limit share one, and leave nothing live in it.
 struct Plugged {
-  struct World {
-    std::shared_ptr<ModelBackend> device;
-    std::shared_ptr<Pool> pool;
-    StreamHandle stream = 0;
-  };
   explicit Plugged(std::uint64_t limit = 0) : world(world_of(limit)) { Plug::set_pool(0, world.pool); }
   ~Plugged() { Plug::set_pool(0, nullptr); }
   static World& world_of(std::uint64_t limit) {
     static std::map<std::uint64_t, World> worlds;
-    World& world = worlds[limit];
-    if (world.pool != nullptr) return world;
     PoolConfig config;
     config.limit = limit;
-    world.device = std::make_shared<ModelBackend>(kGiB);
-    world.pool = std::make_shared<Pool>(world.device, config);
-    (void)world.device->stream_create(&world.stream);
-    return world;
+    return worlds.try_emplace(limit, kGiB, config).first->second;
   }
-  void* on() const { return reinterpret_cast<void*>(world.stream); }
+  void* on() const { return reinterpret_cast<void*>(stream); }
 
   World& world;
   const std::shared_ptr<ModelBackend>& device = world.device;
   const std::shared_ptr<Pool>& pool = world.pool;
-  const StreamHandle& stream = world.stream;
+  const StreamHandle stream = 1;
 };
 
 }  // namespace

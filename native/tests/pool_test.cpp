@@ -1,7 +1,6 @@
 // The contract of the pool, promise by promise, on the model device (with and without pages) and the host.
 #include "pool.hpp"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,67 +17,25 @@
 #include "backends/host.hpp"
 #include "backends/model.hpp"
 #include "testing.hpp"
+#include "world.hpp"
 
 using namespace vram;
+using vram::testing::both_kinds;
+using vram::testing::holds_in_child;
+using vram::testing::manual;
+using vram::testing::plain;
+using vram::testing::World;
 
 namespace {
 
 Code code(const Status& status) { return status.code; }
 std::uint64_t block_bytes(std::uint64_t size) { return std::uint64_t{units_of(size)} * kUnit; }
 
-PoolConfig plain() {
-  PoolConfig config;
-  config.pages = false;
-  return config;
-}
 PoolConfig across(CrossStream cross, bool pages = true) {
   PoolConfig config;
   config.cross_stream = cross;
   config.pages = pages;
   return config;
-}
-ModelOptions manual() {
-  ModelOptions options;
-  options.schedule = Schedule::manual;
-  return options;
-}
-
-// A pool on a model device, with calls that are short to write. Streams 0, 1 and 2 exist.
-struct World {
-  explicit World(std::uint64_t capacity = kGiB, const PoolConfig& config = {},
-                 const ModelOptions& options = {})
-      : device(std::make_shared<ModelBackend>(capacity, options)),
-        pool(std::make_unique<Pool>(device, config)) {
-    for (int i = 0; i < 2; ++i) (void)stream();
-  }
-  StreamHandle stream() {
-    StreamHandle handle = 0;
-    (void)device->stream_create(&handle);
-    return handle;
-  }
-  // 0 where it fails.
-  Address get(std::uint64_t size, StreamHandle on = 0, std::uint64_t align = 0) {
-    Address address = 0;
-    return pool->allocate(size, on, align, 0, &address).ok() ? address : 0;
-  }
-  bool good() {
-    std::string why;
-    const bool holds = pool->check(&why);
-    if (!holds) std::printf("     check: %s\n", why.c_str());
-    return holds;
-  }
-  PoolStats stats() { return pool->stats(); }
-  std::uint64_t served(Rung rung) { return stats().rungs[static_cast<int>(rung)]; }
-
-  std::shared_ptr<ModelBackend> device;
-  std::unique_ptr<Pool> pool;
-};
-
-// Runs a promise on both kinds of memory.
-template <class Promise>
-void both_kinds(Promise promise) {
-  promise(PoolConfig{});
-  promise(plain());
 }
 
 }  // namespace
@@ -397,7 +354,7 @@ TEST(a_pool_that_closes_under_a_fast_path_serves_nothing) {
   REQUIRE(device->stream_create(&stream).ok() && stream == 1);
   Address held = 0;
   REQUIRE(pool.allocate(4 * kKiB, stream, 0, 0, &held).ok() && pool.free(held).ok());
-  device->closes = &pool;  // between the look at the gate and the stream's lock
+  device->closes = &pool;  // after it was found open, before the stream's lock is taken
   CHECK(!pool.try_cached(4 * kKiB, stream, 0, &held));
   const PoolStats stats = pool.stats();
   CHECK(stats.live == 0 && stats.cached == 0 && stats.cached_blocks == 0);
@@ -1161,12 +1118,10 @@ TEST(in_the_child_of_a_fork_nothing_takes_a_lock_of_the_parent) {
     CHECK(pool.allocate(64 * kMiB, 0, 0, 0, &address).ok());
   });
   while (!device->inside) std::this_thread::yield();
-  const pid_t child = fork();
-  if (child == 0) {
+  CHECK(holds_in_child([&] {
     alarm(20);  // ends a child that waits for the lock
-    const auto refused = [](const Status& status) {
-      if (status.code != Code::closed) _exit(1);
-    };
+    bool all_refused = true;
+    const auto refused = [&](const Status& status) { all_refused &= status.code == Code::closed; };
     Address address = 0;
     std::vector<Address> addresses;
     std::vector<JournalEntry> entries;
@@ -1193,15 +1148,10 @@ TEST(in_the_child_of_a_fork_nothing_takes_a_lock_of_the_parent) {
     refused(pool.heap_begin({1, 1}, [](StreamHandle) { return true; }));
     refused(pool.heap_end({1, 1}));
     refused(pool.heap_release({1, 1}));
-    refused(pool.planned_begin(1, 0));
     refused(pool.info(held, &info));
     refused(pool.find(held, &info));
     refused(pool.start_journal(1));
     pool.on_out_of_memory(nullptr);
-    (void)pool.planned_end();
-    (void)pool.planned_close();
-    (void)pool.planned_report();
-    (void)pool.planned_layouts();
     (void)pool.config();
     (void)pool.stats();
     pool.reset_peak();
@@ -1215,11 +1165,8 @@ TEST(in_the_child_of_a_fork_nothing_takes_a_lock_of_the_parent) {
     (void)pool.check(nullptr);
     const bool open = !Allocator::Access(pool).refused();
     (void)pool.close();
-    _exit(open || !pool.closed() ? 1 : 0);
-  }
-  int status = 0;
-  CHECK(child > 0 && waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return all_refused && !open && pool.closed();
+  }));
   device->leave = true;
   busy.join();
   std::string why;

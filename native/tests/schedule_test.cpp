@@ -9,6 +9,7 @@
 #include "testing.hpp"
 
 using namespace vram;
+using vram::testing::manual;
 using vram::testing::Watched;
 
 namespace {
@@ -84,11 +85,6 @@ class Stage {
   }
 
  private:
-  static ModelOptions manual() {
-    ModelOptions options;
-    options.schedule = Schedule::manual;
-    return options;
-  }
   int block_of(StreamHandle stream) const {
     for (std::size_t i = 0; i < world_.held.size(); ++i)
       if (world_.held[i].stream == stream) return static_cast<int>(i);

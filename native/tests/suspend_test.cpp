@@ -10,6 +10,7 @@
 #include "testing.hpp"
 
 using namespace vram;
+using vram::testing::lagging;
 using vram::testing::Random;
 using vram::testing::Watched;
 
@@ -25,12 +26,6 @@ std::shared_ptr<Pool> make_store(std::uint64_t limit = 0) {
 Pool::Wanted tagged(std::uint32_t tag) {
   if (tag == 0) return nullptr;
   return [tag](std::uint32_t label) { return label == tag; };
-}
-
-ModelOptions lagging() {
-  ModelOptions options;
-  options.lag_us = 100;
-  return options;
 }
 
 // What a program works with.

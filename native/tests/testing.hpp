@@ -1,6 +1,9 @@
 // A test is a function with a name; CHECK reports and counts, main runs all and prints the tally.
 #pragma once
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -50,6 +53,21 @@ inline int run_all() {
   std::printf("%zu passed, %d failed\n", cases().size() - static_cast<std::size_t>(failed_cases),
               failed_cases);
   return failed_cases == 0 ? 0 : 1;
+}
+
+// Forks, and has the child end with exit code 0 if `body` returns true. The status that waitpid gives.
+template <class Body>
+int status_of_child(Body body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body() ? 0 : 1);
+  int status = -1;
+  (void)waitpid(child, &status, 0);
+  return status;
+}
+template <class Body>
+bool holds_in_child(Body body) {
+  const int status = status_of_child(body);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 }  // namespace vram::testing

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from vram.observe.recorder import Recorder as Recorder
     from vram.observe.recorder import record as record
     from vram.pipeline.pipeline import Pipeline as Pipeline
-    from vram.planned_steps import Planned as Planned
-    from vram.planned_steps import planned as planned
     from vram.race.checker import race_check as race_check
     from vram.replay import suggest as suggest
     from vram.sizes import format_size as format_size
@@ -83,7 +81,6 @@ _PLACES = {
     "PinnedPool": "vram.core.pool",
     "Pipeline": "vram.pipeline",
     "Plan": "vram.lifetimes.plan",
-    "Planned": "vram.planned_steps",
     "Pool": "vram.core.pool",
     "RaceError": "vram.errors",
     "Recorder": "vram.observe.recorder",
@@ -108,7 +105,6 @@ _PLACES = {
     "parse_size": "vram.sizes",
     "pin": "vram.core.pinned",
     "plan": "vram.lifetimes.plan",
-    "planned": "vram.planned_steps",
     "race_check": "vram.race",
     "record": "vram.observe.recorder",
     "step": "vram.observe.annotations",
@@ -150,7 +146,6 @@ __all__ = [
     "PinnedPool",
     "Pipeline",
     "Plan",
-    "Planned",
     "Pool",
     "RaceError",
     "Recorder",
@@ -177,7 +172,6 @@ __all__ = [
     "parse_size",
     "pin",
     "plan",
-    "planned",
     "race_check",
     "record",
     "replay",

@@ -530,21 +530,6 @@ class PoolCore:
     def live_bytes(self) -> int:
         """Bytes of live allocations."""
 
-    def planned_begin(self, time_limit: float, /) -> None:
-        """Begin a planned step, with a new plan where one is due."""
-
-    def planned_end(self) -> None:
-        """End the planned step of this thread."""
-
-    def planned_close(self) -> None:
-        """Forget the plan and give its memory back."""
-
-    def planned_report(self) -> dict[str, int]:
-        """What planned steps came to."""
-
-    def planned_layouts(self) -> list[dict[str, Any]]:
-        """The plan in force, by stream, in columns."""
-
     def check(self) -> str | None:
         """Verify every invariant; None, or what is wrong."""
 

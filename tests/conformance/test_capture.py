@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from stepping import Bench, benches
 
-import vram
 from vram import Device, DeviceError, Graph, OutOfMemory, Stream
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -17,41 +17,19 @@ every_size = pytest.mark.parametrize("size", SIZES)
 every_policy = pytest.mark.parametrize("cross_stream", ["ready", "wait", "never"])
 
 
-class Bench:
-    """A pool with a limit on a stepped model, and two streams."""
-
-    def __init__(self, pages: bool, **options: Any) -> None:
-        self.device = Device.model("1GiB", pages=pages, manual=True)
-        self.backend: Any = self.device.backend
-        self.pool = vram.Pool(self.device, **{"limit": "128MiB", **options})
-        self.one, self.two = Stream(self.device), Stream(self.device)
-
-    def take_everything(self, stream: Stream | None = None, size: int = 2 * MIB) -> list[Any]:
-        """Every block that eager code can get."""
-        taken = []
-        with pytest.raises(OutOfMemory):
-            while True:
-                taken.append(self.pool.allocate(size, stream=stream))
-        return taken
-
-    def close(self) -> None:
-        assert self.pool.check() is None
-        assert self.backend.refused_in_capture() == 0, "a call that a capture forbids was made"
-        assert self.backend.run_all()
-        self.pool.close()
+def take_everything(bench: Bench, stream: Stream | None = None, size: int = 2 * MIB) -> list[Any]:
+    """Every block that eager code can get."""
+    taken = []
+    with pytest.raises(OutOfMemory):
+        while True:
+            taken.append(bench.pool.allocate(size, stream=stream))
+    return taken
 
 
 @pytest.fixture(params=[True, False], ids=["pages", "plain"])
 def make_bench(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made: list[Bench] = []
-
-    def make(**options: Any) -> Bench:
-        made.append(Bench(request.param, **options))
-        return made[-1]
-
-    yield make
-    for bench in made:
-        bench.close()
+    with benches(pages=request.param, limit="128MiB") as make:
+        yield make
 
 
 def pages_of(buffer: Any) -> set[int]:
@@ -72,12 +50,12 @@ def test_memory_of_a_graph_is_not_handed_out_while_it_lives(
         kept = pages_of(buffer)
         buffer.free()
     for stream in (None, bench.one, bench.two):
-        for other in bench.take_everything(stream):
+        for other in take_everything(bench, stream):
             assert not pages_of(other) & kept, "eager code was given memory that the graph writes"
     graph.launch()
     assert bench.backend.run_all()
     graph.close()
-    whole = sum(each.size for each in bench.take_everything())
+    whole = sum(each.size for each in take_everything(bench))
     assert whole >= 100 * MIB, "memory of a graph that is gone was not given back"
 
 
@@ -117,10 +95,10 @@ def test_launches_under_way_keep_the_memory_after_the_graph_is_closed(make_bench
         buffer.free()
     graph.launch(bench.two)
     graph.close()
-    for other in bench.take_everything():
+    for other in take_everything(bench):
         assert not pages_of(other) & kept
     assert bench.backend.run_all()
-    assert sum(each.size for each in bench.take_everything()) >= 100 * MIB
+    assert sum(each.size for each in take_everything(bench)) >= 100 * MIB
 
 
 def test_eager_work_on_a_graph_s_result_is_waited_for(make_bench: Any) -> None:
@@ -138,7 +116,7 @@ def test_eager_work_on_a_graph_s_result_is_waited_for(make_bench: Any) -> None:
     assert bench.pool.stats().reserved > reserved, "taken while eager work still writes it"
     assert bench.backend.run_all()
     del other
-    assert sum(each.size for each in bench.take_everything(bench.two)) >= 100 * MIB
+    assert sum(each.size for each in take_everything(bench, bench.two)) >= 100 * MIB
 
 
 def test_a_buffer_recorded_on_a_captured_stream_waits_for_the_graph(make_bench: Any) -> None:
@@ -148,12 +126,12 @@ def test_a_buffer_recorded_on_a_captured_stream_waits_for_the_graph(make_bench: 
         given.fill(6, stream=bench.one)
     kept = pages_of(given)
     given.free()
-    for other in bench.take_everything(bench.two):
+    for other in take_everything(bench, bench.two):
         assert not pages_of(other) & kept
     assert bench.pool.stats().pending == 64 * MIB
     graph.close()
     assert bench.backend.run_all()
-    assert sum(each.size for each in bench.take_everything(bench.two)) >= 100 * MIB
+    assert sum(each.size for each in take_everything(bench, bench.two)) >= 100 * MIB
 
 
 def test_zeroing_does_not_disturb_a_graph(make_bench: Any) -> None:
@@ -178,7 +156,7 @@ def test_a_stream_may_be_closed_before_its_graph(make_bench: Any) -> None:
     assert bench.backend.run_all()
     graph.close()
     assert bench.backend.run_all()
-    assert sum(each.size for each in bench.take_everything()) >= 100 * MIB
+    assert sum(each.size for each in take_everything(bench)) >= 100 * MIB
 
 
 def test_several_graphs_have_memory_of_their_own(make_bench: Any) -> None:
@@ -194,7 +172,7 @@ def test_several_graphs_have_memory_of_their_own(make_bench: Any) -> None:
     assert sum(len(each) for each in pages) == len(set().union(*pages))
     graphs[1].close()
     assert bench.backend.run_all()
-    eager = bench.take_everything(size=8 * MIB)
+    eager = take_everything(bench, size=8 * MIB)
     for number in (0, 2, 3):
         assert all(not pages_of(each) & pages[number] for each in eager)
 
@@ -217,7 +195,7 @@ def test_a_capture_that_fails_leaves_nothing_behind(make_bench: Any) -> None:
     assert not graph.ready
     with pytest.raises(DeviceError, match="not captured yet, or was closed"):
         graph.launch()
-    assert sum(each.size for each in bench.take_everything()) >= 100 * MIB
+    assert sum(each.size for each in take_everything(bench)) >= 100 * MIB
 
 
 def test_host_work_cannot_be_captured() -> None:

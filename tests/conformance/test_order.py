@@ -13,67 +13,27 @@ from typing import Any
 
 import pytest
 from contents import read
+from stepping import Bench, benches
 from waiting import PATIENCE
 
 import vram
-from vram import Device, OutOfMemory, Pool, Stream
+from vram import OutOfMemory, Pool, Stream
 
 KIB, MIB = 1 << 10, 1 << 20
 TIMEOUT = PATIENCE
 SIZES = [4 * KIB, MIB, 2 * MIB, 7 * MIB, 32 * MIB]
 
 
-class Bench:
-    """A pool on a model device that moves only when stepped, with two streams."""
-
-    def __init__(self, pages: bool, **options: Any) -> None:
-        self.device = Device.model("1GiB", pages=pages, manual=True)
-        self.backend: Any = self.device.backend
-        self.pool = vram.Pool(self.device, **options)
-        self.one, self.two, self.three = (Stream(self.device) for _ in range(3))
-
-    def work(self, number: int, buffer: Any, stream: Stream) -> None:
-        self.backend.work(stream.handle, number, buffer.ptr, buffer.size)
-
-    def take_all(self, size: int, stream: Stream) -> tuple[Any, list[Any]]:
-        """A buffer of `size`, and the rest of the pages it is on."""
-        first, *rest = (self.pool.allocate(size, stream=stream) for _ in range(max(1, 2 * MIB // size)))
-        return first, rest
-
-    def finish(self) -> None:
-        assert self.backend.run_all()
-
-    def run_first(self, stream: Stream) -> None:
-        """Give `stream` every chance to run before the others."""
-        while self.backend.step(stream.handle):
-            pass
-
-    @property
-    def reserved(self) -> int:
-        return self.pool.stats().reserved
-
-    def rung(self, name: str) -> int:
-        return self.pool.stats().rungs[name]
-
-    def close(self) -> None:
-        assert self.pool.check() is None
-        self.finish()
-        self.pool.close()
-        counts = self.backend.counts()
-        assert (counts["page_bytes"], counts["plain_bytes"], counts["mappings"], counts["events"]) == (0,) * 4
+def take_all(bench: Bench, size: int, stream: Stream) -> tuple[Any, list[Any]]:
+    """A buffer of `size`, and the rest of the pages it is on."""
+    first, *rest = (bench.pool.allocate(size, stream=stream) for _ in range(max(1, 2 * MIB // size)))
+    return first, rest
 
 
 @pytest.fixture(params=[True, False], ids=["pages", "plain"])
 def make_bench(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made: list[Bench] = []
-
-    def make(**options: Any) -> Bench:
-        made.append(Bench(request.param, **options))
-        return made[-1]
-
-    yield make
-    for bench in made:
-        bench.close()
+    with benches(pages=request.param) as make:
+        yield make
 
 
 every_policy = pytest.mark.parametrize("cross_stream", ["ready", "wait", "never"])
@@ -108,7 +68,7 @@ def test_the_own_stream_reuses_at_once(
 @every_size
 def test_ready_takes_from_another_stream_only_what_has_finished(make_bench: Any, size: int) -> None:
     bench = make_bench(cross_stream="ready", stream_cache=0)
-    busy, _rest = bench.take_all(size, bench.one)
+    busy, _rest = take_all(bench, size, bench.one)
     bench.work(1, busy, bench.one)
     busy.free()
     reserved = bench.reserved
@@ -124,7 +84,7 @@ def test_ready_takes_from_another_stream_only_what_has_finished(make_bench: Any,
 @every_size
 def test_wait_takes_at_once_and_the_stream_waits(make_bench: Any, size: int) -> None:
     bench = make_bench(cross_stream="wait", stream_cache=0)
-    busy, rest = bench.take_all(size, bench.one)
+    busy, rest = take_all(bench, size, bench.one)
     bench.work(1, busy, bench.one)
     busy.free()
     reserved = bench.reserved
@@ -153,7 +113,7 @@ def test_never_leaves_other_streams_alone(make_bench: Any, size: int) -> None:
 def test_ready_makes_the_stream_wait_rather_than_fail(make_bench: Any, size: int) -> None:
     limit = size + -size % (2 * MIB)
     bench = make_bench(cross_stream="ready", limit=limit)
-    busy, rest = bench.take_all(size, bench.one)
+    busy, rest = take_all(bench, size, bench.one)
     bench.work(1, busy, bench.one)
     busy.free()
     taken = bench.pool.allocate(size, stream=bench.two)

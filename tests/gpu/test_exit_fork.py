@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from programs import assert_quiet, run_program
+from programs import FORK, assert_quiet, run_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.fork]
 
@@ -92,32 +92,6 @@ def test_the_interpreter_ends_in_peace_and_soon(ending: str) -> None:
     begin = time.monotonic()
     assert_quiet(run_program(PREAMBLE, ENDINGS[ending]))
     assert time.monotonic() - begin < SOON
-
-
-FORK = """
-    def child(body):
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                body()
-                gc.collect()
-            except BaseException:
-                import traceback
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 0, status
-
-    def refused(use):
-        try:
-            use()
-        except DeviceError as error:
-            assert "fork" in str(error), error
-        else:
-            raise AssertionError("not refused")
-"""
 
 
 def test_the_child_of_a_fork_is_told_and_the_parent_goes_on() -> None:

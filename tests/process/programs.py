@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 TIMEOUT = 600.0  # seconds; only a deadlock reaches it
 
 
-def run_program(*parts: str) -> subprocess.CompletedProcess[str]:
+FORK = f"""
+    import sys
+    sys.path.append({str(Path(__file__).parent)!r})
+    from forks import child, refused
+"""
+"""The part of a program that gives it `child(body)` and `refused(use)`."""
+
+
+def run_program(*parts: str, **environ: str) -> subprocess.CompletedProcess[str]:
     program = "\n".join(textwrap.dedent(part) for part in parts)
     warn = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]  # forks beside threads are meant
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", *warn, "-c", program],
+        env={**os.environ, **environ},
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

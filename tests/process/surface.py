@@ -79,7 +79,6 @@ class World:
 
 
 LEFT_OUT = {
-    **{f"DriverPool.planned_{name}": "cannot" for name in ("begin", "end", "close", "layouts", "report")},
     "Arena.take_array": "checks nothing: for Arena.empty alone",
     "Monitor.serve_web": "starts a server",
     "Stream.capture": "the host cannot",
@@ -104,7 +103,6 @@ ARGUMENTS: dict[str, Arguments] = {
     "malloc_batch": lambda world: ([100, 4 * KIB],),
     "on_oom": lambda world: (lambda: False,),
     "part_of": lambda world: (world.address, 0, 16, None, world),
-    "planned_begin": lambda world: (0.0,),
     "reconfigure": lambda world: ({"stream_cache": 64},),
     "record_stream": lambda world: (world.address, world.other),
     "reserve": lambda world: (MIB,),

@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from programs import assert_quiet, run_program
+from programs import FORK, assert_quiet, run_program
 
 pytestmark = pytest.mark.fork
 
-PREAMBLE = """
+PREAMBLE = f"""
+    {FORK}
     import gc, os, sys, threading
     import vram
     from vram import Device, DeviceError, Pool, Stream
-
-    def child(body):
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                body()
-                gc.collect()
-                code = 0
-            finally:
-                if code:
-                    import traceback
-                    traceback.print_exc()
-                os._exit(code)
-        _, status = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 0, status
-
-    def refused(use):
-        try:
-            use()
-        except DeviceError as error:
-            assert error.code == "closed", error
-            assert "fork" in str(error), error
-        else:
-            raise AssertionError("not refused")
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import assert_quiet, run_program
+from programs import FORK, assert_quiet, run_program
 
 OPEN = """
     import gc, os, sys, time
@@ -46,36 +46,24 @@ def test_a_pool_that_goes_ends_its_thread() -> None:
 def test_the_child_of_a_fork_is_told_and_the_parent_goes_on() -> None:
     assert_quiet(
         run_program(
+            FORK,
             OPEN,
             """
             stream.synchronize()
-            sys.stdout.flush()
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    assert buffers[4].closed
-                    for use in (lambda: buffers[4].resize(0), buffers[4].view, lambda: view.fill(1)):
-                        try:
-                            use()
-                        except DeviceError as error:
-                            assert error.code == "closed", error
-                        else:
-                            raise AssertionError("not refused")
-                    buffers[3].close()
-                    del buffers, view, pool
-                    gc.collect()
-                    with GrowableBuffer("8MiB", Pool("host"), size="4MiB") as own:
-                        own.view().fill(1)
-                        own.device.synchronize()
-                    code = 0
-                finally:
-                    if code:
-                        import traceback
-                        traceback.print_exc()
-                    os._exit(code)
-            _, status = os.waitpid(pid, 0)
-            assert os.waitstatus_to_exitcode(status) == 0, status
+
+            def body():
+                global buffers, view, pool
+                assert buffers[4].closed
+                for use in (lambda: buffers[4].resize(0), buffers[4].view, lambda: view.fill(1)):
+                    refused(use)
+                buffers[3].close()
+                del use, buffers, view, pool
+                gc.collect()
+                with GrowableBuffer("8MiB", Pool("host"), size="4MiB") as own:
+                    own.view().fill(1)
+                    own.device.synchronize()
+
+            child(body)
             buffers[4].resize("40MiB")
             assert bytes(memoryview(view)[:2]) == bytes([7, 7])
             assert pool.check() is None

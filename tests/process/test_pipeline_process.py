@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import assert_quiet, run_program
+from programs import FORK, assert_quiet, run_program
 
 PREAMBLE = """
     import gc, os, time
@@ -28,24 +28,17 @@ def test_a_process_may_end_in_the_middle_of_a_loop() -> None:
 
 @pytest.mark.fork
 def test_the_child_of_a_fork_is_told_and_may_make_its_own() -> None:
-    child = """
-    pid = os.fork()
-    if pid == 0:
+    program = """
+    def body():
+        global pipe, loop
         for use in (lambda: next(loop), lambda: list(pipe.map([np.zeros(3)]))):
-            try:
-                use()
-            except vram.DeviceError as error:
-                assert error.code == "closed", error
-            else:
-                os._exit(1)
+            refused(use)
         with vram.Pipeline(lambda x: x * 2, device="host", staging=True) as own:
             (out,) = own.map([np.ones(1_000_000)])
             assert (out == 2).all()
         del pipe, loop
-        gc.collect()
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, status
+
+    child(body)
     assert sum(float(out[0]) for out in loop) == 49
     """
-    assert_quiet(run_program(PREAMBLE, child))
+    assert_quiet(run_program(FORK, PREAMBLE, program))

@@ -479,30 +479,6 @@ def pointer_of_a_closed_pool(e: Bench):
 
 
 @correct()
-def planned_steps(e: Bench):
-    for _ in range(4):
-        with vram.planned(e.pool):
-            x, y = e.take(), e.take(stream=e.b)
-            e.a.launch(kernel, x.ptr)
-            e.b.launch(kernel, y.ptr)
-            e.b.wait_stream(e.a)
-            e.b.launch(kernel, x.ptr)
-            x.record_stream(e.b)
-            x.free()
-            y.free()
-
-
-@racy("free")
-def planned_step_that_frees_too_early(e: Bench):
-    for _ in range(3):
-        with vram.planned(e.pool):
-            x = e.take()
-            e.b.launch(kernel, reads(x.ptr))
-            x.free()
-        e.device.synchronize()
-
-
-@correct()
 def allocated_on_another_thread(e: Bench):
     x = e.pool.allocate_async(UNIT, stream=e.a).result()
     e.b.launch(kernel, x)

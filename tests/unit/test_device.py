@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import subprocess
 import sys
-import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from programs import run_program
 from waiting import PATIENCE
 
 from vram.core import observer
@@ -33,16 +32,6 @@ def host() -> Device:
 @pytest.fixture
 def model() -> Device:
     return Device.model("1GiB", manual=True)
-
-
-def run_python(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
 
 
 # ---- devices ----------------------------------------------------------------------------------
@@ -444,7 +433,7 @@ def test_an_argument_that_is_only_read_arrives_plain(host: Device) -> None:
 
 @pytest.mark.fork
 def test_a_forks_child_gets_a_device_of_its_own() -> None:
-    result = run_python("""
+    result = run_program("""
         import os, threading, warnings
         warnings.simplefilter("ignore", DeprecationWarning)
         from vram.core.device import Device
@@ -480,7 +469,7 @@ def test_a_forks_child_gets_a_device_of_its_own() -> None:
 
 
 def test_exit_lets_busy_streams_finish() -> None:
-    result = run_python("""
+    result = run_program("""
         import atexit, time
         from vram.errors import DeviceError
         def too_late():
@@ -508,7 +497,7 @@ def test_exit_lets_busy_streams_finish() -> None:
 
 
 def test_exit_reports_errors_nobody_waited_for() -> None:
-    result = run_python("""
+    result = run_program("""
         from vram.core.stream import Stream
         stream = Stream()
         stream.launch(lambda: 1 / 0)
@@ -518,7 +507,7 @@ def test_exit_reports_errors_nobody_waited_for() -> None:
 
 
 def test_exit_forgets_what_a_model_never_ran() -> None:
-    result = run_python("""
+    result = run_program("""
         from vram.core.device import Device
         from vram.core.stream import Stream
         model = Device.model("1GiB", manual=True)

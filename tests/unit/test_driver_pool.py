@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from stepping import benches
 
 import vram
 from vram import ConfigError, Device, DeviceError, DriverPool, OutOfMemory, Stream
@@ -26,42 +27,10 @@ ATTRIBUTES = [
 ]
 
 
-class Bench:
-    """A driver pool on a model device that moves only when stepped, with three streams."""
-
-    def __init__(self, **options: Any) -> None:
-        self.device = Device.model("1GiB", manual=True)
-        self.backend: Any = self.device.backend
-        self.pool = DriverPool(self.device, **options)
-        self.one, self.two, self.three = (Stream(self.device) for _ in range(3))
-
-    def work(self, number: int, buffer: Any, stream: Stream) -> None:
-        self.backend.work(stream.handle, number, buffer.ptr, buffer.size)
-
-    def run_first(self, stream: Stream) -> None:
-        """Give `stream` every chance to run before the others."""
-        while self.backend.step(stream.handle):
-            pass
-
-    def close(self) -> None:
-        assert self.pool.check() is None
-        assert self.backend.run_all()
-        self.pool.close()
-        counts = self.backend.counts()
-        assert (counts["plain_bytes"], counts["events"], counts["pools"]) == (0, 0, 0)
-
-
 @pytest.fixture
 def make_bench() -> Iterator[Any]:
-    made: list[Bench] = []
-
-    def make(**options: Any) -> Bench:
-        made.append(Bench(**options))
-        return made[-1]
-
-    yield make
-    for bench in made:
-        bench.close()
+    with benches(DriverPool) as make:
+        yield make
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from programs import FORK, assert_quiet, run_program
+from stepping import Bench
 from waiting import PATIENCE
 
 import vram
@@ -19,35 +17,11 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TIMEOUT = PATIENCE
 
 
-class Bench:
-    """A pool on a model device that moves only when stepped, and three streams."""
-
-    def __init__(self, **options: Any) -> None:
-        self.device = Device.model("1GiB", manual=True)
-        self.backend: Any = self.device.backend
-        self.pool: Pool = vram.Pool(self.device, **options)
-        self.one, self.two, self.three = (Stream(self.device) for _ in range(3))
-
-    def work(self, number: int, buffer: Any, stream: Stream) -> None:
-        self.backend.work(stream.handle, number, buffer.ptr, buffer.size)
-
-
 @pytest.fixture
 def host() -> Iterator[Pool]:
     with vram.Pool("host") as pool:
         yield pool
         assert pool.check() is None
-
-
-def run_quietly(program: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
 
 
 # ---- order --------------------------------------------------------------------------------------------
@@ -207,34 +181,38 @@ def test_no_lock_is_held_while_the_interpreter_is_wanted() -> None:
 @pytest.mark.fork
 def test_no_thread_outlives_the_allocator() -> None:
     """Threads of streams and of asynchronous requests end before what they use (pytorch#152008)."""
-    run_quietly(
-        """
-        import time, vram
-        pool, stream = vram.Pool("host"), vram.Stream("host")
-        buffers = [pool.allocate("1MiB", stream=stream) for _ in range(8)]
-        futures = [pool.allocate_async("64KiB") for _ in range(100)]
-        stream.launch(time.sleep, 0.1)
-        for buffer in buffers:
-            buffer.fill(1)
-        """
+    assert_quiet(
+        run_program(
+            """
+            import time, vram
+            pool, stream = vram.Pool("host"), vram.Stream("host")
+            buffers = [pool.allocate("1MiB", stream=stream) for _ in range(8)]
+            futures = [pool.allocate_async("64KiB") for _ in range(100)]
+            stream.launch(time.sleep, 0.1)
+            for buffer in buffers:
+                buffer.fill(1)
+            """
+        )
     )
 
 
 @pytest.mark.fork
 def test_no_device_call_after_the_interpreter_has_gone() -> None:
     """What is still held at exit is left to the system, not freed by destructors too late (rmm#2366)."""
-    run_quietly(
-        """
-        import builtins, vram
-        class Late:
-            def __init__(self):
-                self.pool = vram.Pool("host")
-                self.buffer = self.pool.allocate("1MiB")
-                self.event = vram.Stream("host").record_event()
-                self.me = self
-        builtins.late = Late()
-        kept = vram.Pool(vram.Device.model("1GiB")).allocate("1MiB")
-        """
+    assert_quiet(
+        run_program(
+            """
+            import builtins, vram
+            class Late:
+                def __init__(self):
+                    self.pool = vram.Pool("host")
+                    self.buffer = self.pool.allocate("1MiB")
+                    self.event = vram.Stream("host").record_event()
+                    self.me = self
+            builtins.late = Late()
+            kept = vram.Pool(vram.Device.model("1GiB")).allocate("1MiB")
+            """
+        )
     )
 
 
@@ -291,23 +269,26 @@ def test_the_collector_re_entering_free() -> None:
 @pytest.mark.fork
 def test_the_child_of_a_fork_frees_nothing_of_its_parent() -> None:
     """Inherited buffers are dropped in silence and the parent's memory is as it was."""
-    run_quietly(
-        """
-        import os, vram
-        pool = vram.Pool("host")
-        buffers = [pool.allocate("1MiB") for _ in range(4)]
-        for buffer in buffers:
-            buffer.copy_from(bytes([7]) * (1 << 20))
-        child = os.fork()
-        if child == 0:
+    assert_quiet(
+        run_program(
+            FORK,
+            """
+            import vram
+            pool = vram.Pool("host")
+            buffers = [pool.allocate("1MiB") for _ in range(4)]
+            for buffer in buffers:
+                buffer.copy_from(bytes([7]) * (1 << 20))
             del buffer
-            buffers.clear()
-            pool.close()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert all(bytes(buffer) == bytes([7]) * (1 << 20) for buffer in buffers)
-        assert pool.stats().live == 4 and pool.check() is None
-        """
+
+            def body():
+                buffers.clear()
+                pool.close()
+
+            child(body)
+            assert all(bytes(buffer) == bytes([7]) * (1 << 20) for buffer in buffers)
+            assert pool.stats().live == 4 and pool.check() is None
+            """,
+        )
     )
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import FORK, assert_quiet, run_program
 from waiting import PATIENCE
 
 import vram
@@ -32,16 +29,6 @@ def manager() -> Iterator[MemoryManager]:
 @pytest.fixture
 def model() -> Device:
     return Device.model("256MiB", lag_us=0.0)
-
-
-def run_python(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
 
 
 # ---- the one of the process -------------------------------------------------------------------------------
@@ -72,7 +59,7 @@ def test_many_threads_get_the_same_pool(manager: MemoryManager) -> None:
 
 
 def test_the_environment_configures_it() -> None:
-    done = run_python(
+    done = run_program(
         """
         import vram
         manager = vram.get_memory_manager()
@@ -93,32 +80,30 @@ def test_the_environment_configures_it() -> None:
 
 
 def test_a_wrong_environment_is_named() -> None:
-    done = run_python("import vram; vram.get_memory_manager()", VRAM_CONF="limt:5")
+    done = run_program("import vram; vram.get_memory_manager()", VRAM_CONF="limt:5")
     assert "VRAM_CONF: there is no option 'limt'; did you mean limit?" in done.stderr
 
 
 @pytest.mark.fork
 def test_a_child_gets_a_fresh_manager() -> None:
-    done = run_python(
+    done = run_program(
+        FORK,
         """
-        import os, vram
+        import vram
         manager = vram.get_memory_manager()
         pointer = manager.allocate_memory(4096)
-        child = os.fork()
-        if child == 0:
-            try:
-                manager.allocate_memory(4096)
-            except vram.DeviceError:
-                fresh = vram.get_memory_manager()
-                assert fresh is not manager
-                fresh.free_memory(fresh.allocate_memory(4096), 4096)
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+
+        def body():
+            refused(lambda: manager.allocate_memory(4096))
+            fresh = vram.get_memory_manager()
+            assert fresh is not manager
+            fresh.free_memory(fresh.allocate_memory(4096), 4096)
+
+        child(body)
         manager.free_memory(pointer, 4096)
-        """
+        """,
     )
-    assert done.returncode == 0, done.stderr
+    assert_quiet(done)
 
 
 # ---- allocation -------------------------------------------------------------------------------------------
@@ -233,7 +218,7 @@ def test_strategy_and_warm_up_switches(manager: MemoryManager) -> None:
 
 
 def test_configure_of_the_module_is_that_of_the_process() -> None:
-    done = run_python(
+    done = run_program(
         """
         import vram
         vram.configure({

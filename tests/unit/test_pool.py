@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-import os
 import pickle
 import re
 import subprocess
 import sys
-import textwrap
 import threading
 import weakref
 from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
+from programs import FORK, assert_quiet, run_program
 from waiting import PATIENCE, wait_until
 
 import vram
@@ -34,16 +33,6 @@ def model() -> Device:
 @pytest.fixture
 def pool(model: Device) -> vram.Pool:
     return vram.Pool(model)
-
-
-def run_python(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
 
 
 # ---- making one -------------------------------------------------------------------------------------------
@@ -583,27 +572,25 @@ def test_patterns_without_a_journal_and_without_history(pool: vram.Pool) -> None
 
 @pytest.mark.fork
 def test_a_child_allocates_asynchronously_in_pools_of_its_own() -> None:
-    done = run_python(
+    done = run_program(
+        FORK,
         """
-        import os, vram
+        import vram
         pool = vram.Pool("host")
         pool.allocate_async(5).result()
-        child = os.fork()
-        if child == 0:
-            try:
-                pool.allocate(5)
-            except vram.DeviceError:
-                vram.Pool("host").allocate_async(5).result(timeout=120)
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-        """
+
+        def body():
+            refused(lambda: pool.allocate(5))
+            vram.Pool("host").allocate_async(5).result(timeout=120)
+
+        child(body)
+        """,
     )
-    assert done.returncode == 0, done.stderr
+    assert_quiet(done)
 
 
 def test_exit_with_live_buffers_callbacks_and_futures() -> None:
-    done = run_python(
+    done = run_program(
         """
         import vram
         pool = vram.Pool("host", limit="64MiB", stacks="python")

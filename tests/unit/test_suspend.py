@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import FORK, assert_quiet, run_program
 from waiting import PATIENCE
 
 import vram
@@ -540,30 +538,29 @@ def test_closing_while_suspended_gives_the_store_back() -> None:
 
 
 def test_exit_and_fork_while_suspended() -> None:
-    program = """
-        import os, vram
+    done = run_program(
+        FORK,
+        """
+        import vram
         pool = vram.Pool("host")
         buffer = pool.allocate("16MiB")
         buffer.fill(3)
         pool.suspend()
-        child = os.fork()
-        if child == 0:
-            try:
-                pool.resume()
-            except vram.DeviceError:
-                del buffer
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+
+        def body():
+            global buffer
+            refused(pool.resume)
+            del buffer
+
+        child(body)
         pool.resume()
         assert bytes(memoryview(buffer)[:3]) == bytes([3, 3, 3])
         pool.suspend()
         print("ended suspended")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600
+        """,
     )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ended suspended", "")
+    assert_quiet(done)
+    assert done.stdout.strip() == "ended suspended"
 
 
 # ---- a large device, and graphs ---------------------------------------------------------------------------
@@ -689,20 +686,3 @@ def test_a_growable_buffer_stays_and_grows_meanwhile(pool: Pool) -> None:
         assert bool(np.array_equal(np.asarray(cache.view())[: 4 * MIB], PATTERN[2 : 2 + 4 * MIB]))
         pool.resume()
     assert holds(weights, 1)
-
-
-def test_the_memory_of_a_plan_stays(pool: Pool) -> None:
-    planned = vram.planned(pool)
-    for step in range(4):
-        with planned:
-            buffers = [pool.allocate(2 * MIB) for _ in range(3)]
-            for number, buffer in enumerate(buffers):
-                write(buffer, number)
-            if step == 3:
-                pool.suspend()
-                assert all(holds(buffer, number) for number, buffer in enumerate(buffers))
-                pool.resume()
-            assert all(holds(buffer, number) for number, buffer in enumerate(buffers))
-            del buffer, buffers
-    assert planned.report().hits > 0
-    planned.close()
