@@ -138,6 +138,8 @@ check: setup
 	@rm -rf build/imports && mkdir -p build/imports && cp -r src/vram build/imports/vram
 	@cp src/vram/_native.pyi build/imports/vram/_native.py
 	@PYTHONPATH=build/imports $(BIN)/lint-imports --no-cache --no-logo
+	@echo "== include floors"
+	@$(BIN)/python native/check_includes.py
 	@echo "== clang-format"
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	@echo "== stub of the native module"

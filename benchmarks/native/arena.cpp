@@ -1,6 +1,6 @@
 // What an allocation from an arena costs from C++, beside an allocate+free pair of a pool: 1000 live at a
 // time, then all given back. `--json` prints one object for machines.
-#include "arena.hpp"
+#include "arena/arena.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends/host.hpp"
-#include "pool.hpp"
+#include "pool/pool.hpp"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backends/model.hpp"
-#include "pool.hpp"
+#include "pool/pool.hpp"
 
 namespace {
 

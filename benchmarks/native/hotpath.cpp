@@ -1,4 +1,4 @@
-// What an allocate+free pair costs from C++: the six scenarios of native/bench.hpp on the host device.
+// What an allocate+free pair costs from C++: the six scenarios of native/bench/bench.hpp on the host device.
 // `vram bench hotpath` has the same beside Python and the peers. `--json` prints one object for machines.
 #include <algorithm>
 #include <cstdio>
@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "backends/host.hpp"
-#include "bench.hpp"
+#include "bench/bench.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backends/host.hpp"
-#include "bench.hpp"
+#include "bench/bench.hpp"
 
 namespace {
 

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "backend.hpp"
+#include "backends/backend.hpp"
 #include "backends/cuda_driver.hpp"
-#include "driver_pool_backend.hpp"
+#include "backends/driver_pool_backend.hpp"
 
 namespace vram {
 

@@ -20,7 +20,7 @@
 #include <system_error>
 #include <thread>
 
-#include "waits.hpp"
+#include "base/waits.hpp"
 
 namespace vram {
 

@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "backend.hpp"
-#include "backends/books.hpp"
-#include "backends/handles.hpp"
+#include "backends/backend.hpp"
+#include "backends/ledger.hpp"
+#include "base/handles.hpp"
 
 namespace vram {
 

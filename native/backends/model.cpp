@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "backends/prices.hpp"
+#include "backends/driver_costs.hpp"
 
 namespace vram {
 

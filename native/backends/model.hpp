@@ -15,10 +15,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include "backend.hpp"
-#include "backends/books.hpp"
-#include "backends/handles.hpp"
-#include "driver_pool_backend.hpp"
+#include "backends/backend.hpp"
+#include "backends/ledger.hpp"
+#include "base/handles.hpp"
+#include "backends/driver_pool_backend.hpp"
 
 namespace vram {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <mutex>
 
-#include "backend.hpp"
-#include "backends/books.hpp"
+#include "backends/backend.hpp"
+#include "backends/ledger.hpp"
 
 namespace vram {
 

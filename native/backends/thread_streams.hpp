@@ -5,7 +5,7 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "types.hpp"
+#include "base/types.hpp"
 
 namespace vram {
 

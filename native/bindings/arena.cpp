@@ -1,6 +1,6 @@
 // ArenaCore: the native part of vram.Arena. Its allocations are Buffers (buffer.cpp) that are pieces of the
 // arena; the words of its errors are vram.lifetimes.arena's.
-#include "arena.hpp"
+#include "arena/arena.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -14,7 +14,7 @@
 #include "python_types.hpp"
 #include "stacks.hpp"
 #include "waiting.hpp"
-#include "waits.hpp"
+#include "base/waits.hpp"
 
 namespace nb = nanobind;
 

@@ -1,5 +1,5 @@
-// The native benchmarks for Python: one run a call, without the GIL. The patterns are native/bench.cpp.
-#include "bench.hpp"
+// The native benchmarks for Python: one run a call, without the GIL. The patterns are native/bench/bench.cpp.
+#include "bench/bench.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

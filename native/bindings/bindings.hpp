@@ -7,7 +7,7 @@
 #include <exception>
 #include <memory>
 
-#include "backend.hpp"
+#include "backends/backend.hpp"
 
 namespace vram {
 

@@ -1,6 +1,6 @@
 // DriverPoolCore: the driver's own pool as a Python type. Allocating, freeing and looking are PoolCore's
 // (pool.cpp), which it extends; here are its making, its attributes and its way between processes.
-#include "driver_pool.hpp"
+#include "driver_pool/driver_pool.hpp"
 
 #include <nanobind/nanobind.h>
 

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "backends/cuda_driver.hpp"
-#include "driver_pool.hpp"
-#include "pool.hpp"
+#include "driver_pool/driver_pool.hpp"
+#include "pool/pool.hpp"
 
 namespace nb = nanobind;
 

@@ -1,7 +1,7 @@
 // From Status to the exceptions of vram.errors. The only place that knows both.
 #pragma once
 
-#include "types.hpp"
+#include "base/types.hpp"
 
 namespace vram {
 

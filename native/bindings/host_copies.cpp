@@ -1,5 +1,5 @@
 // Parallel copies of host memory, at once or in the order of a device's stream. Neither needs the GIL.
-#include "host_copies.hpp"
+#include "base/host_copies.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
 

@@ -1,5 +1,5 @@
-// The planner for Python: columns in, one dict out. The planning itself is native/planner.cpp.
-#include "planner.hpp"
+// The planner for Python: columns in, one dict out. The planning itself is native/planner/planner.cpp.
+#include "planner/planner.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

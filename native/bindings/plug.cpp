@@ -1,6 +1,6 @@
 // The plug (plug.hpp) as Python sets it up: which pool serves which device, the addresses of the functions,
 // and how a failed allocation is worded.
-#include "plug.hpp"
+#include "plug/plug.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

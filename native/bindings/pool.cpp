@@ -13,7 +13,7 @@
 #include "python_types.hpp"
 #include "stacks.hpp"
 #include "waiting.hpp"
-#include "waits.hpp"
+#include "base/waits.hpp"
 
 namespace nb = nanobind;
 

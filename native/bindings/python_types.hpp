@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "arena.hpp"
-#include "pool.hpp"
+#include "arena/arena.hpp"
+#include "pool/pool.hpp"
 #include "waiting.hpp"
 
 namespace vram {

@@ -7,8 +7,8 @@
 #include <optional>
 #include <type_traits>
 
-#include "types.hpp"
-#include "waits.hpp"
+#include "base/types.hpp"
+#include "base/waits.hpp"
 
 namespace vram {
 

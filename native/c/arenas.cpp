@@ -1,5 +1,5 @@
 // Arenas of vram.h.
-#include "arena.hpp"
+#include "arena/arena.hpp"
 #include "state.hpp"
 
 namespace vram::c {

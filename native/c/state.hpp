@@ -11,12 +11,12 @@
 #include <stdexcept>
 #include <vector>
 
-#include "arena.hpp"
+#include "arena/arena.hpp"
 #include "backends/pinned.hpp"
-#include "pool.hpp"
+#include "pool/pool.hpp"
 #include "registry.hpp"
 #include "vram.h"
-#include "waits.hpp"
+#include "base/waits.hpp"
 
 namespace vram::c {
 

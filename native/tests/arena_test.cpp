@@ -1,6 +1,6 @@
 // Arenas: nothing live overlaps or moves, an iteration like the last asks for nothing, other streams are
 // waited for by order, the host's memory rests while it is used, and whatever fails, nothing is lost.
-#include "arena.hpp"
+#include "arena/arena.hpp"
 
 #include <cstring>
 #include <string>
@@ -9,7 +9,7 @@
 
 #include "backends/host.hpp"
 #include "backends/pinned.hpp"
-#include "driver_pool.hpp"
+#include "driver_pool/driver_pool.hpp"
 #include "oracle.hpp"
 #include "testing.hpp"
 

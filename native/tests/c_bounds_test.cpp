@@ -15,11 +15,11 @@
 #include <thread>
 #include <vector>
 
-#include "arena.hpp"
+#include "arena/arena.hpp"
 #include "backends/host.hpp"
 #include "backends/model.hpp"
 #include "oracle.hpp"
-#include "plug.hpp"
+#include "plug/plug.hpp"
 #include "state.hpp"
 #include "testing.hpp"
 #include "vram.h"

@@ -1,5 +1,5 @@
 // The driver pool over the model's: books, order, the retry, and every call to the device failing in turn.
-#include "driver_pool.hpp"
+#include "driver_pool/driver_pool.hpp"
 
 #include <unistd.h>
 

@@ -3,11 +3,11 @@
 #include <deque>
 #include <thread>
 
-#include "arena.hpp"
+#include "arena/arena.hpp"
 #include "backends/thread_streams.hpp"
-#include "driver_pool.hpp"
+#include "driver_pool/driver_pool.hpp"
 #include "oracle.hpp"
-#include "plug.hpp"
+#include "plug/plug.hpp"
 #include "testing.hpp"
 
 using namespace vram;

@@ -1,6 +1,6 @@
 // Parallel copies of host memory: every byte and no other, from several callers at once, in stream order,
 // after a fork.
-#include "host_copies.hpp"
+#include "base/host_copies.hpp"
 
 #include <cstring>
 #include <memory>

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backends/model.hpp"
-#include "segments.hpp"
+#include "placement/segments.hpp"
 #include "testing.hpp"
 
 using namespace vram;

@@ -1,6 +1,6 @@
 // Plans: every one is valid, never below the lower bound, the same for the same input, and in time; problems
 // whose answer is known are solved.
-#include "planner.hpp"
+#include "planner/planner.hpp"
 
 #include <algorithm>
 #include <chrono>

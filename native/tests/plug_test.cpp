@@ -1,6 +1,6 @@
 // The functions that other libraries call, with what they are known to pass: size 0, null, foreign pointers,
 // wrong sizes and devices.
-#include "plug.hpp"
+#include "plug/plug.hpp"
 
 #include <map>
 #include <memory>

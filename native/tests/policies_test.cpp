@@ -3,12 +3,12 @@
 #include <map>
 
 #include "oracle.hpp"
-#include "policies/bfc.hpp"
-#include "policies/cuda_async.hpp"
-#include "policies/rmm_arena.hpp"
-#include "policies/rmm_pool.hpp"
-#include "policies/torch_expandable.hpp"
-#include "replay.hpp"
+#include "replay/policies/bfc.hpp"
+#include "replay/policies/cuda_async.hpp"
+#include "replay/policies/rmm_arena.hpp"
+#include "replay/policies/rmm_pool.hpp"
+#include "replay/policies/torch_expandable.hpp"
+#include "replay/replay.hpp"
 #include "testing.hpp"
 
 using namespace vram;

@@ -1,5 +1,5 @@
 // The contract of the pool, promise by promise, on the model device (with and without pages) and the host.
-#include "pool.hpp"
+#include "pool/pool.hpp"
 
 #include <unistd.h>
 

@@ -6,7 +6,7 @@
 
 #include "backends/host.hpp"
 #include "backends/model.hpp"
-#include "pool.hpp"
+#include "pool/pool.hpp"
 #include "testing.hpp"
 
 using namespace vram;

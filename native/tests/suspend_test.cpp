@@ -5,7 +5,7 @@
 #include <set>
 
 #include "backends/host.hpp"
-#include "contents.hpp"
+#include "pool/contents.hpp"
 #include "oracle.hpp"
 #include "testing.hpp"
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "backends/model.hpp"
-#include "pool.hpp"
+#include "pool/pool.hpp"
 
 namespace vram::testing {
 

@@ -1,7 +1,7 @@
 """The scenarios as loops, and how a way to allocate is put into them.
 
 A loop is text, as in `timeit`: the expressions that allocate and free are written into it, so that no call
-but the measured ones stands in the timed part. Sizes are those of native/bench.hpp, so Python and C++ do the
+but the measured ones stands in the timed part. Sizes are those of native/bench/bench.hpp, so Python and C++ do the
 same. Who allocates is for `peers`.
 """
 
@@ -221,7 +221,7 @@ HOTPATH = (
     _layers("transformer step", KEPT, TEMPORARY, LAYERS, rounds=10),
     _swaps("variable, 64 live"),
 )
-"""The six scenarios of `vram bench hotpath`; native/bench.hpp has the same under the same names."""
+"""The six scenarios of `vram bench hotpath`; native/bench/bench.hpp has the same under the same names."""
 
 PROGRAMS = {
     "same size": _all_then_free("same size", 256 * KIB),

@@ -16,7 +16,7 @@ from vram.sizes import format_size
 __all__ = ["Measurement", "Stats", "fragmentation"]
 
 Raw: TypeAlias = dict[str, Any]
-"""What the native `raw_stats()` returns; see PoolStats in native/pool.hpp."""
+"""What the native `raw_stats()` returns; see PoolStats in native/pool/pool.hpp."""
 
 KINDS = ("small", "large")
 MEASURES = ("current", "peak", "allocated", "freed")

@@ -1,6 +1,6 @@
 """`Arena`: allocations with one common lifetime. Taken by moving a cursor, given back all at once.
 
-The cursor, the chunks under it and the order of streams are native (`native/arena.hpp`). Added here: arrays,
+The cursor, the chunks under it and the order of streams are native (`native/arena/arena.hpp`). Added here: arrays,
 scopes, the arena's account of itself, and the words of its errors.
 """
 

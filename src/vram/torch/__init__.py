@@ -1,7 +1,7 @@
 """PyTorch on vram: `install()` replaces PyTorch's CUDA allocator in the whole process, `mem_pool()` feeds one
 `torch.cuda.MemPool`. What the allocator hands out comes from the pools of `vram.get_memory_manager()`.
 
-The functions PyTorch calls are native (native/plug.cpp); what it refuses to tell under a plug is answered by
+The functions PyTorch calls are native (native/plug/plug.cpp); what it refuses to tell under a plug is answered by
 `torch_patches`, and `torch_companion` makes out of memory a `torch.OutOfMemoryError`.
 """
 

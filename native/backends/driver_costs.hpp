@@ -1,0 +1,41 @@
+// What driver calls cost on an H200, in microseconds as measured: what the model device and the policies
+// charge for theirs.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+
+#include "base/types.hpp"
+
+namespace vram::prices {
+
+struct Page {
+  double create, map, set_access, unmap, release;
+};
+// For pages of 2, 8 and 32 MiB; others cost what the next larger of these does.
+inline constexpr Page kPages[kPageSizes] = {
+    {11.0, 1.6, 29.0, 20.0, 11.0},
+    {10.2, 1.3, 27.75, 19.5, 15.0},
+    {9.4, 1.0, 26.5, 19.0, 19.0},
+};
+constexpr const Page& page(std::uint64_t bytes) {
+  return kPages[bytes <= kSlotBytes ? 0 : bytes <= 4 * kSlotBytes ? 1 : 2];
+}
+
+struct Plain {
+  double bytes, us;
+};
+inline constexpr Plain kPlain[] = {
+    {2.0 * kMiB, 86.0}, {64.0 * kMiB, 156.0}, {512.0 * kMiB, 429.0}, {4.0 * kGiB, 3100.0}};
+// Of plain memory's price, the part of getting it; the rest is for giving it back.
+inline constexpr double kReserveShare = 0.6;
+
+// Of getting and giving back `bytes` of plain memory together.
+constexpr double plain(std::uint64_t bytes) {
+  const double size = static_cast<double>(bytes);
+  const Plain* low = kPlain;
+  while (low + 2 < std::end(kPlain) && size > low[1].bytes) ++low;
+  return low[0].us + (size - low[0].bytes) / (low[1].bytes - low[0].bytes) * (low[1].us - low[0].us);
+}
+
+}  // namespace vram::prices

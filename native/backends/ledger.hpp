@@ -1,0 +1,118 @@
+// The books of a backend that manages its own memory: what is reserved, created and mapped, and
+// whether a call keeps the contract. The host and model backends each keep one; how memory really
+// comes and goes, and the lock around this, is theirs.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/handles.hpp"
+#include "base/types.hpp"
+
+namespace vram {
+
+// Every change comes in two steps: may_x() answers Code::ok when the preconditions of x hold, x()
+// then enters it. Between them the backend does the deed, so a failed deed leaves no trace here.
+//
+// Invariants
+//   plain_bytes = Σ bytes of plain ranges;  page_bytes = Σ bytes of pages
+//   plain_bytes + page_bytes <= capacity
+//   Σ over pages of page.mappings = mappings = number of slots with part == 0
+//   a mapping occupies bytes / kSlotBytes consecutive slots of one space, with parts 0, 1, 2, …
+class Books {
+ public:
+  struct Page {
+    std::uint64_t bytes = 0;
+    std::uint64_t offset = 0;    // the backend's own: where the page lies in its store
+    std::uint32_t mappings = 0;  // addresses it is mapped at
+  };
+  explicit Books(std::uint64_t capacity) : capacity_(capacity) {}
+
+  // ---- memory -----------------------------------------------------------------------------------
+  Code may_reserve(std::uint64_t bytes) const;
+  void reserve(Address address, std::uint64_t bytes);
+  Code may_release(Address address, std::uint64_t bytes) const;
+  void release(Address address);
+
+  // ---- pages ------------------------------------------------------------------------------------
+  Code may_space_reserve(std::uint64_t bytes) const;
+  void space_reserve(Address address, std::uint64_t bytes);
+  Code may_space_release(Address address, std::uint64_t bytes) const;
+  void space_release(Address address);
+  Code may_page_create(std::uint64_t bytes) const;
+  PageHandle page_create(std::uint64_t bytes, std::uint64_t offset = 0);
+  Code may_page_release(PageHandle page, std::uint64_t bytes) const;
+  void page_release(PageHandle page);
+  const Page* page(PageHandle handle) const { return pages_.find(handle); }
+  Code may_map(Address address, std::uint64_t bytes, PageHandle page) const;
+  void map(Address address, std::uint64_t bytes, PageHandle page);
+  // As the driver has it, the range must consist of whole mappings.
+  Code may_set_access(Address address, std::uint64_t bytes) const;
+  void set_access(Address address, std::uint64_t bytes);
+  Code may_unmap(Address address, std::uint64_t bytes) const;
+  void unmap(Address address, std::uint64_t bytes);
+  // Calls visit(page bytes) for each mapping in a range that may_set_access allows.
+  template <class Visit>
+  void each_mapping(Address address, std::uint64_t bytes, Visit visit) const {
+    for (Address at = address; at < address + bytes;) {
+      const std::uint64_t step = pages_.find(slot_at(at)->page)->bytes;
+      visit(step);
+      at += step;
+    }
+  }
+
+  // Work may touch the range: it is not null, and where it lies in a space it is mapped with
+  // access. Addresses outside all spaces are not ours to judge: they may be the host's.
+  Code may_touch(Address address, std::uint64_t bytes) const;
+
+  // ---- what there is ----------------------------------------------------------------------------
+  std::uint64_t capacity() const { return capacity_; }
+  std::uint64_t used_bytes() const { return plain_bytes_ + page_bytes_; }
+  std::uint64_t plain_bytes() const { return plain_bytes_; }
+  std::uint64_t page_bytes() const { return page_bytes_; }
+  std::uint64_t plain_count() const { return plain_.size(); }
+  std::uint64_t space_count() const { return spaces_.size(); }
+  std::uint64_t page_count() const { return pages_.size(); }
+  std::uint64_t mapping_count() const { return mappings_; }
+  // Calls visit(address, bytes) for every plain range and every space.
+  template <class Visit>
+  void each_range(Visit visit) const {
+    for (const auto& [address, bytes] : plain_) visit(address, bytes);
+    for (const Space& space : spaces_) visit(space.address, space.bytes);
+  }
+  // Verifies the invariants above; on failure says which one in *why.
+  bool check(std::string* why) const;
+
+ private:
+  struct Slot {
+    PageHandle page = 0;      // 0: nothing is mapped here
+    std::uint32_t part = 0;   // which slot of its page this is
+    bool accessible = false;  // set_access was called
+  };
+  struct Space {
+    Address address = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t mappings = 0;
+    std::vector<Slot> slots;  // as far as anything was ever mapped; beyond that nothing is
+  };
+  const Space* space_of(Address address, std::uint64_t bytes) const;
+  Space* space_of(Address address, std::uint64_t bytes) {
+    return const_cast<Space*>(static_cast<const Books*>(this)->space_of(address, bytes));
+  }
+  static const Slot* slot_in(const Space& space, Address address);
+  const Slot* slot_at(Address address) const;
+  bool fits(std::uint64_t bytes) const { return bytes <= capacity_ - used_bytes(); }
+
+  std::uint64_t capacity_;
+  std::uint64_t plain_bytes_ = 0;
+  std::uint64_t page_bytes_ = 0;
+  std::uint64_t mappings_ = 0;
+  std::unordered_map<Address, std::uint64_t> plain_;
+  std::vector<Space> spaces_;  // by address
+  HandleTable<Page> pages_;
+};
+
+bool is_page_size(std::uint64_t bytes);
+
+}  // namespace vram

@@ -1,0 +1,42 @@
+#include "base/waits.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <exception>
+#include <thread>
+#include <utility>
+
+namespace vram {
+
+namespace {
+
+thread_local Interrupt current = nullptr;
+
+}  // namespace
+
+InterruptScope::InterruptScope(Interrupt ask) : before_(std::exchange(current, ask)) {}
+InterruptScope::~InterruptScope() { current = before_; }
+
+bool interruptible() { return current != nullptr; }
+
+bool interrupted() {
+  if (current == nullptr) return false;
+  const Interrupt ask = current;
+  const InterruptScope quiet(nullptr);
+  return ask();
+}
+
+// Signals are left to the program's own threads.
+void run_elsewhere(std::function<void()> work) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread(std::move(work)).detach();
+  } catch (const std::exception&) {
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace vram

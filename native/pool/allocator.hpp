@@ -1,0 +1,235 @@
+// What every pool offers, whatever lies beneath it: our own pool (pool.hpp) or the driver's
+// (driver_pool.hpp). Also what they are told (PoolConfig) and what they say (PoolStats, OutOfMemoryReport,
+// …). No behaviour.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "placement/blocks.hpp"
+#include "journal/journal.hpp"
+#include "order/streams.hpp"
+
+namespace vram {
+
+// When memory freed on one stream may serve another that does not wait for it on its own:
+enum class CrossStream : std::uint8_t {
+  ready,  // once its last use has finished; a stream-wait only when the driver has no more
+  wait,   // at once, by a stream-wait, before asking the driver for more
+  never,  // not at all
+};
+
+struct PoolConfig {
+  std::uint64_t limit = 0;  // most bytes to hold from the driver; 0: what the device has
+  CrossStream cross_stream = CrossStream::ready;
+  bool pages = true;                             // where the device can
+  bool best_fit = true;                          // else good fit: the first block of a sufficient bin
+  std::uint64_t segment_size = 0;                // the least bytes to get from the driver at a time
+  std::uint64_t max_page = 32 * kMiB;            // the largest page to create: 2, 8 or 32 MiB
+  std::uint32_t stream_cache = 4096;             // blocks each stream may keep in its cache
+  std::uint64_t idle_limit = ~std::uint64_t{0};  // free pages beyond this go back to the driver
+  std::uint32_t journal = 0;                     // entries to keep for each stream, up to kMostJournaled
+  bool zero_on_allocate = false;
+  bool zero_on_free = false;
+};
+
+// What statistics tell apart: blocks up to 1 MiB and larger ones.
+enum class Kind : std::uint8_t { small = 0, large = 1 };
+constexpr Kind kind_of(Units units) { return units <= kMiB / kUnit ? Kind::small : Kind::large; }
+
+enum class Rung : std::uint8_t {
+  stream_cache,
+  own_blocks,
+  passed_pending,
+  finished_elsewhere,
+  free_pages,
+  growth,
+  stream_wait,
+  flush,
+  callbacks,
+  host_wait,
+  give_back,
+  driver,  // the driver's own pool, at once (driver_pool.hpp)
+};
+inline constexpr int kRungs = 12;
+const char* name_of(Rung rung);
+
+// Why a request could not be served. All in bytes.
+struct OutOfMemoryReport {
+  std::uint64_t requested = 0;
+  std::uint64_t limit = 0;  // 0: none
+  std::uint64_t device_total = 0;
+  std::uint64_t device_free = 0;
+  std::uint64_t reserved = 0;
+  std::uint64_t live = 0;
+  std::uint64_t pending = 0;
+  std::uint64_t cached = 0;
+  std::uint64_t free_pages = 0;      // whole pages this stream could use
+  std::uint64_t free_elsewhere = 0;  // whole pages that other streams hold
+  std::uint64_t stranded = 0;        // free inside pages that are partly in use
+  std::uint64_t suspended = 0;       // pages given back for as long as they are suspended; not in `reserved`
+  std::uint64_t largest_free = 0;
+};
+
+struct StreamStats {
+  StreamHandle handle = 0;
+  std::uint64_t live = 0;
+  std::uint64_t cached = 0;
+  std::uint64_t free = 0;  // in free blocks
+  std::uint64_t pending_blocks = 0;
+  bool retired = false;
+};
+
+struct PoolStats {
+  Meter allocations[2];  // by kind; peaks are sums over streams and so an upper bound with several
+  Meter bytes[2];
+  Meter requested[2];
+  std::uint64_t live = 0;
+  std::uint64_t peak_live = 0;  // exact, unless several threads allocate at once (Pool::rise)
+  Meter reserved;
+  Meter segments;  // pieces of driver memory: pages and plain segments
+  Meter pending;
+  std::uint64_t pending_blocks = 0;
+  std::uint64_t peak_active = 0;
+  std::uint64_t cached = 0;
+  std::uint64_t cached_blocks = 0;
+  std::uint64_t free_blocks = 0;
+  std::uint64_t free_bytes = 0;  // physically free: reserved - (live + pending - suspended_live) - cached
+  std::uint64_t free_page_bytes = 0;  // of these, in whole pages that any address can use
+  std::uint64_t largest_free = 0;
+  std::uint64_t hits = 0;
+  std::uint64_t rungs[kRungs] = {};  // allocations served by each
+  std::uint64_t retries = 0;         // allocations that went past `stream_wait`
+  std::uint64_t out_of_memory = 0;
+  std::uint64_t mappings = 0;
+  std::uint64_t suspended = 0;         // pages that suspended blocks have given back; not in `reserved`
+  std::uint64_t suspended_live = 0;    // of `live` and `pending`, what lay on them
+  std::uint64_t suspended_blocks = 0;  // among the live ones
+  std::uint64_t kept = 0;              // contents of theirs in host memory
+  bool paged = false;
+  std::vector<StreamStats> streams;
+};
+
+struct BlockInfo {
+  Address address = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t requested = 0;
+  BlockState state = BlockState::free;
+  StreamHandle stream = 0;
+  std::uint32_t tag = 0;
+  std::uint32_t serial = 0;
+};
+
+struct SegmentInfo {
+  Address address = 0;
+  std::uint64_t bytes = 0;
+  StreamHandle stream = 0;
+  bool small = false;
+  bool plain = false;
+  std::vector<BlockInfo> blocks;
+};
+
+struct GrowableInfo {
+  std::uint64_t bytes = 0;    // that have memory
+  std::uint64_t pending = 0;  // given up behind them, and not yet for others
+  std::uint64_t ready = 0;    // that follow and have pages, which are free
+  std::uint64_t max = 0;
+};
+
+// Every call may come from any thread. Sizes are in bytes.
+class Allocator {
+ public:
+  virtual ~Allocator() = default;
+
+  // Whoever touches the pool's memory, or queues work on it, without another of its calls has one of these
+  // meanwhile: close() waits for it, and then for what was queued. What such a call does must not wait for
+  // close().
+  class Access {
+   public:
+    explicit Access(const Allocator& pool) : pool_(pool), refused_(pool.closed() || !pool.begin_access()) {}
+    ~Access() {
+      if (!refused_) pool_.end_access();
+    }
+    Access(const Access&) = delete;
+    Access& operator=(const Access&) = delete;
+    bool refused() const { return refused_; }  // the pool is closed, or about to be
+
+   private:
+    const Allocator& pool_;
+    const bool refused_;
+  };
+
+  // ---- allocation ---------------------------------------------------------------------------------
+  // align: a power of two or 0 for kUnit. On out_of_memory, *report (if given) says why.
+  virtual Status allocate_slow(std::uint64_t size, StreamHandle stream, std::uint64_t align,
+                               std::uint32_t tag, Address* out, OutOfMemoryReport* report) = 0;
+  // All or nothing.
+  virtual Status allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle stream,
+                                std::uint32_t tag, std::vector<Address>& out, OutOfMemoryReport* report) = 0;
+  // invalid: not a live allocation of this pool (double free, foreign or interior pointer).
+  virtual Status free_slow(Address address) = 0;
+  // The same for whoever cannot try again: where the device fails, it is done later.
+  virtual Status drop(Address address) = 0;
+  // The block (an address inside it will do) is used on another stream from now until it is freed.
+  virtual Status record_stream(Address address, StreamHandle stream) = 0;
+
+  // ---- housekeeping ---------------------------------------------------------------------------------
+  // Empties the caches and merges what is free.
+  virtual Status coalesce() = 0;
+  // Gives unused memory back until at most `keep` bytes are reserved; what is still in use by queued work
+  // stays, unless wait is set; so does what cannot be released without waiting.
+  virtual Status trim(std::uint64_t keep, bool wait) = 0;
+  virtual Status set_limit(std::uint64_t bytes) = 0;
+  virtual Status configure(const PoolConfig& config) = 0;  // what can change while in use
+  virtual PoolConfig config() const = 0;
+  // The stream is about to be destroyed.
+  virtual Status retire_stream(StreamHandle stream) = 0;
+  // Called with the request's size when everything else failed; true: try again. What it allocates here
+  // itself does not call it again.
+  using Callback = std::function<bool(std::uint64_t, StreamHandle)>;
+  virtual void on_out_of_memory(Callback callback) = 0;
+  // Waits for all work, returns all memory. Live allocations become invalid. Later calls: Code::closed.
+  virtual Status close() = 0;
+  virtual bool closed() const = 0;
+  // Made before a fork of this process: its locks and its memory are the parent's, and every call is refused
+  // or comes to nothing without taking one of them.
+  bool inherited() const { return made_in_ != fork_generation(); }
+
+  // ---- looking --------------------------------------------------------------------------------------
+  virtual PoolStats stats() const = 0;
+  virtual void reset_peak() = 0;
+  virtual std::vector<SegmentInfo> snapshot() const = 0;
+  virtual Status info(Address address, BlockInfo* out) const = 0;  // of a live allocation, by its address
+  virtual std::uint64_t live_bytes() const = 0;
+  virtual bool any_suspended() const { return false; }     // waits for nothing
+  virtual bool suspended(Address) const { return false; }  // the allocation that holds the address
+  virtual void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const = 0;
+  virtual Status start_journal(std::uint32_t entries) = 0;  // 0 stops; invalid: more than kMostJournaled
+  // From now on every event is kept until it is taken, up to `most` of them; 0 stops and forgets. What is
+  // live, pending and reserved at that moment comes first, as if it had just been allocated.
+  virtual void start_recording(std::uint64_t most) = 0;
+  virtual void mark(std::uint64_t number) = 0;  // in a recording, between the events before and after
+  // Appends the events since the last time, in order; returns how many of them there was no room for. One
+  // thread at a time.
+  virtual std::uint64_t take_recorded(std::vector<JournalEntry>& out) = 0;
+  virtual bool check(std::string* why) const = 0;
+  virtual Backend& backend() = 0;
+  virtual bool host_accessible() { return backend().info().host_accessible; }
+
+  // Counts forks of this process: what was made before the last one belongs to the parent.
+  static std::uint32_t fork_generation();
+  static void watch_forks();  // starts the count; every pool does so when it is made
+
+ protected:
+  // False where this thread is inside a callback of this pool already.
+  bool call_back(const Callback& callback, std::uint64_t size, StreamHandle stream) const;
+
+ private:
+  const std::uint32_t made_in_ = fork_generation();
+  virtual bool begin_access() const = 0;
+  virtual void end_access() const = 0;
+};
+
+}  // namespace vram

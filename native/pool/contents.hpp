@@ -1,0 +1,147 @@
+// What suspended memory held: ranges of device addresses and the host memory that keeps their bytes. Who is
+// suspended and when is the business of suspend.cpp; where the host memory comes from, of the store it names.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pool/allocator.hpp"
+
+namespace vram {
+
+// A piece of host memory from a store.
+struct KeptPiece {
+  std::shared_ptr<Allocator> store;
+  Address host = 0;
+  std::uint64_t bytes = 0;
+  void give_back() const { (void)store->free_slow(host); }
+};
+
+// Invariants
+//   ranges do not overlap, and each lies in the piece it names
+//   pieces[p].left = Σ bytes of the ranges that name p > 0
+// Guarded by the pool's mutex. It frees host memory only through the pieces that drop() returns, so that the
+// caller chooses when.
+class Contents {
+ public:
+  // pre: nothing is kept of [address, address + piece.bytes).
+  void add(Address address, const KeptPiece& piece) {
+    ranges_[address] = {piece.bytes, piece.host, piece.host};
+    pieces_[piece.host] = {piece, piece.bytes};
+    bytes_ += piece.bytes;
+  }
+
+  // Calls visit(address, host, bytes) for what is kept of the range, in order.
+  template <typename Visit>
+  void each(Address address, std::uint64_t bytes, Visit visit) const {
+    for (auto it = first(address); it != ranges_.end() && it->first < address + bytes; ++it) {
+      const Address from = std::max(address, it->first);
+      const Address to = std::min(address + bytes, it->first + it->second.bytes);
+      visit(from, it->second.host + (from - it->first), to - from);
+    }
+  }
+
+  // Calls visit(address, bytes) for what is not.
+  template <typename Visit>
+  void each_missing(Address address, std::uint64_t bytes, Visit visit) const {
+    Address at = address;
+    each(address, bytes, [&](Address from, Address, std::uint64_t length) {
+      if (from > at) visit(at, from - at);
+      at = from + length;
+    });
+    if (at < address + bytes) visit(at, address + bytes - at);
+  }
+
+  // Whether the store of any of it was closed, and the bytes with it.
+  bool lost(Address address, std::uint64_t bytes) const {
+    bool closed = false;
+    for (auto it = first(address); it != ranges_.end() && it->first < address + bytes; ++it)
+      closed = closed || pieces_.at(it->second.piece).memory.store->closed();
+    return closed;
+  }
+
+  // Forgets the range; `unused` gets the pieces of which nothing is kept any more.
+  void drop(Address address, std::uint64_t bytes, std::vector<KeptPiece>& unused) {
+    const Address end = address + bytes;
+    for (auto it = first(address); it != ranges_.end() && it->first < end;) {
+      const Address begin = it->first;
+      const Range range = it->second;
+      it = ranges_.erase(it);
+      const Address from = std::max(address, begin);
+      const Address to = std::min(end, begin + range.bytes);
+      if (begin < from) ranges_[begin] = {from - begin, range.host, range.piece};
+      if (to < begin + range.bytes)
+        it = ranges_.emplace(to, Range{begin + range.bytes - to, range.host + (to - begin), range.piece})
+                 .first;
+      lose(range.piece, to - from, unused);
+    }
+  }
+
+  void drop_all(std::vector<KeptPiece>& unused) {
+    for (const auto& [host, piece] : pieces_) unused.push_back(piece.memory);
+    ranges_.clear();
+    pieces_.clear();
+    bytes_ = 0;
+  }
+
+  std::uint64_t bytes() const { return bytes_; }
+
+  bool check(std::string* why) const {
+    std::map<Address, std::uint64_t> left;
+    Address end = 0;
+    std::uint64_t bytes = 0;
+    bool good = true;
+    for (const auto& [address, range] : ranges_) {
+      const auto piece = pieces_.find(range.piece);
+      good = good && address >= end && range.bytes != 0 && piece != pieces_.end() &&
+             range.host >= range.piece &&
+             range.host + range.bytes <= range.piece + piece->second.memory.bytes;
+      left[range.piece] += range.bytes;
+      bytes += range.bytes;
+      end = address + range.bytes;
+    }
+    good = good && left.size() == pieces_.size() && bytes == bytes_;
+    for (const auto& [host, piece] : pieces_) good = good && left[host] == piece.left;
+    if (!good && why != nullptr) *why = "what is kept of suspended memory";
+    return good;
+  }
+
+ private:
+  struct Range {
+    std::uint64_t bytes = 0;
+    Address host = 0;
+    Address piece = 0;  // host address of its beginning
+  };
+  struct Piece {
+    KeptPiece memory;
+    std::uint64_t left = 0;
+  };
+
+  // The first range that ends behind the address.
+  std::map<Address, Range>::const_iterator first(Address address) const {
+    auto it = ranges_.upper_bound(address);
+    if (it == ranges_.begin()) return it;
+    const auto before = std::prev(it);
+    return before->first + before->second.bytes > address ? before : it;
+  }
+  std::map<Address, Range>::iterator first(Address address) {
+    return ranges_.erase(std::as_const(*this).first(address), std::as_const(*this).first(address));
+  }
+
+  void lose(Address host, std::uint64_t bytes, std::vector<KeptPiece>& unused) {
+    const auto piece = pieces_.find(host);
+    bytes_ -= bytes;
+    if ((piece->second.left -= bytes) != 0) return;
+    unused.push_back(piece->second.memory);
+    pieces_.erase(piece);
+  }
+
+  std::map<Address, Range> ranges_;  // by device address
+  std::map<Address, Piece> pieces_;  // by host address
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace vram
