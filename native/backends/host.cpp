@@ -283,9 +283,9 @@ int page_size_index(std::uint64_t bytes) {
 
 HostBackend::HostBackend(std::uint64_t capacity_bytes)
     : generation_(current_generation()),
-      books_((capacity_bytes == 0 ? physical_bytes() : capacity_bytes) / kSlotBytes * kSlotBytes) {
+      ledger_((capacity_bytes == 0 ? physical_bytes() : capacity_bytes) / kSlotBytes * kSlotBytes) {
   info_.name = "host";
-  info_.total_bytes = books_.capacity();
+  info_.total_bytes = ledger_.capacity();
   info_.pages = open_store();
   info_.host_accessible = true;
   streams_.emplace(0, HostStream::make());
@@ -296,7 +296,7 @@ HostBackend::~HostBackend() {
   const auto streams = all_streams();
   for (const auto& stream : streams) stream->close();
   for (const auto& stream : streams) stream->join();
-  books_.each_range([](Address address, std::uint64_t bytes) { munmap(pointer(address), bytes); });
+  ledger_.each_range([](Address address, std::uint64_t bytes) { munmap(pointer(address), bytes); });
   if (store_ >= 0) ::close(store_);
 }
 
@@ -325,8 +325,8 @@ bool HostBackend::open_store() {
 Status HostBackend::memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) {
   if (inherited()) return {Code::closed, 0, "memory_info"};
   const std::lock_guard lock(mutex_);
-  *total_bytes = books_.capacity();
-  *free_bytes = books_.capacity() - books_.used_bytes();
+  *total_bytes = ledger_.capacity();
+  *free_bytes = ledger_.capacity() - ledger_.used_bytes();
   return kOk;
 }
 
@@ -335,21 +335,21 @@ Status HostBackend::memory_info(std::uint64_t* free_bytes, std::uint64_t* total_
 Status HostBackend::reserve(std::uint64_t bytes, Address* out) {
   if (inherited()) return {Code::closed, 0, "reserve"};
   const std::lock_guard lock(mutex_);
-  if (const Code code = books_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
+  if (const Code code = ledger_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
   void* memory =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return from_errno("reserve");
   *out = reinterpret_cast<Address>(memory);
-  books_.reserve(*out, bytes);
+  ledger_.reserve(*out, bytes);
   return kOk;
 }
 
 Status HostBackend::release(Address address, std::uint64_t bytes) {
   if (inherited()) return {Code::closed, 0, "release"};
   const std::lock_guard lock(mutex_);
-  if (const Code code = books_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
+  if (const Code code = ledger_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
   if (munmap(pointer(address), bytes) != 0) return from_errno("release");
-  books_.release(address);
+  ledger_.release(address);
   return kOk;
 }
 
@@ -359,7 +359,7 @@ Status HostBackend::space_reserve(std::uint64_t bytes, Address* out) {
   if (inherited()) return {Code::closed, 0, "space_reserve"};
   if (!info_.pages) return {Code::unsupported, 0, "space_reserve"};
   const std::lock_guard lock(mutex_);
-  if (const Code code = books_.may_space_reserve(bytes); code != Code::ok) return {code, 0, "space_reserve"};
+  if (const Code code = ledger_.may_space_reserve(bytes); code != Code::ok) return {code, 0, "space_reserve"};
   const std::uint64_t wanted = bytes + kSlotBytes;
   if (wanted < bytes) return {Code::out_of_memory, 0, "space_reserve"};
   void* memory = mmap(nullptr, wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -368,17 +368,17 @@ Status HostBackend::space_reserve(std::uint64_t bytes, Address* out) {
   *out = round_up(start, kSlotBytes);
   if (*out > start) munmap(memory, *out - start);
   if (*out + bytes < start + wanted) munmap(pointer(*out + bytes), start + wanted - *out - bytes);
-  books_.space_reserve(*out, bytes);
+  ledger_.space_reserve(*out, bytes);
   return kOk;
 }
 
 Status HostBackend::space_release(Address address, std::uint64_t bytes) {
   if (inherited()) return {Code::closed, 0, "space_release"};
   const std::lock_guard lock(mutex_);
-  const Code code = books_.may_space_release(address, bytes);
+  const Code code = ledger_.may_space_release(address, bytes);
   if (code != Code::ok) return {code, 0, "space_release"};
   if (munmap(pointer(address), bytes) != 0) return from_errno("space_release");
-  books_.space_release(address);
+  ledger_.space_release(address);
   return kOk;
 }
 
@@ -401,56 +401,56 @@ Status HostBackend::page_create(std::uint64_t bytes, PageHandle* out) {
   if (inherited()) return {Code::closed, 0, "page_create"};
   if (!info_.pages) return {Code::unsupported, 0, "page_create"};
   const std::lock_guard lock(mutex_);
-  if (const Code code = books_.may_page_create(bytes); code != Code::ok) return {code, 0, "page_create"};
+  if (const Code code = ledger_.may_page_create(bytes); code != Code::ok) return {code, 0, "page_create"};
   std::uint64_t offset = 0;
   if (const Status status = take_offset(bytes, &offset); !status.ok()) return status;
-  *out = books_.page_create(bytes, offset);
+  *out = ledger_.page_create(bytes, offset);
   return kOk;
 }
 
 Status HostBackend::page_release(PageHandle page, std::uint64_t bytes) {
   if (inherited()) return {Code::closed, 0, "page_release"};
   const std::lock_guard lock(mutex_);
-  const Code code = books_.may_page_release(page, bytes);
+  const Code code = ledger_.may_page_release(page, bytes);
   if (code != Code::ok) return {code, 0, "page_release"};
-  const std::uint64_t offset = books_.page(page)->offset;
+  const std::uint64_t offset = ledger_.page(page)->offset;
   if (fallocate(store_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                 static_cast<off_t>(bytes)) != 0) {
     return from_errno("page_release");
   }
   free_offsets_[page_size_index(bytes)].push_back(offset);
-  books_.page_release(page);
+  ledger_.page_release(page);
   return kOk;
 }
 
 Status HostBackend::map(Address address, std::uint64_t bytes, PageHandle page) {
   if (inherited()) return {Code::closed, 0, "map"};
   const std::lock_guard lock(mutex_);
-  if (const Code code = books_.may_map(address, bytes, page); code != Code::ok) return {code, 0, "map"};
-  const off_t offset = static_cast<off_t>(books_.page(page)->offset);
+  if (const Code code = ledger_.may_map(address, bytes, page); code != Code::ok) return {code, 0, "map"};
+  const off_t offset = static_cast<off_t>(ledger_.page(page)->offset);
   if (mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, store_, offset) == MAP_FAILED) {
     return from_errno("map");
   }
-  books_.map(address, bytes, page);
+  ledger_.map(address, bytes, page);
   return kOk;
 }
 
 Status HostBackend::set_access(Address address, std::uint64_t bytes) {
   if (inherited()) return {Code::closed, 0, "set_access"};
   const std::lock_guard lock(mutex_);
-  const Code code = books_.may_set_access(address, bytes);
+  const Code code = ledger_.may_set_access(address, bytes);
   if (code != Code::ok) return {code, 0, "set_access"};
   if (mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE) != 0) return from_errno("set_access");
-  books_.set_access(address, bytes);
+  ledger_.set_access(address, bytes);
   return kOk;
 }
 
 Status HostBackend::unmap(Address address, std::uint64_t bytes) {
   if (inherited()) return {Code::closed, 0, "unmap"};
   const std::lock_guard lock(mutex_);
-  if (const Code code = books_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
+  if (const Code code = ledger_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
   if (!block_range(address, bytes)) return from_errno("unmap");
-  books_.unmap(address, bytes);
+  ledger_.unmap(address, bytes);
   return kOk;
 }
 
@@ -639,8 +639,8 @@ Status HostBackend::copy(Address to, Address from, std::uint64_t bytes, StreamHa
   if (inherited()) return {Code::closed, 0, "copy"};
   {
     const std::lock_guard lock(mutex_);
-    if (books_.may_touch(to, bytes) != Code::ok) return {Code::invalid, 0, "copy"};
-    if (books_.may_touch(from, bytes) != Code::ok) return {Code::invalid, 0, "copy"};
+    if (ledger_.may_touch(to, bytes) != Code::ok) return {Code::invalid, 0, "copy"};
+    if (ledger_.may_touch(from, bytes) != Code::ok) return {Code::invalid, 0, "copy"};
   }
   return enqueue(
       stream,
@@ -654,7 +654,7 @@ Status HostBackend::fill(Address to, std::uint8_t value, std::uint64_t bytes, St
   if (inherited()) return {Code::closed, 0, "fill"};
   {
     const std::lock_guard lock(mutex_);
-    if (books_.may_touch(to, bytes) != Code::ok) return {Code::invalid, 0, "fill"};
+    if (ledger_.may_touch(to, bytes) != Code::ok) return {Code::invalid, 0, "fill"};
   }
   return enqueue(
       stream,
@@ -676,7 +676,7 @@ bool HostBackend::check(std::string* why) {
     return false;
   }
   const std::lock_guard lock(mutex_);
-  return books_.check(why);
+  return ledger_.check(why);
 }
 
 }  // namespace vram

@@ -94,7 +94,7 @@ class HostBackend : public Backend {
   const std::uint64_t generation_;  // of the process that made this, see inherited()
   DeviceInfo info_;
   std::mutex mutex_;  // guards everything below; streams have their own
-  Books books_;
+  Ledger ledger_;
   int store_ = -1;  // the memory file behind all pages
   std::uint64_t store_bytes_ = 0;
   std::vector<std::uint64_t> free_offsets_[kPageSizes];

@@ -18,22 +18,22 @@ bool is_page_size(std::uint64_t bytes) {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-Code Books::may_reserve(std::uint64_t bytes) const {
+Code Ledger::may_reserve(std::uint64_t bytes) const {
   if (!whole_slots(bytes)) return Code::invalid;
   return fits(bytes) ? Code::ok : Code::out_of_memory;
 }
 
-void Books::reserve(Address address, std::uint64_t bytes) {
+void Ledger::reserve(Address address, std::uint64_t bytes) {
   plain_.emplace(address, bytes);
   plain_bytes_ += bytes;
 }
 
-Code Books::may_release(Address address, std::uint64_t bytes) const {
+Code Ledger::may_release(Address address, std::uint64_t bytes) const {
   const auto found = plain_.find(address);
   return found != plain_.end() && found->second == bytes ? Code::ok : Code::invalid;
 }
 
-void Books::release(Address address) {
+void Ledger::release(Address address) {
   const auto found = plain_.find(address);
   plain_bytes_ -= found->second;
   plain_.erase(found);
@@ -41,11 +41,11 @@ void Books::release(Address address) {
 
 // ---- spaces and pages ---------------------------------------------------------------------------
 
-Code Books::may_space_reserve(std::uint64_t bytes) const {
+Code Ledger::may_space_reserve(std::uint64_t bytes) const {
   return whole_slots(bytes) ? Code::ok : Code::invalid;
 }
 
-void Books::space_reserve(Address address, std::uint64_t bytes) {
+void Ledger::space_reserve(Address address, std::uint64_t bytes) {
   const auto later = std::upper_bound(spaces_.begin(), spaces_.end(), address,
                                       [](Address at, const Space& space) { return at < space.address; });
   Space space;
@@ -54,40 +54,40 @@ void Books::space_reserve(Address address, std::uint64_t bytes) {
   spaces_.insert(later, std::move(space));
 }
 
-Code Books::may_space_release(Address address, std::uint64_t bytes) const {
+Code Ledger::may_space_release(Address address, std::uint64_t bytes) const {
   const Space* space = space_of(address, bytes);
   if (!space || space->address != address || space->bytes != bytes) return Code::invalid;
   return space->mappings == 0 ? Code::ok : Code::invalid;
 }
 
-void Books::space_release(Address address) {
+void Ledger::space_release(Address address) {
   const Space* space = space_of(address, kSlotBytes);
   spaces_.erase(spaces_.begin() + (space - spaces_.data()));
 }
 
-Code Books::may_page_create(std::uint64_t bytes) const {
+Code Ledger::may_page_create(std::uint64_t bytes) const {
   if (!is_page_size(bytes)) return Code::invalid;
   return fits(bytes) ? Code::ok : Code::out_of_memory;
 }
 
-PageHandle Books::page_create(std::uint64_t bytes, std::uint64_t offset) {
+PageHandle Ledger::page_create(std::uint64_t bytes, std::uint64_t offset) {
   page_bytes_ += bytes;
   return pages_.add({bytes, offset, 0});
 }
 
-Code Books::may_page_release(PageHandle handle, std::uint64_t bytes) const {
+Code Ledger::may_page_release(PageHandle handle, std::uint64_t bytes) const {
   const Page* page = pages_.find(handle);
   return page && page->bytes == bytes && page->mappings == 0 ? Code::ok : Code::invalid;
 }
 
-void Books::page_release(PageHandle handle) {
+void Ledger::page_release(PageHandle handle) {
   page_bytes_ -= pages_.find(handle)->bytes;
   pages_.remove(handle);
 }
 
 // ---- mappings -----------------------------------------------------------------------------------
 
-Code Books::may_map(Address address, std::uint64_t bytes, PageHandle handle) const {
+Code Ledger::may_map(Address address, std::uint64_t bytes, PageHandle handle) const {
   const Page* page = pages_.find(handle);
   if (!page || page->bytes != bytes || address % kSlotBytes != 0) return Code::invalid;
   const Space* space = space_of(address, bytes);
@@ -98,7 +98,7 @@ Code Books::may_map(Address address, std::uint64_t bytes, PageHandle handle) con
   return Code::ok;
 }
 
-void Books::map(Address address, std::uint64_t bytes, PageHandle page) {
+void Ledger::map(Address address, std::uint64_t bytes, PageHandle page) {
   Space* space = space_of(address, bytes);
   const std::uint64_t first = (address - space->address) / kSlotBytes;
   const std::uint64_t count = bytes / kSlotBytes;
@@ -109,7 +109,7 @@ void Books::map(Address address, std::uint64_t bytes, PageHandle page) {
   ++pages_.find(page)->mappings;
 }
 
-Code Books::may_set_access(Address address, std::uint64_t bytes) const {
+Code Ledger::may_set_access(Address address, std::uint64_t bytes) const {
   if (!whole_slots(bytes) || address % kSlotBytes != 0) return Code::invalid;
   const Space* space = space_of(address, bytes);
   if (!space) return Code::invalid;
@@ -122,7 +122,7 @@ Code Books::may_set_access(Address address, std::uint64_t bytes) const {
   return Code::ok;
 }
 
-void Books::set_access(Address address, std::uint64_t bytes) {
+void Ledger::set_access(Address address, std::uint64_t bytes) {
   Space* space = space_of(address, bytes);
   const std::uint64_t first = (address - space->address) / kSlotBytes;
   for (std::uint64_t index = first; index < first + bytes / kSlotBytes; ++index) {
@@ -130,14 +130,14 @@ void Books::set_access(Address address, std::uint64_t bytes) {
   }
 }
 
-Code Books::may_unmap(Address address, std::uint64_t bytes) const {
+Code Ledger::may_unmap(Address address, std::uint64_t bytes) const {
   if (!is_page_size(bytes) || address % kSlotBytes != 0) return Code::invalid;
   const Slot* slot = slot_at(address);
   if (!slot || slot->part != 0) return Code::invalid;
   return pages_.find(slot->page)->bytes == bytes ? Code::ok : Code::invalid;
 }
 
-void Books::unmap(Address address, std::uint64_t bytes) {
+void Ledger::unmap(Address address, std::uint64_t bytes) {
   Space* space = space_of(address, bytes);
   const std::uint64_t first = (address - space->address) / kSlotBytes;
   --pages_.find(space->slots[first].page)->mappings;
@@ -146,7 +146,7 @@ void Books::unmap(Address address, std::uint64_t bytes) {
   for (std::uint64_t index = first; index < first + bytes / kSlotBytes; ++index) space->slots[index] = {};
 }
 
-Code Books::may_touch(Address address, std::uint64_t bytes) const {
+Code Ledger::may_touch(Address address, std::uint64_t bytes) const {
   if (bytes == 0) return Code::ok;
   if (address == 0 || address + bytes < address) return Code::invalid;
   const Space* space = space_of(address, 1);
@@ -162,7 +162,7 @@ Code Books::may_touch(Address address, std::uint64_t bytes) const {
 
 // ---- lookup and check ---------------------------------------------------------------------------
 
-const Books::Space* Books::space_of(Address address, std::uint64_t bytes) const {
+const Ledger::Space* Ledger::space_of(Address address, std::uint64_t bytes) const {
   const auto later = std::upper_bound(spaces_.begin(), spaces_.end(), address,
                                       [](Address at, const Space& space) { return at < space.address; });
   if (later == spaces_.begin()) return nullptr;
@@ -171,18 +171,18 @@ const Books::Space* Books::space_of(Address address, std::uint64_t bytes) const 
   return offset < space.bytes && bytes <= space.bytes - offset ? &space : nullptr;
 }
 
-const Books::Slot* Books::slot_in(const Space& space, Address address) {
+const Ledger::Slot* Ledger::slot_in(const Space& space, Address address) {
   const std::uint64_t index = (address - space.address) / kSlotBytes;
   if (index >= space.slots.size() || space.slots[index].page == 0) return nullptr;
   return &space.slots[index];
 }
 
-const Books::Slot* Books::slot_at(Address address) const {
+const Ledger::Slot* Ledger::slot_at(Address address) const {
   const Space* space = space_of(address, 1);
   return space ? slot_in(*space, address) : nullptr;
 }
 
-bool Books::check(std::string* why) const {
+bool Ledger::check(std::string* why) const {
   const auto broken = [why](const char* what) {
     if (why) *why = what;
     return false;

@@ -1,6 +1,6 @@
-// The books of a backend that manages its own memory: what is reserved, created and mapped, and
-// whether a call keeps the contract. The host and model backends each keep one; how memory really
-// comes and goes, and the lock around this, is theirs.
+// The ledger of a backend that manages its own memory: what is reserved, created and mapped, and whether a
+// call keeps the contract. Defines Ledger. The host and model backends each have one; they provide the memory
+// itself and the lock around the ledger.
 #pragma once
 
 #include <string>
@@ -20,14 +20,14 @@ namespace vram {
 //   plain_bytes + page_bytes <= capacity
 //   Σ over pages of page.mappings = mappings = number of slots with part == 0
 //   a mapping occupies bytes / kSlotBytes consecutive slots of one space, with parts 0, 1, 2, …
-class Books {
+class Ledger {
  public:
   struct Page {
     std::uint64_t bytes = 0;
     std::uint64_t offset = 0;    // the backend's own: where the page lies in its store
     std::uint32_t mappings = 0;  // addresses it is mapped at
   };
-  explicit Books(std::uint64_t capacity) : capacity_(capacity) {}
+  explicit Ledger(std::uint64_t capacity) : capacity_(capacity) {}
 
   // ---- memory -----------------------------------------------------------------------------------
   Code may_reserve(std::uint64_t bytes) const;
@@ -98,7 +98,7 @@ class Books {
   };
   const Space* space_of(Address address, std::uint64_t bytes) const;
   Space* space_of(Address address, std::uint64_t bytes) {
-    return const_cast<Space*>(static_cast<const Books*>(this)->space_of(address, bytes));
+    return const_cast<Space*>(static_cast<const Ledger*>(this)->space_of(address, bytes));
   }
   static const Slot* slot_in(const Space& space, Address address);
   const Slot* slot_at(Address address) const;

@@ -81,9 +81,11 @@ int ModelBackend::call_of(std::string_view name) {
 }
 
 ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
-    : books_(capacity_bytes / kSlotBytes * kSlotBytes), schedule_(options.schedule), lag_us_(options.lag_us) {
+    : ledger_(capacity_bytes / kSlotBytes * kSlotBytes),
+      schedule_(options.schedule),
+      lag_us_(options.lag_us) {
   info_.name = "model:0";
-  info_.total_bytes = books_.capacity();
+  info_.total_bytes = ledger_.capacity();
   info_.pages = options.pages;
   info_.release_waits = options.release_waits;
   info_.captures = true;
@@ -222,8 +224,8 @@ Status ModelBackend::memory_info(std::uint64_t* free_bytes, std::uint64_t* total
   const std::lock_guard lock(mutex_);
   Status status;
   if (!begin(kMemoryInfo, &status)) return status;
-  *total_bytes = books_.capacity();
-  *free_bytes = books_.capacity() - books_.used_bytes();
+  *total_bytes = ledger_.capacity();
+  *free_bytes = ledger_.capacity() - ledger_.used_bytes();
   return kOk;
 }
 
@@ -232,10 +234,10 @@ Status ModelBackend::reserve(std::uint64_t bytes, Address* out) {
   Status status;
   if (!begin(kReserve, &status)) return status;
   charge(kReserve, prices::kReserveShare * prices::plain(bytes));
-  if (const Code code = books_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
+  if (const Code code = ledger_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
   const Address address = plain_addresses_.take(bytes);
   if (address == 0) return {Code::out_of_memory, 0, "reserve"};
-  books_.reserve(address, bytes);
+  ledger_.reserve(address, bytes);
   *out = address;
   return kOk;
 }
@@ -245,11 +247,11 @@ Status ModelBackend::release(Address address, std::uint64_t bytes) {
   Status status;
   if (!begin(kRelease, &status)) return status;
   charge(kRelease, (1.0 - prices::kReserveShare) * prices::plain(bytes));
-  if (const Code code = books_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
+  if (const Code code = ledger_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
   if (busy(address, bytes)) return {Code::invalid, 0, "release"};
   busy_releases_ += queued_ > 0 ? 1 : 0;
   if (info_.release_waits && !finish_all(lock)) return {Code::failed, 0, "release"};
-  books_.release(address);
+  ledger_.release(address);
   plain_addresses_.give(address, bytes);
   return kOk;
 }
@@ -260,10 +262,10 @@ Status ModelBackend::space_reserve(std::uint64_t bytes, Address* out) {
   if (!begin(kSpaceReserve, &status)) return status;
   if (!info_.pages) return {Code::unsupported, 0, "space_reserve"};
   charge(kSpaceReserve, kSpaceUs);
-  if (const Code code = books_.may_space_reserve(bytes); code != Code::ok) return {code, 0, "space_reserve"};
+  if (const Code code = ledger_.may_space_reserve(bytes); code != Code::ok) return {code, 0, "space_reserve"};
   const Address address = bytes > kSpaceRoom ? 0 : space_addresses_.take(bytes);
   if (address == 0) return {Code::out_of_memory, 0, "space_reserve"};
-  books_.space_reserve(address, bytes);
+  ledger_.space_reserve(address, bytes);
   *out = address;
   return kOk;
 }
@@ -273,9 +275,9 @@ Status ModelBackend::space_release(Address address, std::uint64_t bytes) {
   Status status;
   if (!begin(kSpaceRelease, &status)) return status;
   charge(kSpaceRelease, kSpaceUs);
-  const Code code = books_.may_space_release(address, bytes);
+  const Code code = ledger_.may_space_release(address, bytes);
   if (code != Code::ok) return {code, 0, "space_release"};
-  books_.space_release(address);
+  ledger_.space_release(address);
   space_addresses_.give(address, bytes);
   return kOk;
 }
@@ -286,8 +288,8 @@ Status ModelBackend::page_create(std::uint64_t bytes, PageHandle* out) {
   if (!begin(kPageCreate, &status)) return status;
   if (!info_.pages) return {Code::unsupported, 0, "page_create"};
   charge(kPageCreate, prices::page(bytes).create);
-  if (const Code code = books_.may_page_create(bytes); code != Code::ok) return {code, 0, "page_create"};
-  *out = books_.page_create(bytes);
+  if (const Code code = ledger_.may_page_create(bytes); code != Code::ok) return {code, 0, "page_create"};
+  *out = ledger_.page_create(bytes);
   return kOk;
 }
 
@@ -296,9 +298,9 @@ Status ModelBackend::page_release(PageHandle page, std::uint64_t bytes) {
   Status status;
   if (!begin(kPageRelease, &status)) return status;
   charge(kPageRelease, prices::page(bytes).release);
-  const Code code = books_.may_page_release(page, bytes);
+  const Code code = ledger_.may_page_release(page, bytes);
   if (code != Code::ok) return {code, 0, "page_release"};
-  books_.page_release(page);
+  ledger_.page_release(page);
   return kOk;
 }
 
@@ -307,8 +309,8 @@ Status ModelBackend::map(Address address, std::uint64_t bytes, PageHandle page) 
   Status status;
   if (!begin(kMap, &status)) return status;
   charge(kMap, prices::page(bytes).map);
-  if (const Code code = books_.may_map(address, bytes, page); code != Code::ok) return {code, 0, "map"};
-  books_.map(address, bytes, page);
+  if (const Code code = ledger_.may_map(address, bytes, page); code != Code::ok) return {code, 0, "map"};
+  ledger_.map(address, bytes, page);
   return kOk;
 }
 
@@ -316,12 +318,12 @@ Status ModelBackend::set_access(Address address, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   Status status;
   if (!begin(kSetAccess, &status)) return status;
-  const Code code = books_.may_set_access(address, bytes);
+  const Code code = ledger_.may_set_access(address, bytes);
   if (code != Code::ok) return {code, 0, "set_access"};
-  books_.each_mapping(address, bytes, [this](std::uint64_t page_bytes) {
+  ledger_.each_mapping(address, bytes, [this](std::uint64_t page_bytes) {
     charge(kSetAccess, prices::page(page_bytes).set_access);
   });
-  books_.set_access(address, bytes);
+  ledger_.set_access(address, bytes);
   return kOk;
 }
 
@@ -330,9 +332,9 @@ Status ModelBackend::unmap(Address address, std::uint64_t bytes) {
   Status status;
   if (!begin(kUnmap, &status)) return status;
   charge(kUnmap, prices::page(bytes).unmap);
-  if (const Code code = books_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
+  if (const Code code = ledger_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
   if (busy(address, bytes, false)) return {Code::invalid, 0, "unmap"};
-  books_.unmap(address, bytes);
+  ledger_.unmap(address, bytes);
   return kOk;
 }
 
@@ -608,7 +610,8 @@ Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation oper
   if (!begin(call, &status)) return status;
   if (!stream_of(stream)) return {Code::invalid, 0, kCallNames[call]};
   for (const Touch& touch : operation.touches) {
-    if (books_.may_touch(touch.address, touch.bytes) != Code::ok) return {Code::invalid, 0, kCallNames[call]};
+    if (ledger_.may_touch(touch.address, touch.bytes) != Code::ok)
+      return {Code::invalid, 0, kCallNames[call]};
   }
   operation.id = next_own_id_++;
   enqueue(stream, std::move(operation));
@@ -639,7 +642,7 @@ Status ModelBackend::launch(StreamHandle stream, std::function<void()> work) {
 Status ModelBackend::work(StreamHandle stream, std::uint64_t id, Address address, std::uint64_t bytes) {
   Lock lock(mutex_);
   stream = at(stream);
-  if (!stream_of(stream) || books_.may_touch(address, bytes) != Code::ok) return {Code::invalid, 0, "work"};
+  if (!stream_of(stream) || ledger_.may_touch(address, bytes) != Code::ok) return {Code::invalid, 0, "work"};
   Operation operation;
   operation.id = id;
   operation.touches[0] = {address, bytes};
@@ -807,12 +810,12 @@ void ModelBackend::clear_executed() {
 
 ModelCounts ModelBackend::counts() {
   const std::lock_guard lock(mutex_);
-  return {books_.plain_count(),
-          books_.plain_bytes(),
-          books_.space_count(),
-          books_.page_count(),
-          books_.page_bytes(),
-          books_.mapping_count(),
+  return {ledger_.plain_count(),
+          ledger_.plain_bytes(),
+          ledger_.space_count(),
+          ledger_.page_count(),
+          ledger_.page_bytes(),
+          ledger_.mapping_count(),
           events_.size(),
           streams_alive_,
           queued_,
@@ -843,7 +846,7 @@ bool ModelBackend::check(std::string* why) {
         event.stream < streams_.size() && event.position <= streams_[event.stream]->queued;
   });
   if (!recorded_on_known_stream) return broken("an event marks a point that does not exist");
-  return check_pools(why) && books_.check(why);
+  return check_pools(why) && ledger_.check(why);
 }
 
 }  // namespace vram

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "backends/backend.hpp"
+#include "backends/driver_pool_backend.hpp"
 #include "backends/ledger.hpp"
 #include "base/handles.hpp"
-#include "backends/driver_pool_backend.hpp"
 
 namespace vram {
 
@@ -364,7 +364,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
 
   DeviceInfo info_;
   mutable std::mutex mutex_;  // guards everything below; never held while a launched function runs
-  Books books_;
+  Ledger ledger_;
   Addresses plain_addresses_;
   Addresses space_addresses_;
 

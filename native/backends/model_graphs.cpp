@@ -74,7 +74,8 @@ Status ModelBackend::graph_launch(std::uint64_t id, StreamHandle stream) {
   Graph& graph = found->second;
   for (const Operation& operation : graph.operations)
     for (const Touch& touch : operation.touches)
-      if (books_.may_touch(touch.address, touch.bytes) != Code::ok) return {Code::invalid, 0, "graph_launch"};
+      if (ledger_.may_touch(touch.address, touch.bytes) != Code::ok)
+        return {Code::invalid, 0, "graph_launch"};
   for (const Operation& operation : graph.operations) enqueue(stream, operation);
   ++graph.running;
   Operation last;

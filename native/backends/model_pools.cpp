@@ -72,7 +72,7 @@ Status ModelBackend::pool_destroy(DriverPoolHandle handle) {
   for (const auto& [address, bytes] : pool->granules)
     if (busy(address, bytes)) return {Code::invalid, 0, "pool_destroy"};
   for (const auto& [address, bytes] : pool->granules) {
-    books_.release(address);
+    ledger_.release(address);
     plain_addresses_.give(address, bytes);
   }
   pools_.remove(handle);
@@ -128,7 +128,7 @@ ModelBackend::PieceAt ModelBackend::fitting_piece(ModelPool& pool, std::uint64_t
 
 // A whole number of granules, or less where only less is left.
 ModelBackend::PieceAt ModelBackend::grow_pool(ModelPool& pool, std::uint64_t bytes) {
-  std::uint64_t room = books_.capacity() - books_.used_bytes();
+  std::uint64_t room = ledger_.capacity() - ledger_.used_bytes();
   const std::uint64_t reserved = pool[Attribute::reserved_mem_current];
   if (const std::uint64_t most = pool.properties.max_size; most != 0)
     room = std::min(room, most > reserved ? most - reserved : 0);
@@ -136,7 +136,7 @@ ModelBackend::PieceAt ModelBackend::grow_pool(ModelPool& pool, std::uint64_t byt
   if (wanted < bytes) return pool.pieces.end();
   const Address address = plain_addresses_.take(wanted);
   if (address == 0) return pool.pieces.end();
-  books_.reserve(address, wanted);
+  ledger_.reserve(address, wanted);
   charge(kPoolAllocate, kGranuleUs * static_cast<double>(wanted) / static_cast<double>(kGranule));
   pool.granules.emplace(address, wanted);
   pool[Attribute::reserved_mem_current] += wanted;
@@ -156,7 +156,7 @@ Status ModelBackend::pool_allocate(DriverPoolHandle handle, std::uint64_t bytes,
   ModelPool* pool = pools_.find(handle);
   if (pool == nullptr || pool->exporter != 0 || stream_of(stream) == nullptr || bytes == 0)
     return {Code::invalid, 0, "pool_allocate"};
-  if (bytes > books_.capacity()) return {Code::out_of_memory, 0, "pool_allocate"};
+  if (bytes > ledger_.capacity()) return {Code::out_of_memory, 0, "pool_allocate"};
   if (Graph* graph = capture_on(stream)) return allocate_in_graph(*graph, bytes, out);
   bytes = round_up(bytes, kUnit);
   PieceAt piece = fitting_piece(*pool, bytes, stream);
@@ -180,15 +180,15 @@ Status ModelBackend::pool_allocate(DriverPoolHandle handle, std::uint64_t bytes,
 
 Status ModelBackend::allocate_in_graph(Graph& graph, std::uint64_t bytes, Address* out) {
   bytes = round_up(bytes, kSlotBytes);
-  if (const Code code = books_.may_reserve(bytes); code != Code::ok) return {code, 0, "pool_allocate"};
+  if (const Code code = ledger_.may_reserve(bytes); code != Code::ok) return {code, 0, "pool_allocate"};
   const Address address = plain_addresses_.take(bytes);
   if (address == 0) return {Code::out_of_memory, 0, "pool_allocate"};
-  books_.reserve(address, bytes);
+  ledger_.reserve(address, bytes);
   graph_memory_.emplace(address, bytes);
   graph.gone.push_back([this, address, bytes] {
     const std::lock_guard lock(mutex_);
     graph_memory_.erase(address);
-    books_.release(address);
+    ledger_.release(address);
     plain_addresses_.give(address, bytes);
   });
   *out = address;
@@ -246,7 +246,7 @@ void ModelBackend::shrink_pool(ModelPool& pool, std::uint64_t keep) {
       ++granule;
       continue;
     }
-    books_.release(address);
+    ledger_.release(address);
     plain_addresses_.give(address, bytes);
     pool[Attribute::reserved_mem_current] -= bytes;
     pool.pieces.erase(address);

@@ -212,9 +212,9 @@ PinnedBackend::PinnedBackend(std::shared_ptr<Backend> device, std::unique_ptr<Pa
       lock_(std::move(lock)),
       threads_(threads != 0 ? threads : std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads)),
       process_(getpid()),
-      books_(machine_memory().total / kSlotBytes * kSlotBytes) {
+      ledger_(machine_memory().total / kSlotBytes * kSlotBytes) {
   info_.name = "pinned";
-  info_.total_bytes = books_.capacity();
+  info_.total_bytes = ledger_.capacity();
   info_.host_accessible = true;
   info_.host_writes = true;
   info_.captures = device_->info().captures;
@@ -224,7 +224,7 @@ PinnedBackend::PinnedBackend(std::shared_ptr<Backend> device, std::unique_ptr<Pa
 
 PinnedBackend::~PinnedBackend() {
   if (inherited()) return;
-  books_.each_range([this](Address address, std::uint64_t bytes) {
+  ledger_.each_range([this](Address address, std::uint64_t bytes) {
     if (lock_ != nullptr) (void)lock_->unlock(address);
     munmap(pointer(address), bytes);
   });
@@ -242,7 +242,7 @@ Status PinnedBackend::memory_info(std::uint64_t* free_bytes, std::uint64_t* tota
 Status PinnedBackend::reserve(std::uint64_t bytes, Address* out) {
   if (inherited()) return {Code::closed, 0, "reserve"};
   const std::lock_guard lock(mutex_);
-  if (const Code code = books_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
+  if (const Code code = ledger_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
   const Memory memory = machine_memory();
   if (bytes + memory.total / kLeftShare > memory.free) return {Code::out_of_memory, 0, "reserve"};
   Address made = 0;
@@ -254,7 +254,7 @@ Status PinnedBackend::reserve(std::uint64_t bytes, Address* out) {
     munmap(pointer(made), bytes);
     return status;
   }
-  books_.reserve(made, bytes);
+  ledger_.reserve(made, bytes);
   *out = made;
   return {};
 }
@@ -262,10 +262,10 @@ Status PinnedBackend::reserve(std::uint64_t bytes, Address* out) {
 Status PinnedBackend::release(Address address, std::uint64_t bytes) {
   if (inherited()) return {Code::closed, 0, "release"};
   const std::lock_guard lock(mutex_);
-  if (const Code code = books_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
+  if (const Code code = ledger_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
   if (lock_ != nullptr)
     if (const Status status = lock_->unlock(address); !status.ok()) return status;
-  books_.release(address);
+  ledger_.release(address);
   if (munmap(pointer(address), bytes) != 0) return from_errno(errno, "munmap");
   return {};
 }

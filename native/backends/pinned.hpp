@@ -105,8 +105,8 @@ class PinnedBackend : public Backend {
   const unsigned threads_;
   const int process_;  // the one that made this
   DeviceInfo info_;
-  std::mutex mutex_;  // guards books_
-  Books books_;
+  std::mutex mutex_;  // guards ledger_
+  Ledger ledger_;
 };
 
 }  // namespace vram

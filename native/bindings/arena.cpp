@@ -9,12 +9,12 @@
 #include <cstring>
 #include <optional>
 
+#include "base/waits.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
 #include "waiting.hpp"
-#include "base/waits.hpp"
 
 namespace nb = nanobind;
 
@@ -257,7 +257,8 @@ PyObject* shape_from(PyObject* object, std::uint64_t* product) {
     }
     PyErr_Clear();
     Py_XDECREF(shape);
-    PyObject* function = python_function(words, "vram.lifetimes.elements", "checked_shape");  // raises, or makes it plain
+    PyObject* function =
+        python_function(words, "vram.lifetimes.elements", "checked_shape");  // raises, or makes it plain
     shape = function == nullptr ? nullptr : PyObject_CallOneArg(function, object);
     if (shape == nullptr) return nullptr;
   }

@@ -518,7 +518,8 @@ void bind_work(nb::class_<Backend>& type) {
 
 void bind_backend(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<Backend> type(module, "Backend", "The contract a device fulfils; see native/backends/backend.hpp.");
+  nb::class_<Backend> type(module, "Backend",
+                           "The contract a device fulfils; see native/backends/backend.hpp.");
   type.def_prop_ro("name", [](const Backend& backend) { return backend.info().name; })
       .def_prop_ro("total_bytes", [](const Backend& backend) { return backend.info().total_bytes; })
       .def_prop_ro("pages", [](const Backend& backend) { return backend.info().pages; })

@@ -8,12 +8,12 @@
 #include <unordered_map>
 
 #include "backends/model.hpp"
+#include "base/waits.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
 #include "waiting.hpp"
-#include "base/waits.hpp"
 
 namespace nb = nanobind;
 

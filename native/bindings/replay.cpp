@@ -1,4 +1,5 @@
-// Replay for Python: a policy's settings and columns in, one dict out. The loop itself is native/replay/replay.cpp.
+// Replay for Python: a policy's settings and columns in, one dict out. The loop itself is
+// native/replay/replay.cpp.
 #include "replay/replay.hpp"
 
 #include <nanobind/nanobind.h>
@@ -8,13 +9,13 @@
 #include "bindings.hpp"
 #include "column.hpp"
 #include "interrupts.hpp"
+#include "python_types.hpp"
 #include "replay/policies/bfc.hpp"
 #include "replay/policies/cuda_async.hpp"
 #include "replay/policies/rmm_arena.hpp"
 #include "replay/policies/rmm_pool.hpp"
 #include "replay/policies/torch_expandable.hpp"
 #include "replay/policies/vram.hpp"
-#include "python_types.hpp"
 
 namespace nb = nanobind;
 

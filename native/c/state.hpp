@@ -13,10 +13,10 @@
 
 #include "arena/arena.hpp"
 #include "backends/pinned.hpp"
+#include "base/waits.hpp"
 #include "pool/pool.hpp"
 #include "registry.hpp"
 #include "vram.h"
-#include "base/waits.hpp"
 
 namespace vram::c {
 

@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
-#include "pool/allocator.hpp"
 #include "backends/driver_pool_backend.hpp"
+#include "pool/allocator.hpp"
 
 namespace vram {
 

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "backends/backend.hpp"
-#include "placement/blocks.hpp"
 #include "journal/journal.hpp"
+#include "placement/blocks.hpp"
 
 namespace vram {
 

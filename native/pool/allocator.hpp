@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "placement/blocks.hpp"
 #include "journal/journal.hpp"
 #include "order/streams.hpp"
+#include "placement/blocks.hpp"
 
 namespace vram {
 

@@ -1,6 +1,6 @@
 // Growable buffers: a strip of addresses each, into which pages are mapped as the buffer grows and from which
 // they go as it shrinks. Parts of Segments (the strips), of Pool (growing and shrinking in stream order) and
-// Ahead. Finding memory is the ladder's business, as for every other request.
+// Preparer. Finding memory is the ladder's business, as for every other request.
 #include <pthread.h>
 #include <signal.h>
 
@@ -259,8 +259,8 @@ Status Pool::growable_resize(Address address, std::uint64_t bytes, std::uint64_t
   verify();
   if (!status.ok() || ahead == 0) return status;
   if (segments_.ready_bytes(strip) >= ahead) return status;
-  if (ahead_ == nullptr) ahead_ = std::make_unique<Ahead>(*this);
-  ahead_->ask({address, number, ahead});
+  if (preparer_ == nullptr) preparer_ = std::make_unique<Preparer>(*this);
+  preparer_->ask({address, number, ahead});
   return status;
 }
 
@@ -412,7 +412,7 @@ Status Pool::growable_prepare(Address address, std::uint64_t bytes, std::uint64_
   return status;
 }
 
-Ahead::~Ahead() {
+Preparer::~Preparer() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -421,7 +421,7 @@ Ahead::~Ahead() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Ahead::ask(const Job& job) {
+void Preparer::ask(const Job& job) {
   const std::lock_guard lock(mutex_);
   if (!thread_.joinable() && !start()) return;
   const auto known = std::find_if(queue_.begin(), queue_.end(),
@@ -435,7 +435,7 @@ void Ahead::ask(const Job& job) {
 }
 
 // Signals are left to the program's own threads.
-bool Ahead::start() {
+bool Preparer::start() {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -447,7 +447,7 @@ bool Ahead::start() {
   return thread_.joinable();
 }
 
-void Ahead::run() {
+void Preparer::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "pool/pool.hpp"
 #include "base/waits.hpp"
+#include "pool/pool.hpp"
 
 namespace vram {
 

@@ -81,7 +81,7 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
 
 Pool::~Pool() {
   (void)close();
-  (void)ahead_.release();  // still there only in the child of a fork, where its thread is not
+  (void)preparer_.release();  // still there only in the child of a fork, where its thread is not
 }
 
 // ---- the fast paths -------------------------------------------------------------------------------------
@@ -1226,7 +1226,7 @@ void Pool::end_streams() {
 // fast paths those that hold the lock of a stream. Later ones find the pool closed, the stream's cache empty
 // and its end declared. Only then does memory go.
 Status Pool::close() {
-  std::unique_ptr<Ahead> ended;  // after the mutex was let go, as its thread may wait for that
+  std::unique_ptr<Preparer> ended;  // after the mutex was let go, as its thread may wait for that
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
   Turn turn(*this);
@@ -1253,7 +1253,7 @@ Status Pool::close() {
   for (const KeptPiece& piece : unused) piece.give_back();
   suspended_blocks_ = 0;
   callback_ = nullptr;
-  ended = std::move(ahead_);
+  ended = std::move(preparer_);
   note_reserved(streams_[0]);
   pending_.current = pending_blocks_ = 0;
   unzeroed_.clear();

@@ -12,11 +12,11 @@
 #include <thread>
 #include <unordered_map>
 
+#include "placement/segments.hpp"
 #include "pool/access.hpp"
-#include "pool/preparer.hpp"
 #include "pool/allocator.hpp"
 #include "pool/contents.hpp"
-#include "placement/segments.hpp"
+#include "pool/preparer.hpp"
 
 namespace vram {
 
@@ -368,9 +368,9 @@ class Pool final : public Allocator {
   std::uint64_t rungs_[kRungs] = {};
   std::uint64_t retries_ = 0;
   std::uint64_t out_of_memory_ = 0;
-  std::uint64_t growables_ = 0;      // opened so far
-  std::unique_ptr<Ahead> ahead_;     // null until somebody asks for it
-  mutable std::uint64_t walks_ = 0;  // of verify
+  std::uint64_t growables_ = 0;         // opened so far
+  std::unique_ptr<Preparer> preparer_;  // null until somebody asks for it
+  mutable std::uint64_t walks_ = 0;     // of verify
 };
 
 }  // namespace vram

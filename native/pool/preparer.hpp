@@ -13,7 +13,7 @@ namespace vram {
 
 class Pool;
 
-class Ahead {
+class Preparer {
  public:
   struct Job {
     Address address = 0;       // of the buffer
@@ -21,10 +21,10 @@ class Ahead {
     std::uint64_t bytes = 0;   // to have ready behind it
   };
 
-  explicit Ahead(Pool& pool) : pool_(pool) {}
-  ~Ahead();  // ends the thread; pre: the pool's mutex is not held
-  Ahead(const Ahead&) = delete;
-  Ahead& operator=(const Ahead&) = delete;
+  explicit Preparer(Pool& pool) : pool_(pool) {}
+  ~Preparer();  // ends the thread; pre: the pool's mutex is not held
+  Preparer(const Preparer&) = delete;
+  Preparer& operator=(const Preparer&) = delete;
 
   // Returns at once. Where no thread can be started, nothing is made ready.
   void ask(const Job& job);

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "pool/pool.hpp"
 #include "base/waits.hpp"
+#include "pool/pool.hpp"
 
 namespace vram {
 

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "backends/host.hpp"
-#include "pool/contents.hpp"
 #include "oracle.hpp"
+#include "pool/contents.hpp"
 #include "testing.hpp"
 
 using namespace vram;

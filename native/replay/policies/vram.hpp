@@ -2,8 +2,8 @@
 #pragma once
 
 #include "backends/model.hpp"
-#include "replay/policies/policy.hpp"
 #include "pool/pool.hpp"
+#include "replay/policies/policy.hpp"
 
 namespace vram {
 

@@ -1,7 +1,7 @@
 """Why memory was out, in one vocabulary for pools and recordings: where the bytes of a device are, and which
 of them would have served the request.
 
-Plain arithmetic. What a pool knows is gathered by `explain`, what a recording tells by `analysis`.
+Plain arithmetic. `oom` fills an account from a pool, `vram.analysis` from a recording.
 """
 
 from __future__ import annotations

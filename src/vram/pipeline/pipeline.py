@@ -1,8 +1,7 @@
 """`Pipeline`: host data streamed through device work, so that upload, compute and download overlap.
 
-Each has a stream of its own; chunks pass from one to the next by events. Memory is the pools', arrays are the
-libraries' (`libraries`), sizes of chunks are `chunks`', one run is `pipeline_run`'s, and its account is a
-`PipelineReport` (`timeline`).
+Each step has its own stream, and chunks pass from one to the next by events. `arrays` adapts the array
+libraries, `chunk_size` chooses the sizes of chunks, `run` executes one run, and `report` describes it.
 
 One chunk, from left to right; `stage in` and `stage out` only where host memory is not page-locked:
 

@@ -1,6 +1,6 @@
 """What is known of each allocation: who used which bytes of it, who had its place before, what is unordered.
 
-The rules of race checking, without its words: `regions` compares bytes, `order` keeps the clocks, `race`
+The rules of race checking, without its words: `regions` compares bytes, `clocks` orders, `checker`
 watches and reports.
 """
 

@@ -2,7 +2,7 @@
 `torch.cuda.MemPool`. What the allocator hands out comes from the pools of `vram.get_memory_manager()`.
 
 The functions PyTorch calls are native (native/plug/plug.cpp); what it refuses to tell under a plug is answered by
-`torch_patches`, and `torch_companion` makes out of memory a `torch.OutOfMemoryError`.
+`patches`, and `companion` makes out of memory a `torch.OutOfMemoryError`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A pool's numbers, snapshot and journal in the shapes of PyTorch: its nested statistics, and the dicts that
 `torch.cuda.memory._snapshot()` returns, which PyTorch's viewer and `vram.open` read.
 
-Plain data in, plain data out; no PyTorch is needed. Who asks, and when, is for `torch_patches`.
+Plain data in, plain data out; no PyTorch is needed. `patches` decides when they are used.
 """
 
 from __future__ import annotations

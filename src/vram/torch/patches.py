@@ -2,7 +2,7 @@
 
 PyTorch's public functions (`memory_stats`, `memory_allocated`, `memory_summary`, `_snapshot`,
 `_dump_snapshot`, `_record_memory_history`, …) end in a few functions of `torch._C`, which raise under a plug.
-Only those few are replaced, so every public function stays PyTorch's own. Shapes are made by `torch_format`.
+Only those few are replaced, so every public function stays PyTorch's own. `formats` makes the values.
 """
 
 from __future__ import annotations
