@@ -1,4 +1,4 @@
-"""Checks the floors of native/: a file includes from its own folder or from floors below, and there is no cycle."""
+"""Checks that files in native/ include only from their own folder and floors below, without a cycle."""
 
 from __future__ import annotations
 

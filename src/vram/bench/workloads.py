@@ -1,8 +1,8 @@
 """The scenarios as loops, and how a way to allocate is put into them.
 
 A loop is text, as in `timeit`: the expressions that allocate and free are written into it, so that no call
-but the measured ones stands in the timed part. Sizes are those of native/bench/bench.hpp, so Python and C++ do the
-same. Who allocates is for `peers`.
+but the measured ones is in the timed part. Sizes are those of native/bench/bench.hpp, so that Python and
+C++ do the same. `peers` has the allocators.
 """
 
 from __future__ import annotations

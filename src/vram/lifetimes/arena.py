@@ -1,7 +1,7 @@
 """`Arena`: allocations with one common lifetime. Taken by moving a cursor, given back all at once.
 
-The cursor, the chunks under it and the order of streams are native (`native/arena/arena.hpp`). Added here: arrays,
-scopes, the arena's account of itself, and the words of its errors.
+The cursor, its chunks and the order of streams are native (`native/arena/arena.hpp`). This module adds arrays,
+scopes, statistics, and the messages of errors.
 """
 
 from __future__ import annotations

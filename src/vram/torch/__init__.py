@@ -1,8 +1,8 @@
 """PyTorch on vram: `install()` replaces PyTorch's CUDA allocator in the whole process, `mem_pool()` feeds one
 `torch.cuda.MemPool`. What the allocator hands out comes from the pools of `vram.get_memory_manager()`.
 
-The functions PyTorch calls are native (native/plug/plug.cpp); what it refuses to tell under a plug is answered by
-`patches`, and `companion` makes out of memory a `torch.OutOfMemoryError`.
+The functions that PyTorch calls are native (native/plug/plug.cpp). `patches` answers what PyTorch itself refuses
+to answer with a pluggable allocator, and `companion` raises `torch.OutOfMemoryError`.
 """
 
 from __future__ import annotations
