@@ -1,6 +1,6 @@
 """`Arena`: allocations with one common lifetime. Taken by moving a cursor, given back all at once.
 
-The cursor, its chunks and the order of streams are native (`native/arena/arena.hpp`). This module adds arrays,
+The cursor, its chunks and stream order are native (`native/arena/arena.hpp`). This module adds arrays,
 scopes, statistics, and the messages of errors.
 """
 

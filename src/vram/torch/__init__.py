@@ -1,7 +1,7 @@
 """PyTorch on vram: `install()` replaces PyTorch's CUDA allocator in the whole process, `mem_pool()` feeds one
 `torch.cuda.MemPool`. What the allocator hands out comes from the pools of `vram.get_memory_manager()`.
 
-The functions that PyTorch calls are native (native/plug/plug.cpp). `patches` answers what PyTorch itself refuses
+The functions that PyTorch calls are native (native/plug/plug.cpp). `patches` answers what PyTorch refuses
 to answer with a pluggable allocator, and `companion` raises `torch.OutOfMemoryError`.
 """
 
