@@ -154,7 +154,6 @@ def subjects(kind: str) -> dict[str, Subject]:
         "Recorder": Subject(recorder, pool_of),
         "Snapshot": Subject(lambda: new_pool().snapshot()),
         "Stats": Subject(lambda: new_pool().stats()),
-        "Planned": Subject(lambda: vram.planned(new_pool())),
         "Plan": Subject(lambda: vram.plan([(0, 0, 1, 10)])),
         "Monitor": Subject(vram.monitor),
     }

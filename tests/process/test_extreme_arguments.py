@@ -29,7 +29,6 @@ OBJECTS = (
         ("Plan", "host"),
     ),
     *(
-        ("Planned", "model"),
         ("Recorder", "host"),
         ("Scratch", "host"),
         ("Snapshot", "host"),
