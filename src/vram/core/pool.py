@@ -178,7 +178,8 @@ class Pool(_native.PoolCore):
         """Give unused memory back until at most `to` bytes are reserved; returns how many bytes went.
 
         What queued work still uses stays, unless `wait` waits for it. So does memory whose release would
-        itself wait for whatever runs on the device: plain segments of a GPU, and page-locked memory.
+        itself wait for whatever runs on the device: plain segments of a GPU, and page-locked memory. Looks
+        at every stream, free page and segment.
         """
         before = self._reserved()
         self.trim_to(parse_size(to), wait)
@@ -194,7 +195,7 @@ class Pool(_native.PoolCore):
         contents to page-locked memory of `store` (by default the pool's own, see `store`); `"discard"` leaves
         them undefined. What is free or cached is given back as well; a page that other buffers use, too,
         stays. The call waits for work queued on the streams of these buffers and for the copies, without the
-        GIL and without stopping the pool. Where it fails, nothing is suspended.
+        GIL and without stopping the pool. Where it fails, nothing is suspended. Looks at every block.
         """
         if keep not in KEEPS:
             raise ConfigError(
@@ -216,7 +217,7 @@ class Pool(_native.PoolCore):
         """Back what was suspended under `tag`, or all of it, at the same addresses; returns how many bytes.
 
         When it returns, contents that were kept are there, for every stream. OutOfMemory where the memory
-        cannot be had: everything stays suspended, and it may be tried again.
+        cannot be had: everything stays suspended, and it may be tried again. Looks at every block.
         """
         with resuming(self):
             return self.resume_blocks(tag)
@@ -261,7 +262,7 @@ class Pool(_native.PoolCore):
     # ---- what it says of itself -------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """The statistics now, under the keys of torch.cuda.memory_stats and our own."""
+        """The statistics now, under the keys of torch.cuda.memory_stats and our own. Looks at every stream."""
         return Stats(self._peaks.raw_stats(self), self._why_no_pages())
 
     def _why_no_pages(self) -> str:
@@ -309,7 +310,7 @@ class Pool(_native.PoolCore):
     def close(self) -> None:
         """Wait for the device and give all memory back; live buffers become invalid. Again: nothing.
 
-        A recorder of the pool is closed first.
+        A recorder of the pool is closed first. Looks at every stream and block.
         """
         if not self.closed:  # in the child of a fork nobody would finish them
             if self._recorder is not None:
