@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from vram import _native
+from vram.arguments import require, shown
 from vram.buffer import Buffer
 from vram.device import Device
 from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
@@ -259,6 +260,8 @@ def arena_report(*arenas: Arena) -> ArenaReport:
     """Compare arenas of one memory: the high-water mark of each, and what one shared by all would need."""
     if not arenas:
         raise ConfigError("arena_report takes the arenas to compare: arena_report(forward, backward)")
+    for arena in arenas:
+        require(arena, Arena, "each of the arenas")
     places = {(arena.device.name, arena.host_accessible) for arena in arenas}
     if len(places) > 1:
         named = ", ".join(sorted({arena.device.name for arena in arenas}))
@@ -293,10 +296,11 @@ def _pool_for(what: str | Device | _native.PoolCore | None, pinned: bool) -> _na
 
 
 def _checked_align(align: Any) -> int:
-    whole = isinstance(align, int) and not isinstance(align, bool)
-    if not whole or not 1 <= align <= MOST_ALIGN or align & (align - 1):
-        raise ConfigError(f"{align!r} is not an alignment: a power of two up to 2 MiB is", align=align)
-    return int(align)
+    whole = hasattr(align, "__index__") and not isinstance(align, bool)
+    number = operator.index(align) if whole else 0
+    if not 1 <= number <= MOST_ALIGN or number & (number - 1):
+        raise ConfigError(f"{shown(align)} is not an alignment: a power of two up to 2 MiB is", align=align)
+    return number
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
@@ -307,7 +311,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     except TypeError:
         whole = (-1,)
     if any(not 0 <= each < MAX_SIZE for each in whole):
-        raise ConfigError(f"{shape!r} is not a shape: whole numbers from 0 up are", shape=shape)
+        raise ConfigError(f"{shown(shape)} is not a shape: whole numbers from 0 up are", shape=shape)
     return whole
 
 
@@ -361,11 +365,11 @@ def _element(dtype: Any) -> Element:
             import numpy
 
             name = numpy.dtype(dtype).name
-        except (ImportError, TypeError):
+        except (ImportError, TypeError, ValueError):
             pass
     if name not in _ELEMENTS:
         raise ConfigError(
-            f"{dtype!r} is not a type of elements on a device; those are "
+            f"{shown(dtype)} is not a type of elements on a device; those are "
             f"{', '.join(each for each in _ELEMENTS if isinstance(each, str))}",
             dtype=str(dtype),
         )

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import operator
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from vram import _native
+from vram.arguments import shown
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.locks import new_lock
 from vram.sizes import format_size, parse_size
@@ -584,8 +586,8 @@ def stream_handle(stream: Any, device: Device) -> int:
         if stream._core is not device._core:
             raise _other_device("stream", stream._core, device._core)
         return stream.handle
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return _checked_handle(stream)
+    if hasattr(stream, "__index__") and not isinstance(stream, bool):
+        return _checked_handle(operator.index(stream))
     found = _foreign_handle(stream)
     if found is None:
         raise TypeError(
@@ -598,7 +600,7 @@ def stream_handle(stream: Any, device: Device) -> int:
 def named_handle(stream: Any, device: Device) -> int:
     """As `stream_handle`, for a call of a pool."""
     handle = stream_handle(stream, device)
-    if not isinstance(stream, (Stream, int)):
+    if not isinstance(stream, Stream) and not hasattr(stream, "__index__"):
         meet(handle, device, stream)
     return handle
 
@@ -653,7 +655,7 @@ def _foreign_handle(stream: Any) -> int | None:
 
 def _checked_handle(handle: int) -> int:
     if not 0 <= handle < 2**64:
-        raise ValueError(f"a stream's handle lies in 0 … 2**64 - 1, not {handle}")
+        raise ValueError(f"a stream handle is a number from 0 to 2**64 - 1, not {shown(handle)}")
     return handle
 
 

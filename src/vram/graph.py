@@ -10,6 +10,7 @@ import contextlib
 from typing import Any
 
 from vram import _native, device
+from vram.arguments import require
 from vram.device import Device, Stream, stream_handle
 from vram.errors import DeviceError, VramError
 
@@ -25,7 +26,7 @@ class Graph:
 
     def __init__(self, stream: Stream) -> None:
         """Make a graph that is to be captured on `stream`; use `Stream.capture()`."""
-        backend = stream.device.backend
+        backend = require(stream, Stream, "stream").device.backend
         if not isinstance(backend, (_native.CudaBackend, _native.ModelBackend)):
             raise DeviceError(
                 f"work on {stream.device.name} cannot be captured into a graph; CUDA devices and models can",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from vram import _native, device
 from vram.accesses import Allocation, Books, Group, Use
+from vram.arguments import require
 from vram.device import Device, Event, Reads, Stream, stream_handle
 from vram.errors import ConfigError, RaceError, VramError
 from vram.order import Clock, StreamKey, Work, join
@@ -96,7 +97,7 @@ class RaceWarning(RuntimeWarning):
 
     def __init__(self, race: Race) -> None:
         """Warn of one race."""
-        super().__init__(str(race))
+        super().__init__(str(require(race, Race, "race")))
         self.race = race
 
 
