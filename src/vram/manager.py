@@ -11,6 +11,7 @@ import functools
 import gc
 import itertools
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -201,7 +202,8 @@ class MemoryManager:
         if pool is None or device is not None:
             pool = self._pool_of(ptr, device)
         if size is not None:
-            _require_size(pool, ptr, size if type(size) is int else parse_size(size))
+            text = isinstance(size, (bool, float, str))
+            _require_size(pool, ptr, parse_size(size) if text else operator.index(size))  # type: ignore[arg-type]
         pool.free(ptr)
         if self._adapt_every:
             self._tick()
