@@ -258,7 +258,8 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "vram.MemoryManager": (ANYWHERE, lambda _: vram.MemoryManager()),
     "vram.Metrics": (ANYWHERE, new_metrics),
     "vram.Monitor": (ANYWHERE, lambda _: vram.monitor()),
-    "vram.PinnedPool": (("model",), vram.PinnedPool),
+    # Page-locked memory is real from the start: without a limit this takes all there is.
+    "vram.PinnedPool": (("model",), lambda device: vram.PinnedPool(device, limit="64MiB")),
     "vram.Pipeline": (ANYWHERE, lambda device: vram.Pipeline(lambda chunk: chunk, device=device)),
     "vram.Plan": (ANYWHERE, lambda _: vram.plan([(0, 0, 1, 10)])),
     "vram.Pool": (EVERYWHERE, vram.Pool),
@@ -337,11 +338,8 @@ def usual_values(device: vram.Device) -> dict[str, Callable[[Any], Any]]:
 
     def live_pointer(target: Any) -> int:
         if isinstance(target, vram.MemoryManager):
-            return target.allocate_memory(4096)
-        return (target if isinstance(target, vram.Pool) else pool).malloc(4096)
-
-    def growable_pointer(target: Any) -> int:
-        return target.growable_open(64 << 20, 0)[0]
+            return int(target.allocate_memory(4096))
+        return int((target if isinstance(target, vram.Pool) else pool).malloc(4096))
 
     return {
         "address": lambda _: "127.0.0.1",
