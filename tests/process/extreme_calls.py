@@ -75,8 +75,6 @@ PUBLIC_MODULES = tuple(vram._MODULES)
 
 
 LEFT_OUT = {
-    "vram.planned": "on its way out",
-    "vram.Planned": "on its way out",
     "vram.Stream.launch": "runs what it is given",
     "vram.Snapshot.of": "takes what the native core returned",
     "vram.Device.add_pool": "takes what the native core returned",
@@ -174,8 +172,6 @@ def reason_to_leave_out(entry: Entry) -> str | None:
         return LEFT_OUT[entry.owner]
     if entry.name == "" and is_record(kind):
         return "a record: holds what it is given"
-    if entry.name.startswith("planned_"):
-        return "on its way out"
     return LEFT_OUT.get(str(entry))
 
 
