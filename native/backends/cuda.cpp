@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "backends/thread_streams.hpp"
+#include "base/waits.hpp"
 
 namespace vram {
 
@@ -145,7 +146,21 @@ namespace {
 constexpr StreamHandle kLegacy = 1;
 constexpr StreamHandle kPerThread = 2;
 
+// The thread runs a launched function. The driver allows no call there, and a wait might never end: other
+// streams' functions may need the same thread.
+thread_local bool in_launched = false;
+
 }  // namespace
+
+// A wait of the driver cannot be interrupted, so where somebody may want that, its end is asked for.
+template <typename Query, typename Block>
+Status CudaBackend::wait(const char* name, Query query, Block block) const {
+  if (in_launched) return {Code::deadlock, 0, name};
+  if (!interruptible()) return unseen_by_captures(name, block);
+  Status status = wait_by_asking([&] { return unseen_by_captures(name, query); });
+  status.call = name;
+  return status;
+}
 
 void* for_work(StreamHandle stream) {
   return cu_pointer(ThreadStreams::is_one(stream) ? kPerThread : stream);
@@ -214,8 +229,10 @@ bool CudaBackend::breaks_capture(void* stream) const {
 
 Status CudaBackend::stream_synchronize(StreamHandle stream) {
   if (breaks_capture(for_order(stream))) return {Code::capturing, kCuCaptureImplicit, "cuStreamSynchronize"};
-  return unseen_by_captures("cuStreamSynchronize",
-                            [&] { return driver_.stream_synchronize(for_order(stream)); });
+  void* const order = for_order(stream);
+  return wait(
+      "cuStreamSynchronize", [&] { return driver_.stream_query(order); },
+      [&] { return driver_.stream_synchronize(order); });
 }
 Status CudaBackend::stream_query(StreamHandle stream) {
   if (breaks_capture(for_order(stream))) return {Code::capturing, kCuCaptureImplicit, "cuStreamQuery"};
@@ -263,8 +280,9 @@ Status CudaBackend::event_query(EventHandle event) {
 }
 Status CudaBackend::event_synchronize(EventHandle event) {
   if (!knows(event)) return {Code::invalid, 0, "cuEventSynchronize"};
-  return unseen_by_captures("cuEventSynchronize",
-                            [&] { return driver_.event_synchronize(cu_pointer(event)); });
+  return wait(
+      "cuEventSynchronize", [&] { return driver_.event_query(cu_pointer(event)); },
+      [&] { return driver_.event_synchronize(cu_pointer(event)); });
 }
 
 Status CudaBackend::timing_event_create(EventHandle* out) { return event_made(0, out); }
@@ -300,7 +318,9 @@ Status CudaBackend::launch(StreamHandle stream, std::function<void()> work) {
   auto* owned = new std::function<void()>(std::move(work));
   const auto run = [](void* argument) {
     const std::unique_ptr<std::function<void()>> function(static_cast<std::function<void()>*>(argument));
+    in_launched = true;
     (*function)();
+    in_launched = false;
   };
   const Status status =
       in_context("cuLaunchHostFunc", [&] { return driver_.launch_host(for_work(stream), run, owned); });
@@ -308,8 +328,33 @@ Status CudaBackend::launch(StreamHandle stream, std::function<void()> work) {
   return status;
 }
 
+// The driver cannot be asked whether the whole device is idle. So the streams that last are waited for one by
+// one, which can be interrupted, and then whatever others have queued.
 Status CudaBackend::synchronize() {
+  if (in_launched) return {Code::deadlock, 0, "cuCtxSynchronize"};
+  if (interruptible())
+    if (const Status status = wait_for_lasting(); !status.ok()) return status;
   return unseen_by_captures("cuCtxSynchronize", [&] { return driver_.context_synchronize(); });
+}
+
+Status CudaBackend::wait_for_lasting() {
+  std::vector<StreamHandle> streams{0};
+  {
+    const std::lock_guard lock(handles_mutex_);
+    streams.insert(streams.end(), streams_.begin(), streams_.end());
+    streams.insert(streams.end(), adopted_.begin(), adopted_.end());
+  }
+  for (const StreamHandle stream : streams) {
+    const Status status = wait_by_asking([&]() -> Status {
+      // One that is destroyed meanwhile leaves the table first.
+      const std::lock_guard lock(handles_mutex_);
+      const bool there = stream == 0 || streams_.contains(stream) || adopted_.contains(stream);
+      if (!there || breaks_capture(cu_pointer(stream)) || capturing(stream)) return {};
+      return unseen_by_captures("cuCtxSynchronize", [&] { return driver_.stream_query(cu_pointer(stream)); });
+    });
+    if (!status.ok()) return status;
+  }
+  return {};
 }
 
 // ---- capture --------------------------------------------------------------------------------------------

@@ -149,6 +149,9 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status event_made(unsigned flags, EventHandle* out);
   bool knows(EventHandle event) const;
   bool breaks_capture(void* stream) const;
+  template <typename Query, typename Block>
+  Status wait(const char* name, Query query, Block block) const;
+  Status wait_for_lasting();
 
   const CudaDriver& driver_;
   int device_ = 0;           // CUdevice

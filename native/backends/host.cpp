@@ -20,24 +20,10 @@
 #include <system_error>
 #include <thread>
 
+#include "base/forks.hpp"
 #include "base/waits.hpp"
 
 namespace vram {
-
-// ---- forks --------------------------------------------------------------------------------------
-
-namespace {
-
-std::atomic<std::uint64_t> process_generation{0};
-
-std::uint64_t current_generation() {
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { process_generation.fetch_add(1, std::memory_order_relaxed); });
-  (void)registered;
-  return process_generation.load(std::memory_order_relaxed);
-}
-
-}  // namespace
 
 // ---- streams ------------------------------------------------------------------------------------
 
@@ -54,8 +40,8 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
 
   // In the child of a fork nothing of it is destroyed, whoever held it: its thread is the parent's.
   static std::shared_ptr<HostStream> make() {
-    return {new HostStream(), [generation = current_generation()](HostStream* stream) {
-              if (generation == current_generation()) delete stream;
+    return {new HostStream(), [generation = process_generation()](HostStream* stream) {
+              if (generation == process_generation()) delete stream;
             }};
   }
 
@@ -282,7 +268,7 @@ int page_size_index(std::uint64_t bytes) {
 }  // namespace
 
 HostBackend::HostBackend(std::uint64_t capacity_bytes)
-    : generation_(current_generation()),
+    : generation_(process_generation()),
       ledger_((capacity_bytes == 0 ? physical_bytes() : capacity_bytes) / kSlotBytes * kSlotBytes) {
   info_.name = "host";
   info_.total_bytes = ledger_.capacity();
@@ -304,7 +290,7 @@ Status HostBackend::close() {
   return {HostStream::on_a_stream() && !inherited() ? Code::deadlock : Code::ok, 0, "close"};
 }
 
-bool HostBackend::inherited() const { return generation_ != current_generation(); }
+bool HostBackend::inherited() const { return generation_ != process_generation(); }
 
 // False where the system has no memory files or cannot take memory back out of them.
 bool HostBackend::open_store() {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "backends/driver_costs.hpp"
+#include "base/forks.hpp"
 
 namespace vram {
 
@@ -81,7 +82,8 @@ int ModelBackend::call_of(std::string_view name) {
 }
 
 ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
-    : ledger_(capacity_bytes / kSlotBytes * kSlotBytes),
+    : generation_(process_generation()),
+      ledger_(capacity_bytes / kSlotBytes * kSlotBytes),
       schedule_(options.schedule),
       lag_us_(options.lag_us) {
   info_.name = "model:0";
@@ -98,8 +100,20 @@ ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
 
 // ---- counting and failing -------------------------------------------------------------------------
 
-// Counts the call. False when it is to fail, with *status saying how.
-bool ModelBackend::begin(Call call, Status* status) {
+bool ModelBackend::inherited() const { return generation_ != process_generation(); }
+
+ModelBackend::Lock ModelBackend::hold() const {
+  if (inherited()) throw Refused{{Code::closed, 0, "model"}};
+  return Lock(mutex_);
+}
+
+// Takes the lock and counts the call. False when it is to fail, with *status saying how.
+bool ModelBackend::begin(Call call, Lock* lock, Status* status) {
+  if (inherited()) {
+    *status = {Code::closed, 0, kCallNames[call]};
+    return false;
+  }
+  *lock = Lock(mutex_);
   ++calls_[call];
   ++total_calls_;
   memory_calls_ += call <= kUnmap ? 1 : 0;
@@ -121,7 +135,7 @@ void ModelBackend::charge(Call call, double us) {
 }
 
 bool ModelBackend::fail(std::string_view name, std::uint64_t nth, Status status) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   const int call = call_of(name);
   if (call < 0) return false;
   failures_.push_back({call, calls_[call] + nth, status});
@@ -129,53 +143,53 @@ bool ModelBackend::fail(std::string_view name, std::uint64_t nth, Status status)
 }
 
 void ModelBackend::fail_any(std::uint64_t nth, Status status) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   failures_.push_back({kCalls, total_calls_ + nth, status});
 }
 
 void ModelBackend::clear_failures() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   failures_.clear();
 }
 
 std::uint64_t ModelBackend::calls(std::string_view name) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   const int call = call_of(name);
   return call < 0 ? 0 : calls_[call];
 }
 
 std::uint64_t ModelBackend::total_calls() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return total_calls_;
 }
 
 std::uint64_t ModelBackend::memory_calls() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return memory_calls_;
 }
 
 double ModelBackend::driver_us() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return driver_us_;
 }
 
 double ModelBackend::memory_us() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return memory_us_;
 }
 
 std::uint64_t ModelBackend::host_waits() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return host_waits_;
 }
 
 std::uint64_t ModelBackend::busy_releases() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return busy_releases_;
 }
 
 double ModelBackend::host_wait_us() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return host_wait_us_;
 }
 
@@ -221,18 +235,18 @@ bool ModelBackend::busy(Address address, std::uint64_t bytes, bool graphs) const
 }
 
 Status ModelBackend::memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kMemoryInfo, &status)) return status;
+  if (!begin(kMemoryInfo, &lock, &status)) return status;
   *total_bytes = ledger_.capacity();
   *free_bytes = ledger_.capacity() - ledger_.used_bytes();
   return kOk;
 }
 
 Status ModelBackend::reserve(std::uint64_t bytes, Address* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kReserve, &status)) return status;
+  if (!begin(kReserve, &lock, &status)) return status;
   charge(kReserve, prices::kReserveShare * prices::plain(bytes));
   if (const Code code = ledger_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
   const Address address = plain_addresses_.take(bytes);
@@ -243,9 +257,9 @@ Status ModelBackend::reserve(std::uint64_t bytes, Address* out) {
 }
 
 Status ModelBackend::release(Address address, std::uint64_t bytes) {
-  Lock lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kRelease, &status)) return status;
+  if (!begin(kRelease, &lock, &status)) return status;
   charge(kRelease, (1.0 - prices::kReserveShare) * prices::plain(bytes));
   if (const Code code = ledger_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
   if (busy(address, bytes)) return {Code::invalid, 0, "release"};
@@ -257,9 +271,9 @@ Status ModelBackend::release(Address address, std::uint64_t bytes) {
 }
 
 Status ModelBackend::space_reserve(std::uint64_t bytes, Address* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kSpaceReserve, &status)) return status;
+  if (!begin(kSpaceReserve, &lock, &status)) return status;
   if (!info_.pages) return {Code::unsupported, 0, "space_reserve"};
   charge(kSpaceReserve, kSpaceUs);
   if (const Code code = ledger_.may_space_reserve(bytes); code != Code::ok) return {code, 0, "space_reserve"};
@@ -271,9 +285,9 @@ Status ModelBackend::space_reserve(std::uint64_t bytes, Address* out) {
 }
 
 Status ModelBackend::space_release(Address address, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kSpaceRelease, &status)) return status;
+  if (!begin(kSpaceRelease, &lock, &status)) return status;
   charge(kSpaceRelease, kSpaceUs);
   const Code code = ledger_.may_space_release(address, bytes);
   if (code != Code::ok) return {code, 0, "space_release"};
@@ -283,9 +297,9 @@ Status ModelBackend::space_release(Address address, std::uint64_t bytes) {
 }
 
 Status ModelBackend::page_create(std::uint64_t bytes, PageHandle* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPageCreate, &status)) return status;
+  if (!begin(kPageCreate, &lock, &status)) return status;
   if (!info_.pages) return {Code::unsupported, 0, "page_create"};
   charge(kPageCreate, prices::page(bytes).create);
   if (const Code code = ledger_.may_page_create(bytes); code != Code::ok) return {code, 0, "page_create"};
@@ -294,9 +308,9 @@ Status ModelBackend::page_create(std::uint64_t bytes, PageHandle* out) {
 }
 
 Status ModelBackend::page_release(PageHandle page, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPageRelease, &status)) return status;
+  if (!begin(kPageRelease, &lock, &status)) return status;
   charge(kPageRelease, prices::page(bytes).release);
   const Code code = ledger_.may_page_release(page, bytes);
   if (code != Code::ok) return {code, 0, "page_release"};
@@ -305,9 +319,9 @@ Status ModelBackend::page_release(PageHandle page, std::uint64_t bytes) {
 }
 
 Status ModelBackend::map(Address address, std::uint64_t bytes, PageHandle page) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kMap, &status)) return status;
+  if (!begin(kMap, &lock, &status)) return status;
   charge(kMap, prices::page(bytes).map);
   if (const Code code = ledger_.may_map(address, bytes, page); code != Code::ok) return {code, 0, "map"};
   ledger_.map(address, bytes, page);
@@ -315,9 +329,9 @@ Status ModelBackend::map(Address address, std::uint64_t bytes, PageHandle page) 
 }
 
 Status ModelBackend::set_access(Address address, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kSetAccess, &status)) return status;
+  if (!begin(kSetAccess, &lock, &status)) return status;
   const Code code = ledger_.may_set_access(address, bytes);
   if (code != Code::ok) return {code, 0, "set_access"};
   ledger_.each_mapping(address, bytes, [this](std::uint64_t page_bytes) {
@@ -328,9 +342,9 @@ Status ModelBackend::set_access(Address address, std::uint64_t bytes) {
 }
 
 Status ModelBackend::unmap(Address address, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kUnmap, &status)) return status;
+  if (!begin(kUnmap, &lock, &status)) return status;
   charge(kUnmap, prices::page(bytes).unmap);
   if (const Code code = ledger_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
   if (busy(address, bytes, false)) return {Code::invalid, 0, "unmap"};
@@ -361,9 +375,9 @@ bool ModelBackend::passed(const Event& event) const {
 }
 
 Status ModelBackend::stream_create(StreamHandle* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kStreamCreate, &status)) return status;
+  if (!begin(kStreamCreate, &lock, &status)) return status;
   *out = streams_.size();
   streams_.push_back(std::make_unique<Stream>());
   ++streams_alive_;
@@ -371,9 +385,9 @@ Status ModelBackend::stream_create(StreamHandle* out) {
 }
 
 Status ModelBackend::stream_destroy(StreamHandle handle) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kStreamDestroy, &status)) return status;
+  if (!begin(kStreamDestroy, &lock, &status)) return status;
   Stream* stream = stream_of(handle);
   if (!stream || handle == 0) return {Code::invalid, 0, "stream_destroy"};
   stream->alive = false;
@@ -382,6 +396,7 @@ Status ModelBackend::stream_destroy(StreamHandle handle) {
 }
 
 Status ModelBackend::foreign_create(StreamHandle* out) {
+  if (inherited()) return {Code::closed, 0, "foreign_create"};
   const std::lock_guard lock(mutex_);
   if (foreign_gone_.empty()) {
     *out = kFirstForeign + kForeignStep * foreign_.size();
@@ -396,6 +411,7 @@ Status ModelBackend::foreign_create(StreamHandle* out) {
 }
 
 Status ModelBackend::foreign_destroy(StreamHandle handle) {
+  if (inherited()) return {Code::closed, 0, "foreign_destroy"};
   const std::lock_guard lock(mutex_);
   const auto found = foreign_.find(handle);
   if (found == foreign_.end()) return {Code::invalid, 0, "foreign_destroy"};
@@ -407,11 +423,13 @@ Status ModelBackend::foreign_destroy(StreamHandle handle) {
 }
 
 bool ModelBackend::lasting(StreamHandle handle) const {
+  if (inherited()) return true;
   const std::lock_guard lock(mutex_);
   return handle < kFirstForeign || adopted_.contains(handle);
 }
 
 Status ModelBackend::stream_adopt(StreamHandle handle) {
+  if (inherited()) return {Code::closed, 0, "stream_adopt"};
   const std::lock_guard lock(mutex_);
   if (stream_of(at(handle)) == nullptr) return {Code::invalid, 0, "stream_adopt"};
   if (handle >= kFirstForeign) adopted_.insert(handle);
@@ -419,21 +437,23 @@ Status ModelBackend::stream_adopt(StreamHandle handle) {
 }
 
 Status ModelBackend::stream_disown(StreamHandle handle) {
+  if (inherited()) return {Code::closed, 0, "stream_disown"};
   const std::lock_guard lock(mutex_);
   return {adopted_.erase(handle) != 0 ? Code::ok : Code::invalid, 0, "stream_disown"};
 }
 
 Status ModelBackend::stream_id(StreamHandle handle, StreamId* out) {
+  if (inherited()) return {Code::closed, 0, "stream_id"};
   const std::lock_guard lock(mutex_);
   *out = at(handle);
   return {stream_of(*out) != nullptr ? Code::ok : Code::invalid, 0, "stream_id"};
 }
 
 Status ModelBackend::stream_query(StreamHandle handle) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   handle = at(handle);
   Status status;
-  if (!begin(kStreamQuery, &status) || refuse_captured(handle, kStreamQuery, &status)) return status;
+  if (!begin(kStreamQuery, &lock, &status) || refuse_captured(handle, kStreamQuery, &status)) return status;
   charge(kStreamQuery, kQueryUs);
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_query"};
@@ -443,10 +463,10 @@ Status ModelBackend::stream_query(StreamHandle handle) {
 }
 
 Status ModelBackend::stream_wait(StreamHandle handle, EventHandle event) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   handle = at(handle);
   Status status;
-  if (!begin(kStreamWait, &status) || refuse_captured(handle, kStreamWait, &status)) return status;
+  if (!begin(kStreamWait, &lock, &status) || refuse_captured(handle, kStreamWait, &status)) return status;
   charge(kStreamWait, kStreamWaitUs);
   Stream* stream = stream_of(handle);
   const Event* mark = events_.find(event);
@@ -465,18 +485,18 @@ Status ModelBackend::stream_wait(StreamHandle handle, EventHandle event) {
 }
 
 Status ModelBackend::event_create(EventHandle* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kEventCreate, &status)) return status;
+  if (!begin(kEventCreate, &lock, &status)) return status;
   charge(kEventCreate, kEventCreateUs);
   *out = events_.add({});
   return kOk;
 }
 
 Status ModelBackend::timing_event_create(EventHandle* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kTimingEventCreate, &status)) return status;
+  if (!begin(kTimingEventCreate, &lock, &status)) return status;
   charge(kTimingEventCreate, kEventCreateUs);
   Event event;
   event.timing = true;
@@ -485,9 +505,9 @@ Status ModelBackend::timing_event_create(EventHandle* out) {
 }
 
 Status ModelBackend::elapsed_ms(EventHandle from, EventHandle to, double* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kElapsedMs, &status)) return status;
+  if (!begin(kElapsedMs, &lock, &status)) return status;
   for (const EventHandle each : {from, to}) {
     const Event* mark = events_.find(each);
     if (!mark || !mark->timing || !mark->recorded) return {Code::invalid, 0, "elapsed_ms"};
@@ -498,9 +518,9 @@ Status ModelBackend::elapsed_ms(EventHandle from, EventHandle to, double* out) {
 }
 
 Status ModelBackend::event_destroy(EventHandle event) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kEventDestroy, &status)) return status;
+  if (!begin(kEventDestroy, &lock, &status)) return status;
   charge(kEventDestroy, kEventDestroyUs);
   if (!events_.find(event)) return {Code::invalid, 0, "event_destroy"};
   events_.remove(event);
@@ -508,10 +528,10 @@ Status ModelBackend::event_destroy(EventHandle event) {
 }
 
 Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   handle = at(handle);
   Status status;
-  if (!begin(kEventRecord, &status) || refuse_captured(handle, kEventRecord, &status)) return status;
+  if (!begin(kEventRecord, &lock, &status) || refuse_captured(handle, kEventRecord, &status)) return status;
   charge(kEventRecord, kEventRecordUs);
   Stream* stream = stream_of(handle);
   Event* mark = events_.find(event);
@@ -528,9 +548,9 @@ Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
 }
 
 Status ModelBackend::event_query(EventHandle event) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kEventQuery, &status)) return status;
+  if (!begin(kEventQuery, &lock, &status)) return status;
   charge(kEventQuery, kQueryUs);
   const Event* mark = events_.find(event);
   if (!mark) return {Code::invalid, 0, "event_query"};
@@ -538,10 +558,10 @@ Status ModelBackend::event_query(EventHandle event) {
 }
 
 Status ModelBackend::stream_synchronize(StreamHandle handle) {
-  Lock lock(mutex_);
+  Lock lock;
   handle = at(handle);
   Status status;
-  if (!begin(kStreamSynchronize, &status) || refuse_captured(handle, kStreamSynchronize, &status))
+  if (!begin(kStreamSynchronize, &lock, &status) || refuse_captured(handle, kStreamSynchronize, &status))
     return status;
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_synchronize"};
@@ -551,9 +571,9 @@ Status ModelBackend::stream_synchronize(StreamHandle handle) {
 }
 
 Status ModelBackend::event_synchronize(EventHandle event) {
-  Lock lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kEventSynchronize, &status)) return status;
+  if (!begin(kEventSynchronize, &lock, &status)) return status;
   const Event* mark = events_.find(event);
   if (!mark) return {Code::invalid, 0, "event_synchronize"};
   status = wait_for(kEventSynchronize, mark->stream, mark->position, mark->passes, lock);
@@ -604,10 +624,10 @@ void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
 }
 
 Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation operation) {
-  Lock lock(mutex_);
+  Lock lock;
   stream = at(stream);
   Status status;
-  if (!begin(call, &status)) return status;
+  if (!begin(call, &lock, &status)) return status;
   if (!stream_of(stream)) return {Code::invalid, 0, kCallNames[call]};
   for (const Touch& touch : operation.touches) {
     if (ledger_.may_touch(touch.address, touch.bytes) != Code::ok)
@@ -640,6 +660,7 @@ Status ModelBackend::launch(StreamHandle stream, std::function<void()> work) {
 }
 
 Status ModelBackend::work(StreamHandle stream, std::uint64_t id, Address address, std::uint64_t bytes) {
+  if (inherited()) return {Code::closed, 0, "work"};
   Lock lock(mutex_);
   stream = at(stream);
   if (!stream_of(stream) || ledger_.may_touch(address, bytes) != Code::ok) return {Code::invalid, 0, "work"};
@@ -717,13 +738,13 @@ bool ModelBackend::run_until(Reached reached, Lock& lock) {
 }
 
 bool ModelBackend::step(StreamHandle stream) {
-  Lock lock(mutex_);
+  Lock lock = hold();
   stream = at(stream);
   return schedule_ == Schedule::manual && may_execute(lock) && step_locked(stream, lock);
 }
 
 bool ModelBackend::run_all() {
-  Lock lock(mutex_);
+  Lock lock = hold();
   return finish_all(lock);
 }
 
@@ -738,6 +759,7 @@ bool ModelBackend::finish_all(Lock& lock) {
 }
 
 Status ModelBackend::synchronize() {
+  if (inherited()) return {Code::closed, 0, "synchronize"};
   Lock lock(mutex_);
   if (!finish_all(lock)) return {stuck(), 0, "synchronize"};
   host_has_waited();
@@ -767,26 +789,27 @@ void ModelBackend::move_clock(double us, Lock& lock) {
 }
 
 double ModelBackend::now() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return now_us_;
 }
 
 void ModelBackend::advance(double us) {
-  Lock lock(mutex_);
+  Lock lock = hold();
   move_clock(now_us_ + us, lock);
 }
 
 void ModelBackend::set_time(double us) {
-  Lock lock(mutex_);
+  Lock lock = hold();
   move_clock(us, lock);
 }
 
 void ModelBackend::set_lag(double us) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   lag_us_ = us;
 }
 
 Status ModelBackend::set_schedule(Schedule schedule) {
+  if (inherited()) return {Code::closed, 0, "set_schedule"};
   const std::lock_guard lock(mutex_);
   const bool idle = std::all_of(streams_.begin(), streams_.end(), [this](const auto& stream) {
     return stream->done == stream->queued && (schedule_ == Schedule::manual || stream->tail <= now_us_);
@@ -797,19 +820,19 @@ Status ModelBackend::set_schedule(Schedule schedule) {
 }
 
 std::vector<std::uint64_t> ModelBackend::executed() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return executed_;
 }
 
 void ModelBackend::clear_executed() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   executed_.clear();
 }
 
 // ---- what there is --------------------------------------------------------------------------------
 
 ModelCounts ModelBackend::counts() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return {ledger_.plain_count(),
           ledger_.plain_bytes(),
           ledger_.space_count(),
@@ -823,7 +846,7 @@ ModelCounts ModelBackend::counts() {
 }
 
 bool ModelBackend::check(std::string* why) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   const auto broken = [why](const char* what) {
     if (why) *why = what;
     return false;

@@ -73,8 +73,15 @@ struct ModelCounts {
   std::uint64_t pools = 0;   // driver pools, without the default one
 };
 
+// What the calls beyond the contract, which report no Status, throw where they are refused.
+struct Refused {
+  Status status;
+};
+
 // Addresses are a function of the calls made, so equal runs see equal addresses. Beyond the
 // contract's preconditions it refuses to release or unmap what queued work still touches.
+//
+// Fork: in the child every call answers Code::closed, or throws Refused.
 class ModelBackend : public Backend, public DriverPoolBackend {
  public:
   explicit ModelBackend(std::uint64_t capacity_bytes, ModelOptions options = {});
@@ -341,7 +348,9 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Graph* capture_on(StreamHandle stream);
   bool refuse_captured(StreamHandle stream, Call call, Status* status);
   void drop_graph(std::uint64_t id, Lock& lock);
-  bool begin(Call call, Status* status);
+  bool inherited() const;  // this process is a fork's child
+  Lock hold() const;       // throws Refused there
+  bool begin(Call call, Lock* lock, Status* status);
   void charge(Call call, double us);
   StreamHandle at(StreamHandle handle) const;
   Stream* stream_of(StreamHandle place);
@@ -362,6 +371,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   bool run_until(Reached reached, Lock& lock);
   Status wait_for(Call call, StreamHandle stream, std::uint64_t position, double moment, Lock& lock);
 
+  const std::uint64_t generation_;  // of the process that made this, see inherited()
   DeviceInfo info_;
   mutable std::mutex mutex_;  // guards everything below; never held while a launched function runs
   Ledger ledger_;

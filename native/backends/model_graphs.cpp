@@ -19,6 +19,7 @@ bool ModelBackend::refuse_captured(StreamHandle stream, Call call, Status* statu
 }
 
 Status ModelBackend::capture_of(StreamHandle stream, CaptureId* out) {
+  if (inherited()) return {Code::closed, 0, "capture_of"};
   const std::lock_guard lock(mutex_);
   stream = at(stream);
   *out = 0;
@@ -29,12 +30,14 @@ Status ModelBackend::capture_of(StreamHandle stream, CaptureId* out) {
 }
 
 bool ModelBackend::capturing(StreamHandle stream) {
+  if (inherited()) return false;
   const std::lock_guard lock(mutex_);
   stream = at(stream);
   return capture_on(stream) != nullptr;
 }
 
 Status ModelBackend::capture_keep(StreamHandle stream, std::function<void()> gone) {
+  if (inherited()) return {Code::closed, 0, "capture_keep"};
   const std::lock_guard lock(mutex_);
   stream = at(stream);
   Graph* graph = capture_on(stream);
@@ -44,6 +47,7 @@ Status ModelBackend::capture_keep(StreamHandle stream, std::function<void()> gon
 }
 
 Status ModelBackend::capture_begin(StreamHandle stream) {
+  if (inherited()) return {Code::closed, 0, "capture_begin"};
   const std::lock_guard lock(mutex_);
   stream = at(stream);
   if (stream == 0 || stream_of(stream) == nullptr || capture_on(stream) != nullptr)
@@ -53,6 +57,7 @@ Status ModelBackend::capture_begin(StreamHandle stream) {
 }
 
 Status ModelBackend::capture_end(StreamHandle stream, std::uint64_t* out) {
+  if (inherited()) return {Code::closed, 0, "capture_end"};
   const std::lock_guard lock(mutex_);
   stream = at(stream);
   for (auto& [id, graph] : graphs_) {
@@ -65,6 +70,7 @@ Status ModelBackend::capture_end(StreamHandle stream, std::uint64_t* out) {
 }
 
 Status ModelBackend::graph_launch(std::uint64_t id, StreamHandle stream) {
+  if (inherited()) return {Code::closed, 0, "graph_launch"};
   Lock lock(mutex_);
   stream = at(stream);
   const auto found = graphs_.find(id);
@@ -91,6 +97,7 @@ Status ModelBackend::graph_launch(std::uint64_t id, StreamHandle stream) {
 }
 
 Status ModelBackend::graph_destroy(std::uint64_t id) {
+  if (inherited()) return {Code::closed, 0, "graph_destroy"};
   Lock lock(mutex_);
   const auto found = graphs_.find(id);
   if (found == graphs_.end() || found->second.destroyed) return {Code::invalid, 0, "graph_destroy"};
@@ -111,7 +118,7 @@ void ModelBackend::drop_graph(std::uint64_t id, Lock& lock) {
 }
 
 std::uint64_t ModelBackend::refused_in_capture() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock = hold();
   return refused_in_capture_;
 }
 

@@ -45,17 +45,17 @@ void note_high(Pool& pool) {
 // ---- making ---------------------------------------------------------------------------------------------
 
 Status ModelBackend::pool_create(const DriverPoolProperties& properties, DriverPoolHandle* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolCreate, &status)) return status;
+  if (!begin(kPoolCreate, &lock, &status)) return status;
   *out = pools_.add(ModelPool(properties));
   return kOk;
 }
 
 Status ModelBackend::pool_default(DriverPoolHandle* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolDefault, &status)) return status;
+  if (!begin(kPoolDefault, &lock, &status)) return status;
   if (default_pool_ == 0) default_pool_ = pools_.add(ModelPool(DriverPoolProperties{}));
   *out = default_pool_;
   return kOk;
@@ -63,9 +63,9 @@ Status ModelBackend::pool_default(DriverPoolHandle* out) {
 
 // Beyond the contract it refuses where memory is live or queued work still touches it.
 Status ModelBackend::pool_destroy(DriverPoolHandle handle) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolDestroy, &status)) return status;
+  if (!begin(kPoolDestroy, &lock, &status)) return status;
   ModelPool* pool = pools_.find(handle);
   if (pool == nullptr || handle == default_pool_ || (*pool)[Attribute::used_mem_current] != 0)
     return {Code::invalid, 0, "pool_destroy"};
@@ -148,10 +148,10 @@ ModelBackend::PieceAt ModelBackend::grow_pool(ModelPool& pool, std::uint64_t byt
 
 Status ModelBackend::pool_allocate(DriverPoolHandle handle, std::uint64_t bytes, StreamHandle stream,
                                    Address* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   stream = at(stream);
   Status status;
-  if (!begin(kPoolAllocate, &status)) return status;
+  if (!begin(kPoolAllocate, &lock, &status)) return status;
   charge(kPoolAllocate, kAllocateUs);
   ModelPool* pool = pools_.find(handle);
   if (pool == nullptr || pool->exporter != 0 || stream_of(stream) == nullptr || bytes == 0)
@@ -209,10 +209,10 @@ ModelBackend::ModelPool* ModelBackend::owner_of(Address address, PieceAt* piece)
 
 // An importer's free comes before the exporter's, so while there are imports it is one of theirs.
 Status ModelBackend::pool_free(Address address, StreamHandle handle) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   handle = at(handle);
   Status status;
-  if (!begin(kPoolFree, &status)) return status;
+  if (!begin(kPoolFree, &lock, &status)) return status;
   charge(kPoolFree, kFreeUs);
   const Stream* stream = stream_of(handle);
   if (stream != nullptr && graph_memory_.contains(address)) return kOk;
@@ -265,9 +265,9 @@ void ModelBackend::host_has_waited() {
 }
 
 Status ModelBackend::pool_trim(DriverPoolHandle handle, std::uint64_t keep) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolTrim, &status)) return status;
+  if (!begin(kPoolTrim, &lock, &status)) return status;
   ModelPool* pool = pools_.find(handle);
   if (pool == nullptr || pool->exporter != 0) return {Code::invalid, 0, "pool_trim"};
   shrink_pool(*pool, keep);
@@ -277,9 +277,9 @@ Status ModelBackend::pool_trim(DriverPoolHandle handle, std::uint64_t keep) {
 // ---- attributes -----------------------------------------------------------------------------------------
 
 Status ModelBackend::pool_get(DriverPoolHandle handle, Attribute attribute, std::uint64_t* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolGet, &status)) return status;
+  if (!begin(kPoolGet, &lock, &status)) return status;
   ModelPool* pool = pools_.find(handle);
   if (pool == nullptr) return {Code::invalid, 0, "pool_get"};
   *out = (*pool)[attribute];
@@ -287,9 +287,9 @@ Status ModelBackend::pool_get(DriverPoolHandle handle, Attribute attribute, std:
 }
 
 Status ModelBackend::pool_set(DriverPoolHandle handle, Attribute attribute, std::uint64_t value) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolSet, &status)) return status;
+  if (!begin(kPoolSet, &lock, &status)) return status;
   ModelPool* pool = pools_.find(handle);
   const bool high = attribute == Attribute::reserved_mem_high || attribute == Attribute::used_mem_high;
   const bool settable = is_flag(attribute) ? value <= 1 : high ? value == 0 : true;
@@ -304,9 +304,9 @@ Status ModelBackend::pool_set(DriverPoolHandle handle, Attribute attribute, std:
 // ---- sharing --------------------------------------------------------------------------------------------
 
 Status ModelBackend::pool_export(DriverPoolHandle handle, int* fd) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolExport, &status)) return status;
+  if (!begin(kPoolExport, &lock, &status)) return status;
   const ModelPool* pool = pools_.find(handle);
   if (pool == nullptr || !pool->properties.shareable) return {Code::invalid, 0, "pool_export"};
   const Exported exported{this, handle, 0};
@@ -321,9 +321,9 @@ Status ModelBackend::pool_export(DriverPoolHandle handle, int* fd) {
 }
 
 Status ModelBackend::pool_import(int fd, DriverPoolHandle* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolImport, &status)) return status;
+  if (!begin(kPoolImport, &lock, &status)) return status;
   Exported exported;
   const bool read = pread(fd, &exported, sizeof exported, 0) == sizeof exported;
   if (!read || exported.model != this || pools_.find(exported.pool) == nullptr)
@@ -335,9 +335,9 @@ Status ModelBackend::pool_import(int fd, DriverPoolHandle* out) {
 }
 
 Status ModelBackend::pool_export_pointer(Address address, SharedPointer* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolExportPointer, &status)) return status;
+  if (!begin(kPoolExportPointer, &lock, &status)) return status;
   PieceAt at;
   const ModelPool* owner = owner_of(address, &at);
   if (owner == nullptr || !owner->properties.shareable) return {Code::invalid, 0, "pool_export_pointer"};
@@ -352,9 +352,9 @@ Status ModelBackend::pool_export_pointer(Address address, SharedPointer* out) {
 
 Status ModelBackend::pool_import_pointer(DriverPoolHandle handle, const SharedPointer& pointer,
                                          Address* out) {
-  const std::lock_guard lock(mutex_);
+  Lock lock;
   Status status;
-  if (!begin(kPoolImportPointer, &status)) return status;
+  if (!begin(kPoolImportPointer, &lock, &status)) return status;
   Exported exported;
   std::memcpy(&exported, pointer.data(), sizeof exported);
   const ModelPool* pool = pools_.find(handle);

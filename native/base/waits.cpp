@@ -12,13 +12,19 @@ namespace vram {
 namespace {
 
 thread_local Interrupt current = nullptr;
+thread_local bool current_waits = false;
 
 }  // namespace
 
-InterruptScope::InterruptScope(Interrupt ask) : before_(std::exchange(current, ask)) {}
-InterruptScope::~InterruptScope() { current = before_; }
+InterruptScope::InterruptScope(Interrupt ask, bool at_any_time)
+    : before_(std::exchange(current, ask)),
+      waits_before_(std::exchange(current_waits, ask != nullptr && at_any_time)) {}
+InterruptScope::~InterruptScope() {
+  current = before_;
+  current_waits = waits_before_;
+}
 
-bool interruptible() { return current != nullptr; }
+bool interruptible() { return current_waits; }
 
 bool interrupted() {
   if (current == nullptr) return false;

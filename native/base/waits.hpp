@@ -3,8 +3,10 @@
 // was asked to stop, as by Ctrl-C. Either way the device's work goes on, and nothing it uses may be released.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
+#include <thread>
 
 #include "base/types.hpp"
 
@@ -15,24 +17,49 @@ namespace vram {
 // True when the thread's wait is to be abandoned. Called on the waiting thread, with no lock held.
 using Interrupt = bool (*)();
 
-// While it exists, waits of this thread ask `ask`; null: they are not interrupted. Scopes nest.
+// While it exists, waits of this thread ask `ask`; null: they are not interrupted. Scopes nest. Unless
+// `at_any_time` is set, nothing outside the call ends a wait: only what the call itself calls back may.
 class InterruptScope {
  public:
-  explicit InterruptScope(Interrupt ask);
+  explicit InterruptScope(Interrupt ask, bool at_any_time = true);
   ~InterruptScope();
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
 
  private:
   const Interrupt before_;
+  const bool waits_before_;
 };
 
-// Whether waits of this thread have anybody to ask. If so, they ask at least once each kWaitSlice.
+// Whether a wait of this thread may be ended at any time. If so, it asks at least once each kWaitSlice.
 bool interruptible();
 // Asks. What runs inside may wait itself, uninterrupted.
 bool interrupted();
 
 inline constexpr std::chrono::milliseconds kWaitSlice{20};
+
+// Waits by asking, for what cannot be interrupted while it waits by itself, such as a driver: until ask()
+// answers anything but Code::not_ready, or Code::interrupted. Asks without a pause for a millisecond, as fast
+// as a driver that spins; later with pauses of a thirtieth of the time that has passed.
+template <typename Ask>
+Status wait_by_asking(Ask ask) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kEager{1};
+  constexpr Clock::duration kLongestPause = kWaitSlice / 10;
+  const Clock::time_point began = Clock::now();
+  Clock::time_point due = began + kWaitSlice;
+  for (;;) {
+    const Status status = ask();
+    if (status.code != Code::not_ready) return status;
+    const Clock::time_point now = Clock::now();
+    if (now >= due) {
+      if (interrupted()) return {Code::interrupted, 0, status.call};
+      due = Clock::now() + kWaitSlice;
+    }
+    if (now - began > kEager)
+      std::this_thread::sleep_for(std::min<Clock::duration>((now - began) / 30, kLongestPause));
+  }
+}
 
 // ---- ending what waits ----------------------------------------------------------------------------------
 

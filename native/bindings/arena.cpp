@@ -205,8 +205,8 @@ nb::object make_piece(nb::handle self, std::uint64_t size, std::uint64_t align, 
 bool align_from(PyObject* object, std::uint64_t* out) {
   *out = 0;
   if (object == nullptr || object == Py_None) return true;
-  if (PyLong_Check(object) && !PyBool_Check(object)) *out = PyLong_AsUnsignedLongLong(object);
-  if (!PyErr_Occurred() && *out != 0 && (*out & (*out - 1)) == 0 && *out <= Arena::kMaxAlign) return true;
+  const bool whole = !PyBool_Check(object) && whole_from(object, "align", Arena::kMaxAlign, out);
+  if (whole && *out != 0 && (*out & (*out - 1)) == 0) return true;
   PyErr_Clear();
   static PyObject* words = nullptr;
   PyObject* function = python_function(words, "vram.lifetimes.arena", "_checked_align");
@@ -266,18 +266,20 @@ PyObject* shape_from(PyObject* object, std::uint64_t* product) {
 
 // take_array(shape, item, typestr, code)
 PyObject* take_array(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 4 || !PyLong_Check(arguments[1]) || !PyUnicode_Check(arguments[2]) ||
-      !PyLong_Check(arguments[3])) {
+  if (count != 4 || !PyUnicode_Check(arguments[2])) {
     PyErr_SetString(PyExc_TypeError, "take_array(shape, item, typestr, code)");
     return nullptr;
   }
-  const unsigned long item = PyLong_AsUnsignedLong(arguments[1]);
-  const unsigned long code = PyLong_AsUnsignedLong(arguments[3]);
-  if (PyErr_Occurred()) return nullptr;
+  constexpr std::uint64_t kMostBits = std::numeric_limits<std::uint8_t>::max();
+  std::uint64_t item = 0;
+  std::uint64_t code = 0;
+  if (!whole_from(arguments[1], "item", kMostBits / 8, &item) ||
+      !whole_from(arguments[3], "code", kMostBits, &code))
+    return nullptr;
   std::uint64_t size = 0;
   const nb::object shape = nb::steal(shape_from(arguments[0], &size));
   if (!shape.is_valid()) return nullptr;
-  if (__builtin_mul_overflow(size, std::uint64_t{item}, &size)) size = ~std::uint64_t{0};
+  if (__builtin_mul_overflow(size, item, &size)) size = ~std::uint64_t{0};
   return guarded([&] {
     return make_piece(self, size, 0, shape, arguments[2], static_cast<std::uint8_t>(code),
                       static_cast<std::uint8_t>(8 * item));

@@ -255,19 +255,18 @@ Status queue_work(PyBuffer* self, PyBuffer* peer, Queue queue) {
 PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   static const char* names[] = {"value", "stream", nullptr};
   PyBuffer* self = self_of(object);
-  int value = 0;
+  Whole byte{"value", 255};
   PyObject* given = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "i|$O:fill", const_cast<char**>(names), &value,
-                                   &given))
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&|$O:fill", const_cast<char**>(names),
+                                   whole_argument, &byte, &given))
     return nullptr;
-  if (value < 0 || value > 255) return PyErr_Format(PyExc_ValueError, "a byte is 0 to 255, not %d", value);
   StreamHandle stream = 0;
   if (!require_live(self) || !stream_for_use(self, given, &stream) || !note_use(self, stream, true, "fill"))
     return nullptr;
   if (self->size == 0) Py_RETURN_NONE;
   Backend& backend = self->pool->pool->backend();
   const Status status = queue_work(self, nullptr, [&] {
-    return backend.fill(self->address, static_cast<std::uint8_t>(value), self->size, stream);
+    return backend.fill(self->address, static_cast<std::uint8_t>(byte.value), self->size, stream);
   });
   if (!status.ok()) return raise(status, "fill the buffer");
   Py_RETURN_NONE;
@@ -483,8 +482,15 @@ PyObject* make_capsule(PyBuffer* self, const DlDevice& device, const char* name)
   return capsule;
 }
 
-bool two_numbers(PyObject* pair, const char* name, long* first, long* second) {
-  if (PyTuple_Check(pair)) return PyArg_ParseTuple(pair, "ll", first, second);
+bool two_numbers(PyObject* pair, const char* name, std::uint64_t* first, std::uint64_t* second) {
+  if (PyTuple_Check(pair)) {
+    Whole one{name};
+    Whole other{name};
+    if (!PyArg_ParseTuple(pair, "O&O&", whole_argument, &one, whole_argument, &other)) return false;
+    *first = one.value;
+    *second = other.value;
+    return true;
+  }
   PyErr_Format(PyExc_TypeError, "%s is a tuple of two numbers, not %.100s", name, Py_TYPE(pair)->tp_name);
   return false;
 }
@@ -514,7 +520,13 @@ bool consumer_stream(PyBuffer* self, PyObject* given, StreamHandle* out) {
   *out = 0;
   if (given == nullptr || given == Py_None) return true;
   int overflow = 0;
-  const long long number = PyLong_Check(given) ? PyLong_AsLongLongAndOverflow(given, &overflow) : 2;
+  long long number = 2;
+  if (PyIndex_Check(given)) {
+    PyObject* index = PyNumber_Index(given);
+    if (index == nullptr) return false;
+    number = PyLong_AsLongLongAndOverflow(index, &overflow);
+    Py_DECREF(index);
+  }
   if (overflow != 0 || number >= 2 || number < -1) return stream_from(given, self->pool, out);
   if (number == 0) {
     PyErr_SetString(PyExc_ValueError,
@@ -592,12 +604,13 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
 
 bool same_dl_device(const DlDevice& own, PyObject* wanted) {
   if (wanted == nullptr || wanted == Py_None) return true;
-  long type = 0;
-  long id = 0;
+  std::uint64_t type = 0;
+  std::uint64_t id = 0;
   if (!two_numbers(wanted, "dl_device", &type, &id)) return false;
-  if (type == own.type && id == own.id) return true;
-  PyErr_Format(PyExc_BufferError, "the buffer is on DLPack's device (%d, %d), not (%ld, %ld); copy it there",
-               own.type, own.id, type, id);
+  if (type == static_cast<std::uint64_t>(own.type) && id == static_cast<std::uint64_t>(own.id)) return true;
+  PyErr_Format(PyExc_BufferError,
+               "the buffer is on DLPack's device (%d, %d), not (%llu, %llu); copy it there", own.type, own.id,
+               static_cast<unsigned long long>(type), static_cast<unsigned long long>(id));
   return false;
 }
 
@@ -618,8 +631,8 @@ PyObject* dlpack(PyObject* object, PyObject* arguments, PyObject* keywords) {
     PyErr_SetString(PyExc_BufferError, "a Buffer is exported without a copy; copy it with copy_to()");
     return nullptr;
   }
-  long major = 0;
-  long minor = 0;
+  std::uint64_t major = 0;
+  std::uint64_t minor = 0;
   if (max_version != nullptr && max_version != Py_None &&
       !two_numbers(max_version, "max_version", &major, &minor))
     return nullptr;

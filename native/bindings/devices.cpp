@@ -1,15 +1,18 @@
 // Backends as Python objects: the calls of the contract one by one, Python functions as work on
 // streams, and the model's controls. The classes people use are built on this in vram/device.py.
+#include <cxxabi.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -45,14 +48,51 @@ std::atomic<int> forks{0};            // of which this process is the child
 // Whether this thread may touch Python objects now (taking the GIL if need be).
 bool may_touch_python() { return python_up || (nb::is_alive() && PyGILState_Check()); }
 
-Status wait_for_calls() {
-  for (auto next = std::chrono::steady_clock::now() + kWaitSlice; calls_under_way > 0;) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (std::chrono::steady_clock::now() < next) continue;
-    if (interrupted()) return {Code::interrupted, 0, "exit"};
-    next += kWaitSlice;
+// The wait at exit for launched functions. One that never returns would keep the program, so after a while it
+// says what it waits for, and Ctrl-C ends it. A program that was interrupted before waits no longer than
+// kHurried.
+class LastWait {
+ public:
+  explicit LastWait(bool hurried) : hurried_(hurried) {}
+  // False: abandoned.
+  bool operator()() {
+    while (calls_under_way > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const Clock::time_point now = Clock::now();
+      if (now >= tell_ && !std::exchange(told_, true)) tell();
+      if (hurried_ && now - began_ >= kHurried) return false;
+      if (now < due_) continue;
+      if (interrupted()) return false;
+      due_ = now + kWaitSlice;
+    }
+    return true;
   }
-  return {};
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kPatience{2};
+  static constexpr std::chrono::seconds kHurried{10};
+
+  void tell() const {
+    std::fprintf(
+        stderr,
+        "vram: waiting for %d launched function(s) to return before the program ends%s. Press Ctrl-C "
+        "to end it without them.\n",
+        static_cast<int>(calls_under_way), hurried_ ? ", for up to 10 seconds after an interrupt" : "");
+  }
+
+  const bool hurried_;
+  const Clock::time_point began_ = Clock::now();
+  const Clock::time_point tell_ = began_ + kPatience;
+  Clock::time_point due_ = began_ + kWaitSlice;
+  bool told_ = false;
+};
+
+// Whether Ctrl-C has ended the program, or a wait of this module before.
+bool was_interrupted() {
+  PyObject* const last = PySys_GetObject("last_type");  // borrowed
+  return Waiting::any_interrupted() ||
+         (last != nullptr && PyErr_GivenExceptionMatches(last, PyExc_KeyboardInterrupt) != 0);
 }
 
 // An owned Python object that native threads may drop. Once Python is gone it is left behind.
@@ -244,6 +284,10 @@ class PythonCall {
       function();
     } catch (nb::python_error& error) {
       launches_->store(*errors_, error);
+    } catch (const abi::__forced_unwind&) {
+      // Exit did not wait for it, and Python ends the thread by unwinding it without the GIL, which what
+      // stands here still holds. It waits for the end of the process instead, as from Python 3.14 on.
+      for (;;) pause();
     }
   }
 
@@ -280,6 +324,7 @@ std::vector<std::weak_ptr<Launches>>& all_launches() {
 // Destruction may wait for launched functions, which need the GIL.
 template <class Base>
 void destroy(BoundBackend<Base>* backend) {
+  if (backend->launches->inherited()) return;  // threads of the parent may be in the middle of it
   const auto gone = [backend] {
     if constexpr (std::is_same_v<Base, HostBackend>) {
       end(backend);
@@ -701,6 +746,17 @@ void bind_model(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<ModelBackend, Backend> type(module, "ModelBackend",
                                          "Addresses only, a virtual clock, failures on demand.");
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Refused& refused) {
+      try {
+        raise_status(refused.status, "control the model of a device");
+      } catch (nb::python_error& error) {
+        error.restore();
+      }
+    }
+  });
   type.def(nb::new_(&make_model), "capacity"_a, "pages"_a = true, "lag_us"_a = 5000.0, "manual"_a = false,
            "release_waits"_a = false)
       .def("synchronize", [](ModelBackend& model) {
@@ -732,13 +788,15 @@ void bind_model(nb::module_& module) {
 // ones are refused, and from here on no stream's thread touches Python. An interrupt ends the wait.
 void stop_launches() {
   launches_left = kLaunchesAtExit;
-  const Status status = waiting([] {
-    const Status first = wait_for_calls();
+  LastWait wait(was_interrupted());
+  (void)waiting([&wait]() -> Status {
+    const bool first = wait();
     launches_left = 0;
-    return first.ok() ? wait_for_calls() : first;
+    return {first && wait() ? Code::ok : Code::interrupted, 0, "exit"};
   });
-  PyObject *type, *value, *traceback;  // of an interrupt
-  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_Clear();  // an interrupt has done what it was for
+  if (const int left = calls_under_way; left > 0)
+    std::fprintf(stderr, "vram: the program ends while %d launched function(s) had not returned.\n", left);
   const auto known = all_launches();
   for (const auto& launches : known) {
     const auto alive = launches.lock();
@@ -747,8 +805,6 @@ void stop_launches() {
     alive->forget_waiting();
   }
   python_up = false;
-  PyErr_Restore(type, value, traceback);
-  require_ok(status, "wait for launched functions");
 }
 
 // ---- beyond the contract: CUDA -----------------------------------------------------------------------

@@ -36,11 +36,11 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
   const char* origin = nullptr;
   const char* kind = "device";
   int shareable = 0;
-  unsigned long long max_size = 0;
+  Whole max_size{"max_size"};
   DriverPool::Source source;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!s|spKi:DriverPoolCore", const_cast<char**>(names),
-                                   &device, &PyDict_Type, &dict, &origin, &kind, &shareable, &max_size,
-                                   &source.fd))
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!s|spO&i:DriverPoolCore",
+                                   const_cast<char**>(names), &device, &PyDict_Type, &dict, &origin, &kind,
+                                   &shareable, whole_argument, &max_size, &source.fd))
     return -1;
   if (dynamic_cast<DriverPool*>(self->pool.shared().get()) != nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "the pool is made already; make another one");
@@ -51,7 +51,7 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
   for (int i = 0; i < 3; ++i)
     if (std::strcmp(kind, kDriverPoolKinds[i]) == 0) source.properties.kind = static_cast<DriverPoolKind>(i);
   source.properties.shareable = shareable != 0;
-  source.properties.max_size = max_size;
+  source.properties.max_size = max_size.value;
   PoolConfig config;
   if (!config_from(dict, &config)) return -1;
   std::shared_ptr<DriverPool> pool;
@@ -78,20 +78,23 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
 
 // ---- attributes -------------------------------------------------------------------------------------------
 
-bool attribute_from(const char* name, DriverPoolAttribute* out) {
+bool attribute_from(PyObject* name, DriverPoolAttribute* out) {
+  if (!PyUnicode_Check(name)) {
+    PyErr_Format(PyExc_TypeError, "an attribute is named by a str, not %.100s", Py_TYPE(name)->tp_name);
+    return false;
+  }
   for (int i = 0; i < kDriverPoolAttributes; ++i)
-    if (std::strcmp(name, kDriverPoolAttributeNames[i]) == 0) {
+    if (PyUnicode_CompareWithASCIIString(name, kDriverPoolAttributeNames[i]) == 0) {
       *out = static_cast<DriverPoolAttribute>(i + 1);
       return true;
     }
-  PyErr_Format(PyExc_KeyError, "%s", name);
+  PyErr_SetString(PyExc_ValueError, "a driver pool has no attribute of this name");
   return false;
 }
 
 PyObject* attribute(PyObject* object, PyObject* name_object) {
-  const char* name = PyUnicode_AsUTF8(name_object);
   DriverPoolAttribute attribute{};
-  if (name == nullptr || !attribute_from(name, &attribute)) return nullptr;
+  if (!attribute_from(name_object, &attribute)) return nullptr;
   DriverPool* pool = driver_pool_of(object);
   if (pool == nullptr) return nullptr;
   std::uint64_t value = 0;
@@ -101,14 +104,16 @@ PyObject* attribute(PyObject* object, PyObject* name_object) {
 }
 
 PyObject* set_attribute(PyObject* object, PyObject* arguments) {
-  const char* name = nullptr;
-  unsigned long long value = 0;
+  PyObject* name = nullptr;
+  Whole value{"value"};
   DriverPoolAttribute attribute{};
-  if (!PyArg_ParseTuple(arguments, "sK:set_attribute", &name, &value) || !attribute_from(name, &attribute))
+  if (!PyArg_ParseTuple(arguments, "OO&:set_attribute", &name, whole_argument, &value) ||
+      !attribute_from(name, &attribute))
     return nullptr;
   DriverPool* pool = driver_pool_of(object);
   if (pool == nullptr) return nullptr;
-  if (const Status status = waiting([&] { return pool->set_attribute(attribute, value); }); !status.ok())
+  if (const Status status = waiting([&] { return pool->set_attribute(attribute, value.value); });
+      !status.ok())
     return raise(status, "set an attribute of the driver pool");
   Py_RETURN_NONE;
 }
@@ -125,8 +130,8 @@ PyObject* export_fd(PyObject* object, PyObject*) {
 }
 
 PyObject* export_pointer(PyObject* object, PyObject* argument) {
-  const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
-  if (PyErr_Occurred()) return nullptr;
+  Address address = 0;
+  if (!whole_from(argument, "ptr", ~Address{0}, &address)) return nullptr;
   DriverPool* pool = driver_pool_of(object);
   if (pool == nullptr) return nullptr;
   SharedPointer pointer{};
@@ -142,11 +147,13 @@ PyObject* export_pointer(PyObject* object, PyObject* argument) {
 PyObject* import_pointer(PyObject* object, PyObject* arguments) {
   PyPool* self = self_of(object);
   Py_buffer given = {};
-  unsigned long long offset = 0;
-  unsigned long long size = 0;
+  Whole offset{"offset"};
+  Whole bytes{"size"};
   PyObject* stream_object = nullptr;
-  if (!PyArg_ParseTuple(arguments, "y*KK|O:import_pointer", &given, &offset, &size, &stream_object))
+  if (!PyArg_ParseTuple(arguments, "y*O&O&|O:import_pointer", &given, whole_argument, &offset, whole_argument,
+                        &bytes, &stream_object))
     return nullptr;
+  const unsigned long long size = bytes.value;
   SharedPointer pointer{};
   const bool whole = given.len == static_cast<Py_ssize_t>(pointer.size());
   if (whole) std::memcpy(pointer.data(), given.buf, pointer.size());
@@ -157,7 +164,7 @@ PyObject* import_pointer(PyObject* object, PyObject* arguments) {
   if (pool == nullptr || !stream_from(stream_object, self, &stream)) return nullptr;
   Address address = 0;
   const Status status =
-      waiting([&] { return pool->import_pointer(pointer, offset, size, stream, 0, &address); });
+      waiting([&] { return pool->import_pointer(pointer, offset.value, size, stream, 0, &address); });
   if (!status.ok()) return raise(status, "import the allocation");
   if (watcher != nullptr && !tell_watcher("on_allocate", "OKKK", object, wide(address), size, wide(stream))) {
     (void)free_address(self, address);

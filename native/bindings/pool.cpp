@@ -28,6 +28,15 @@ PyObject* tag_variable = nullptr;  // the ContextVar of vram.tag, once somebody 
 
 PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
 unsigned long long wide(std::uint64_t value) { return value; }
+constexpr std::uint64_t kAny = ~std::uint64_t{0};
+constexpr const char* kTooLong = "one of thousands of digits";
+
+// A number as text, a new reference; null without an error where Python refuses to write so many digits.
+PyObject* shown_number(PyObject* number) {
+  PyObject* shown = PyObject_Str(number);
+  if (shown == nullptr) PyErr_Clear();
+  return shown;
+}
 
 PyObject* done(const Status& status, const char* what) {
   if (!status.ok()) return raise(status, what);
@@ -51,7 +60,20 @@ long known_tag(PyPool* self, PyObject* name) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
+constexpr Py_ssize_t kMostTagBytes = 1 << 20;  // of a name, because the pool keeps every one
+
+// Whether a name can be kept, and written to a recording; else false with an error set.
+bool good_tag(PyObject* name) {
+  Py_ssize_t bytes = 0;
+  if (PyUnicode_AsUTF8AndSize(name, &bytes) != nullptr && bytes <= kMostTagBytes) return true;
+  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_UnicodeError)) return false;
+  PyErr_Clear();
+  PyErr_Format(PyExc_ValueError, "a tag must be valid Unicode of at most %zd bytes in UTF-8", kMostTagBytes);
+  return false;
+}
+
 long add_tag(PyPool* self, PyObject* name) {
+  if (!good_tag(name)) return -1;
   if (PyList_Append(self->tag_names, name) != 0) return -1;
   const long id = static_cast<long>(PyList_GET_SIZE(self->tag_names));
   PyObject* number = PyLong_FromLong(id);
@@ -153,13 +175,13 @@ PyObject* malloc_method(PyObject* object, PyObject* const* arguments, Py_ssize_t
 
 PyObject* free_method(PyObject* object, PyObject* pointer) {
   PyPool* self = self_of(object);
-  const unsigned long long address = PyLong_AsUnsignedLongLong(pointer);
-  if (address == static_cast<unsigned long long>(-1) && PyErr_Occurred()) {
-    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return nullptr;
+  Address address = 0;
+  if (!whole_from(pointer, "ptr", kAny, &address)) {
+    if (!PyErr_ExceptionMatches(PyExc_ValueError)) return nullptr;
     PyErr_Clear();
     return raise({Code::invalid, 0, "free"}, "free the pointer");
   }
-  if (watcher != nullptr && !tell_watcher("on_free", "OK", self, address)) return nullptr;
+  if (watcher != nullptr && !tell_watcher("on_free", "OK", self, wide(address))) return nullptr;
   const Status status = free_address(self, address);
   if (!status.ok()) return raise(status, "free the pointer");
   Py_RETURN_NONE;
@@ -292,14 +314,15 @@ PyObject* malloc_batch(PyObject* object, PyObject* arguments, PyObject* keywords
 
 PyObject* record_stream(PyObject* object, PyObject* arguments) {
   PyPool* self = self_of(object);
-  unsigned long long address = 0;
+  Whole address{"ptr"};
   PyObject* stream_object = nullptr;
   StreamHandle stream = 0;
-  if (!PyArg_ParseTuple(arguments, "KO:record_stream", &address, &stream_object)) return nullptr;
-  if (!stream_from(stream_object, self, &stream)) return nullptr;
-  if (watcher != nullptr && !tell_watcher("on_record_stream", "OKK", self, address, wide(stream)))
+  if (!PyArg_ParseTuple(arguments, "O&O:record_stream", whole_argument, &address, &stream_object))
     return nullptr;
-  return done(self->pool.call([&](Allocator& pool) { return pool.record_stream(address, stream); }),
+  if (!stream_from(stream_object, self, &stream)) return nullptr;
+  if (watcher != nullptr && !tell_watcher("on_record_stream", "OKK", self, wide(address.value), wide(stream)))
+    return nullptr;
+  return done(self->pool.call([&](Allocator& pool) { return pool.record_stream(address.value, stream); }),
               "record the use on another stream");
 }
 
@@ -316,15 +339,15 @@ std::shared_ptr<Pool> paged_pool(PyObject* object, const char* what) {
 PyObject* growable_open(PyObject* object, PyObject* arguments) {
   constexpr const char* kWhat = "open a growable buffer";
   PyPool* self = self_of(object);
-  unsigned long long max = 0;
+  Whole max{"max"};
   PyObject* stream_object = nullptr;
   StreamHandle stream = 0;
-  if (!PyArg_ParseTuple(arguments, "KO:growable_open", &max, &stream_object)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "O&O:growable_open", whole_argument, &max, &stream_object)) return nullptr;
   if (!stream_from(stream_object, self, &stream)) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
   Address address = 0;
-  const Status status = waiting([&] { return pool->growable_open(max, stream, &address); });
+  const Status status = waiting([&] { return pool->growable_open(max.value, stream, &address); });
   if (!status.ok()) return raise(status, kWhat);
   return Py_BuildValue("KK", wide(address), wide(stream));
 }
@@ -332,13 +355,19 @@ PyObject* growable_open(PyObject* object, PyObject* arguments) {
 PyObject* growable_resize(PyObject* object, PyObject* arguments) {
   constexpr const char* kWhat = "resize the growable buffer";
   PyPool* self = self_of(object);
-  unsigned long long address = 0;
-  unsigned long long bytes = 0;
-  unsigned long long ahead = 0;
-  unsigned long long stream = 0;
+  Whole given_address{"ptr"};
+  Whole given_bytes{"bytes"};
+  Whole given_ahead{"ahead"};
+  Whole given_stream{"stream"};
   PyObject* tag = nullptr;
-  if (!PyArg_ParseTuple(arguments, "KKKKO:growable_resize", &address, &bytes, &ahead, &stream, &tag))
+  if (!PyArg_ParseTuple(arguments, "O&O&O&O&O:growable_resize", whole_argument, &given_address,
+                        whole_argument, &given_bytes, whole_argument, &given_ahead, whole_argument,
+                        &given_stream, &tag))
     return nullptr;
+  const unsigned long long address = given_address.value;
+  const unsigned long long bytes = given_bytes.value;
+  const unsigned long long ahead = given_ahead.value;
+  const unsigned long long stream = given_stream.value;
   const std::int64_t label = label_for(self, tag);
   if (label < 0) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
@@ -357,31 +386,33 @@ PyObject* growable_resize(PyObject* object, PyObject* arguments) {
 
 PyObject* growable_prepare(PyObject* object, PyObject* arguments) {
   constexpr const char* kWhat = "make pages ready for the growable buffer";
-  unsigned long long address = 0;
-  unsigned long long bytes = 0;
-  if (!PyArg_ParseTuple(arguments, "KK:growable_prepare", &address, &bytes)) return nullptr;
+  Whole address{"ptr"};
+  Whole bytes{"bytes"};
+  if (!PyArg_ParseTuple(arguments, "O&O&:growable_prepare", whole_argument, &address, whole_argument, &bytes))
+    return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
-  const Status status = waiting([&] { return pool->growable_prepare(address, bytes); });
+  const Status status = waiting([&] { return pool->growable_prepare(address.value, bytes.value); });
   return status.code == Code::out_of_memory ? Py_NewRef(Py_None) : done(status, kWhat);
 }
 
 PyObject* growable_close(PyObject* object, PyObject* arguments) {
   constexpr const char* kWhat = "close the growable buffer";
-  unsigned long long address = 0;
+  Whole address{"ptr"};
   int dropped = 0;  // by the garbage collector: nobody is there to hear of a race
-  if (!PyArg_ParseTuple(arguments, "K|p:growable_close", &address, &dropped)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "O&|p:growable_close", whole_argument, &address, &dropped)) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
-  if (watcher != nullptr && !tell_watcher(dropped != 0 ? "on_drop" : "on_free", "OK", object, address))
+  if (watcher != nullptr &&
+      !tell_watcher(dropped != 0 ? "on_drop" : "on_free", "OK", object, wide(address.value)))
     return nullptr;
-  return done(waiting([&] { return pool->growable_close(address); }), kWhat);
+  return done(waiting([&] { return pool->growable_close(address.value); }), kWhat);
 }
 
 PyObject* growable_info(PyObject* object, PyObject* argument) {
   constexpr const char* kWhat = "look at the growable buffer";
-  const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
-  if (PyErr_Occurred()) return nullptr;
+  std::uint64_t address = 0;
+  if (!whole_from(argument, "ptr", kAny, &address)) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
   GrowableInfo info;
@@ -393,16 +424,25 @@ PyObject* growable_info(PyObject* object, PyObject* argument) {
 
 PyObject* part_of(PyObject* object, PyObject* arguments) {
   PyPool* self = self_of(object);
-  unsigned long long block = 0;
-  unsigned long long offset = 0;
-  unsigned long long size = 0;
+  Whole block{"block"};
+  Whole offset{"offset"};
+  Whole size{"size"};
   PyObject* stream_object = nullptr;
   PyObject* base = nullptr;
   StreamHandle stream = 0;
-  if (!PyArg_ParseTuple(arguments, "KKKOO:part_of", &block, &offset, &size, &stream_object, &base))
+  if (!PyArg_ParseTuple(arguments, "O&O&O&OO:part_of", whole_argument, &block, whole_argument, &offset,
+                        whole_argument, &size, &stream_object, &base))
     return nullptr;
   if (!stream_from(stream_object, self, &stream)) return nullptr;
-  return make_part(self, block, offset, size, stream, stream_object, base);
+  const std::shared_ptr<Pool> pool = paged_pool(object, "look at the growable buffer");
+  if (pool == nullptr) return nullptr;
+  GrowableInfo whole;
+  const Status status = waiting([&] { return pool->growable_info(block.value, &whole); });
+  if (!status.ok()) return raise(status, "look at the growable buffer");
+  if (offset.value > whole.bytes || size.value > whole.bytes - offset.value)
+    return PyErr_Format(PyExc_ValueError, "%llu bytes from byte %llu are not within the first %llu",
+                        wide(size.value), wide(offset.value), wide(whole.bytes));
+  return make_part(self, block.value, offset.value, size.value, stream, stream_object, base);
 }
 
 // ---- housekeeping
@@ -410,10 +450,11 @@ PyObject* part_of(PyObject* object, PyObject* arguments) {
 
 PyObject* trim_to(PyObject* object, PyObject* arguments) {
   PyPool* self = self_of(object);
-  unsigned long long keep = 0;
+  Whole keep{"keep"};
   int wait = 0;
-  if (!PyArg_ParseTuple(arguments, "Kp:trim_to", &keep, &wait)) return nullptr;
-  return done(self->pool.call([&](Allocator& pool) { return pool.trim(keep, wait != 0); }), "trim the pool");
+  if (!PyArg_ParseTuple(arguments, "O&p:trim_to", whole_argument, &keep, &wait)) return nullptr;
+  return done(self->pool.call([&](Allocator& pool) { return pool.trim(keep.value, wait != 0); }),
+              "trim the pool");
 }
 
 // Which allocations have the tag; all of them for None. False with an error set.
@@ -478,15 +519,15 @@ PyObject* coalesce(PyObject* object, PyObject*) {
 }
 
 PyObject* set_limit(PyObject* object, PyObject* argument) {
-  const unsigned long long bytes = PyLong_AsUnsignedLongLong(argument);
-  if (PyErr_Occurred()) return nullptr;
+  std::uint64_t bytes = 0;
+  if (!whole_from(argument, "bytes", kAny, &bytes)) return nullptr;
   return done(self_of(object)->pool.call([&](Allocator& pool) { return pool.set_limit(bytes); }),
               "set the limit");
 }
 
 PyObject* retire_stream(PyObject* object, PyObject* argument) {
-  const unsigned long long handle = PyLong_AsUnsignedLongLong(argument);
-  if (PyErr_Occurred()) return nullptr;
+  StreamHandle handle = 0;
+  if (!whole_from(argument, "handle", kAny, &handle)) return nullptr;
   PyPool* self = self_of(object);
   if (self->pool->closed()) Py_RETURN_NONE;
   return done(self->pool.call([&](Allocator& pool) { return pool.retire_stream(handle); }),
@@ -501,8 +542,8 @@ constexpr const char* kListener = "vram.stream_listener";
 PyObject* hear(PyObject* capsule, PyObject* argument) {
   const auto* held = static_cast<std::weak_ptr<Allocator>*>(PyCapsule_GetPointer(capsule, kListener));
   if (argument == Py_None) return PyBool_FromLong(!held->expired());
-  const unsigned long long handle = PyLong_AsUnsignedLongLong(argument);
-  if (PyErr_Occurred()) return nullptr;
+  StreamHandle handle = 0;
+  if (!whole_from(argument, "handle", kAny, &handle)) return nullptr;
   std::shared_ptr<Allocator> pool = held->lock();
   if (pool == nullptr || pool->closed()) Py_RETURN_FALSE;
   const Status status = waiting([&] {
@@ -559,6 +600,9 @@ bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
 // allocates holds the object, so the callback finds it alive.
 PyObject* set_oom_callback(PyObject* object, PyObject* function) {
   PyPool* self = self_of(object);
+  if (function != Py_None && PyCallable_Check(function) == 0)
+    return PyErr_Format(PyExc_TypeError, "the callback must be callable, not %.100s",
+                        Py_TYPE(function)->tp_name);
   Allocator::Callback callback;
   if (function != Py_None)
     callback = [self](std::uint64_t size, StreamHandle stream) { return call_back(self, size, stream); };
@@ -579,13 +623,18 @@ struct Option {
 template <auto Member>
 bool set_number(PoolConfig& config, PyObject* value) {
   using Number = std::remove_reference_t<decltype(config.*Member)>;
-  const unsigned long long number = PyLong_AsUnsignedLongLongMask(value);
-  if (PyErr_Occurred()) return false;
+  std::uint64_t number = 0;
+  if (!whole_from(value, "the option", std::numeric_limits<Number>::max(), &number)) return false;
   config.*Member = static_cast<Number>(number);
-  if (config.*Member == number) return true;
-  PyErr_Format(PyExc_ValueError, "%R is too large; the most is %llu", value,
-               wide(std::numeric_limits<Number>::max()));
-  return false;
+  return true;
+}
+bool set_idle_limit(PoolConfig& config, PyObject* value) {
+  int overflow = 0;
+  const bool none =
+      PyLong_Check(value) && PyLong_AsLongLongAndOverflow(value, &overflow) == -1 && overflow == 0;
+  if (!none) return set_number<&PoolConfig::idle_limit>(config, value);
+  config.idle_limit = kAny;
+  return true;
 }
 template <auto Member>
 PyObject* get_number(const PoolConfig& config) {
@@ -627,7 +676,7 @@ constexpr Option kOptions[] = {
     {"segment_size", set_number<&PoolConfig::segment_size>, get_number<&PoolConfig::segment_size>},
     {"max_page", set_number<&PoolConfig::max_page>, get_number<&PoolConfig::max_page>},
     {"stream_cache", set_number<&PoolConfig::stream_cache>, get_number<&PoolConfig::stream_cache>},
-    {"idle_limit", set_number<&PoolConfig::idle_limit>, get_number<&PoolConfig::idle_limit>},
+    {"idle_limit", set_idle_limit, get_number<&PoolConfig::idle_limit>},
     {"journal", set_number<&PoolConfig::journal>, get_number<&PoolConfig::journal>},
     {"zero_on_allocate", set_flag<&PoolConfig::zero_on_allocate>, get_flag<&PoolConfig::zero_on_allocate>},
     {"zero_on_free", set_flag<&PoolConfig::zero_on_free>, get_flag<&PoolConfig::zero_on_free>},
@@ -864,14 +913,17 @@ PyObject* journal(PyObject* object, PyObject*) {
 
 PyObject* journal_start(PyObject* object, PyObject* argument) {
   static PyObject* config_error = nullptr;
-  const unsigned long entries = PyLong_AsUnsignedLong(argument);
-  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_OverflowError)) return nullptr;
-  if (PyErr_Occurred() || entries > kMostJournaled) {
+  std::uint64_t entries = 0;
+  if (!whole_from(argument, "entries", kMostJournaled, &entries)) {
+    if (!PyErr_ExceptionMatches(PyExc_ValueError)) return nullptr;
     PyErr_Clear();
     PyObject* type = python_function(config_error, "vram.errors", "ConfigError");
     if (type == nullptr) return nullptr;
-    return PyErr_Format(type, "a journal keeps 0 to %u events for each stream, not %R", kMostJournaled,
-                        argument);
+    PyObject* number = shown_number(argument);
+    PyErr_Format(type, "a journal keeps 0 to %u events for each stream, not %V", kMostJournaled, number,
+                 kTooLong);
+    Py_XDECREF(number);
+    return nullptr;
   }
   return done(self_of(object)->pool.call(
                   [&](Allocator& pool) { return pool.start_journal(static_cast<std::uint32_t>(entries)); }),
@@ -880,8 +932,8 @@ PyObject* journal_start(PyObject* object, PyObject* argument) {
 
 PyObject* info(PyObject* object, PyObject* argument) {
   PyPool* self = self_of(object);
-  const unsigned long long address = PyLong_AsUnsignedLongLong(argument);
-  if (PyErr_Occurred()) return nullptr;
+  std::uint64_t address = 0;
+  if (!whole_from(argument, "ptr", kAny, &address)) return nullptr;
   BlockInfo block;
   const Status status = self->pool.call([&](Allocator& pool) { return pool.info(address, &block); });
   if (!status.ok()) return raise(status, "look up the pointer");
@@ -1068,7 +1120,8 @@ PyMethodDef methods[] = {
     {"growable_info", growable_info, METH_O,
      "growable_info(ptr, /)\n--\n\nBytes that have memory, are pending, are ready, and the most."},
     {"part_of", part_of, METH_VARARGS,
-     "part_of(block, offset, size, stream, base, /)\n--\n\nA Buffer over a part of an allocation that `base` "
+     "part_of(block, offset, size, stream, base, /)\n--\n\nA Buffer over a part of a growable buffer that "
+     "`base` "
      "holds."},
     {"trim_to", trim_to, METH_VARARGS,
      "trim_to(keep, wait, /)\n--\n\nGive unused memory back until at most `keep` bytes are reserved."},
@@ -1188,7 +1241,7 @@ bool size_from(PyObject* object, std::uint64_t* out) {
   static PyObject* parse_size = nullptr;
   PyObject* number = object;
   if (!PyLong_CheckExact(object)) {
-    if (PyUnicode_Check(object)) {
+    if (PyUnicode_Check(object) || PyBool_Check(object)) {  // a bool is refused there
       PyObject* function = python_function(parse_size, "vram.sizes", "parse_size");
       number = function == nullptr ? nullptr : PyObject_CallOneArg(function, object);
     } else {
@@ -1209,11 +1262,33 @@ bool size_from(PyObject* object, std::uint64_t* out) {
     if (!negative) return true;  // larger than any device: the pool says so
     static PyObject* config_error = nullptr;
     if (PyObject* type = python_function(config_error, "vram.errors", "ConfigError"))
-      PyErr_Format(type, "a size cannot be negative: %R", object);
+      PyErr_SetString(type, "a size cannot be negative");
     return false;
   }
   Py_DECREF(number);
   return !failed;
+}
+
+bool whole_from(PyObject* object, const char* name, std::uint64_t most, std::uint64_t* out) {
+  PyObject* number = PyLong_CheckExact(object) ? Py_NewRef(object) : PyNumber_Index(object);
+  if (number == nullptr) return false;
+  *out = PyLong_AsUnsignedLongLong(number);
+  const bool outside = *out == kAny && PyErr_Occurred();
+  const bool good = !outside && *out <= most;
+  if (!good) {
+    PyErr_Clear();
+    PyObject* shown = shown_number(number);
+    PyErr_Format(PyExc_ValueError, "%s must be a whole number from 0 to %llu, not %V", name, wide(most),
+                 shown, kTooLong);
+    Py_XDECREF(shown);
+  }
+  Py_DECREF(number);
+  return good;
+}
+
+int whole_argument(PyObject* object, void* whole) {
+  auto* given = static_cast<Whole*>(whole);
+  return whole_from(object, given->name, given->most, &given->value) ? 1 : 0;
 }
 
 PyObject* python_function(PyObject*& cache, const char* module, const char* name) {
@@ -1241,7 +1316,7 @@ bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out) {
   Py_DECREF(number);
   if (*out != ~std::uint64_t{0} || !PyErr_Occurred()) return true;
   PyErr_Clear();
-  PyErr_Format(PyExc_ValueError, "a stream handle is a number from 0 to 2**64 - 1, not %R", object);
+  PyErr_SetString(PyExc_ValueError, "a stream handle is a number from 0 to 2**64 - 1");
   return false;
 }
 

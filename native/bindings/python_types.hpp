@@ -126,6 +126,16 @@ bool pinned_span(PyObject* object, PinnedSpan* out);
 PyObject* python_function(PyObject*& cache, const char* module, const char* name);
 
 // Argument conversion. Each sets a Python error and returns false where it fails.
+// A whole number from 0 to `most`: whatever has __index__, as NumPy's integers do. TypeError where it has
+// none, ValueError where it is out of range.
+bool whole_from(PyObject* object, const char* name, std::uint64_t most, std::uint64_t* out);
+// The same for "O&" of PyArg_Parse: `whole_argument, &whole`.
+struct Whole {
+  const char* name;
+  std::uint64_t most = ~std::uint64_t{0};
+  std::uint64_t value = 0;
+};
+int whole_argument(PyObject* object, void* whole);
 bool size_from(PyObject* object, std::uint64_t* out);
 bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out);
 // Raises what the status stands for; returns null for convenience.

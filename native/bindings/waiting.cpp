@@ -3,6 +3,7 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <utility>
 
 namespace vram {
@@ -10,6 +11,7 @@ namespace vram {
 namespace {
 
 thread_local Waiting* innermost = nullptr;
+std::atomic<bool> interrupted_before{false};
 
 // Python ends a daemon thread that comes back while the interpreter goes down, by unwinding its stack:
 // through frames that must not be left so, and without the GIL. The thread waits for the end of the process
@@ -32,7 +34,7 @@ int raise_kept(void* error) {
 }  // namespace
 
 Waiting::Waiting() : state_(PyEval_SaveThread()), outer_(std::exchange(innermost, this)) {
-  scope_.emplace(&Waiting::asked);
+  scope_.emplace(&Waiting::asked, gettid() == getpid());  // only the first thread runs handlers of signals
 }
 
 void Waiting::finish(const Status& status) {
@@ -58,7 +60,10 @@ void Waiting::keep_error() {
   Py_XDECREF(type);
   Py_XDECREF(traceback);
   Py_XSETREF(raised_, value);
+  if (PyErr_GivenExceptionMatches(raised_, PyExc_KeyboardInterrupt) != 0) interrupted_before = true;
 }
+
+bool Waiting::any_interrupted() { return interrupted_before; }
 
 bool Waiting::interrupt() {
   if (innermost == nullptr) return false;

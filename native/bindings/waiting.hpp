@@ -26,6 +26,8 @@ class Waiting {
   // Keeps the current Python error for the innermost call of this thread that waits, which is interrupted by
   // it. False where there is none. pre: the GIL is held.
   static bool interrupt();
+  // Whether any call of this process was.
+  static bool any_interrupted();
 
  private:
   static bool asked();

@@ -17,8 +17,10 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "backends/backend.hpp"
@@ -178,9 +180,9 @@ struct alignas(128) StreamState {
   Tick tick = 1;    // the current one
   Tick passed = 0;  // everything up to here has finished
   std::uint64_t unfenced_bytes = 0;
-  std::deque<Fence> fences;          // not yet passed, in order
-  std::deque<PendingBlock> waiting;  // blocks whose next use is on this stream, in order of its tick
-  std::vector<Tick> seen;            // seen[t]: work of stream t up to that tick is ordered before ours
+  std::deque<Fence> fences;                      // not yet passed, in order
+  std::multimap<Tick, PendingBlock> waiting;     // blocks whose next use is on this stream, by its tick
+  std::unordered_map<std::uint16_t, Tick> seen;  // work of that stream up to that tick is ordered before ours
 
   void shut_for(std::uint8_t reason) {
     for (std::uint8_t& reasons : shut) reasons |= reason;
@@ -201,10 +203,13 @@ struct alignas(128) StreamState {
     owed = now();
     return owed;
   }
-  Tick seen_of(std::uint16_t other) const { return other < seen.size() ? seen[other] : 0; }
+  Tick seen_of(std::uint16_t other) const {
+    const auto found = seen.find(other);
+    return found != seen.end() ? found->second : 0;
+  }
   void saw(std::uint16_t other, Tick tick_seen) {
-    if (seen.size() <= other) seen.resize(other + 1u, 0);
-    seen[other] = std::max(seen[other], tick_seen);
+    Tick& known = seen[other];
+    known = std::max(known, tick_seen);
   }
 };
 
@@ -330,7 +335,7 @@ class Fences {
   // once the stream was synchronised, everything up to it has finished.
   Tick mark(StreamState& stream) { return stream.tick++; }
   void pass(StreamState& stream, Tick tick);
-  // Streams that have fences, or blocks that wait for them; others may be among them.
+  // Streams that have fences, or blocks that wait for them, or that are leaving; others may be among them.
   StreamSet& watched() { return watched_; }
   const StreamSet& watched() const { return watched_; }
 

@@ -427,14 +427,8 @@ void Segments::forget_page(Index i) {
 
 Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want) {
   const bool plain = may_wait || !backend_.info().release_waits;
-  const bool spare = want != nullptr && has_addresses(*want);
-  for (Index i = 1; i < pages_.end() && reserved_bytes_ > keep_bytes; ++i) {
-    const Page& page = pages_[i];
-    // Uses at other addresses, by other streams, are ordered before the last one.
-    if (page.handle == 0 || !page.free() || !finished(page.owner, page.tick)) continue;
-    if (spare && page.size == 0 && page.owner == want->stream) continue;
-    if (Status status = release_page(i); !status.ok()) return status;
-  }
+  if (Status status = release_free_pages(keep_bytes, finished, ~std::uint32_t{0}, want); !status.ok())
+    return status;
   for (Index s = 1; s < segments_.end(); ++s) {
     const Segment& segment = segments_[s];
     if (segment.units == 0 || segment.in_use != 0 || segment.mappings != 0 || segment.growable != 0) continue;
@@ -446,6 +440,32 @@ Status Segments::trim(std::uint64_t keep_bytes, const Finished& finished, bool m
     }
   }
   return {};
+}
+
+Status Segments::release_free_pages(std::uint64_t keep_bytes, const Finished& finished,
+                                    std::uint32_t patience, const Want* want) {
+  const bool spare = want != nullptr && has_addresses(*want);
+  Status status;
+  free_page_owners_.each([&](std::uint16_t stream) {
+    Tick running = ~Tick{0};  // the stream has not come so far
+    for (int size = spare && stream == want->stream ? 1 : 0; size < kPageSizes; ++size)
+      for (Index i = oldest_page(stream, size), next = 0; i != 0; i = next) {
+        if (reserved_bytes_ <= keep_bytes || patience == 0) return true;
+        ++steps_;
+        next = pages_[i].list_after;
+        // Uses at other addresses, by other streams, are ordered before the last one.
+        const Tick tick = pages_[i].tick;
+        if (tick < running && finished(stream, tick)) {
+          status = release_page(i);
+          if (!status.ok()) return true;
+        } else {
+          running = std::min(running, tick);
+          --patience;
+        }
+      }
+    return false;
+  });
+  return status;
 }
 
 Status Segments::release_all() {

@@ -196,6 +196,9 @@ class Segments {
   // the caller may wait. `want`, if given, is what the memory is needed for: its stream's own pages of the
   // smallest size stay, as they could serve it anywhere already, unless it is addresses that are missing.
   Status trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want = nullptr);
+  // The part of it that is about pages; after `patience` of them that are still in use it ends.
+  Status release_free_pages(std::uint64_t keep_bytes, const Finished& finished, std::uint32_t patience,
+                            const Want* want = nullptr);
   Status release_all();  // pre: nothing on any stream uses any of it
 
   // ---- suspended pages (suspend.cpp decides which) ------------------------------------------------

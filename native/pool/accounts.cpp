@@ -143,7 +143,7 @@ void Pool::record_what_is_there() {
         block.is(BlockState::live) || block.is(BlockState::suspended))
       record(Action::allocate, block);
   for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    for (const PendingBlock& pending : streams_[static_cast<std::uint16_t>(n)].waiting)
+    for (const auto& [tick, pending] : streams_[static_cast<std::uint16_t>(n)].waiting)
       if (pending.awaited)
         for (const Action action : {Action::allocate, Action::free_pending})
           record(action, segments_.blocks()[pending.block]);
@@ -294,7 +294,7 @@ std::uint64_t Pool::live_bytes() const {
 std::uint64_t Pool::steps() const {
   std::lock_guard lock(mutex_);
   return segments_.steps() + loose_.steps() + caching_[0].steps() + caching_[1].steps() +
-         fences_.watched().steps();
+         fences_.watched().steps() + threads_.steps() + pending_steps_;
 }
 
 void Pool::reset_peak() {

@@ -332,20 +332,20 @@ Status Pool::retake(Index strip, Units units, std::uint32_t tag, bool* taken) {
   Index next = pending_behind(strip);
   *taken = next != 0;
   if (!*taken) return {};
-  const bool whole = segments_.blocks()[next].units <= units;
-  Status status;
-  fences_.watched().each([&](std::uint16_t number) {
-    std::deque<PendingBlock>& waiting = streams_[number].waiting;
-    const auto found = std::find_if(waiting.begin(), waiting.end(),
-                                    [&](const PendingBlock& each) { return each.block == next; });
-    if (found == waiting.end()) return false;
-    for (const Use& use : found->uses)
+  const Block& pending = segments_.blocks()[next];
+  const bool whole = pending.units <= units;
+  if (pending.link_after == 0) {
+    // It waits to be zeroed and is used no more.
+    if (whole) std::erase_if(unzeroed_, [&](const PendingBlock& each) { return each.block == next; });
+  } else {
+    auto& waiting = streams_[static_cast<std::uint16_t>(pending.link_after - 1)].waiting;
+    auto found = waiting.lower_bound(pending.tick);
+    while (found->second.block != next) ++found;
+    for (const Use& use : found->second.uses)
       if (use.stream != home.number && !ordered(home, streams_[use.stream], use.tick, true))
-        status = {Code::failed, 0, "stream_wait"};
-    if (whole && status.ok()) waiting.erase(found);
-    return true;
-  });
-  if (!status.ok()) return status;
+        return {Code::failed, 0, "stream_wait"};
+    if (whole) waiting.erase(found);
+  }
   if (!whole) next = segments_.split_in_use(next, units);  // the rest waits on
   pending_.subtract(bytes_of(segments_.blocks()[next]));
   if (whole) --pending_blocks_;

@@ -13,9 +13,6 @@ namespace {
 // Blocks up to here may be lent to other streams: they seldom have a page to themselves that could go
 // instead.
 constexpr Units kLentUnits = static_cast<Units>(kMiB / kUnit);
-// Streams, or segments of theirs, that are asked in vain before a request goes on to the next rung, so that
-// it costs no more the more streams there are. Before it would be out of memory all are asked.
-constexpr int kMostAsked = 64;
 
 }  // namespace
 
@@ -90,10 +87,10 @@ Index Pool::serve_own_blocks(Request& request) {
 }
 
 Index Pool::serve_passed_pending(Request& request) {
-  const auto waiting = [this] { return pending_blocks_ + leaving_.size() + graphs_.size(); };
+  const auto waiting = [this] { return pending_blocks_ + leaving_ + graphs_.size(); };
   const std::uint64_t before = waiting();
   if (before == 0) return 0;
-  complete_passed();
+  complete_passed(request.thorough);
   return waiting() == before ? 0 : segments_.take(request.want);
 }
 
@@ -107,7 +104,7 @@ bool Pool::ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_wa
 // A block in another stream's segment, used on ours; when freed it goes home (give_home).
 Index Pool::lend(Request& request, bool by_waiting) {
   Index taken = 0;
-  int asked = 0;
+  std::uint32_t asked = 0;
   const std::uint16_t from = request.thorough ? 0 : std::exchange(lend_from_, 0);
   segments_.owners().each(
       [&](std::uint16_t number) {
@@ -157,7 +154,7 @@ void Pool::gather_pages(Request& request, bool by_waiting) {
     close_cache(streams_[number]);
     return false;
   });
-  int asked = 0;
+  std::uint32_t asked = 0;
   const std::uint16_t from = request.thorough ? 0 : std::exchange(gather_from_, 0);
   segments_.free_page_owners().each(
       [&](std::uint16_t number) {
@@ -201,7 +198,7 @@ Index Pool::serve_free_pages(Request& request) {
 Index Pool::take_segment(Request& request) {
   Index found = 0;
   Tick tick = 0;
-  int asked = 0;
+  std::uint32_t asked = 0;
   segments_.free_plain_segments(request.want.padded(), [&](Index s) {
     const Segment& segment = segments_.segments()[s];
     if (segment.stream == request.stream->number) return false;

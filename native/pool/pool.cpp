@@ -185,8 +185,11 @@ bool Pool::try_free_cached(Address address) {
 StreamState* Pool::stream_of(StreamHandle handle, Status* why) {
   StreamState* known = streams_.find(handle);
   if (known != nullptr) return known;
-  if (handle == backend_->canonical(kThisThread)) retire_ended();
-  return journaled(streams_.add(handle), why);
+  const bool of_thread = handle == backend_->canonical(kThisThread);
+  if (of_thread) retire_ended();
+  StreamState* const made = journaled(streams_.add(handle), why);
+  if (of_thread && made != nullptr) threads_.add(made->number);
+  return made;
 }
 
 // The state of another library's stream. One that had the handle before is over. Too many of them are ended
@@ -471,14 +474,15 @@ void Pool::rise(StreamState& stream, std::uint64_t bytes) {
   if (ceilings_apart_ && ++rises_in_a_row_ >= kAlone) ceilings_apart_ = false;
   const bool alone = !ceilings_apart_;
   // What is live of a tight stream is its ceiling, so only the loose ones are looked at. They become tight,
-  // so that this is repeated only for those that free something meanwhile; among several threads only idle
-  // ones do, so that their frees do not meet here.
+  // so that this is repeated only for those that free something meanwhile. Among several threads a few busy
+  // ones stay loose, so that their frees do not meet here.
+  std::uint32_t kept = 0;
   std::uint64_t live = ceilings_;
   loose_.each([&](std::uint16_t number) {
     StreamState& each = streams_[number];
     std::lock_guard guard(each.lock);
     live -= each.ceiling - each.live;
-    if (!alone && (each.live != 0 || each.cache.count() != 0)) return false;
+    if (!alone && (each.live != 0 || each.cache.count() != 0) && kept++ < kMostAsked) return false;
     ceilings_ -= each.ceiling - each.live;
     each.ceiling = each.live;
     if (&each == &stream) return false;
@@ -780,11 +784,7 @@ void Pool::requeue(PendingBlock&& pending) {
   while (!pending.uses.empty()) {
     const Use use = pending.uses.back();
     StreamState& stream = streams_[use.stream];
-    if (!stream.retired && use.tick > stream.passed) {
-      stream.waiting.push_back(std::move(pending));
-      fences_.watched().add(stream.number);
-      return;
-    }
+    if (!stream.retired && use.tick > stream.passed) return queue_at(stream, use.tick, std::move(pending));
     pending.uses.pop_back();
   }
   Block& block = segments_.blocks()[pending.block];
@@ -794,6 +794,7 @@ void Pool::requeue(PendingBlock&& pending) {
   if (zero_on_free_.load(std::memory_order_relaxed) && !pending.zeroed) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
     if (!fill_resident(block, zeroing.handle).ok()) {
+      block.link_after = 0;
       unzeroed_.push_back(std::move(pending));
       return;
     }
@@ -801,9 +802,7 @@ void Pool::requeue(PendingBlock&& pending) {
     if (&zeroing != &home || segments_.growing(block)) {
       pending.zeroed = true;
       pending.uses.push_back({zeroing.number, zeroing.owe()});
-      zeroing.waiting.push_back(std::move(pending));
-      fences_.watched().add(zeroing.number);
-      return;
+      return queue_at(zeroing, zeroing.now(), std::move(pending));
     }
   }
   pending_.subtract(bytes_of(block));
@@ -816,29 +815,51 @@ void Pool::requeue(PendingBlock&& pending) {
   segments_.put(pending.block, tick);
 }
 
-// Gives home every pending block whose uses have finished; asks each stream once and never waits.
-void Pool::complete_passed() {
+// The block remembers where it waits, so that it is found there (retake).
+void Pool::queue_at(StreamState& stream, Tick tick, PendingBlock&& pending) {
+  Block& block = segments_.blocks()[pending.block];
+  block.tick = tick;
+  block.link_after = stream.number + 1u;
+  stream.waiting.emplace(tick, std::move(pending));
+  fences_.watched().add(stream.number);
+}
+
+void Pool::complete_passed(bool thorough) {
   if (!graphs_.empty()) let_graphs_go();
+  const std::uint16_t from = thorough ? 0 : std::exchange(complete_from_, 0);
+  std::uint32_t asked = 0;
+  std::uint32_t past = StreamTable::kMaxStreams;
   // All are asked before any block is looked at, as one may wait for several of them.
-  fences_.watched().each([this](std::uint16_t number) {
-    StreamState& stream = streams_[number];
-    if (stream.waiting.empty()) {
-      (void)fences_.poll(stream);
-    } else {
-      (void)fences_.finished(stream, stream.waiting.front().uses.back().tick);
-    }
-    return false;
-  });
+  fences_.watched().each(
+      [&](std::uint16_t number) {
+        StreamState& stream = streams_[number];
+        const Tick before = stream.passed;
+        if (stream.waiting.empty()) {
+          (void)fences_.poll(stream);
+        } else {
+          (void)fences_.finished(stream, stream.waiting.begin()->first);
+        }
+        if (thorough || stream.passed != before || ++asked < kMostAsked) return false;
+        past = number + 1u;
+        complete_from_ = static_cast<std::uint16_t>(past);
+        return true;
+      },
+      from);
   for (PendingBlock& pending : std::exchange(unzeroed_, {})) requeue(std::move(pending));
-  fences_.watched().each([this](std::uint16_t number) {
-    StreamState& stream = streams_[number];
-    std::deque<PendingBlock> waiting;
-    waiting.swap(stream.waiting);
-    for (PendingBlock& pending : waiting) requeue(std::move(pending));
-    if (stream.waiting.empty() && stream.fences.empty()) fences_.watched().remove(number);
-    return false;
-  });
-  if (!leaving_.empty()) let_leave();
+  fences_.watched().each(
+      [&](std::uint16_t number) {
+        if (number >= past) return true;
+        StreamState& stream = streams_[number];
+        while (!stream.waiting.empty() && stream.waiting.begin()->first <= stream.passed) {
+          ++pending_steps_;
+          requeue(std::move(stream.waiting.extract(stream.waiting.begin()).mapped()));
+        }
+        if (stream.last != 0 && !stream.retired) let_leave(stream);
+        const bool leaving = stream.last != 0 && !stream.retired;
+        if (stream.waiting.empty() && stream.fences.empty() && !leaving) fences_.watched().remove(number);
+        return false;
+      },
+      from);
 }
 
 Status Pool::enter(const char* call, std::unique_lock<std::mutex>* lock) const {
@@ -909,7 +930,7 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
 // meanwhile.
 Status Pool::wait_for(StreamState& stream, std::unique_lock<std::mutex>& lock) {
   EventHandle event = 0;
-  const Tick tick = stream.waiting.empty() ? stream.now() : stream.waiting.front().uses.back().tick;
+  const Tick tick = stream.waiting.empty() ? stream.now() : stream.waiting.begin()->first;
   if (Status status = fences_.event_for(stream, tick, &event); !status.ok()) return status;
   if (event == 0) return {};
   const Status status = fences_.wait(event, lock);
@@ -1052,7 +1073,8 @@ void Pool::keep_idle_limit() {
   if (config_.idle_limit == ~std::uint64_t{0}) return;
   const std::uint64_t idle = segments_.free_page_bytes();
   if (idle <= config_.idle_limit) return;
-  (void)segments_.trim(segments_.reserved_bytes() - (idle - config_.idle_limit), finished_, false);
+  const std::uint64_t keep = segments_.reserved_bytes() - (idle - config_.idle_limit);
+  (void)segments_.release_free_pages(keep, finished_, kMostAsked);
   note_reserved(streams_[0]);
 }
 
@@ -1116,7 +1138,8 @@ Status Pool::retire_stream(StreamHandle handle) {
   if (stream != nullptr)
     if (Status status = retire(*stream, lock); !status.ok()) return status;
   if (closed()) return {};
-  complete_passed();
+  if (stream != nullptr && stream->last != 0 && !stream->retired) let_leave(*stream);
+  complete_passed(false);
   verify();
   return {};
 }
@@ -1173,32 +1196,34 @@ void Pool::leave(StreamState& stream, Tick last) {
     stream.shut_for(StreamState::kLeaving);
   }
   stream.last = last;
-  leaving_.push_back(stream.number);
+  ++leaving_;
+  fences_.watched().add(stream.number);
   drain(stream);
 }
 
 // Streams of threads that have ended leave when another thread brings its own.
 void Pool::retire_ended() {
-  for (std::uint32_t n = 1; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    if (stream.gone() || stream.capture != 0 || !backend_->ended(stream.handle)) continue;
-    if (!fences_.record(stream).ok()) continue;  // next time
-    streams_.forget(stream);
-    leave(stream, stream.tick - 1);
-  }
+  threads_.each([this](std::uint16_t number) {
+    StreamState& stream = streams_[number];
+    if (!stream.gone()) {
+      if (stream.capture != 0 || !backend_->ended(stream.handle)) return false;
+      if (!fences_.record(stream).ok()) return false;  // next time
+      streams_.forget(stream);
+      leave(stream, stream.tick - 1);
+    }
+    threads_.remove(number);
+    return false;
+  });
 }
 
-// Streams on their way out whose last fence has passed leave their memory to the default stream.
-void Pool::let_leave() {
+// A stream on its way out whose last fence has passed leaves its memory to the default stream.
+void Pool::let_leave(StreamState& stream) {
   if (operating_) return;  // its pages stay whose they are
-  std::erase_if(leaving_, [this](std::uint16_t number) {
-    StreamState& stream = streams_[number];
-    if (!fences_.finished(stream, stream.last) || !stream.waiting.empty()) return false;
-    streams_.retire(stream);
-    foreign_ -= stream.foreign ? 1 : 0;
-    segments_.inherit(number, 0);
-    return true;
-  });
+  if (!fences_.finished(stream, stream.last) || !stream.waiting.empty()) return;
+  streams_.retire(stream);
+  --leaving_;
+  foreign_ -= stream.foreign ? 1 : 0;
+  segments_.inherit(stream.number, 0);
 }
 
 void Pool::on_out_of_memory(Callback callback) {

@@ -134,6 +134,9 @@ class Pool final : public Allocator {
     bool ask = true;        // the device may be called
     bool thorough = false;  // all streams are asked for memory they do not need, however many there are
   };
+  // Streams, pages or segments of others that are asked in vain before a call goes on without them, so that
+  // it costs no more the more streams there are. Before a request would be out of memory all are asked.
+  static constexpr std::uint32_t kMostAsked = 64;
   using Serve = Index (Pool::*)(Request&);
   struct Step {
     Rung rung;
@@ -205,8 +208,12 @@ class Pool final : public Allocator {
   void make_pending(Index block);
   void wait_in_queue(PendingBlock&& pending);
   void requeue(PendingBlock&& pending);
-  void complete_passed();
-  void let_leave();
+  void queue_at(StreamState& stream, Tick tick, PendingBlock&& pending);
+  // Gives home every pending block whose uses have finished, and lets streams leave; asks each stream once
+  // and never waits. Not thorough: stops when it has asked kMostAsked streams in vain; the next one goes on
+  // from there.
+  void complete_passed(bool thorough = true);
+  void let_leave(StreamState& stream);
   void leave(StreamState& stream, Tick last);
   Status retire(StreamState& stream, std::unique_lock<std::mutex>& lock);
   void abandon(StreamState& stream);
@@ -326,11 +333,11 @@ class Pool final : public Allocator {
   const Finished finished_;  // fences_.finished by number
   StreamTable streams_;
   std::vector<Step> ladder_;
-  std::vector<Index> drained_;          // scratch of drain()
-  std::vector<std::uint16_t> leaving_;  // streams whose last fence has not passed
-  std::vector<std::uint16_t> graphs_;   // states that stand for graphs and heaps
-  std::uint32_t foreign_ = 0;           // states of foreign streams that are not retired
-  std::vector<Heap> heaps_;             // those not yet released
+  std::vector<Index> drained_;         // scratch of drain()
+  std::uint32_t leaving_ = 0;          // streams whose last fence has not passed
+  std::vector<std::uint16_t> graphs_;  // states that stand for graphs and heaps
+  std::uint32_t foreign_ = 0;          // states of foreign streams that are not retired
+  std::vector<Heap> heaps_;            // those not yet released
   CaptureId next_heap_ = kHeapBit;
   std::unordered_map<Index, std::vector<std::uint16_t>> uses_;  // record_stream
   Callback callback_;
@@ -348,14 +355,17 @@ class Pool final : public Allocator {
   std::uint64_t ceilings_ = 0;        // their sum
   StreamSet loose_;                   // streams that are not tight: StreamState::kTight
   StreamSet caching_[2];              // streams whose cache may have small blocks, or others
-  std::uint16_t lend_from_ = 0;       // where lend and gather_pages stopped asking
+  StreamSet threads_;                 // default streams of threads
+  std::uint16_t lend_from_ = 0;       // where lend, gather_pages and complete_passed stopped asking
   std::uint16_t gather_from_ = 0;
+  std::uint16_t complete_from_ = 0;
   std::uint64_t peak_live_ = 0;
   std::uint64_t peak_active_ = 0;
   Meter reserved_;
   Meter segment_count_;
   Meter pending_;
   std::uint64_t pending_blocks_ = 0;
+  std::uint64_t pending_steps_ = 0;     // pending blocks looked at so far
   std::vector<PendingBlock> unzeroed_;  // pending, because the device failed to zero them
   bool operating_ = false;              // a suspend or resume is under way: what it works on stays as it is
   std::vector<Index> late_;             // blocks freed meanwhile, in state moving

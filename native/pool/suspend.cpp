@@ -181,7 +181,7 @@ void Pool::end_operation() {
       give_home(i, true);
     }
   }
-  if (!leaving_.empty()) let_leave();
+  if (leaving_ != 0) complete_passed();
   note_reserved(streams_[0]);
   verify();
 }

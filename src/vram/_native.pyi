@@ -466,7 +466,7 @@ class PoolCore:
         """Bytes that have memory, are pending, are ready, and the most."""
 
     def part_of(self, block: int, offset: int, size: int, stream: Any, base: object, /) -> Buffer:
-        """A Buffer over a part of an allocation that `base` holds."""
+        """A Buffer over a part of a growable buffer that `base` holds."""
 
     def trim_to(self, keep: int, wait: bool, /) -> None:
         """Give unused memory back until at most `keep` bytes are reserved."""

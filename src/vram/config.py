@@ -7,12 +7,14 @@ the manager.
 from __future__ import annotations
 
 import difflib
-import math
+import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from vram.arguments import real_number, require, shown, whole_number
 from vram.errors import ConfigError
 from vram.sizes import format_size, parse_size
 
@@ -48,9 +50,9 @@ def _bool(value: Any) -> bool:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
+    if isinstance(value, bool):
         raise TypeError
-    number = int(value)
+    number = int(value) if isinstance(value, str) else operator.index(value)
     if not 0 <= number <= MAX_COUNT:
         raise ValueError
     return number
@@ -64,12 +66,10 @@ def _journal(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    if isinstance(value, bool):
         raise TypeError
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
+    number = float(value) if isinstance(value, str) else value
+    return real_number(number, "the number", least=-sys.float_info.max, most=sys.float_info.max)
 
 
 def _share(value: Any) -> float:
@@ -244,7 +244,8 @@ def read_options(
     settings: Mapping[str, object], scopes: Iterable[Scope] = EVERYWHERE, *, source: str = ""
 ) -> dict[str, Any]:
     """Return `settings` with every value read; ConfigError names what is wrong and what is valid."""
-    return {name: _read(_option(name, scopes, source), value, source) for name, value in settings.items()}
+    named = require(settings, Mapping, "settings")  # type: ignore[type-abstract]
+    return {name: _read(_option(name, scopes, source), value, source) for name, value in named.items()}
 
 
 def _option(name: str, scopes: Iterable[Scope], source: str) -> Option:
@@ -266,7 +267,7 @@ def _why_unknown(name: str, option: Option | None, valid: list[str]) -> str:
     if option is not None:
         return f"{name} is an option of vram.Pool and has no meaning here."
     close = difflib.get_close_matches(str(name), valid, n=1)
-    return f"there is no option {name!r}" + (f"; did you mean {close[0]}?" if close else ".")
+    return f"there is no option {shown(name)}" + (f"; did you mean {close[0]}?" if close else ".")
 
 
 def _read(option: Option, value: object, source: str) -> Any:
@@ -274,7 +275,8 @@ def _read(option: Option, value: object, source: str) -> Any:
         return option.read(value)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ConfigError(
-            f"{_prefix(source)}{option.name} cannot be {value!r}; it takes {option.takes} ({option.doc}).",
+            f"{_prefix(source)}{option.name} cannot be {shown(value)}; "
+            f"it takes {option.takes} ({option.doc}).",
             option=option.name,
             value=value,
         ) from error
@@ -287,11 +289,12 @@ def _prefix(source: str) -> str:
 def split_settings(text: str, source: str = "") -> dict[str, str]:
     """Split `key:value,key:[a:1,b:2]` into a dict of text; the grammar is that of PYTORCH_ALLOC_CONF."""
     settings: dict[str, str] = {}
+    require(text, str, "settings")
     for entry in filter(None, (part.strip() for part in _split_outside_brackets(text))):
         key, colon, value = (part.strip() for part in entry.partition(":"))
         if not (key and colon and value):
             raise ConfigError(
-                f"{_prefix(source)}{entry!r} is not key:value; write key:value,key:value", value=text
+                f"{_prefix(source)}{shown(entry)} is not key:value; write key:value,key:value", value=text
             )
         settings[key] = value
     return settings
@@ -309,8 +312,8 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
 
 def limit_bytes(limit: float, total: int | None) -> int:
     """Return a limit in bytes, 0 for none; a share is one of the `total` bytes of the device."""
-    if isinstance(limit, int):
-        return limit
+    if hasattr(limit, "__index__"):
+        return whole_number(limit, "limit")
     if not total:
         raise ConfigError(
             f"limit cannot be {limit}: a share needs a device with a known capacity; give it in bytes",
@@ -345,11 +348,11 @@ class Config(Mapping[str, Any]):
         environ: Mapping[str, str] | None = None,
     ) -> None:
         """Read and check everything; ConfigError where something is wrong."""
-        environ = os.environ if environ is None else environ
+        environ = os.environ if environ is None else require(environ, Mapping, "environ")  # type: ignore[type-abstract]
         self._scopes = tuple(scopes)
         self._environment, self._variables = _from_environment(environ)
         self._given: dict[str, Any] = {}
-        self.set(given or {})
+        self.set({} if given is None else given)
 
     def set(self, settings: Mapping[str, object]) -> dict[str, Any]:
         """Set options over what was set before; returns them as read. Nothing changes where one is wrong."""

@@ -12,6 +12,7 @@ import re
 from fractions import Fraction
 from typing import SupportsIndex
 
+from vram.arguments import shown
 from vram.errors import ConfigError
 
 __all__ = ["format_count", "format_size", "parse_size"]
@@ -47,6 +48,9 @@ def parse_size(size: SupportsIndex | float | str) -> int:
 
 def format_size(size: int) -> str:
     """Return a size in the largest binary unit that keeps it at least 1: 1610612736 is "1.5 GiB"."""
+    largest = float(MAX_SIZE) ** 2
+    if not -largest < size < largest:
+        raise _bad(size, "it is beyond all memory")
     sign = "-" if size < 0 else ""
     if -1024 < size < 1024:
         return f"{sign}{abs(size)} B"
@@ -82,9 +86,8 @@ def _checked(count: int, size: SupportsIndex | float | str) -> int:
 
 
 def _bad(size: object, why: str) -> ConfigError:
-    shown = repr(size) if len(repr(size)) <= _MAX_TEXT else repr(size)[:_MAX_TEXT] + "…"
     return ConfigError(
-        f"{shown} is not a size: {why}. "
+        f"{shown(size)} is not a size: {why}. "
         'Sizes are bytes as an int, or a text such as "512MiB", "1.5GiB", "2GB" or "64K" '
         "(units B, KiB, MiB, GiB, TiB; KB, MB, GB, TB; K, M, G, T).",
         value=size,

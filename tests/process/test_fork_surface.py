@@ -148,6 +148,85 @@ def test_every_call_in_the_child_of_a_busy_parent_ends(group: str, tmp_path: Pat
     assert_quiet(run_program(busy, forks, AFTER))
 
 
+MODEL = """
+    import faulthandler, os, random, sys, threading
+    import vram
+
+    MIB = 1 << 20
+    device = vram.Device.model("1GiB")
+    backend, pool, stream = device._core.backend, vram.Pool(device), vram.Stream(device)
+    event, buffer = stream.record_event(), pool.allocate(MIB, stream=stream)
+    ending = threading.Event()
+
+    def churn():
+        while not ending.is_set():
+            pool.allocate(3 * MIB).fill(1)
+            backend.advance(10.0), backend.counts(), backend.clear_executed()
+            vram.Event(device).record(stream)
+
+    threads = [threading.Thread(target=churn, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+
+    # Every name of the device that is a call, with what it takes.
+    ARGUMENTS = {
+        "reserve": (MIB,), "release": (0, MIB), "space_reserve": (MIB,), "space_release": (0, MIB),
+        "page_create": (2 * MIB,), "page_release": (1, 2 * MIB), "map": (0, 2 * MIB, 1),
+        "set_access": (0, 2 * MIB), "unmap": (0, 2 * MIB), "stream_destroy": (1,), "stream_adopt": (1,),
+        "stream_disown": (1,), "stream_synchronize": (0,), "stream_query": (0,), "stream_wait": (0, 1),
+        "event_destroy": (1,), "event_record": (1, 0), "event_query": (1,), "event_synchronize": (1,),
+        "elapsed_ms": (1, 1), "copy": (0, 0, 0, 0), "copy_now": (0, 0, 0, 0), "fill": (0, 0, 0, 0),
+        "launch": (0, int), "capture_of": (1,), "capture_begin": (1,), "capture_end": (1,),
+        "graph_launch": (1, 0), "graph_destroy": (1,), "advance": (1.0,), "set_time": (1.0,),
+        "set_lag": (1.0,), "set_manual": (True,), "step": (0,), "work": (0, 1), "fail": ("map",),
+        "calls": ("map",), "foreign_destroy": (1,),
+    }
+    VALUES = {"canonical", "lasting"}  # are what they are
+
+    def refused(call, *arguments):
+        faulthandler.dump_traceback_later(60, exit=True)
+        try:
+            call(*arguments)
+        except vram.DeviceError:
+            return True
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        return False
+
+    def child():
+        names = [name for name in dir(type(backend))
+                 if not name.startswith("_") and callable(getattr(backend, name)) and name not in VALUES]
+        assert set(ARGUMENTS) <= set(names), set(ARGUMENTS) - set(names)
+        let = [name for name in names if not refused(getattr(backend, name), *ARGUMENTS.get(name, ()))]
+        own = (device.synchronize, stream.synchronize, stream.query, event.query, event.synchronize,
+               lambda: vram.Stream(device), lambda: vram.Pool(device).allocate(MIB), buffer.record_stream,
+               lambda: pool.allocate(MIB), lambda: buffer.fill(1), lambda: stream.launch(int), pool.trim)
+        let += [call for call in own[:7] + own[8:] if not refused(call)]
+        assert not let, let
+
+    for _ in range(20):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                child()
+                code = 0
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    ending.set()
+    for thread in threads:
+        thread.join()
+    assert pool.check() is None
+"""
+
+
+def test_a_model_of_a_device_refuses_every_call_in_the_child() -> None:
+    assert_quiet(run_program(MODEL))
+
+
 def test_every_class_is_tried() -> None:
     from surface import CLASSES
 

@@ -151,3 +151,52 @@ threading.Thread(target=keep, daemon=True).start()
 def test_exit_ends_though_functions_are_launched_on_and_on(work: str) -> None:
     result = run("import threading, vram\nstream = vram.Stream('host')\n" + work)
     assert result.returncode == 0
+
+
+NEVER = """
+    import os, signal, sys, threading, time, vram
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    stream, begun = vram.Stream("host"), threading.Event()
+
+    def never():
+        begun.set()
+        while True:
+            time.sleep(0.01)
+
+    stream.launch(never)
+    begun.wait()
+    press = lambda: os.kill(os.getpid(), signal.SIGINT)
+"""
+
+LEFT = "vram: the program ends while 1 launched function(s) had not returned.\n"
+
+
+def test_ctrl_c_ends_the_wait_for_a_function_that_never_returns() -> None:
+    later = """
+import atexit
+exiting = threading.Event()
+atexit.register(exiting.set)  # runs before what was registered earlier
+
+def press_later():
+    exiting.wait()
+    time.sleep(1.0)
+    press()
+
+threading.Thread(target=press_later, daemon=True).start()
+"""
+    result = run(textwrap.dedent(NEVER) + later)
+    assert (result.returncode, result.stderr) == (0, LEFT)
+
+
+@pytest.mark.slow
+def test_exit_after_an_interrupt_does_not_wait_for_ever() -> None:
+    interrupted = """
+try:
+    threading.Timer(0.1, press).start()
+    stream.synchronize()
+except KeyboardInterrupt:
+    sys.exit(3)
+"""
+    result = run(textwrap.dedent(NEVER) + interrupted)
+    told = "vram: waiting for 1 launched function(s) to return before the program ends, for up to 10 seconds"
+    assert result.returncode == 3 and result.stderr.startswith(told) and result.stderr.endswith(LEFT)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_jobs import GIB, MIB, Job, trace_of
 
@@ -24,6 +25,7 @@ from vram.analysis import (
     summary,
     write_table,
 )
+from vram.analysis.idle import _segment_of
 from vram.core.verdict import VERDICTS, Account, judge_moment, judge_request
 from vram.errors import ConfigError
 from vram.trace import Action, Block, BlockState, Segment, Trace, open_trace
@@ -659,3 +661,45 @@ def test_an_explanation_is_plain_data() -> None:
     assert sum(document["bytes"].values()) == document["device"]
     assert all(len(groups) <= 1 for groups in document["holders"].values())
     assert found.table().num_rows == len(document["bytes"])
+
+
+# ---- idle segments ----------------------------------------------------------------------------------------
+
+
+class Made:
+    """As much of the allocations of a recording as says where and when they were made."""
+
+    def __init__(self, address: list[int], start: list[int], events: int) -> None:
+        self.address, self.start, self.events = np.array(address, np.uint64), np.array(start), events
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_allocation_lies_in_the_segment_that_had_its_address_then(seed: int) -> None:
+    """Addresses come back in segments of other lengths, which begin elsewhere."""
+    choose, held, rows = random.Random(seed), {}, []
+    address, start = [], []
+    for event in range(400):
+        what = choose.random()
+        first, size = choose.randrange(100) * 10, choose.randrange(1, 30) * 10
+        if what < 0.2:
+            if all(first + size <= other or first >= other + long for other, (long, _) in held.items()):
+                held[first] = (size, event)
+        elif what < 0.35 and held:
+            gone = choose.choice(list(held))
+            rows.append((gone, *held.pop(gone), event))
+        else:
+            address.append(choose.randrange(1300))
+            start.append(event)
+    rows += [(first, size, begun, 400) for first, (size, begun) in held.items()]
+    rows.sort(key=lambda row: (row[0], row[2]))
+    expected = [
+        next((n for n, (first, size, begun, over) in enumerate(rows)
+              if first <= at < first + size and begun <= when < over), -1)
+        for at, when in zip(address, start, strict=True)
+    ]  # fmt: skip
+    first, size, begin, end = (np.array(column) for column in zip(*rows, strict=True))
+    found = _segment_of(Made(address, start, 400), first.astype(np.uint64), size, begin, end)  # type: ignore[arg-type]
+    assert found.tolist() == expected and -1 in expected and max(expected) > 5

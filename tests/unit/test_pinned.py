@@ -13,7 +13,7 @@ from waiting import PATIENCE
 
 import vram
 from vram import ConfigError, Device, DeviceError, PinnedPool, Pool, Stream
-from vram.core.pinned import PIECE
+from vram.core.pool import PIECE
 
 KIB, MIB = 1 << 10, 1 << 20
 

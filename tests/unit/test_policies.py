@@ -302,7 +302,7 @@ def test_rmm_is_set_by_a_line_of_python() -> None:
 def test_an_unknown_executor_is_refused(executor: str) -> None:
     with pytest.raises(ConfigError, match="there is dask, or dask=ADDRESS"):
         sweep(made((0, 0, 1)), FEW, executor=executor)
-    with pytest.raises(ConfigError, match="jobs is 0"):
+    with pytest.raises(ConfigError, match="jobs must be a whole number from 1"):
         sweep(made((0, 0, 1)), FEW, jobs=0)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from vram.arguments import require, whole_number
 from vram.core.verdict import MEANINGS, Account, judge_moment, judge_request
 from vram.sizes import format_count, format_size, parse_size
 from vram.trace import Trace
@@ -65,6 +66,7 @@ class Explanation:
 
     def to_json(self, most: int | None = None) -> dict[str, Any]:
         """Plain data; of each kind of holder at most `most`."""
+        most = None if most is None else whole_number(most, "most")
         return {
             "trace": self.trace.heading(),
             "at": asdict(self.moment),
@@ -102,7 +104,8 @@ def explain(
     `memories` those of `trace`, where it is asked about often.
     """
     moment = find_moment(trace, at)
-    memory = (memories or Memories(trace)).at(moment.event)
+    known = Memories(trace) if memories is None else require(memories, Memories, "memories")
+    memory = known.at(moment.event)
     request = find_request(trace, moment.event)
     found = find_capacity(trace, memory, request, None if capacity is None else parse_size(capacity))
     account = open_account(memory, request, found)

@@ -6,6 +6,8 @@ which looks at one moment.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
+
 from vram.trace import BEFORE, Action, Trace
 from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of
 
@@ -94,8 +96,29 @@ def _segment_of(made: Allocations, first: Column, size: Column, begin: Column, e
             (found >= 0) & (group[sure] == place) & (address < first[sure] + size[sure].astype(np.uint64))
         )
         return np.where(inside & (made.start < end[sure]), found, -1)
+    return _segment_then(made, first, size, begin, end)
+
+
+def _segment_then(made: Allocations, first: Column, size: Column, begin: Column, end: Column) -> Column:
+    """The same where addresses came back in other segments: by going through time with what was held then."""
+    np = numpy()
     found = np.full(len(made), -1, np.int64)
-    for number in range(len(first)):  # addresses came back in other segments
-        inside = (address >= first[number]) & (address < first[number] + np.uint64(size[number]))
-        found[inside & (made.start < end[number]) & (made.start >= begin[number])] = number
+    # At one event segments end, then begin, then allocations are made.
+    moments = np.concatenate([end, begin, made.start])
+    kinds = np.repeat([0, 1, 2], [len(end), len(begin), len(made)])
+    numbers = np.concatenate([np.arange(len(end)), np.arange(len(begin)), np.arange(len(made))])
+    order = np.lexsort((kinds, moments))
+    starts, sizes, addresses = first.tolist(), size.tolist(), made.address.tolist()
+    held: list[tuple[int, int]] = []  # addresses and numbers of the segments there are, in order
+    for kind, number in zip(kinds[order].tolist(), numbers[order].tolist(), strict=True):
+        if kind == 0:
+            place = bisect_left(held, (starts[number], number))
+            if held[place : place + 1] == [(starts[number], number)]:
+                del held[place]
+        elif kind == 1:
+            insort(held, (starts[number], number))
+        else:
+            place = bisect_right(held, (addresses[number], len(starts))) - 1
+            if place >= 0 and addresses[number] < held[place][0] + sizes[held[place][1]]:
+                found[number] = held[place][1]
     return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from vram.arguments import require, whole_number
 from vram.trace import BEFORE, Action, Block, BlockState, Segment, Trace
 from vram.trace.series import (
     BLOCK_ACTIONS,
@@ -140,7 +141,7 @@ class Memories:
 
     def __init__(self, trace: Trace) -> None:
         """Note where each address is mentioned."""
-        self._trace = trace
+        self._trace = require(trace, Trace, "trace")
         self._blocks = _Mentions(trace, BLOCK_ACTIONS)
         self._segments = _Mentions(trace, SEGMENT_ACTIONS)
         self._mappings = events_of(trace, MAPPING_ACTIONS)
@@ -154,6 +155,7 @@ class Memories:
 
     def at(self, event: int) -> Memory:
         """What the allocator held after `event`; before the first with -1."""
+        event = whole_number(event, "event", least=-1, most=self._trace.events - 1)
         reader = _Reader(self._trace, event, self._blocks, self._final)
         if self._pages_move:
             return _paged(reader, event, self._reserved[event] if event >= 0 else 0)

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate
 
+from vram.arguments import require, shown, whole_number
 from vram.errors import ConfigError
 from vram.trace import Action, Steps, Trace, find_steps
 from vram.trace.series import events_of
@@ -36,7 +37,7 @@ def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
     By default the out-of-memory if there is one, else the peak. A snapshot taken without recording has no
     events; all that can be looked at is how it ended.
     """
-    if not trace.events:
+    if not require(trace, Trace, "trace").events:
         return _end(trace, at)
     steps = find_steps(trace)
     failures = events_of(trace, [Action.OOM])
@@ -49,7 +50,7 @@ def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
     if at == "peak":
         event = peak_event(trace)
         return Moment("peak", event, steps.of(event))
-    event = _boundary(trace, steps, str(at), end=True)
+    event = _boundary(trace, steps, _written(at), end=True)
     kind = "oom" if trace.action[event] == Action.OOM else "event"
     return Moment(kind, event, steps.of(event))
 
@@ -69,9 +70,10 @@ def _no_events(trace: Trace) -> ConfigError:
 
 def find_window(trace: Trace, between: str) -> range:
     """The events of "step:10,step:50" or "event:0,event:900"; both ends belong to it. Never empty."""
-    ends = [part.strip() for part in between.split(",")]
+    require(trace, Trace, "trace")
+    ends = [part.strip() for part in require(between, str, "between").split(",")]
     if len(ends) != 2:
-        raise ConfigError(f"{between!r} is not a stretch; write step:10,step:50 or event:0,event:900")
+        raise ConfigError(f"{shown(between)} is not a stretch; write step:10,step:50 or event:0,event:900")
     if not trace.events:
         raise _no_events(trace)
     steps = find_steps(trace)
@@ -82,10 +84,14 @@ def find_window(trace: Trace, between: str) -> range:
     return range(first, last + 1)
 
 
+def _written(at: object) -> str:
+    return at if isinstance(at, str) else str(whole_number(at, "at"))
+
+
 def _boundary(trace: Trace, steps: Steps, text: str, *, end: bool) -> int:
     match = re.fullmatch(r"(?:(event|step):)?(\d{1,18})", text)
     if match is None:
-        raise ConfigError(f"{text!r} is not a moment; write oom, peak, an event such as 1200, or step:7")
+        raise ConfigError(f"{shown(text)} is not a moment; write oom, peak, an event such as 1200, or step:7")
     number = int(match[2])
     if match[1] == "step":
         return _step_boundary(trace, steps, number, end=end)

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from vram.arguments import require, require_label, require_path
 from vram.errors import ConfigError
 from vram.trace import Action, Trace, find_steps
 from vram.trace.series import events_of, reserved_series
@@ -75,9 +76,12 @@ class _Row:
 
 def merge(traces: Sequence[Trace], names: Iterable[str] | None = None) -> Merged:
     """Align ranks by step. `names` are the ranks'; by default what the files are called."""
+    traces = [require(trace, Trace, "each of the traces") for trace in traces]
     if not traces:
         raise ConfigError("there is nothing to merge; name the recordings of at least one rank")
-    called = _names(traces) if names is None else list(names)
+    called = _names(traces) if names is None else [require_label(name, "a name") for name in names]
+    if len(called) != len(traces):
+        raise ConfigError(f"{len(traces)} recordings need as many names, not {len(called)}")
     rows = {name: _rows(trace) for name, trace in zip(called, traces, strict=True)}
     if len(rows) != len(traces):
         raise ConfigError(f"ranks need different names; these are {', '.join(called)}")
@@ -93,6 +97,8 @@ def merge(traces: Sequence[Trace], names: Iterable[str] | None = None) -> Merged
 
 def write_table(merged: Merged, path: Path) -> None:
     """Write the rows: as JSON to a name that ends so, else as Parquet."""
+    require(merged, Merged, "merged")
+    path = Path(require_path(path))
     try:
         if path.suffix == ".json":
             path.write_text(json.dumps(merged.to_json()), encoding="utf-8")

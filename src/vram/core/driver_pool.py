@@ -7,11 +7,13 @@ synchronise-and-retry are native; everything else a pool does is `Pool`'s.
 from __future__ import annotations
 
 import difflib
+import operator
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vram import _native
+from vram.arguments import require, shown, whole_number
 from vram.config import OPTIONS, Config
 from vram.core.buffer import Buffer
 from vram.core.device import Device
@@ -114,7 +116,7 @@ class DriverPool(Pool, _native.DriverPoolCore):
         Nothing can be allocated from it; `import_buffer` finds the exporter's allocations.
         """
         pool = cls.__new__(cls)
-        pool._open(device, config, "imported", fd=fd)
+        pool._open(device, config, "imported", fd=whole_number(fd, "fd", most=2**31 - 1))
         return pool
 
     def _open(
@@ -189,7 +191,7 @@ class DriverPool(Pool, _native.DriverPoolCore):
         The memory must hold what it is to hold before the other side reads it, and stay until that has freed
         its Buffer: synchronise before sending, and free last.
         """
-        if buffer.pool is not self:
+        if require(buffer, Buffer, "buffer").pool is not self:
             raise ConfigError("the buffer is not one of this pool; export it with its own.", buffer=buffer)
         if not self.shareable:
             raise ConfigError(
@@ -263,9 +265,9 @@ class PoolAttributes(Mapping[str, "int | bool | None"]):
 def _read_attribute(name: str, value: Any) -> int:
     """The number that CUDA takes for an attribute; ConfigError says what it allows."""
     if name in FLAGS:
-        if isinstance(value, (bool, int)) and value in (0, 1):
-            return int(value)
-        raise ConfigError(f"{name} cannot be {value!r}; it is True or False.", value=value)
+        if hasattr(value, "__index__") and operator.index(value) in (0, 1):
+            return operator.index(value)
+        raise ConfigError(f"{name} cannot be {shown(value)}; it is True or False.", value=value)
     if name == THRESHOLD:
         if value is None or (isinstance(value, str) and value.lower() in ("unlimited", "none")):
             return _UNLIMITED

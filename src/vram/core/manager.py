@@ -11,13 +11,15 @@ import functools
 import gc
 import itertools
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, SupportsIndex, TextIO
 
+from vram.arguments import real_number, require, require_path
 from vram.config import DEFAULT_WARMUP, OPTIONS, Config, parse_pool_options
 from vram.core.advice import Patterns
 from vram.core.device import Device, is_default
@@ -138,7 +140,7 @@ class MemoryManager:
     def drop_pool(self, device: Device) -> Pool | None:
         """Forget the pool of a device and return it; the next use makes another."""
         with self._lock:
-            pool = self._pools.pop(device, None)
+            pool = self._pools.pop(require(device, Device, "device"), None)
             self._only = None if self._only is pool else self._only
             return pool
 
@@ -200,7 +202,8 @@ class MemoryManager:
         if pool is None or device is not None:
             pool = self._pool_of(ptr, device)
         if size is not None:
-            _require_size(pool, ptr, size if type(size) is int else parse_size(size))
+            text = isinstance(size, (bool, float, str))
+            _require_size(pool, ptr, parse_size(size) if text else operator.index(size))  # type: ignore[arg-type]
         pool.free(ptr)
         if self._adapt_every:
             self._tick()
@@ -230,7 +233,8 @@ class MemoryManager:
         device: str | Device | None = None,
     ) -> None:
         """Make `counts[i]` blocks of `sizes[i]` bytes ready in the cache of a stream."""
-        numbers = [counts] * len(sizes) if isinstance(counts, int) else list(counts)
+        sizes = list(sizes)
+        numbers = [counts] * len(sizes) if isinstance(counts, SupportsIndex) else list(counts)
         if len(numbers) != len(sizes):
             raise ConfigError(f"{len(sizes)} sizes need as many counts, not {len(numbers)}")
         self.pool(device).warmup(list(zip(sizes, numbers, strict=True)), stream=stream)
@@ -329,10 +333,12 @@ class MemoryManager:
         """
         text = "".join(f"{line}\n" for pool in self.pools for line in _trace_lines(pool))
         if isinstance(file, (str, os.PathLike)):
-            with open(file, "w", encoding="utf-8") as opened:
+            with open(require_path(file), "w", encoding="utf-8") as opened:
                 opened.write(text)
+        elif file is None or hasattr(file, "write"):
+            print(text, end="", file=file or sys.stderr)
         else:
-            print(text, end="", file=sys.stderr if file is None else file)
+            raise TypeError(f"a trace is written to a path or a text file, not {type(file).__name__}")
         return text
 
     # ---- caches -----------------------------------------------------------------------------------------
@@ -342,8 +348,7 @@ class MemoryManager:
 
         `force` waits for queued work that still uses freed memory, and keeps nothing unused.
         """
-        if not 0 <= threshold <= 1:
-            raise ConfigError(f"threshold is the share to keep, from 0 to 1, not {threshold!r}")
+        threshold = real_number(threshold, "threshold, the share to keep,", least=0, most=1)
         keep = 0.0 if force else threshold
         return sum(pool.trim(math.floor(keep * pool.stats().reserved), wait=force) for pool in self.pools)
 
@@ -364,11 +369,13 @@ class MemoryManager:
 
         Ends aggressive coalescing.
         """
-        if not 0 < factor < math.inf:
-            raise ConfigError(f"a cache is expanded by a factor above 0, not {factor!r}")
+        factor = real_number(factor, "factor", least=sys.float_info.min, most=sys.float_info.max)
         with self._lock:
             self.enable_aggressive_coalescing(False)
-            blocks: int = min(MOST_STREAM_CACHE, math.ceil(max(1, self._config["stream_cache"]) * factor))
+            blocks: int = min(
+                MOST_STREAM_CACHE,
+                math.ceil(min(MOST_STREAM_CACHE, max(1, self._config["stream_cache"]) * factor)),
+            )
             self.configure(stream_cache=blocks)
             return blocks
 
@@ -396,7 +403,9 @@ class MemoryManager:
         the caches expand by `expand_factor`. Between: blocks merge where fragmentation exceeds
         `coalescing_threshold`. The adaptive mode does this every `adapt_every` operations.
         """
-        now = self.memory_pressure() if pressure is None else pressure
+        now = self.memory_pressure()
+        if pressure is not None:
+            now = real_number(pressure, "pressure", least=0, most=sys.float_info.max)
         if now > self._config["pressure_high"]:
             self.enable_aggressive_coalescing()
             self.cleanup_cache()

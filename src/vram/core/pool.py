@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final
 
 from vram import _native
+from vram.arguments import shown, whole_number
 from vram.config import Config, limit_bytes, read_options
 from vram.core.advice import Patterns, find_patterns
 from vram.core.buffer import Buffer
@@ -42,6 +43,8 @@ MODEL_HOSTS: Final = 4
 """The host of a model has so many times the model's memory."""
 KEEPS = ("host", "discard")
 """What `suspend` may do with contents."""
+MOST_WARM = 1 << 20
+"""Blocks that one warmup makes ready."""
 MOST_EXPLAINED = 200_000
 """With more live blocks than this, OutOfMemory does not look at each of them."""
 
@@ -135,7 +138,7 @@ class Pool(_native.PoolCore):
         The cache is allowed to hold them all, whatever `stream_cache` says.
         """
         pairs = sizes.items() if isinstance(sizes, Mapping) else sizes
-        wanted = [parse_size(size) for size, count in pairs for _ in range(_checked_count(count))]
+        wanted = _repeated([(parse_size(size), _checked_count(count)) for size, count in pairs])
         # All at once: what one size made ready, a search for the next would merge again.
         addresses = self.malloc_batch(wanted, stream)
         room = self.raw_stats()["cached_blocks"] + len(wanted)
@@ -178,7 +181,8 @@ class Pool(_native.PoolCore):
         """Give unused memory back until at most `to` bytes are reserved; returns how many bytes went.
 
         What queued work still uses stays, unless `wait` waits for it. So does memory whose release would
-        itself wait for whatever runs on the device: plain segments of a GPU, and page-locked memory.
+        itself wait for whatever runs on the device: plain segments of a GPU, and page-locked memory. Looks
+        at every stream, free page and segment.
         """
         before = self._reserved()
         self.trim_to(parse_size(to), wait)
@@ -194,7 +198,7 @@ class Pool(_native.PoolCore):
         contents to page-locked memory of `store` (by default the pool's own, see `store`); `"discard"` leaves
         them undefined. What is free or cached is given back as well; a page that other buffers use, too,
         stays. The call waits for work queued on the streams of these buffers and for the copies, without the
-        GIL and without stopping the pool. Where it fails, nothing is suspended.
+        GIL and without stopping the pool. Where it fails, nothing is suspended. Looks at every block.
         """
         if keep not in KEEPS:
             raise ConfigError(
@@ -216,7 +220,7 @@ class Pool(_native.PoolCore):
         """Back what was suspended under `tag`, or all of it, at the same addresses; returns how many bytes.
 
         When it returns, contents that were kept are there, for every stream. OutOfMemory where the memory
-        cannot be had: everything stays suspended, and it may be tried again.
+        cannot be had: everything stays suspended, and it may be tried again. Looks at every block.
         """
         with resuming(self):
             return self.resume_blocks(tag)
@@ -261,7 +265,7 @@ class Pool(_native.PoolCore):
     # ---- what it says of itself -------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """The statistics now, under the keys of torch.cuda.memory_stats and our own."""
+        """The statistics now, under the keys of torch.cuda.memory_stats and ours. Visits every stream."""
         return Stats(self._peaks.raw_stats(self), self._why_no_pages())
 
     def _why_no_pages(self) -> str:
@@ -309,7 +313,7 @@ class Pool(_native.PoolCore):
     def close(self) -> None:
         """Wait for the device and give all memory back; live buffers become invalid. Again: nothing.
 
-        A recorder of the pool is closed first.
+        A recorder of the pool is closed first. Looks at every stream and block.
         """
         if not self.closed:  # in the child of a fork nobody would finish them
             if self._recorder is not None:
@@ -451,10 +455,18 @@ def follow_failures(follow: Callable[[Pool, OutOfMemory], None]) -> Callable[[],
     return end
 
 
-def _checked_count(count: object) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**32:
-        raise ConfigError(f"{count!r} is not a number of blocks; write {{size: count}}", value=count)
-    return count
+def _repeated(pairs: list[tuple[int, int]]) -> list[int]:
+    """Each size as often as it is wanted."""
+    blocks = sum(count for _, count in pairs)
+    if blocks > MOST_WARM:
+        raise ConfigError(f"warmup makes at most {MOST_WARM} blocks ready, not {blocks}", value=blocks)
+    return [size for size, count in pairs for _ in range(count)]
+
+
+def _checked_count(count: Any) -> int:
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise ConfigError(f"{shown(count)} is not a number of blocks; write {{size: count}}", value=count)
+    return whole_number(count, "the number of blocks")
 
 
 # ---- asynchronous allocation ------------------------------------------------------------------------------

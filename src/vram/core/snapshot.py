@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vram.arguments import require, shown
+from vram.errors import ConfigError
 from vram.sizes import format_size
 from vram.trace.model import Frame
 
@@ -17,6 +19,9 @@ __all__ = ["Block", "Leak", "Mark", "Segment", "Snapshot", "Stack", "backed_runs
 
 PAGE_BYTES = 2 << 20
 """Where there is a block, there is at least a page of this size, so aligned, around each of its bytes."""
+
+STATES = ("live", "suspended", "cached", "pending", "free")
+"""Of a block."""
 
 Stack = tuple[Frame, ...]
 """Where an allocation was made, innermost first."""
@@ -82,6 +87,11 @@ class Snapshot:
 
     def blocks(self, state: str | None = None) -> Iterator[Block]:
         """Every block, or those of one state."""
+        if state not in (None, *STATES):
+            raise ConfigError(f"a block is {', '.join(STATES)}, not {shown(state)}", value=state)
+        return self._blocks(state)
+
+    def _blocks(self, state: str | None) -> Iterator[Block]:
         for segment in self.segments:
             for block in segment.blocks:
                 if state is None or block.state == state:
@@ -216,7 +226,7 @@ def mark_of(snapshot: Snapshot) -> Mark:
 
 def leaks_of(snapshot: Snapshot, since: Mark | None) -> list[Leak]:
     """Group what is live, and newer than `since`, by tag and requested size; most bytes first."""
-    old = since.live if since is not None else frozenset()
+    old = require(since, Mark, "since").live if since is not None else frozenset()
     groups: defaultdict[tuple[str | None, int], list[Block]] = defaultdict(list)
     for block in snapshot.allocations():
         if (block.address, block.serial) not in old:

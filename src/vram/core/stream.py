@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from vram import _native
+from vram.arguments import require, shown
 from vram.core import observer
 from vram.core.device import Device, _Core, _core_of
 from vram.errors import DeviceError, VramError
@@ -191,8 +193,8 @@ def stream_handle(stream: Any, device: Device) -> int:
         if stream._core is not device._core:
             raise _other_device("stream", stream._core, device._core)
         return stream.handle
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return _checked_handle(stream)
+    if hasattr(stream, "__index__") and not isinstance(stream, bool):
+        return _checked_handle(operator.index(stream))
     found = _foreign_handle(stream)
     if found is None:
         raise TypeError(
@@ -205,7 +207,7 @@ def stream_handle(stream: Any, device: Device) -> int:
 def named_handle(stream: Any, device: Device) -> int:
     """As `stream_handle`, for a call of a pool."""
     handle = stream_handle(stream, device)
-    if not isinstance(stream, (Stream, int)):
+    if not isinstance(stream, Stream) and not hasattr(stream, "__index__"):
         meet(handle, device, stream)
     return handle
 
@@ -242,7 +244,7 @@ def _foreign_handle(stream: Any) -> int | None:
 
 def _checked_handle(handle: int) -> int:
     if not 0 <= handle < 2**64:
-        raise ValueError(f"a stream's handle lies in 0 … 2**64 - 1, not {handle}")
+        raise ValueError(f"a stream handle is a number from 0 to 2**64 - 1, not {shown(handle)}")
     return handle
 
 
@@ -348,7 +350,7 @@ class Graph:
 
     def __init__(self, stream: Stream) -> None:
         """Make a graph that is to be captured on `stream`; use `Stream.capture()`."""
-        backend = stream.device.backend
+        backend = require(stream, Stream, "stream").device.backend
         if not isinstance(backend, (_native.CudaBackend, _native.ModelBackend)):
             raise DeviceError(
                 f"work on {stream.device.name} cannot be captured into a graph; CUDA devices and models can",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
+from vram.arguments import require_label
 from vram.core.scope import Scope
 
 __all__ = ["current_tag", "tag"]
@@ -22,19 +23,20 @@ class tag(Scope):
     """Label allocations: `with vram.tag("attention"): ...`, or `@vram.tag("attention")` on a function.
 
     Holds for this thread or asyncio task. Inside another tag the inner name counts; the outer one returns
-    at the end. A `tag=` given to an allocation goes before both. A pool keeps 65 536 names; later ones
-    count as "(other tags)".
+    at the end. A `tag=` given to an allocation goes before both. A pool keeps 65 536 names of at most 1 MiB
+    each; later ones count as "(other tags)".
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
         """Make a label; it may be entered any number of times."""
-        if not isinstance(name, str):
-            raise TypeError(f"a tag is a text, not {type(name).__name__}")
-        if not name:
-            raise ValueError("a tag needs a name of at least one letter")
-        self.name = name
+        self._name = require_label(name, "a tag")
+
+    @property
+    def name(self) -> str:
+        """The label."""
+        return self._name
 
     def __enter__(self) -> tag:
         _register()

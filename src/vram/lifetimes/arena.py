@@ -7,11 +7,13 @@ scopes, statistics, and the messages of errors.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from vram import _native
+from vram.arguments import require, shown
 from vram.core.buffer import Buffer
 from vram.core.device import Device
 from vram.core.scope import Scope
@@ -259,6 +261,8 @@ def arena_report(*arenas: Arena) -> ArenaReport:
     """Compare arenas of one memory: the high-water mark of each, and what one shared by all would need."""
     if not arenas:
         raise ConfigError("arena_report takes the arenas to compare: arena_report(forward, backward)")
+    for arena in arenas:
+        require(arena, Arena, "each of the arenas")
     places = {(arena.device.name, arena.host_accessible) for arena in arenas}
     if len(places) > 1:
         named = ", ".join(sorted({arena.device.name for arena in arenas}))
@@ -293,10 +297,11 @@ def _pool_for(what: str | Device | _native.PoolCore | None, pinned: bool) -> _na
 
 
 def _checked_align(align: Any) -> int:
-    whole = isinstance(align, int) and not isinstance(align, bool)
-    if not whole or not 1 <= align <= MOST_ALIGN or align & (align - 1):
-        raise ConfigError(f"{align!r} is not an alignment: a power of two up to 2 MiB is", align=align)
-    return int(align)
+    whole = hasattr(align, "__index__") and not isinstance(align, bool)
+    number = operator.index(align) if whole else 0
+    if not 1 <= number <= MOST_ALIGN or number & (number - 1):
+        raise ConfigError(f"{shown(align)} is not an alignment: a power of two up to 2 MiB is", align=align)
+    return number
 
 
 def _first_array(arena: Arena, shape: Any, dtype: Any) -> Any:

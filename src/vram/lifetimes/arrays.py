@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from vram import _native
+from vram.arguments import shown
 from vram.core.buffer import Buffer
 from vram.errors import ConfigError
 from vram.lifetimes.elements import checked_shape
+from vram.sizes import MAX_SIZE
 
 __all__ = ["CheckedArray", "checked_array", "plain_array", "raw_type"]
 
@@ -34,7 +36,7 @@ def plain_array(arena: _native.ArenaCore, shape: Any, dtype: Any) -> np.ndarray[
             _types[dtype] = found, item
     if type(shape) is tuple:
         count = math.prod(shape)
-    elif type(shape) is int:
+    elif type(shape) is int and shape < MAX_SIZE:
         count = shape
     else:
         shape = checked_shape(shape)
@@ -54,7 +56,10 @@ def checked_array(arena: _native.ArenaCore, shape: Any, dtype: Any) -> np.ndarra
 def raw_type(dtype: Any) -> np.dtype[Any]:
     """The type of elements that raw memory can hold; ConfigError for one of Python objects."""
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
-    found: np.dtype[Any] = np.dtype(name)
+    try:
+        found: np.dtype[Any] = np.dtype(name)
+    except UnicodeError:
+        raise ConfigError(f"{shown(dtype)} is not a type of elements", dtype=dtype) from None
     if found.hasobject:
         raise ConfigError(
             f"arrays of {found} hold references to Python objects, which raw memory cannot; use a plain type",

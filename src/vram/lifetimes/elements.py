@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from vram.arguments import shown
 from vram.errors import ConfigError
 from vram.sizes import MAX_SIZE
 
@@ -20,7 +21,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     except TypeError:
         whole = (-1,)
     if any(not 0 <= each < MAX_SIZE for each in whole):
-        raise ConfigError(f"{shape!r} is not a shape: whole numbers from 0 up are", shape=shape)
+        raise ConfigError(f"{shown(shape)} is not a shape: whole numbers from 0 up are", shape=shape)
     return whole
 
 
@@ -52,11 +53,11 @@ def element_of(dtype: Any) -> Element:
             import numpy
 
             name = numpy.dtype(dtype).name
-        except (ImportError, TypeError):
+        except (ImportError, TypeError, ValueError):
             pass
     if name not in ELEMENTS:
         raise ConfigError(
-            f"{dtype!r} is not a type of elements on a device; those are "
+            f"{shown(dtype)} is not a type of elements on a device; those are "
             f"{', '.join(each for each in ELEMENTS if isinstance(each, str))}",
             dtype=str(dtype),
         )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
+from vram.arguments import whole_number
 from vram.errors import ConfigError, DeviceError, TraceError
 from vram.sizes import format_size, parse_size
 from vram.trace import ALLOCATE, AT_ONCE, Lifetimes, Trace, lifetimes
@@ -116,6 +117,10 @@ class Plan:
 
     def picture(self, width: int = 960, height: int = 540) -> str:
         """The layout as SVG: time to the right, offsets upwards, a rectangle a buffer."""
+        width, height = (
+            whole_number(length, name, least=1, most=MOST_PIXELS)
+            for length, name in ((width, "width"), (height, "height"))
+        )
         begin = min(self.lower, default=0)
         across = width / max(max(self.upper, default=1) - begin, 1)
         up = height / max(self.peak, 1)
@@ -134,6 +139,10 @@ class Plan:
             + "\n".join(shapes)
             + "\n</svg>\n"
         )
+
+
+MOST_PIXELS = 1 << 20
+"""Of a picture, each way."""
 
 
 def plan(

@@ -10,9 +10,10 @@ import operator
 import os
 from typing import Protocol, SupportsIndex
 
+from vram.arguments import require_label, shown
 from vram.core.locks import new_lock
 from vram.core.scope import Scope
-from vram.trace.steps import STEP_PREFIX
+from vram.trace.steps import LAST_STEP, STEP_PREFIX
 
 __all__ = ["Markable", "annotate", "join", "leave", "step"]
 
@@ -55,15 +56,16 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class annotate(Scope):
     """Mark a phase of the program: `with vram.annotate("forward"): ...`, or `@vram.annotate("forward")`."""
 
-    __slots__ = ("name",)
+    __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
         """Make a mark; it may be entered any number of times."""
-        if not isinstance(name, str):
-            raise TypeError(f"a phase is named by a text, not {type(name).__name__}")
-        if not name:
-            raise ValueError("a phase needs a name of at least one letter")
-        self.name = name
+        self._name = require_label(name, "the name of a phase")
+
+    @property
+    def name(self) -> str:
+        """What the recordings call it."""
+        return self._name
 
     def __enter__(self) -> annotate:
         for recording in _recordings:
@@ -86,6 +88,6 @@ class step(annotate):
     def __init__(self, number: SupportsIndex) -> None:
         """Make the mark of iteration `number`."""
         index = operator.index(number)
-        if index < 0:
-            raise ValueError(f"steps are numbered from 0; {index} is none")
+        if not 0 <= index <= LAST_STEP:
+            raise ValueError(f"steps are numbered from 0 to {LAST_STEP}; {shown(index)} is none")
         super().__init__(f"{STEP_PREFIX}{index}")

@@ -17,7 +17,6 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
 import select
 import socket
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from vram.arguments import real_number, shown, whole_number
 from vram.core.locks import new_event, new_lock
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.system.descriptors import disown
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Monitor", "Process", "attach", "monitor", "processes"]
 
 PROTOCOL = 1
+SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.01, 86400.0
+"""Seconds between two samples."""
 MOST_CLIENTS = 16
 """Connections served at once; one more is told so and closed."""
 MOST_ASKED = 4096
@@ -73,9 +75,8 @@ def monitor(*, web: bool = False, stacks: str | None = None, interval: float = 1
     """
     global _monitor
     if stacks not in ("python", None):
-        raise ConfigError(f'stacks is "python" or None, not {stacks!r}', value=stacks)
-    if not 0.01 <= interval < math.inf:
-        raise ConfigError(f"interval is seconds between two samples, at least 0.01, not {interval!r}")
+        raise ConfigError(f'stacks is "python" or None, not {shown(stacks)}', value=stacks)
+    interval = _checked_interval(interval)
     with _lock:
         if _monitor is None or _monitor.closed:
             _monitor = Monitor(interval)
@@ -87,6 +88,10 @@ def monitor(*, web: bool = False, stacks: str | None = None, interval: float = 1
     return found
 
 
+def _checked_interval(interval: float) -> float:
+    return real_number(interval, "interval, in seconds,", least=SHORTEST_INTERVAL, most=LONGEST_INTERVAL)
+
+
 class Monitor:
     """This process as others may look at it, made by `vram.monitor`. Any thread may use it."""
 
@@ -95,7 +100,7 @@ class Monitor:
         from vram.observe.status import Observatory
 
         self.observatory: Observatory = Observatory()
-        self.interval = interval
+        self.interval = _checked_interval(interval)
         self.page: Any = None
         self._end_stacks: Callable[[], None] | None = None
         self._ending = new_event()
@@ -114,7 +119,7 @@ class Monitor:
 
     def status(self, top: int = 20, history: int = 600) -> Answer:
         """What others are told of this process now; see `vram.observe.status.Observatory.status`."""
-        return self.observatory.status(top, history)
+        return self.observatory.status(whole_number(top, "top"), whole_number(history, "history"))
 
     def snapshot(self, pool: int) -> Answer:
         """Every block of a pool, by its number in the status, as `Snapshot.to_dict()` has it."""
@@ -123,7 +128,7 @@ class Monitor:
         found = next((each for each in open_pools() if each.number == pool), None)
         if found is None:
             raise ConfigError(
-                f"there is no open pool {pool!r} here; the status has their numbers", value=pool
+                f"there is no open pool {shown(pool)} here; the status has their numbers", value=pool
             )
         if found.stats().live > MOST_BLOCKS:
             raise ConfigError(

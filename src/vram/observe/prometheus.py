@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from vram.arguments import shown, whole_number
 from vram.errors import ConfigError
 from vram.observe.status import Observatory
 
@@ -72,6 +73,9 @@ class Metrics:
             raise ConfigError('vram.metrics needs prometheus_client: pip install "vram[metrics]"') from error
         if port is None and registry is None:
             raise ConfigError("there is nobody to offer numbers to: name a port, or a registry to join")
+        if not (registry is None or hasattr(registry, "register")):
+            raise TypeError(f"a registry is one of prometheus_client, not {type(registry).__name__}")
+        port = None if port is None else whole_number(port, "port", most=65535)
         self.registry = prometheus_client.CollectorRegistry() if registry is None else registry
         self._observatory = Observatory()
         self._server: Any = None
@@ -80,9 +84,9 @@ class Metrics:
         if port is not None:
             try:
                 self._server, self._thread = prometheus_client.start_http_server(port, address, self.registry)
-            except (OSError, OverflowError) as error:
+            except (OSError, TypeError, ValueError) as error:
                 self.registry.unregister(self)
-                raise ConfigError(f"nothing can be served at {address}:{port}: {error}") from error
+                raise ConfigError(f"nothing can be served at {shown(address)}:{port}: {error}") from error
         _open.add(self)
 
     @property

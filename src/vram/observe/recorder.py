@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vram import _native
+from vram.arguments import require_label, require_path, shown, whole_number
 from vram.core.locks import new_event, new_lock
 from vram.core.manager import MemoryManager
 from vram.core.pool import Pool
@@ -83,7 +84,7 @@ class Recorder:
         """Begin to record; see `vram.record`."""
         _check(pool, stacks, keep)
         self.pool = pool
-        self.path = Path(path)
+        self.path = Path(require_path(path))
         self._writer = TraceWriter(
             self.path,
             device=_device_number(pool),
@@ -125,8 +126,9 @@ class Recorder:
 
     def mark(self, stage: str, name: str) -> None:
         """Note the "START" or "END" of what is called `name`, between the events before and after."""
-        if not all(isinstance(each, str) for each in (stage, name)):
-            raise TypeError("a mark is two texts: START or END, and a name")
+        if stage not in ("START", "END"):
+            raise ConfigError(f"a mark is the START or the END of a phase, not {shown(stage)}", value=stage)
+        require_label(name, "the name of a phase")
         number = next(self._mark_numbers)
         self._marks[number] = (stage, name)
         self._core.mark(number)
@@ -261,9 +263,8 @@ def _check(pool: Pool, stacks: str | None, keep: int) -> None:
     if not isinstance(pool, Pool):
         raise TypeError(f"a pool is recorded, not {type(pool).__name__}")
     if stacks not in ("python", None):
-        raise ConfigError(f'stacks is "python" or None, not {stacks!r}', value=stacks)
-    if keep < 1:
-        raise ConfigError(f"keep is {keep}; at least 1 file must stay", value=keep)
+        raise ConfigError(f'stacks is "python" or None, not {shown(stacks)}', value=stacks)
+    whole_number(keep, "keep", least=1)
     if pool.closed:
         raise DeviceError("the pool is closed and does nothing that could be recorded", code="closed")
     if pool._recorder is not None:

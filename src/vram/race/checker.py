@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from vram import _native
+from vram.arguments import require
 from vram.core import observer
 from vram.core.device import Device
 from vram.core.pool import PinnedPool
@@ -52,7 +53,7 @@ class RaceWarning(RuntimeWarning):
 
     def __init__(self, race: Race) -> None:
         """Warn of one race."""
-        super().__init__(str(race))
+        super().__init__(str(require(race, Race, "race")))
         self.race = race
 
 

@@ -48,7 +48,7 @@ def _frame_line(frame: Frame) -> str:
     return f"    {frame.filename}:{frame.line} in {frame.name}" + (f": {source}" if source else "")
 
 
-_PACKAGE = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
 
 

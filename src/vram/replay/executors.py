@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from vram.arguments import whole_number
 from vram.errors import ConfigError
 
 __all__ = ["ask_whether_wanted", "run_all"]
@@ -35,8 +36,7 @@ def run_all(
     progress: Progress = None,
 ) -> list[Outcome]:
     """`work(programs[place], task)` for each (place, task), in their order. `executor`: see `sweep`."""
-    if jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; at least one replay must run at a time")
+    jobs = whole_number(jobs, "jobs", least=1)
     if executor is None:
         return _in_threads(work, programs, tasks, jobs, progress)
     with _client(executor, jobs) as client:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vram.arguments import real_number, require
 from vram.errors import ConfigError, DeviceError
 from vram.sizes import parse_size
 from vram.trace import Lifetimes, Trace, find_steps, lifetimes, peak_allocated
@@ -159,6 +161,7 @@ def replay_stream(
     replayer = None
     events, failed_event = 0, None
     for piece in pieces:
+        require(piece, Lifetimes, "each of the pieces")
         if replayer is None:
             run = Run(piece, read_capacity(capacity), dict(conf or {}), _read_lag(lag_us))
             replayer = _replayer(policy, run, keep_sizes=False)
@@ -180,6 +183,7 @@ def replay_stream(
 
 def conf_of(policy: str, conf: Mapping[str, Any]) -> dict[str, object]:
     """The settings for `policy` where `conf` may hold them by policy."""
+    require(conf, Mapping, "conf")  # type: ignore[type-abstract]
     by_policy = {name for name, value in conf.items() if isinstance(value, Mapping)}
     if not by_policy:
         return dict(conf)
@@ -205,9 +209,7 @@ def read_capacity(capacity: int | str | None) -> int:
 
 
 def _read_lag(lag_us: float) -> float:
-    if not lag_us >= 0:
-        raise ConfigError(f"lag_us is {lag_us}; work cannot finish before it was issued, use 0 or more")
-    return float(lag_us)
+    return real_number(lag_us, "lag_us", least=0, most=sys.float_info.max)
 
 
 def _policy(name: str) -> Callable[[Run], Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
+from vram.arguments import require
 from vram.sizes import parse_size
 from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
 
@@ -140,7 +141,9 @@ def sweep_all(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Ranking]:
     """`sweep` over several traces at once: one ranking each."""
-    chosen = tuple(settings) if settings is not None else grid(policies)
+    chosen = grid(policies) if settings is None else tuple(settings)
+    for setting in chosen:
+        require(setting, Setting, "each of the settings")
     programs = [trace if isinstance(trace, Lifetimes) else lifetimes(trace) for trace in traces]
     limit = None if capacity is None else parse_size(capacity)
     tasks = [

@@ -12,7 +12,7 @@ from vram.errors import ConfigError
 
 __all__ = ["HEADER", "LIBRARY", "PKGCONFIG", "compiler_flags", "folder_of"]
 
-PACKAGE: Final = Path(__file__).resolve().parent
+PACKAGE: Final = Path(__file__).resolve().parents[1]
 HEADER: Final = Path("include", "vram.h")
 LIBRARY: Final = Path("lib", "libvram.so.0")
 PKGCONFIG: Final = Path("lib", "pkgconfig", "vram.pc")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vram.arguments import require_path
 from vram.errors import TraceError
 
 from .arrow import STREAM_MAGIC, TraceWriter
@@ -59,6 +60,7 @@ def open_trace(
     `max_bytes` bounds the file and what it unpacks to. Anything malformed is a `TraceError`; its `place` says
     where.
     """
+    require_path(path)
     options = (device, trusted, max_bytes)
     trace = _open_file(path, *options)
     if not _is_stream(path):

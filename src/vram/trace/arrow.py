@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, TypeAlias
 
+from vram.arguments import require, require_path, whole_number
 from vram.errors import TraceError
 
 from .checked import MAX_INT64, as_dict, as_list, fitting_text, get, integer, plain_settings
@@ -118,12 +119,15 @@ class TraceWriter:
         max_pieces: int = DEFAULT_PIECES,
     ) -> None:
         """Begin a recording that started at `start_us`; times of events count from there."""
-        if max_pieces < 1 or (piece_bytes is not None and piece_bytes < 1):
-            raise ValueError(f"max_pieces ({max_pieces}) and piece_bytes ({piece_bytes}) must be at least 1")
-        self.path = Path(path)
+        max_pieces = whole_number(max_pieces, "max_pieces", least=1)
+        if piece_bytes is not None:
+            piece_bytes = whole_number(piece_bytes, "piece_bytes", least=1)
+        device = whole_number(device, "device", least=-1)
+        start_us = whole_number(start_us, "start_us", least=-MAX_INT64)
+        self.path = Path(require_path(path))
         self.events = 0
         self.dropped = 0
-        self._head = {"device": device, "devices": [device], "start_us": start_us, "timed": timed}
+        self._head = {"device": device, "devices": [device], "start_us": start_us, "timed": bool(timed)}
         self._piece_bytes = piece_bytes
         self._max_pieces = max_pieces
         self._pieces = 0
@@ -138,11 +142,11 @@ class TraceWriter:
 
     def stream(self, handle: int) -> int:
         """The number of a stream."""
-        return self._intern("streams", handle)
+        return self._intern("streams", whole_number(handle, "handle", most=2**64 - 1))
 
     def tag(self, name: str | None) -> int:
         """The number of a tag; 0 for none."""
-        return self._intern("tags", fitting_text(name or ""))
+        return self._intern("tags", fitting_text("" if name is None else require(name, str, "name")))
 
     def stack(self, frames: Sequence[Frame]) -> int:
         """The number of a stack, innermost frame first; 0 for none."""
@@ -150,7 +154,7 @@ class TraceWriter:
 
     def annotate(self, stage: str, name: str, time_us: int) -> None:
         """Keep a mark, `stage` being START or END; written with the next events, or by `flush`."""
-        when = integer(time_us, "time_us", low=-MAX_INT64)
+        when = whole_number(time_us, "time_us", least=-MAX_INT64)
         self._new["annotations"].append((fitting_text(stage), fitting_text(name), when))
 
     def append(self, columns: Mapping[str, Column], *, dropped: int = 0) -> None:
@@ -159,7 +163,10 @@ class TraceWriter:
         `dropped` events were lost since the last call. When this returns, the operating system has the
         events: they outlive the process. ValueError where an entry is one that no reader would take.
         """
-        events = len(memoryview(columns["action"]).cast("B"))
+        named = require(columns, Mapping, "columns")  # type: ignore[type-abstract]
+        if absent_names := COLUMNS.keys() - named.keys() - {"stack", "tag"}:
+            raise ValueError(f"columns lack {', '.join(sorted(absent_names))}")
+        events = len(memoryview(named["action"]).cast("B"))
         absent = bytes(4 * events)
         batch = _record_batch({"stack": absent, "tag": absent, **columns}, events)
         self._check(batch)
@@ -189,7 +196,9 @@ class TraceWriter:
         if self._stream is None:
             return
         ending = {
-            "segments": [pack_segment(segment) for segment in segments],
+            "segments": [
+                pack_segment(require(segment, Segment, "each of the segments")) for segment in segments
+            ],
             "settings": plain_settings(dict(settings or {}), "settings"),
             "closed": True,
         }

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from vram.arguments import require
+
 from .model import EMPTY_STACK, Action, BlockState, Trace
 from .series import reserved_before, reserved_series
 
@@ -257,6 +259,7 @@ def peak_allocated(program: Lifetimes) -> int:
     completes): what the program holds is its own doing, when the memory can be used again is the allocator's.
     PyTorch counts `allocated_bytes` so, apart from what it adds by handing out blocks larger than asked.
     """
+    require(program, Lifetimes, "program")
     current = peak = 0
     mask = GRANULE_BYTES - 1
     for op, size in zip(program.op, program.size, strict=True):

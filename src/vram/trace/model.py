@@ -13,6 +13,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
+from vram.arguments import whole_number
+
 __all__ = ["COLUMNS", "Action", "Annotation", "Block", "BlockState", "Frame", "Segment", "Trace"]
 
 COLUMNS = {
@@ -174,7 +176,8 @@ class Trace:
 
     def frames_of(self, stack: int) -> tuple[Frame, ...]:
         """The frames of a stack, innermost first."""
-        return tuple(self.frames[index] for index in self.stacks[stack])
+        number = whole_number(stack, "stack", most=len(self.stacks) - 1)
+        return tuple(self.frames[index] for index in self.stacks[number])
 
     def __repr__(self) -> str:
         return (

@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from vram.arguments import require, whole_number
+
 from .model import Annotation, Trace
 
-__all__ = ["STEP_PREFIX", "Steps", "find_steps"]
+__all__ = ["LAST_STEP", "STEP_PREFIX", "Steps", "find_steps"]
 
 STEP_PREFIX = "step#"
 """A mark of `vram.step(7)` is named `step#7`."""
+LAST_STEP = 10**18 - 1
+"""The highest number of a step."""
 OPTIMIZER_PREFIX = "Optimizer.step#"
 
 Stretch: TypeAlias = range
@@ -38,7 +42,7 @@ class Steps:
 
     def of(self, event: int) -> int | None:
         """The number of the step an event belongs to; None before the first."""
-        index = bisect_right(self.first, event) - 1
+        index = bisect_right(self.first, whole_number(event, "event", least=-1)) - 1
         return self.numbers[index] if index >= 0 else None
 
     def range(self, number: int) -> Stretch:
@@ -56,6 +60,7 @@ class Steps:
 
 def find_steps(trace: Trace) -> Steps:
     """The steps of a trace. PyTorch's are numbered from 1: each ends where its optimizer's step does."""
+    require(trace, Trace, "trace")
     marks = [mark for mark in trace.annotations if mark.stage == "START" and _number(mark) is not None]
     if marks:
         numbers = tuple(number for mark in marks if (number := _number(mark)) is not None)
@@ -74,7 +79,11 @@ def find_steps(trace: Trace) -> Steps:
 
 def _number(mark: Annotation) -> int | None:
     digits = mark.name.removeprefix(STEP_PREFIX)
-    return int(digits) if digits != mark.name and digits.isdecimal() and len(digits) < 19 else None
+    return (
+        int(digits)
+        if digits != mark.name and digits.isdecimal() and len(digits) <= len(str(LAST_STEP))
+        else None
+    )
 
 
 def _first_event(trace: Trace, time_us: int) -> int:
