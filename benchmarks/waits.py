@@ -1,7 +1,7 @@
 """What a wait costs: synchronize() of a stream, an event and the device beside the driver's own wait.
 
-Each waits for a fill of so many bytes. The main thread's waits ask the driver until the work has finished, so
-that Ctrl-C ends them; those of other threads leave the waiting to the driver. Prints the median of both in µs.
+Each waits for a fill of so many bytes. The main thread's waits ask the driver until the work has finished,
+so that Ctrl-C ends them; those of other threads leave the waiting to the driver. Prints medians in µs.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class Pool(_native.PoolCore):
     # ---- what it says of itself -------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """The statistics now, under the keys of torch.cuda.memory_stats and our own. Looks at every stream."""
+        """The statistics now, under the keys of torch.cuda.memory_stats and our own. Looks at all streams."""
         return Stats(self._peaks.raw_stats(self), self._why_no_pages())
 
     def _why_no_pages(self) -> str:

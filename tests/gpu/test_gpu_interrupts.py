@@ -1,4 +1,4 @@
-"""Ctrl-C ends waits for a GPU, waits inside launched functions are refused, and a wait ends as soon as the work.
+"""Ctrl-C ends waits for a GPU, and waits inside launched functions are refused.
 
 How long waits take beside the driver's own is printed by `benchmarks/waits.py`.
 """

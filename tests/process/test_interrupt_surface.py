@@ -1,7 +1,7 @@
 """Ctrl-C during every public call, while the device's streams are at work that does not end.
 
-A call that waits for them is ended by it; any other returns by itself. `surface` knows every public name, so a
-call that is added is tried as well, and one that waits without noticing signals is named by the watchdog.
+A call that waits for them is ended by it; any other returns by itself. `surface` knows every public name, so
+a call that is added is tried as well, and the watchdog shows one that waits without noticing signals.
 """
 
 from __future__ import annotations

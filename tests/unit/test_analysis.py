@@ -663,7 +663,7 @@ def test_an_explanation_is_plain_data() -> None:
     assert found.table().num_rows == len(document["bytes"])
 
 
-# ---- idle segments ------------------------------------------------------------------------------------------
+# ---- idle segments ----------------------------------------------------------------------------------------
 
 
 class Made:
