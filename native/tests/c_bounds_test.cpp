@@ -496,9 +496,12 @@ TEST(the_c_interface) {
         "C", place, 200,
         [&](std::uint64_t i) {
           void* blocks[4] = {};
-          for (void*& block : blocks)
-            CHECK(vram_pool_allocate(pool, 1 + random.below(i % 10 == 0 ? 20 * kMiB : 100'000),
-                                     i % 2 == 0 ? side : nullptr, &block) == VRAM_OK);
+          // Now and then as a framework's steps: large ones of ever other sizes beside another stream.
+          const bool large = i % 10 == 0;
+          for (void*& block : blocks) {
+            const std::uint64_t size = large ? (2 + random.below(59)) * kMiB : 1 + random.below(100'000);
+            CHECK(vram_pool_allocate(pool, size, i % 2 == 0 ? side : nullptr, &block) == VRAM_OK);
+          }
           CHECK(vram_pool_record_stream(pool, blocks[0], i % 2 == 0 ? nullptr : side) == VRAM_OK);
           for (void* const block : blocks) CHECK(vram_pool_free(pool, block) == VRAM_OK);
           CHECK(vram_pool_free(pool, &random) == VRAM_BAD_POINTER);  // and its words
