@@ -35,6 +35,7 @@ for name in [*os.environ]:
         "TTY_COMPATIBLE",
     }:
         del os.environ[name]
+os.environ["TERM"] = "xterm"
 # Python 3.12 and later warn of a fork beside other threads, which is what tests of forks do.
 os.environ["PYTHONWARNINGS"] = "ignore:This process:DeprecationWarning"
 

@@ -159,7 +159,9 @@ Status CudaBackend::wait(const char* name, Query query, Block block) const {
   if (!interruptible()) return unseen_by_captures(name, block);
   Status status = wait_by_asking([&] { return unseen_by_captures(name, query); });
   status.call = name;
-  return status;
+  // The work is done, so this returns at once. Memory freed in stream order counts as free for the driver's
+  // own pools only after a wait.
+  return status.ok() ? unseen_by_captures(name, block) : status;
 }
 
 void* for_work(StreamHandle stream) {

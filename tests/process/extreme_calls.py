@@ -71,7 +71,9 @@ FROM_DEEP_INSIDE = (UnicodeError,)
 FILE_PARAMETERS = ("path", "file", "fd", "port", "address")
 """Where the operating system has a say: OSError."""
 PUBLIC_MODULES = tuple(vram._MODULES)
-"""Beside `vram` itself. Those whose library is missing here are not called."""
+"""Beside `vram` itself."""
+ADAPTORS = {"cuda_core", "cupy", "dask", "numba", "torch"}
+"""Those that need another library, and are not called where it is missing or does not load."""
 
 
 LEFT_OUT = {
@@ -106,9 +108,9 @@ def public_modules() -> Iterator[types.ModuleType]:
     for name in PUBLIC_MODULES:
         try:
             yield importlib.import_module(f"vram.{name}")
-        except ImportError as error:
-            if not str(error).startswith("vram's adaptor"):
-                raise
+        except Exception as error:  # another library is missing, or does not load here
+            if name not in ADAPTORS:
+                raise AssertionError(f"vram.{name} cannot be imported") from error
 
 
 def public_classes() -> dict[str, type]:

@@ -20,8 +20,9 @@ BUSY = """
     import numpy as np
     import vram
     # Python cannot import a module in the child that another thread was just importing, so all are there.
-    for module in pkgutil.iter_modules(vram.__path__, "vram."):
-        with contextlib.suppress(ImportError):
+    # Another library may be missing, or not load beside the others that are installed.
+    for module in pkgutil.walk_packages(vram.__path__, "vram.", onerror=lambda _: None):
+        with contextlib.suppress(Exception):
             module.name.endswith("__main__") or importlib.import_module(module.name)
     from surface import DOCUMENTED, MIB, World, calls
     from vram.observe.monitor import attach
