@@ -204,7 +204,7 @@ def test_unknown_policies_negative_lags_and_empty_devices_are_refused() -> None:
     trace = open_trace(SMALL)
     with pytest.raises(ConfigError, match=r"no policy 'magic'; there is .*torch, .*vram"):
         engine.replay(trace, "magic")
-    with pytest.raises(ConfigError, match="lag_us must be a number from 0 .* not -1"):
+    with pytest.raises(ConfigError, match=r"lag_us must be a number from 0 .* not -1"):
         engine.replay(trace, lag_us=-1)
     with pytest.raises(ConfigError, match="a device of 0 bytes"):
         engine.replay(trace, capacity=0)
