@@ -279,13 +279,6 @@ const std::vector<Call> kCalls = {
        world.give(world.get(3 * kMiB, world.side));
        CHECK(world.pool->heap_end(id).ok() && world.pool->heap_release(id).ok());
      }},
-    {"planned steps", true,
-     [](World& world, int) {
-       CHECK(world.pool->planned_begin(0.0, 0).ok());
-       for (const std::uint64_t size : {300 * kKiB, 3 * kMiB, kMiB}) world.give(world.get(size, 0));
-       CHECK(world.pool->planned_end().ok());
-       if (!world.pool->planned_layouts().empty()) (void)world.pool->planned_report();
-     }},
 };
 
 // The median of a few, so that what is done once in a while, for all that has become idle meanwhile, is not

@@ -9,7 +9,7 @@ from vram.trace.model import Frame
 
 
 class Backend:
-    """The contract a device fulfils; see native/backend.hpp."""
+    """The contract a device fulfils; see native/backends/backend.hpp."""
 
     @property
     def name(self) -> str: ...
