@@ -27,29 +27,29 @@ constexpr std::uint64_t kPiece = 64 * kMiB;
 Code code(Status status) { return status.code; }
 unsigned char* bytes_at(Address address) { return reinterpret_cast<unsigned char*>(address); }
 
-// Keeps books in place of a driver, and fails on demand.
-struct Ledger {
+// Counts locked ranges in place of a driver, and fails on demand.
+struct LockList {
   std::map<Address, std::uint64_t> locked;
   Status lock_answer;
   Status unlock_answer;
 };
-class LedgerLock final : public PageLock {
+class CountingLock final : public PageLock {
  public:
-  explicit LedgerLock(Ledger& ledger) : ledger_(ledger) {}
+  explicit CountingLock(LockList& locks) : locks_(locks) {}
   Status lock(Address address, std::uint64_t bytes, bool) override {
-    if (ledger_.lock_answer.ok()) ledger_.locked[address] = bytes;
-    return ledger_.lock_answer;
+    if (locks_.lock_answer.ok()) locks_.locked[address] = bytes;
+    return locks_.lock_answer;
   }
   Status unlock(Address address) override {
-    if (ledger_.unlock_answer.ok()) ledger_.locked.erase(address);
-    return ledger_.unlock_answer;
+    if (locks_.unlock_answer.ok()) locks_.locked.erase(address);
+    return locks_.unlock_answer;
   }
 
  private:
-  Ledger& ledger_;
+  LockList& locks_;
 };
 
-std::unique_ptr<PageLock> lock_in(Ledger& ledger) { return std::make_unique<LedgerLock>(ledger); }
+std::unique_ptr<PageLock> lock_in(LockList& locks) { return std::make_unique<CountingLock>(locks); }
 
 // Bytes of anonymous memory of this process that are in physical memory now.
 std::uint64_t resident_bytes() {
@@ -100,25 +100,25 @@ TEST(a_piece_is_aligned_and_wholly_in_memory_however_many_threads) {
 }
 
 TEST(a_piece_is_locked_as_a_whole_and_unlocked_before_it_goes) {
-  Ledger ledger;
-  PinnedBackend pinned(std::make_shared<HostBackend>(), lock_in(ledger), 2);
+  LockList locks;
+  PinnedBackend pinned(std::make_shared<HostBackend>(), lock_in(locks), 2);
   CHECK(pinned.pinned() && pinned.info().release_waits && pinned.info().host_accessible);
   CHECK(!pinned.info().pages && pinned.info().name == "pinned");
   Address address = 0;
   REQUIRE(pinned.reserve(kPiece, &address).ok());
-  CHECK(ledger.locked.size() == 1 && ledger.locked[address] == kPiece);
+  CHECK(locks.locked.size() == 1 && locks.locked[address] == kPiece);
   CHECK(pinned.release(address, kPiece).ok());
-  CHECK(ledger.locked.empty());
+  CHECK(locks.locked.empty());
 }
 
 TEST(a_refused_lock_gives_the_drivers_code_and_leaves_nothing) {
-  Ledger ledger;
-  PinnedBackend pinned(std::make_shared<HostBackend>(), lock_in(ledger), 2);
+  LockList locks;
+  PinnedBackend pinned(std::make_shared<HostBackend>(), lock_in(locks), 2);
   Address address = 0;
   REQUIRE(pinned.reserve(kPiece, &address).ok());  // whatever threads and their stacks take, is taken
   REQUIRE(pinned.release(address, kPiece).ok());
   const std::uint64_t before = resident_bytes();
-  ledger.lock_answer = {Code::failed, 999, "cuMemHostRegister"};
+  locks.lock_answer = {Code::failed, 999, "cuMemHostRegister"};
   for (int i = 0; i < 5; ++i) {
     address = 0;
     const Status status = pinned.reserve(kPiece, &address);
@@ -127,32 +127,32 @@ TEST(a_refused_lock_gives_the_drivers_code_and_leaves_nothing) {
     CHECK(address == 0);
   }
   CHECK(resident_bytes() < before + kPiece / 2);
-  ledger.lock_answer = {};
+  locks.lock_answer = {};
   REQUIRE(pinned.reserve(kPiece, &address).ok());
   CHECK(pinned.release(address, kPiece).ok());
 }
 
 TEST(a_refused_unlock_keeps_the_piece) {
-  Ledger ledger;
-  PinnedBackend pinned(std::make_shared<HostBackend>(), lock_in(ledger), 2);
+  LockList locks;
+  PinnedBackend pinned(std::make_shared<HostBackend>(), lock_in(locks), 2);
   Address address = 0;
   REQUIRE(pinned.reserve(kSlotBytes, &address).ok());
-  ledger.unlock_answer = {Code::failed, 700, "cuMemHostUnregister"};
+  locks.unlock_answer = {Code::failed, 700, "cuMemHostUnregister"};
   CHECK(pinned.release(address, kSlotBytes).native == 700);
   CHECK(is_mapped(address));
-  ledger.unlock_answer = {};
+  locks.unlock_answer = {};
   CHECK(pinned.release(address, kSlotBytes).ok());
   CHECK(code(pinned.release(address, kSlotBytes)) == Code::invalid);
 }
 
 TEST(what_is_left_goes_with_the_backend) {
-  Ledger ledger;
+  LockList locks;
   Address address = 0;
   {
-    PinnedBackend pinned(std::make_shared<HostBackend>(), lock_in(ledger), 2);
+    PinnedBackend pinned(std::make_shared<HostBackend>(), lock_in(locks), 2);
     REQUIRE(pinned.reserve(kPiece, &address).ok());
   }
-  CHECK(ledger.locked.empty() && !is_mapped(address));
+  CHECK(locks.locked.empty() && !is_mapped(address));
 }
 
 TEST(more_than_the_machine_has_is_refused_and_not_faulted_in) {
@@ -187,18 +187,18 @@ TEST(copies_follow_the_devices_streams) {
 }
 
 TEST(the_child_of_a_fork_reads_its_copy_and_is_refused_the_rest) {
-  Ledger ledger;
-  auto pinned = std::make_unique<PinnedBackend>(std::make_shared<HostBackend>(), lock_in(ledger), 2);
+  LockList locks;
+  auto pinned = std::make_unique<PinnedBackend>(std::make_shared<HostBackend>(), lock_in(locks), 2);
   Address address = 0;
   REQUIRE(pinned->reserve(kSlotBytes, &address).ok());
   bytes_at(address)[5] = 5;
   CHECK(holds_in_child([&] {
-    ledger.unlock_answer = {Code::failed, 1, "the driver was called in a child"};
+    locks.unlock_answer = {Code::failed, 1, "the driver was called in a child"};
     Address other = 0;
     bool good = bytes_at(address)[5] == 5 && code(pinned->reserve(kSlotBytes, &other)) == Code::closed &&
                 code(pinned->release(address, kSlotBytes)) == Code::closed;
     pinned.reset();
-    good = good && ledger.locked.size() == 1 && is_mapped(address);
+    good = good && locks.locked.size() == 1 && is_mapped(address);
     return good;
   }));
   CHECK(bytes_at(address)[5] == 5 && pinned->release(address, kSlotBytes).ok());
