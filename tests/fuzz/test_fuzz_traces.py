@@ -16,7 +16,7 @@ from effort import THOROUGH
 from vram.errors import TraceError
 from vram.trace import lifetimes, open_trace
 
-COUNT = 10_000 if THOROUGH else 440
+COUNT = 10_000 if THOROUGH else 110
 
 
 @pytest.mark.slow

@@ -64,6 +64,17 @@ OTHERS: tuple[Any, ...] = (
     *(range(2), object(), lambda: None, int),
 )
 EXTREMES: tuple[Any, ...] = (*INTEGERS, *(twin for _, twin in TWINS), *OTHERS)
+_FEW = (0, -1, 2**32, 2**63 - 1, 2**64)
+TRIED: tuple[int, ...] = (
+    tuple(range(len(EXTREMES)))
+    if "VRAM_THOROUGH" in os.environ
+    else (
+        *(INTEGERS.index(number) for number in _FEW),
+        *(len(INTEGERS) + place for place, (number, _) in enumerate(TWINS) if number in _FEW),
+        *range(len(EXTREMES) - len(OTHERS), len(EXTREMES), 4),
+    )
+)
+"""The numbers of the values that are tried: all of them in `make test-all`."""
 
 DOCUMENTED = (vram.VramError, TypeError, ValueError, BufferError)
 FROM_DEEP_INSIDE = (UnicodeError,)
@@ -103,16 +114,19 @@ class Entry:
         return f"{self.owner}.{self.name}" if self.name else self.owner
 
 
-def public_modules() -> Iterator[types.ModuleType]:
-    yield vram
+@functools.cache
+def public_modules() -> list[types.ModuleType]:
+    found = [vram]
     for name in PUBLIC_MODULES:
         try:
-            yield importlib.import_module(f"vram.{name}")
+            found.append(importlib.import_module(f"vram.{name}"))
         except Exception as error:  # another library is missing, or does not load here
             if name not in ADAPTORS:
                 raise AssertionError(f"vram.{name} cannot be imported") from error
+    return found
 
 
+@functools.cache
 def public_classes() -> dict[str, type]:
     """Each once, under the first name it is found by."""
     found: dict[str, type] = {}
@@ -124,6 +138,7 @@ def public_classes() -> dict[str, type]:
     return found
 
 
+@functools.cache
 def public_functions() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
     for module in public_modules():
@@ -161,6 +176,7 @@ def is_record(kind: type | None) -> bool:
 SPECIAL = ("__getitem__", "__contains__", "__dlpack__")
 
 
+@functools.cache
 def surface() -> list[Entry]:
     functions = [Entry(*name.rsplit(".", 1)) for name in public_functions()]
     classes = [Entry(name, each) for name, kind in public_classes().items() for each in ("", *members(kind))]
@@ -454,7 +470,8 @@ class Calls:
         if not known:
             yield "", 0, (), {}
         for chosen in known:
-            for number, value in enumerate(EXTREMES):
+            for number in TRIED:
+                value = EXTREMES[number]
                 if (str(self.entry), chosen.name) in UNCALLED:
                     continue
                 given: list[Any] = []
@@ -560,6 +577,8 @@ def judge(entry: Entry, flags: set[str], outcomes: dict[tuple[str, int], str]) -
     place = {id(value): number for number, value in enumerate(EXTREMES)}
     for parameter in dict.fromkeys(name for name, _ in outcomes):
         for value, twin in TWINS:
+            if place[id(twin)] not in TRIED:
+                continue
             plain = outcomes.get((parameter, INTEGERS.index(value)))
             other = outcomes.get((parameter, place[id(twin)]))
             if plain != other and parameter not in ("", "dtype", *BUFFERS):
@@ -622,6 +641,7 @@ def part_of(entry: Entry) -> str:
     return max((name for name in modules if f"{entry.owner}.".startswith(f"{name}.")), key=len)
 
 
+@functools.cache
 def called() -> list[Entry]:
     return [entry for entry in surface() if reason_to_leave_out(entry) is None]
 

@@ -667,7 +667,7 @@ def test_scratch_says_what_it_refuses() -> None:
         scratch.get("9MiB")
     with pytest.raises(ConfigError, match="power of two"):
         scratch.get(1, align=48)
-    assert "8" not in repr(scratch)
+    assert "of 0 B" in repr(scratch)
     scratch.close()
     assert scratch.closed
     with pytest.raises(InvalidFree):
