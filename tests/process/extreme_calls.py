@@ -81,10 +81,10 @@ FROM_DEEP_INSIDE = (UnicodeError,)
 """Documented by their base only."""
 FILE_PARAMETERS = ("path", "file", "fd", "port", "address")
 """Where the operating system has a say: OSError."""
-PUBLIC_MODULES = tuple(vram._MODULES)
-"""Beside `vram` itself."""
 ADAPTORS = {"cuda_core", "cupy", "dask", "numba", "torch"}
-"""Those that need another library, and are not called where it is missing or does not load."""
+"""Not called: they need another library and a GPU, and most of what they refuse is refused by that library."""
+PUBLIC_MODULES = tuple(name for name in vram._MODULES if name not in ADAPTORS)
+"""Beside `vram` itself."""
 
 
 LEFT_OUT = {
@@ -116,14 +116,7 @@ class Entry:
 
 @functools.cache
 def public_modules() -> list[types.ModuleType]:
-    found = [vram]
-    for name in PUBLIC_MODULES:
-        try:
-            found.append(importlib.import_module(f"vram.{name}"))
-        except Exception as error:  # another library is missing, or does not load here
-            if name not in ADAPTORS:
-                raise AssertionError(f"vram.{name} cannot be imported") from error
-    return found
+    return [vram, *(importlib.import_module(f"vram.{name}") for name in PUBLIC_MODULES)]
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from waiting import PATIENCE
 
 import vram
 from vram import ConfigError, Device, DeviceError, OutOfMemory, PinnedPool, Pipeline, Pool
+from vram.pipeline.report import PipelineReport, Span
 
 KIB, MIB = 1 << 10, 1 << 20
 TIMEOUT = PATIENCE
@@ -582,6 +583,13 @@ def test_the_report_adds_up(make: Callable[..., Pipeline]) -> None:
     assert "3 chunks of 7.81 KiB to 23.44 KiB on host (numpy, depth 3)" in text
     assert "compute" in text and "timeline" in text
     assert "<svg" in report._repr_html_() and report._repr_html_().count("<rect") == len(report.spans)
+
+
+def test_a_step_too_short_for_the_clock_is_drawn() -> None:
+    report = PipelineReport("host", "numpy", 3)
+    report.add_chunk(8, [Span(0, "stage in", 1.0, 1.0, 8), Span(0, "upload", 1.0, 2.0, 8)])
+    assert report._repr_html_().count("<rect") == 2
+    assert "stage in" in {lane["lane"] for lane in report.to_dict()["lanes"]}
 
 
 def test_staging_is_a_lane_of_its_own(pools: tuple[Pool, PinnedPool]) -> None:

@@ -171,7 +171,8 @@ class PipelineReport:
     # ---- pictures ---------------------------------------------------------------------------------------
 
     def _lanes(self) -> list[str]:
-        return [lane for lane in LANES if self.sums_ms[lane] or lane in _DEVICE_LANES]
+        used = {span.lane for span in self.spans}  # a step may be too short for the clock
+        return [lane for lane in LANES if self.sums_ms[lane] or lane in used or lane in _DEVICE_LANES]
 
     def _shown(self) -> tuple[list[Span], float]:
         """The spans a picture has room for, and the end of its time."""
