@@ -82,7 +82,7 @@ FROM_DEEP_INSIDE = (UnicodeError,)
 FILE_PARAMETERS = ("path", "file", "fd", "port", "address")
 """Where the operating system has a say: OSError."""
 ADAPTORS = {"cuda_core", "cupy", "dask", "numba", "torch"}
-"""Not called: they need another library and a GPU, and most of what they refuse is refused by that library."""
+"""Not called: they need another library and a GPU, and that library refuses most of what they refuse."""
 PUBLIC_MODULES = tuple(name for name in vram._MODULES if name not in ADAPTORS)
 """Beside `vram` itself."""
 
