@@ -41,7 +41,7 @@ CXX_FILES = $(shell find native benchmarks examples tests/process/c -name '*.[ch
 help:
 	@echo "make demo      set up .venv and run the tour on whatever device there is"
 	@echo "make test      set up .venv, then checks, native tests and Python tests"
-	@echo "make test-all  the same tests, exhaustively: every schedule, every failing call, 10 000 damaged files"
+	@echo "make test-all  tests that try a sample in make test, exhaustively: every schedule, every failing call, 10 000 damaged files"
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
 	@echo "make web       build the page of vram serve (Node 20 or later); make test-web: try it in Chromium"
 	@echo "make test-integrations  with CuPy, Numba, cuda.core, JAX, PyTorch and Dask installed (a large download)"
@@ -125,8 +125,14 @@ test: setup
 	@$(MAKE) --no-print-directory native-test
 	@$(MAKE) --no-print-directory python-test
 
+# The Python tests that try a sample in `make test`.
+SAMPLED_TESTS := tests/conformance/test_contents.py tests/faults tests/fuzz tests/properties \
+  tests/process/test_extreme_arguments.py
+
 test-all: export VRAM_THOROUGH := 1
-test-all: setup native-test python-test
+test-all: setup native-test
+	@echo "== Python tests that try every case"
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) $(SAMPLED_TESTS)
 
 check: setup
 	@echo "== ruff"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -16,7 +17,7 @@ from effort import THOROUGH
 from vram.errors import TraceError
 from vram.trace import lifetimes, open_trace
 
-COUNT = 10_000 if THOROUGH else 110
+COUNT = int(os.environ.get("VRAM_MUTANTS", "10000" if THOROUGH else "110"))
 
 
 @pytest.mark.slow
