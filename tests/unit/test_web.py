@@ -200,22 +200,24 @@ def test_a_forked_child_keeps_neither_the_port_nor_a_connection(asker: Asker) ->
     with socket.create_connection(("127.0.0.1", asker.page.port), timeout=30) as link:
         link.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % asker.page.port)
         assert link.recv(1)
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(writing)
-            os.read(reading, 1)
-            os._exit(0)
-        try:
-            asker.page.close()
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", asker.page.port), timeout=30)
-            while link.recv(4096):  # ends where the connection does
-                pass
-        finally:
-            os.close(writing)
-            assert os.waitpid(child, 0)[1] == 0
-            os.close(reading)
+        here, there = socket.socketpair()
+        with here, there:
+            child = os.fork()
+            if child == 0:
+                there.send(b"forked")  # by now the child has closed what it inherited
+                there.recv(1)
+                os._exit(0)
+            try:
+                here.settimeout(60)
+                assert here.recv(6) == b"forked"
+                asker.page.close()
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", asker.page.port), timeout=30).close()
+                while link.recv(4096):  # ends where the connection does
+                    pass
+            finally:
+                here.send(b"x")
+                assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize(
