@@ -7,7 +7,7 @@ void StreamCache::drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& 
   const auto empty = [&](Index& head) {
     for (Index i = head; i != 0; i = blocks[i].link_after) {
       out.push_back(i);
-      removed(blocks[i].units);
+      count_one(blocks[i].units, -1);
       blocks[i].set(BlockState::moving);
     }
     head = 0;

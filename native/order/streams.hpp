@@ -62,6 +62,37 @@ class StreamCache {
  public:
   static constexpr Units kPlaces = 256;  // sizes above kSmallUnits share these; one size a place
 
+  // Takes the block of a size that was cached last, or returns 0.
+  Index pop(Blocks& blocks, Units units) {
+    Index* const head = find(units);
+    if (head == nullptr || *head == 0) return 0;
+    const Index block = *head;
+    *head = blocks[block].link_after;
+    count_one(units, -1);
+    return block;
+  }
+  // Puts a block in front of those of its size; false where its size has no place.
+  bool push(Blocks& blocks, Index i) {
+    Block& block = blocks[i];
+    Index* const head = claim(block.units);
+    if (head == nullptr) return false;
+    block.link_after = *head;
+    *head = i;
+    count_one(block.units, 1);
+    return true;
+  }
+  // Appends every cached block of these sizes, in state moving, and forgets them.
+  void drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& out);
+
+  std::uint32_t count() const { return count_; }  // blocks held
+  std::uint64_t bytes() const { return bytes_; }
+  // Whether there are larger ones than kSmallUnits. Needs no lock; without it the answer may be a moment old.
+  bool has_large() const { return large_count_.load(std::memory_order_relaxed) != 0; }
+  bool has_small() const { return count_ != large_count_.load(std::memory_order_relaxed); }
+  // What it held has become invalid.
+  void forget();
+
+ private:
   // The head of the list for a size, or null where a larger size has no place (yet).
   Index* find(Units units) {
     if (units <= kSmallUnits) return &small_[units];
@@ -69,7 +100,6 @@ class StreamCache {
     return place.units == units ? &place.head : nullptr;
   }
   // The same, taking the place if it is empty; null where another size holds it.
-  // The caller puts a block there.
   Index* claim(Units units) {
     if (units <= kSmallUnits) {
       small_used_[units / 64] |= std::uint64_t{1} << (units % 64);
@@ -82,21 +112,6 @@ class StreamCache {
     places_used_[at / 64] |= std::uint64_t{1} << (at % 64);
     return &place.head;
   }
-  // Appends every cached block of these sizes, in state moving, and forgets them.
-  void drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& out);
-
-  std::uint32_t count() const { return count_; }  // blocks held
-  std::uint64_t bytes() const { return bytes_; }
-  // Whether there are larger ones than kSmallUnits. Needs no lock; without it the answer may be a moment old.
-  bool has_large() const { return large_count_.load(std::memory_order_relaxed) != 0; }
-  bool has_small() const { return count_ != large_count_.load(std::memory_order_relaxed); }
-  // A block was put on the list that claim() gave, or taken from the one that find() gave.
-  void added(Units units) { count_one(units, 1); }
-  void removed(Units units) { count_one(units, -1); }
-  // What it held has become invalid.
-  void forget();
-
- private:
   void count_one(Units units, int change) {
     count_ += static_cast<std::uint32_t>(change);
     bytes_ += static_cast<std::uint64_t>(change) * units * kUnit;

@@ -49,6 +49,7 @@ std::uint32_t fill_by_count(std::uint32_t* counts, std::uint32_t slots, std::uin
 // ---- free pages ----------------------------------------------------------------------------------------
 
 void Segments::list_push(Index i) {
+  ++changes_;
   Page& page = pages_[i];
   Shelf& owner = shelf(page.owner);
   PageList& list = owner.pages[page.size];
@@ -63,6 +64,7 @@ void Segments::list_push(Index i) {
 }
 
 void Segments::list_remove(Index i) {
+  ++changes_;
   Page& page = pages_[i];
   Shelf& owner = shelf(page.owner);
   PageList& list = owner.pages[page.size];
@@ -110,6 +112,7 @@ void Segments::note_aliases(Index i) {
 
 // After the owner of a page has changed, or its holder.
 void Segments::note_backed(Index i) {
+  ++changes_;
   const std::uint32_t slots = pages_[i].slots();
   for (Index m = pages_[i].mappings; m != 0; m = mappings_[m].next)
     backed_.set(mappings_[m].slot, mappings_[m].slot + slots, backs(m));
@@ -136,7 +139,7 @@ bool Segments::counts_on(Index m, std::uint16_t stream) {
   return true;
 }
 
-Segments::Survey Segments::survey(const Spot& spot, Units units) {
+Survey Segments::survey(const Spot& spot, Units units) {
   ++survey_;
   Survey result;
   const Block& block = blocks_[spot.block];
@@ -194,18 +197,15 @@ std::uint32_t Segments::lacking_slots(std::uint16_t stream, const Survey& result
   return lacking;
 }
 
-std::uint64_t Segments::lacking(const Want& want, Tick passed) {
-  if (!options_.pages) return std::uint64_t{want.units} * kUnit;
-  Survey plan;
-  Status why;
-  const Spot spot = cheapest_spot(want, passed, &plan, &why);
-  if (spot.block == 0) return std::uint64_t{want.units} * kUnit;
-  return lacking_slots(want.stream, plan) * kSlotBytes;
+std::uint64_t Segments::lacking(const Want& want, Tick passed, FoundPlace& found) {
+  const FoundPlace& place = cheapest(want, passed, found);
+  return place.spot.block == 0 ? std::uint64_t{want.units} * kUnit : place.lacking * kSlotBytes;
 }
 
 // ---- backing a range --------------------------------------------------------------------------------
 
-Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed, Index* out) {
+Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed, FoundPlace& found,
+                      Index* out) {
   *out = 0;
   if (!can_cut()) return {Code::out_of_memory, 0, "blocks"};
   if (!options_.pages) {
@@ -218,16 +218,16 @@ Status Segments::back(const Want& want, std::uint64_t create_bytes, Tick passed,
   const std::uint64_t ends = 2 * kPageSlots[kPageSizes - 1] * kSlotBytes;
   if (at_hand < std::uint64_t{want.units} * kUnit && std::uint64_t{want.units} * kUnit - at_hand > ends)
     return {Code::out_of_memory, 0, "page_create"};
-  Survey plan;
-  Status why;
-  Spot spot = cheapest_spot(want, passed, &plan, &why);
-  if (spot.block == 0) return why.ok() ? Status{Code::out_of_memory, 0, "space_reserve"} : why;
-  std::uint32_t lacking = lacking_slots(want.stream, plan);
-  if (lacking > 0 && create_bytes > 0 && want.strip == 0) save_memory(want, passed, &spot, &plan, &lacking);
-  if (lacking * kSlotBytes > create_bytes) return {Code::out_of_memory, 0, "page_create"};
+  FoundPlace& place = cheapest(want, passed, found);
+  if (place.spot.block == 0)
+    return place.why.ok() ? Status{Code::out_of_memory, 0, "space_reserve"} : place.why;
+  // What is found now is the thriftiest place rather than the cheapest, so the next call searches again.
+  if (place.lacking > 0 && create_bytes > 0 && want.strip == 0 && save_memory(want, passed, place))
+    place.changes = 0;
+  if (place.lacking * kSlotBytes > create_bytes) return {Code::out_of_memory, 0, "page_create"};
   std::vector<Index> held;
-  if (Status status = supply(want, plan, create_bytes, false, &held); !status.ok()) return status;
-  *out = carve(spot, want.units);
+  if (Status status = supply(want, place.plan, create_bytes, false, &held); !status.ok()) return status;
+  *out = carve(place.spot, want.units);
   return {};
 }
 
@@ -370,6 +370,7 @@ Status Segments::map_pages(std::uint32_t slot, const std::vector<Index>& pages) 
 }
 
 void Segments::enter_mapping(std::uint32_t slot, Index p, bool usable) {
+  ++changes_;
   Page& page = pages_[p];
   const Index owner = blocks_[block_at(std::uint64_t{slot} * kSlotUnits)].segment;
   Segment& segment = segments_[owner];
@@ -396,6 +397,7 @@ Status Segments::unmap(Index m) {
 }
 
 void Segments::forget_mapping(Index m) {
+  ++changes_;
   Mapping& mapping = mappings_[m];
   Page& page = pages_[mapping.page];
   Index* link = &page.mappings;

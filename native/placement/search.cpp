@@ -197,9 +197,21 @@ void Segments::weigh(Index i, const Want& want, Tick passed, std::uint64_t until
   if (want.align <= kUnit && !enough()) consider(block.end() - want.units);
 }
 
+// The cheapest place, from `found` if nothing has changed since it was found.
+FoundPlace& Segments::cheapest(const Want& want, Tick passed, FoundPlace& found) {
+  if (found.changes == changes_ && found.passed == passed && found.band == want.band) return found;
+  found = FoundPlace();
+  found.spot = cheapest_spot(want, passed, &found.plan, &found.why);
+  if (found.spot.block != 0) found.lacking = lacking_slots(want.stream, found.plan);
+  found.band = want.band;
+  found.passed = passed;
+  found.changes = changes_;
+  return found;
+}
+
 // The place for the request that costs the driver least, and what it takes. Where that is new memory,
 // addresses that were never used may take less of it: no gap there is too short for a free page.
-Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why) {
+Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why) {
   if (want.strip != 0) {
     const Spot spot = strip_spot(want);
     if (spot.block == 0) return {};
@@ -234,7 +246,7 @@ Segments::Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* pl
 }
 
 // A place behind everything that was ever mapped in some strip, if one has room.
-Segments::Spot Segments::untouched_spot(const Want& want) const {
+Spot Segments::untouched_spot(const Want& want) const {
   for (Index s = shelf(want.stream).segments; s != 0; s = segments_[s].list_after, ++steps_) {
     const Segment& segment = segments_[s];
     if (segment.plain || segment.band != want.band || segment.touched == segment.end()) continue;
@@ -252,26 +264,28 @@ bool Segments::usable(const Survey& plan, Tick passed) const {
                                          [&](Index m) { return mappings_[m].tick > passed; });
 }
 
-// Takes an end of a free block instead, and its plan, where that needs fewer new slots than *lacking.
-void Segments::save_memory(const Want& want, Tick passed, Spot* best, Survey* plan, std::uint32_t* lacking) {
+// Looks for an end of a free block that needs fewer new slots than the place; true: it is the place now.
+bool Segments::save_memory(const Want& want, Tick passed, FoundPlace& place) {
+  const std::uint32_t before = place.lacking;
   int looked = 0;
   const auto consider = [&](const Spot& spot) {
     if (spot.block == 0) return;
     Survey other = survey(spot, want.units);
     const std::uint32_t needed = lacking_slots(want.stream, other);
-    if (needed >= *lacking || !usable(other, passed)) return;
-    *lacking = needed;
-    *best = spot;
-    *plan = std::move(other);
+    if (needed >= place.lacking || !usable(other, passed)) return;
+    place.lacking = needed;
+    place.spot = spot;
+    place.plan = std::move(other);
   };
   const auto visit = [&](Index i) {
     const Block& block = blocks_[i];
     consider(first_fit(i, want));
     if (want.align <= kUnit && block.end() <= segments_[block.segment].touched)
       consider({i, block.end() - want.units});
-    return *lacking == 0 || ++looked >= kThriftyCandidates;
+    return place.lacking == 0 || ++looked >= kThriftyCandidates;
   };
   free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), visit, [] { return false; });
+  return place.lacking < before;
 }
 
 }  // namespace vram

@@ -79,6 +79,7 @@ void Segments::configure(const PlacementOptions& options) {
   options_.segment_size = options.segment_size;
   options_.max_page = options.max_page;
   options_.best_fit = options.best_fit;
+  ++changes_;
 }
 
 // ---- addresses --------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ std::uint64_t Segments::aligned_up(const Block& block, std::uint64_t offset, std
 
 // The first place in the block, at or after `from`, that has the alignment and room for the request; none
 // where there is no such place.
-Segments::Spot Segments::first_fit(Index i, Units from, const Want& want) const {
+Spot Segments::first_fit(Index i, Units from, const Want& want) const {
   const std::uint64_t offset = aligned_up(blocks_[i], from, want.align);
   if (offset + want.units > blocks_[i].end()) return {};
   return {i, static_cast<Units>(offset)};
@@ -285,7 +286,7 @@ std::uint64_t Segments::newly_held(const Spot& spot, const Want& want) {
 
 // Of the free blocks whose addresses have their memory, the tightest; of equal ones, the place that takes the
 // least from the free pages.
-Segments::Spot Segments::find_spot(const Want& want) {
+Spot Segments::find_spot(const Want& want) {
   const FreeIndex& index = free_blocks(want.stream, want.band);
   if (!options_.pages) return first_fit(peek(want), want);
   if (want.strip != 0) {

@@ -121,6 +121,39 @@ struct Want {
 };
 static_assert(2 * kMaxRequest / kUnit - 1 <= ~Units{0}, "the largest request of the largest alignment");
 
+// Consecutive slots that need pages. `room` more slots behind them could take the rest of a larger page.
+struct Gap {
+  std::uint32_t slot = 0;
+  std::uint32_t slots = 0;
+  std::uint32_t room = 0;
+};
+
+// What it takes to back a range of addresses.
+struct Survey {
+  std::vector<Index> own;   // mappings whose page is free
+  std::vector<Index> lost;  // mappings to be unmapped: their page is elsewhere
+  std::vector<Gap> gaps;
+  bool suspended = false;  // part of the range is suspended, so nothing can be placed there
+};
+
+// Where in the addresses of a free block a request goes. block 0: nowhere.
+struct Spot {
+  Index block = 0;
+  Units offset = 0;
+};
+
+// The cheapest place for a request, as Segments found it. A climb carries it from rung to rung; it is valid
+// as long as nothing has changed since (Segments::cheapest).
+struct FoundPlace {
+  Spot spot;
+  Survey plan;
+  std::uint32_t lacking = 0;  // slots for which the stream has no free page
+  Band band = 0;
+  Tick passed = 0;
+  std::uint64_t changes = 0;  // Segments::changes() when it was found; 0: not searched yet
+  Status why;                 // why there is none
+};
+
 // Says whether everything up to a tick of a stream has finished.
 using Finished = std::function<bool(std::uint16_t stream, Tick tick)>;
 
@@ -137,11 +170,12 @@ class Segments {
   // As take, where addresses lack memory: maps free pages of the stream there, then at most
   // `create_bytes` of new ones. out_of_memory: it would need more; nothing has changed.
   // `passed`: the tick of the stream up to which everything has finished.
-  Status back(const Want& want, std::uint64_t create_bytes, Tick passed, Index* out);
+  // `found`: what earlier calls for the same request found.
+  Status back(const Want& want, std::uint64_t create_bytes, Tick passed, FoundPlace& found, Index* out);
   // Whether the last call of back or prepare left addresses behind that lost their page.
   bool moved() const { return moved_; }
   // Bytes of pages that back would need beyond the stream's own free ones.
-  std::uint64_t lacking(const Want& want, Tick passed);
+  std::uint64_t lacking(const Want& want, Tick passed, FoundPlace& found);
   // Gives a block back to its segment's stream; merges it and frees the pages it was the last to hold.
   void put(Index block, Tick tick);
   // The band of a request.
@@ -166,7 +200,7 @@ class Segments {
   Status drop_idle_strips(const Finished& finished);
   // Has pages mapped where want.strip will grow and leaves them free: taking them then calls nobody. Uses
   // free pages that are not another buffer's by the same promise, then new ones.
-  Status prepare(const Want& want, std::uint64_t create_bytes, Tick passed);
+  Status prepare(const Want& want, std::uint64_t create_bytes, Tick passed, FoundPlace& found);
   // Bytes in a row, from the strip's first free address on, that have their pages.
   std::uint64_t ready_bytes(Index strip) const;
   // Makes one block of two neighbours in use.
@@ -259,6 +293,8 @@ class Segments {
   const FreeIndex& free_blocks(std::uint16_t stream, Band band) const { return shelf(stream).free[band]; }
   // Places and pieces of addresses that the search for the cheapest place has looked at so far.
   std::uint64_t weighed() const { return weighed_; }
+  // Counts every change of what is free and of what is mapped where.
+  std::uint64_t changes() const { return changes_; }
   // Words, segments and streams that were looked at so far to find a block, its segment or memory of others.
   std::uint64_t steps() const { return steps_ + owners_.steps() + free_page_owners_.steps(); }
   // Of driver memory.
@@ -282,19 +318,6 @@ class Segments {
     Index segments = 0;       // head of the list of all its segments
     std::uint32_t owned = 0;  // pages and plain segments
   };
-  // Consecutive slots that need pages. `room` more behind them could take the rest of a larger page.
-  struct Gap {
-    std::uint32_t slot = 0;
-    std::uint32_t slots = 0;
-    std::uint32_t room = 0;
-  };
-  // What it takes to back a range of addresses.
-  struct Survey {
-    std::vector<Index> own;   // mappings whose page is free
-    std::vector<Index> lost;  // mappings to be unmapped: their page is elsewhere
-    std::vector<Gap> gaps;
-    bool suspended = false;  // some of it is: no place for anything
-  };
   static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
   class Window;
   // Slots up to `past` that cost the driver the same each if a request is placed over them: those of one
@@ -305,10 +328,6 @@ class Segments {
     std::int64_t cost = 0;
     std::int64_t again = 0;    // … and what a slot costs on top if the end of that one is covered, too
     std::int64_t expires = 0;  // of the costs `again` counted so far, those that end with this piece
-  };
-  struct Spot {
-    Index block = 0;
-    Units offset = 0;  // where in the block's addresses the request goes
   };
 
   Shelf& shelf(std::uint16_t stream) {
@@ -322,8 +341,14 @@ class Segments {
   FreeIndex& index_of(const Segment& segment) { return shelf(segment.stream).free[segment.band]; }
 
   // blocks
-  void add_free(Index block) { index_of(segments_[blocks_[block].segment]).add(blocks_, block); }
-  void remove_free(Index block) { index_of(segments_[blocks_[block].segment]).remove(blocks_, block); }
+  void add_free(Index block) {
+    ++changes_;
+    index_of(segments_[blocks_[block].segment]).add(blocks_, block);
+  }
+  void remove_free(Index block) {
+    ++changes_;
+    index_of(segments_[blocks_[block].segment]).remove(blocks_, block);
+  }
   Index new_block(Index segment, Units offset, Units units, BlockState state);
   void insert_before(Index block, Index next);
   void drop_block(Index block);
@@ -343,8 +368,9 @@ class Segments {
   Spot find_spot(const Want& want);
   std::uint64_t newly_held(const Spot& spot, const Want& want);
   Tick last_use(const Spot& spot, Units units) const;
+  FoundPlace& cheapest(const Want& want, Tick passed, FoundPlace& found);
   Spot cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why);
-  void save_memory(const Want& want, Tick passed, Spot* best, Survey* plan, std::uint32_t* lacking);
+  bool save_memory(const Want& want, Tick passed, FoundPlace& place);
   Spot untouched_spot(const Want& want) const;
   bool usable(const Survey& plan, Tick passed) const;
   Spot strip_spot(const Want& want) const;
@@ -425,6 +451,7 @@ class Segments {
   std::uint32_t survey_ = 0;         // number of the survey under way
   std::vector<Piece> pieces_;        // scratch of Window
   std::uint64_t weighed_ = 0;        // see weighed()
+  std::uint64_t changes_ = 1;        // see changes()
   mutable std::uint64_t steps_ = 0;  // see steps()
   int largest_page_ = 0;             // ever made, as an index into kPageSlots
   bool moved_ = false;

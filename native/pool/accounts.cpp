@@ -192,9 +192,9 @@ void Pool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const
             [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; });
 }
 
-OutOfMemoryReport Pool::explain(const Request& request) const {
+OutOfMemoryReport Pool::explain(std::uint64_t size, const StreamState& asking) const {
   OutOfMemoryReport report;
-  report.requested = request.size;
+  report.requested = size;
   report.limit = config_.limit;
   (void)backend_->memory_info(&report.device_free, &report.device_total);
   report.reserved = segments_.reserved_bytes();
@@ -207,8 +207,7 @@ OutOfMemoryReport Pool::explain(const Request& request) const {
       report.live += stream.live;
       report.cached += stream.cache.bytes();
     }
-    (&stream == request.stream ? report.free_pages : report.free_elsewhere) +=
-        segments_.free_page_bytes(number);
+    (&stream == &asking ? report.free_pages : report.free_elsewhere) += segments_.free_page_bytes(number);
     report.largest_free = std::max(report.largest_free, segments_.largest_free(number));
   }
   report.suspended = segments_.suspended_bytes();

@@ -28,7 +28,7 @@ Index Segments::strip_at(Address address) const {
 }
 
 // Where the strip's buffer will grow to, if there is room.
-Segments::Spot Segments::strip_spot(const Want& want) const {
+Spot Segments::strip_spot(const Want& want) const {
   const Segment& segment = segments_[want.strip];
   const Block& tail = blocks_[segment.tail];
   if (segment.growable != want.growable || !tail.is(BlockState::free) || tail.units < want.units) return {};
@@ -114,16 +114,14 @@ Index Segments::pick(std::uint16_t stream, int size, bool spare) const {
   return page != 0 || spare ? page : oldest;
 }
 
-Status Segments::prepare(const Want& want, std::uint64_t create_bytes, Tick passed) {
-  Survey plan;
-  Status why;
+Status Segments::prepare(const Want& want, std::uint64_t create_bytes, Tick passed, FoundPlace& found) {
   moved_ = false;
-  const Spot spot = cheapest_spot(want, passed, &plan, &why);
-  if (spot.block == 0) return {Code::out_of_memory, 0, "prepare"};
-  segments_[want.strip].promised = spot.offset + want.units;
-  if (plan.gaps.empty()) return {};
+  const FoundPlace& place = cheapest(want, passed, found);
+  if (place.spot.block == 0) return {Code::out_of_memory, 0, "prepare"};
+  segments_[want.strip].promised = place.spot.offset + want.units;
+  if (place.plan.gaps.empty()) return {};
   std::vector<Index> held;
-  if (Status status = supply(want, plan, create_bytes, true, &held); !status.ok()) return status;
+  if (Status status = supply(want, place.plan, create_bytes, true, &held); !status.ok()) return status;
   for (Index page : held) let_go(page, pages_[page].tick);
   return {};
 }
@@ -286,12 +284,11 @@ Status Pool::grow(Index strip, Units units, std::uint32_t tag, std::unique_lock<
     bool taken = false;
     if (Status status = retake(strip, units - held, tag, &taken); !status.ok()) return status;
     if (taken) continue;
-    Request request{std::uint64_t{units - held} * kUnit,
-                    {stream.number, kGrowing, units - held, kUnit, strip, number},
-                    tag,
-                    &stream,
-                    &lock,
-                    {}};
+    Climb request{std::uint64_t{units - held} * kUnit,
+                  {stream.number, kGrowing, units - held, kUnit, strip, number},
+                  tag,
+                  &stream,
+                  &lock};
     const Index piece = climb(request);
     if (piece == 0) return request.error.ok() ? fail(request, report) : request.error;
     if (segments_.blocks()[piece].before == block_in_use(strip)) {
@@ -313,8 +310,7 @@ void Pool::attach(Index strip, Index piece, std::uint32_t tag) {
     segments_.join(block, piece);
   }
   const Index whole = block == 0 ? piece : block;
-  Request request{bytes_of(segments_.blocks()[whole]), {home.number, kGrowing}, tag, &home, nullptr, {}};
-  (void)hand_out(whole, request);
+  (void)hand_out(whole, {bytes_of(segments_.blocks()[whole]), {home.number, kGrowing}, tag, &home, nullptr});
 }
 
 // What a shrink gave up directly behind the block in use and nobody else has got yet, or 0.
@@ -367,8 +363,7 @@ void Pool::shrink(Index strip, Units units) {
   if (units != 0) {
     const Index kept = segments_.split_in_use(block, units);
     if (const auto uses = uses_.find(block); uses != uses_.end()) uses_[kept] = uses->second;
-    Request request{std::uint64_t{units} * kUnit, {home.number, kGrowing}, tag, &home, nullptr, {}};
-    (void)hand_out(kept, request);
+    (void)hand_out(kept, {std::uint64_t{units} * kUnit, {home.number, kGrowing}, tag, &home, nullptr});
   }
   give_up(block);
 }
@@ -400,10 +395,10 @@ Status Pool::growable_prepare(Address address, std::uint64_t bytes, std::uint64_
   Status status;
   for (const std::uint64_t wished : {std::min(bytes, bytes_of(tail)), kSlotBytes}) {
     const auto units = static_cast<Units>(round_up(wished, kSlotBytes) / kUnit);
-    Request request{
-        wished, {stream.number, kGrowing, units, kUnit, strip, segment.growable}, 0, &stream, &lock, {}};
+    Climb request{
+        wished, {stream.number, kGrowing, units, kUnit, strip, segment.growable}, 0, &stream, &lock};
     if (config_.cross_stream != CrossStream::never && streams_.size() > 1) gather_pages(request, false);
-    status = segments_.prepare(request.want, budget(), stream.passed);
+    status = segments_.prepare(request.want, budget(), stream.passed, request.place);
     note_reserved(stream);
     if (segments_.moved()) (void)fences_.record(stream);
     if (status.code != Code::out_of_memory) break;

@@ -24,6 +24,7 @@ const char* name_of(Rung rung) {
 }
 
 void Pool::arrange_ladder() {
+  const Step cache{Rung::stream_cache, &Pool::serve_stream_cache};
   const Step own{Rung::own_blocks, &Pool::serve_own_blocks};
   const Step pending{Rung::passed_pending, &Pool::serve_passed_pending};
   const Step elsewhere{Rung::finished_elsewhere, &Pool::serve_finished_elsewhere};
@@ -32,13 +33,13 @@ void Pool::arrange_ladder() {
   const Step waiting{Rung::stream_wait, &Pool::serve_stream_wait};
   switch (config_.cross_stream) {
     case CrossStream::ready:
-      ladder_ = {own, pending, elsewhere, pages, growth, waiting};
+      ladder_ = {cache, own, pending, elsewhere, pages, growth, waiting};
       break;
     case CrossStream::wait:
-      ladder_ = {own, pending, elsewhere, pages, waiting, growth};
+      ladder_ = {cache, own, pending, elsewhere, pages, waiting, growth};
       break;
     case CrossStream::never:
-      ladder_ = {own, pending, pages, growth};
+      ladder_ = {cache, own, pending, pages, growth};
       break;
   }
   ladder_.push_back({Rung::flush, &Pool::serve_flush});
@@ -47,51 +48,66 @@ void Pool::arrange_ladder() {
   ladder_.push_back({Rung::give_back, &Pool::serve_give_back});
 }
 
-// Walks the ladder and stops at the first rung that serves. 0 with an error in the request, or out of memory.
-Index Pool::climb(Request& request) {
-  for (const Step& step : ladder_) {
-    if (step.rung == Rung::flush) ++retries_;
-    const Index block = (this->*step.serve)(request);
-    if (block != 0) {
-      ++rungs_[static_cast<int>(step.rung)];
-      return block;
-    }
-    if (!request.error.ok()) return 0;
-  }
-  return 0;
-}
-
-// The rungs before `flush` once more, after one of the later rungs has changed what is free.
-Index Pool::search(Request& request) {
-  request.thorough = true;
-  for (const Step& step : ladder_) {
-    if (step.rung == Rung::flush) break;
-    const Index block = (this->*step.serve)(request);
-    if (block != 0 || !request.error.ok()) return block;
-  }
-  return 0;
-}
-
-Index Pool::serve_own_blocks(Request& request) {
-  // Cached blocks beyond small are merged before a search for one: kept apart they would cost memory. With
-  // pages those up to 1 MiB are not in the way of large ones, and programs often have both in turn.
-  StreamState& stream = *request.stream;
-  const Band band = request.want.band;
-  if (band != kSmall && stream.cache.has_large())
-    drain(stream, segments_.paged() && band == kLarge ? kBeyondMiB : kBeyondSmall, request.ask);
-  Index block = segments_.take(request.want);
-  // With pages, what is beyond small and still cached lies among other addresses.
-  if (block == 0 && drain(stream, segments_.paged() ? kOnlySmall : kAllSizes, request.ask))
-    block = segments_.take(request.want);
+// 0 with the error in climb.error, or because memory has run out.
+Index Pool::climb(Climb& climb) {
+  Rung served{};
+  const Index block = try_rungs(climb, climb.rungs, &served);
+  if (block != 0) ++rungs_[static_cast<int>(served)];
   return block;
 }
 
-Index Pool::serve_passed_pending(Request& request) {
+// After one of the later rungs has changed what is free.
+Index Pool::search_again(Climb& climb) {
+  Rung served{};
+  climb.thorough = true;
+  return try_rungs(climb, climb.rungs & kBeforeFlush, &served);
+}
+
+// The ladder: tries the rungs of a set in order and stops at the first that serves.
+Index Pool::try_rungs(Climb& climb, Rungs rungs, Rung* served) {
+  for (const Step& step : ladder_) {
+    if ((rungs & only(step.rung)) == 0) continue;
+    if (step.rung == Rung::flush) ++retries_;
+    *served = step.rung;
+    const Index block = (this->*step.serve)(climb);
+    if (block != 0 || !climb.error.ok()) return block;
+  }
+  return 0;
+}
+
+// A block of exactly this size. The fast path (serve_cached) missed it, or the stream's ceiling was in the
+// way.
+Index Pool::serve_stream_cache(Climb& climb) {
+  if (climb.want.align > kUnit || climb.want.strip != 0) return 0;
+  StreamState& stream = *climb.stream;
+  std::lock_guard guard(stream.lock);
+  const Index block = stream.cache.pop(segments_.blocks(), climb.want.units);
+  if (block == 0) return 0;
+  ++stream.hits;
+  segments_.blocks()[block].set(BlockState::moving);
+  return block;
+}
+
+Index Pool::serve_own_blocks(Climb& climb) {
+  // Cached blocks beyond small are merged before a search for one: kept apart they would cost memory. With
+  // pages those up to 1 MiB are not in the way of large ones, and programs often have both in turn.
+  StreamState& stream = *climb.stream;
+  const Band band = climb.want.band;
+  if (band != kSmall && stream.cache.has_large())
+    drain(stream, segments_.paged() && band == kLarge ? kBeyondMiB : kBeyondSmall, climb.may_call_device());
+  Index block = segments_.take(climb.want);
+  // With pages, what is beyond small and still cached lies among other addresses.
+  if (block == 0 && drain(stream, segments_.paged() ? kOnlySmall : kAllSizes, climb.may_call_device()))
+    block = segments_.take(climb.want);
+  return block;
+}
+
+Index Pool::serve_passed_pending(Climb& climb) {
   const auto waiting = [this] { return pending_blocks_ + leaving_ + graphs_.size(); };
   const std::uint64_t before = waiting();
   if (before == 0) return 0;
-  complete_passed(request.thorough);
-  return waiting() == before ? 0 : segments_.take(request.want);
+  complete_passed(climb.thorough);
+  return waiting() == before ? 0 : segments_.take(climb.want);
 }
 
 // Whether memory of `owner`, last used there at `tick`, may serve `taker` now; with by_waiting it is made so.
@@ -102,21 +118,21 @@ bool Pool::ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_wa
 }
 
 // A block in another stream's segment, used on ours; when freed it goes home (give_home).
-Index Pool::lend(Request& request, bool by_waiting) {
+Index Pool::lend(Climb& climb, bool by_waiting) {
   Index taken = 0;
   std::uint32_t asked = 0;
-  const std::uint16_t from = request.thorough ? 0 : std::exchange(lend_from_, 0);
+  const std::uint16_t from = climb.thorough ? 0 : std::exchange(lend_from_, 0);
   segments_.owners().each(
       [&](std::uint16_t number) {
         StreamState& owner = streams_[number];
-        if (&owner == request.stream) return false;
-        Want want = request.want;
+        if (&owner == climb.stream) return false;
+        Want want = climb.want;
         want.stream = number;
         const std::function<bool(Tick)> allowed = [&](Tick tick) {
-          return ordered(*request.stream, owner, tick, by_waiting);
+          return ordered(*climb.stream, owner, tick, by_waiting);
         };
         taken = segments_.take(want, &allowed);
-        if (taken != 0 || request.thorough || ++asked < kMostAsked) return taken != 0;
+        if (taken != 0 || climb.thorough || ++asked < kMostAsked) return taken != 0;
         lend_from_ = number;  // the next one goes on from here
         return true;
       },
@@ -124,29 +140,29 @@ Index Pool::lend(Request& request, bool by_waiting) {
   return taken;
 }
 
-Index Pool::serve_finished_elsewhere(Request& request) {
+Index Pool::serve_finished_elsewhere(Climb& climb) {
   // A graph keeps what it gets, so it is lent nothing.
-  if (streams_.size() == 1 || request.stream->capture != 0) return 0;
+  if (streams_.size() == 1 || climb.stream->capture != 0) return 0;
   // Longer blocks move by whole pages instead (free_pages), which leaves no foreign islands in a segment.
-  if (segments_.paged() && request.want.units > kLentUnits) return 0;
-  return lend(request, false);
+  if (segments_.paged() && climb.want.units > kLentUnits) return 0;
+  return lend(climb, false);
 }
 
-Index Pool::back(Request& request, std::uint64_t create_bytes) {
+Index Pool::back(Climb& climb, std::uint64_t create_bytes) {
   Index block = 0;
-  (void)fences_.poll(*request.stream);
-  const Status status = segments_.back(request.want, create_bytes, request.stream->passed, &block);
-  note_reserved(*request.stream);
-  if (!status.ok() && status.code != Code::out_of_memory) request.error = status;
+  (void)fences_.poll(*climb.stream);
+  const Status status = segments_.back(climb.want, create_bytes, climb.stream->passed, climb.place, &block);
+  note_reserved(*climb.stream);
+  if (!status.ok() && status.code != Code::out_of_memory) climb.error = status;
   // A fence behind the addresses that lost their pages: when it passes they may be mapped anew.
-  if (block != 0 && segments_.moved()) (void)fences_.record(*request.stream);
+  if (block != 0 && segments_.moved()) (void)fences_.record(*climb.stream);
   return block;
 }
 
 // Moves free pages of other streams to ours, as many as the request lacks.
-void Pool::gather_pages(Request& request, bool by_waiting) {
-  StreamState& taker = *request.stream;
-  std::uint64_t lacking = segments_.lacking(request.want, taker.passed);
+void Pool::gather_pages(Climb& climb, bool by_waiting) {
+  StreamState& taker = *climb.stream;
+  std::uint64_t lacking = segments_.lacking(climb.want, taker.passed, climb.place);
   if (lacking == 0) return;
   caching_[true].each([&](std::uint16_t number) {
     if (number == taker.number) return false;
@@ -155,7 +171,7 @@ void Pool::gather_pages(Request& request, bool by_waiting) {
     return false;
   });
   std::uint32_t asked = 0;
-  const std::uint16_t from = request.thorough ? 0 : std::exchange(gather_from_, 0);
+  const std::uint16_t from = climb.thorough ? 0 : std::exchange(gather_from_, 0);
   segments_.free_page_owners().each(
       [&](std::uint16_t number) {
         StreamState& owner = streams_[number];
@@ -176,134 +192,134 @@ void Pool::gather_pages(Request& request, bool by_waiting) {
             lacking -= std::min(lacking, bytes);
           }
         }
-        if (lacking == 0 || !refused || request.thorough || ++asked < kMostAsked) return lacking == 0;
+        if (lacking == 0 || !refused || climb.thorough || ++asked < kMostAsked) return lacking == 0;
         gather_from_ = number;  // the next one goes on from here
         return true;
       },
       from);
 }
 
-Index Pool::serve_free_pages(Request& request) {
+Index Pool::serve_free_pages(Climb& climb) {
   const bool others = config_.cross_stream != CrossStream::never && streams_.size() > 1;
-  if (!segments_.paged()) return others ? take_segment(request) : 0;
+  if (!segments_.paged()) return others ? take_segment(climb) : 0;
   if (others) {
-    gather_pages(request, false);
+    gather_pages(climb, false);
     // Addresses that these pages already had here may serve without a call to the driver.
-    if (const Index block = segments_.take(request.want)) return block;
+    if (const Index block = segments_.take(climb.want)) return block;
   }
-  return back(request, 0);
+  return back(climb, 0);
 }
 
 // Without pages, whole segments change hands.
-Index Pool::take_segment(Request& request) {
+Index Pool::take_segment(Climb& climb) {
   Index found = 0;
   Tick tick = 0;
   std::uint32_t asked = 0;
-  segments_.free_plain_segments(request.want.padded(), [&](Index s) {
+  segments_.free_plain_segments(climb.want.padded(), [&](Index s) {
     const Segment& segment = segments_.segments()[s];
-    if (segment.stream == request.stream->number) return false;
+    if (segment.stream == climb.stream->number) return false;
     StreamState& owner = streams_[segment.stream];
     const Tick used = segments_.blocks()[segment.head].tick;
-    if (ordered(*request.stream, owner, used, false)) {
+    if (ordered(*climb.stream, owner, used, false)) {
       found = s;
-      tick = used <= owner.passed ? 0 : request.stream->owe();
+      tick = used <= owner.passed ? 0 : climb.stream->owe();
     }
-    return found != 0 || (++asked >= kMostAsked && !request.thorough);
+    return found != 0 || (++asked >= kMostAsked && !climb.thorough);
   });
   if (found == 0) return 0;
-  segments_.transfer_segment(found, request.stream->number, request.want.band, tick);
-  return segments_.take(request.want);
+  segments_.transfer_segment(found, climb.stream->number, climb.want.band, tick);
+  return segments_.take(climb.want);
 }
 
-Index Pool::serve_growth(Request& request) {
+Index Pool::serve_growth(Climb& climb) {
   const std::uint64_t bytes = budget();
-  return bytes == 0 ? 0 : back(request, bytes);
+  return bytes == 0 ? 0 : back(climb, bytes);
 }
 
-Index Pool::serve_stream_wait(Request& request) {
+Index Pool::serve_stream_wait(Climb& climb) {
   // What is captured cannot wait for what is not.
-  if (streams_.size() == 1 || request.stream->capture != 0) return 0;
-  if (!segments_.paged() || request.want.units <= kLentUnits)
-    if (const Index block = lend(request, true)) return block;
+  if (streams_.size() == 1 || climb.stream->capture != 0) return 0;
+  if (!segments_.paged() || climb.want.units <= kLentUnits)
+    if (const Index block = lend(climb, true)) return block;
   if (!segments_.paged()) return 0;
-  gather_pages(request, true);
-  if (const Index block = segments_.take(request.want)) return block;
+  gather_pages(climb, true);
+  if (const Index block = segments_.take(climb.want)) return block;
   // Behind growth, what the others had and what the driver has left may do together.
-  return back(request, config_.cross_stream == CrossStream::wait ? 0 : budget());
+  return back(climb, config_.cross_stream == CrossStream::wait ? 0 : budget());
 }
 
-Index Pool::serve_flush(Request& request) {
+Index Pool::serve_flush(Climb& climb) {
   drain_all();
-  return search(request);
+  return search_again(climb);
 }
 
-Index Pool::serve_callbacks(Request& request) {
+Index Pool::serve_callbacks(Climb& climb) {
   if (!callback_) return 0;
   const auto callback = callback_;
-  request.lock->unlock();
-  const bool again = call_back(callback, request.size, request.stream->handle);
+  climb.lock->unlock();
+  const bool again = call_back(callback, climb.size, climb.stream->handle);
   const bool stopped = interrupted();
-  request.lock->lock();
+  climb.lock->lock();
   if (closed()) {
-    request.error = {Code::closed, 0, "allocate"};
+    climb.error = {Code::closed, 0, "allocate"};
     return 0;
   }
   if (stopped) {
-    request.error = {Code::interrupted, 0, "allocate"};
+    climb.error = {Code::interrupted, 0, "allocate"};
     return 0;
   }
-  return again ? serve_flush(request) : 0;
+  return again ? serve_flush(climb) : 0;
 }
 
 // Waits for streams with pending work, one fence at a time, until the request fits. What a graph may still
 // use is not waited for.
-Index Pool::serve_host_wait(Request& request) {
+Index Pool::serve_host_wait(Climb& climb) {
   for (bool waited = true; waited && pending_blocks_ != 0;) {
     waited = false;
     fences_.watched().each([&](std::uint16_t number) {
       StreamState& stream = streams_[number];
       if (stream.waiting.empty()) return false;
-      const Status status = wait_for(stream, *request.lock);
+      const Status status = wait_for(stream, *climb.lock);
       if (status.code == Code::capturing || status.code == Code::absent || status.code == Code::deadlock)
         return false;
-      request.error = status;
+      climb.error = status;
       waited = status.ok();
       return true;
     });
-    if (!request.error.ok()) return 0;
+    if (!climb.error.ok()) return 0;
     complete_passed();
-    if (const Index block = search(request)) return block;
-    if (!request.error.ok()) return 0;
+    if (const Index block = search_again(climb)) return block;
+    if (!climb.error.ok()) return 0;
   }
   return 0;
 }
 
-Index Pool::serve_give_back(Request& request) {
-  if (Status status = settle(*request.lock); !status.ok()) {
-    if (status.code != Code::deadlock) request.error = status;
+Index Pool::serve_give_back(Climb& climb) {
+  if (Status status = settle(*climb.lock); !status.ok()) {
+    if (status.code != Code::deadlock) climb.error = status;
     return 0;
   }
-  if (Status status = segments_.trim(0, finished_, true, &request.want); !status.ok()) {
-    request.error = status;
+  if (Status status = segments_.trim(0, finished_, true, &climb.want); !status.ok()) {
+    climb.error = status;
     return 0;
   }
-  note_reserved(*request.stream);
-  if (const Index block = search(request)) return block;
-  return request.error.ok() ? serve_other_bands(request) : 0;
+  note_reserved(*climb.stream);
+  if (const Index block = search_again(climb)) return block;
+  return climb.error.ok() ? serve_other_bands(climb) : 0;
 }
 
 // Rather than fail, a request goes among blocks of other sizes: what is left of their pages is all there is.
-Index Pool::serve_other_bands(Request& request) {
+Index Pool::serve_other_bands(Climb& climb) {
   Index block = 0;
-  const Band own = request.want.band;
+  const Band own = climb.want.band;
   if (own == kGrowing) return 0;
-  for (Band band = kSmall; band <= kLarge && block == 0 && request.error.ok(); ++band) {
+  for (Band band = kSmall; band <= kLarge && block == 0 && climb.error.ok(); ++band) {
     if (band == own) continue;
-    request.want.band = band;
-    block = segments_.take(request.want);
-    if (block == 0 && segments_.paged()) block = back(request, budget());
+    climb.want.band = band;
+    block = segments_.take(climb.want);
+    if (block == 0 && segments_.paged()) block = back(climb, budget());
   }
-  request.want.band = own;
+  climb.want.band = own;
   return block;
 }
 

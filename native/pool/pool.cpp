@@ -117,14 +117,13 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   const Units units = units_of(size);
   const Kind kind = kind_of(units);
   const std::uint64_t bytes = std::uint64_t{units} * kUnit;
-  Index* head = stream.cache.find(units);
-  if (head == nullptr || *head == 0 || stream.live + bytes > stream.ceiling) {
+  const bool fits = stream.live + bytes <= stream.ceiling;
+  const Index i = fits ? stream.cache.pop(segments_.blocks(), units) : 0;
+  if (i == 0) {
     stream.lock.unlock();
     return false;
   }
-  Block& block = segments_.blocks()[*head];
-  *head = block.link_after;
-  stream.cache.removed(units);
+  Block& block = segments_.blocks()[i];
   ++stream.hits;
   stream.live += bytes;
   stream.allocations[static_cast<int>(kind)].add(1);
@@ -157,21 +156,14 @@ bool Pool::try_free_cached(Address address) {
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
       block.used_elsewhere || stream.shut[block.units > kSmallUnits] != 0 ||
       slow_frees_.load(std::memory_order_relaxed) ||
-      stream.cache.count() >= stream_cache_.load(std::memory_order_relaxed)) {
-    stream.lock.unlock();
-    return false;
-  }
-  Index* head = stream.cache.claim(block.units);
-  if (head == nullptr) {
+      stream.cache.count() >= stream_cache_.load(std::memory_order_relaxed) ||
+      !stream.cache.push(segments_.blocks(), i)) {
     stream.lock.unlock();
     return false;
   }
   const Kind kind = kind_of(block.units);
   const std::uint64_t bytes = bytes_of(block);
-  block.link_after = *head;
-  *head = i;
   block.set(BlockState::cached);
-  stream.cache.added(block.units);
   stream.live -= bytes;
   stream.allocations[static_cast<int>(kind)].subtract(1);
   stream.bytes[static_cast<int>(kind)].subtract(bytes);
@@ -356,14 +348,12 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   StreamState& stream = *serving;
   std::optional<Presence> presence(std::in_place, stream);
   fences_.cover(stream);
-  Request request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock, {}};
+  Climb request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock};
   if (size > kMaxRequest) return fail(request, report);
   request.want.units = units_of(size);
   request.want.band = segments_.band_of(request.want.units);
-  // The stream's cache missed, or its ceiling was in the way of what it holds.
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
-  Index block = align <= kUnit ? take_cached(stream, request.want.units) : Index{0};
-  if (block == 0) block = climb(request);
+  const Index block = climb(request);
   if (block != 0) *out = hand_out(block, request);
   verify();
   presence.reset();
@@ -375,27 +365,13 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   return status;
 }
 
-Status Pool::fail(const Request& request, OutOfMemoryReport* report) {
+Status Pool::fail(const Climb& climb, OutOfMemoryReport* report) {
   ++out_of_memory_;
-  const OutOfMemoryReport why = explain(request);
+  const OutOfMemoryReport why = explain(climb.size, *climb.stream);
   if (report != nullptr) *report = why;
-  std::lock_guard guard(request.stream->lock);
-  note(*request.stream, Action::out_of_memory, why.device_free, request.size, request.tag, 0);
+  std::lock_guard guard(climb.stream->lock);
+  note(*climb.stream, Action::out_of_memory, why.device_free, climb.size, climb.tag, 0);
   return {Code::out_of_memory, 0, "allocate"};
-}
-
-// A block of just this size out of the stream's cache, in state moving, or 0.
-Index Pool::take_cached(StreamState& stream, Units units) {
-  std::lock_guard guard(stream.lock);
-  Index* head = stream.cache.find(units);
-  if (head == nullptr || *head == 0) return 0;
-  const Index i = *head;
-  Block& block = segments_.blocks()[i];
-  *head = block.link_after;
-  stream.cache.removed(units);
-  ++stream.hits;
-  block.set(BlockState::moving);
-  return i;
 }
 
 // The first two rungs for a request that the fast path missed, without a call to the device and without
@@ -407,14 +383,10 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
   if (!lock || cache_generation_.load(std::memory_order_relaxed) != fork_generation() || stream->gone())
     return false;
   const Units units = units_of(size);
-  Request request{size, {stream->number, segments_.band_of(units), units, kUnit}, tag, stream, &lock, {}};
-  request.ask = false;
-  Index block = take_cached(*stream, units);
-  if (block == 0) {
-    block = serve_own_blocks(request);
-    if (block == 0) return false;
-    ++rungs_[static_cast<int>(Rung::own_blocks)];
-  }
+  Climb request{size,          {stream->number, segments_.band_of(units), units, kUnit}, tag, stream, &lock,
+                kWithoutDevice};
+  const Index block = climb(request);
+  if (block == 0) return false;
   *out = hand_out(block, request);
   verify();
   return true;
@@ -429,8 +401,8 @@ void Pool::take_back(Address address) {
 }
 
 // Turns a block that a rung produced into a live one of the request's stream.
-Address Pool::hand_out(Index i, Request& request) {
-  StreamState& stream = *request.stream;
+Address Pool::hand_out(Index i, const Climb& climb) {
+  StreamState& stream = *climb.stream;
   Block& block = segments_.blocks()[i];
   const std::uint64_t bytes = bytes_of(block);
   const Address address = segments_.address_of(block);
@@ -443,16 +415,16 @@ Address Pool::hand_out(Index i, Request& request) {
     stream.live += bytes;
   }
   block.owner.store(stream.number, std::memory_order_relaxed);
-  block.requested = request.size;
-  block.tag = request.tag;
-  block.used_elsewhere = request.want.band == kGrowing;
+  block.requested = climb.size;
+  block.tag = climb.tag;
+  block.used_elsewhere = climb.want.band == kGrowing;
   block.serial = static_cast<std::uint32_t>(++stream.slow_serial + stream.hits);
   const int kind = static_cast<int>(kind_of(block.units));
   stream.allocations[kind].add(1);
   stream.bytes[kind].add(bytes);
-  stream.requested[kind].add(request.size);
+  stream.requested[kind].add(climb.size);
   block.set(BlockState::live);
-  note(stream, Action::allocate, address, request.size, request.tag, block.serial);
+  note(stream, Action::allocate, address, climb.size, climb.tag, block.serial);
   stream.lock.unlock();
   return address;
 }
@@ -586,22 +558,20 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   StreamState* const known = stream_of(handle, &why);
   if (known == nullptr || !segments_.can_cut(to - from)) return false;
   StreamState& stream = *known;
-  Request request{0,     {stream.number, segments_.band_of(units_of(sizes[order[from]])), units, kUnit},
-                  tag,   &stream,
-                  &lock, {}};
-  Index block = 0;
-  for (const Step& step : ladder_) {
-    if (step.rung == Rung::stream_wait || step.rung == Rung::flush) break;
-    // A lent block must go home in one piece, so it is not cut.
-    if (step.rung == Rung::finished_elsewhere) continue;
-    block = (this->*step.serve)(request);
-    if (block != 0 || !request.error.ok()) break;
-  }
+  // A cached block is not this long, and a lent block must be returned in one piece. Memory that a stream
+  // wait would serve comes before growth if so configured, so then the requests go one by one.
+  Rungs rungs = only(Rung::own_blocks) | only(Rung::passed_pending) | only(Rung::free_pages);
+  if (config_.cross_stream != CrossStream::wait) rungs |= only(Rung::growth);
+  Climb request{0,     {stream.number, segments_.band_of(units_of(sizes[order[from]])), units, kUnit},
+                tag,   &stream,
+                &lock, rungs};
+  Rung served{};
+  const Index block = try_rungs(request, rungs, &served);
   if (block == 0) return false;
   for (std::size_t i = from; i < to; ++i) {
     const std::uint64_t size = sizes[order[i]];
     const Index piece = i + 1 < to ? segments_.split_in_use(block, units_of(size)) : block;
-    Request part{size, request.want, tag, &stream, &lock, {}};
+    const Climb part{size, request.want, tag, &stream, &lock};
     out[order[i]] = hand_out(piece, part);
     ++rungs_[static_cast<int>(Rung::own_blocks)];
   }

@@ -15,6 +15,7 @@
 #include "placement/segments.hpp"
 #include "pool/access.hpp"
 #include "pool/allocator.hpp"
+#include "pool/climb.hpp"
 #include "pool/contents.hpp"
 #include "pool/preparer.hpp"
 
@@ -124,20 +125,10 @@ class Pool final : public Allocator {
   Backend& backend() override { return *backend_; }
 
  private:
-  struct Request {
-    std::uint64_t size;
-    Want want;
-    std::uint32_t tag;
-    StreamState* stream;
-    std::unique_lock<std::mutex>* lock;
-    Status error;           // a driver failure that is not "out of memory" ends the climb
-    bool ask = true;        // the device may be called
-    bool thorough = false;  // all streams are asked for memory they do not need, however many there are
-  };
   // Streams, pages or segments of others that are asked in vain before a call goes on without them, so that
   // it costs no more the more streams there are. Before a request would be out of memory all are asked.
   static constexpr std::uint32_t kMostAsked = 64;
-  using Serve = Index (Pool::*)(Request&);
+  using Serve = Index (Pool::*)(Climb&);
   struct Step {
     Rung rung;
     Serve serve;
@@ -172,23 +163,25 @@ class Pool final : public Allocator {
                       Status* why);
   void let_graphs_go();
 
-  Index climb(Request& request);
-  Index search(Request& request);
-  Index serve_own_blocks(Request& request);
-  Index serve_passed_pending(Request& request);
-  Index serve_finished_elsewhere(Request& request);
-  Index serve_free_pages(Request& request);
-  Index serve_growth(Request& request);
-  Index serve_stream_wait(Request& request);
-  Index serve_flush(Request& request);
-  Index serve_callbacks(Request& request);
-  Index serve_host_wait(Request& request);
-  Index serve_give_back(Request& request);
-  Index serve_other_bands(Request& request);
-  Index back(Request& request, std::uint64_t create_bytes);
-  void gather_pages(Request& request, bool by_waiting);
-  Index take_segment(Request& request);
-  Index lend(Request& request, bool by_waiting);
+  Index climb(Climb& climb);
+  Index search_again(Climb& climb);
+  Index try_rungs(Climb& climb, Rungs rungs, Rung* served);
+  Index serve_stream_cache(Climb& climb);
+  Index serve_own_blocks(Climb& climb);
+  Index serve_passed_pending(Climb& climb);
+  Index serve_finished_elsewhere(Climb& climb);
+  Index serve_free_pages(Climb& climb);
+  Index serve_growth(Climb& climb);
+  Index serve_stream_wait(Climb& climb);
+  Index serve_flush(Climb& climb);
+  Index serve_callbacks(Climb& climb);
+  Index serve_host_wait(Climb& climb);
+  Index serve_give_back(Climb& climb);
+  Index serve_other_bands(Climb& climb);
+  Index back(Climb& climb, std::uint64_t create_bytes);
+  void gather_pages(Climb& climb, bool by_waiting);
+  Index take_segment(Climb& climb);
+  Index lend(Climb& climb, bool by_waiting);
   bool ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_waiting);
   void arrange_ladder();
 
@@ -230,7 +223,7 @@ class Pool final : public Allocator {
 
   bool carve(const std::vector<std::uint64_t>& sizes, const std::vector<std::size_t>& order, std::size_t from,
              std::size_t to, Units units, StreamHandle stream, std::uint32_t tag, std::vector<Address>& out);
-  Address hand_out(Index block, Request& request);
+  Address hand_out(Index block, const Climb& climb);
   void take_live(Index block, StreamState& owner, Action action);
   Index block_in_use(Index strip) const;
   Index pending_behind(Index strip) const;
@@ -244,7 +237,6 @@ class Pool final : public Allocator {
   Index claim_for_free(Address address, bool* suspended);
   void let_go(Index block, bool suspended, bool busy = false);
   void let_go_suspended(Index block);
-  Index take_cached(StreamState& stream, Units units);
   void take_back(Address address);
   void rise(StreamState& stream, std::uint64_t bytes);
   void loosen(StreamState& stream);
@@ -256,8 +248,8 @@ class Pool final : public Allocator {
   JournalEntry entry(const StreamState& stream, Action action, Address address, std::uint64_t bytes,
                      std::uint32_t tag, std::uint32_t serial);
   void record_what_is_there();
-  Status fail(const Request& request, OutOfMemoryReport* report);
-  OutOfMemoryReport explain(const Request& request) const;
+  Status fail(const Climb& climb, OutOfMemoryReport* report);
+  OutOfMemoryReport explain(std::uint64_t size, const StreamState& stream) const;
   BlockInfo describe(const Block& block) const;
   void verify() const;
 

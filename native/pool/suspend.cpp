@@ -493,8 +493,7 @@ Status Pool::bring(const std::vector<Index>& blocks, bool all, std::unique_lock<
     for (std::size_t i = 0; i < brought && waited.ok(); ++i)
       (void)segments_.give_up(pages[i], streams_[segments_.pages()[pages[i]].owner].capture != 0);
     note_reserved(streams_[0]);
-    const Request request{needed, {}, 0, &streams_[0], &lock, {}};
-    if (status.code == Code::out_of_memory && report != nullptr) *report = explain(request);
+    if (status.code == Code::out_of_memory && report != nullptr) *report = explain(needed, streams_[0]);
     return status;
   }
   for (Index page : pages) segments_.take_up(page);

@@ -43,8 +43,9 @@ class Pressure {
     const Want want{0, segments_.band_of(units), units, kUnit};
     Index block = segments_.take(want);
     const Tick passed = busy_ ? 0 : tick_;
-    if (block == 0) (void)segments_.back(want, 0, passed, &block);
-    if (block == 0) (void)segments_.back(want, kLimit - segments_.reserved_bytes(), passed, &block);
+    FoundPlace found;
+    if (block == 0) (void)segments_.back(want, 0, passed, found, &block);
+    if (block == 0) (void)segments_.back(want, kLimit - segments_.reserved_bytes(), passed, found, &block);
     if (block != 0) segments_.blocks()[block].set(BlockState::live);
     return block;
   }
@@ -93,8 +94,9 @@ class Steady {
     const auto units = static_cast<Units>((bytes + kUnit - 1) / kUnit);
     const Want want{0, segments_.band_of(units), units, kUnit};
     Index block = segments_.take(want);
-    if (block == 0) (void)segments_.back(want, 0, tick_, &block);
-    if (block == 0) (void)segments_.back(want, 64 * kGiB - segments_.reserved_bytes(), tick_, &block);
+    FoundPlace found;
+    if (block == 0) (void)segments_.back(want, 0, tick_, found, &block);
+    if (block == 0) (void)segments_.back(want, 64 * kGiB - segments_.reserved_bytes(), tick_, found, &block);
     CHECK(block != 0);
     segments_.blocks()[block].set(BlockState::live);
     used_ += units;
@@ -187,5 +189,22 @@ TEST(large_blocks_and_middling_ones_keep_apart) {
 TEST(under_pressure_a_request_costs_no_more_the_longer_the_program_runs) { stays_as_cheap(false); }
 
 TEST(nor_while_the_device_is_busy_and_addresses_pile_up) { stays_as_cheap(true); }
+
+TEST(a_request_searches_again_only_after_a_change) {
+  ModelBackend device(kGiB);
+  Segments segments(device, {.space_bytes = 16 * kGiB});
+  const Want want{0, kLarge, units_of(64 * kMiB), kUnit};
+  FoundPlace found;
+  Index block = 0;
+  CHECK(segments.lacking(want, 0, found) == 64 * kMiB);
+  const std::uint64_t weighed = segments.weighed();
+  CHECK(weighed > 0);
+  CHECK(segments.back(want, 0, 0, found, &block).code == Code::out_of_memory);
+  CHECK(segments.back(want, 64 * kMiB, 0, found, &block).ok());
+  CHECK(segments.weighed() == weighed);
+  segments.put(block, 1);  // pages are free now, so the place found before is out of date
+  CHECK(segments.lacking(want, 1, found) == 0);
+  CHECK(segments.weighed() > weighed && segments.check(nullptr));
+}
 
 TEST_MAIN()

@@ -78,7 +78,8 @@ TEST(alignments_near_the_end_of_all_addresses) {
       for (const Units units : {Units{1}, Units{4096}, Units{1 << 20}, Units{1} << 31}) {
         const Want want{0, segments.band_of(units), units, align};
         Index block = segments.take(want);
-        if (block == 0) (void)segments.back(want, kMaxSpaceBytes, tick, &block);
+        FoundPlace found;
+        if (block == 0) (void)segments.back(want, kMaxSpaceBytes, tick, found, &block);
         std::string why;
         if (!segments.check(&why)) std::printf("     %s\n", why.c_str());
         REQUIRE(segments.check(nullptr));

@@ -1,0 +1,34 @@
+// One request on its way up the ladder. Defines Climb and the sets of rungs that may serve a request; the
+// rungs themselves are in ladder.cpp.
+#pragma once
+
+#include <mutex>
+
+#include "order/streams.hpp"
+#include "placement/segments.hpp"
+#include "pool/allocator.hpp"
+
+namespace vram {
+
+// A set of rungs, one bit for each.
+using Rungs = std::uint16_t;
+constexpr Rungs only(Rung rung) { return static_cast<Rungs>(1u << static_cast<int>(rung)); }
+inline constexpr Rungs kAllRungs = ~Rungs{0};
+inline constexpr Rungs kWithoutDevice = only(Rung::stream_cache) | only(Rung::own_blocks);
+inline constexpr Rungs kBeforeFlush = only(Rung::flush) - 1;
+
+// One request on its way up the ladder, with what earlier rungs found.
+struct Climb {
+  std::uint64_t size;  // bytes
+  Want want;
+  std::uint32_t tag;
+  StreamState* stream;
+  std::unique_lock<std::mutex>* lock;  // of the pool's mutex; a rung that waits releases it
+  Rungs rungs = kAllRungs;             // those that may serve it
+  bool thorough = false;               // query all streams for free memory, however many there are
+  FoundPlace place = {};               // the cheapest place for it, valid until something changes
+  Status error = {};                   // a failure other than "out of memory" ends the climb
+  bool may_call_device() const { return rungs != kWithoutDevice; }
+};
+
+}  // namespace vram
