@@ -23,7 +23,7 @@ void StreamCache::drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& 
   const bool any_small = has_small();
   if (sizes.most > kSmallUnits && has_large())
     each(places_used_, [&](std::size_t i) {
-      const bool asked = sizes.hold(places_[i].units);
+      const bool asked = sizes.contain(places_[i].units);
       if (asked) empty(places_[i].head);
       return asked;
     });

@@ -1,6 +1,6 @@
 // What the pool keeps for each stream: the cache of freed blocks in front of everything, what it
 // counts, and the fences that tell which of its work has finished. Where blocks lie is the business of
-// segments.hpp; who may take what and when is decided in pool.cpp.
+// placement/; who may take what and when is decided in pool/.
 //
 // Order. A tick is a number of the stream's order: work issued before a fence is recorded belongs to
 // ticks up to the fence's. A block freed now carries the stream's current tick; its last use has

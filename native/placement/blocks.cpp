@@ -1,4 +1,4 @@
-// The two-level bitmap over free blocks. Placement and pages are in segments.cpp.
+// The two-level bitmap over free blocks.
 #include "placement/blocks.hpp"
 
 namespace vram {

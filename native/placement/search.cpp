@@ -1,43 +1,210 @@
-// Where a request goes that finds no free addresses with their memory: the place that costs the driver least
-// or, where the pool must grow for it, the one that takes least new memory. Part of Segments.
-#include <algorithm>
+// The search for addresses that have their memory, and for those that cost the driver least to back.
+#include "placement/search.hpp"
 
-#include "placement/segments.hpp"
+#include <algorithm>
 
 namespace vram {
 
 namespace {
 
-// How much the search for the cheapest place looks at before it settles for the best so far, so that its cost
-// does not grow with the addresses that were ever used. Recorded jobs need up to 800.
+// How much the search for the cheapest place examines before it takes the best so far, so that its cost does
+// not grow with the addresses that were ever used. Recorded jobs need up to 800.
 constexpr std::uint64_t kMostWeighed = 2048;
 
-// Free blocks looked at for the place that takes least new memory.
+// Free blocks examined for the place that takes least new memory.
 constexpr int kThriftyCandidates = 32;
+
+// Free blocks examined before the driver is called, by band.
+constexpr int kCandidates[] = {8, 16, 16};
+
+// Idle strips of one size examined for the one that has most of its pages.
+constexpr int kMostStrips = 64;
+
+constexpr std::uint64_t kNoMemory = ~std::uint64_t{0};
+
+// Fills a gap from counts of pages as PageStock::fill_gap does from lists; returns what must be created.
+std::uint32_t fill_by_count(std::uint32_t* counts, Slot slots, std::uint32_t room) {
+  for (int size = kPageSizes - 1; size >= 0; --size) {
+    const std::uint32_t used = std::min(counts[size], slots / kPageSlots[size]);
+    counts[size] -= used;
+    slots -= used * kPageSlots[size];
+  }
+  for (int size = 0; size < kPageSizes && slots > 0; ++size) {
+    if (counts[size] == 0 || kPageSlots[size] > slots + room) continue;
+    --counts[size];
+    slots = 0;
+  }
+  return slots;
+}
 
 }  // namespace
 
+PlaceSearch::PlaceSearch(const PlacementOptions& options, AddressSpace& space, const PageStock& stock)
+    : options_(options), space_(space), stock_(stock), counted_(stock.pages().capacity()) {}
+
+// ---- addresses that have their memory ---------------------------------------------------------------------
+
+Index PlaceSearch::tightest(const Want& want) const {
+  const int walk = options_.best_fit ? FreeIndex::kWalk : 1;
+  const auto find = [&](Band band) {
+    return space_.free_blocks(want.stream, band).find(space_.blocks(), want.padded(), walk);
+  };
+  const Index block = find(want.band);
+  return block == 0 && options_.bands_share() ? find(want.band == kSmall ? kLarge : kSmall) : block;
+}
+
+// Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already; or
+// kNoMemory where a page is neither held by a neighbour nor free for the stream.
+std::uint64_t PlaceSearch::newly_held(const Spot& spot, const Want& want) {
+  const Slot last = (spot.offset + want.units - 1) / kSlotUnits;
+  std::uint64_t bytes = 0;
+  ++survey_;
+  for (Slot slot = spot.offset / kSlotUnits; slot <= last;) {
+    const Index m = stock_.mapping_at(slot);
+    if (m == 0) return kNoMemory;
+    const Mapping& mapping = stock_.mappings()[m];
+    const Page& page = stock_.pages()[mapping.page];
+    if (page.suspended) return kNoMemory;
+    if (page.holder != m) {
+      if (!counts_on(m, want.stream)) return kNoMemory;
+      bytes += page.bytes();
+    }
+    slot = mapping.slot + page.slots();
+  }
+  return bytes;
+}
+
+Spot PlaceSearch::fit(const Want& want) {
+  const FreeIndex& index = space_.free_blocks(want.stream, want.band);
+  if (!options_.pages) return space_.first_fit(tightest(want), want);
+  if (want.strip != 0) {
+    const Spot spot = space_.strip_spot(want);
+    return spot.block == 0 || newly_held(spot, want) == kNoMemory ? Spot{} : spot;
+  }
+  Spot best;
+  Units best_units = ~Units{0};
+  std::uint64_t least = kNoMemory;
+  int looked = 0;
+  const auto consider = [&](const Spot& spot, Units units) {
+    if (spot.block == 0) return;
+    const std::uint64_t bytes = newly_held(spot, want);
+    if (bytes == kNoMemory) return;
+    if (units == best_units && (bytes > least || (bytes == least && spot.offset >= best.offset))) return;
+    best = spot;
+    best_units = units;
+    least = bytes;
+  };
+  const auto visit = [&](Index i) {
+    const Block& block = space_.blocks()[i];
+    if (block.units <= best_units) {
+      consider(space_.first_fit(i, want), block.units);
+      // At the block's other end it may share a page with the next neighbour. Blocks of the middle band keep
+      // to one end: where they are replaced by slightly larger ones, again and again, theirs stay neighbours.
+      if (want.band == kLarge && want.align <= kUnit && block.units > want.units)
+        consider({i, block.end() - want.units}, block.units);
+    }
+    return ++looked >= kCandidates[want.band];
+  };
+  index.candidates(space_.blocks(), want.padded(), visit, [&] { return best.block != 0; });
+  return best;
+}
+
+// ---- what a range has and lacks -------------------------------------------------------------------------
+
+// Whether the mapping's page is free for the stream. A page that is mapped twice in the range under survey
+// serves only the first of the two.
+bool PlaceSearch::counts_on(Index m, StreamNumber stream) {
+  const Page& page = stock_.page_of(m);
+  std::uint32_t& counted = counted_[stock_.mappings()[m].page].survey;
+  if (!page.free() || page.owner != stream || counted == survey_ || !stock_.mappings()[m].usable)
+    return false;
+  counted = survey_;
+  return true;
+}
+
+// Whole slots of the same free block behind the request that have no page either, as far as they matter.
+Slot PlaceSearch::room_behind(const Block& block, Slot past, Index last_lost) const {
+  const std::uint64_t enough =
+      std::max<std::uint64_t>(kPageSlots[kPageSizes - 1], options_.segment_size / kSlotBytes);
+  Slot slot = past;
+  while ((slot + 1) * std::uint64_t{kSlotUnits} <= block.end() && slot - past < enough &&
+         (stock_.mapping_at(slot) == 0 || stock_.mapping_at(slot) == last_lost))
+    ++slot;
+  return slot - past;
+}
+
+Survey PlaceSearch::survey(const Spot& spot, Units units) {
+  ++survey_;
+  Survey result;
+  const Block& block = space_.blocks()[spot.block];
+  const StreamNumber stream = space_.segment(block).stream;
+  const Slot first = spot.offset / kSlotUnits;
+  const Slot past = (spot.offset + units - 1) / kSlotUnits + 1;
+  std::uint32_t open = 0;  // slots of the gap that ends at `slot`
+  const auto close = [&](Slot slot) {
+    if (open != 0) result.gaps.push_back({slot - open, open, 0});
+    open = 0;
+  };
+  for (Slot slot = first; slot < past;) {
+    const Index m = stock_.mapping_at(slot);
+    if (m == 0) {
+      ++open;
+      ++slot;
+      continue;
+    }
+    const Mapping& mapping = stock_.mappings()[m];
+    const Page& page = stock_.pages()[mapping.page];
+    const Slot next = std::min(past, mapping.slot + page.slots());
+    result.suspended = result.suspended || page.suspended;
+    if (page.holder == m) {
+      close(slot);
+    } else if (counts_on(m, stream)) {
+      close(slot);
+      result.own.push_back(m);
+    } else {
+      result.lost.push_back(m);
+      open += next - slot;
+    }
+    slot = next;
+  }
+  close(past);
+  if (!result.gaps.empty() && result.gaps.back().slot + result.gaps.back().slots == past)
+    result.gaps.back().room = room_behind(block, past, result.lost.empty() ? 0 : result.lost.back());
+  return result;
+}
+
+std::uint32_t PlaceSearch::lacking_slots(StreamNumber stream, const Survey& result) const {
+  std::uint32_t counts[kPageSizes];
+  for (int size = 0; size < kPageSizes; ++size) counts[size] = stock_.free_pages(stream, size);
+  for (Index m : result.own) --counts[stock_.page_of(m).size];
+  std::uint32_t lacking = 0;
+  for (const Gap& gap : result.gaps) lacking += fill_by_count(counts, gap.slots, gap.room);
+  return lacking;
+}
+
+// ---- the cheapest place ---------------------------------------------------------------------------------
+
 // A window of slots that slides over the addresses of one free block and knows what it costs the driver to
-// back it. A page to be made costs kMap, spread over its slots; a lost mapping costs more because it must be
-// unmapped first, and one that queued work may still use, or that is suspended, cannot be had at all. A page
-// that is mapped twice under the window serves only the first of the two; the other is as good as lost.
-class Segments::Window {
+// back it. A page to be created costs kMap, spread over its slots; a lost mapping costs more because it must
+// be unmapped first, and one that queued work may still use, or that is suspended, cannot be replaced at all.
+// A page that is mapped twice under the window serves only the first of the two; the other counts as lost.
+class PlaceSearch::Window {
  public:
   static constexpr std::int64_t kImpossible = std::int64_t{1} << 40;
   static constexpr std::int64_t kMap = 160;  // divisible by the slots of every page
   static constexpr std::int64_t kLost = 256;
 
   // Over slots below `past`, where one without a page costs `fresh`.
-  Window(Segments& segments, const Want& want, Tick passed, std::uint32_t past, std::int64_t fresh)
-      : segments_(segments),
-        pieces_(segments.pieces_),
+  Window(PlaceSearch& search, const Want& want, Tick passed, Slot past, std::int64_t fresh)
+      : search_(search),
+        pieces_(search.pieces_),
         stream_(want.stream),
         passed_(passed),
         past_(past),
         fresh_(fresh) {}
 
   // Moves on to [from, to); neither end goes back. Returns the cost.
-  std::int64_t move(std::uint32_t from, std::uint32_t to) {
+  std::int64_t move(Slot from, Slot to) {
     if (from >= to_) begin(from);
     while (from_ < from) leave(from);
     while (to_ < to) enter(to);
@@ -55,8 +222,8 @@ class Segments::Window {
   }
 
  private:
-  void begin(std::uint32_t slot) {
-    ++segments_.survey_;
+  void begin(Slot slot) {
+    ++search_.survey_;
     pieces_.clear();
     from_ = to_ = slot;
     left_ = right_ = 0;
@@ -64,18 +231,18 @@ class Segments::Window {
     grow();
   }
   // pre: from < to_
-  void leave(std::uint32_t from) {
+  void leave(Slot from) {
     const Piece& piece = pieces_[left_];
-    const std::uint32_t next = std::min(from, piece.past);
+    const Slot next = std::min(from, piece.past);
     cost_ -= (next - from_) * piece.cost;
     from_ = next;
     if (from_ < piece.past) return;
     cost_ -= piece.expires;
     ++left_;
   }
-  void enter(std::uint32_t to) {
+  void enter(Slot to) {
     const Piece& piece = pieces_[right_];
-    const std::uint32_t next = std::min(to, piece.past);
+    const Slot next = std::min(to, piece.past);
     const std::int64_t slots = next - to_;
     cost_ += slots * piece.cost;
     if (piece.earlier != kNowhere && piece.earlier >= left_) {
@@ -87,55 +254,54 @@ class Segments::Window {
   }
   // Looks at the next mapping, or the next slots without one.
   void grow() {
-    std::uint32_t slot = pieces_.empty() ? from_ : pieces_.back().past;
+    Slot slot = pieces_.empty() ? from_ : pieces_.back().past;
     if (slot >= past_) return;
-    ++segments_.weighed_;
-    const Index m = segments_.slots_[slot];
+    ++search_.weighed_;
+    const Index m = search_.stock_.mapping_at(slot);
     if (m == 0) {
-      while (slot < past_ && segments_.slots_[slot] == 0) ++slot;
+      while (slot < past_ && search_.stock_.mapping_at(slot) == 0) ++slot;
       pieces_.push_back({slot, kNowhere, fresh_, 0, 0});
       return;
     }
-    const Mapping& mapping = segments_.mappings_[m];
-    Page& page = segments_.pages_[mapping.page];
-    const std::uint32_t next = std::min(past_, mapping.slot + page.slots());
+    const Mapping& mapping = search_.stock_.mappings()[m];
+    const Page& page = search_.stock_.pages()[mapping.page];
+    Counted& counted = search_.counted_[mapping.page];
+    const Slot next = std::min(past_, mapping.slot + page.slots());
     const bool stays = mapping.tick > passed_ || page.suspended;
     const std::int64_t lost = stays ? kImpossible : kLost / page.slots();
     const bool ours = page.free() && page.owner == stream_ && mapping.usable;
-    const bool again = ours && page.counted == segments_.survey_;
+    const bool again = ours && counted.survey == search_.survey_;
     if ((page.holder == m && !page.suspended) || ours)
-      pieces_.push_back({next, again ? page.counted_at : kNowhere, 0, lost, 0});
+      pieces_.push_back({next, again ? counted.piece : kNowhere, 0, lost, 0});
     else
       pieces_.push_back({next, kNowhere, lost, 0, 0});
-    page.counted = segments_.survey_;
-    page.counted_at = static_cast<std::uint32_t>(pieces_.size() - 1);
+    counted = {search_.survey_, static_cast<std::uint32_t>(pieces_.size() - 1)};
   }
 
-  Segments& segments_;
+  PlaceSearch& search_;
   std::vector<Piece>& pieces_;
-  std::uint16_t stream_;
+  StreamNumber stream_;
   Tick passed_;
-  std::uint32_t past_;
+  Slot past_;
   std::int64_t fresh_;
-  std::uint32_t from_ = 0;  // the window is [from_, to_) …
-  std::uint32_t to_ = 0;
+  Slot from_ = 0;  // the window is [from_, to_) …
+  Slot to_ = 0;
   std::uint32_t left_ = 0;  // … and its ends lie in these pieces
   std::uint32_t right_ = 0;
   std::int64_t cost_ = 0;
 };
 
 // What a slot costs that has no page yet.
-std::int64_t Segments::fresh_cost(const Want& want) const {
-  return Window::kMap /
-         kPageSlots[size_to_create(want.units / kSlotUnits + 1, std::uint64_t{want.units} * kUnit)];
+std::int64_t PlaceSearch::fresh_cost(const Want& want) const {
+  return Window::kMap / kPageSlots[stock_.size_to_create(want.units / kSlotUnits + 1, want.bytes())];
 }
 
 // How far it is from `slot` until `count` slots are passed that are not lost, or everything up to `past`.
-std::uint32_t Segments::slots_until(std::uint32_t slot, std::uint32_t past, std::uint64_t count) const {
+std::uint32_t PlaceSearch::slots_until(Slot slot, Slot past, std::uint64_t count) const {
   const std::uint32_t start = slot;
   while (slot < past) {
-    const std::uint32_t next = std::min(past, (slot / 64 + 1) * 64);
-    std::uint64_t kept = ~mapped_.word(slot) | backed_.word(slot);
+    const Slot next = std::min(past, (slot / 64 + 1) * 64);
+    std::uint64_t kept = ~stock_.mapped().word(slot) | stock_.backed().word(slot);
     kept = kept >> (slot % 64) << (64 - (next - slot)) >> (64 - (next - slot));
     const auto ones = static_cast<std::uint64_t>(std::popcount(kept));
     if (ones >= count) {
@@ -151,28 +317,29 @@ std::uint32_t Segments::slots_until(std::uint32_t slot, std::uint32_t past, std:
 // Slides the request over the addresses of a free block and keeps the place where the driver has least to do,
 // if that is less than *least. Between two strides of the window the cost rises or falls evenly, so the ends
 // are enough; and where too few slots have their page it moves on until there can be enough of them.
-void Segments::weigh(Index i, const Want& want, Tick passed, std::uint64_t until, Spot* best,
-                     std::int64_t* least) {
-  const Block& block = blocks_[i];
-  const Spot at_front = first_fit(i, want);
+void PlaceSearch::weigh(Index i, const Want& want, Tick passed, std::uint64_t until, Spot* best,
+                        std::int64_t* least) {
+  const Block& block = space_.blocks()[i];
+  const Spot at_front = space_.first_fit(i, want);
   if (at_front.block == 0) return;
   const Units start = at_front.offset;
-  const std::uint32_t first = start / kSlotUnits;
-  const std::uint32_t touched = (segments_[block.segment].touched + kSlotUnits - 1) / kSlotUnits;
-  const std::uint32_t past =
+  const Slot first = start / kSlotUnits;
+  const Slot touched = (space_.segment(block).touched + kSlotUnits - 1) / kSlotUnits;
+  const Slot past =
       std::min((block.end() - 1) / kSlotUnits + 1, std::max(first, touched) + want.units / kSlotUnits + 2);
   const std::int64_t fresh = fresh_cost(want);
-  const std::int64_t lost = Window::kLost / kPageSlots[largest_page_];
+  const std::int64_t lost = Window::kLost / kPageSlots[stock_.largest_page()];
   const std::int64_t dearest = std::max(fresh, lost);
   Window window(*this, want, passed, past, fresh);
   // Returns how many slots further a better place may be.
   const auto consider = [&](Units offset) -> std::uint64_t {
-    const std::uint32_t from = offset / kSlotUnits;
-    const std::uint32_t to = (offset + want.units - 1) / kSlotUnits + 1;
+    const Slot from = offset / kSlotUnits;
+    const Slot to = (offset + want.units - 1) / kSlotUnits + 1;
     if (to > past) return 1;
     ++weighed_;
-    const std::int64_t mapped = mapped_.count(from, to);
-    const std::int64_t bound = (mapped - backed_.count(from, to)) * lost + (to - from - mapped) * fresh;
+    const std::int64_t mapped = stock_.mapped().count(from, to);
+    const std::int64_t bound =
+        (mapped - stock_.backed().count(from, to)) * lost + (to - from - mapped) * fresh;
     if (bound >= *least)
       return slots_until(to, past, static_cast<std::uint64_t>((bound - *least) / dearest + 1));
     const std::int64_t cost = window.move(from, to);
@@ -187,7 +354,7 @@ void Segments::weigh(Index i, const Want& want, Tick passed, std::uint64_t until
   const std::uint64_t step = align / kUnit;
   const std::uint64_t slots = (want.units - 1) / kSlotUnits + 1;
   const std::uint64_t end = std::min<std::uint64_t>(block.end() - want.units, (past - slots) * kSlotUnits);
-  const std::uint64_t next = aligned_up(block, start, align);
+  const std::uint64_t next = space_.aligned_up(block, start, align);
   const auto enough = [&] { return *least == 0 || (weighed_ >= until && best->block != 0); };
   for (std::uint64_t offset = next > start ? next : start + step; offset <= end && !enough();) {
     const std::uint64_t stride = consider(static_cast<Units>(offset)) * kSlotUnits;
@@ -197,23 +364,22 @@ void Segments::weigh(Index i, const Want& want, Tick passed, std::uint64_t until
   if (want.align <= kUnit && !enough()) consider(block.end() - want.units);
 }
 
-// The cheapest place, from `found` if nothing has changed since it was found.
-FoundPlace& Segments::cheapest(const Want& want, Tick passed, FoundPlace& found) {
-  if (found.changes == changes_ && found.passed == passed && found.band == want.band) return found;
+FoundPlace& PlaceSearch::cheapest(const Want& want, Tick passed, FoundPlace& found) {
+  if (found.changes == changes() && found.passed == passed && found.band == want.band) return found;
   found = FoundPlace();
   found.spot = cheapest_spot(want, passed, &found.plan, &found.why);
   if (found.spot.block != 0) found.lacking = lacking_slots(want.stream, found.plan);
   found.band = want.band;
   found.passed = passed;
-  found.changes = changes_;
+  found.changes = changes();
   return found;
 }
 
 // The place for the request that costs the driver least, and what it takes. Where that is new memory,
 // addresses that were never used may take less of it: no gap there is too short for a free page.
-Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why) {
+Spot PlaceSearch::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status* why) {
   if (want.strip != 0) {
-    const Spot spot = strip_spot(want);
+    const Spot spot = space_.strip_spot(want);
     if (spot.block == 0) return {};
     *plan = survey(spot, want.units);
     return usable(*plan, passed) ? spot : Spot{};
@@ -221,7 +387,7 @@ Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status
   Spot best;
   // Where addresses were never used, the request costs no more than new pages for all of its slots.
   std::int64_t least = Window::kImpossible;
-  const Spot untouched = untouched_spot(want);
+  const Spot untouched = space_.untouched_spot(want);
   if (untouched.block != 0) least = (want.units / kSlotUnits + 2) * fresh_cost(want) + 1;
   const std::uint64_t until = weighed_ + kMostWeighed;
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -229,15 +395,17 @@ Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status
       weigh(i, want, passed, until, &best, &least);
       return least == 0 || (weighed_ >= until && (best.block != 0 || untouched.block != 0));
     };
-    free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), visit, [] { return false; });
+    space_.free_blocks(want.stream, want.band).candidates(space_.blocks(), want.padded(), visit, [] {
+      return false;
+    });
     if (best.block == 0) best = untouched;
-    if (best.block != 0 || !(*why = new_strip(want)).ok()) break;
+    if (best.block != 0 || !(*why = space_.add_strip(want)).ok()) break;
   }
   if (best.block == 0) return best;
   *plan = survey(best, want.units);
   const std::uint32_t lacking = lacking_slots(want.stream, *plan);
   if (lacking == 0 || plan->gaps.size() == 1) return best;
-  const Spot fresh = untouched_spot(want);
+  const Spot fresh = space_.untouched_spot(want);
   if (fresh.block == 0) return best;
   Survey other = survey(fresh, want.units);
   if (lacking_slots(want.stream, other) >= lacking) return best;
@@ -245,27 +413,13 @@ Spot Segments::cheapest_spot(const Want& want, Tick passed, Survey* plan, Status
   return fresh;
 }
 
-// A place behind everything that was ever mapped in some strip, if one has room.
-Spot Segments::untouched_spot(const Want& want) const {
-  for (Index s = shelf(want.stream).segments; s != 0; s = segments_[s].list_after, ++steps_) {
-    const Segment& segment = segments_[s];
-    if (segment.plain || segment.band != want.band || segment.touched == segment.end()) continue;
-    const Block& tail = blocks_[segment.tail];
-    if (!tail.is(BlockState::free)) continue;
-    const Spot spot = first_fit(segment.tail, std::max(segment.touched, tail.offset), want);
-    if (spot.block != 0) return spot;
-  }
-  return {};
-}
-
 // Whether the addresses may be mapped anew: no queued work uses those that lost their page.
-bool Segments::usable(const Survey& plan, Tick passed) const {
+bool PlaceSearch::usable(const Survey& plan, Tick passed) const {
   return !plan.suspended && std::none_of(plan.lost.begin(), plan.lost.end(),
-                                         [&](Index m) { return mappings_[m].tick > passed; });
+                                         [&](Index m) { return stock_.mappings()[m].tick > passed; });
 }
 
-// Looks for an end of a free block that needs fewer new slots than the place; true: it is the place now.
-bool Segments::save_memory(const Want& want, Tick passed, FoundPlace& place) {
+bool PlaceSearch::save_memory(const Want& want, Tick passed, FoundPlace& place) {
   const std::uint32_t before = place.lacking;
   int looked = 0;
   const auto consider = [&](const Spot& spot) {
@@ -278,14 +432,36 @@ bool Segments::save_memory(const Want& want, Tick passed, FoundPlace& place) {
     place.plan = std::move(other);
   };
   const auto visit = [&](Index i) {
-    const Block& block = blocks_[i];
-    consider(first_fit(i, want));
-    if (want.align <= kUnit && block.end() <= segments_[block.segment].touched)
+    const Block& block = space_.blocks()[i];
+    consider(space_.first_fit(i, want));
+    if (want.align <= kUnit && block.end() <= space_.segment(block).touched)
       consider({i, block.end() - want.units});
     return place.lacking == 0 || ++looked >= kThriftyCandidates;
   };
-  free_blocks(want.stream, want.band).candidates(blocks_, want.padded(), visit, [] { return false; });
+  space_.free_blocks(want.stream, want.band).candidates(space_.blocks(), want.padded(), visit, [] {
+    return false;
+  });
   return place.lacking < before;
+}
+
+Index PlaceSearch::idle_strip(StreamNumber stream, Units units, Tick passed) const {
+  Index best = 0;
+  std::uint32_t most = 0;
+  int looked = 0;
+  const auto visit = [&](Index i) {
+    const Block& block = space_.blocks()[i];
+    const Segment& segment = space_.segment(block);
+    if (segment.growable != 0 || block.units != segment.units || block.tick > passed) return false;
+    const std::uint32_t backed =
+        stock_.backed().count(segment.first / kSlotUnits, segment.end() / kSlotUnits);
+    if (best == 0 || backed > most) {
+      best = block.segment;
+      most = backed;
+    }
+    return ++looked >= kMostStrips;
+  };
+  space_.free_blocks(stream, kGrowing).candidates(space_.blocks(), units, visit, [&] { return best != 0; });
+  return best;
 }
 
 }  // namespace vram

@@ -26,9 +26,9 @@ void Pool::note_reserved(StreamState& stream) {
     }
   };
   const std::uint64_t before = reserved_.current;
-  const std::uint64_t now = segments_.reserved_bytes();
+  const std::uint64_t now = placement_.reserved_bytes();
   follow(reserved_, now);
-  follow(segment_count_, segments_.pieces());
+  follow(segment_count_, placement_.pieces());
   if (now == before) return;
   std::lock_guard guard(stream.lock);
   note(stream, now > before ? Action::grow : Action::shrink, 0, now > before ? now - before : before - now, 0,
@@ -134,19 +134,19 @@ void Pool::record_what_is_there() {
     stream.tape->add(entry(stream, action, address, bytes, tag, serial));
   };
   const auto record = [&](Action action, const Block& block) {
-    add(streams_[block.owner.load(std::memory_order_relaxed)], action, segments_.address_of(block),
+    add(streams_[block.owner.load(std::memory_order_relaxed)], action, placement_.space().address_of(block),
         block.requested, block.tag, block.serial);
   };
   if (reserved_.current != 0) add(streams_[0], Action::grow, 0, reserved_.current, 0, 0);
-  for (Index i = 1; i < segments_.blocks().end(); ++i)
-    if (const Block& block = segments_.blocks()[i];
+  for (Index i = 1; i < placement_.space().blocks().end(); ++i)
+    if (const Block& block = placement_.space().blocks()[i];
         block.is(BlockState::live) || block.is(BlockState::suspended))
       record(Action::allocate, block);
   for (std::uint32_t n = 0; n < streams_.size(); ++n)
     for (const auto& [tick, pending] : streams_[static_cast<std::uint16_t>(n)].waiting)
       if (pending.awaited)
         for (const Action action : {Action::allocate, Action::free_pending})
-          record(action, segments_.blocks()[pending.block]);
+          record(action, placement_.space().blocks()[pending.block]);
 }
 
 void Pool::mark(std::uint64_t number) {
@@ -197,7 +197,7 @@ OutOfMemoryReport Pool::explain(std::uint64_t size, const StreamState& asking) c
   report.requested = size;
   report.limit = config_.limit;
   (void)backend_->memory_info(&report.device_free, &report.device_total);
-  report.reserved = segments_.reserved_bytes();
+  report.reserved = placement_.reserved_bytes();
   report.pending = pending_.current;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     const auto number = static_cast<std::uint16_t>(n);
@@ -207,10 +207,10 @@ OutOfMemoryReport Pool::explain(std::uint64_t size, const StreamState& asking) c
       report.live += stream.live;
       report.cached += stream.cache.bytes();
     }
-    (&stream == &asking ? report.free_pages : report.free_elsewhere) += segments_.free_page_bytes(number);
-    report.largest_free = std::max(report.largest_free, segments_.largest_free(number));
+    (&stream == &asking ? report.free_pages : report.free_elsewhere) += placement_.stock().free_bytes(number);
+    report.largest_free = std::max(report.largest_free, placement_.largest_free(number));
   }
-  report.suspended = segments_.suspended_bytes();
+  report.suspended = placement_.stock().suspended_bytes();
   report.live -= suspended_live();
   const std::uint64_t accounted =
       report.live + report.pending + report.cached + report.free_pages + report.free_elsewhere;
@@ -244,18 +244,18 @@ PoolStats Pool::stats() const {
       stats.hits += stream.hits;
     }
     for (Band band = 0; band < kBands; ++band) {
-      const FreeIndex& index = segments_.free_blocks(number, band);
+      const FreeIndex& index = placement_.space().free_blocks(number, band);
       each.free += index.bytes();
       stats.free_blocks += index.count();
     }
-    stats.largest_free = std::max(stats.largest_free, segments_.largest_free(number));
+    stats.largest_free = std::max(stats.largest_free, placement_.largest_free(number));
     each.handle = stream.handle;
     each.pending_blocks = stream.waiting.size();
     each.retired = stream.retired;
     stats.streams.push_back(each);
     stats.live += each.live;
     stats.cached += each.cached;
-    stats.free_page_bytes += segments_.free_page_bytes(number);
+    stats.free_page_bytes += placement_.stock().free_bytes(number);
   }
   stats.peak_live = peak_live_;
   stats.peak_active = std::max(peak_active_, peak_live_);
@@ -263,7 +263,7 @@ PoolStats Pool::stats() const {
   stats.segments = segment_count_;
   stats.pending = pending_;
   stats.pending_blocks = pending_blocks_;
-  stats.suspended = segments_.suspended_bytes();
+  stats.suspended = placement_.stock().suspended_bytes();
   stats.suspended_live = suspended_live();
   stats.suspended_blocks = suspended_blocks_.load(std::memory_order_relaxed);
   stats.kept = contents_.bytes();
@@ -273,8 +273,8 @@ PoolStats Pool::stats() const {
   stats.rungs[static_cast<int>(Rung::stream_cache)] = stats.hits;
   stats.retries = retries_;
   stats.out_of_memory = out_of_memory_;
-  stats.mappings = segments_.mappings().size();
-  stats.paged = segments_.paged();
+  stats.mappings = placement_.stock().mappings().size();
+  stats.paged = placement_.paged();
   return stats;
 }
 
@@ -292,7 +292,7 @@ std::uint64_t Pool::live_bytes() const {
 
 std::uint64_t Pool::steps() const {
   std::lock_guard lock(mutex_);
-  return segments_.steps() + loose_.steps() + caching_[0].steps() + caching_[1].steps() +
+  return placement_.steps() + loose_.steps() + caching_[0].steps() + caching_[1].steps() +
          fences_.watched().steps() + threads_.steps() + pending_steps_;
 }
 
@@ -316,7 +316,7 @@ void Pool::reset_peak() {
 
 BlockInfo Pool::describe(const Block& block) const {
   BlockInfo info;
-  info.address = segments_.address_of(block);
+  info.address = placement_.space().address_of(block);
   info.bytes = bytes_of(block);
   info.requested = block.requested;
   info.state = block.state.load(std::memory_order_relaxed);
@@ -328,9 +328,9 @@ BlockInfo Pool::describe(const Block& block) const {
 
 Status Pool::info(Address address, BlockInfo* out) const {
   if (closed()) return {Code::closed, 0, "info"};
-  const Index i = segments_.find(address);
+  const Index i = placement_.space().find(address);
   if (i == 0) return {Code::invalid, 0, "info"};
-  const Block& block = segments_.blocks()[i];
+  const Block& block = placement_.space().blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(stream.lock);
   if (!block.is(BlockState::live) && !block.is(BlockState::suspended)) return {Code::invalid, 0, "info"};
@@ -343,9 +343,9 @@ Status Pool::find(Address address, BlockInfo* out) const {
   if (closed()) return {Code::closed, 0, "find"};
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("find", &lock); !status.ok()) return status;
-  const Index i = segments_.containing(address);
+  const Index i = placement_.space().containing(address);
   if (i == 0) return {Code::invalid, 0, "find"};
-  const Block& block = segments_.blocks()[i];
+  const Block& block = placement_.space().blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(stream.lock);
   if (!block.is(BlockState::live) && !block.is(BlockState::suspended)) return {Code::invalid, 0, "find"};
@@ -356,12 +356,12 @@ Status Pool::find(Address address, BlockInfo* out) const {
 bool Pool::suspended(Address address) const {
   if (!any_suspended()) [[likely]]
     return false;
-  Index i = segments_.find(address);
+  Index i = placement_.space().find(address);
   if (i == 0) {  // inside an allocation, as the pieces of arenas are
     std::unique_lock<std::mutex> lock;
-    if (look(&lock)) i = segments_.containing(address);
+    if (look(&lock)) i = placement_.space().containing(address);
   }
-  return i != 0 && segments_.blocks()[i].is(BlockState::suspended);
+  return i != 0 && placement_.space().blocks()[i].is(BlockState::suspended);
 }
 
 std::vector<SegmentInfo> Pool::snapshot() const {
@@ -369,8 +369,8 @@ std::vector<SegmentInfo> Pool::snapshot() const {
   std::unique_lock<std::mutex> lock;
   if (!look(&lock)) return all;
   const Standstill still(*this);
-  for (Index s = 1; s < segments_.segments().end(); ++s) {
-    const Segment& segment = segments_.segments()[s];
+  for (Index s = 1; s < placement_.space().segments().end(); ++s) {
+    const Segment& segment = placement_.space().segments()[s];
     if (segment.units == 0) continue;
     SegmentInfo info;
     info.address = segment.base;
@@ -378,8 +378,8 @@ std::vector<SegmentInfo> Pool::snapshot() const {
     info.stream = streams_[segment.stream].handle;
     info.small = segment.band == kSmall;
     info.plain = segment.plain;
-    for (Index b = segment.head; b != 0; b = segments_.blocks()[b].after)
-      info.blocks.push_back(describe(segments_.blocks()[b]));
+    for (Index b = segment.head; b != 0; b = placement_.space().blocks()[b].after)
+      info.blocks.push_back(describe(placement_.space().blocks()[b]));
     all.push_back(std::move(info));
   }
   return all;
@@ -389,14 +389,14 @@ bool Pool::check(std::string* why) const {
   std::unique_lock<std::mutex> lock;
   if (!enter("check", &lock).ok()) return true;
   const Standstill still(*this);
-  bool good = segments_.check(why);
+  bool good = placement_.check(why);
   std::vector<std::uint64_t> live(streams_.size(), 0);
   std::vector<std::uint64_t> cached(streams_.size(), 0);
   std::uint64_t pending = 0;
   std::uint64_t suspended = 0;
   good = good && contents_.check(why);
-  for (Index i = 1; i < segments_.blocks().end() && good; ++i) {
-    const Block& block = segments_.blocks()[i];
+  for (Index i = 1; i < placement_.space().blocks().end() && good; ++i) {
+    const Block& block = placement_.space().blocks()[i];
     const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
     if (block.is(BlockState::live) || block.is(BlockState::suspended)) live[owner] += bytes_of(block);
     suspended += block.is(BlockState::suspended);
@@ -404,11 +404,11 @@ bool Pool::check(std::string* why) const {
     if (block.is(BlockState::pending)) pending += bytes_of(block);
   }
   // Where a growable buffer will grow, nothing queued is at work: its addresses may be mapped anew.
-  for (Index m = 1; m < segments_.mappings().end() && good; ++m) {
-    const Mapping& mapping = segments_.mappings()[m];
+  for (Index m = 1; m < placement_.stock().mappings().end() && good; ++m) {
+    const Mapping& mapping = placement_.stock().mappings()[m];
     if (mapping.page == 0) continue;
-    const Segment& segment = segments_.segments()[mapping.segment];
-    const Block& tail = segments_.blocks()[segment.tail];
+    const Segment& segment = placement_.space().segments()[mapping.segment];
+    const Block& tail = placement_.space().blocks()[segment.tail];
     if (segment.growable == 0 || !tail.is(BlockState::free) || mapping.slot * kSlotUnits < tail.offset)
       continue;
     good = mapping.tick <= streams_[segment.stream].passed;
@@ -417,15 +417,15 @@ bool Pool::check(std::string* why) const {
   // The sets by which the others are passed over.
   std::vector<int> owners(streams_.size(), 0);
   std::vector<int> with_free_pages(streams_.size(), 0);
-  for (Index p = 1; p < segments_.pages().end(); ++p)
-    if (segments_.pages()[p].exists()) owners[segments_.pages()[p].owner] = 1;
-  for (Index s = 1; s < segments_.segments().end(); ++s)
-    if (segments_.segments()[s].units != 0 && segments_.segments()[s].plain)
-      owners[segments_.segments()[s].stream] = 1;
+  for (Index p = 1; p < placement_.stock().pages().end(); ++p)
+    if (placement_.stock().pages()[p].exists()) owners[placement_.stock().pages()[p].owner] = 1;
+  for (Index s = 1; s < placement_.space().segments().end(); ++s)
+    if (placement_.space().segments()[s].units != 0 && placement_.space().segments()[s].plain)
+      owners[placement_.space().segments()[s].stream] = 1;
   for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    with_free_pages[n] = segments_.free_page_bytes(static_cast<std::uint16_t>(n)) != 0;
-  segments_.owners().each([&](std::uint16_t number) { return --owners[number] < 0; });
-  segments_.free_page_owners().each([&](std::uint16_t number) { return --with_free_pages[number] < 0; });
+    with_free_pages[n] = placement_.stock().free_bytes(static_cast<std::uint16_t>(n)) != 0;
+  placement_.owners().each([&](std::uint16_t number) { return --owners[number] < 0; });
+  placement_.stock().free_owners().each([&](std::uint16_t number) { return --with_free_pages[number] < 0; });
   const auto odd = [](const std::vector<int>& left) {
     return std::any_of(left.begin(), left.end(), [](int each) { return each != 0; });
   };
@@ -466,7 +466,7 @@ void Pool::verify() const {
 #ifdef VRAM_CHECKS
   constexpr std::size_t kFew = 64;
   std::string why;
-  if (++walks_ % (segments_.blocks().size() / kFew + 1) == 0 && !segments_.check(&why)) {
+  if (++walks_ % (placement_.space().blocks().size() / kFew + 1) == 0 && !placement_.check(&why)) {
     std::fprintf(stderr, "vram: pool check failed: %s\n", why.c_str());
     std::abort();
   }

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "order/streams.hpp"
-#include "placement/segments.hpp"
+#include "placement/placer.hpp"
 #include "pool/allocator.hpp"
 
 namespace vram {

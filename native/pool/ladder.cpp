@@ -81,10 +81,10 @@ Index Pool::serve_stream_cache(Climb& climb) {
   if (climb.want.align > kUnit || climb.want.strip != 0) return 0;
   StreamState& stream = *climb.stream;
   std::lock_guard guard(stream.lock);
-  const Index block = stream.cache.pop(segments_.blocks(), climb.want.units);
+  const Index block = stream.cache.pop(placement_.space().blocks(), climb.want.units);
   if (block == 0) return 0;
   ++stream.hits;
-  segments_.blocks()[block].set(BlockState::moving);
+  placement_.space().blocks()[block].set(BlockState::moving);
   return block;
 }
 
@@ -94,11 +94,11 @@ Index Pool::serve_own_blocks(Climb& climb) {
   StreamState& stream = *climb.stream;
   const Band band = climb.want.band;
   if (band != kSmall && stream.cache.has_large())
-    drain(stream, segments_.paged() && band == kLarge ? kBeyondMiB : kBeyondSmall, climb.may_call_device());
-  Index block = segments_.take(climb.want);
+    drain(stream, placement_.paged() && band == kLarge ? kBeyondMiB : kBeyondSmall, climb.may_call_device());
+  Index block = placement_.take(climb.want);
   // With pages, what is beyond small and still cached lies among other addresses.
-  if (block == 0 && drain(stream, segments_.paged() ? kOnlySmall : kAllSizes, climb.may_call_device()))
-    block = segments_.take(climb.want);
+  if (block == 0 && drain(stream, placement_.paged() ? kOnlySmall : kAllSizes, climb.may_call_device()))
+    block = placement_.take(climb.want);
   return block;
 }
 
@@ -107,7 +107,7 @@ Index Pool::serve_passed_pending(Climb& climb) {
   const std::uint64_t before = waiting();
   if (before == 0) return 0;
   complete_passed(climb.thorough);
-  return waiting() == before ? 0 : segments_.take(climb.want);
+  return waiting() == before ? 0 : placement_.take(climb.want);
 }
 
 // Whether memory of `owner`, last used there at `tick`, may serve `taker` now; with by_waiting it is made so.
@@ -122,7 +122,7 @@ Index Pool::lend(Climb& climb, bool by_waiting) {
   Index taken = 0;
   std::uint32_t asked = 0;
   const std::uint16_t from = climb.thorough ? 0 : std::exchange(lend_from_, 0);
-  segments_.owners().each(
+  placement_.owners().each(
       [&](std::uint16_t number) {
         StreamState& owner = streams_[number];
         if (&owner == climb.stream) return false;
@@ -131,7 +131,7 @@ Index Pool::lend(Climb& climb, bool by_waiting) {
         const std::function<bool(Tick)> allowed = [&](Tick tick) {
           return ordered(*climb.stream, owner, tick, by_waiting);
         };
-        taken = segments_.take(want, &allowed);
+        taken = placement_.take(want, &allowed);
         if (taken != 0 || climb.thorough || ++asked < kMostAsked) return taken != 0;
         lend_from_ = number;  // the next one goes on from here
         return true;
@@ -144,25 +144,25 @@ Index Pool::serve_finished_elsewhere(Climb& climb) {
   // A graph keeps what it gets, so it is lent nothing.
   if (streams_.size() == 1 || climb.stream->capture != 0) return 0;
   // Longer blocks move by whole pages instead (free_pages), which leaves no foreign islands in a segment.
-  if (segments_.paged() && climb.want.units > kLentUnits) return 0;
+  if (placement_.paged() && climb.want.units > kLentUnits) return 0;
   return lend(climb, false);
 }
 
 Index Pool::back(Climb& climb, std::uint64_t create_bytes) {
   Index block = 0;
   (void)fences_.poll(*climb.stream);
-  const Status status = segments_.back(climb.want, create_bytes, climb.stream->passed, climb.place, &block);
+  const Status status = placement_.back(climb.want, create_bytes, climb.stream->passed, climb.place, &block);
   note_reserved(*climb.stream);
   if (!status.ok() && status.code != Code::out_of_memory) climb.error = status;
   // A fence behind the addresses that lost their pages: when it passes they may be mapped anew.
-  if (block != 0 && segments_.moved()) (void)fences_.record(*climb.stream);
+  if (block != 0 && placement_.moved()) (void)fences_.record(*climb.stream);
   return block;
 }
 
 // Moves free pages of other streams to ours, as many as the request lacks.
 void Pool::gather_pages(Climb& climb, bool by_waiting) {
   StreamState& taker = *climb.stream;
-  std::uint64_t lacking = segments_.lacking(climb.want, taker.passed, climb.place);
+  std::uint64_t lacking = placement_.lacking(climb.want, taker.passed, climb.place);
   if (lacking == 0) return;
   caching_[true].each([&](std::uint16_t number) {
     if (number == taker.number) return false;
@@ -172,7 +172,7 @@ void Pool::gather_pages(Climb& climb, bool by_waiting) {
   });
   std::uint32_t asked = 0;
   const std::uint16_t from = climb.thorough ? 0 : std::exchange(gather_from_, 0);
-  segments_.free_page_owners().each(
+  placement_.stock().free_owners().each(
       [&](std::uint16_t number) {
         StreamState& owner = streams_[number];
         if (&owner == &taker) return false;
@@ -184,11 +184,11 @@ void Pool::gather_pages(Climb& climb, bool by_waiting) {
           const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
           Index page = 0;
           while (lacking > 0 && (!fitting || bytes <= lacking) &&
-                 (page = segments_.oldest_page(number, size)) != 0) {
-            const Tick tick = segments_.pages()[page].tick;
+                 (page = placement_.stock().oldest(number, size)) != 0) {
+            const Tick tick = placement_.stock().pages()[page].tick;
             refused = !ordered(taker, owner, tick, by_waiting);
             if (refused) break;
-            segments_.transfer(page, taker.number, tick <= owner.passed ? 0 : taker.owe());
+            placement_.stock().transfer(page, taker.number, tick <= owner.passed ? 0 : taker.owe());
             lacking -= std::min(lacking, bytes);
           }
         }
@@ -201,11 +201,11 @@ void Pool::gather_pages(Climb& climb, bool by_waiting) {
 
 Index Pool::serve_free_pages(Climb& climb) {
   const bool others = config_.cross_stream != CrossStream::never && streams_.size() > 1;
-  if (!segments_.paged()) return others ? take_segment(climb) : 0;
+  if (!placement_.paged()) return others ? take_segment(climb) : 0;
   if (others) {
     gather_pages(climb, false);
     // Addresses that these pages already had here may serve without a call to the driver.
-    if (const Index block = segments_.take(climb.want)) return block;
+    if (const Index block = placement_.take(climb.want)) return block;
   }
   return back(climb, 0);
 }
@@ -215,11 +215,11 @@ Index Pool::take_segment(Climb& climb) {
   Index found = 0;
   Tick tick = 0;
   std::uint32_t asked = 0;
-  segments_.free_plain_segments(climb.want.padded(), [&](Index s) {
-    const Segment& segment = segments_.segments()[s];
+  placement_.space().free_plain_segments(climb.want.padded(), [&](Index s) {
+    const Segment& segment = placement_.space().segments()[s];
     if (segment.stream == climb.stream->number) return false;
     StreamState& owner = streams_[segment.stream];
-    const Tick used = segments_.blocks()[segment.head].tick;
+    const Tick used = placement_.space().blocks()[segment.head].tick;
     if (ordered(*climb.stream, owner, used, false)) {
       found = s;
       tick = used <= owner.passed ? 0 : climb.stream->owe();
@@ -227,8 +227,8 @@ Index Pool::take_segment(Climb& climb) {
     return found != 0 || (++asked >= kMostAsked && !climb.thorough);
   });
   if (found == 0) return 0;
-  segments_.transfer_segment(found, climb.stream->number, climb.want.band, tick);
-  return segments_.take(climb.want);
+  placement_.space().transfer(found, climb.stream->number, climb.want.band, tick);
+  return placement_.take(climb.want);
 }
 
 Index Pool::serve_growth(Climb& climb) {
@@ -239,11 +239,11 @@ Index Pool::serve_growth(Climb& climb) {
 Index Pool::serve_stream_wait(Climb& climb) {
   // What is captured cannot wait for what is not.
   if (streams_.size() == 1 || climb.stream->capture != 0) return 0;
-  if (!segments_.paged() || climb.want.units <= kLentUnits)
+  if (!placement_.paged() || climb.want.units <= kLentUnits)
     if (const Index block = lend(climb, true)) return block;
-  if (!segments_.paged()) return 0;
+  if (!placement_.paged()) return 0;
   gather_pages(climb, true);
-  if (const Index block = segments_.take(climb.want)) return block;
+  if (const Index block = placement_.take(climb.want)) return block;
   // Behind growth, what the others had and what the driver has left may do together.
   return back(climb, config_.cross_stream == CrossStream::wait ? 0 : budget());
 }
@@ -299,7 +299,7 @@ Index Pool::serve_give_back(Climb& climb) {
     if (status.code != Code::deadlock) climb.error = status;
     return 0;
   }
-  if (Status status = segments_.trim(0, finished_, true, &climb.want); !status.ok()) {
+  if (Status status = placement_.trim(0, finished_, true, &climb.want); !status.ok()) {
     climb.error = status;
     return 0;
   }
@@ -316,8 +316,8 @@ Index Pool::serve_other_bands(Climb& climb) {
   for (Band band = kSmall; band <= kLarge && block == 0 && climb.error.ok(); ++band) {
     if (band == own) continue;
     climb.want.band = band;
-    block = segments_.take(climb.want);
-    if (block == 0 && segments_.paged()) block = back(climb, budget());
+    block = placement_.take(climb.want);
+    if (block == 0 && placement_.paged()) block = back(climb, budget());
   }
   climb.want.band = own;
   return block;
@@ -325,7 +325,7 @@ Index Pool::serve_other_bands(Climb& climb) {
 
 std::uint64_t Pool::budget() const {
   const std::uint64_t limit = config_.limit != 0 ? config_.limit : ~std::uint64_t{0};
-  return limit > segments_.reserved_bytes() ? limit - segments_.reserved_bytes() : 0;
+  return limit > placement_.reserved_bytes() ? limit - placement_.reserved_bytes() : 0;
 }
 
 }  // namespace vram

@@ -40,7 +40,7 @@ PlacementOptions placement(const Backend& backend, const PoolConfig& config) {
 }
 
 PlacementOptions affordable(PlacementOptions options) {
-  options.space_bytes = Segments::affordable_space(options.space_bytes);
+  options.space_bytes = AddressSpace::affordable(options.space_bytes);
   return options;
 }
 
@@ -67,7 +67,7 @@ void Allocator::watch_forks() {
 Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
     : backend_(std::move(backend)),
       config_(config),
-      segments_(*backend_, affordable(placement(*backend_, config))),
+      placement_(*backend_, affordable(placement(*backend_, config))),
       fences_(*backend_),
       finished_([this](std::uint16_t number, Tick tick) { return fences_.finished(streams_[number], tick); }),
       stream_cache_(config.stream_cache) {
@@ -118,12 +118,12 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   const Kind kind = kind_of(units);
   const std::uint64_t bytes = std::uint64_t{units} * kUnit;
   const bool fits = stream.live + bytes <= stream.ceiling;
-  const Index i = fits ? stream.cache.pop(segments_.blocks(), units) : 0;
+  const Index i = fits ? stream.cache.pop(placement_.space().blocks(), units) : 0;
   if (i == 0) {
     stream.lock.unlock();
     return false;
   }
-  Block& block = segments_.blocks()[i];
+  Block& block = placement_.space().blocks()[i];
   ++stream.hits;
   stream.live += bytes;
   stream.allocations[static_cast<int>(kind)].add(1);
@@ -133,7 +133,7 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   block.tag = tag;
   block.serial = static_cast<std::uint32_t>(stream.slow_serial + stream.hits);
   block.set(BlockState::live);
-  *out = segments_.address_of(block);
+  *out = placement_.space().address_of(block);
   if (stream.journaling) [[unlikely]]
     note(stream, Action::allocate, *out, size, tag, block.serial);
   stream.lock.unlock();
@@ -148,16 +148,16 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
 bool Pool::try_free_cached(Address address) {
   if (closed()) [[unlikely]]
     return false;
-  const Index i = segments_.find(address);
+  const Index i = placement_.space().find(address);
   if (i == 0) return false;
-  Block& block = segments_.blocks()[i];
+  Block& block = placement_.space().blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   stream.lock.lock();
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number ||
       block.used_elsewhere || stream.shut[block.units > kSmallUnits] != 0 ||
       slow_frees_.load(std::memory_order_relaxed) ||
       stream.cache.count() >= stream_cache_.load(std::memory_order_relaxed) ||
-      !stream.cache.push(segments_.blocks(), i)) {
+      !stream.cache.push(placement_.space().blocks(), i)) {
     stream.lock.unlock();
     return false;
   }
@@ -351,7 +351,7 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   Climb request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock};
   if (size > kMaxRequest) return fail(request, report);
   request.want.units = units_of(size);
-  request.want.band = segments_.band_of(request.want.units);
+  request.want.band = placement_.band_of(request.want.units);
   const std::uint64_t bytes = std::uint64_t{request.want.units} * kUnit;
   const Index block = climb(request);
   if (block != 0) *out = hand_out(block, request);
@@ -383,7 +383,7 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
   if (!lock || cache_generation_.load(std::memory_order_relaxed) != fork_generation() || stream->gone())
     return false;
   const Units units = units_of(size);
-  Climb request{size,          {stream->number, segments_.band_of(units), units, kUnit}, tag, stream, &lock,
+  Climb request{size,          {stream->number, placement_.band_of(units), units, kUnit}, tag, stream, &lock,
                 kWithoutDevice};
   const Index block = climb(request);
   if (block == 0) return false;
@@ -403,9 +403,9 @@ void Pool::take_back(Address address) {
 // Turns a block that a rung produced into a live one of the request's stream.
 Address Pool::hand_out(Index i, const Climb& climb) {
   StreamState& stream = *climb.stream;
-  Block& block = segments_.blocks()[i];
+  Block& block = placement_.space().blocks()[i];
   const std::uint64_t bytes = bytes_of(block);
-  const Address address = segments_.address_of(block);
+  const Address address = placement_.space().address_of(block);
   stream.lock.lock();
   if (stream.live + bytes > stream.ceiling) {
     stream.lock.unlock();
@@ -480,9 +480,9 @@ void Pool::loosen(StreamState& stream) {
 
 // Makes the cache of a live block's owner take it where only the pool's books were in the way.
 void Pool::open_cache(Address address) {
-  const Index i = segments_.find(address);
+  const Index i = placement_.space().find(address);
   if (i == 0) return;
-  const Block& block = segments_.blocks()[i];
+  const Block& block = placement_.space().blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(stream.lock);
   if (!block.is(BlockState::live) || block.owner.load(std::memory_order_relaxed) != stream.number) return;
@@ -520,8 +520,8 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
     std::uint64_t units = 0;
     std::size_t run = done;
     while (run < order.size() && sizes[order[run]] <= kMaxRequest &&
-           segments_.band_of(units_of(sizes[order[run]])) ==
-               segments_.band_of(units_of(sizes[order[done]])) &&
+           placement_.band_of(units_of(sizes[order[run]])) ==
+               placement_.band_of(units_of(sizes[order[done]])) &&
            (units + units_of(sizes[order[run]])) * kUnit <= kMaxRequest)
       units += units_of(sizes[order[run++]]);
     if (run > done + 1 && carve(sizes, order, done, run, static_cast<Units>(units), handle, tag, out)) {
@@ -556,13 +556,13 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   if (closed() || (!heaps_.empty() && heap_for(handle) != nullptr)) return false;
   Status why;
   StreamState* const known = stream_of(handle, &why);
-  if (known == nullptr || !segments_.can_cut(to - from)) return false;
+  if (known == nullptr || !placement_.space().can_split(to - from)) return false;
   StreamState& stream = *known;
   // A cached block is not this long, and a lent block must be returned in one piece. Memory that a stream
   // wait would serve comes before growth if so configured, so then the requests go one by one.
   Rungs rungs = only(Rung::own_blocks) | only(Rung::passed_pending) | only(Rung::free_pages);
   if (config_.cross_stream != CrossStream::wait) rungs |= only(Rung::growth);
-  Climb request{0,     {stream.number, segments_.band_of(units_of(sizes[order[from]])), units, kUnit},
+  Climb request{0,     {stream.number, placement_.band_of(units_of(sizes[order[from]])), units, kUnit},
                 tag,   &stream,
                 &lock, rungs};
   Rung served{};
@@ -570,7 +570,7 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
   if (block == 0) return false;
   for (std::size_t i = from; i < to; ++i) {
     const std::uint64_t size = sizes[order[i]];
-    const Index piece = i + 1 < to ? segments_.split_in_use(block, units_of(size)) : block;
+    const Index piece = i + 1 < to ? placement_.space().split_in_use(block, units_of(size)) : block;
     const Climb part{size, request.want, tag, &stream, &lock};
     out[order[i]] = hand_out(piece, part);
     ++rungs_[static_cast<int>(Rung::own_blocks)];
@@ -592,9 +592,9 @@ bool Pool::carve(const std::vector<std::uint64_t>& sizes, const std::vector<std:
 
 // Takes a live block out of its stream's hands, suspended or not; 0 if the address is not one.
 Index Pool::claim_for_free(Address address, bool* suspended) {
-  const Index i = segments_.find(address);
+  const Index i = placement_.space().find(address);
   if (i == 0) return 0;
-  Block& block = segments_.blocks()[i];
+  Block& block = placement_.space().blocks()[i];
   StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(stream.lock);
   *suspended = block.is(BlockState::suspended);
@@ -608,7 +608,7 @@ Index Pool::claim_for_free(Address address, bool* suspended) {
 // A live block is its owner's no more; what that is called in the journal is `action`. Under the owner's
 // lock.
 void Pool::take_live(Index i, StreamState& owner, Action action) {
-  Block& block = segments_.blocks()[i];
+  Block& block = placement_.space().blocks()[i];
   block.set(BlockState::moving);
   const std::uint64_t bytes = bytes_of(block);
   const int kind = static_cast<int>(kind_of(block.units));
@@ -617,14 +617,15 @@ void Pool::take_live(Index i, StreamState& owner, Action action) {
   owner.allocations[kind].subtract(1);
   owner.bytes[kind].subtract(bytes);
   owner.requested[kind].subtract(block.requested);
-  note(owner, action, segments_.address_of(block), block.requested, block.tag, block.serial);
+  note(owner, action, placement_.space().address_of(block), block.requested, block.tag, block.serial);
 }
 
 // Where zeroing fails the block stays live; one that is dropped is pending until it could be zeroed.
 Status Pool::take_from_program(Address address, bool dropped) {
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("free", &lock); !status.ok()) return status;
-  if (const Index i = segments_.find(address); i != 0 && segments_.growing(segments_.blocks()[i]))
+  if (const Index i = placement_.space().find(address);
+      i != 0 && placement_.space().growing(placement_.space().blocks()[i]))
     return {Code::invalid, 0, "free"};
   open_cache(address);
   if (try_free_cached(address)) return {};
@@ -648,7 +649,7 @@ Status Pool::take_from_program(Address address, bool dropped) {
 // A block that was claimed goes home or waits. `busy`: for its own stream, too.
 void Pool::let_go(Index i, bool suspended, bool busy) {
   if (suspended) return let_go_suspended(i);
-  const Block& block = segments_.blocks()[i];
+  const Block& block = placement_.space().blocks()[i];
   const StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   const bool zero_later = owner.gone() || owner.capture != 0;
   if (block.used_elsewhere || busy || (zero_later && slow_frees_.load(std::memory_order_relaxed))) {
@@ -677,9 +678,9 @@ void Pool::set_zeroing(const PoolConfig& config) {
 // owner is gone or a graph, or that is suspended, is zeroed when it has no uses left (requeue); so is host
 // memory that its own stream is busy with.
 Status Pool::zero(Address address, bool* busy) {
-  const Index i = segments_.find(address);
+  const Index i = placement_.space().find(address);
   if (i == 0) return {Code::invalid, 0, "free"};
-  const Block& block = segments_.blocks()[i];
+  const Block& block = placement_.space().blocks()[i];
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   if (block.is(BlockState::suspended)) return {};
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "free"};
@@ -706,9 +707,9 @@ Status Pool::fill_zeros(Address address, std::uint64_t bytes, StreamHandle strea
 // A block nobody uses any more except in its owner's order goes back to its segment's stream. Unless `ask` is
 // set, the device is asked nothing, and a lent block counts as still in use.
 void Pool::give_home(Index i, bool ask) {
-  Block& block = segments_.blocks()[i];
+  Block& block = placement_.space().blocks()[i];
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
-  StreamState& home = streams_[segments_.segments()[block.segment].stream];
+  StreamState& home = streams_[placement_.space().segments()[block.segment].stream];
   const std::uint64_t bytes = bytes_of(block);
   const Tick tick = owner.owe();
   if (&owner != &home && !(ask && fences_.finished(owner, tick))) {
@@ -716,7 +717,7 @@ void Pool::give_home(Index i, bool ask) {
     wait_in_queue({i, tick, {{owner.number, tick}}});
     return;
   }
-  segments_.put(i, &owner == &home ? tick : 0);
+  placement_.put(i, &owner == &home ? tick : 0);
   home.unfenced_bytes += bytes;
   if (ask && streams_.size() > 1 && home.unfenced_bytes >= kFenceBytes && !home.retired)
     (void)fences_.record(home);
@@ -724,11 +725,12 @@ void Pool::give_home(Index i, bool ask) {
 
 // Freed while other streams may still use it: it waits for one fence on each of them.
 void Pool::make_pending(Index i) {
-  Block& block = segments_.blocks()[i];
+  Block& block = placement_.space().blocks()[i];
   const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
   PendingBlock pending{i, streams_[owner].owe(), {}, block.used_elsewhere};
   // What is to be zeroed may be zeroed on another stream than its owner.
-  if (segments_.segments()[block.segment].stream != owner || slow_frees_.load(std::memory_order_relaxed))
+  if (placement_.space().segments()[block.segment].stream != owner ||
+      slow_frees_.load(std::memory_order_relaxed))
     uses_[i].push_back(owner);
   for (std::uint16_t number : uses_[i]) {
     StreamState& stream = streams_[number];
@@ -742,7 +744,7 @@ void Pool::make_pending(Index i) {
 }
 
 void Pool::wait_in_queue(PendingBlock&& pending) {
-  Block& block = segments_.blocks()[pending.block];
+  Block& block = placement_.space().blocks()[pending.block];
   block.set(BlockState::pending);
   pending_.add(bytes_of(block));
   ++pending_blocks_;
@@ -757,8 +759,8 @@ void Pool::requeue(PendingBlock&& pending) {
     if (!stream.retired && use.tick > stream.passed) return queue_at(stream, use.tick, std::move(pending));
     pending.uses.pop_back();
   }
-  Block& block = segments_.blocks()[pending.block];
-  StreamState& home = streams_[segments_.segments()[block.segment].stream];
+  Block& block = placement_.space().blocks()[pending.block];
+  StreamState& home = streams_[placement_.space().segments()[block.segment].stream];
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   Tick tick = &owner == &home ? pending.tick : 0;
   if (zero_on_free_.load(std::memory_order_relaxed) && !pending.zeroed) {
@@ -769,7 +771,7 @@ void Pool::requeue(PendingBlock&& pending) {
       return;
     }
     tick = home.owe();
-    if (&zeroing != &home || segments_.growing(block)) {
+    if (&zeroing != &home || placement_.space().growing(block)) {
       pending.zeroed = true;
       pending.uses.push_back({zeroing.number, zeroing.owe()});
       return queue_at(zeroing, zeroing.now(), std::move(pending));
@@ -780,14 +782,15 @@ void Pool::requeue(PendingBlock&& pending) {
   block.set(BlockState::moving);
   if (pending.awaited) {
     std::lock_guard guard(owner.lock);
-    note(owner, Action::free_complete, segments_.address_of(block), block.requested, block.tag, block.serial);
+    note(owner, Action::free_complete, placement_.space().address_of(block), block.requested, block.tag,
+         block.serial);
   }
-  segments_.put(pending.block, tick);
+  placement_.put(pending.block, tick);
 }
 
 // The block remembers where it waits, so that it is found there (retake).
 void Pool::queue_at(StreamState& stream, Tick tick, PendingBlock&& pending) {
-  Block& block = segments_.blocks()[pending.block];
+  Block& block = placement_.space().blocks()[pending.block];
   block.tick = tick;
   block.link_after = stream.number + 1u;
   stream.waiting.emplace(tick, std::move(pending));
@@ -848,7 +851,7 @@ bool Pool::drain(StreamState& stream, const Sizes& sizes, bool ask) {
   drained_.clear();
   {
     std::lock_guard guard(stream.lock);
-    stream.cache.drain(segments_.blocks(), sizes, drained_);
+    stream.cache.drain(placement_.space().blocks(), sizes, drained_);
   }
   send_home(ask);
   return !drained_.empty();
@@ -879,10 +882,10 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   StreamState& user = *serving;
   const Presence presence(user);
   fences_.cover(user);
-  Index i = segments_.find(address);
-  if (i == 0) i = segments_.containing(address);
+  Index i = placement_.space().find(address);
+  if (i == 0) i = placement_.space().containing(address);
   if (i == 0) return {Code::invalid, 0, "record_stream"};
-  Block& block = segments_.blocks()[i];
+  Block& block = placement_.space().blocks()[i];
   StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
   std::lock_guard guard(owner.lock);
   if (block.is(BlockState::suspended)) return {Code::suspended, 0, "record_stream"};
@@ -1033,7 +1036,7 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
     complete_passed();
     drain_all();
   }
-  const Status status = segments_.trim(keep, finished_, wait);
+  const Status status = placement_.trim(keep, finished_, wait);
   note_reserved(streams_[0]);
   verify();
   return status;
@@ -1041,10 +1044,10 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
 
 void Pool::keep_idle_limit() {
   if (config_.idle_limit == ~std::uint64_t{0}) return;
-  const std::uint64_t idle = segments_.free_page_bytes();
+  const std::uint64_t idle = placement_.stock().free_bytes();
   if (idle <= config_.idle_limit) return;
-  const std::uint64_t keep = segments_.reserved_bytes() - (idle - config_.idle_limit);
-  (void)segments_.release_free_pages(keep, finished_, kMostAsked);
+  const std::uint64_t keep = placement_.reserved_bytes() - (idle - config_.idle_limit);
+  (void)placement_.stock().release_free(keep, finished_, kMostAsked, nullptr);
   note_reserved(streams_[0]);
 }
 
@@ -1071,7 +1074,7 @@ Status Pool::configure(const PoolConfig& config) {
   config_ = config;
   config_.pages = pages;
   config_.journal = journal_entries;
-  segments_.configure(placement(*backend_, config_));
+  placement_.configure(placement(*backend_, config_));
   stream_cache_.store(config.stream_cache, std::memory_order_relaxed);
   arrange_ladder();
   keep_idle_limit();
@@ -1193,7 +1196,7 @@ void Pool::let_leave(StreamState& stream) {
   streams_.retire(stream);
   --leaving_;
   foreign_ -= stream.foreign ? 1 : 0;
-  segments_.inherit(stream.number, 0);
+  placement_.inherit(stream.number, 0);
 }
 
 void Pool::on_out_of_memory(Callback callback) {
@@ -1235,7 +1238,7 @@ Status Pool::close() {
   generation_.store(0, std::memory_order_relaxed);
   cache_generation_.store(0, std::memory_order_relaxed);
   end_streams();
-  for (const Status& each : {segments_.release_all(), fences_.close()})
+  for (const Status& each : {placement_.release_all(), fences_.close()})
     if (status.ok()) status = each;
   for (StreamHandle stream : copy_streams_)
     if (const Status each = backend_->stream_destroy(stream); status.ok()) status = each;

@@ -12,7 +12,7 @@
 #include <thread>
 #include <unordered_map>
 
-#include "placement/segments.hpp"
+#include "placement/placer.hpp"
 #include "pool/access.hpp"
 #include "pool/allocator.hpp"
 #include "pool/climb.hpp"
@@ -310,7 +310,6 @@ class Pool final : public Allocator {
   void end_operation();
   void forget_contents(const Block& block);
   Status fill_resident(const Block& block, StreamHandle stream);
-  Address page_address(Index page) const;
   std::uint64_t suspended_live() const;
 
   std::shared_ptr<Backend> backend_;
@@ -320,7 +319,7 @@ class Pool final : public Allocator {
   mutable AccessGate access_;
   mutable std::mutex mutex_;
   PoolConfig config_;
-  Segments segments_;
+  Placer placement_;
   Fences fences_;
   const Finished finished_;  // fences_.finished by number
   StreamTable streams_;

@@ -102,22 +102,15 @@ class Pool::Copies {
   bool used_ = false;
 };
 
-Address Pool::page_address(Index page) const {
-  const Page& which = segments_.pages()[page];
-  const Mapping& place = segments_.mappings()[which.holder != 0 ? which.holder : which.mappings];
-  const Segment& segment = segments_.segments()[place.segment];
-  return segment.base + (std::uint64_t{place.slot} * kSlotUnits - segment.first) * kUnit;
-}
-
 // Bytes of blocks in use whose pages have gone.
 std::uint64_t Pool::suspended_live() const {
   std::uint64_t bytes = 0;
-  if (segments_.suspended_bytes() == 0) return bytes;
-  for (Index i = 1; i < segments_.blocks().end(); ++i) {
-    const Block& block = segments_.blocks()[i];
+  if (placement_.stock().suspended_bytes() == 0) return bytes;
+  for (Index i = 1; i < placement_.space().blocks().end(); ++i) {
+    const Block& block = placement_.space().blocks()[i];
     if (block.is(BlockState::none) || block.is(BlockState::free)) continue;
-    segments_.each_page(block, [&](Index page, Units from, Units to) {
-      if (segments_.pages()[page].handle == 0) bytes += std::uint64_t{to - from} * kUnit;
+    placement_.stock().each_page(block, [&](Index page, Units from, Units to) {
+      if (placement_.stock().pages()[page].handle == 0) bytes += std::uint64_t{to - from} * kUnit;
     });
   }
   return bytes;
@@ -125,17 +118,18 @@ std::uint64_t Pool::suspended_live() const {
 
 void Pool::forget_contents(const Block& block) {
   std::vector<KeptPiece> unused;
-  contents_.drop(segments_.address_of(block), bytes_of(block), unused);
+  contents_.drop(placement_.space().address_of(block), bytes_of(block), unused);
   for (const KeptPiece& piece : unused) piece.give_back();
 }
 
 // Zeroes what a freed block has of memory.
 Status Pool::fill_resident(const Block& block, StreamHandle stream) {
-  const Address address = segments_.address_of(block);
-  if (segments_.suspended_bytes() == 0 && !operating_) return fill_zeros(address, bytes_of(block), stream);
+  const Address address = placement_.space().address_of(block);
+  if (placement_.stock().suspended_bytes() == 0 && !operating_)
+    return fill_zeros(address, bytes_of(block), stream);
   Status first;
-  segments_.each_page(block, [&](Index page, Units from, Units to) {
-    if (segments_.pages()[page].suspended) return;
+  placement_.stock().each_page(block, [&](Index page, Units from, Units to) {
+    if (placement_.stock().pages()[page].suspended) return;
     const Status status = fill_zeros(address + std::uint64_t{from - block.offset} * kUnit,
                                      std::uint64_t{to - from} * kUnit, stream);
     if (first.ok()) first = status;
@@ -151,18 +145,18 @@ void Pool::let_go_suspended(Index i) {
     late_.push_back(i);
     return;
   }
-  Block& block = segments_.blocks()[i];
+  Block& block = placement_.space().blocks()[i];
   forget_contents(block);
   uses_.erase(i);
   block.used_elsewhere = false;
   bool zero = false;
   if (zero_on_free_.load(std::memory_order_relaxed))
-    segments_.each_page(block,
-                        [&](Index page, Units, Units) { zero = zero || !segments_.pages()[page].suspended; });
+    placement_.stock().each_page(
+        block, [&](Index page, Units, Units) { zero = zero || !placement_.stock().pages()[page].suspended; });
   if (zero) {
     make_pending(i);
   } else {
-    segments_.put(i, 0);
+    placement_.put(i, 0);
   }
 }
 
@@ -172,7 +166,7 @@ void Pool::end_operation() {
   std::vector<Index> late;
   late.swap(late_);
   for (Index i : late) {
-    Block& block = segments_.blocks()[i];
+    Block& block = placement_.space().blocks()[i];
     forget_contents(block);
     const bool used = std::exchange(block.used_elsewhere, false);
     if (used || zero_on_free_.load(std::memory_order_relaxed)) {
@@ -193,13 +187,13 @@ Status Pool::suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allo
   *given = 0;
   if (keep && store == nullptr) return {Code::invalid, 0, "store"};
   if (closed()) return {Code::closed, 0, "suspend"};
-  if (!segments_.paged()) return {Code::unsupported, 0, "suspend"};
+  if (!placement_.paged()) return {Code::unsupported, 0, "suspend"};
   Turn turn(*this);
   if (!turn.ours()) return {Code::invalid, 0, "suspend"};
   std::unique_lock lock(mutex_);
   if (closed()) return {Code::closed, 0, "suspend"};
   const bool all = !wanted;
-  const std::uint64_t before = segments_.suspended_bytes();
+  const std::uint64_t before = placement_.stock().suspended_bytes();
   operating_ = true;
   const std::vector<Index> blocks = mark_suspended(wanted, keep);
   Status status = wait_for_suspended(all, lock);
@@ -207,12 +201,12 @@ Status Pool::suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allo
     complete_passed();  // and begins to be zeroed
     status = wait_for_suspended(all, lock);
   }
-  const std::uint64_t idle = segments_.reserved_bytes();
+  const std::uint64_t idle = placement_.reserved_bytes();
   if (status.ok()) status = give_idle_back();
-  *given = idle - segments_.reserved_bytes();
+  *given = idle - placement_.reserved_bytes();
   if (status.ok()) status = give_pages(pages_to_give(all, store != nullptr), store, lock, short_of);
   if (status.ok()) {
-    *given += segments_.suspended_bytes() - before;
+    *given += placement_.stock().suspended_bytes() - before;
   } else {
     (void)bring(blocks, all, lock, nullptr);
   }
@@ -223,14 +217,14 @@ Status Pool::suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allo
 // From here on nobody uses the blocks anew; returns those that were not suspended before.
 std::vector<Index> Pool::mark_suspended(const Wanted& wanted, bool keep) {
   std::vector<Index> marked;
-  for (Index i = 1; i < segments_.blocks().end(); ++i) {
-    Block& block = segments_.blocks()[i];
+  for (Index i = 1; i < placement_.space().blocks().end(); ++i) {
+    Block& block = placement_.space().blocks()[i];
     if (!block.is(BlockState::live)) continue;
     StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
     std::lock_guard guard(owner.lock);
     // It may have been freed into the owner's cache meanwhile; owners change under the mutex only.
     if (!block.is(BlockState::live) || (wanted && !wanted(block.tag))) continue;
-    if (segments_.growing(block)) continue;  // growable buffers give pages back themselves
+    if (placement_.space().growing(block)) continue;  // growable buffers give pages back themselves
     block.set(BlockState::suspended);
     block.keep = keep;
     ++suspended_blocks_;
@@ -245,11 +239,11 @@ std::vector<Index> Pool::mark_suspended(const Wanted& wanted, bool keep) {
 Status Pool::wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock) {
   drain_all();
   std::vector<bool> asked(streams_.size(), all);
-  for (Index i = 1; i < segments_.blocks().end(); ++i) {
-    const Block& block = segments_.blocks()[i];
+  for (Index i = 1; i < placement_.space().blocks().end(); ++i) {
+    const Block& block = placement_.space().blocks()[i];
     if (!block.is(BlockState::suspended)) continue;
     asked[block.owner.load(std::memory_order_relaxed)] = true;
-    asked[segments_.segments()[block.segment].stream] = true;
+    asked[placement_.space().segments()[block.segment].stream] = true;
     if (const auto uses = uses_.find(i); uses != uses_.end())
       for (std::uint16_t number : uses->second) asked[number] = true;
   }
@@ -268,7 +262,7 @@ Status Pool::wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock) {
 Status Pool::give_idle_back() {
   complete_passed();
   drain_all();
-  const Status status = segments_.trim(0, finished_, false);
+  const Status status = placement_.trim(0, finished_, false);
   note_reserved(streams_[0]);
   return status;
 }
@@ -277,17 +271,17 @@ Status Pool::give_idle_back() {
 // of which no block stays in use goes what it has freed inside. Without a store those stay that have contents
 // to be kept.
 std::vector<Index> Pool::pages_to_give(bool all, bool keep) const {
-  const Slab<Page>& pages = segments_.pages();
+  const Slab<Page>& pages = placement_.stock().pages();
   std::vector<bool> goes(pages.end());
   std::vector<bool> stays(pages.end());
   std::vector<bool> has_suspended(streams_.size(), all);
   std::vector<bool> has_live(streams_.size());
-  for (Index i = 1; i < segments_.blocks().end(); ++i) {
-    const Block& block = segments_.blocks()[i];
+  for (Index i = 1; i < placement_.space().blocks().end(); ++i) {
+    const Block& block = placement_.space().blocks()[i];
     if (block.is(BlockState::none)) continue;
-    const std::uint16_t home = segments_.segments()[block.segment].stream;
+    const std::uint16_t home = placement_.space().segments()[block.segment].stream;
     const StreamState& stream = streams_[home];
-    const Address address = segments_.address_of(block);
+    const Address address = placement_.space().address_of(block);
     const bool suspended = block.is(BlockState::suspended);
     if (block.is(BlockState::free)) {
       const Tick tick = stream.last != 0 ? std::min(block.tick, stream.last) : block.tick;
@@ -295,7 +289,7 @@ std::vector<Index> Pool::pages_to_give(bool all, bool keep) const {
     } else {
       (suspended ? has_suspended : has_live)[home] = true;
     }
-    segments_.each_page(block, [&](Index page, Units from, Units to) {
+    placement_.stock().each_page(block, [&](Index page, Units from, Units to) {
       bool needed = !suspended;
       if (suspended && block.keep && !keep)
         contents_.each_missing(address + std::uint64_t{from - block.offset} * kUnit,
@@ -312,21 +306,22 @@ std::vector<Index> Pool::pages_to_give(bool all, bool keep) const {
       goes[p] = all || !has_live[page.owner];
     if (goes[p] && !stays[p]) result.push_back(p);
   }
-  std::sort(result.begin(), result.end(),
-            [&](Index a, Index b) { return page_address(a) < page_address(b); });
+  std::sort(result.begin(), result.end(), [&](Index a, Index b) {
+    return placement_.stock().address_of(a) < placement_.stock().address_of(b);
+  });
   return result;
 }
 
 // What suspended blocks want kept of the pages and have not kept yet.
 std::vector<Pool::Saved> Pool::contents_to_save(const std::vector<Index>& pages) const {
-  std::vector<bool> goes(segments_.pages().end());
+  std::vector<bool> goes(placement_.stock().pages().end());
   for (Index page : pages) goes[page] = true;
   std::vector<Saved> ranges;
-  for (Index i = 1; i < segments_.blocks().end(); ++i) {
-    const Block& block = segments_.blocks()[i];
+  for (Index i = 1; i < placement_.space().blocks().end(); ++i) {
+    const Block& block = placement_.space().blocks()[i];
     if (!block.is(BlockState::suspended) || !block.keep) continue;
-    const Address address = segments_.address_of(block);
-    segments_.each_page(block, [&](Index page, Units from, Units to) {
+    const Address address = placement_.space().address_of(block);
+    placement_.stock().each_page(block, [&](Index page, Units from, Units to) {
       if (goes[page])
         contents_.each_missing(address + std::uint64_t{from - block.offset} * kUnit,
                                std::uint64_t{to - from} * kUnit,
@@ -342,7 +337,7 @@ Status Pool::give_pages(const std::vector<Index>& pages, const std::shared_ptr<A
   std::vector<Saved> pieces;
   if (store != nullptr) pieces = contents_to_save(pages);
   for (Index page : pages)
-    if (!segments_.pages()[page].suspended) segments_.set_aside(page);
+    if (!placement_.stock().pages()[page].suspended) placement_.stock().set_aside(page);
   Status status;
   Copies copies(*this);
   std::size_t safe = 0;
@@ -354,7 +349,8 @@ Status Pool::give_pages(const std::vector<Index>& pages, const std::shared_ptr<A
   }
   lock.lock();
   for (std::size_t i = 0; i < pages.size() && status.ok(); ++i) {
-    const Address end = page_address(pages[i]) + segments_.pages()[pages[i]].bytes();
+    const Address end =
+        placement_.stock().address_of(pages[i]) + placement_.stock().pages()[pages[i]].bytes();
     for (; safe < pieces.size() && pieces[safe].address < end && status.ok(); ++safe) {
       lock.unlock();
       status = backend_->event_synchronize(pieces[safe].event);
@@ -362,15 +358,15 @@ Status Pool::give_pages(const std::vector<Index>& pages, const std::shared_ptr<A
       if (!status.ok()) break;
       contents_.add(pieces[safe].address, {store, pieces[safe].host, pieces[safe].bytes});
     }
-    const bool graph = streams_[segments_.pages()[pages[i]].owner].capture != 0;
-    if (status.ok()) status = segments_.give_up(pages[i], graph);
+    const bool graph = streams_[placement_.stock().pages()[pages[i]].owner].capture != 0;
+    if (status.ok()) status = placement_.stock().evict(pages[i], graph);
     if (i % kBatch == kBatch - 1) {
       lock.unlock();
       lock.lock();
     }
   }
   if (status.ok()) {
-    segments_.fuse(pages);
+    placement_.stock().fuse(pages);
   } else {
     lock.unlock();
     const bool ended = copies.wait().ok();
@@ -379,7 +375,7 @@ Status Pool::give_pages(const std::vector<Index>& pages, const std::shared_ptr<A
       if (pieces[i].host != 0) (void)store->free_slow(pieces[i].host);
     lock.lock();
     for (Index page : pages)
-      if (ended && segments_.resident(page)) segments_.take_up(page);
+      if (ended && placement_.stock().resident(page)) placement_.stock().reinstate(page);
   }
   for (const Saved& piece : pieces)
     if (piece.event != 0) copies.give_back(piece.event);
@@ -397,45 +393,47 @@ Status Pool::resume(const Wanted& wanted, std::uint64_t* taken, OutOfMemoryRepor
   std::unique_lock lock(mutex_);
   if (closed()) return {Code::closed, 0, "resume"};
   std::vector<Index> blocks;
-  for (Index i = 1; i < segments_.blocks().end(); ++i) {
-    const Block& block = segments_.blocks()[i];
+  for (Index i = 1; i < placement_.space().blocks().end(); ++i) {
+    const Block& block = placement_.space().blocks()[i];
     if (block.is(BlockState::suspended) && (!wanted || wanted(block.tag))) blocks.push_back(i);
   }
-  const std::uint64_t before = segments_.suspended_bytes();
+  const std::uint64_t before = placement_.stock().suspended_bytes();
   operating_ = true;
   const Status status = bring(blocks, !wanted, lock, report);
-  if (status.ok()) *taken = before - segments_.suspended_bytes();
+  if (status.ok()) *taken = before - placement_.stock().suspended_bytes();
   end_operation();
   return status;
 }
 
 // The suspended pages under the blocks, and what their graphs have freed inside; for all, of every graph.
 std::vector<Index> Pool::pages_to_bring(const std::vector<Index>& blocks, bool all) const {
-  const Slab<Page>& pages = segments_.pages();
+  const Slab<Page>& pages = placement_.stock().pages();
   std::vector<bool> comes(pages.end());
   std::vector<bool> graphs(streams_.size(), all);
   for (Index i : blocks) {
-    const Block& block = segments_.blocks()[i];
+    const Block& block = placement_.space().blocks()[i];
     if (!block.is(BlockState::suspended)) continue;
-    graphs[segments_.segments()[block.segment].stream] = true;
-    segments_.each_page(block, [&](Index page, Units, Units) { comes[page] = pages[page].suspended; });
+    graphs[placement_.space().segments()[block.segment].stream] = true;
+    placement_.stock().each_page(block,
+                                 [&](Index page, Units, Units) { comes[page] = pages[page].suspended; });
   }
   std::vector<Index> result;
   for (Index p = 1; p < pages.end(); ++p)
     if (comes[p] || (pages[p].suspended && pages[p].holder == 0 && graphs[pages[p].owner]))
       result.push_back(p);
-  std::sort(result.begin(), result.end(),
-            [&](Index a, Index b) { return page_address(a) < page_address(b); });
+  std::sort(result.begin(), result.end(), [&](Index a, Index b) {
+    return placement_.stock().address_of(a) < placement_.stock().address_of(b);
+  });
   return result;
 }
 
 std::vector<Pool::Saved> Pool::contents_to_bring(const std::vector<Index>& blocks) const {
   std::vector<Saved> ranges;
   for (Index i : blocks) {
-    const Block& block = segments_.blocks()[i];
+    const Block& block = placement_.space().blocks()[i];
     if (!block.is(BlockState::suspended)) continue;
     contents_.each(
-        segments_.address_of(block), bytes_of(block),
+        placement_.space().address_of(block), bytes_of(block),
         [&](Address at, Address host, std::uint64_t bytes) { ranges.push_back({at, bytes, host}); });
   }
   return Saved::in_pieces(std::move(ranges));
@@ -445,9 +443,9 @@ std::vector<Pool::Saved> Pool::contents_to_bring(const std::vector<Index>& block
 // soon as its work has finished.
 Status Pool::bring_page(Index page, std::unique_lock<std::mutex>& lock) {
   for (bool tried : {false, true}) {
-    const Page& which = segments_.pages()[page];
+    const Page& which = placement_.stock().pages()[page];
     Status status{Code::out_of_memory, 0, "page_create"};
-    if (which.handle != 0 || which.bytes() <= budget()) status = segments_.bring_back(page);
+    if (which.handle != 0 || which.bytes() <= budget()) status = placement_.stock().restore(page);
     if (tried || status.code != Code::out_of_memory) return status;
     Status idle = settle(lock);
     if (idle.ok()) idle = give_idle_back();
@@ -464,19 +462,21 @@ Status Pool::bring(const std::vector<Index>& blocks, bool all, std::unique_lock<
   Copies copies(*this);
   Status status;
   for (Index i : blocks)
-    if (contents_.lost(segments_.address_of(segments_.blocks()[i]), bytes_of(segments_.blocks()[i])))
+    if (contents_.lost(placement_.space().address_of(placement_.space().blocks()[i]),
+                       bytes_of(placement_.space().blocks()[i])))
       return {Code::closed, 0, "store"};
   std::uint64_t needed = 0;
   for (Index page : pages)
-    needed += segments_.pages()[page].handle == 0 ? segments_.pages()[page].bytes() : 0;
+    needed += placement_.stock().pages()[page].handle == 0 ? placement_.stock().pages()[page].bytes() : 0;
   std::size_t brought = 0;
   std::size_t queued = 0;
   while (status.ok() && (brought < pages.size() || queued < pieces.size())) {
     for (std::uint64_t bytes = 0; brought < pages.size() && bytes < kPieceBytes && status.ok(); ++brought) {
       status = bring_page(pages[brought], lock);
-      bytes += segments_.pages()[pages[brought]].bytes();
+      bytes += placement_.stock().pages()[pages[brought]].bytes();
     }
-    const Address up_to = brought < pages.size() ? page_address(pages[brought]) : ~Address{0};
+    const Address up_to =
+        brought < pages.size() ? placement_.stock().address_of(pages[brought]) : ~Address{0};
     lock.unlock();
     for (; queued < pieces.size() && status.ok(); ++queued) {
       const Saved& piece = pieces[queued];
@@ -491,14 +491,15 @@ Status Pool::bring(const std::vector<Index>& blocks, bool all, std::unique_lock<
   if (status.ok()) status = waited;
   if (!status.ok()) {
     for (std::size_t i = 0; i < brought && waited.ok(); ++i)
-      (void)segments_.give_up(pages[i], streams_[segments_.pages()[pages[i]].owner].capture != 0);
+      (void)placement_.stock().evict(pages[i],
+                                     streams_[placement_.stock().pages()[pages[i]].owner].capture != 0);
     note_reserved(streams_[0]);
     if (status.code == Code::out_of_memory && report != nullptr) *report = explain(needed, streams_[0]);
     return status;
   }
-  for (Index page : pages) segments_.take_up(page);
+  for (Index page : pages) placement_.stock().reinstate(page);
   for (Index i : blocks) {
-    Block& block = segments_.blocks()[i];
+    Block& block = placement_.space().blocks()[i];
     StreamState& owner = streams_[block.owner.load(std::memory_order_relaxed)];
     std::lock_guard guard(owner.lock);
     if (!block.is(BlockState::suspended)) continue;
@@ -506,7 +507,7 @@ Status Pool::bring(const std::vector<Index>& blocks, bool all, std::unique_lock<
     --suspended_blocks_;
   }
   for (Index i : blocks) {
-    const Block& block = segments_.blocks()[i];
+    const Block& block = placement_.space().blocks()[i];
     if (!block.is(BlockState::moving)) forget_contents(block);
   }
   note_reserved(streams_[0]);

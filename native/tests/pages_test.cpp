@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backends/model.hpp"
-#include "placement/segments.hpp"
+#include "placement/placer.hpp"
 #include "testing.hpp"
 
 using namespace vram;
@@ -31,34 +31,34 @@ class Pressure {
     live_.push_back(block);
     held_ += units;
   }
-  std::uint64_t weighed() const { return segments_.weighed(); }
+  std::uint64_t weighed() const { return memory_.weighed(); }
   std::uint64_t calls() { return device_.memory_calls(); }
   std::uint64_t refused() const { return refused_; }
-  bool good() const { return segments_.check(nullptr); }
+  bool good() const { return memory_.check(nullptr); }
 
  private:
   static constexpr std::uint64_t kLimit = 8 * kGiB;
 
   Index place(Units units) {
-    const Want want{0, segments_.band_of(units), units, kUnit};
-    Index block = segments_.take(want);
+    const Want want{0, memory_.band_of(units), units, kUnit};
+    Index block = memory_.take(want);
     const Tick passed = busy_ ? 0 : tick_;
     FoundPlace found;
-    if (block == 0) (void)segments_.back(want, 0, passed, found, &block);
-    if (block == 0) (void)segments_.back(want, kLimit - segments_.reserved_bytes(), passed, found, &block);
-    if (block != 0) segments_.blocks()[block].set(BlockState::live);
+    if (block == 0) (void)memory_.back(want, 0, passed, found, &block);
+    if (block == 0) (void)memory_.back(want, kLimit - memory_.reserved_bytes(), passed, found, &block);
+    if (block != 0) memory_.space().blocks()[block].set(BlockState::live);
     return block;
   }
   void drop() {
     std::swap(live_[chance_() % live_.size()], live_.back());
-    held_ -= segments_.blocks()[live_.back()].units;
-    segments_.put(live_.back(), ++tick_);
+    held_ -= memory_.space().blocks()[live_.back()].units;
+    memory_.put(live_.back(), ++tick_);
     live_.pop_back();
   }
 
   bool busy_;
   ModelBackend device_{64 * kGiB};
-  Segments segments_{device_, {.space_bytes = 1024 * kGiB}};
+  Placer memory_{device_, {.space_bytes = 1024 * kGiB}};
   std::mt19937 chance_{7};
   std::uniform_real_distribution<double> size_{0, 7};
   std::vector<Index> live_;
@@ -92,29 +92,29 @@ class Steady {
  public:
   Index get(std::uint64_t bytes) {
     const auto units = static_cast<Units>((bytes + kUnit - 1) / kUnit);
-    const Want want{0, segments_.band_of(units), units, kUnit};
-    Index block = segments_.take(want);
+    const Want want{0, memory_.band_of(units), units, kUnit};
+    Index block = memory_.take(want);
     FoundPlace found;
-    if (block == 0) (void)segments_.back(want, 0, tick_, found, &block);
-    if (block == 0) (void)segments_.back(want, 64 * kGiB - segments_.reserved_bytes(), tick_, found, &block);
+    if (block == 0) (void)memory_.back(want, 0, tick_, found, &block);
+    if (block == 0) (void)memory_.back(want, 64 * kGiB - memory_.reserved_bytes(), tick_, found, &block);
     CHECK(block != 0);
-    segments_.blocks()[block].set(BlockState::live);
+    memory_.space().blocks()[block].set(BlockState::live);
     used_ += units;
     most_ = std::max(most_, used_);
     return block;
   }
   void free(Index block) {
-    used_ -= segments_.blocks()[block].units;
-    segments_.put(block, ++tick_);
+    used_ -= memory_.space().blocks()[block].units;
+    memory_.put(block, ++tick_);
   }
-  double waste() const { return double(segments_.reserved_bytes()) / (double(most_) * kUnit) - 1; }
-  std::uint64_t reserved() const { return segments_.reserved_bytes(); }
+  double waste() const { return double(memory_.reserved_bytes()) / (double(most_) * kUnit) - 1; }
+  std::uint64_t reserved() const { return memory_.reserved_bytes(); }
   std::uint64_t calls() { return device_.memory_calls(); }
-  bool good() const { return segments_.check(nullptr); }
+  bool good() const { return memory_.check(nullptr); }
 
  private:
   ModelBackend device_{64 * kGiB};
-  Segments segments_{device_, {.space_bytes = 1024 * kGiB}};
+  Placer memory_{device_, {.space_bytes = 1024 * kGiB}};
   Tick tick_ = 0;
   std::uint64_t used_ = 0;
   std::uint64_t most_ = 0;
@@ -192,19 +192,19 @@ TEST(nor_while_the_device_is_busy_and_addresses_pile_up) { stays_as_cheap(true);
 
 TEST(a_request_searches_again_only_after_a_change) {
   ModelBackend device(kGiB);
-  Segments segments(device, {.space_bytes = 16 * kGiB});
+  Placer memory(device, {.space_bytes = 16 * kGiB});
   const Want want{0, kLarge, units_of(64 * kMiB), kUnit};
   FoundPlace found;
   Index block = 0;
-  CHECK(segments.lacking(want, 0, found) == 64 * kMiB);
-  const std::uint64_t weighed = segments.weighed();
+  CHECK(memory.lacking(want, 0, found) == 64 * kMiB);
+  const std::uint64_t weighed = memory.weighed();
   CHECK(weighed > 0);
-  CHECK(segments.back(want, 0, 0, found, &block).code == Code::out_of_memory);
-  CHECK(segments.back(want, 64 * kMiB, 0, found, &block).ok());
-  CHECK(segments.weighed() == weighed);
-  segments.put(block, 1);  // pages are free now, so the place found before is out of date
-  CHECK(segments.lacking(want, 1, found) == 0);
-  CHECK(segments.weighed() > weighed && segments.check(nullptr));
+  CHECK(memory.back(want, 0, 0, found, &block).code == Code::out_of_memory);
+  CHECK(memory.back(want, 64 * kMiB, 0, found, &block).ok());
+  CHECK(memory.weighed() == weighed);
+  memory.put(block, 1);  // pages are free now, so the place found before is out of date
+  CHECK(memory.lacking(want, 1, found) == 0);
+  CHECK(memory.weighed() > weighed && memory.check(nullptr));
 }
 
 TEST_MAIN()

@@ -72,23 +72,23 @@ TEST(every_alignment_is_kept_or_refused) {
 TEST(alignments_near_the_end_of_all_addresses) {
   ModelBackend device(1024 * kTiB);
   for (const std::uint64_t space : {kTiB, kMaxSpaceBytes / 2 + kSlotBytes, kMaxSpaceBytes - kSlotBytes}) {
-    Segments segments(device, {.space_bytes = space});
+    Placer memory(device, {.space_bytes = space});
     Tick tick = 0;
     for (std::uint64_t align = kMaxRequest; align >= kUnit; align /= 2)
       for (const Units units : {Units{1}, Units{4096}, Units{1 << 20}, Units{1} << 31}) {
-        const Want want{0, segments.band_of(units), units, align};
-        Index block = segments.take(want);
+        const Want want{0, memory.band_of(units), units, align};
+        Index block = memory.take(want);
         FoundPlace found;
-        if (block == 0) (void)segments.back(want, kMaxSpaceBytes, tick, found, &block);
+        if (block == 0) (void)memory.back(want, kMaxSpaceBytes, tick, found, &block);
         std::string why;
-        if (!segments.check(&why)) std::printf("     %s\n", why.c_str());
-        REQUIRE(segments.check(nullptr));
+        if (!memory.check(&why)) std::printf("     %s\n", why.c_str());
+        REQUIRE(memory.check(nullptr));
         if (block == 0) continue;
-        REQUIRE(segments.address_of(segments.blocks()[block]) % align == 0);
-        REQUIRE(segments.blocks()[block].units == units);
+        REQUIRE(memory.space().address_of(memory.space().blocks()[block]) % align == 0);
+        REQUIRE(memory.space().blocks()[block].units == units);
         // Few pages are wanted in this test: what was large goes back to the driver.
-        segments.put(block, ++tick);
-        REQUIRE(segments.trim(kGiB, [](std::uint16_t, Tick) { return true; }, true).ok());
+        memory.put(block, ++tick);
+        REQUIRE(memory.trim(kGiB, [](std::uint16_t, Tick) { return true; }, true).ok());
       }
   }
 }
@@ -226,7 +226,7 @@ TEST(more_streams_than_there_are_numbers_are_refused) {
 // A process with few addresses gets a pool with fewer.
 TEST(tables_take_no_more_than_there_is_room_for) {
   constexpr std::uint64_t kWished = kMaxSpaceBytes - kSlotBytes;
-  CHECK(Segments::affordable_space(kWished) <= kWished);
+  CHECK(AddressSpace::affordable(kWished) <= kWished);
   rlimit before{};
   REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
   std::uint64_t used = 0;

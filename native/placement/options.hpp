@@ -1,0 +1,64 @@
+// What the parts of placement share: their options, and streams counted by what they own. Defines
+// PlacementOptions and CountedStreams.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/slab.hpp"
+
+namespace vram {
+
+struct PlacementOptions {
+  bool pages = true;
+  std::uint64_t space_bytes = 0;
+  std::uint64_t segment_size = 0;      // the fewest bytes to get from the driver at a time
+  std::uint64_t max_page = 32 * kMiB;  // the largest page to create
+  bool best_fit = true;                // else the first block of a sufficient bin
+  // Long plain segments serve both bands: one for each would reserve twice as much from the start.
+  bool bands_share() const { return !pages && segment_size >= kPlainSegmentBytes; }
+};
+
+// Says whether everything up to a tick of a stream has completed.
+using Finished = std::function<bool(StreamNumber stream, Tick tick)>;
+
+// The streams that own something, with how much each owns.
+class CountedStreams {
+ public:
+  void add(StreamNumber stream) {
+    if (counts_.size() <= stream) counts_.resize(stream + 1u);
+    if (++counts_[stream] == 1) set_.add(stream);
+  }
+  void remove(StreamNumber stream) {
+    if (--counts_[stream] == 0) set_.remove(stream);
+  }
+  void move(StreamNumber from, StreamNumber to) {
+    remove(from);
+    add(to);
+  }
+  const StreamSet& set() const { return set_; }
+  bool check(const std::vector<std::uint32_t>& expected) const {
+    for (std::size_t i = 0; i < std::max(counts_.size(), expected.size()); ++i)
+      if ((i < counts_.size() ? counts_[i] : 0) != (i < expected.size() ? expected[i] : 0)) return false;
+    std::size_t owners = 0, listed = 0;
+    for (std::uint32_t count : counts_) owners += count != 0;
+    set_.each([&](StreamNumber stream) {
+      listed += counts_[stream] != 0 ? 1 : owners + 1;
+      return false;
+    });
+    return listed == owners;
+  }
+
+ private:
+  std::vector<std::uint32_t> counts_;  // by stream number
+  StreamSet set_;
+};
+
+// Says what check() found wrong.
+inline bool wrong(std::string* why, const char* what, std::size_t i = 0) {
+  if (why != nullptr) *why = std::string(what) + " (#" + std::to_string(i) + ")";
+  return false;
+}
+
+}  // namespace vram

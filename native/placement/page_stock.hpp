@@ -1,0 +1,178 @@
+// The pages of a pool and where they are mapped: creating, mapping and releasing them, and the free pages of
+// each stream. Defines PageStock. Which addresses a request gets is PlaceSearch's decision; when a page may
+// be reused is decided in pool/.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "placement/address_space.hpp"
+
+namespace vram {
+
+// Invariants, beside those of Page and Mapping (base/types.hpp):
+//   bytes() == Σ bytes of pages with a handle,  suspended_bytes() == Σ bytes of suspended pages without
+//   every free page is in the list of its owner and size, oldest first
+//   `backed` of a slot  ⇔  its mapping holds its page, or could hold it at once
+class PageStock {
+ public:
+  PageStock(Backend& backend, const PlacementOptions& options, AddressSpace& space);
+
+  // ---- looking up -----------------------------------------------------------------------------
+  const Slab<Page>& pages() const { return pages_; }
+  const Slab<Mapping>& mappings() const { return mappings_; }
+  Index mapping_at(Slot slot) const { return slots_[slot]; }
+  const Page& page_of(Index mapping) const { return pages_[mappings_[mapping].page]; }
+  Address address_of(Index page) const;  // where it is held, or else mapped
+  const Bits& mapped() const { return mapped_; }
+  const Bits& backed() const { return backed_; }
+  // Calls visit(page, first, past) for each page that a block's addresses hold, with the units of the block
+  // that are on it.
+  template <typename Visit>
+  void each_page(const Block& block, Visit visit) const {
+    const Segment& segment = space_.segment(block);
+    if (segment.plain) return;
+    const Units end = std::min(block.end(), segment.touched);
+    for (Slot slot = block.offset / kSlotUnits; slot * std::uint64_t{kSlotUnits} < end;) {
+      const Index m = slots_[slot];
+      const Index page = mappings_[m].page;
+      const Slot next = m == 0 ? slot + 1 : mappings_[m].slot + pages_[page].slots();
+      if (m != 0 && pages_[page].holder == m)
+        visit(page, std::max(block.offset, mappings_[m].slot * kSlotUnits),
+              std::min(block.end(), next * kSlotUnits));
+      slot = next;
+    }
+  }
+  // The index into kPageSlots of a page to create where `slots` are needed by a request of that length.
+  int size_to_create(Slot slots, std::uint64_t request_bytes) const;
+  int largest_page() const { return largest_page_; }  // ever created, as an index into kPageSlots
+
+  // ---- free pages -----------------------------------------------------------------------------
+  // The stream's oldest free page of a size, or 0, and how many it has.
+  Index oldest(StreamNumber stream, int size) const { return shelf(stream).pages[size].head; }
+  std::uint32_t free_pages(StreamNumber stream, int size) const { return shelf(stream).pages[size].count; }
+  std::uint64_t free_bytes(StreamNumber stream) const { return shelf(stream).bytes; }
+  std::uint64_t free_bytes() const { return free_bytes_; }  // of all streams
+  const StreamSet& free_owners() const { return free_owners_; }
+  const CountedStreams& owners() const { return owners_; }
+  // A free page comes into use through a mapping; a page in use becomes free.
+  void hold(Index page, Index mapping);
+  void unhold(Index page, Tick tick);
+  // The last block on the mapping's page was freed: the page becomes free, or, if it is suspended, goes.
+  void free_mapping(Index mapping, Tick tick);
+  // Makes a page another stream's. pre: its last use is ordered before whatever that stream gets next. `tick`
+  // is a point in the new owner's order after that last use.
+  void transfer(Index page, StreamNumber to, Tick tick);
+  // Every page of a segment that moves to another stream, and every free or suspended page of its stream.
+  void inherit(StreamNumber from, StreamNumber to);
+
+  // ---- backing addresses ----------------------------------------------------------------------
+  // Carries a plan out: afterwards the whole range has its pages, and those that were not held before are
+  // held, and listed in *held. On failure none of them is. At most `create_bytes` of pages are created. With
+  // `spare`, free pages that are promised to a growable buffer are left alone.
+  Status supply(const Want& want, const Survey& plan, std::uint64_t create_bytes, bool spare,
+                std::vector<Index>* held);
+  // Whether the last call of supply left addresses behind that lost their page.
+  bool moved() const { return moved_; }
+  // pre: the mapping does not hold its page, and nothing uses these addresses any more.
+  Status unmap(Index mapping);
+
+  // ---- releasing ------------------------------------------------------------------------------
+  // Releases free pages whose last use has completed until at most `keep_bytes` are left. Stops after
+  // `patience` pages that are still in use. Small pages of the stream `spared`, if given, stay.
+  Status release_free(std::uint64_t keep_bytes, const Finished& finished, std::uint32_t patience,
+                      const StreamNumber* spared);
+  Status release_all();  // pre: nothing on any stream uses any of it
+
+  // ---- suspended pages (pool/suspend.cpp decides which) -----------------------------------------
+  // Takes a page out of use: nothing more is placed on it, and no stream gets it. reinstate() undoes it.
+  void set_aside(Index page);
+  void reinstate(Index page);  // pre: resident(page)
+  // Releases a page that was set aside to the driver; its place stays. pre: no work touches it any more.
+  // Its other mappings are forgotten unless `aliases` are to come back, too. On failure what was done stays
+  // done, and either this or restore may follow.
+  Status evict(Index page, bool aliases);
+  // Memory again, at the same addresses; a failure leaves the page as evict does.
+  Status restore(Index page);
+  bool resident(Index page) const;  // it has memory, mapped and usable, at all its addresses
+  // Evicted pages, in order of their addresses: adjacent ones will come back as larger pages, of sizes for a
+  // request of their length. Each new page replaces whole old ones.
+  void fuse(const std::vector<Index>& pages);
+
+  std::uint64_t bytes() const { return bytes_; }
+  std::uint64_t suspended_bytes() const { return suspended_bytes_; }
+  std::size_t count() const { return pages_.size() - suspended_pages_; }  // that have memory
+  // Counts every change of what is free or mapped.
+  std::uint64_t changes() const { return changes_; }
+  std::uint64_t steps() const { return steps_ + owners_.set().steps() + free_owners_.steps(); }
+  bool check(std::string* why) const;
+
+ private:
+  // Free pages of one stream and size, oldest first.
+  struct PageList {
+    Index head = 0;
+    Index tail = 0;
+    std::uint32_t count = 0;
+  };
+  struct Shelf {
+    PageList pages[kPageSizes];
+    std::uint64_t bytes = 0;
+  };
+  Shelf& shelf(StreamNumber stream) {
+    if (shelves_.size() <= stream) shelves_.resize(stream + 1u);
+    return shelves_[stream];
+  }
+  const Shelf& shelf(StreamNumber stream) const {
+    static const Shelf kEmpty;
+    return stream < shelves_.size() ? shelves_[stream] : kEmpty;
+  }
+
+  void list_push(Index page);
+  void list_remove(Index page);
+  bool backs(Index mapping) const;
+  void note_aliases(Index page);
+  void note_backed(Index page);
+  bool promised(Index page) const;
+  Index pick(StreamNumber stream, int size, bool spare) const;
+  Status fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, bool spare,
+                  std::vector<Index>* held);
+  Status create_missing(const Want& want, const Gap& gap, Slot missing, std::uint64_t* create_bytes,
+                        std::vector<Index>* pages);
+  Status create_page(const Want& want, Slot slots, Index* out);
+  Status map_pages(Slot slot, const std::vector<Index>& pages);
+  void add_mapping(Slot slot, Index page, bool usable);
+  void forget_mapping(Index mapping);
+  void discard(Index page, Tick tick);
+  void forget_page(Index page);
+  Status release_page(Index page);
+  bool fusible(Index page) const;
+  void fuse_run(const std::vector<Index>& pages, std::size_t from, std::size_t to);
+  void fuse_row(const std::vector<Index>& row, Slot slots);
+  bool check_page(Index page, std::size_t* mappings, std::string* why) const;
+  bool check_lists(std::size_t* listed, std::string* why) const;
+
+  Backend& backend_;
+  const PlacementOptions& options_;
+  AddressSpace& space_;
+  Slab<Page> pages_;
+  Slab<Mapping> mappings_;
+  LazyArray<Index> slots_;      // slot → the mapping there
+  Bits mapped_;                 // slots that have a mapping
+  Bits backed_;                 // those whose mapping holds its page, or could at once
+  std::vector<Shelf> shelves_;  // by stream number
+  CountedStreams owners_;       // by the pages that are theirs, free or not
+  StreamSet free_owners_;       // streams that have free pages
+  std::uint64_t free_bytes_ = 0;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t suspended_bytes_ = 0;
+  std::uint64_t suspended_pages_ = 0;  // that were released to the driver
+  std::uint64_t aside_ = 0;            // pages that are suspended, released or not
+  int largest_page_ = 0;
+  bool moved_ = false;
+  std::vector<Index> created_;  // pages made by the call of supply() in progress
+  std::uint64_t changes_ = 1;
+  std::uint64_t steps_ = 0;
+};
+
+}  // namespace vram
