@@ -1,5 +1,5 @@
-// Which process this is, counted in forks: in the child of one, locks may be held by threads that are not
-// there.
+// Which process this is, counted in forks: in the child of a fork, locks may be held by threads that do not
+// exist there, and devices and pools belong to the parent.
 #pragma once
 
 #include <pthread.h>
@@ -9,13 +9,14 @@
 
 namespace vram {
 
-// Another number in the child than in the parent.
-inline std::uint64_t process_generation() {
-  static std::atomic<std::uint64_t> generation{0};
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
-  (void)registered;
-  return generation.load(std::memory_order_relaxed);
-}
+namespace forks {
+inline std::atomic<std::uint32_t> generation{1};
+// The child runs this before anything else.
+inline const int registered =
+    pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
+}  // namespace forks
+
+// Another number in the child than in the parent; never 0.
+inline std::uint32_t process_generation() { return forks::generation.load(std::memory_order_relaxed); }
 
 }  // namespace vram

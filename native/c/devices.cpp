@@ -14,9 +14,7 @@ namespace vram::c {
 constinit Registry<DeviceHandle, vram_device, 1> devices;
 
 Device::Device(std::shared_ptr<Backend> made)
-    : backend(std::move(made)), lock(page_lock_of(*backend)), process_(getpid()) {
-  Allocator::watch_forks();
-}
+    : backend(std::move(made)), lock(page_lock_of(*backend)), process_(getpid()) {}
 
 Device::~Device() {
   if (pins.empty() || inherited() || !synchronize().ok()) return;

@@ -31,8 +31,7 @@ const DriverPool::Step DriverPool::kLadder[] = {
 DriverPool::DriverPool(std::shared_ptr<Backend> backend, DriverPoolBackend* driver, const Source& source,
                        const PoolConfig& config)
     : backend_(std::move(backend)), driver_(driver), source_(source), config_(config), events_(*backend_) {
-  watch_forks();
-  generation_.store(fork_generation(), std::memory_order_relaxed);
+  generation_.store(process_generation(), std::memory_order_relaxed);
   // What is said of placement holds for our own pool only.
   config_.pages = false;
   config_.stream_cache = 0;

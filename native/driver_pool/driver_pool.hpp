@@ -64,7 +64,7 @@ class DriverPool final : public Allocator {
   Status retire_stream(StreamHandle stream) override;
   void on_out_of_memory(Callback callback) override;
   Status close() override;
-  bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
+  bool closed() const override { return generation_.load(std::memory_order_relaxed) != process_generation(); }
 
   // ---- looking ----------------------------------------------------------------------------------------
   PoolStats stats() const override;

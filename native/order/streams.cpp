@@ -113,7 +113,7 @@ StreamState* StreamTable::new_state(StreamHandle handle, bool foreign, StreamId 
     state->open_for(StreamState::kLeaving);
   }
   state->seen.clear();
-  state->retired = false;
+  state->life = StreamState::Life::active;
   state->last = 0;
   if (state->passed >= state->tick) state->tick = state->passed + 1;
   return state;
@@ -148,7 +148,7 @@ void StreamTable::forget(StreamState& stream) {
 }
 
 void StreamTable::retire(StreamState& stream) {
-  stream.retired = true;
+  stream.life = StreamState::Life::retired;
   retired_.push_back(stream.number);
 }
 
@@ -204,7 +204,7 @@ Status EventPool::destroy_all() {
 
 Status Fences::record(StreamState& stream) {
   constexpr Status kAbsent{Code::absent, 0, "event_record"};
-  if (stream.last != 0) return stream.covered() >= stream.last ? Status{} : kAbsent;
+  if (stream.ended()) return stream.covered() >= stream.last ? Status{} : kAbsent;
   if (stream.capture == 0 && !stream.present()) return kAbsent;
   if (stream.capture != 0 || backend_.capturing(stream.handle)) return {Code::capturing, 0, "event_record"};
   if (stream.fences.size() >= kMostFences) make_room(stream);
@@ -249,8 +249,8 @@ Status Fences::poll(StreamState& stream) {
 }
 
 bool Fences::finished(StreamState& stream, Tick tick) {
-  if (stream.last != 0) tick = std::min(tick, stream.last);
-  if (tick <= stream.passed || stream.retired) return true;
+  if (stream.ended()) tick = std::min(tick, stream.last);
+  if (tick <= stream.passed || stream.retired()) return true;
   if (stream.covered() < tick) (void)record(stream);
   (void)poll(stream);
   return tick <= stream.passed;
@@ -268,8 +268,8 @@ Status Fences::order(StreamState& waiter, StreamState& stream, Tick tick) {
 
 Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out, Tick* covers) {
   *out = 0;
-  if (stream.last != 0) tick = std::min(tick, stream.last);
-  if (tick <= stream.passed || stream.retired) return {};
+  if (stream.ended()) tick = std::min(tick, stream.last);
+  if (tick <= stream.passed || stream.retired()) return {};
   if (stream.covered() < tick)
     if (Status status = record(stream); !status.ok()) return status;
   for (const Fence& fence : stream.fences)

@@ -164,6 +164,14 @@ struct alignas(128) StreamState {
   static constexpr std::uint8_t kStanding = 8;  // somebody looks at all streams at once (Pool::Standstill)
   static constexpr std::uint8_t kTight = 4;  // `live` is `ceiling`, and the pool relies on that (Pool::rise)
 
+  // A state is made for a stream, leaves when the stream is about to be destroyed or may be gone, and is
+  // retired when its work has completed. A retired state that is idle is used again for another stream.
+  enum class Life : std::uint8_t {
+    active,
+    leaving,  // nothing is queued on the stream any more; some work may not have completed
+    retired,  // all work has completed and free memory has gone to the default stream; live blocks may remain
+  };
+
   // ---- guarded by `lock` ----------------------------------------------------------------------
   SpinLock lock;
   std::uint16_t number = 0;
@@ -190,8 +198,8 @@ struct alignas(128) StreamState {
   // memory is the graph's until `*over` says that the graph is gone (Pool::let_graphs_go).
   CaptureId capture = 0;
   std::shared_ptr<std::atomic<bool>> over;
-  bool retired = false;  // the stream is gone and its work has finished; live blocks may remain
-  Tick last = 0;    // not 0: the stream is leaving, and this tick covers all its work (Pool::retire_stream)
+  Life life = Life::active;
+  Tick last = 0;    // unless active: this tick covers all its work
   Tick tick = 1;    // the current one
   Tick passed = 0;  // everything up to here has finished
   std::uint64_t unfenced_bytes = 0;
@@ -208,11 +216,14 @@ struct alignas(128) StreamState {
   // Whether its handle may be used.
   bool present() const { return !foreign || named != 0; }
   // Nothing can be queued on it, now or ever.
-  bool gone() const { return retired || last != 0 || !present(); }
+  bool gone() const { return ended() || !present(); }
+  bool leaving() const { return life == Life::leaving; }
+  bool retired() const { return life == Life::retired; }
+  bool ended() const { return life != Life::active; }
   // The tick that a fence or the host has covered, passed or not.
   Tick covered() const { return fences.empty() ? passed : std::max(passed, fences.back().tick); }
   // The tick of what happens now.
-  Tick now() const { return last != 0 ? last : tick; }
+  Tick now() const { return ended() ? last : tick; }
   // The same, for something that will wait for it.
   Tick owe() {
     owed = now();
@@ -265,6 +276,26 @@ class StreamTable {
   std::uint32_t size() const { return count_; }  // numbers in use, retired ones included
 
   static constexpr std::uint32_t kMaxStreams = (1 << 16) - 1;  // at a time
+  static constexpr const char* kTooMany = "streams";           // Status::call if there are more
+
+  // All states, in order of their numbers, with those that are added meanwhile.
+  struct End {};
+  class Iterator {
+   public:
+    Iterator(const StreamTable& table) : table_(table) {}
+    StreamState& operator*() const { return table_[static_cast<std::uint16_t>(number_)]; }
+    Iterator& operator++() {
+      ++number_;
+      return *this;
+    }
+    bool operator!=(End) const { return number_ < table_.size(); }
+
+   private:
+    const StreamTable& table_;
+    std::uint32_t number_ = 0;
+  };
+  Iterator begin() const { return *this; }
+  End end() const { return {}; }
 
  private:
   static constexpr std::uint32_t kPlaces = 1 << 17;

@@ -95,6 +95,7 @@ class PageStock {
   Status evict(Index page, bool aliases);
   // Memory again, at the same addresses; a failure leaves the page as evict does.
   Status restore(Index page);
+  bool any_aside() const { return aside_ != 0; }
   bool resident(Index page) const;  // it has memory, mapped and usable, at all its addresses
   // Evicted pages, in order of their addresses: adjacent ones will come back as larger pages, of sizes for a
   // request of their length. Each new page replaces whole old ones.

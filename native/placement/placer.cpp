@@ -59,7 +59,7 @@ std::uint64_t Placer::lacking(const Want& want, Tick passed, FoundPlace& found) 
 }
 
 Status Placer::back(const Want& want, std::uint64_t create_bytes, Tick passed, FoundPlace& found,
-                       Index* out) {
+                    Index* out) {
   *out = 0;
   if (!space_.can_split()) return {Code::out_of_memory, 0, "blocks"};
   if (!paged()) {

@@ -1,307 +1,101 @@
-// What the pool says of itself: statistics, snapshots, the journal, the reasons of an out-of-memory, and
-// check(). It changes nothing but peaks and the journal.
-#include <algorithm>
-#include <chrono>
-#include <utility>
+// Live bytes of the streams and their peaks.
+#include "pool/accounts.hpp"
 
-#include "pool/pool.hpp"
+#include <algorithm>
 
 namespace vram {
 
-namespace {
-
-std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+Address Accounts::make_live(Index i, const Climb& climb) {
+  StreamState& stream = *climb.stream;
+  Block& block = blocks()[i];
+  const std::uint64_t bytes = bytes_of(block);
+  stream.lock.lock();
+  if (stream.live + bytes > stream.ceiling) {
+    stream.lock.unlock();
+    rise(stream, bytes);
+    stream.lock.lock();
+  } else {
+    stream.live += bytes;
+  }
+  block.owner.store(stream.number, std::memory_order_relaxed);
+  block.requested = climb.size;
+  block.tag = climb.tag;
+  block.used_elsewhere = climb.want.band == kGrowing;
+  block.serial = static_cast<std::uint32_t>(++stream.slow_serial + stream.hits);
+  const int kind = static_cast<int>(kind_of(block.units));
+  stream.allocations[kind].add(1);
+  stream.bytes[kind].add(bytes);
+  stream.requested[kind].add(climb.size);
+  block.set(BlockState::live);
+  log_.note(stream, Action::allocate, block);
+  stream.lock.unlock();
+  return space().address_of(block);
 }
 
-}  // namespace
+void Accounts::end_live(Index i, StreamState& owner, Action action) {
+  Block& block = blocks()[i];
+  block.set(BlockState::moving);
+  const std::uint64_t bytes = bytes_of(block);
+  const int kind = static_cast<int>(kind_of(block.units));
+  loosen(owner);
+  owner.live -= bytes;
+  owner.allocations[kind].subtract(1);
+  owner.bytes[kind].subtract(bytes);
+  owner.requested[kind].subtract(block.requested);
+  log_.note(owner, action, block);
+}
 
-// Follows what is held from the driver; what came or went is written into the journal of `stream`.
-void Pool::note_reserved(StreamState& stream) {
-  const auto follow = [](Meter& meter, std::uint64_t value) {
-    if (value > meter.current) {
-      meter.add(value - meter.current);
-    } else {
-      meter.subtract(meter.current - value);
-    }
-  };
-  const std::uint64_t before = reserved_.current;
-  const std::uint64_t now = placement_.reserved_bytes();
-  follow(reserved_, now);
-  follow(segment_count_, placement_.pieces());
-  if (now == before) return;
+// A stream's live bytes may rise to its ceiling without a look at the other streams. While only one thread
+// makes ceilings rise, they add up to no more than the recorded peak, which is therefore exact: all are
+// lowered to what is live, the sum is compared with the peak, and the difference goes to this stream. Several
+// threads would take the difference from each other again and again, so then a stream keeps the ceiling that
+// it has reached, and the peak is the sum at the moments when a ceiling rose: exact for each stream alone, a
+// lower bound for the sum.
+void Accounts::rise(StreamState& stream, std::uint64_t bytes) {
+  constexpr std::uint32_t kAlone = 10'000;  // rises in a row that make a thread the only one again
+  thread_local char here;
+  if (last_riser_ != &here) {
+    ceilings_apart_ = last_riser_ != nullptr;
+    last_riser_ = &here;
+    rises_in_a_row_ = 0;
+  }
+  if (ceilings_apart_ && ++rises_in_a_row_ >= kAlone) ceilings_apart_ = false;
+  const bool alone = !ceilings_apart_;
+  // The live bytes of a tight stream equal its ceiling, so only loose streams are examined. They become
+  // tight, so that this is repeated only for streams that free something meanwhile. Among several threads a
+  // few busy streams stay loose, so that their frees do not contend here.
+  std::uint32_t kept = 0;
+  std::uint64_t live = ceilings_;
+  loose_.each([&](StreamNumber number) {
+    StreamState& each = streams_[number];
+    std::lock_guard guard(each.lock);
+    live -= each.ceiling - each.live;
+    if (!alone && (each.live != 0 || each.cache.count() != 0) && kept++ < kMostAsked) return false;
+    ceilings_ -= each.ceiling - each.live;
+    each.ceiling = each.live;
+    if (&each == &stream) return false;
+    each.shut_for(StreamState::kTight);
+    loose_.remove(number);
+    return false;
+  });
+  peak_live_ = std::max(peak_live_, live + bytes);
+  peak_active_ = std::max(peak_active_, live + bytes + pending_.current);
   std::lock_guard guard(stream.lock);
-  note(stream, now > before ? Action::grow : Action::shrink, 0, now > before ? now - before : before - now, 0,
-       0);
+  stream.live += bytes;
+  ceilings_ -= stream.ceiling;
+  stream.ceiling = alone ? stream.ceiling + (peak_live_ - live) : std::max(stream.ceiling, stream.live);
+  ceilings_ += stream.ceiling;
+  loosen(stream);
 }
 
-void Pool::note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
-                std::uint32_t serial) {
-  if (!stream.journaling) return;
-  const JournalEntry event = entry(stream, action, address, bytes, tag, serial);
-  if (stream.journal != nullptr) stream.journal->add(event);
-  if (stream.tape != nullptr) stream.tape->add(event);
+void Accounts::loosen(StreamState& stream) {
+  stream.open_for(StreamState::kTight);
+  loose_.add(stream.number);
 }
 
-JournalEntry Pool::entry(const StreamState& stream, Action action, Address address, std::uint64_t bytes,
-                         std::uint32_t tag, std::uint32_t serial) {
-  JournalEntry event;
-  event.sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
-  event.time_ns = now_ns();
-  event.address = address;
-  event.bytes = bytes;
-  event.tag = tag;
-  event.serial = serial;
-  event.stream = stream.handle;
-  event.action = action;
-  return event;
-}
-
-// While it exists, every stream stands still without its lock being held: the fast paths find a ceiling that
-// nothing fits under and a cache that takes no more blocks, and go to the mutex, which the caller has. So a
-// look at all blocks sees one moment, and whoever allocates meanwhile sleeps instead of spinning.
-class Pool::Standstill {
- public:
-  // pre: the mutex is held, here and when it goes.
-  explicit Standstill(const Pool& pool) : pool_(pool), ceilings_(pool.streams_.size()) {
-    each([](StreamState& stream, std::uint64_t& ceiling) {
-      ceiling = std::exchange(stream.ceiling, 0);
-      stream.shut_for(StreamState::kStanding);
-    });
-  }
-  ~Standstill() {
-    each([](StreamState& stream, std::uint64_t& ceiling) {
-      stream.ceiling = ceiling;
-      stream.open_for(StreamState::kStanding);
-    });
-  }
-  Standstill(const Standstill&) = delete;
-  Standstill& operator=(const Standstill&) = delete;
-  std::uint64_t ceiling(std::uint32_t number) const { return ceilings_[number]; }
-
- private:
-  template <typename Do>
-  void each(Do apply) {
-    for (std::uint32_t n = 0; n < ceilings_.size(); ++n) {
-      StreamState& stream = pool_.streams_[static_cast<std::uint16_t>(n)];
-      std::lock_guard guard(stream.lock);
-      apply(stream, ceilings_[n]);
-    }
-  }
-
-  const Pool& pool_;
-  std::vector<std::uint64_t> ceilings_;
-};
-
-Status Pool::start_journal(std::uint32_t entries) {
-  if (entries > kMostJournaled) return {Code::invalid, 0, "journal"};
-  std::unique_lock<std::mutex> lock;
-  if (Status status = enter("journal", &lock); !status.ok()) return status;
-  std::vector<std::unique_ptr<JournalRing>> rings(streams_.size());  // all of them or none
-  for (auto& ring : rings) ring = entries != 0 ? std::make_unique<JournalRing>(entries) : nullptr;
-  config_.journal = entries;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    std::lock_guard guard(stream.lock);
-    stream.journal.swap(rings[n]);
-    stream.journaling = stream.journal != nullptr || stream.tape != nullptr;
-  }
-  return {};
-}
-
-void Pool::start_recording(std::uint64_t most) {
-  std::vector<std::unique_ptr<JournalTape>> tapes;  // the new ones, then the old ones
-  std::unique_lock<std::mutex> lock;
-  if (!look(&lock)) return;
-  recording_ = most == 0 ? nullptr : std::make_shared<Recording>(most);
-  for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    tapes.push_back(recording_ == nullptr ? nullptr : recording_->tape());
-  const Standstill still(*this);  // so that what is there and what comes after add up
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    std::lock_guard guard(stream.lock);
-    stream.tape.swap(tapes[n]);
-    stream.journaling = stream.journal != nullptr || stream.tape != nullptr;
-  }
-  if (recording_ != nullptr) record_what_is_there();
-}
-
-void Pool::record_what_is_there() {
-  // Under the lock: a mark may come at any time.
-  const auto add = [this](StreamState& stream, Action action, Address address, std::uint64_t bytes,
-                          std::uint32_t tag, std::uint32_t serial) {
-    std::lock_guard guard(stream.lock);
-    stream.tape->add(entry(stream, action, address, bytes, tag, serial));
-  };
-  const auto record = [&](Action action, const Block& block) {
-    add(streams_[block.owner.load(std::memory_order_relaxed)], action, placement_.space().address_of(block),
-        block.requested, block.tag, block.serial);
-  };
-  if (reserved_.current != 0) add(streams_[0], Action::grow, 0, reserved_.current, 0, 0);
-  for (Index i = 1; i < placement_.space().blocks().end(); ++i)
-    if (const Block& block = placement_.space().blocks()[i];
-        block.is(BlockState::live) || block.is(BlockState::suspended))
-      record(Action::allocate, block);
-  for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    for (const auto& [tick, pending] : streams_[static_cast<std::uint16_t>(n)].waiting)
-      if (pending.awaited)
-        for (const Action action : {Action::allocate, Action::free_pending})
-          record(action, placement_.space().blocks()[pending.block]);
-}
-
-void Pool::mark(std::uint64_t number) {
-  if (closed()) return;
-  StreamState& stream = streams_[0];
-  std::lock_guard guard(stream.lock);
-  if (stream.tape != nullptr) stream.tape->add(entry(stream, Action::mark, 0, number, 0, 0));
-}
-
-std::uint64_t Pool::take_recorded(std::vector<JournalEntry>& out) {
-  std::unique_lock<std::mutex> lock;
-  if (!look(&lock) || recording_ == nullptr) return 0;
-  const std::shared_ptr<Recording> recording = recording_;
-  std::vector<JournalTape::Taken> taken(streams_.size());
-  // Relaxed is enough. An event takes its number under its stream's lock. If it does so after we have had
-  // that lock, this load happens before it, and the number is not below what was loaded; else it is on the
-  // tape.
-  const std::uint64_t complete = sequence_.load(std::memory_order_relaxed);
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    std::lock_guard guard(stream.lock);
-    if (stream.tape != nullptr) taken[n] = stream.tape->take();
-  }
-  lock.unlock();
-  return recording->merge(taken, complete, out);
-}
-
-void Pool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const {
-  *dropped = 0;
-  std::unique_lock<std::mutex> lock;
-  if (!look(&lock)) return;
-  {
-    const Standstill still(*this);
-    for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-      const StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-      if (stream.journal == nullptr) continue;
-      stream.journal->copy_to(out);
-      *dropped += stream.journal->dropped();
-    }
-  }
-  lock.unlock();
-  std::sort(out.begin(), out.end(),
-            [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; });
-}
-
-OutOfMemoryReport Pool::explain(std::uint64_t size, const StreamState& asking) const {
-  OutOfMemoryReport report;
-  report.requested = size;
-  report.limit = config_.limit;
-  (void)backend_->memory_info(&report.device_free, &report.device_total);
-  report.reserved = placement_.reserved_bytes();
-  report.pending = pending_.current;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    const auto number = static_cast<std::uint16_t>(n);
-    StreamState& stream = streams_[number];
-    {
-      std::lock_guard guard(stream.lock);
-      report.live += stream.live;
-      report.cached += stream.cache.bytes();
-    }
-    (&stream == &asking ? report.free_pages : report.free_elsewhere) += placement_.stock().free_bytes(number);
-    report.largest_free = std::max(report.largest_free, placement_.largest_free(number));
-  }
-  report.suspended = placement_.stock().suspended_bytes();
-  report.live -= suspended_live();
-  const std::uint64_t accounted =
-      report.live + report.pending + report.cached + report.free_pages + report.free_elsewhere;
-  report.stranded = report.reserved > accounted ? report.reserved - accounted : 0;
-  return report;
-}
-
-PoolStats Pool::stats() const {
-  PoolStats stats;
-  std::unique_lock<std::mutex> lock;
-  if (!look(&lock)) return stats;
-  const auto sum = [](Meter& into, const Meter& from) {
-    into.current += from.current;
-    into.peak += from.peak;
-    into.total += from.total;
-  };
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    const auto number = static_cast<std::uint16_t>(n);
-    StreamState& stream = streams_[number];
-    StreamStats each;
-    {
-      std::lock_guard guard(stream.lock);
-      for (int kind = 0; kind < 2; ++kind) {
-        sum(stats.allocations[kind], stream.allocations[kind]);
-        sum(stats.bytes[kind], stream.bytes[kind]);
-        sum(stats.requested[kind], stream.requested[kind]);
-      }
-      each.live = stream.live;
-      each.cached = stream.cache.bytes();
-      stats.cached_blocks += stream.cache.count();
-      stats.hits += stream.hits;
-    }
-    for (Band band = 0; band < kBands; ++band) {
-      const FreeIndex& index = placement_.space().free_blocks(number, band);
-      each.free += index.bytes();
-      stats.free_blocks += index.count();
-    }
-    stats.largest_free = std::max(stats.largest_free, placement_.largest_free(number));
-    each.handle = stream.handle;
-    each.pending_blocks = stream.waiting.size();
-    each.retired = stream.retired;
-    stats.streams.push_back(each);
-    stats.live += each.live;
-    stats.cached += each.cached;
-    stats.free_page_bytes += placement_.stock().free_bytes(number);
-  }
-  stats.peak_live = peak_live_;
-  stats.peak_active = std::max(peak_active_, peak_live_);
-  stats.reserved = reserved_;
-  stats.segments = segment_count_;
-  stats.pending = pending_;
-  stats.pending_blocks = pending_blocks_;
-  stats.suspended = placement_.stock().suspended_bytes();
-  stats.suspended_live = suspended_live();
-  stats.suspended_blocks = suspended_blocks_.load(std::memory_order_relaxed);
-  stats.kept = contents_.bytes();
-  const std::uint64_t used = stats.live + stats.cached + pending_.current - stats.suspended_live;
-  stats.free_bytes = reserved_.current > used ? reserved_.current - used : 0;
-  std::copy(rungs_, rungs_ + kRungs, stats.rungs);
-  stats.rungs[static_cast<int>(Rung::stream_cache)] = stats.hits;
-  stats.retries = retries_;
-  stats.out_of_memory = out_of_memory_;
-  stats.mappings = placement_.stock().mappings().size();
-  stats.paged = placement_.paged();
-  return stats;
-}
-
-std::uint64_t Pool::live_bytes() const {
+void Accounts::reset_peaks() {
   std::uint64_t live = 0;
-  std::unique_lock<std::mutex> lock;
-  if (!look(&lock)) return live;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    std::lock_guard guard(stream.lock);
-    live += stream.live;
-  }
-  return live;
-}
-
-std::uint64_t Pool::steps() const {
-  std::lock_guard lock(mutex_);
-  return placement_.steps() + loose_.steps() + caching_[0].steps() + caching_[1].steps() +
-         fences_.watched().steps() + threads_.steps() + pending_steps_;
-}
-
-void Pool::reset_peak() {
-  std::unique_lock<std::mutex> lock;
-  if (!look(&lock)) return;
-  std::uint64_t live = 0;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
+  for (StreamState& stream : streams_) {
     std::lock_guard guard(stream.lock);
     for (int kind = 0; kind < 2; ++kind)
       for (Meter* meter : {&stream.allocations[kind], &stream.bytes[kind], &stream.requested[kind]})
@@ -311,166 +105,22 @@ void Pool::reset_peak() {
   }
   peak_live_ = ceilings_ = live;
   peak_active_ = live + pending_.current;
-  for (Meter* meter : {&reserved_, &segment_count_, &pending_}) meter->peak = meter->current;
+  for (Meter* meter : {&log_.reserved(), &log_.pieces(), &pending_}) meter->peak = meter->current;
 }
 
-BlockInfo Pool::describe(const Block& block) const {
-  BlockInfo info;
-  info.address = placement_.space().address_of(block);
-  info.bytes = bytes_of(block);
-  info.requested = block.requested;
-  info.state = block.state.load(std::memory_order_relaxed);
-  info.stream = streams_[block.owner.load(std::memory_order_relaxed)].handle;
-  info.tag = block.tag;
-  info.serial = block.serial;
-  return info;
+// Under the stream's lock.
+void Accounts::close(StreamState& stream) {
+  stream.live = 0;
+  for (int kind = 0; kind < 2; ++kind)
+    for (Meter* meter : {&stream.allocations[kind], &stream.bytes[kind], &stream.requested[kind]})
+      meter->current = 0;
 }
 
-Status Pool::info(Address address, BlockInfo* out) const {
-  if (closed()) return {Code::closed, 0, "info"};
-  const Index i = placement_.space().find(address);
-  if (i == 0) return {Code::invalid, 0, "info"};
-  const Block& block = placement_.space().blocks()[i];
-  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
-  std::lock_guard guard(stream.lock);
-  if (!block.is(BlockState::live) && !block.is(BlockState::suspended)) return {Code::invalid, 0, "info"};
-  if (block.owner.load(std::memory_order_relaxed) != stream.number) return {Code::invalid, 0, "info"};
-  *out = describe(block);
-  return {};
-}
-
-Status Pool::find(Address address, BlockInfo* out) const {
-  if (closed()) return {Code::closed, 0, "find"};
-  std::unique_lock<std::mutex> lock;
-  if (Status status = enter("find", &lock); !status.ok()) return status;
-  const Index i = placement_.space().containing(address);
-  if (i == 0) return {Code::invalid, 0, "find"};
-  const Block& block = placement_.space().blocks()[i];
-  StreamState& stream = streams_[block.owner.load(std::memory_order_relaxed)];
-  std::lock_guard guard(stream.lock);
-  if (!block.is(BlockState::live) && !block.is(BlockState::suspended)) return {Code::invalid, 0, "find"};
-  *out = describe(block);
-  return {};
-}
-
-bool Pool::suspended(Address address) const {
-  if (!any_suspended()) [[likely]]
-    return false;
-  Index i = placement_.space().find(address);
-  if (i == 0) {  // inside an allocation, as the pieces of arenas are
-    std::unique_lock<std::mutex> lock;
-    if (look(&lock)) i = placement_.space().containing(address);
-  }
-  return i != 0 && placement_.space().blocks()[i].is(BlockState::suspended);
-}
-
-std::vector<SegmentInfo> Pool::snapshot() const {
-  std::vector<SegmentInfo> all;
-  std::unique_lock<std::mutex> lock;
-  if (!look(&lock)) return all;
-  const Standstill still(*this);
-  for (Index s = 1; s < placement_.space().segments().end(); ++s) {
-    const Segment& segment = placement_.space().segments()[s];
-    if (segment.units == 0) continue;
-    SegmentInfo info;
-    info.address = segment.base;
-    info.bytes = std::uint64_t{segment.units} * kUnit;
-    info.stream = streams_[segment.stream].handle;
-    info.small = segment.band == kSmall;
-    info.plain = segment.plain;
-    for (Index b = segment.head; b != 0; b = placement_.space().blocks()[b].after)
-      info.blocks.push_back(describe(placement_.space().blocks()[b]));
-    all.push_back(std::move(info));
-  }
-  return all;
-}
-
-bool Pool::check(std::string* why) const {
-  std::unique_lock<std::mutex> lock;
-  if (!enter("check", &lock).ok()) return true;
-  const Standstill still(*this);
-  bool good = placement_.check(why);
-  std::vector<std::uint64_t> live(streams_.size(), 0);
-  std::vector<std::uint64_t> cached(streams_.size(), 0);
-  std::uint64_t pending = 0;
-  std::uint64_t suspended = 0;
-  good = good && contents_.check(why);
-  for (Index i = 1; i < placement_.space().blocks().end() && good; ++i) {
-    const Block& block = placement_.space().blocks()[i];
-    const std::uint16_t owner = block.owner.load(std::memory_order_relaxed);
-    if (block.is(BlockState::live) || block.is(BlockState::suspended)) live[owner] += bytes_of(block);
-    suspended += block.is(BlockState::suspended);
-    if (block.is(BlockState::cached)) cached[owner] += bytes_of(block);
-    if (block.is(BlockState::pending)) pending += bytes_of(block);
-  }
-  // Where a growable buffer will grow, nothing queued is at work: its addresses may be mapped anew.
-  for (Index m = 1; m < placement_.stock().mappings().end() && good; ++m) {
-    const Mapping& mapping = placement_.stock().mappings()[m];
-    if (mapping.page == 0) continue;
-    const Segment& segment = placement_.space().segments()[mapping.segment];
-    const Block& tail = placement_.space().blocks()[segment.tail];
-    if (segment.growable == 0 || !tail.is(BlockState::free) || mapping.slot * kSlotUnits < tail.offset)
-      continue;
-    good = mapping.tick <= streams_[segment.stream].passed;
-    if (!good && why != nullptr) *why = "queued work where a growable buffer grows";
-  }
-  // The sets by which the others are passed over.
-  std::vector<int> owners(streams_.size(), 0);
-  std::vector<int> with_free_pages(streams_.size(), 0);
-  for (Index p = 1; p < placement_.stock().pages().end(); ++p)
-    if (placement_.stock().pages()[p].exists()) owners[placement_.stock().pages()[p].owner] = 1;
-  for (Index s = 1; s < placement_.space().segments().end(); ++s)
-    if (placement_.space().segments()[s].units != 0 && placement_.space().segments()[s].plain)
-      owners[placement_.space().segments()[s].stream] = 1;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n)
-    with_free_pages[n] = placement_.stock().free_bytes(static_cast<std::uint16_t>(n)) != 0;
-  placement_.owners().each([&](std::uint16_t number) { return --owners[number] < 0; });
-  placement_.stock().free_owners().each([&](std::uint16_t number) { return --with_free_pages[number] < 0; });
-  const auto odd = [](const std::vector<int>& left) {
-    return std::any_of(left.begin(), left.end(), [](int each) { return each != 0; });
-  };
-  if (good && (odd(owners) || odd(with_free_pages))) {
-    good = false;
-    if (why != nullptr) *why = "streams that own memory, or have free pages";
-  }
+bool Accounts::check(const Standstill& still, std::string* why) const {
   std::uint64_t ceilings = 0;
-  for (std::uint32_t n = 0; n < streams_.size(); ++n) {
-    StreamState& stream = streams_[static_cast<std::uint16_t>(n)];
-    const std::uint64_t ceiling = still.ceiling(n);
-    const bool tight = (stream.shut[0] & stream.shut[1] & StreamState::kTight) != 0;
-    const bool listed = !(stream.cache.has_small() && (stream.shut[0] & StreamState::kUnlisted) != 0) &&
-                        !(stream.cache.has_large() && (stream.shut[1] & StreamState::kUnlisted) != 0);
-    const bool agrees = stream.live == live[n] && stream.cache.bytes() == cached[n] &&
-                        stream.live <= ceiling && listed && (!tight || stream.live == ceiling);
-    if (good && !agrees) {
-      good = false;
-      if (why != nullptr) *why = "accounts of stream #" + std::to_string(n);
-    }
-    ceilings += still.ceiling(n);
-  }
-  if (good && suspended != suspended_blocks_) {
-    good = false;
-    if (why != nullptr) *why = "count of suspended blocks";
-  }
-  if (good &&
-      (pending != pending_.current || ceilings != ceilings_ || (ceilings > peak_live_ && !ceilings_apart_))) {
-    good = false;
-    if (why != nullptr) *why = pending != pending_.current ? "pending bytes" : "ceilings, or above the peak";
-  }
-  return good;
-}
-
-// In builds with checks, a walk on the slow path ends with one; in a large pool not every walk, as a check
-// looks at every block. Called with the mutex held.
-void Pool::verify() const {
-#ifdef VRAM_CHECKS
-  constexpr std::size_t kFew = 64;
-  std::string why;
-  if (++walks_ % (placement_.space().blocks().size() / kFew + 1) == 0 && !placement_.check(&why)) {
-    std::fprintf(stderr, "vram: pool check failed: %s\n", why.c_str());
-    std::abort();
-  }
-#endif
+  for (std::uint32_t n = 0; n < streams_.size(); ++n) ceilings += still.ceiling(n);
+  return (ceilings == ceilings_ && (ceilings <= peak_live_ || ceilings_apart_)) ||
+         wrong(why, "ceilings, or above the peak");
 }
 
 }  // namespace vram

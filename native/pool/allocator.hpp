@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/forks.hpp"
 #include "journal/journal.hpp"
 #include "order/streams.hpp"
 #include "placement/blocks.hpp"
@@ -195,7 +196,7 @@ class Allocator {
   virtual bool closed() const = 0;
   // Made before a fork of this process: its locks and its memory are the parent's, and every call is refused
   // or comes to nothing without taking one of them.
-  bool inherited() const { return made_in_ != fork_generation(); }
+  bool inherited() const { return made_in_ != process_generation(); }
 
   // ---- looking --------------------------------------------------------------------------------------
   virtual PoolStats stats() const = 0;
@@ -218,16 +219,12 @@ class Allocator {
   virtual Backend& backend() = 0;
   virtual bool host_accessible() { return backend().info().host_accessible; }
 
-  // Counts forks of this process: what was made before the last one belongs to the parent.
-  static std::uint32_t fork_generation();
-  static void watch_forks();  // starts the count; every pool does so when it is made
-
  protected:
   // False where this thread is inside a callback of this pool already.
   bool call_back(const Callback& callback, std::uint64_t size, StreamHandle stream) const;
 
  private:
-  const std::uint32_t made_in_ = fork_generation();
+  const std::uint32_t made_in_ = process_generation();
   virtual bool begin_access() const = 0;
   virtual void end_access() const = 0;
 };

@@ -1,5 +1,6 @@
-// What suspended memory held: ranges of device addresses and the host memory that keeps their bytes. Who is
-// suspended and when is the business of suspend.cpp; where the host memory comes from, of the store it names.
+// The contents of suspended memory: ranges of device addresses and the host memory that keeps their bytes.
+// Defines Contents. What is suspended and when is decided in suspender.cpp; the host memory comes from the
+// store that each piece names.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +18,7 @@ struct KeptPiece {
   std::shared_ptr<Allocator> store;
   Address host = 0;
   std::uint64_t bytes = 0;
-  void give_back() const { (void)store->free_slow(host); }
+  void release() const { (void)store->free_slow(host); }
 };
 
 // Invariants

@@ -1,5 +1,5 @@
-// A thread that makes the next pages of growable buffers ready before they are asked for. What it does for
-// each of them is Pool::growable_prepare; this only keeps the queue.
+// A thread that prepares the next pages of growable buffers before they are needed. Defines Preparer, which
+// only keeps the queue; Growables::prepare does the work for each buffer.
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +11,7 @@
 
 namespace vram {
 
-class Pool;
+class Growables;
 
 class Preparer {
  public:
@@ -21,7 +21,7 @@ class Preparer {
     std::uint64_t bytes = 0;   // to have ready behind it
   };
 
-  explicit Preparer(Pool& pool) : pool_(pool) {}
+  explicit Preparer(Growables& growables) : growables_(growables) {}
   ~Preparer();  // ends the thread; pre: the pool's mutex is not held
   Preparer(const Preparer&) = delete;
   Preparer& operator=(const Preparer&) = delete;
@@ -33,7 +33,7 @@ class Preparer {
   bool start();
   void run();
 
-  Pool& pool_;
+  Growables& growables_;
   std::mutex mutex_;  // below the pool's
   std::condition_variable changed_;
   std::deque<Job> queue_;

@@ -1,0 +1,32 @@
+// The stream caches as the pool sees them: which streams may have cached blocks, and emptying them. Defines
+// Caches. A cache itself is in order/streams.hpp, and the fast paths that use it are in pool.cpp.
+#pragma once
+
+#include "pool/pending.hpp"
+
+namespace vram {
+
+class Caches : PoolPart {
+ public:
+  Caches(PoolState& state, Accounts& accounts, Pending& pending)
+      : PoolPart(state), accounts_(accounts), pending_(pending) {}
+
+  // Lets the cache of a live block's owner take it, if only the pool's accounts prevented that.
+  void open(Address address);
+  // After blocks were taken out of a stream's cache: the pool need not look there until the next free.
+  void close(StreamState& stream);
+  // Returns cached blocks to their streams; true if there were any. Unless `ask` is set, the device is not
+  // called.
+  bool drain(StreamState& stream, const Sizes& sizes = kAllSizes, bool ask = true);
+  void drain_all();
+  const StreamSet& with_large() const { return caching_[true]; }
+  std::uint64_t steps() const { return caching_[0].steps() + caching_[1].steps(); }
+
+ private:
+  Accounts& accounts_;
+  Pending& pending_;
+  StreamSet caching_[2];        // streams whose cache may have small blocks, or others
+  std::vector<Index> drained_;  // scratch of drain()
+};
+
+}  // namespace vram

@@ -1,0 +1,77 @@
+// The ladder: the rungs that a request climbs until one serves it. Defines Ladder.
+#pragma once
+
+#include "pool/stream_lives.hpp"
+
+namespace vram {
+
+class Ladder : PoolPart {
+ public:
+  // Calls the user's out-of-memory callback; true: try again.
+  using CallBack = std::function<bool(const Allocator::Callback&, std::uint64_t size, StreamHandle)>;
+  Ladder(PoolState& state, EventLog& log, Caches& caches, Pending& pending, StreamLives& lives,
+         CallBack call_back)
+      : PoolPart(state),
+        log_(log),
+        caches_(caches),
+        pending_(pending),
+        lives_(lives),
+        call_back_(std::move(call_back)) {
+    arrange();
+  }
+  // After the configuration has changed.
+  void arrange();
+
+  // A block in state moving; or 0, with the error in climb.error or because memory has run out.
+  Index climb(Climb& climb);
+  // The loop over the rungs: tries those of a set in order and stops at the first that serves.
+  Index try_rungs(Climb& climb, Rungs rungs, Rung* served);
+  // Moves free pages of other streams to the request's, as many as it lacks.
+  void gather_pages(Climb& climb, bool by_waiting);
+  void count(Rung rung) { ++served_[static_cast<int>(rung)]; }
+  // Bytes that the pool may still reserve.
+  std::uint64_t budget() const;
+  // Releases free pages beyond PoolConfig::idle_limit whose last use has completed.
+  void keep_idle_limit();
+
+  std::uint64_t served(int rung) const { return served_[rung]; }
+  std::uint64_t retries() const { return retries_; }
+
+ private:
+  using Serve = Index (Ladder::*)(Climb&);
+  struct Step {
+    Rung rung;
+    Serve serve;
+  };
+
+  Index search_again(Climb& climb);
+  Index serve_stream_cache(Climb& climb);
+  Index serve_own_blocks(Climb& climb);
+  Index serve_passed_pending(Climb& climb);
+  Index serve_finished_elsewhere(Climb& climb);
+  Index serve_free_pages(Climb& climb);
+  Index serve_growth(Climb& climb);
+  Index serve_stream_wait(Climb& climb);
+  Index serve_flush(Climb& climb);
+  Index serve_callbacks(Climb& climb);
+  Index serve_host_wait(Climb& climb);
+  Index serve_give_back(Climb& climb);
+  Index serve_other_bands(Climb& climb);
+  Index back(Climb& climb, std::uint64_t create_bytes);
+  bool move_pages(StreamState& owner, StreamState& taker, bool by_waiting, std::uint64_t* lacking);
+  Index take_segment(Climb& climb);
+  Index lend(Climb& climb, bool by_waiting);
+
+  EventLog& log_;
+  Caches& caches_;
+  Pending& pending_;
+  StreamLives& lives_;
+  const CallBack call_back_;
+  std::vector<Step> steps_;
+  StreamNumber lend_from_ = 0;  // where lend and gather_pages stopped
+  StreamNumber gather_from_ = 0;
+  std::uint64_t served_[kRungs] = {};
+  std::uint64_t retries_ = 0;
+};
+
+}  // namespace vram

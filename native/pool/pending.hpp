@@ -1,0 +1,60 @@
+// Freed blocks on their way back: each returns to its segment's stream as soon as no other stream uses it.
+// Defines Pending. A block waits in the queue of one stream after the other (StreamState::waiting).
+#pragma once
+
+#include <unordered_map>
+
+#include "pool/accounts.hpp"
+#include "pool/zeroing.hpp"
+
+namespace vram {
+
+class Pending : PoolPart {
+ public:
+  Pending(PoolState& state, EventLog& log, Accounts& accounts, Zeroing& zeroing)
+      : PoolPart(state), log_(log), accounts_(accounts), zeroing_(zeroing) {}
+
+  // ---- uses on other streams (record_stream) ----------------------------------------------------
+  void add_use(Index block, StreamNumber stream);
+  void forget_uses(Index block) { uses_.erase(block); }
+  // The streams that use a block, or null.
+  const std::vector<StreamNumber>* uses_of(Index block) const;
+
+  // ---- blocks in state moving -------------------------------------------------------------------
+  // Returns a block that is used only in its owner's order to its segment's stream. Unless `ask` is set, the
+  // device is not called, and a lent block counts as still in use.
+  void return_home(Index block, bool ask);
+  // Freed while streams may still use it: it waits for one fence on each of them.
+  void make_pending(Index block);
+  // Takes a block out of its queue, or its first `units`, and returns that part in state moving: work of
+  // `home` queued from now on comes after all of its uses.
+  Status take_back(Index block, Units units, StreamState& home, Index* out);
+
+  // Returns every pending block whose uses have completed; queries each stream once and never waits. Unless
+  // `thorough`, stops when kMostAsked streams have made no progress; the next call continues from there.
+  // Calls visit(stream) for each watched stream whose blocks were examined; true: it stays watched.
+  void complete(bool thorough, const std::function<bool(StreamState&)>& visit);
+  // Whether memory of `owner`, last used there at `tick`, may serve `taker` now; with by_waiting it is made
+  // so.
+  bool ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_waiting);
+
+  std::uint64_t blocks_waiting() const { return count_; }
+  std::uint64_t steps() const { return steps_; }  // pending blocks examined so far
+  void clear();                                   // the pool is closed
+
+ private:
+  void enqueue(PendingBlock&& pending);
+  void advance(PendingBlock&& pending);
+  void queue_at(StreamState& stream, Tick tick, PendingBlock&& pending);
+
+  EventLog& log_;
+  Accounts& accounts_;
+  Zeroing& zeroing_;
+  std::unordered_map<Index, std::vector<StreamNumber>> uses_;
+  std::uint64_t count_ = 0;
+  std::uint64_t steps_ = 0;
+  std::vector<PendingBlock> unzeroed_;  // pending, because the device failed to zero them
+  StreamNumber continue_from_ = 0;      // where complete() stopped
+};
+
+}  // namespace vram

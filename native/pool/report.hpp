@@ -1,0 +1,49 @@
+// What a pool says of itself: statistics, snapshots, the reasons of an out-of-memory error, check(). Defines
+// Report. It changes nothing.
+#pragma once
+
+#include "pool/ladder.hpp"
+
+namespace vram {
+
+class Report : PoolPart {
+ public:
+  Report(PoolState& state, EventLog& log, Accounts& accounts, Pending& pending, const Caches& caches,
+         const StreamLives& lives, const Ladder& ladder)
+      : PoolPart(state),
+        log_(log),
+        accounts_(accounts),
+        pending_(pending),
+        caches_(caches),
+        lives_(lives),
+        ladder_(ladder) {}
+
+  PoolStats stats() const;
+  std::uint64_t live_bytes() const;
+  std::uint64_t steps() const;
+  std::vector<SegmentInfo> snapshot() const;
+  Status info(Address address, BlockInfo* out) const;
+  Status find(Address address, BlockInfo* out) const;
+  bool suspended(Address address) const;
+  bool check(std::string* why) const;
+
+  // A request found no memory: counts it, notes it in the journal, and says why in *report, if given.
+  Status fail(const Climb& climb, OutOfMemoryReport* report);
+  OutOfMemoryReport explain(std::uint64_t size, const StreamState& stream) const;
+
+ private:
+  BlockInfo describe(const Block& block) const;
+  std::uint64_t suspended_live() const;
+  bool check_growables(std::string* why) const;
+  bool check_streams(const Standstill& still, std::string* why) const;
+
+  EventLog& log_;
+  Accounts& accounts_;
+  Pending& pending_;
+  const Caches& caches_;
+  const StreamLives& lives_;
+  const Ladder& ladder_;
+  std::uint64_t out_of_memory_ = 0;
+};
+
+}  // namespace vram

@@ -1,0 +1,66 @@
+// The state that the parts of a pool share.
+#include "pool/state.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace vram {
+
+namespace {
+
+PlacementOptions affordable(PlacementOptions options) {
+  options.space_bytes = AddressSpace::affordable(options.space_bytes);
+  return options;
+}
+
+}  // namespace
+
+PlacementOptions placement_options(const Backend& backend, const PoolConfig& config) {
+  PlacementOptions options;
+  const DeviceInfo& device = backend.info();
+  options.pages = config.pages && device.pages;
+  // Many times as many addresses as the device has memory, so that pages find new addresses and old ones need
+  // not be unmapped.
+  const std::uint64_t wished = 16 * std::clamp(device.total_bytes, kGiB, kMaxSpaceBytes);
+  options.space_bytes = std::min(round_up(wished, kSlotBytes), kMaxSpaceBytes - kSlotBytes);
+  options.segment_size = std::min(config.segment_size, kMaxRequest);
+  options.max_page = config.max_page;
+  options.best_fit = config.best_fit;
+  return options;
+}
+
+PoolState::PoolState(std::shared_ptr<Backend> device, const PoolConfig& configured)
+    : backend(std::move(device)),
+      made_in(process_generation()),
+      generation(made_in),
+      cache_generation(made_in),
+      config(configured),
+      placement(*backend, affordable(placement_options(*backend, configured))),
+      fences(*backend),
+      finished([this](StreamNumber number, Tick tick) { return fences.finished(streams[number], tick); }) {}
+
+Status PoolState::enter(const char* call, std::unique_lock<std::mutex>* lock) {
+  if (!closed()) *lock = std::unique_lock(mutex);
+  return closed() ? Status{Code::closed, 0, call} : Status{};
+}
+
+bool PoolState::look(std::unique_lock<std::mutex>* lock) {
+  if (inherited()) return false;
+  *lock = std::unique_lock(mutex);
+  return true;
+}
+
+void PoolState::verify() {
+#ifdef VRAM_CHECKS
+  constexpr std::size_t kFew = 64;
+  std::string why;
+  if (++walks % (placement.space().blocks().size() / kFew + 1) == 0 && !placement.check(&why)) {
+    std::fprintf(stderr, "vram: pool check failed: %s\n", why.c_str());
+    std::abort();
+  }
+#endif
+}
+
+}  // namespace vram

@@ -1,0 +1,105 @@
+// What the parts of a pool share: the device, the configuration, blocks and pages (Placer), streams and their
+// fences. Defines PoolState, and PoolPart, the base of the parts. Each part has one responsibility and its
+// own header; parts call only parts below them:
+//
+//   Pool         the public calls, the fast paths, batches, closing
+//   Suspender    suspend and resume            Growables    growable buffers
+//   Report       statistics, snapshots, the reasons of an out-of-memory error, check()
+//   Ladder       the rungs that an allocation climbs
+//   StreamLives  streams that come and leave; waits for their work
+//   Captures     heaps and graphs whose memory is kept apart
+//   Caches       the stream caches as the pool sees them
+//   Pending      freed blocks that streams may still use
+//   Zeroing      zero_on_allocate and zero_on_free
+//   Accounts     live bytes and their peaks
+//   EventLog     the journal and the recording
+#pragma once
+
+#include <mutex>
+
+#include "placement/placer.hpp"
+#include "pool/allocator.hpp"
+#include "pool/contents.hpp"
+
+namespace vram {
+
+// A request examines at most this many streams, pages or segments of others without success before it
+// continues without them, so that its cost does not grow with the number of streams. Before a request fails,
+// all are examined.
+inline constexpr std::uint32_t kMostAsked = 64;
+
+// How blocks are placed on such a device.
+PlacementOptions placement_options(const Backend& backend, const PoolConfig& config);
+
+// Guarded by `mutex`, unless stated otherwise.
+struct PoolState {
+  PoolState(std::shared_ptr<Backend> device, const PoolConfig& configured);
+
+  std::shared_ptr<Backend> backend;
+  const std::uint32_t made_in;            // the fork generation in which the pool was made
+  std::atomic<std::uint32_t> generation;  // the same; another value: closed
+  // The same while caches may serve allocations; 0 while a heap is open, which may have to serve them.
+  std::atomic<std::uint32_t> cache_generation;
+  std::mutex mutex;
+  PoolConfig config;
+  Allocator::Callback callback;  // when memory runs out; may be empty
+  Placer placement;
+  Fences fences;
+  StreamTable streams;
+  Contents contents;                               // of suspended blocks
+  std::atomic<std::uint64_t> suspended_blocks{0};  // read without a lock
+  const Finished finished;                         // fences.finished by number
+  std::uint64_t walks = 0;                         // calls of verify
+
+  bool closed() const { return generation.load(std::memory_order_relaxed) != process_generation(); }
+  bool inherited() const { return made_in != process_generation(); }
+  // Takes the mutex for a call of that name, unless the pool is closed. This is queried before, because in
+  // the child of a fork the lock is the parent's, and after, because another thread may have closed the pool
+  // meanwhile.
+  Status enter(const char* call, std::unique_lock<std::mutex>* lock);
+  // The same for calls that also work on a closed pool. False in the child of a fork, without the mutex.
+  bool look(std::unique_lock<std::mutex>* lock);
+  StreamState& owner_of(const Block& block) const { return streams[block.owned_by()]; }
+  // In builds with checks: verifies every structure at the end of a slow path; in a large pool not every
+  // time, because a check looks at every block. Called with the mutex held.
+  void verify();
+};
+
+// Names for what the parts use most.
+class PoolPart {
+ protected:
+  explicit PoolPart(PoolState& state)
+      : state_(state),
+        backend_(state.backend.get()),
+        config_(state.config),
+        placement_(state.placement),
+        fences_(state.fences),
+        streams_(state.streams),
+        finished_(state.finished) {}
+  PoolPart(const PoolPart&) = delete;
+  PoolPart& operator=(const PoolPart&) = delete;
+  ~PoolPart() = default;
+
+  bool closed() const { return state_.closed(); }
+  Status enter(const char* call, std::unique_lock<std::mutex>* lock) const {
+    return state_.enter(call, lock);
+  }
+  bool look(std::unique_lock<std::mutex>* lock) const { return state_.look(lock); }
+  void verify() const { state_.verify(); }
+  AddressSpace& space() const { return placement_.space(); }
+  PageStock& stock() const { return placement_.stock(); }
+  Blocks& blocks() const { return placement_.space().blocks(); }
+  StreamState& owner_of(const Block& block) const { return state_.owner_of(block); }
+  // The stream to which the block returns.
+  StreamState& home_of(const Block& block) const { return streams_[space().segment(block).stream]; }
+
+  PoolState& state_;
+  Backend* const backend_;
+  PoolConfig& config_;
+  Placer& placement_;
+  Fences& fences_;
+  StreamTable& streams_;
+  const Finished& finished_;
+};
+
+}  // namespace vram
