@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "backends/driver_pool_backend.hpp"
+#include "order/fences.hpp"
 #include "pool/allocator.hpp"
 
 namespace vram {

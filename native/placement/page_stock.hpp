@@ -85,7 +85,7 @@ class PageStock {
                       const StreamNumber* spared);
   Status release_all();  // pre: nothing on any stream uses any of it
 
-  // ---- suspended pages (pool/suspend.cpp decides which) -----------------------------------------
+  // ---- suspended pages (pool/suspender.cpp decides which) -----------------------------------------
   // Takes a page out of use: nothing more is placed on it, and no stream gets it. reinstate() undoes it.
   void set_aside(Index page);
   void reinstate(Index page);  // pre: resident(page)

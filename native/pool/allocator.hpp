@@ -8,9 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "backends/backend.hpp"
 #include "base/forks.hpp"
 #include "journal/journal.hpp"
-#include "order/streams.hpp"
+#include "order/stream_state.hpp"
 #include "placement/blocks.hpp"
 
 namespace vram {
@@ -88,7 +89,7 @@ struct PoolStats {
   Meter bytes[2];
   Meter requested[2];
   std::uint64_t live = 0;
-  std::uint64_t peak_live = 0;  // exact, unless several threads allocate at once (Pool::rise)
+  std::uint64_t peak_live = 0;  // exact, unless several threads allocate at once (Accounts)
   Meter reserved;
   Meter segments;  // pieces of driver memory: pages and plain segments
   Meter pending;

@@ -1,5 +1,5 @@
 // The stream caches as the pool sees them: which streams may have cached blocks, and emptying them. Defines
-// Caches. A cache itself is in order/streams.hpp, and the fast paths that use it are in pool.cpp.
+// Caches. A cache itself is in order/stream_cache.hpp, and the fast paths that use it are in pool.cpp.
 #pragma once
 
 #include "pool/pending.hpp"

@@ -4,8 +4,7 @@
 
 #include <mutex>
 
-#include "order/streams.hpp"
-#include "placement/placer.hpp"
+#include "order/stream_state.hpp"
 #include "pool/allocator.hpp"
 
 namespace vram {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 namespace vram {
@@ -135,30 +134,31 @@ Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_
   if (align > kMaxRequest) return {Code::invalid, 0, "align"};
   NamedStream named;
   if (Status status = lives_.name(handle, &named); !status.ok()) return status;
-  handle = named.handle;
+  if (Status status = allocate_named(named, size, align, tag, out, report); !status.ok()) return status;
+  if (!zeroing_.on_allocate()) return {};
+  const Status status = zero_new(*out, bytes_of(units_of(size)), named.handle);
+  if (!status.ok()) undo_allocation(std::exchange(*out, 0));
+  return status;
+}
+
+Status Pool::allocate_named(const NamedStream& named, std::uint64_t size, std::uint64_t align,
+                            std::uint32_t tag, Address* out, OutOfMemoryReport* report) {
   std::unique_lock<std::mutex> lock;
   if (Status status = state_.enter("allocate", &lock); !status.ok()) return status;
   Status why;
-  StreamState* const serving = lives_.state_for(named, lock, &why);
-  if (serving == nullptr) return why;
-  StreamState& stream = *serving;
-  std::optional<Presence> presence(std::in_place, stream);
-  state_.fences.cover(stream);
-  Climb request{size, {stream.number, 0, 0, std::max(align, kUnit)}, tag, &stream, &lock};
+  StreamState* const stream = lives_.state_for(named, lock, &why);
+  if (stream == nullptr) return why;
+  const Presence presence(*stream);
+  state_.fences.cover(*stream);
+  Climb request{size, {stream->number, 0, 0, std::max(align, kUnit)}, tag, stream, &lock};
   if (size > kMaxRequest) return report_.fail(request, report);
   request.want.units = units_of(size);
   request.want.band = state_.placement.band_of(request.want.units);
-  const std::uint64_t bytes = bytes_of(request.want.units);
   const Index block = ladder_.climb(request);
   if (block != 0) *out = accounts_.make_live(block, request);
   state_.verify();
-  presence.reset();
-  if (block == 0) return request.error.ok() ? report_.fail(request, report) : request.error;
-  lock.unlock();
-  if (!zeroing_.on_allocate()) return {};
-  const Status status = zero_new(*out, bytes, handle);
-  if (!status.ok()) undo_allocation(std::exchange(*out, 0));
-  return status;
+  if (block != 0) return {};
+  return request.error.ok() ? report_.fail(request, report) : request.error;
 }
 
 // The first two rungs for a request that the fast path missed, without a call to the device and without

@@ -155,6 +155,8 @@ class Pool final : public Allocator {
   bool serve_cached(StreamState& stream, std::uint64_t size, StreamHandle handle, std::uint32_t tag,
                     Address* out);
   bool try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out);
+  Status allocate_named(const NamedStream& named, std::uint64_t size, std::uint64_t align, std::uint32_t tag,
+                        Address* out, OutOfMemoryReport* report);
   std::size_t run_from(const Batch& batch, std::size_t from, Units* units) const;
   bool allocate_run(Batch& batch, std::size_t from, std::size_t to, Units units);
   void undo_allocation(Address address);

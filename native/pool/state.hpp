@@ -17,6 +17,8 @@
 
 #include <mutex>
 
+#include "order/fences.hpp"
+#include "order/stream_table.hpp"
 #include "placement/placer.hpp"
 #include "pool/allocator.hpp"
 #include "pool/contents.hpp"

@@ -28,7 +28,7 @@ extern "C" [[gnu::visibility("default")]] void __sanitizer_cov_trace_pc() { ++co
 
 namespace {
 
-constexpr std::uint64_t kFew = 300;  // more than the pool asks in vain (Pool::kMostAsked)
+constexpr std::uint64_t kFew = 300;  // more than the pool asks in vain (kMostAsked)
 constexpr std::uint64_t kManyStreams = 30'000;
 constexpr int kRepeats = 10;
 // What kMostAsked questions in vain may cost. Anything that is done for each of many costs many times as
