@@ -428,7 +428,7 @@ Status DriverPool::wait_behind(StreamHandle waiter, StreamHandle stream) {
   if (Status status = events_.take(&event); !status.ok()) return status;
   Status status = backend_->event_record(event, stream);
   if (status.ok()) status = backend_->stream_wait(waiter, event);
-  events_.give(event);  // a wait is for the mark as it was when the wait was queued
+  events_.put(event);  // a wait is for the mark as it was when the wait was queued
   return status;
 }
 

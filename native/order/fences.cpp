@@ -17,9 +17,9 @@ std::vector<EventPool::Awaited>::iterator EventPool::awaited(EventHandle event) 
                       [event](const Awaited& each) { return each.event == event; });
 }
 
-void EventPool::give(EventHandle event) {
+void EventPool::put(EventHandle event) {
   if (const auto found = awaited(event); found != awaited_.end()) {
-    found->given = true;  // wait() gives it
+    found->put_back = true;  // wait() puts it back
   } else if (closed_) {
     (void)backend_.event_destroy(event);
   } else {
@@ -38,9 +38,9 @@ Status EventPool::wait(EventHandle event, std::unique_lock<std::mutex>& lock) {
   lock.lock();
   const auto found = awaited(event);
   if (--found->waits != 0) return status;
-  const bool given = found->given;
+  const bool put_back = found->put_back;
   awaited_.erase(found);
-  if (given) give(event);
+  if (put_back) put(event);
   return status;
 }
 
@@ -64,7 +64,7 @@ Status Fences::record(StreamState& stream) {
   EventHandle event = 0;
   if (Status status = events_.take(&event); !status.ok()) return status;
   if (Status status = backend_.event_record(event, stream.handle); !status.ok()) {
-    events_.give(event);
+    events_.put(event);
     return status;
   }
   stream.fences.push_back({stream.tick, event});
@@ -74,7 +74,7 @@ Status Fences::record(StreamState& stream) {
   return {};
 }
 
-// Asks first: a stream whose blocks serve itself is not polled otherwise.
+// Queries first: a stream whose blocks serve only itself is not polled otherwise.
 void Fences::make_room(StreamState& stream) {
   (void)poll(stream);
   std::deque<Fence>& fences = stream.fences;
@@ -84,7 +84,7 @@ void Fences::make_room(StreamState& stream) {
     if (i % 2 == 0 || i + 1 == fences.size()) {
       fences[kept++] = fences[i];
     } else {
-      events_.give(fences[i].event);
+      events_.put(fences[i].event);
     }
   }
   fences.resize(kept);
@@ -145,7 +145,7 @@ void Fences::clear(StreamState& stream) { pass(stream, mark(stream)); }
 void Fences::pass(StreamState& stream, Tick tick) {
   stream.passed = std::max(stream.passed, tick);
   while (!stream.fences.empty() && stream.fences.front().tick <= stream.passed) {
-    events_.give(stream.fences.front().event);
+    events_.put(stream.fences.front().event);
     stream.fences.pop_front();
   }
 }

@@ -28,7 +28,7 @@ class SpinLock {
 // Freed blocks kept whole, by exact size, last in first out. Guarded by the stream's lock.
 class StreamCache {
  public:
-  static constexpr Units kPlaces = 256;  // sizes above kSmallUnits share these; one size a place
+  static constexpr Units kPlaces = 256;  // sizes above kSmallUnits share these; one size each
 
   // Takes the block of a size that was cached last, or returns 0.
   Index pop(Blocks& blocks, Units units) {
@@ -39,7 +39,7 @@ class StreamCache {
     count_one(units, -1);
     return block;
   }
-  // Puts a block in front of those of its size; false where its size has no place.
+  // Puts a block in front of those of its size; false if its size has no place.
   bool push(Blocks& blocks, Index i) {
     Block& block = blocks[i];
     Index* const head = claim(block.units);
@@ -57,17 +57,17 @@ class StreamCache {
   // Whether there are larger ones than kSmallUnits. Needs no lock; without it the answer may be a moment old.
   bool has_large() const { return large_count_.load(std::memory_order_relaxed) != 0; }
   bool has_small() const { return count_ != large_count_.load(std::memory_order_relaxed); }
-  // What it held has become invalid.
+  // Its blocks have become invalid.
   void forget();
 
  private:
-  // The head of the list for a size, or null where a larger size has no place (yet).
+  // The head of the list for a size, or null if a larger size has no place (yet).
   Index* find(Units units) {
     if (units <= kSmallUnits) return &small_[units];
     Place& place = place_of(units);
     return place.units == units ? &place.head : nullptr;
   }
-  // The same, taking the place if it is empty; null where another size holds it.
+  // The same, taking the place if it is empty; null if another size has it.
   Index* claim(Units units) {
     if (units <= kSmallUnits) {
       small_used_[units / 64] |= std::uint64_t{1} << (units % 64);

@@ -96,7 +96,7 @@ struct alignas(128) StreamState {
   StreamHandle handle = 0;
   bool foreign = false;
   StreamId id = 0;          // foreign: handle and id together are one stream
-  std::uint32_t named = 0;  // foreign: calls under way that name it
+  std::uint32_t named = 0;  // foreign: calls in progress that name it
   Tick owed = 0;            // the last tick that memory or a use waits for
   // Not 0: this is not the stream itself but a graph that is or was captured on it, or a heap. No work runs
   // on it; its memory is the graph's until `*over` says that the graph is gone (StreamLives).
@@ -105,9 +105,9 @@ struct alignas(128) StreamState {
   Life life = Life::active;
   Tick last = 0;    // unless active: this tick covers all its work
   Tick tick = 1;    // the current one
-  Tick passed = 0;  // everything up to here has finished
+  Tick passed = 0;  // everything up to here has completed
   std::uint64_t unfenced_bytes = 0;
-  std::deque<Fence> fences;                      // not yet passed, in order
+  std::deque<Fence> fences;                      // not yet completed, in order
   std::multimap<Tick, PendingBlock> waiting;     // blocks whose next use is on this stream, by its tick
   std::unordered_map<std::uint16_t, Tick> seen;  // work of that stream up to that tick is ordered before ours
 
@@ -119,12 +119,12 @@ struct alignas(128) StreamState {
   }
   // Whether its handle may be used.
   bool present() const { return !foreign || named != 0; }
-  // Nothing can be queued on it, now or ever.
+  // Nothing can be queued on it any more, as far as the pool knows.
   bool gone() const { return ended() || !present(); }
   bool leaving() const { return life == Life::leaving; }
   bool retired() const { return life == Life::retired; }
   bool ended() const { return life != Life::active; }
-  // The tick that a fence or the host has covered, passed or not.
+  // The tick that a fence or the host has covered, completed or not.
   Tick covered() const { return fences.empty() ? passed : std::max(passed, fences.back().tick); }
   // The tick of what happens now.
   Tick now() const { return ended() ? last : tick; }
@@ -144,7 +144,7 @@ struct alignas(128) StreamState {
 };
 
 // A call that names a stream: as long as this lives, the stream is there. Made and ended under the pool's
-// mutex, which may be let go in between.
+// mutex, which may be released in between.
 class Presence {
  public:
   explicit Presence(StreamState& stream) : stream_(stream) { ++stream_.named; }

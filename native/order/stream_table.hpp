@@ -10,8 +10,8 @@
 namespace vram {
 
 // The streams of a pool, by number (0 is the default stream) and by handle. Readers need no lock;
-// writers hold the pool's mutex. States never move and live as long as the table. A handle leads to a lasting
-// stream and to a foreign one, each if there is one.
+// writers hold the pool's mutex. States never move and exist as long as the table. A handle may name a
+// lasting stream and a foreign one.
 class StreamTable {
  public:
   StreamTable();
@@ -20,15 +20,15 @@ class StreamTable {
   }
   StreamState* find(StreamHandle handle) const;
   StreamState* find_foreign(StreamHandle handle) const { return find(handle | kForeignBit); }
-  // The state for a handle, made if need be; null when all numbers are in use.
+  // The state for a handle, made if necessary; null if all numbers are in use.
   StreamState* add(StreamHandle handle) { return add(handle, nullptr); }
-  // The same for a foreign stream. pre: none of that handle is known.
+  // The same for a foreign stream. pre: no foreign stream of that handle is known.
   StreamState* add_foreign(StreamHandle handle, StreamId id) { return add(handle | kForeignBit, &id); }
-  // A state of its own that no handle leads to.
+  // A state that no handle leads to.
   StreamState* add_hidden(StreamHandle handle, bool foreign, StreamId id);
   // Forgets the handle: nothing new is allocated on the stream.
   void forget(StreamState& stream);
-  // The number may be used again once `add` finds the state idle. pre: forgotten, all its work has finished.
+  // The number may be used again once `add` finds the state idle. pre: forgotten, all its work has completed.
   void retire(StreamState& stream);
   std::uint32_t size() const { return count_; }  // numbers in use, retired ones included
 

@@ -170,7 +170,7 @@ bool PageStock::promised(Index page) const {
   return false;
 }
 
-// The stream's oldest free page of a size that is promised to nobody; without `spare` any, if all are
+// The stream's oldest free page of a size that is not promised; without `spare` any, if all are
 // promised; or 0.
 Index PageStock::pick(StreamNumber stream, int size, bool spare) const {
   Index page = oldest(stream, size);

@@ -329,7 +329,7 @@ void PlaceSearch::weigh(Index i, const Want& want, Tick passed, std::uint64_t un
       std::min((block.end() - 1) / kSlotUnits + 1, std::max(first, touched) + want.units / kSlotUnits + 2);
   const std::int64_t fresh = fresh_cost(want);
   const std::int64_t lost = Window::kLost / kPageSlots[stock_.largest_page()];
-  const std::int64_t dearest = std::max(fresh, lost);
+  const std::int64_t most_expensive = std::max(fresh, lost);
   Window window(*this, want, passed, past, fresh);
   // Returns how many slots further a better place may be.
   const auto consider = [&](Units offset) -> std::uint64_t {
@@ -341,7 +341,7 @@ void PlaceSearch::weigh(Index i, const Want& want, Tick passed, std::uint64_t un
     const std::int64_t bound =
         (mapped - stock_.backed().count(from, to)) * lost + (to - from - mapped) * fresh;
     if (bound >= *least)
-      return slots_until(to, past, static_cast<std::uint64_t>((bound - *least) / dearest + 1));
+      return slots_until(to, past, static_cast<std::uint64_t>((bound - *least) / most_expensive + 1));
     const std::int64_t cost = window.move(from, to);
     if (cost < *least) {
       *best = {i, offset};
@@ -413,7 +413,7 @@ Spot PlaceSearch::cheapest_spot(const Want& want, Tick passed, Survey* plan, Sta
   return fresh;
 }
 
-// Whether the addresses may be mapped anew: no queued work uses those that lost their page.
+// Whether the addresses may be mapped again: no queued work uses those that lost their page.
 bool PlaceSearch::usable(const Survey& plan, Tick passed) const {
   return !plan.suspended && std::none_of(plan.lost.begin(), plan.lost.end(),
                                          [&](Index m) { return stock_.mappings()[m].tick > passed; });

@@ -1,5 +1,5 @@
-// Who touches the memory of a pool, against its close(): calls that are under way end first, later ones are
-// refused. Whoever enters waits for nobody.
+// Access to the memory of a pool against its close(): calls in progress end first, later ones are refused.
+// Defines AccessGate. Entering never waits.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@ namespace vram {
 
 class AccessGate {
  public:
-  // False where it is shut; then there is nothing to leave.
+  // False if it is shut; then do not call leave.
   bool enter() {
     if ((state_.fetch_add(1, std::memory_order_acquire) & kShut) == 0) return true;
     leave();
@@ -18,7 +18,7 @@ class AccessGate {
   void leave() {
     if (state_.fetch_sub(1, std::memory_order_release) == (kShut | 1)) state_.notify_all();
   }
-  // Refuses everybody from now on and returns when all have left. One thread at a time.
+  // Refuses all calls from now on and returns when all have left. One thread at a time.
   void shut() {
     std::uint32_t now = state_.fetch_or(kShut, std::memory_order_acquire) | kShut;
     for (; now != kShut; now = state_.load(std::memory_order_acquire)) state_.wait(now);

@@ -1,6 +1,6 @@
-// What every pool offers, whatever lies beneath it: our own pool (pool.hpp) or the driver's
-// (driver_pool.hpp). Also what they are told (PoolConfig) and what they say (PoolStats, OutOfMemoryReport,
-// …). No behaviour.
+// The interface of every pool: our own (pool.hpp) and the driver's (driver_pool.hpp). Defines Allocator, what
+// pools are configured with (PoolConfig) and what they report (PoolStats, OutOfMemoryReport, …). No
+// behaviour.
 #pragma once
 
 #include <functional>
@@ -16,22 +16,22 @@
 
 namespace vram {
 
-// When memory freed on one stream may serve another that does not wait for it on its own:
+// When memory freed on one stream may serve another stream that does not wait for it anyway:
 enum class CrossStream : std::uint8_t {
-  ready,  // once its last use has finished; a stream-wait only when the driver has no more
-  wait,   // at once, by a stream-wait, before asking the driver for more
+  ready,  // when its last use has completed; by a stream wait only if the driver has no more
+  wait,   // at once, by a stream wait, before the driver is called for more
   never,  // not at all
 };
 
 struct PoolConfig {
-  std::uint64_t limit = 0;  // most bytes to hold from the driver; 0: what the device has
+  std::uint64_t limit = 0;  // most bytes to reserve from the driver; 0: what the device has
   CrossStream cross_stream = CrossStream::ready;
   bool pages = true;                             // where the device can
   bool best_fit = true;                          // else good fit: the first block of a sufficient bin
-  std::uint64_t segment_size = 0;                // the least bytes to get from the driver at a time
+  std::uint64_t segment_size = 0;                // the fewest bytes to get from the driver at a time
   std::uint64_t max_page = 32 * kMiB;            // the largest page to create: 2, 8 or 32 MiB
   std::uint32_t stream_cache = 4096;             // blocks each stream may keep in its cache
-  std::uint64_t idle_limit = ~std::uint64_t{0};  // free pages beyond this go back to the driver
+  std::uint64_t idle_limit = ~std::uint64_t{0};  // free pages beyond this are released to the driver
   std::uint32_t journal = 0;                     // entries to keep for each stream, up to kMostJournaled
   bool zero_on_allocate = false;
   bool zero_on_free = false;
@@ -58,7 +58,7 @@ enum class Rung : std::uint8_t {
 inline constexpr int kRungs = 12;
 const char* name_of(Rung rung);
 
-// Why a request could not be served. All in bytes.
+// Why a request failed. All in bytes.
 struct OutOfMemoryReport {
   std::uint64_t requested = 0;
   std::uint64_t limit = 0;  // 0: none
@@ -71,7 +71,7 @@ struct OutOfMemoryReport {
   std::uint64_t free_pages = 0;      // whole pages this stream could use
   std::uint64_t free_elsewhere = 0;  // whole pages that other streams hold
   std::uint64_t stranded = 0;        // free inside pages that are partly in use
-  std::uint64_t suspended = 0;       // pages given back for as long as they are suspended; not in `reserved`
+  std::uint64_t suspended = 0;       // pages released while blocks are suspended; not in `reserved`
   std::uint64_t largest_free = 0;
 };
 
@@ -106,8 +106,8 @@ struct PoolStats {
   std::uint64_t retries = 0;         // allocations that went past `stream_wait`
   std::uint64_t out_of_memory = 0;
   std::uint64_t mappings = 0;
-  std::uint64_t suspended = 0;         // pages that suspended blocks have given back; not in `reserved`
-  std::uint64_t suspended_live = 0;    // of `live` and `pending`, what lay on them
+  std::uint64_t suspended = 0;         // pages released for suspended blocks; not in `reserved`
+  std::uint64_t suspended_live = 0;    // of `live` and `pending`, what was on them
   std::uint64_t suspended_blocks = 0;  // among the live ones
   std::uint64_t kept = 0;              // contents of theirs in host memory
   bool paged = false;
@@ -135,8 +135,8 @@ struct SegmentInfo {
 
 struct GrowableInfo {
   std::uint64_t bytes = 0;    // that have memory
-  std::uint64_t pending = 0;  // given up behind them, and not yet for others
-  std::uint64_t ready = 0;    // that follow and have pages, which are free
+  std::uint64_t pending = 0;  // released behind them, and not yet available to others
+  std::uint64_t ready = 0;    // that follow and have free pages
   std::uint64_t max = 0;
 };
 
@@ -145,9 +145,8 @@ class Allocator {
  public:
   virtual ~Allocator() = default;
 
-  // Whoever touches the pool's memory, or queues work on it, without another of its calls has one of these
-  // meanwhile: close() waits for it, and then for what was queued. What such a call does must not wait for
-  // close().
+  // Code that touches the pool's memory, or queues work on it, outside the pool's own calls holds one of
+  // these: close() waits for it, and then for the queued work. Such code must not wait for close().
   class Access {
    public:
     explicit Access(const Allocator& pool) : pool_(pool), refused_(pool.closed() || !pool.begin_access()) {}
@@ -164,7 +163,7 @@ class Allocator {
   };
 
   // ---- allocation ---------------------------------------------------------------------------------
-  // align: a power of two or 0 for kUnit. On out_of_memory, *report (if given) says why.
+  // align: a power of two, or 0 for kUnit. On out_of_memory, *report (if given) says why.
   virtual Status allocate_slow(std::uint64_t size, StreamHandle stream, std::uint64_t align,
                                std::uint32_t tag, Address* out, OutOfMemoryReport* report) = 0;
   // All or nothing.
@@ -172,31 +171,31 @@ class Allocator {
                                 std::uint32_t tag, std::vector<Address>& out, OutOfMemoryReport* report) = 0;
   // invalid: not a live allocation of this pool (double free, foreign or interior pointer).
   virtual Status free_slow(Address address) = 0;
-  // The same for whoever cannot try again: where the device fails, it is done later.
+  // The same for callers that cannot try again: if the device fails, the free is completed later.
   virtual Status drop(Address address) = 0;
-  // The block (an address inside it will do) is used on another stream from now until it is freed.
+  // The block (or the one that contains the address) is used on another stream from now until it is freed.
   virtual Status record_stream(Address address, StreamHandle stream) = 0;
 
   // ---- housekeeping ---------------------------------------------------------------------------------
-  // Empties the caches and merges what is free.
+  // Empties the caches and merges free blocks.
   virtual Status coalesce() = 0;
-  // Gives unused memory back until at most `keep` bytes are reserved; what is still in use by queued work
-  // stays, unless wait is set; so does what cannot be released without waiting.
+  // Releases unused memory until at most `keep` bytes are reserved. Unless `wait` is set, memory stays that
+  // queued work still uses or that cannot be released without waiting.
   virtual Status trim(std::uint64_t keep, bool wait) = 0;
   virtual Status set_limit(std::uint64_t bytes) = 0;
   virtual Status configure(const PoolConfig& config) = 0;  // what can change while in use
   virtual PoolConfig config() const = 0;
   // The stream is about to be destroyed.
   virtual Status retire_stream(StreamHandle stream) = 0;
-  // Called with the request's size when everything else failed; true: try again. What it allocates here
-  // itself does not call it again.
+  // Called with the request's size when everything else has failed; true: try again. Its own allocations
+  // from this pool do not call it again.
   using Callback = std::function<bool(std::uint64_t, StreamHandle)>;
   virtual void on_out_of_memory(Callback callback) = 0;
-  // Waits for all work, returns all memory. Live allocations become invalid. Later calls: Code::closed.
+  // Waits for all work and releases all memory. Live allocations become invalid. Later calls: Code::closed.
   virtual Status close() = 0;
   virtual bool closed() const = 0;
-  // Made before a fork of this process: its locks and its memory are the parent's, and every call is refused
-  // or comes to nothing without taking one of them.
+  // Made before a fork of this process: its locks and its memory are the parent's, so every call is refused
+  // or does nothing, without taking a lock.
   bool inherited() const { return made_in_ != process_generation(); }
 
   // ---- looking --------------------------------------------------------------------------------------
@@ -205,15 +204,15 @@ class Allocator {
   virtual std::vector<SegmentInfo> snapshot() const = 0;
   virtual Status info(Address address, BlockInfo* out) const = 0;  // of a live allocation, by its address
   virtual std::uint64_t live_bytes() const = 0;
-  virtual bool any_suspended() const { return false; }     // waits for nothing
-  virtual bool suspended(Address) const { return false; }  // the allocation that holds the address
+  virtual bool any_suspended() const { return false; }     // never waits
+  virtual bool suspended(Address) const { return false; }  // the allocation that contains the address
   virtual void journal(std::vector<JournalEntry>& out, std::uint64_t* dropped) const = 0;
   virtual Status start_journal(std::uint32_t entries) = 0;  // 0 stops; invalid: more than kMostJournaled
-  // From now on every event is kept until it is taken, up to `most` of them; 0 stops and forgets. What is
+  // From now on every event is kept until it is taken, up to `most` events; 0 stops and forgets. What is
   // live, pending and reserved at that moment comes first, as if it had just been allocated.
   virtual void start_recording(std::uint64_t most) = 0;
   virtual void mark(std::uint64_t number) = 0;  // in a recording, between the events before and after
-  // Appends the events since the last time, in order; returns how many of them there was no room for. One
+  // Appends the events since the last call, in order; returns how many were dropped for lack of room. One
   // thread at a time.
   virtual std::uint64_t take_recorded(std::vector<JournalEntry>& out) = 0;
   virtual bool check(std::string* why) const = 0;
@@ -221,7 +220,7 @@ class Allocator {
   virtual bool host_accessible() { return backend().info().host_accessible; }
 
  protected:
-  // False where this thread is inside a callback of this pool already.
+  // False if this thread is inside a callback of this pool already.
   bool call_back(const Callback& callback, std::uint64_t size, StreamHandle stream) const;
 
  private:

@@ -3,7 +3,7 @@
 //
 // What is allocated on a stream while it is captured becomes part of a graph: its address is used whenever
 // the graph is launched. A captured stream therefore has a second state, hidden from its handle, whose memory
-// is given to nobody else until the graph and its copies are gone. A block freed during the capture serves
+// serves nothing else until the graph and its copies are gone. A block freed during the capture serves
 // later captured work of the same stream at once, as in any stream's order.
 #pragma once
 

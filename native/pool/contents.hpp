@@ -22,7 +22,7 @@ struct KeptPiece {
 };
 
 // Invariants
-//   ranges do not overlap, and each lies in the piece it names
+//   ranges do not overlap, and each is inside the piece that it names
 //   pieces[p].left = Σ bytes of the ranges that name p > 0
 // Guarded by the pool's mutex. It frees host memory only through the pieces that drop() returns, so that the
 // caller chooses when.
