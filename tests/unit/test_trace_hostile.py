@@ -221,9 +221,7 @@ PACKED = [(pack, content) for pack in (gzip.compress, bz2.compress, lzma.compres
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("pack", "content"), sample(PACKED)
-)
+@pytest.mark.parametrize(("pack", "content"), sample(PACKED))
 def test_a_compression_bomb_is_refused_in_bounds(pack: Any, content: str, tmp_path: Path) -> None:
     path = tmp_path / "bomb"
     options = {"preset": 0} if pack is lzma.compress else {"compresslevel": 1}
