@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from vram.bench import peers
-from vram.bench.measure import factor, least, reason, undisturbed
+from vram.bench.measure import factor, in_turns, least
 from vram.bench.report import Column, Left, Report, Table
 from vram.bench.workloads import PROGRAMS, Scenario, Way, pressure
 from vram.core.device import Device
@@ -72,18 +71,11 @@ def _under_pressure(place: Device, others: list[Way], failures: list[Left], quic
         "vram Buffer": lambda: _ours(place, limit, scenario, peers.buffer_way),
     }
     runs |= {way.name: lambda way=way: _torchs(place, limit, scenario, way) for way in others}  # type: ignore[misc]
-    ns = dict.fromkeys(runs, math.inf)
-    refused: dict[str, int] = {}
-    with undisturbed():
-        for _ in range(1 if quick else PRESSURE_REPEATS):
-            for name, once in tuple(runs.items()):
-                try:
-                    spent, refused[name] = once()
-                    ns[name] = min(ns[name], spent / scenario.pairs)
-                except Exception as error:
-                    failures.append(Left(name, reason(error)))
-                    del runs[name]
-    return {"ns": {name: ns[name] for name in runs}, "refused": refused}
+    found = in_turns(runs, 1 if quick else PRESSURE_REPEATS, failures, warm=0)
+    return {
+        "ns": {name: min(spent for spent, _ in results) / scenario.pairs for name, results in found.items()},
+        "refused": {name: results[-1][1] for name, results in found.items()},
+    }
 
 
 def _ours(place: Device, limit: int, scenario: Scenario, way: Callable[[Pool], Way]) -> tuple[int, int]:

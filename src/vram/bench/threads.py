@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from vram import _native
-from vram.bench.measure import factor
+from vram.bench.measure import factor, in_turns
 from vram.bench.report import Column, Report, Table
 from vram.core.device import Device
 from vram.core.pool import Pool
@@ -40,7 +40,9 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
 
 def _measure(pools: list[Pool], streams: list[int], hand_over: bool, quick: bool) -> dict[str, Any]:
     repeats, batches = (QUICK_REPEATS, QUICK_BATCHES) if quick else (REPEATS, BATCHES)
-    results = [_native.bench_threads(pools, streams, hand_over, batches) for _ in range(repeats + 1)][1:]
+    results = in_turns(
+        {"threads": lambda: _native.bench_threads(pools, streams, hand_over, batches)}, repeats, warm=1
+    )["threads"]
     wall, _, handed_over = min(results)
     return {
         "threads": len(streams),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vram.bench.measure import undisturbed
+from vram.bench.measure import in_turns
 from vram.bench.report import Column, Report, Table
 from vram.core.device import Device
 from vram.core.pool import Pool
@@ -22,8 +22,12 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
     """Measure every one of 1000 allocations from a fresh pool, made ready in each way."""
     place = Device(device)
     repeats = QUICK_REPEATS if quick else REPEATS
-    rows = [_row(name, place, ready, repeats) for name, ready in READY.items()]
-    rows.append({"pool": "the clock alone", **_summary([_clock_alone() for _ in range(repeats)])})
+    runs: dict[str, Callable[[], list[int]]] = {
+        name: lambda ready=ready: _uses(place, ready)  # type: ignore[misc]
+        for name, ready in READY.items()
+    }
+    runs["the clock alone"] = _clock_alone
+    rows = [{"pool": name, **_summary(results)} for name, results in in_turns(runs, repeats, warm=1).items()]
     return Report.of("warmup", place, [_table(rows)], quick=quick)
 
 
@@ -48,14 +52,9 @@ READY: dict[str, Callable[[Pool], None]] = {
 """What happens to a fresh pool before it is measured."""
 
 
-def _row(name: str, place: Device, ready: Callable[[Pool], None], repeats: int) -> dict[str, Any]:
-    _uses(place, ready)  # so that the interpreter knows the loop
-    return {"pool": name, **_summary([_uses(place, ready) for _ in range(repeats)])}
-
-
 def _uses(place: Device, ready: Callable[[Pool], None]) -> list[int]:
     """Nanoseconds of each allocation, the clock's own included."""
-    with Pool(place) as pool, undisturbed():
+    with Pool(place) as pool:
         times, blocks = [0] * BLOCKS, [0] * BLOCKS
         clock, malloc = time.perf_counter_ns, pool.malloc
         ready(pool)
