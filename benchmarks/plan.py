@@ -2,20 +2,23 @@
 
 Steps of the recorded training jobs; random buffers by the ten thousand; and rectangles cut into pieces, which
 fit into their capacity without a gap. Further CSV files are planned to the capacity in their names
-(`name.1048576.csv`). `--json` for machines.
+(`name.1048576.csv`).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import rich_click as click
+
 import vram
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import bench_command
 from vram.lifetimes.plan import Row, read_csv
 from vram.trace import find_steps, open_trace
 
@@ -59,7 +62,7 @@ def _area(piece: tuple[int, int, int, int]) -> int:
     return (piece[1] - piece[0]) * (piece[3] - piece[2])
 
 
-def cases(files: list[Path]) -> Iterator[tuple[str, vram.Plan]]:
+def cases(files: Iterable[Path]) -> Iterator[tuple[str, vram.Plan]]:
     """A name and a plan each."""
     for name in JOBS:
         trace = open_trace(TRACES / f"{name}.pickle.xz")
@@ -75,22 +78,27 @@ def cases(files: list[Path]) -> Iterator[tuple[str, vram.Plan]]:
         yield path.name, vram.plan(read_csv(path), align=1, capacity=path.stem.rpartition(".")[2])
 
 
-def main() -> None:
-    """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, metavar="NAME.CAPACITY.csv")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for name, plan in cases(arguments.files):
-        plan.check()
-        rows.append({"case": name, "buffers": len(plan), **plan.to_json()})
-        if not arguments.json:
-            met = "" if plan.capacity is None else "met" if plan.feasible else "NOT MET"
-            print(f"{name:64} {len(plan):6} {plan.ratio:8.4f} {plan.seconds:7.2f} s  {met:8} {plan.method}")
-    if arguments.json:
-        print(json.dumps(rows))
+def row(name: str, plan: vram.Plan) -> dict[str, Any]:
+    plan.check()
+    met = None if plan.capacity is None else "met" if plan.feasible else "NOT MET"
+    return {"case": name, "buffers": len(plan), **plan.to_json(), "met": met}
+
+
+def run(device: str | None, *, quick: bool, files: tuple[Path, ...]) -> Report:
+    rows = [row(*case) for case in islice(cases(files), 1 if quick else None)]
+    columns = [
+        Column("case", "case"),
+        Column("buffers", "buffers", "count"),
+        Column("ratio", "of the bound", "exact ratio"),
+        Column("seconds", "seconds", "s"),
+        Column("met", "capacity"),
+        Column("method", "method"),
+    ]
+    return Report.of("plan", vram.Device(device), [Table("Plans", columns, rows)], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    names = click.argument(
+        "files", nargs=-1, type=click.Path(path_type=Path), metavar="[NAME.CAPACITY.csv...]"
+    )
+    bench_command("plan", __doc__, run, names)()

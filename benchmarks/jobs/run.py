@@ -16,8 +16,11 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from vram.bench.report import Column, Table, markdown
 
 ALLOCATORS = {
     "default": "",
@@ -138,33 +141,35 @@ def run_job(name: str, allocators: list[str], cap: int, deterministic: bool) -> 
     return [runner.result for runner in runners if runner.result]
 
 
+COLUMNS = (
+    Column("job", "job"),
+    Column("allocator", "allocator"),
+    Column("allocated", "allocated", "bytes"),
+    Column("reserved", "reserved", "bytes"),
+    Column("ratio", "reserved ÷ allocated", "exact ratio"),
+    Column("device", "device", "bytes"),
+    Column("step_ms", "step, ms", "ms"),
+    Column("of_fastest", "of PyTorch's fastest", "exact ratio"),
+    Column("same_losses", "same losses"),
+)
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
-    lines = [
-        "| job | allocator | allocated, MiB | reserved, MiB | reserved ÷ allocated | device, MiB | step, ms "
-        "| of PyTorch's fastest | same losses |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    for result in results:
-        if "failed" in result:
-            lines.append(
-                f"| {result['job']} | {result['allocator']} | failed: {result['failed']} | | | | | | |"
-            )
-            continue
-        others = [
-            each
-            for each in results
-            if each["job"] == result["job"] and each["allocator"] != "vram" and "failed" not in each
-        ]
-        fastest = min((each["step_ms"] for each in others), default=result["step_ms"])
-        reference = next((each for each in others if each["allocator"] == "default"), result)
-        same = "yes" if result["losses"] == reference["losses"] else "no"
-        lines.append(
-            f"| {result['job']} | {result['allocator']} | {result['allocated'] / 2**20:.0f} "
-            f"| {result['reserved'] / 2**20:.0f} | {result['ratio']:.4f} | {result['device'] / 2**20:.0f} "
-            f"| {result['step_ms']:.2f} | {result['step_ms'] / fastest:.3f} | {same} |"
-        )
-    return "\n".join(lines)
+    worked = [result for result in results if "failed" not in result]
+    rows = [{**result, **compared(result, worked)} for result in worked]
+    failed = [f"{each['job']} {each['allocator']}: {each['failed']}" for each in results if "failed" in each]
+    note = f"Failed: {'; '.join(failed)}" if failed else ""
+    return markdown(asdict(Table("Jobs under each allocator", COLUMNS, rows, note)))
+
+
+def compared(result: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """A result beside PyTorch's own allocators on the same job."""
+    others = [each for each in results if each["job"] == result["job"] and each["allocator"] != "vram"]
+    fastest = min((each["step_ms"] for each in others), default=result["step_ms"])
+    reference = next((each for each in others if each["allocator"] == "default"), result)
+    same = "yes" if result["losses"] == reference["losses"] else "no"
+    return {"of_fastest": result["step_ms"] / fastest, "same_losses": same}
 
 
 def main() -> None:
