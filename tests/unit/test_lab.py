@@ -15,9 +15,9 @@ from vram.errors import ConfigError
 from vram.lab import EXPERIMENTS, Bench, Experiment, Observation, Quantity, Table
 from vram.lab.allocators import naive_pool
 from vram.lab.experiment import listed
-from vram.lab.kernels import Place
-from vram.lab.order import _most_at_once, _side_by_side
-from vram.lab.page import markdown
+from vram.lab.kernels import BlockRun
+from vram.lab.markdown import markdown
+from vram.lab.stream_order import _most_at_once, _side_by_side
 
 main = importlib.import_module("vram.cli").main
 
@@ -279,13 +279,13 @@ def test_the_naive_pool_hands_out_what_was_freed_last() -> None:
 
 
 def test_kernels_that_ran_at_once_are_counted() -> None:
-    places = [Place(0, 0, 10), Place(1, 5, 15), Place(2, 10, 20), Place(3, 30, 40)]
+    places = [BlockRun(0, 0, 10), BlockRun(1, 5, 15), BlockRun(2, 10, 20), BlockRun(3, 30, 40)]
     assert _most_at_once(places) == 2
 
 
 def test_sharing_a_multiprocessor_takes_the_same_one_at_the_same_time() -> None:
-    one = [Place(0, 0, 10), Place(1, 0, 10), Place(2, 0, 10)]
-    two = [Place(0, 2, 12), Place(1, 9, 19), Place(3, 0, 10)]
+    one = [BlockRun(0, 0, 10), BlockRun(1, 0, 10), BlockRun(2, 0, 10)]
+    two = [BlockRun(0, 2, 12), BlockRun(1, 9, 19), BlockRun(3, 0, 10)]
     assert _side_by_side(one, two, 5) == {0}
 
 

@@ -779,7 +779,7 @@ def test_a_device_that_is_done_says_nothing_of_another() -> None:
 def test_a_handle_that_comes_again_is_another_stream() -> None:
     core = vram.Device.model("1GiB")._core
     checker = vram.race_check("collect")
-    clocks = checker._watch._books.clocks
+    clocks = checker._watch._history.clocks
     old = clocks.key(core, 7)
     clocks.close(old)
     assert clocks.key(core, 7) != old

@@ -60,7 +60,7 @@ def lab_command(
     if as_json:
         click.echo(json.dumps(document, ensure_ascii=False))
     elif as_markdown:
-        from vram.lab.page import markdown
+        from vram.lab.markdown import markdown
 
         click.echo(markdown(document), nl=False)
     elif source:
@@ -130,7 +130,7 @@ def _draw_machine(machine: dict[str, str], console: Console) -> None:
 
 
 def _draw(each: dict[str, Any], console: Console) -> None:
-    from vram.lab.page import cell_text, measured_text, outcome
+    from vram.lab.markdown import cell_text, measured_text, outcome
 
     verdict = outcome(each)
     console.print(Text.assemble((each["name"], "bold"), "  ", each["claim"]), soft_wrap=True)

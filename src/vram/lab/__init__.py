@@ -1,7 +1,7 @@
 """The lab: what people say about GPU memory, tested on the device at hand.
 
-`run()` measures and judges; each experiment is a short function in one of the modules here. `page` turns a
-run into a section of a document. Drawing in a terminal is for `vram.cli.lab`.
+`run()` measures and judges; each experiment is a short function in one of the modules here. `markdown` turns
+a run into a section of a document. Drawing in a terminal is for `vram.cli.lab`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vram._native import CudaBackend
 from vram.core.device import Device
 from vram.errors import ConfigError
 
-from . import copies, order, pages, pools, waiting
+from . import copies, pages, pools, stream_order, waiting
 from .experiment import Bench, Experiment, Observation, Quantity, Result, Table
 
 __all__ = [
@@ -48,10 +48,10 @@ EXPERIMENTS = {
         pools.high_water_mark,
         pools.trim,
         pools.fragmentation,
-        order.same_stream,
-        order.cross_stream,
-        order.record_stream,
-        order.kernels_at_once,
+        stream_order.same_stream,
+        stream_order.cross_stream,
+        stream_order.record_stream,
+        stream_order.kernels_at_once,
         pages.grow_in_place,
         pages.two_addresses,
         waiting.capture,

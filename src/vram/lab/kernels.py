@@ -21,7 +21,7 @@ from vram.core.locks import new_lock
 from vram.core.stream import stream_handle
 from vram.errors import DeviceError
 
-__all__ = ["Kernels", "Mismatches", "Place", "Places", "pattern"]
+__all__ = ["BlockRun", "BlockRuns", "Kernels", "Mismatches", "pattern"]
 
 WORD = 4
 """Bytes of one word of a pattern."""
@@ -278,7 +278,7 @@ class Mismatches:
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockRun:
     """Where and when one block of a kernel ran: its multiprocessor, and nanoseconds on the device's clock."""
 
     multiprocessor: int
@@ -286,7 +286,7 @@ class Place:
     end_ns: int
 
 
-class Places:
+class BlockRuns:
     """What a `where` kernel writes down; known once its stream has come so far."""
 
     def __init__(self, device: Device, stream: int, address: int, blocks: int) -> None:
@@ -296,10 +296,10 @@ class Places:
         self._address = address
         self._blocks = blocks
 
-    def read(self) -> list[Place]:
+    def read(self) -> list[BlockRun]:
         """Wait for the kernel and return the place of each of its blocks."""
         raw = _read(self._device, self._address, 24 * self._blocks, self._stream)
-        return [Place(*entry) for entry in struct.iter_unpack("<QQQ", raw)]
+        return [BlockRun(*entry) for entry in struct.iter_unpack("<QQQ", raw)]
 
 
 def _read(device: Device, address: int, size: int, stream: int) -> bytes:
@@ -316,7 +316,7 @@ class _Work(Protocol):
     def fill(self, address: int, words: int, seed: int, stream: int) -> None: ...
     def check(self, address: int, words: int, seed: int, stream: int) -> Mismatches: ...
     def churn(self, address: int, words: int, rounds: int, stream: int) -> None: ...
-    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> Places: ...
+    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> BlockRuns: ...
 
 
 class Kernels:
@@ -346,7 +346,7 @@ class Kernels:
         """Read, compute `rounds` times and write every word (CUDA only)."""
         self._work.churn(*_words(memory, size), rounds, self._stream(stream))
 
-    def where(self, stream: Any, ms: float, *, blocks: int = 1, threads: int = 32) -> Places:
+    def where(self, stream: Any, ms: float, *, blocks: int = 1, threads: int = 32) -> BlockRuns:
         """Have each block write down its multiprocessor, start and end, `ms` apart (CUDA only)."""
         return self._work.where(self._stream(stream), _nanoseconds(ms), blocks, threads)
 
@@ -432,11 +432,11 @@ class _CudaWork:
     def churn(self, address: int, words: int, rounds: int, stream: int) -> None:
         self._over(words, "churn", [*_range(address, words), struct.pack("<I", rounds)], stream)
 
-    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> Places:
+    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> BlockRuns:
         out = self._result_bytes(24 * blocks)
         values = [struct.pack("<Q", out), struct.pack("<Q", nanoseconds)]
         self._launch("where", blocks, threads, values, stream)
-        return Places(self._device, stream, out, blocks)
+        return BlockRuns(self._device, stream, out, blocks)
 
     def _over(self, words: int, name: str, values: list[bytes], stream: int) -> None:
         blocks = max(1, min(self._grid, -(-words // THREADS)))
@@ -487,7 +487,7 @@ class _HostWork:
     def churn(self, address: int, words: int, rounds: int, stream: int) -> None:
         raise self._needs_gpu("churn")
 
-    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> Places:
+    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> BlockRuns:
         raise self._needs_gpu("where")
 
     def _launch(self, stream: int, work: Any) -> None:

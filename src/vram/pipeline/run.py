@@ -26,11 +26,11 @@ __all__ = ["Chunk", "Run", "Target"]
 
 TAG: Final = "pipeline"
 """The tag of its allocations."""
-AHEAD: Final = 2
+MOST_UPLOADS_AHEAD: Final = 2
 """Chunks that may be on their way to the device before those computed are taken out."""
 
 
-class Marks:
+class LaneEvents:
     """The timing events of one chunk, two for each lane it passes; used again by later chunks."""
 
     def __init__(self, device: Device) -> None:
@@ -68,9 +68,9 @@ class Marks:
 class Chunk:
     """One batch on its way. What it holds is let go lane by lane; `Run` says when."""
 
-    def __init__(self, index: int, marks: Marks) -> None:
+    def __init__(self, index: int, events: LaneEvents) -> None:
         self.index = index
-        self.marks = marks
+        self.events = events
         self.size = 0  # bytes of input
         self.rows = slice(0, 0)  # of the array that run() cuts
         self.moved: dict[str, int] = {}  # bytes, by lane
@@ -177,7 +177,9 @@ class Run:
         self.target = target
         self.depth = pipe.depth
         self.on_host = pipe.device.kind == "host"  # compute is work of the stream's thread
-        self.ahead = 1 if self.on_host else min(AHEAD, pipe.depth)  # there memory is waited for
+        self.uploads_ahead = (
+            1 if self.on_host else min(MOST_UPLOADS_AHEAD, pipe.depth)
+        )  # there memory is waited for
         self.report = PipelineReport(pipe.device.name, pipe.library.name, pipe.depth)
         self.origin = Event(pipe.device, timing=True)
         self.chunks_made = 0
@@ -185,7 +187,7 @@ class Run:
         self.alive: deque[Chunk] = deque()  # begun and not finished, oldest first
         self.staged: deque[Chunk] = deque()  # with pinned input
         self.holding: deque[Chunk] = deque()  # with device input
-        self.spare_marks: list[Marks] = []
+        self.spare_events: list[LaneEvents] = []
         self.more = True
 
     def chunks(self, source: Iterator[Any]) -> Generator[Chunk, None, None]:
@@ -196,7 +198,7 @@ class Run:
             self.origin.record(self.pipe._streams["upload"])
             while True:
                 # Before the function is called, which may take its time, and before anybody waits.
-                while len(fed) < self.ahead and self._feed(source):
+                while len(fed) < self.uploads_ahead and self._feed(source):
                     fed.append(self.alive[-1])
                 if fed and len(waiting) < self.depth:
                     self._compute(fed[0])
@@ -217,13 +219,13 @@ class Run:
         """Take the next batch, if there is one, and queue its upload. An error waits for the chunk's turn."""
         if not self.more:
             return False
-        chunk = Chunk(self.chunks_made, self.spare_marks.pop() if self.spare_marks else self._new_marks())
+        chunk = Chunk(self.chunks_made, self.spare_events.pop() if self.spare_events else self._new_events())
         begun = time.perf_counter()
         try:
             chunk.batch = next(source)
         except StopIteration:
             self.more = False
-            self.spare_marks.append(chunk.marks)
+            self.spare_events.append(chunk.events)
             return False
         except Exception as error:
             chunk.fail(error)
@@ -247,8 +249,8 @@ class Run:
         yield
         chunk.host_ms += (time.thread_time() - begun) * 1e3
 
-    def _new_marks(self) -> Marks:
-        return Marks(self.pipe.device)
+    def _new_events(self) -> LaneEvents:
+        return LaneEvents(self.pipe.device)
 
     def _upload(self, chunk: Chunk) -> None:
         arrays = self._take(chunk)
@@ -263,15 +265,15 @@ class Run:
             )
         self.holding.append(chunk)
         if staged:
-            stream.wait_event(chunk.marks.ends["stage in"])
-        chunk.marks.begin("upload", stream)
+            stream.wait_event(chunk.events.ends["stage in"])
+        chunk.events.begin("upload", stream)
         for array in arrays:
             if array.nbytes:
                 source = sources.get(id(array), array.ctypes.data)
                 self.pipe.device.backend.copy(
                     chunk.buffers[id(array)].ptr, source, array.nbytes, stream.handle
                 )
-        chunk.marks.end("upload", stream)
+        chunk.events.end("upload", stream)
         chunk.moved["upload"] = chunk.size
 
     def _take(self, chunk: Chunk) -> list[HostArray]:
@@ -304,12 +306,12 @@ class Run:
             chunk.staging.append(buffer)
             sources[id(array)] = buffer.ptr
         self.staged.append(chunk)
-        chunk.marks.begin("stage in", stream)
+        chunk.events.begin("stage in", stream)
         for array in arrays:
             self.pipe._copies.queue(
                 self.pipe.device.backend, stream.handle, sources[id(array)], array.ctypes.data, array.nbytes
             )
-        chunk.marks.end("stage in", stream)
+        chunk.events.end("stage in", stream)
         chunk.moved["stage in"] = sum(array.nbytes for array in arrays)
         return sources
 
@@ -338,7 +340,7 @@ class Run:
         """Wait for results that are on their way to the host and let go of them; false where none are."""
         found = [chunk for chunk in self.alive if chunk.results is not None and not self.on_host]
         for chunk in found:
-            last = chunk.marks.last()
+            last = chunk.events.last()
             if last is not None:
                 last.synchronize()
             chunk.results = None
@@ -348,8 +350,8 @@ class Run:
         """Free a chunk's pinned input behind its upload, in the order of the staging stream."""
         if chunk in self.staged:
             self.staged.remove(chunk)
-        if "upload" in chunk.marks.ends:
-            self.pipe._streams["stage in"].wait_event(chunk.marks.ends["upload"])
+        if "upload" in chunk.events.ends:
+            self.pipe._streams["stage in"].wait_event(chunk.events.ends["upload"])
         chunk.staging.clear()
 
     def _release(self, chunk: Chunk) -> None:
@@ -357,7 +359,7 @@ class Run:
         self._compute(chunk)  # where memory is so short that its turn has not come yet
         if chunk in self.holding:
             self.holding.remove(chunk)
-        end = chunk.marks.ends.get(chunk.last_use)
+        end = chunk.events.ends.get(chunk.last_use)
         if end is not None:
             if self.on_host:
                 end.synchronize()  # until then Python holds arrays of it
@@ -386,14 +388,14 @@ class Run:
 
     def _begin(self, lane: str, after: str, chunk: Chunk) -> Stream:
         stream = self.pipe._streams[lane]
-        stream.wait_event(chunk.marks.ends[after])
-        chunk.marks.begin(lane, stream)
+        stream.wait_event(chunk.events.ends[after])
+        chunk.events.begin(lane, stream)
         return stream
 
     def _compute_queued(self, chunk: Chunk) -> None:
         stream = self._begin("compute", "upload", chunk)
         self._call(chunk)
-        chunk.marks.end("compute", stream)
+        chunk.events.end("compute", stream)
         if chunk.error is not None or not self._has_results(chunk):
             return
         inputs = [(buffer.ptr, buffer.ptr + buffer.size) for buffer in chunk.buffers.values()]
@@ -402,7 +404,7 @@ class Run:
             self.pipe.device.backend.copy(to, result.ptr, result.size, down.handle)
             if any(begin <= result.ptr < end for begin, end in inputs):
                 chunk.last_use = "download"
-        chunk.marks.end("download", down)
+        chunk.events.end("download", down)
         if chunk.last_use == "download":  # its memory is the chunk's own; the library's array may go
             chunk.results = walk(chunk.results, lambda leaf: _without_input(leaf, inputs))
         if chunk.out_staging:
@@ -411,20 +413,20 @@ class Run:
                 self.pipe._copies.queue(
                     self.pipe.device.backend, stream.handle, place.ctypes.data, buffer.ptr, place.nbytes
                 )
-            chunk.marks.end("stage out", stream)
+            chunk.events.end("stage out", stream)
 
     def _compute_on_host(self, chunk: Chunk) -> None:
         stream = self._begin("compute", "upload", chunk)
         stream.launch(self._call, chunk)
-        chunk.marks.end("compute", stream)
+        chunk.events.end("compute", stream)
         down = self._begin("download", "compute", chunk)
         down.launch(self._fetch, chunk)
-        chunk.marks.end("download", down)
+        chunk.events.end("download", down)
         chunk.last_use = "download"
         if self.pipe._staging and self.target is not None:
             stream = self._begin("stage out", "download", chunk)
             stream.launch(self._store, chunk)
-            chunk.marks.end("stage out", stream)
+            chunk.events.end("stage out", stream)
 
     def _call(self, chunk: Chunk) -> None:
         """Call the user's function with the chunk's arrays, and look at what it returns."""
@@ -511,7 +513,7 @@ class Run:
 
     def _finish(self, chunk: Chunk) -> None:
         """Wait for a chunk, let go of all but its output, and write down when it was where."""
-        last = chunk.marks.last()
+        last = chunk.events.last()
         if last is not None:
             last.synchronize()
         if chunk.error is not None:
@@ -521,7 +523,7 @@ class Run:
                 raise error
             finally:
                 del error  # its traceback leads back here
-        spans = chunk.marks.spans(chunk.index, self.origin, chunk.moved)
+        spans = chunk.events.spans(chunk.index, self.origin, chunk.moved)
         chunk.times = {span.lane: span.end_ms - span.begin_ms for span in spans}
         chunk.times["host"] = chunk.host_ms
         self.report.host_ms += chunk.host_ms
@@ -531,8 +533,8 @@ class Run:
         chunk.results = chunk.batch = None
         chunk.out_staging.clear()
         self.alive.remove(chunk)
-        chunk.marks.ends.clear()
-        self.spare_marks.append(chunk.marks)
+        chunk.events.ends.clear()
+        self.spare_events.append(chunk.events)
 
     def _end(self) -> None:
         """Wait for what is still queued and let go of everything."""
@@ -547,7 +549,7 @@ class Run:
             chunk.output_buffers.clear()
             chunk.buffers.clear()
         self.alive.clear()
-        self.spare_marks.clear()
+        self.spare_events.clear()
 
     def _settle(self) -> None:
         """Wait for all streams; for the whole device where one refuses, or was closed meanwhile."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from vram.race.call_sites import Site
 from vram.race.checker import Race, RaceChecker, RaceWarning, race_check, reads
-from vram.race.sites import Site
 
 __all__ = ["Race", "RaceChecker", "RaceWarning", "Site", "race_check", "reads"]

@@ -1,7 +1,7 @@
 """`race_check()`: finds memory that streams share without order, by happens-before reasoning, not by timing.
 
 Here is what watches and reports. `reach` finds the memory that a launch reaches, `regions` compares bytes;
-the rules are in `history`, the clocks in `clocks`, the places in `sites`.
+the rules are in `history`, the clocks in `clocks`, the places in `call_sites`.
 Making order, and keeping memory back with record_stream, is the program's.
 """
 
@@ -26,12 +26,12 @@ from vram.core.device import Device
 from vram.core.pool import PinnedPool
 from vram.core.stream import Event, Reads, Stream, stream_handle
 from vram.errors import ConfigError, RaceError, VramError
+from vram.race.call_sites import Names, Site, source_line, stack_here
 from vram.race.clocks import Clock, StreamKey, Work, join
 from vram.race.finding import Kind, Race
-from vram.race.history import Allocation, Books, Group, Use
+from vram.race.history import Allocation, Group, History, Use
 from vram.race.reach import Found, Owner, memory_in, memory_of
 from vram.race.regions import Region
-from vram.race.sites import Names, Site, source_line, stack_here
 from vram.trace.model import Frame
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class _Watch:
 
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
-        self._books = Books()
+        self._history = History()
         self._names = Names()
         self._lock = threading.RLock()
         self._busy = False
@@ -209,15 +209,15 @@ class _Watch:
     # -- order, told by vram.core.observer
 
     def on_record(self, event: Event, stream: Stream) -> None:
-        self._after(self._books.clocks.record, event, self._key(stream))
+        self._after(self._history.clocks.record, event, self._key(stream))
 
     def on_wait(self, stream: Stream, event: Event) -> None:
-        self._after(self._books.clocks.wait, self._key(stream), event)
+        self._after(self._history.clocks.wait, self._key(stream), event)
 
     def on_sync(self, what: Stream | Event | Device) -> Callable[[], None]:
         marked: Clock = {}
-        self._quietly(lambda: marked.update(self._books.clocks.marked(what)))
-        return lambda: self._after(self._books.clocks.learn, marked)
+        self._quietly(lambda: marked.update(self._history.clocks.marked(what)))
+        return lambda: self._after(self._history.clocks.learn, marked)
 
     def on_launch(self, stream: Stream, work: Any, arguments: tuple[Any, ...]) -> Any:
         if not callable(work):
@@ -228,10 +228,10 @@ class _Watch:
         self._before(self._launch, key, found, f"launch of {_name_of(work)}", clock)
         if key in self._capturing:
             return work  # it runs as often as the graph does
-        return Work(work, self._books.clocks.thread, clock)
+        return Work(work, self._history.clocks.thread, clock)
 
     def on_close(self, stream: Stream) -> None:
-        self._quietly(self._books.clocks.close, self._books.clocks.key(stream._core, stream._handle))
+        self._quietly(self._history.clocks.close, self._history.clocks.key(stream._core, stream._handle))
 
     def on_capture(self, graph: Graph, stream: Stream) -> None:
         self._after(self._capturing.__setitem__, self._key(stream), [])
@@ -240,7 +240,7 @@ class _Watch:
         self._after(lambda: self._graphs.update({graph: self._capturing.pop(self._key(stream), [])}))
 
     def on_graph(self, graph: Graph, handle: int) -> None:
-        self._before(self._launch_graph, self._books.clocks.key(graph.device._core, handle), graph)
+        self._before(self._launch_graph, self._history.clocks.key(graph.device._core, handle), graph)
 
     def on_suspend(self, pool: Any, tag: str | None) -> Callable[[], None]:
         waited: Clock = {}
@@ -297,11 +297,11 @@ class _Watch:
         self._before(self._launch, self._pool_key(pool, handle), [found], what, {})
 
     def on_host_wait(self, pool: Any, handle: int) -> None:
-        clocks = self._books.clocks
+        clocks = self._history.clocks
         self._after(lambda: clocks.learn(clocks.view(clocks.key(_core_of(pool), handle))))
 
     def on_stream_wait(self, pool: Any, handle: int, other: int) -> None:
-        core, clocks = _core_of(pool), self._books.clocks
+        core, clocks = _core_of(pool), self._history.clocks
         self._after(clocks.follow, clocks.key(core, handle), [clocks.key(core, other)])
 
     # -- arenas: a number stands for one of them
@@ -315,7 +315,7 @@ class _Watch:
         self._after(self._arena(arena, waits).recorded.add, self._pool_key(pool, handle))
 
     def on_settled(self, pool: Any, arena: int, handle: int, over: bool) -> None:
-        self._quietly(self._settled, arena, self._books.clocks.key(_core_of(pool), handle), over)
+        self._quietly(self._settled, arena, self._history.clocks.key(_core_of(pool), handle), over)
 
     def _arena(self, arena: int, waits: bool) -> Group:
         return self._arenas.setdefault(arena, Group(waits=waits, own=not waits))
@@ -328,7 +328,7 @@ class _Watch:
             if found.owner is not None and not isinstance(stream, Stream):
                 core = _core_of(found.owner.pool)
             found.holds = False
-            key = self._books.clocks.key(core, stream_handle(stream, Device._of(core)))
+            key = self._history.clocks.key(core, stream_handle(stream, Device._of(core)))
             self._before(self._launch, key, [found], "declared use", {})
 
     # -- what follows from it: allocations
@@ -336,7 +336,7 @@ class _Watch:
     def _allocate(
         self, key: StreamKey, address: int, size: int, site: Site, pool: Any, group: Group, **more: Any
     ) -> Allocation:
-        made = self._books.allocate(key, address, size, site, weakref.ref(pool), group=group, **more)
+        made = self._history.allocate(key, address, size, site, weakref.ref(pool), group=group, **more)
         made.captured = key in self._capturing
         for race in made.took_over:
             race.reuse = self._named(replace(site, what="handed out again"), key.core)
@@ -348,11 +348,11 @@ class _Watch:
         with suppress(Exception):  # a piece of an arena is no allocation of the pool
             facts = owner.pool.info(block)
             size, stream = facts["bytes"], facts["stream"]
-        key = self._books.clocks.key(core, stream)
-        self._books.allocate(key, block, size, None, weakref.ref(owner.pool), group=_group_of(owner.pool))
+        key = self._history.clocks.key(core, stream)
+        self._history.allocate(key, block, size, None, weakref.ref(owner.pool), group=_group_of(owner.pool))
 
     def _grow(self, key: StreamKey, block: int, size: int, site: Site, pool: Any) -> None:
-        pieces = self._books.pieces(key.core, block)
+        pieces = self._history.pieces(key.core, block)
         there = sum(piece.size for piece in pieces)
         group = pieces[0].group if pieces else _group_of(pool)
         if size > there:
@@ -360,34 +360,34 @@ class _Watch:
             made.growable, made.told = True, pieces[0].told if pieces else made.told
 
     def _shrink(self, core: Any, block: int, size: int, stack: tuple[Frame, ...]) -> None:
-        pieces = self._books.pieces(core, block)
+        pieces = self._history.pieces(core, block)
         for piece in pieces:
             if piece.address < block + size < piece.address + piece.size:
-                pieces.append(self._books.split(piece, block + size - piece.address))
+                pieces.append(self._history.split(piece, block + size - piece.address))
         self._free_pieces([piece for piece in pieces if piece.address >= block + size], stack, False)
 
     def _free(self, core: Any, address: int, stack: tuple[Frame, ...], dropped: bool = False) -> None:
         # None: from before the check, or an error that the pool itself will raise.
-        self._free_pieces(self._books.pieces(core, address), stack, dropped)
+        self._free_pieces(self._history.pieces(core, address), stack, dropped)
 
     def _free_pieces(self, pieces: list[Allocation], stack: tuple[Frame, ...], dropped: bool) -> None:
         races: list[Race] = []
         for memory in pieces:
             site = Site("freed", memory.key.handle, "", stack)
-            unordered = self._books.unordered_at_free(memory, dropped)
+            unordered = self._history.unordered_at_free(memory, dropped)
             found = [(self._freed_early(memory, use, site), use) for use in unordered]
             memory.races += found
             races += [race for race, _ in found]
         self._tell(races)
         for memory in pieces:
-            self._books.free(memory, Site("freed", memory.key.handle, "", stack), dropped=dropped)
+            self._history.free(memory, Site("freed", memory.key.handle, "", stack), dropped=dropped)
 
     def _record_stream(self, pool: Any, address: int, key: StreamKey) -> None:
-        memory = self._books.find(key.core, address)
+        memory = self._history.find(key.core, address)
         if memory is None or memory.freed:
             with suppress(Exception):  # what the pool does not know it will refuse
                 self._adopt(Owner(pool, address, pool.info(address)["bytes"], 0, gone=False))
-            memory = self._books.find(key.core, address)
+            memory = self._history.find(key.core, address)
         if memory is not None and not memory.freed:
             memory.group.recorded.add(key)
 
@@ -396,21 +396,21 @@ class _Watch:
         if group is None:
             return
         if group.waits:
-            self._books.clocks.follow(key, group.recorded)
+            self._history.clocks.follow(key, group.recorded)
         if over:
             del self._arenas[arena]
 
     def _suspend(self, pool: Any, tag: str | None, site: Site, waited: Clock) -> None:
         """The pool waits for the streams it knows of, or of what has the tag."""
-        found = [each for each in self._books.of_pool(pool) if not each.growable]
+        found = [each for each in self._history.of_pool(pool) if not each.growable]
         if tag is not None:
             found = [each for each in found if _tag_of(pool, each) == tag]
         keys = self._known.get(pool, ()) if tag is None else ()
         for key in keys:
-            join(waited, self._books.clocks.view(key))
+            join(waited, self._history.clocks.view(key))
         races: list[Race] = []
         for memory in found:
-            before = join(self._books.waited_for(memory), waited if tag is None else {})
+            before = join(self._history.waited_for(memory), waited if tag is None else {})
             join(waited, before)
             races += [
                 self._freed_early(memory, use, replace(site, stream=memory.key.handle))
@@ -421,15 +421,15 @@ class _Watch:
 
     def _suspended(self, pool: Any, blocks: list[tuple[int, int]], site: Site | None, waited: Clock) -> None:
         """These blocks of the pool have no memory now; others have."""
-        self._books.clocks.learn(waited)
+        self._history.clocks.learn(waited)
         regions = [Region(block, block + size) for block, size in blocks]
-        gone = {id(memory) for region in regions for memory in self._books.over(_core_of(pool), region)}
-        for memory in self._books.of_pool(pool):
+        gone = {id(memory) for region in regions for memory in self._history.over(_core_of(pool), region)}
+        for memory in self._history.of_pool(pool):
             memory.suspended = (memory.suspended or site) if id(memory) in gone else None
 
     def _pool_closed(self, pool: Any, site: Site) -> None:
-        for memory in self._books.of_pool(pool):
-            self._books.free(memory, replace(site, stream=memory.key.handle))
+        for memory in self._history.of_pool(pool):
+            self._history.free(memory, replace(site, stream=memory.key.handle))
         self._known.pop(pool, None)
 
     # -- what follows from it: uses
@@ -439,7 +439,7 @@ class _Watch:
         if captured is not None:
             captured += self._touches(key, found, what)
             return
-        now = self._books.clocks.advance(key)
+        now = self._history.clocks.advance(key)
         clock.update(now)
         self._use(list(self._touches(key, found, what)), key, now, what)
 
@@ -451,11 +451,11 @@ class _Watch:
             for touch in captured
             if not (touch.memory.captured and touch.memory.freed)
         ]
-        self._use(touches, key, self._books.clocks.advance(key), "launch of a graph")
+        self._use(touches, key, self._history.clocks.advance(key), "launch of a graph")
 
     def _pool_use(self, key: StreamKey, found: Found, what: str) -> None:
         self._launch(key, [found], what, {})
-        for memory in self._books.over(key.core, found.region):
+        for memory in self._history.over(key.core, found.region):
             if key != memory.key or memory.group.own:
                 memory.group.recorded.add(key)  # the pool does so for its own copies and fills
 
@@ -469,21 +469,21 @@ class _Watch:
                 memories = self._gone(each, key, what)
             else:
                 memories = [
-                    memory for core in self._cores(key.core) for memory in self._books.over(core, region)
+                    memory for core in self._cores(key.core) for memory in self._history.over(core, region)
                 ]
                 if region.open and memories:
                     region = Region(region.start, self._end_of(memories[0]), open=True)
-                    memories = self._books.over(memories[0].key.core, region)
+                    memories = self._history.over(memories[0].key.core, region)
             for memory in memories:
                 if each.named or not memory.gone:
                     yield _Touch(memory, region, each.writes, each.holds)
 
     def _owned(self, owner: Owner, region: Region) -> list[Allocation]:
         core = _core_of(owner.pool)
-        live = [memory for memory in self._books.over(core, region) if not memory.freed]
+        live = [memory for memory in self._history.over(core, region) if not memory.freed]
         if not live:
             self._adopt(owner)
-            live = self._books.over(core, region)
+            live = self._history.over(core, region)
         return live
 
     def _gone(self, found: Found, key: StreamKey, what: str) -> list[Allocation]:
@@ -491,7 +491,7 @@ class _Watch:
         assert found.owner is not None
         if not found.named:
             return []
-        known = self._books.find(_core_of(found.owner.pool), found.region.start)
+        known = self._history.find(_core_of(found.owner.pool), found.region.start)
         if known is not None and known.freed:
             return [known]
         self._tell([self._used_after_reuse(found.owner, key, what)])
@@ -499,15 +499,15 @@ class _Watch:
 
     def _cores(self, core: Any) -> list[Any]:
         """Whose addresses an address may be: those of the stream's device, or of the host."""
-        return [core, *(each for each in self._books.cores() if each is not core and each.kind == "host")]
+        return [core, *(each for each in self._history.cores() if each is not core and each.kind == "host")]
 
     def _end_of(self, memory: Allocation) -> int:
-        pieces = [] if memory.freed else self._books.pieces(memory.key.core, memory.block)
+        pieces = [] if memory.freed else self._history.pieces(memory.key.core, memory.block)
         return pieces[-1].end if pieces else memory.end
 
     def _is_ours(self, core: Any, address: int) -> bool:
         with self._lock:
-            return any(self._books.find(each, address) is not None for each in self._cores(core))
+            return any(self._history.find(each, address) is not None for each in self._cores(core))
 
     def _use(self, touches: list[_Touch], key: StreamKey, clock: Clock, what: str) -> None:
         if not touches:
@@ -520,7 +520,7 @@ class _Watch:
                 if memory.first_time("after", key):
                     races.append(self._used_after_free(memory, key, sites[writes]))
                 continue
-            found = self._books.unordered_before(memory, region, key, clock, writes)
+            found = self._history.unordered_before(memory, region, key, clock, writes)
             races += [self._unordered(memory, use, inherited, key, sites[writes]) for use, inherited in found]
         self._tell(races)
         for memory, region, writes, holds in touches:
@@ -580,8 +580,8 @@ class _Watch:
     def _used_after_reuse(self, owner: Owner, key: StreamKey, what: str) -> Race:
         """A freed Buffer whose addresses another allocation has by now."""
         core = _core_of(owner.pool)
-        other = self._books.find(core, owner.block)
-        stream = self._books.clocks.key(core, owner.stream)
+        other = self._history.find(core, owner.block)
+        stream = self._history.clocks.key(core, owner.stream)
         none = weakref.ref(owner.pool)
         gone = Allocation(stream, owner.block, owner.size, 0, None, owner.block, Group(), none)
         race = self._used_after_free(gone, key, self._site(f"used by {what}", key))
@@ -694,12 +694,12 @@ class _Watch:
 
     def _pool_key(self, pool: Any, handle: int) -> StreamKey:
         """The stream of a call to a pool, which knows it from then on."""
-        key = self._books.clocks.key(_core_of(pool), handle)
+        key = self._history.clocks.key(_core_of(pool), handle)
         self._known.setdefault(pool, set()).add(key)
         return key
 
     def _key(self, stream: Stream) -> StreamKey:
-        return self._books.clocks.key(stream._core, stream._handle)
+        return self._history.clocks.key(stream._core, stream._handle)
 
     def _site(self, what: str, key: StreamKey) -> Site:
         stack = stack_here()

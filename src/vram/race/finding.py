@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from vram.race.sites import Site
+from vram.race.call_sites import Site
 
 __all__ = ["Kind", "Race"]
 

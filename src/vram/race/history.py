@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vram.race.call_sites import Site
 from vram.race.clocks import Clock, Clocks, StreamKey, join
 from vram.race.finding import Race
 from vram.race.regions import Region
-from vram.race.sites import Site
 
-__all__ = ["Allocation", "Books", "Group", "Spans", "Use"]
+__all__ = ["Allocation", "Group", "History", "Use", "UseMap"]
 
 MOST_USES = 64
 """Different arrays with strides that are kept of one stream's uses; beyond, older ones count as one range."""
@@ -49,7 +49,7 @@ class Use:
         return self.replaces(other) and region.start <= inner.start and inner.end <= region.end
 
 
-class Spans:
+class UseMap:
     """The uses that still matter, by the bytes they touch. Earlier ones of a stream come before these."""
 
     def __init__(self) -> None:
@@ -160,8 +160,8 @@ class Allocation:
     block: int  # where it begins; what a growable buffer gained later lies behind it
     group: Group
     pool: Any  # a weak reference
-    uses: Spans = field(default_factory=Spans)
-    before: Spans = field(default_factory=Spans)
+    uses: UseMap = field(default_factory=UseMap)
+    before: UseMap = field(default_factory=UseMap)
     freed: Site | None = None
     suspended: Site | None = None
     done: Clock = field(default_factory=dict)  # what has finished before it serves again
@@ -188,7 +188,7 @@ class Allocation:
         return True
 
 
-class Ranges:
+class AllocationMap:
     """Which allocation an address belongs to: pieces that do not overlap, by address. Freed ones stay
     until something else is put there.
     """
@@ -228,12 +228,12 @@ class Ranges:
         return first, bisect_left(self._starts, end)
 
 
-class Books:
+class History:
     """The rules: what is known of every allocation, and which uses and frees of it are not ordered."""
 
     def __init__(self) -> None:
         self.clocks = Clocks()
-        self._ranges: defaultdict[Any, Ranges] = defaultdict(Ranges)
+        self._ranges: defaultdict[Any, AllocationMap] = defaultdict(AllocationMap)
 
     # ---- finding
 
@@ -355,9 +355,9 @@ class Books:
         ]
 
 
-def _within(uses: Iterable[Use], start: int, end: int) -> Spans:
+def _within(uses: Iterable[Use], start: int, end: int) -> UseMap:
     part = Region(start, end)
-    found = Spans()
+    found = UseMap()
     for use in uses:
         if use.region.closed().overlaps(part):
             found.add(use)

@@ -37,9 +37,9 @@ from vram.core.device import Device
 from vram.core.dlpack import View, described
 from vram.core.stream import Event, Reads, Stream
 from vram.lifetimes.growable import DeviceArray, GrowableBuffer
+from vram.race.call_sites import is_the_users
 from vram.race.paths import Attribute, Called, Item, Made, Path, Paths, Super, Viewed, evaluate, paths_of
 from vram.race.regions import Region, array_region
-from vram.race.sites import is_the_users
 
 __all__ = ["Found", "Owner", "memory_in", "memory_of"]
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from vram.core.pool import Pool
 from vram.core.stream import Stream
-from vram.lab.kernels import MULTIPROCESSORS, Place
+from vram.lab.kernels import MULTIPROCESSORS, BlockRun
 
 from .allocators import Allocator, driver_pool, naive_pool, vram_pool
 from .experiment import MIB, Bench, Judgement, Observation, Quantity, Table, clock_ms, experiment, listed
@@ -257,7 +257,7 @@ def kernels_at_once(bench: Bench) -> Observation:
         full = _shared(bench, first, second, blocks=2 * total)
     with bench.streams(count) as streams:
         kernels = [bench.kernels.where(stream, 20) for stream in streams]
-        at_once = _most_at_once([place for each in kernels for place in each.read()])
+        at_once = _most_at_once([block for each in kernels for block in each.read()])
     return Observation(
         {
             "multiprocessors": Quantity(total, "multiprocessors"),
@@ -277,7 +277,7 @@ def _shared(bench: Bench, first: Stream, second: Stream, *, blocks: int) -> int:
     return len(_side_by_side(one.read(), two.read(), ms * 1e6 / 2))
 
 
-def _side_by_side(one: Sequence[Place], two: Sequence[Place], least_ns: float) -> set[int]:
+def _side_by_side(one: Sequence[BlockRun], two: Sequence[BlockRun], least_ns: float) -> set[int]:
     """The multiprocessors on which both ran at the same time for at least so long."""
     return {
         a.multiprocessor
@@ -288,9 +288,9 @@ def _side_by_side(one: Sequence[Place], two: Sequence[Place], least_ns: float) -
     }
 
 
-def _most_at_once(places: Sequence[Place]) -> int:
+def _most_at_once(blocks: Sequence[BlockRun]) -> int:
     """The most that ran at one moment."""
-    edges = sorted([(place.start_ns, 1) for place in places] + [(place.end_ns, -1) for place in places])
+    edges = sorted([(block.start_ns, 1) for block in blocks] + [(block.end_ns, -1) for block in blocks])
     now = most = 0
     for _, change in edges:
         now += change
