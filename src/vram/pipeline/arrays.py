@@ -1,5 +1,7 @@
 """How array libraries see device memory: a Buffer as an array of theirs, a stream as their current one, and
 what they give back. One small class for each; whose memory it is and when it may be used is the caller's.
+
+Also the structures that batches and results are: tuples, lists and dicts of arrays and anything else.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from typing import Any, Protocol
 
 from vram.core.buffer import Buffer
 from vram.core.device import Device
+from vram.core.pinned import Pin
 from vram.core.stream import Stream
 from vram.errors import ConfigError
 from vram.integrations.adaptors import require_library
 
-__all__ = ["LIKE", "HostArray", "Library", "Result", "library_for"]
+__all__ = ["LIKE", "HostArray", "Library", "Result", "host_array", "leaves", "library_for", "walk"]
 
 np: Any = require_library("numpy", "NumPy")
 
@@ -311,3 +314,49 @@ _KINDS: dict[str, Callable[[Device], Library]] = {
     "numpy": _Numpy,
     "buffer": _Buffers,
 }
+
+
+# ---- batches and results ----------------------------------------------------------------------------------
+
+
+def walk(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """The same structure of tuples, lists and dicts with every leaf converted."""
+    if isinstance(value, dict):
+        return {key: walk(each, convert) for key, each in value.items()}
+    if isinstance(value, tuple):
+        parts = [walk(each, convert) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, list):
+        return [walk(each, convert) for each in value]
+    return convert(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Everything in a structure that is none itself, in order."""
+    found: list[Any] = []
+    walk(value, found.append)
+    return iter(found)
+
+
+def host_array(leaf: Any) -> HostArray | None:
+    """Host memory as a NumPy array, without a copy; None for what is no array."""
+    if isinstance(leaf, Pin):
+        leaf = leaf.array
+    if isinstance(leaf, (np.generic, bytes, str)):
+        return None
+    if not isinstance(leaf, np.ndarray):
+        known = ("__array_interface__", "__array__", "__dlpack__", "__buffer__")
+        if not any(hasattr(leaf, name) for name in known) and not _has_buffer(leaf):
+            return None
+        leaf = np.asarray(leaf)
+    if leaf.dtype.hasobject:
+        raise TypeError("an array of Python objects cannot be copied to a device; convert it to numbers")
+    return leaf
+
+
+def _has_buffer(leaf: Any) -> bool:
+    try:
+        memoryview(leaf).release()
+    except TypeError:
+        return False
+    return True

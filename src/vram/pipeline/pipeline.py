@@ -28,11 +28,10 @@ from vram.core.pinned import shared_pinned_pool
 from vram.core.pool import PinnedPool, Pool
 from vram.core.stream import Stream
 from vram.errors import ConfigError
-from vram.pipeline.arrays import HostArray, Library, library_for
+from vram.pipeline.arrays import HostArray, Library, host_array, leaves, library_for, walk
 from vram.pipeline.chunk_size import ChunkSizes
 from vram.pipeline.report import LANES, PipelineReport
 from vram.pipeline.run import Chunk, Run, Target
-from vram.pipeline.structures import host_array, leaves, walk
 from vram.sizes import parse_size
 
 __all__ = ["Pipeline", "PipelineReport"]

@@ -136,22 +136,21 @@ class PipelineReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON; `spans` is what a picture is drawn from."""
+        names = (
+            *(
+                "device",
+                "like",
+                "depth",
+                "chunks",
+                "bytes_in",
+                "bytes_out",
+                "smallest_chunk",
+                "largest_chunk",
+            ),
+            *("total_ms", "ideal_ms", "fraction_of_ideal", "overlap", "input_ms", "consumer_ms", "host_ms"),
+        )
         return {
-            "device": self.device,
-            "like": self.like,
-            "depth": self.depth,
-            "chunks": self.chunks,
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "smallest_chunk": self.smallest_chunk,
-            "largest_chunk": self.largest_chunk,
-            "total_ms": self.total_ms,
-            "ideal_ms": self.ideal_ms,
-            "fraction_of_ideal": self.fraction_of_ideal,
-            "overlap": self.overlap,
-            "input_ms": self.input_ms,
-            "consumer_ms": self.consumer_ms,
-            "host_ms": self.host_ms,
+            **{name: getattr(self, name) for name in names},
             "lanes": [
                 {
                     "lane": lane,

@@ -18,9 +18,8 @@ from vram.core.device import Device, wait_out
 from vram.core.pool import PinnedPool, Pool
 from vram.core.stream import Event, Stream
 from vram.errors import DeviceError, OutOfMemory
-from vram.pipeline.arrays import HostArray, Library, Result, np
+from vram.pipeline.arrays import HostArray, Library, Result, host_array, leaves, np, walk
 from vram.pipeline.report import LANES, PipelineReport, Span
-from vram.pipeline.structures import host_array, leaves, walk
 
 __all__ = ["Chunk", "Run", "Target"]
 
@@ -177,9 +176,8 @@ class Run:
         self.target = target
         self.depth = pipe.depth
         self.on_host = pipe.device.kind == "host"  # compute is work of the stream's thread
-        self.uploads_ahead = (
-            1 if self.on_host else min(MOST_UPLOADS_AHEAD, pipe.depth)
-        )  # there memory is waited for
+        # The host waits for device memory of its own, so one upload at a time is all it can have.
+        self.uploads_ahead = 1 if self.on_host else min(MOST_UPLOADS_AHEAD, pipe.depth)
         self.report = PipelineReport(pipe.device.name, pipe.library.name, pipe.depth)
         self.origin = Event(pipe.device, timing=True)
         self.chunks_made = 0
@@ -219,7 +217,8 @@ class Run:
         """Take the next batch, if there is one, and queue its upload. An error waits for the chunk's turn."""
         if not self.more:
             return False
-        chunk = Chunk(self.chunks_made, self.spare_events.pop() if self.spare_events else self._new_events())
+        events = self.spare_events.pop() if self.spare_events else LaneEvents(self.pipe.device)
+        chunk = Chunk(self.chunks_made, events)
         begun = time.perf_counter()
         try:
             chunk.batch = next(source)
@@ -248,9 +247,6 @@ class Run:
         begun = time.thread_time()
         yield
         chunk.host_ms += (time.thread_time() - begun) * 1e3
-
-    def _new_events(self) -> LaneEvents:
-        return LaneEvents(self.pipe.device)
 
     def _upload(self, chunk: Chunk) -> None:
         arrays = self._take(chunk)
