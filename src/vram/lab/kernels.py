@@ -37,9 +37,7 @@ MULTIPROCESSORS = 16
 _INDEX_FACTOR, _SEED_FACTOR, _MIX_FACTOR = 0x9E3779B1, 0x27D4EB2F, 0x85EBCA77
 _MASK = 0xFFFFFFFF
 
-# Every kernel over memory walks word indices from its own (%rd3) in steps of all threads (%rd5) up to the
-# count (%rd2); %rd1 is the first word's address. Names of kernels and labels are unique in the module.
-PTX = """
+_TIMERS = """
 .version 7.0
 .target sm_70
 .address_size 64
@@ -93,66 +91,30 @@ WHERE_AGAIN:
 WHERE_END:
     ret;
 }
+"""
 
-.visible .entry vram_fill(
-    .param .u64 fill_words,
-    .param .u64 fill_count,
-    .param .u32 fill_seed
+
+def _over_words(name: str, parameters: str, start: str, body: str, end: str = "") -> str:
+    """A kernel whose threads go over words of memory, in steps of all threads (%rd5).
+
+    In `body`, %rd3 is the index of a word and %rd8 its address; %r1 is the first of the further parameters.
+    `start` runs before the first word, `end` after the last.
+    """
+    return f"""
+.visible .entry vram_{name}(
+    .param .u64 {name}_words,
+    .param .u64 {name}_count,
+    {parameters}
 )
-{
-    .reg .pred %p<2>;
-    .reg .b32 %r<13>;
-    .reg .b64 %rd<9>;
-
-    ld.param.u64 %rd6, [fill_words];
-    ld.param.u64 %rd2, [fill_count];
-    ld.param.u32 %r1, [fill_seed];
-    cvta.to.global.u64 %rd1, %rd6;
-    mov.u32 %r2, %ntid.x;
-    mov.u32 %r3, %ctaid.x;
-    mov.u32 %r4, %tid.x;
-    mov.u32 %r5, %nctaid.x;
-    cvt.u64.u32 %rd7, %r4;
-    mul.wide.u32 %rd4, %r3, %r2;
-    add.u64 %rd3, %rd4, %rd7;
-    mul.wide.u32 %rd5, %r5, %r2;
-FILL_NEXT:
-    setp.ge.u64 %p1, %rd3, %rd2;
-    @%p1 bra FILL_END;
-    cvt.u32.u64 %r6, %rd3;
-    mul.lo.u32 %r7, %r6, 0x9E3779B1;
-    xor.b32 %r8, %r7, %r1;
-    shr.u32 %r9, %r8, 15;
-    xor.b32 %r10, %r8, %r9;
-    mul.lo.u32 %r11, %r10, 0x85EBCA77;
-    shr.u32 %r12, %r11, 13;
-    xor.b32 %r12, %r11, %r12;
-    shl.b64 %rd8, %rd3, 2;
-    add.u64 %rd8, %rd1, %rd8;
-    st.global.u32 [%rd8], %r12;
-    add.u64 %rd3, %rd3, %rd5;
-    bra FILL_NEXT;
-FILL_END:
-    ret;
-}
-
-.visible .entry vram_check(
-    .param .u64 check_words,
-    .param .u64 check_count,
-    .param .u32 check_seed,
-    .param .u64 check_errors
-)
-{
+{{
     .reg .pred %p<4>;
     .reg .b32 %r<14>;
     .reg .b64 %rd<12>;
 
-    ld.param.u64 %rd6, [check_words];
-    ld.param.u64 %rd2, [check_count];
-    ld.param.u32 %r1, [check_seed];
-    ld.param.u64 %rd9, [check_errors];
+    ld.param.u64 %rd6, [{name}_words];
+    ld.param.u64 %rd2, [{name}_count];
+    {start.strip()}
     cvta.to.global.u64 %rd1, %rd6;
-    cvta.to.global.u64 %rd10, %rd9;
     mov.u32 %r2, %ntid.x;
     mov.u32 %r3, %ctaid.x;
     mov.u32 %r4, %tid.x;
@@ -161,10 +123,22 @@ FILL_END:
     mul.wide.u32 %rd4, %r3, %r2;
     add.u64 %rd3, %rd4, %rd7;
     mul.wide.u32 %rd5, %r5, %r2;
-    mov.u64 %rd11, 0;
-CHECK_NEXT:
+{name.upper()}_NEXT:
     setp.ge.u64 %p1, %rd3, %rd2;
-    @%p1 bra CHECK_REPORT;
+    @%p1 bra {name.upper()}_DONE;
+    shl.b64 %rd8, %rd3, 2;
+    add.u64 %rd8, %rd1, %rd8;
+    {body.strip()}
+    add.u64 %rd3, %rd3, %rd5;
+    bra {name.upper()}_NEXT;
+{name.upper()}_DONE:
+    {end.strip()}
+    ret;
+}}
+"""
+
+
+_PATTERN_WORD = """
     cvt.u32.u64 %r6, %rd3;
     mul.lo.u32 %r7, %r6, 0x9E3779B1;
     xor.b32 %r8, %r7, %r1;
@@ -173,65 +147,55 @@ CHECK_NEXT:
     mul.lo.u32 %r11, %r10, 0x85EBCA77;
     shr.u32 %r12, %r11, 13;
     xor.b32 %r12, %r11, %r12;
-    shl.b64 %rd8, %rd3, 2;
-    add.u64 %rd8, %rd1, %rd8;
+"""  # in %r12: the word of `pattern`, with the seed in %r1
+
+_FILL = _over_words(
+    "fill",
+    ".param .u32 fill_seed",
+    "ld.param.u32 %r1, [fill_seed];",
+    _PATTERN_WORD + "    st.global.u32 [%rd8], %r12;",
+)
+_CHECK = _over_words(
+    "check",
+    ".param .u32 check_seed,\n    .param .u64 check_errors",
+    """
+    ld.param.u32 %r1, [check_seed];
+    ld.param.u64 %rd9, [check_errors];
+    cvta.to.global.u64 %rd10, %rd9;
+    mov.u64 %rd11, 0;
+    """,
+    _PATTERN_WORD
+    + """
     ld.global.u32 %r13, [%rd8];
     setp.ne.u32 %p2, %r13, %r12;
     @%p2 add.u64 %rd11, %rd11, 1;
-    add.u64 %rd3, %rd3, %rd5;
-    bra CHECK_NEXT;
-CHECK_REPORT:
+    """,
+    """
     setp.eq.u64 %p3, %rd11, 0;
-    @%p3 bra CHECK_END;
+    @%p3 bra NOTHING_WRONG;
     red.global.add.u64 [%rd10], %rd11;
-CHECK_END:
-    ret;
-}
-
-.visible .entry vram_churn(
-    .param .u64 churn_words,
-    .param .u64 churn_count,
-    .param .u32 churn_rounds
+NOTHING_WRONG:
+    """,
 )
-{
-    .reg .pred %p<3>;
-    .reg .b32 %r<8>;
-    .reg .b64 %rd<9>;
-
-    ld.param.u64 %rd6, [churn_words];
-    ld.param.u64 %rd2, [churn_count];
-    ld.param.u32 %r1, [churn_rounds];
-    cvta.to.global.u64 %rd1, %rd6;
-    mov.u32 %r2, %ntid.x;
-    mov.u32 %r3, %ctaid.x;
-    mov.u32 %r4, %tid.x;
-    mov.u32 %r5, %nctaid.x;
-    cvt.u64.u32 %rd7, %r4;
-    mul.wide.u32 %rd4, %r3, %r2;
-    add.u64 %rd3, %rd4, %rd7;
-    mul.wide.u32 %rd5, %r5, %r2;
-CHURN_NEXT:
-    setp.ge.u64 %p1, %rd3, %rd2;
-    @%p1 bra CHURN_END;
-    shl.b64 %rd8, %rd3, 2;
-    add.u64 %rd8, %rd1, %rd8;
+_CHURN = _over_words(
+    "churn",
+    ".param .u32 churn_rounds",
+    "ld.param.u32 %r1, [churn_rounds];",
+    """
     ld.global.u32 %r6, [%rd8];
     mov.u32 %r7, %r1;
-CHURN_ROUND:
+NEXT_ROUND:
     setp.eq.u32 %p2, %r7, 0;
-    @%p2 bra CHURN_STORE;
+    @%p2 bra NO_MORE_ROUNDS;
     mul.lo.u32 %r6, %r6, 1664525;
     add.u32 %r6, %r6, 1013904223;
     sub.u32 %r7, %r7, 1;
-    bra CHURN_ROUND;
-CHURN_STORE:
+    bra NEXT_ROUND;
+NO_MORE_ROUNDS:
     st.global.u32 [%rd8], %r6;
-    add.u64 %rd3, %rd3, %rd5;
-    bra CHURN_NEXT;
-CHURN_END:
-    ret;
-}
-"""
+    """,
+)
+PTX = _TIMERS + _FILL + _CHECK + _CHURN
 
 
 # ---- the pattern ------------------------------------------------------------------------------------------

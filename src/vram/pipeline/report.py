@@ -137,16 +137,8 @@ class PipelineReport:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON; `spans` is what a picture is drawn from."""
         names = (
-            *(
-                "device",
-                "like",
-                "depth",
-                "chunks",
-                "bytes_in",
-                "bytes_out",
-                "smallest_chunk",
-                "largest_chunk",
-            ),
+            *("device", "like", "depth"),
+            *("chunks", "bytes_in", "bytes_out", "smallest_chunk", "largest_chunk"),
             *("total_ms", "ideal_ms", "fraction_of_ideal", "overlap", "input_ms", "consumer_ms", "host_ms"),
         )
         return {
