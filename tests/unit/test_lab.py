@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+import vram
 from vram import lab
 from vram.errors import ConfigError
 from vram.lab import EXPERIMENTS, Bench, Experiment, Observation, Quantity, Table
-from vram.lab.allocators import naive_pool
+from vram.lab.allocators import driver_pool, naive_pool, served
 from vram.lab.experiment import listed
 from vram.lab.kernels import BlockRun
 from vram.lab.markdown import markdown
@@ -254,6 +255,19 @@ def test_pages_serve_where_plain_segments_are_fragmented(report: lab.Report) -> 
     result = next(each for each in report.results if each.experiment.name == "fragmentation")
     served = {(row["allocator"], row["freed"]): row["served"] for row in result.observation.rows()}
     assert served["vram with pages", "every other 8 MiB"] is True
+
+
+def test_the_experiments_on_the_drivers_pools_run_on_a_models() -> None:
+    bench = Bench("host", quick=True)
+    bench.device = vram.Device.model("1GiB")  # which runs no kernels, but has driver pools
+    water = EXPERIMENTS["high-water-mark"]
+    assert water.judge(water.measure(bench))[0] == "holds"
+    with driver_pool(bench, 64 << 20) as pool, vram.Stream(bench.device) as stream:
+        address = pool.malloc(64 << 20, stream)
+        assert not served(lambda: pool.malloc(64 << 20, stream))
+        pool.free(address, stream)
+        pool.trim()
+        assert pool.reserved() == 0
 
 
 def test_an_experiment_that_breaks_is_reported_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:

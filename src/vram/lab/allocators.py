@@ -8,18 +8,27 @@ import contextlib
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
+from vram.core.driver_pool import DriverPool
 from vram.core.pool import Pool
 from vram.core.stream import Stream
-from vram.errors import DeviceError, OutOfMemory
+from vram.errors import OutOfMemory
 
-from .driver import RESERVED_NOW, UNLIMITED
 from .experiment import MIB, Bench
 
-__all__ = ["Allocator", "driver_pool", "naive_pool", "served", "torch_installed", "torch_pool", "vram_pool"]
+__all__ = [
+    "Allocator",
+    "OpenPool",
+    "driver_pool",
+    "naive_pool",
+    "served",
+    "stream_ordered_pools",
+    "torch_installed",
+    "torch_pool",
+    "vram_pool",
+]
 
-DRIVER_OUT_OF_MEMORY = 2
 SLOT = 2 * MIB
 """Sizes a backend gives plain memory in are multiples of this."""
 
@@ -48,10 +57,14 @@ class Allocator(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no trim")
 
 
-# ---- vram -------------------------------------------------------------------------------------------------
+OpenPool: TypeAlias = Callable[[], contextlib.AbstractContextManager[Allocator]]
+"""Opens a pool for the time of a `with` block."""
 
 
-class _Vram(Allocator):
+# ---- vram's and the driver's ------------------------------------------------------------------------------
+
+
+class _PoolAllocator(Allocator):
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
@@ -75,7 +88,23 @@ class _Vram(Allocator):
 def vram_pool(bench: Bench, **options: Any) -> Iterator[Allocator]:
     """vram's pool with these options."""
     with Pool(bench.device, **options) as pool:
-        yield _Vram(pool)
+        yield _PoolAllocator(pool)
+
+
+@contextlib.contextmanager
+def driver_pool(bench: Bench, limit: int = 0) -> Iterator[Allocator]:
+    """A new pool of the driver, of at most `limit` bytes, that gives nothing back by itself."""
+    with DriverPool(bench.device, max_size=limit, release_threshold=None) as pool:
+        yield _PoolAllocator(pool)
+        bench.device.synchronize()
+
+
+def stream_ordered_pools(bench: Bench) -> dict[str, OpenPool]:
+    """What can be compared on the device: vram's pool, and the driver's on a GPU."""
+    pools: dict[str, OpenPool] = {"vram": lambda: vram_pool(bench)}
+    if bench.on_gpu:
+        pools["cudaMallocAsync"] = lambda: driver_pool(bench)
+    return pools
 
 
 # ---- wrong on purpose -------------------------------------------------------------------------------------
@@ -104,39 +133,6 @@ def naive_pool(bench: Bench, size: int, blocks: int = 2) -> Iterator[Allocator]:
     whole = -(-size * blocks // SLOT) * SLOT
     with bench.reserved(whole) as (base,):
         yield _Naive([base + size * index for index in range(blocks)], size)
-
-
-# ---- the driver's -----------------------------------------------------------------------------------------
-
-
-class _Driver(Allocator):
-    def __init__(self, bench: Bench, pool: int) -> None:
-        self._driver, self._pool = bench.driver, pool
-
-    def malloc(self, size: int, stream: Stream) -> int:
-        try:
-            return self._driver.pool_malloc(self._pool, size, stream.handle)
-        except DeviceError as error:
-            if error.native == DRIVER_OUT_OF_MEMORY:
-                raise OutOfMemory(str(error), size=size) from error
-            raise
-
-    def free(self, address: int, stream: Stream) -> None:
-        self._driver.free_async(address, stream.handle)
-
-    def reserved(self) -> int:
-        return self._driver.pool_get(self._pool, RESERVED_NOW)
-
-    def trim(self) -> None:
-        self._driver.pool_trim(self._pool)
-
-
-@contextlib.contextmanager
-def driver_pool(bench: Bench, limit: int = 0) -> Iterator[Allocator]:
-    """A new pool of the driver, of at most `limit` bytes, that gives nothing back by itself."""
-    with bench.driver.pool(threshold=UNLIMITED, max_size=limit) as pool:
-        yield _Driver(bench, pool)
-        bench.device.synchronize()
 
 
 # ---- PyTorch's --------------------------------------------------------------------------------------------

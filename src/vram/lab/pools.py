@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from contextlib import closing
+from typing import Any
 
+from vram.core.driver_pool import DriverPool
 from vram.core.stream import Stream
+from vram.errors import DeviceError
 from vram.sizes import format_size
 
-from .allocators import Allocator, driver_pool, served, torch_installed, torch_pool, vram_pool
-from .driver import RELEASE_THRESHOLD, RESERVED_HIGH, RESERVED_NOW, UNLIMITED
+from .allocators import (
+    Allocator,
+    OpenPool,
+    driver_pool,
+    served,
+    stream_ordered_pools,
+    torch_installed,
+    torch_pool,
+    vram_pool,
+)
 from .experiment import (
     KIB,
     MIB,
@@ -24,7 +33,11 @@ from .experiment import (
     listed,
 )
 
-_Opened: TypeAlias = AbstractContextManager[Allocator]
+RELEASE_THRESHOLD, RESERVED_NOW, RESERVED_HIGH = (
+    "release_threshold",
+    "reserved_mem_current",
+    "reserved_mem_high",
+)
 
 # ---- the release threshold --------------------------------------------------------------------------------
 
@@ -56,20 +69,20 @@ def release_threshold(bench: Bench) -> Observation:
     batches, blocks, size = 5 if bench.quick else 10, 8, 64 * MIB
     numbers: dict[str, Quantity] = {}
     with bench.streams(1) as (stream,):
-        for name, threshold in (("at_0", 0), ("unlimited", UNLIMITED)):
-            with bench.driver.pool(threshold=threshold) as pool:
+        for name, threshold in (("at_0", 0), ("unlimited", None)):
+            with closing(DriverPool(bench.device, release_threshold=threshold)) as pool:
                 spent = [_batch(bench, pool, stream, blocks, size) for _ in range(batches + 1)][1:]
                 numbers[f"batch_{name}_ms"] = Quantity(sum(spent) / batches, "ms")
-                numbers[f"reserved_{name}"] = Quantity(bench.driver.pool_get(pool, RESERVED_NOW), "bytes")
+                numbers[f"reserved_{name}"] = Quantity(pool.attribute(RESERVED_NOW), "bytes")
     return Observation(numbers)
 
 
-def _batch(bench: Bench, pool: int, stream: Stream, blocks: int, size: int) -> float:
+def _batch(bench: Bench, pool: DriverPool, stream: Stream, blocks: int, size: int) -> float:
     start = clock_ms()
-    held = [bench.driver.pool_malloc(pool, size, stream.handle) for _ in range(blocks)]
+    held = [pool.malloc(size, stream) for _ in range(blocks)]
     for address in held:
         bench.kernels.fill(address, 64 * KIB, seed=1, stream=stream)
-        bench.driver.free_async(address, stream.handle)
+        pool.free(address)
     stream.synchronize()
     return clock_ms() - start
 
@@ -100,16 +113,15 @@ def _judge_high_water(seen: Observation) -> Judgement:
 )
 def high_water_mark(bench: Bench) -> Observation:
     """Per-phase peaks need a reset between phases; a monitor that resets it takes it from everyone else."""
-    driver = bench.driver
-    with bench.streams(1) as (stream,), driver.pool(threshold=0) as pool:
-        driver.free_async(driver.pool_malloc(pool, 64 * MIB, stream.handle), stream.handle)
+    with bench.streams(1) as (stream,), closing(DriverPool(bench.device)) as pool:
+        pool.free(pool.malloc(64 * MIB, stream))
         stream.synchronize()
-        before = driver.pool_get(pool, RESERVED_HIGH)
-        set_status = driver.pool_set_status(pool, RESERVED_HIGH, 1 << 30)
-        driver.pool_trim(pool)
-        reset_status = driver.pool_set_status(pool, RESERVED_HIGH, 0)
-        after = driver.pool_get(pool, RESERVED_HIGH)
-        threshold_status = driver.pool_set_status(pool, RELEASE_THRESHOLD, 1 << 30)
+        before = pool.attribute(RESERVED_HIGH)
+        set_status = _status_of_setting(pool, RESERVED_HIGH, 1 << 30)
+        pool.trim(wait=True)
+        reset_status = _status_of_setting(pool, RESERVED_HIGH, 0)
+        after = pool.attribute(RESERVED_HIGH)
+        threshold_status = _status_of_setting(pool, "release_threshold", 1 << 30)
     return Observation(
         {
             "high_before": Quantity(before, "bytes"),
@@ -119,6 +131,15 @@ def high_water_mark(bench: Bench) -> Observation:
             "status_of_setting_the_threshold": Quantity(threshold_status, "driver status"),
         }
     )
+
+
+def _status_of_setting(pool: DriverPool, attribute: str, value: int) -> int:
+    """The driver's own answer; 0 where it agrees."""
+    try:
+        pool.set_attribute(attribute, value)
+    except DeviceError as error:
+        return error.native or 1
+    return 0
 
 
 # ---- trimming ---------------------------------------------------------------------------------------------
@@ -150,12 +171,9 @@ def trim(bench: Bench) -> Observation:
     """Memory goes back by the page: a page with one small live block in it stays whole."""
     rows: list[tuple[str | float, ...]] = []
     wrong = 0
-    opened: dict[str, Callable[[], _Opened]] = {"vram": lambda: vram_pool(bench)}
-    if bench.on_gpu:
-        opened["cudaMallocAsync"] = lambda: driver_pool(bench)
     with bench.streams(1) as (stream,):
         for size, blocks in ((8 * MIB, 8), (256 * KIB, 64)):
-            for name, open_pool in opened.items():
+            for name, open_pool in stream_ordered_pools(bench).items():
                 with open_pool() as allocator:
                     seen, errors = _trim_one(bench, allocator, stream, size, blocks)
                 rows.append((name, f"{blocks} of {format_size(size)}", *(value / MIB for value in seen)))
@@ -233,8 +251,8 @@ def fragmentation(bench: Bench) -> Observation:
     )
 
 
-def _contenders(bench: Bench) -> dict[str, Callable[[], _Opened]]:
-    contenders: dict[str, Callable[[], _Opened]] = {}
+def _contenders(bench: Bench) -> dict[str, OpenPool]:
+    contenders: dict[str, OpenPool] = {}
     if bench.device.pages:
         contenders["vram with pages"] = lambda: vram_pool(bench, limit=LIMIT)
     contenders["vram without pages"] = lambda: vram_pool(bench, limit=LIMIT, pages=False)

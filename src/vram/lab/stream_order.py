@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 from vram.core.pool import Pool
 from vram.core.stream import Stream
 from vram.lab.kernels import MULTIPROCESSORS, BlockRun
 
-from .allocators import Allocator, driver_pool, naive_pool, vram_pool
+from .allocators import Allocator, OpenPool, driver_pool, naive_pool, stream_ordered_pools, vram_pool
 from .experiment import MIB, Bench, Judgement, Observation, Quantity, Table, clock_ms, experiment, listed
 
 OLD, NEW = 1, 2
@@ -47,7 +46,7 @@ def _judge_cross_stream(seen: Observation) -> Judgement:
 def cross_stream(bench: Bench) -> Observation:
     """Nothing crashes: a result is wrong now and then. Here a slow reader makes it happen every time."""
     size = bench.checked_bytes
-    cases: list[tuple[str, Callable[[], AbstractContextManager[Allocator]], str, str]] = [
+    cases: list[tuple[str, OpenPool, str, str]] = [
         ("naive", lambda: naive_pool(bench, size), USED, NOTHING),
         ("naive", lambda: naive_pool(bench, size), USED, "a wait"),
         ("naive", lambda: naive_pool(bench, size), REUSED, NOTHING),
@@ -194,11 +193,8 @@ def _judge_same_stream(seen: Observation) -> Judgement:
 def same_stream(bench: Bench) -> Observation:
     """The work of one stream runs in order, so a pool may hand memory back to it before the old work ran."""
     rounds = 5 if bench.quick else 10
-    pools: dict[str, Callable[[], AbstractContextManager[Allocator]]] = {"vram": lambda: vram_pool(bench)}
-    if bench.on_gpu:
-        pools["cudaMallocAsync"] = lambda: driver_pool(bench)
     rows: list[tuple[str | int | float, ...]] = []
-    for name, open_pool in pools.items():
+    for name, open_pool in stream_ordered_pools(bench).items():
         with open_pool() as allocator, bench.streams(1) as (stream,):
             rows.append((name, rounds, *_rounds(bench, allocator, stream, rounds)))
     return Observation(
