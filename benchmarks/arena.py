@@ -14,7 +14,7 @@ from typing import Any
 
 from vram.bench.measure import elapsed_ns, factor, least
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 from vram.core.device import Device
 from vram.core.pool import Pool
 from vram.lifetimes.arena import Arena
@@ -154,4 +154,4 @@ def run(device: str | None, *, quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    bench_command("arena", __doc__, run)()
+    measuring_command("arena", __doc__, run)()

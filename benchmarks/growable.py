@@ -17,7 +17,7 @@ from typing import Any
 from vram import Device, GrowableBuffer, Pool, Stream
 from vram.bench.measure import elapsed_ns
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 from vram.sizes import format_size
 
 MIB = 1 << 20
@@ -158,4 +158,4 @@ def run(device: str | None, *, quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    bench_command("growable", __doc__, run)()
+    measuring_command("growable", __doc__, run)()

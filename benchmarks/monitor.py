@@ -19,7 +19,7 @@ import vram
 from vram import Device
 from vram.bench.measure import elapsed_ns
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 
 SECONDS = 4.0
 LIVE = 20_000
@@ -118,4 +118,4 @@ def run(device: str | None, *, quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    bench_command("monitor", __doc__, run)()
+    measuring_command("monitor", __doc__, run)()

@@ -19,7 +19,7 @@ from typing import Any
 
 from vram.bench.measure import in_turns, lowest
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 from vram.core.device import Device
 from vram.trace import Trace, TraceWriter, open_trace
 from vram.trace.convert import convert
@@ -94,4 +94,4 @@ def run(device: str | None, *, quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    bench_command("open", __doc__, run)()
+    measuring_command("open", __doc__, run)()

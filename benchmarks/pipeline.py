@@ -23,7 +23,7 @@ import vram
 from vram import _native
 from vram.bench.measure import elapsed_ns
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 from vram.cli.console import read_size
 from vram.sizes import format_size
 
@@ -259,7 +259,7 @@ def run(
 
 
 if __name__ == "__main__":
-    bench_command(
+    measuring_command(
         "pipeline",
         __doc__,
         run,

@@ -18,7 +18,7 @@ import rich_click as click
 
 import vram
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 from vram.lifetimes.plan import Row, read_csv
 from vram.trace import find_steps, open_trace
 
@@ -101,4 +101,4 @@ if __name__ == "__main__":
     names = click.argument(
         "files", nargs=-1, type=click.Path(path_type=Path), metavar="[NAME.CAPACITY.csv...]"
     )
-    bench_command("plan", __doc__, run, names)()
+    measuring_command("plan", __doc__, run, names)()

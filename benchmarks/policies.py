@@ -20,7 +20,7 @@ import rich_click as click
 
 from vram.bench.measure import in_turns
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 from vram.core.device import Device
 from vram.replay import POLICY_KINDS, Setting, grid, replay, replay_stream, sweep
 from vram.trace import ALLOCATE, FREE, Lifetimes, lifetimes, open_trace
@@ -154,4 +154,4 @@ def run(device: str | None, *, quick: bool, operations: int) -> Report:
 
 if __name__ == "__main__":
     operations = click.option("--operations", default=20_000_000, help="Length of the made-up program.")
-    bench_command("policies", __doc__, run, operations)()
+    measuring_command("policies", __doc__, run, operations)()

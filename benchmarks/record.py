@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import vram
 from vram.bench.measure import in_turns, lowest
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 
 Result = TypeVar("Result")
 Loop: TypeAlias = Callable[[], dict[str, float]]
@@ -117,4 +117,4 @@ def run(device: str | None, *, quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    bench_command("record", __doc__, run)()
+    measuring_command("record", __doc__, run)()

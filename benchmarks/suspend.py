@@ -19,7 +19,7 @@ import rich_click as click
 import vram
 from vram.bench.measure import elapsed_ns
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 from vram.cli.console import read_size
 from vram.sizes import format_size
 
@@ -111,4 +111,4 @@ def run(device: str | None, *, quick: bool, size: int | None) -> Report:
 
 if __name__ == "__main__":
     help_text = "Bytes in the pool; 8GiB, and 64MiB with --quick."
-    bench_command("suspend", __doc__, run, click.option("--size", callback=read_size, help=help_text))()
+    measuring_command("suspend", __doc__, run, click.option("--size", callback=read_size, help=help_text))()

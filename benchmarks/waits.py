@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from vram import Buffer, Device, Event, Pool, Stream
 from vram.bench.measure import elapsed_ns
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 
 MIB = 1 << 20
 SIZES, QUICK_SIZES = (4 << 10, 16 * MIB, 256 * MIB, 4096 * MIB), (4 << 10, 16 * MIB)
@@ -57,4 +57,4 @@ def run(device: str | None, *, quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    bench_command("waits", __doc__, run)()
+    measuring_command("waits", __doc__, run)()

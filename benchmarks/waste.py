@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 from vram.core.device import Device
 from vram.replay import compare
 from vram.trace import open_trace
@@ -62,4 +62,4 @@ def run(device: str | None, *, quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    bench_command("waste", __doc__, run)()
+    measuring_command("waste", __doc__, run)()

@@ -18,7 +18,7 @@ from typing import Any
 import rich_click as click
 
 from vram.bench.report import Column, Report, Table
-from vram.cli.bench import bench_command
+from vram.cli.bench import measuring_command
 from vram.core.device import Device
 from vram.trace import Trace, open_trace
 from vram.trace.model import COLUMNS
@@ -107,7 +107,7 @@ def run(device: str | None, *, quick: bool, trace: Path, copies: tuple[int, ...]
 
 
 if __name__ == "__main__":
-    bench_command(
+    measuring_command(
         "web",
         __doc__,
         run,

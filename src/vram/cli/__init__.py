@@ -7,34 +7,38 @@ reader of the output left before its end.
 
 from __future__ import annotations
 
+import importlib
+
 import rich_click as click
 
-from .bench import bench_commands
-from .completion import completion_command
 from .console import Commands
-from .convert import convert_command
-from .demo import demo_command
-from .diff import diff_command
-from .doctor import doctor_command
-from .explain import explain_command
 from .flags import flag_options, print_flags
-from .info import info_command
-from .lab import lab_command
-from .leaks import leaks_command
-from .merge import merge_command
-from .plan import plan_command
-from .replay import replay_command
-from .report import report_command
-from .run import run_command
-from .serve import serve_command
-from .summary import summary_command
-from .top import top_command
 
 __all__ = ["main"]
 
+COMMANDS = (
+    *("bench", "completion", "convert", "demo", "diff", "doctor", "explain", "info", "lab", "leaks", "merge"),
+    *("plan", "replay", "report", "run", "serve", "summary", "top"),
+)
+"""Each is `NAME_command` in the module of its name, which is imported when the command is used."""
+
+
+class _Vram(Commands):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, for the help and for shells."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"vram.cli.{cmd_name}")
+        found: click.Command = getattr(module, f"{cmd_name}_command")
+        return found
+
 
 @click.group(
-    cls=Commands,
+    cls=_Vram,
     invoke_without_command=True,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,23 +49,3 @@ __all__ = ["main"]
 def main(ctx: click.Context, include: bool, libs: bool, pkgconfig: bool) -> None:
     """GPU memory: why a job ran out of it, what it would cost elsewhere, what this machine can do."""
     print_flags(ctx, include=include, libs=libs, pkgconfig=pkgconfig)
-
-
-main.add_command(bench_commands)
-main.add_command(completion_command)
-main.add_command(convert_command)
-main.add_command(demo_command)
-main.add_command(diff_command)
-main.add_command(doctor_command)
-main.add_command(explain_command)
-main.add_command(info_command)
-main.add_command(lab_command)
-main.add_command(leaks_command)
-main.add_command(merge_command)
-main.add_command(plan_command)
-main.add_command(replay_command)
-main.add_command(report_command)
-main.add_command(run_command)
-main.add_command(serve_command)
-main.add_command(summary_command)
-main.add_command(top_command)

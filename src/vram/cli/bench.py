@@ -17,15 +17,17 @@ from vram.bench.report import Report, Table, machine_lines, shown
 
 from .console import draw_grid, json_option, open_console
 
-__all__ = ["bench_command", "bench_commands"]
+__all__ = ["bench_command", "measuring_command"]
 
 
 @click.group("bench")
-def bench_commands() -> None:
+def bench_command() -> None:
     """Measure what memory costs here, beside the peers that are installed."""
 
 
-def bench_command(name: str, purpose: str | None, run: Callable[..., Report], *options: Any) -> click.Command:
+def measuring_command(
+    name: str, purpose: str | None, run: Callable[..., Report], *options: Any
+) -> click.Command:
     """A command that runs one benchmark and prints its report; `options` are passed on to `run`.
 
     The scripts in `benchmarks/` are such commands, too.
@@ -48,7 +50,7 @@ def bench_command(name: str, purpose: str | None, run: Callable[..., Report], *o
 
 
 for _name, _purpose in BENCHES.items():
-    bench_commands.add_command(bench_command(_name, _purpose, partial(run_bench, _name)))
+    bench_command.add_command(measuring_command(_name, _purpose, partial(run_bench, _name)))
 
 
 def _draw(report: Report, console: Console) -> None:
