@@ -14,6 +14,7 @@ from vram.bench.measure import reason
 from vram.bench.report import Left
 from vram.bench.workloads import Way
 from vram.core.device import Device
+from vram.core.driver_pool import DriverPool
 from vram.core.pool import Pool
 
 __all__ = ["FLOOR", "PEERS", "TORCH", "buffer_way", "find", "raw_way"]
@@ -25,11 +26,12 @@ RELEASE_THRESHOLD, NEVER = 4, 2**64 - 1
 """The number of that attribute of a driver pool, and its value by which free memory stays in the pool."""
 RMM_POOL_BYTES = 8 << 30
 """What RMM's pool and arena take at first, so that they never grow while measured."""
+DRIVER_POOL = "cudaMallocAsync (vram.DriverPool)"
 
 
-def raw_way(pool: Pool) -> Way:
-    """Plain addresses of our pool."""
-    return Way("vram malloc, free", "malloc(size)", "free(block)", {"malloc": pool.malloc, "free": pool.free})
+def raw_way(pool: Pool, name: str = "vram malloc, free") -> Way:
+    """Plain addresses of a pool of ours."""
+    return Way(name, "malloc(size)", "free(block)", {"malloc": pool.malloc, "free": pool.free})
 
 
 def buffer_way(pool: Pool) -> Way:
@@ -40,53 +42,34 @@ def buffer_way(pool: Pool) -> Way:
 # ---- peers: each returns its way on a CUDA device, or raises -----------------------------------------------
 
 
-def _torch(device: Device) -> Any:
+def _torch(device: Device) -> tuple[Any, dict[str, Any]]:
+    """PyTorch on a device, and how each way to call its allocator runs out of memory and gives it back."""
     torch = importlib.import_module("torch")
     torch.cuda.init()
     torch.cuda.set_device(device.index)
-    return torch
+    return torch, {"out_of_memory": torch.OutOfMemoryError, "trim": torch.cuda.empty_cache}
 
 
 def _torch_raw(device: Device) -> Way:
-    torch = _torch(device)
+    torch, endings = _torch(device)
     names = {
         "alloc": torch._C._cuda_cudaCachingAllocator_raw_alloc,
         "delete": torch._C._cuda_cudaCachingAllocator_raw_delete,
         "stream": torch.cuda.current_stream(device.index).cuda_stream,
     }
-    return Way(
-        "torch raw C calls",
-        "alloc(size, stream)",
-        "delete(block)",
-        names,
-        torch.OutOfMemoryError,
-        torch.cuda.empty_cache,
-    )
+    return Way("torch raw C calls", "alloc(size, stream)", "delete(block)", names, **endings)
 
 
 def _torch_public(device: Device) -> Way:
-    torch = _torch(device)
+    torch, endings = _torch(device)
     names = {"alloc": torch.cuda.caching_allocator_alloc, "delete": torch.cuda.caching_allocator_delete}
-    return Way(
-        "torch caching_allocator_alloc",
-        "alloc(size)",
-        "delete(block)",
-        names,
-        torch.OutOfMemoryError,
-        torch.cuda.empty_cache,
-    )
+    return Way("torch caching_allocator_alloc", "alloc(size)", "delete(block)", names, **endings)
 
 
 def _torch_empty(device: Device) -> Way:
-    torch = _torch(device)
+    torch, endings = _torch(device)
     names = {"empty": torch.empty, "uint8": torch.uint8, "place": torch.device("cuda", device.index)}
-    return Way(
-        "torch.empty",
-        "empty(size, dtype=uint8, device=place)",
-        names=names,
-        out_of_memory=torch.OutOfMemoryError,
-        trim=torch.cuda.empty_cache,
-    )
+    return Way("torch.empty", "empty(size, dtype=uint8, device=place)", names=names, **endings)
 
 
 def _cupy_pool(device: Device) -> Way:
@@ -125,19 +108,6 @@ def _cuda_core(device: Device) -> Way:
     return Way("cuda.core", "allocate(size, stream=stream)", "block.close(stream)", names)
 
 
-def _driver_pool(device: Device) -> Way:
-    kind = getattr(importlib.import_module("vram"), "DriverPool", None)
-    if kind is None:
-        raise ImportError("this vram has no DriverPool")
-    pool = kind(device)
-    return Way(
-        "cudaMallocAsync (vram.DriverPool)",
-        "malloc(size)",
-        "free(block)",
-        {"malloc": pool.malloc, "free": pool.free},
-    )
-
-
 PEERS: dict[str, Callable[[Device], Way]] = {
     "torch raw C calls": _torch_raw,
     "torch caching_allocator_alloc": _torch_public,
@@ -150,7 +120,7 @@ PEERS: dict[str, Callable[[Device], Way]] = {
     "RMM pool": _rmm("pool", lambda mr: mr.PoolMemoryResource(mr.CudaMemoryResource(), RMM_POOL_BYTES)),
     "RMM async": _rmm("async", lambda mr: mr.CudaAsyncMemoryResource(initial_pool_size=RMM_POOL_BYTES)),
     "cuda.core": _cuda_core,
-    "cudaMallocAsync (vram.DriverPool)": _driver_pool,
+    DRIVER_POOL: lambda device: raw_way(DriverPool(device), DRIVER_POOL),
 }
 """Every peer by name."""
 TORCH = ("torch raw C calls", "torch.empty")

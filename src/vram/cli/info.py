@@ -12,14 +12,14 @@ from rich.text import Text
 from vram.config import OPTIONS
 from vram.sizes import format_size
 
-from .console import draw_facts, open_console, pid_argument
+from .console import draw_facts, json_option, open_console, pid_argument
 
 __all__ = ["info_command"]
 
 
 @click.command("info")
 @pid_argument
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def info_command(pid: int | None, as_json: bool) -> None:
     """Show devices, what they can do, versions found, and the settings in force and where each comes from.
 

@@ -6,17 +6,14 @@ a run into a section of a document. Drawing in a terminal is for `vram.cli.lab`.
 
 from __future__ import annotations
 
-import datetime
 import difflib
-import os
-import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vram._native import CudaBackend
 from vram.core.device import Device
 from vram.errors import ConfigError
+from vram.system.machine import describe_machine as machine_facts
 
 from . import copies, pages, pools, stream_order, waiting
 from .experiment import Bench, Experiment, Observation, Quantity, Result, Table
@@ -111,17 +108,12 @@ def run(
 
 def describe_machine(device: Device) -> dict[str, str]:
     """What the numbers of a run depend on."""
-    backend = device.backend
-    cuda = isinstance(backend, CudaBackend)
-    described = {"device": device.name}
-    if isinstance(backend, CudaBackend):
-        version = backend.driver_version
-        described["hardware"] = backend.hardware
-        described["driver"] = f"CUDA {version // 1000}.{version % 1000 // 10}"
+    machine = machine_facts(device)
+    facts = machine["device"]
+    described = {"device": device.name, "hardware": facts["hardware"]}
+    if device.kind == "cuda":
+        described["driver"] = f"CUDA {facts['driver_cuda']}"
     else:
-        described["hardware"] = f"{os.cpu_count()} processors, {platform.machine()}"
-    described["python"] = platform.python_version()
-    described["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    if not cuda:
+        described["hardware"] = f"{machine['processors']} × {facts['hardware']}"
         described["note"] = "Run on the host device, where memory is the machine's and streams are threads."
-    return described
+    return described | {"python": machine["python"], "date": machine["date"][:10]}
