@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vram.bench.measure import in_turns, lowest
+from vram.bench.measure import in_turns, least_of_each
 from vram.bench.report import Column, Report, Table
 from vram.cli.bench import measuring_command
 from vram.core.device import Device
@@ -72,7 +72,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         files = {"snapshot, xz": RECORDING, "Parquet": sealed, "recording": stream}
         runs = {name: partial(opened, path) for name, path in files.items()}
         rows: list[dict[str, Any]] = [
-            {"file": name, "bytes": files[name].stat().st_size, **lowest(results)}
+            {"file": name, "bytes": files[name].stat().st_size, **least_of_each(results)}
             for name, results in in_turns(runs, repeats, warm=0).items()
         ]
     rows[0]["of_unpacked"] = rows[0]["peak_bytes"] / unpacked

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import vram
-from vram.bench.measure import in_turns, lowest
+from vram.bench.measure import in_turns, least_of_each
 from vram.bench.report import Column, Report, Table
 from vram.cli.bench import measuring_command
 
@@ -45,7 +45,7 @@ def in_each_way(pool: vram.Pool, path: Path, loop: Loop, repeats: int) -> dict[s
         return spent
 
     found = in_turns({way: partial(once, way) for way in ways}, repeats, warm=0)
-    return {way: lowest(results) for way, results in found.items()}
+    return {way: least_of_each(results) for way, results in found.items()}
 
 
 def measured(pool: vram.Pool, path: Path, quick: bool) -> list[dict[str, Any]]:

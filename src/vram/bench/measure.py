@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from vram.bench.report import Left
+from vram.bench.report import LeftOut
 from vram.bench.workloads import Run
 
-__all__ = ["WARM_RUNS", "elapsed_ns", "factor", "in_turns", "least", "lowest", "reason", "undisturbed"]
+__all__ = ["WARM_RUNS", "elapsed_ns", "factor", "in_turns", "least", "least_of_each", "reason", "undisturbed"]
 
 WARM_RUNS = 2
 """Runs before the first that counts: they fill caches and let the interpreter specialise the loop."""
@@ -39,7 +39,7 @@ def undisturbed() -> Iterator[None]:
 def in_turns(
     runs: Mapping[str, Callable[[], Result]],
     repeats: int,
-    failures: list[Left] | None = None,
+    failures: list[LeftOut] | None = None,
     *,
     warm: int = WARM_RUNS,
 ) -> dict[str, list[Result]]:
@@ -56,7 +56,7 @@ def in_turns(
                 except Exception as error:
                     if failures is None:
                         raise
-                    failures.append(Left(name, reason(error)))
+                    failures.append(LeftOut(name, reason(error)))
                     del found[name]
                 else:
                     if repeat >= 0:
@@ -64,12 +64,12 @@ def in_turns(
     return found
 
 
-def least(runs: Mapping[str, Run], repeats: int, failures: list[Left] | None = None) -> dict[str, float]:
+def least(runs: Mapping[str, Run], repeats: int, failures: list[LeftOut] | None = None) -> dict[str, float]:
     """Return the least of `repeats` results for each name, taken in turns as by `in_turns`."""
     return {name: min(results) for name, results in in_turns(runs, repeats, failures).items()}
 
 
-def lowest(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def least_of_each(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the least value of each key over several results."""
     return {key: min(result[key] for result in results) for key in results[0]}
 

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from vram._native import Backend
 from vram.bench import peers
-from vram.bench.measure import elapsed_ns, in_turns, lowest
-from vram.bench.report import Column, Left, Report, Table
+from vram.bench.measure import elapsed_ns, in_turns, least_of_each
+from vram.bench.report import Column, LeftOut, Report, Table
 from vram.bench.workloads import Scenario, Way, training_step
 from vram.config import PAGE_SIZES
 from vram.core.device import Device
@@ -47,7 +47,7 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
     pools = {
         name: options for name, options in POOLS.items() if place.pages or not options.get("pages", True)
     }
-    left_out = [Left(name, place.backend.no_pages) for name in POOLS if name not in pools]
+    left_out = [LeftOut(name, place.backend.no_pages) for name in POOLS if name not in pools]
     tables = [
         _growth(place, pools, growth, repeats),
         _remap(place, pools, remap, repeats),
@@ -180,7 +180,7 @@ def _ask(pool: Pool, size: int, count: int) -> tuple[float, int]:
 # ---- a first training step --------------------------------------------------------------------------------
 
 
-def _steps(place: Device, pools: Pools, total: int, repeats: int, left_out: list[Left]) -> Table:
+def _steps(place: Device, pools: Pools, total: int, repeats: int, left_out: list[LeftOut]) -> Table:
     step = training_step(total)
     others, missing = peers.find(place, peers.TORCH[:1])
     runs: dict[str, Callable[[], dict[str, float]]] = {
@@ -188,9 +188,9 @@ def _steps(place: Device, pools: Pools, total: int, repeats: int, left_out: list
         for name, options in pools.items()
     }
     runs |= {way.name: lambda way=way: _way_steps(way, step) for way in others}  # type: ignore[misc]
-    failures: list[Left] = []
+    failures: list[LeftOut] = []
     found = in_turns(runs, repeats, failures, warm=0)
-    left_out += [*missing, *(Left(f"{failed.name}, training step", failed.reason) for failed in failures)]
+    left_out += [*missing, *(LeftOut(f"{failed.name}, training step", failed.reason) for failed in failures)]
     return Table(
         f"A training step: {step.pairs} blocks, {format_size(total)} of activations, forward and back, ms",
         [
@@ -200,7 +200,7 @@ def _steps(place: Device, pools: Pools, total: int, repeats: int, left_out: list
             Column("step3", "third", "ms"),
             Column("reserved", "reserved over live at peak", "ratio"),
         ],
-        [{"memory": name, **lowest(results)} for name, results in found.items()],
+        [{"memory": name, **least_of_each(results)} for name, results in found.items()],
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vram.bench.measure import reason
-from vram.bench.report import Left
+from vram.bench.report import LeftOut
 from vram.bench.workloads import Way
 from vram.core.device import Device
 from vram.core.driver_pool import DriverPool
@@ -127,14 +127,14 @@ TORCH = ("torch raw C calls", "torch.empty")
 """PyTorch's allocator called as cheaply as a program can, and as most programs call it."""
 
 
-def find(device: Device, names: Iterable[str] = PEERS) -> tuple[list[Way], list[Left]]:
+def find(device: Device, names: Iterable[str] = PEERS) -> tuple[list[Way], list[LeftOut]]:
     """Return the peers that can be used on a device, and the others with the reason."""
     if device.kind != "cuda":
-        return [], [Left(name, f"needs a CUDA device; this is {device.name}") for name in names]
+        return [], [LeftOut(name, f"needs a CUDA device; this is {device.name}") for name in names]
     ways, left_out = [], []
     for name in names:
         try:
             ways.append(PEERS[name](device))
         except Exception as error:
-            left_out.append(Left(name, reason(error)))
+            left_out.append(LeftOut(name, reason(error)))
     return ways, left_out

@@ -14,7 +14,7 @@ from vram.sizes import format_size
 if TYPE_CHECKING:
     from vram.core.device import Device
 
-__all__ = ["Column", "Left", "Report", "Table", "machine_lines", "markdown", "shown"]
+__all__ = ["Column", "LeftOut", "Report", "Table", "machine_lines", "markdown", "shown"]
 
 Unit: TypeAlias = Literal[
     "text", "ns", "us", "ms", "s", "bytes", "GB/s", "ratio", "exact ratio", "share", "exact share", "count"
@@ -42,7 +42,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Left:
+class LeftOut:
     """What could not be measured, and why."""
 
     name: str
@@ -56,7 +56,7 @@ class Report:
     bench: str
     machine: Mapping[str, Any]
     tables: Sequence[Table]
-    left_out: Sequence[Left] = field(default=())
+    left_out: Sequence[LeftOut] = field(default=())
     quick: bool = False
 
     @classmethod
@@ -65,7 +65,7 @@ class Report:
         bench: str,
         device: Device,
         tables: Sequence[Table],
-        left_out: Sequence[Left] = (),
+        left_out: Sequence[LeftOut] = (),
         *,
         quick: bool = False,
     ) -> Report:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vram.bench import peers
 from vram.bench.measure import factor, in_turns, least
-from vram.bench.report import Column, Left, Report, Table
+from vram.bench.report import Column, LeftOut, Report, Table
 from vram.bench.workloads import PROGRAMS, Scenario, Way, pressure
 from vram.core.device import Device
 from vram.core.pool import Pool
@@ -36,18 +36,18 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
     others, left_out = peers.find(place, peers.TORCH)
     rows = []
     for name in CLAIMED:
-        failures: list[Left] = []
+        failures: list[LeftOut] = []
         if name in PROGRAMS:
             found: dict[str, Any] = {"ns": _program(place, PROGRAMS[name], others, failures, quick)}
         else:
             found = _under_pressure(place, others, failures, quick)
-        left_out += [Left(f"{failed.name}, {name}", failed.reason) for failed in failures]
+        left_out += [LeftOut(f"{failed.name}, {name}", failed.reason) for failed in failures]
         rows.append(_row(name, **found))
     return Report.of("scenarios", place, [_table(rows)], left_out, quick=quick)
 
 
 def _program(
-    place: Device, scenario: Scenario, others: list[Way], failures: list[Left], quick: bool
+    place: Device, scenario: Scenario, others: list[Way], failures: list[LeftOut], quick: bool
 ) -> dict[str, float]:
     with Pool(place) as pool:
         ways = [peers.raw_way(pool), peers.buffer_way(pool), *others]
@@ -62,7 +62,7 @@ def _program(
 # ---- memory pressure --------------------------------------------------------------------------------------
 
 
-def _under_pressure(place: Device, others: list[Way], failures: list[Left], quick: bool) -> dict[str, Any]:
+def _under_pressure(place: Device, others: list[Way], failures: list[LeftOut], quick: bool) -> dict[str, Any]:
     """The same requests for everyone inside the same limit, each run from nothing."""
     limit = PRESSURE_LIMIT if place.kind == "cuda" else HOST_PRESSURE_LIMIT
     scenario = pressure(limit, QUICK_REQUESTS if quick else PRESSURE_REQUESTS)

@@ -13,7 +13,7 @@ import rich_click as click
 from vram.errors import ConfigError
 
 from .console import draw_grid, draw_line, json_option, open_console, pid_argument, read_duration, top_option
-from .top_tables import TABLES, Table, Told, device_line, heading
+from .top_tables import TABLES, Status, Table, device_line, heading
 
 __all__ = ["top_command"]
 
@@ -53,7 +53,7 @@ def top_command(pid: int | None, once: bool, every: float, wanted: str, top: int
             run(lambda: client.status(top), max(0.05, every / 1e6), wanted)
 
 
-def _screen() -> Callable[[Callable[[], Told], float, str], None]:
+def _screen() -> Callable[[Callable[[], Status], float, str], None]:
     try:
         from .top_screen import show
     except ModuleNotFoundError as error:
@@ -63,26 +63,26 @@ def _screen() -> Callable[[Callable[[], Told], float, str], None]:
     return show
 
 
-def _draw(told: Told, wanted: str, top: int) -> None:
+def _draw(status: Status, wanted: str, top: int) -> None:
     console = open_console()
-    draw_line(console, heading(told), "bold")
-    for device in told["devices"]:
+    draw_line(console, heading(status), "bold")
+    for device in status["devices"]:
         draw_line(console, device_line(device))
     for table in TABLES:
-        rows = table.rows(told, wanted=wanted)
+        rows = table.rows(status, wanted=wanted)
         console.print()
-        draw_line(console, f"{table.name}{_age(table, told)}", "bold")
+        draw_line(console, f"{table.name}{_age(table, status)}", "bold")
         if rows:
             draw_grid(console, table.columns, rows, top=top)
         else:
             draw_line(console, f"none{' with ' + repr(wanted) if wanted else ''}")
-        if left := told["left_out"].get(table.name, 0):
+        if left := status["left_out"].get(table.name, 0):
             draw_line(console, f"and {left} more: --top shows more", "dim")
 
 
-def _age(table: Table, told: Told) -> str:
+def _age(table: Table, status: Status) -> str:
     """Said where it matters."""
-    old = told["holders_age_s"]
+    old = status["holders_age_s"]
     return f", {old:.0f} s ago" if table.name in ("tags", "holders") and old >= 1 else ""
 
 

@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Footer, Input, Sparkline, Static, TabbedC
 from vram.errors import VramError
 
 from .console import one_line
-from .top_tables import TABLES, Table, Told, device_line, heading
+from .top_tables import TABLES, Status, Table, device_line, heading
 
 __all__ = ["TopScreen", "show"]
 
@@ -31,7 +31,7 @@ BAR = (
 BAR_WIDTH = 24
 
 
-def show(look: Callable[[], Told], every: float, wanted: str) -> None:
+def show(look: Callable[[], Status], every: float, wanted: str) -> None:
     """Show what `look` returns every so many seconds, until the user leaves."""
     TopScreen(look, every=every, wanted=wanted).run()
 
@@ -61,7 +61,7 @@ class TopScreen(App[None]):
         *(Binding(str(number), f"table({number - 1})", show=False) for number in range(1, len(TABLES) + 1)),
     ]
 
-    def __init__(self, look: Callable[[], Told], *, every: float = 1.0, wanted: str = "") -> None:
+    def __init__(self, look: Callable[[], Status], *, every: float = 1.0, wanted: str = "") -> None:
         """Draw what `look` returns; `wanted` is the filter to begin with."""
         super().__init__()
         self._look = look
@@ -70,7 +70,7 @@ class TopScreen(App[None]):
         self.paused = False
         self._asking = False
         self.ended = ""
-        self.told: Told | None = None
+        self.status: Status | None = None
         self.sorted_by = {table.name: table.sort for table in TABLES}
         self.reversed = {table.name: False for table in TABLES}
 
@@ -103,15 +103,15 @@ class TopScreen(App[None]):
     def _ask_aside(self) -> None:
         """On another thread, one question at a time: a process that was stopped lets its askers wait."""
         try:
-            told = self._look()
+            status = self._look()
         except VramError as error:
             self.call_from_thread(self._end, str(error))
         else:
-            self.call_from_thread(self._take, told)
+            self.call_from_thread(self._take, status)
 
-    def _take(self, told: Told) -> None:
+    def _take(self, status: Status) -> None:
         self._asking = False
-        self.told = told
+        self.status = status
         self.draw()
 
     def _end(self, why: str) -> None:
@@ -121,17 +121,17 @@ class TopScreen(App[None]):
     # ---- drawing ------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Everything, from what was told last."""
+        """Everything, from the last status."""
         self.query_one("#state", Static).update(Text(self._state()))
-        if self.told is None:
+        if self.status is None:
             return
-        told = self.told
-        self.query_one("#heading", Static).update(Text(one_line(heading(told)), no_wrap=True))
-        bars = Text("\n").join(_bar(device) for device in told["devices"])
+        status = self.status
+        self.query_one("#heading", Static).update(Text(one_line(heading(status)), no_wrap=True))
+        bars = Text("\n").join(_bar(device) for device in status["devices"])
         self.query_one("#devices", Static).update(bars)
-        self.query_one("#history", Sparkline).data = [float(row[1]) for row in told["history"]]
+        self.query_one("#history", Sparkline).data = [float(row[1]) for row in status["history"]]
         for table in TABLES:
-            self._fill(table, told)
+            self._fill(table, status)
 
     def _state(self) -> str:
         words = [one_line(self.ended)] if self.ended else ["paused"] if self.paused else []
@@ -139,11 +139,11 @@ class TopScreen(App[None]):
             words.append(f"only rows with {one_line(self.wanted)!r}")
         return "; ".join(words)
 
-    def _fill(self, table: Table, told: Told) -> None:
+    def _fill(self, table: Table, status: Status) -> None:
         widget: DataTable[Text] = self.query_one(f"#{table.name}-rows", DataTable)
         cursor, place = widget.cursor_row, widget.scroll_offset
         by, backwards = self.sorted_by[table.name], self.reversed[table.name]
-        rows = table.rows(told, wanted=self.wanted, sort=by, reverse=backwards)
+        rows = table.rows(status, wanted=self.wanted, sort=by, reverse=backwards)
         widget.clear(columns=True)
         for number, title in enumerate(table.titles):
             arrow = (" ▲" if backwards else " ▼") if number == by else ""
@@ -212,7 +212,7 @@ class TopScreen(App[None]):
         self.draw()
 
 
-def _bar(device: Told) -> Text:
+def _bar(device: Status) -> Text:
     """A device's memory as a bar and in words. Each part has the cells that its share rounds to."""
     total = max(1, device["total"])
     bar = Text()

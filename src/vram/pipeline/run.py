@@ -106,7 +106,7 @@ class Target:
         if out is not None:
             walk(out, lambda array: _check_out(array, rows, list(leaves(whole))))
 
-    def places(self, chunk: Chunk) -> list[HostArray]:
+    def destinations(self, chunk: Chunk) -> list[HostArray]:
         """The rows of `out` for a chunk's results, in order. Called for one chunk after the other."""
         results = [leaf for leaf in leaves(chunk.results) if leaf is not None]
         rows = chunk.rows.stop - chunk.rows.start
@@ -462,7 +462,7 @@ class Run:
         pinned = self.pipe.pinned
         if self.target is not None:
             results = [leaf for leaf in leaves(chunk.results) if isinstance(leaf, Result)]
-            for result, place in zip(results, self.target.places(chunk), strict=True):
+            for result, place in zip(results, self.target.destinations(chunk), strict=True):
                 if not result.size:
                     continue
                 if self.pipe._direct(place):

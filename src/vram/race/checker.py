@@ -357,7 +357,7 @@ class _Watch:
         group = pieces[0].group if pieces else _group_of(pool)
         if size > there:
             made = self._allocate(key, block + there, size - there, site, pool, group, block=block)
-            made.growable, made.told = True, pieces[0].told if pieces else made.told
+            made.growable, made.reported = True, pieces[0].reported if pieces else made.reported
 
     def _shrink(self, core: Any, block: int, size: int, stack: tuple[Frame, ...]) -> None:
         pieces = self._history.pieces(core, block)

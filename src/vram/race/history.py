@@ -169,7 +169,7 @@ class Allocation:
     took_over: list[Race] = field(default_factory=list)  # those that came true when it was allocated
     growable: bool = False  # a piece of a growable buffer, which `Pool.suspend` leaves alone
     captured: bool = False  # allocated on a stream that was being captured: a graph has it
-    told: set[tuple[object, ...]] = field(default_factory=set)
+    reported: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
     def end(self) -> int:
@@ -182,9 +182,9 @@ class Allocation:
 
     def first_time(self, *what: object) -> bool:
         """Whether this is news: each misuse of an allocation is reported once."""
-        if what in self.told:
+        if what in self.reported:
             return False
-        self.told.add(what)
+        self.reported.add(what)
         return True
 
 
