@@ -101,7 +101,7 @@ def test_info_says_why_a_device_has_no_pages(vram_command: Command, monkeypatch:
     monkeypatch.setattr(machine, "devices", lambda: [vram.Device.model("1GiB", pages=False)])
     code, out, _ = vram_command("info")
     assert code == 0
-    assert "no, plain segments only: the device has no pages" in out
+    assert "no, only plain segments: the device has no pages" in out
 
 
 def test_info_imports_no_framework() -> None:

@@ -44,7 +44,7 @@ def test_a_capacity_that_cannot_be_met_is_a_finding(plan_command: Command, rows:
     code, out, _ = plan_command(str(rows), "--capacity", "11", "--json")
     assert code == 1
     assert json.loads(out)["feasible"] is False
-    assert plan_command(str(rows), "--capacity", "11")[1].rstrip().endswith("nothing does")
+    assert plan_command(str(rows), "--capacity", "11")[1].rstrip().endswith("no plan can fit")
 
 
 def test_alignment_counts(plan_command: Command, rows: Path) -> None:

@@ -368,4 +368,4 @@ def test_a_file_that_is_no_run_is_refused(vram_command: Any, tmp_path: Path) -> 
     path.write_text("[]")
     code, _, err = vram_command("lab", "--from", str(path))
     assert code == 2
-    assert "is not what" in err
+    assert "is not the output of" in err

@@ -1,4 +1,4 @@
-"""`vram bench`: what memory costs on this machine. Draws reports of `vram.bench`, measures nothing."""
+"""`vram bench`: what memory costs on this machine. Prints the reports of `vram.bench`; measures nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["bench_commands"]
 
 @click.group("bench")
 def bench_commands() -> None:
-    """Measure what memory costs here, beside the peers that are installed."""
+    """Measure the cost of memory operations on this machine, next to other installed allocators."""
 
 
 def _command(name: str, purpose: str) -> click.Command:
     @click.command(name, help=purpose)
-    @click.option("--device", metavar="NAME", help="cuda:0, host, …; the default device without.")
-    @click.option("--quick", is_flag=True, help="Try it in seconds; the figures are then worth little.")
+    @click.option("--device", metavar="NAME", help="Device to measure, such as cuda:0 or host.")
+    @click.option("--quick", is_flag=True, help="Finish in seconds, with less reliable figures.")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     def command(device: str | None, quick: bool, as_json: bool) -> None:
         report = run_bench(name, device, quick=quick)
@@ -47,7 +47,7 @@ def _draw(report: Report, console: Console) -> None:
     for line in _machine_lines(report.machine):
         console.print(Text(line), soft_wrap=True)
     if report.quick:
-        console.print(Text("Quick run: figures to try the command with, not to quote.", style="bold"))
+        console.print(Text("Quick run: these figures are not reliable enough to quote.", style="bold"))
     for table in report.tables:
         console.print()
         console.print(Text(table.title, style="bold"), soft_wrap=True)
@@ -70,7 +70,7 @@ def _rows(table: Table) -> list[list[str]]:
 
 
 def _machine_lines(machine: Any) -> list[str]:
-    """The header of a measurement, for a person."""
+    """Describe the machine in a few lines, printed above the tables."""
     device = machine["device"]
     driver = f", driver {device['driver'] or ''} (CUDA {device['driver_cuda']})" if "driver" in device else ""
     versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
