@@ -158,7 +158,7 @@ def test_json_of_a_run_becomes_markdown(tables: Any, vram_command: Command) -> N
     text = tables.markdown(report)
     assert text.startswith("`vram bench threads --device host` on 20")
     assert "| threads | wall, ns | of one thread |" in text
-    assert "not figures to quote" in text
+    assert "not reliable enough to quote" in text
 
 
 def test_the_document_has_a_place_for_every_benchmark(tables: Any) -> None:

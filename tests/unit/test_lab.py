@@ -316,7 +316,7 @@ def test_a_person_reads_claim_verdict_and_numbers(vram_command: Any) -> None:
     assert code == 0
     assert "streams are threads" in out
     assert EXPERIMENTS["two-addresses"].claim in out
-    assert "holds: Written through either address" in out
+    assert "holds: After writing through either address" in out
     assert "needs a GPU" in out
 
 
@@ -334,7 +334,7 @@ def test_an_unknown_name_is_an_error_that_names_the_valid_ones(vram_command: Any
     assert (code, out) == (2, "")
     assert "Did you mean fragmentation?" in err
     assert all(name in err for name in EXPERIMENTS)
-    with pytest.raises(ConfigError, match="there is no experiment"):
+    with pytest.raises(ConfigError, match="unknown experiment"):
         lab.choose(["nothing-like-it"])
 
 

@@ -1,6 +1,6 @@
-"""How runs are timed: warm first, all in turn so that a disturbance meets all alike, and the least counts.
+"""How runs are timed: after a warm-up, in turn so that disturbances affect all equally, and by the minimum.
 
-What is run is for `workloads` and `peers`.
+`workloads` and `peers` define what is run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from vram.bench.workloads import Run
 __all__ = ["WARM_RUNS", "factor", "least", "undisturbed"]
 
 WARM_RUNS = 2
-"""Runs before the first that counts: they fill caches and let the interpreter specialise the loop."""
+"""Runs before the first that counts: they fill caches and let the interpreter specialize the loop."""
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep the garbage collector out of a measurement."""
+    """Disable the garbage collector during a measurement."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -33,9 +33,9 @@ def undisturbed() -> Iterator[None]:
 
 
 def least(runs: Mapping[str, Run], repeats: int, failures: list[Left] | None = None) -> dict[str, float]:
-    """Return the least of `repeats` results for each name, taken in turn.
+    """Return the minimum of `repeats` results for each name, measured in turn.
 
-    What raises is left out, with the reason in `failures`; without that list it raises here.
+    A run that raises is omitted, with the reason in `failures`; without that list the error is raised.
     """
     running, found = dict(runs), dict.fromkeys(runs, math.inf)
     with undisturbed():
@@ -55,10 +55,10 @@ def least(runs: Mapping[str, Run], repeats: int, failures: list[Left] | None = N
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line."""
+    """Return why something failed, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def factor(whole: float | None, part: float | None) -> float | None:
-    """`whole` over `part`; None where one of them was not measured."""
+    """Return `whole / part`; None if one of them was not measured."""
     return whole / part if whole is not None and part else None

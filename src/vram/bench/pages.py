@@ -1,6 +1,6 @@
-"""`vram bench pages`: growth from nothing, free memory serving another size, and a first training step.
+"""`vram bench pages`: growth, reuse of free memory for another size, and a first training step.
 
-Pages of each size and the pool's own choice, against plain segments and the driver's plain calls.
+Compares pages of each size and the pool's own choice with plain segments and plain driver calls.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ POOLS: dict[str, dict[str, Any]] = {
     "pool, pages up to 8 MiB": {"max_page": 8 * MIB},
     "pool, plain segments": {"pages": False},
 }
-"""Configurations of the pool, by what the table calls them."""
+"""Configurations of the pool, by their names in the table."""
 
 
 def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
-    """Measure growth, mapping again and a first step on a device."""
+    """Measure growth, remapping and a first step on a device."""
     place = Device(device)
     repeats = QUICK_REPEATS if quick else REPEATS
     large = place.kind == "cuda" and not quick
@@ -85,11 +85,11 @@ def _growth(place: Device, pools: Mapping[str, dict[str, Any]], total: int, repe
         for name, way in ways.items()
     ]
     columns = [Column("memory", "memory"), *(Column(title, title, "ms") for title in sizes)]
-    return Table(f"Growth: {format_size(total)} taken from nothing, ms a GiB", columns, rows)
+    return Table(f"Growth: {format_size(total)} from an empty pool, ms per GiB", columns, rows)
 
 
 def _per_gib(way: Callable[[int], float | None], size: int, total: int, repeats: int) -> float | None:
-    """The least of several times, for a GiB; None where a way cannot make blocks of that size."""
+    """Return the minimum of several times, per GiB; None if a way cannot allocate blocks of that size."""
     times = [spent for spent in (way(size) for _ in range(repeats)) if spent is not None]
     return min(times) * GIB / total if times else None
 
@@ -108,7 +108,7 @@ def _reserve(backend: Backend, size: int, total: int) -> float:
 
 
 def _map(backend: Backend, page: int, size: int, total: int) -> float | None:
-    """Pages created and mapped at fresh addresses, access granted once for each block."""
+    """Create pages and map them at new addresses, with access granted once for each block."""
     if size % page:
         return None
     space, pages = backend.space_reserve(total), []
@@ -128,11 +128,11 @@ def _map(backend: Backend, page: int, size: int, total: int) -> float | None:
     return spent
 
 
-# ---- mapping again ----------------------------------------------------------------------------------------
+# ---- remapping --------------------------------------------------------------------------------------------
 
 
 def _remap(place: Device, pools: Mapping[str, dict[str, Any]], total: int, repeats: int) -> Table:
-    """Fill a limit with blocks, free every second, and ask for blocks of twice the size in their place."""
+    """Fill a limit with blocks, free every other one, and request blocks of twice the size."""
     rows: list[dict[str, Any]] = []
     for name, options in pools.items():
         best = min(
@@ -140,17 +140,17 @@ def _remap(place: Device, pools: Mapping[str, dict[str, Any]], total: int, repea
         )
         rows.append({"memory": name, **best})
     return Table(
-        f"Free memory in the wrong place: {format_size(total)} full of blocks of {format_size(REMAP_BLOCK)}, "
-        "every second one freed, the same bytes asked for again in blocks of twice the size",
+        f"Fragmented memory: {format_size(total)} full of blocks of {format_size(REMAP_BLOCK)}, "
+        "every other one freed, the same bytes requested in blocks of twice the size",
         [
             Column("memory", "memory"),
-            Column("us", "µs a MiB, first time", "us"),
-            Column("again_us", "µs a MiB, once more", "us"),
+            Column("us", "µs per MiB, first time", "us"),
+            Column("again_us", "µs per MiB, repeated", "us"),
             Column("mappings", "mappings made", "count"),
             Column("served", "requests served", "share"),
         ],
         rows,
-        "Once more: the same blocks freed and asked for again, when every address has its pages already.",
+        "Repeated: the same blocks are freed and requested again, when every address already has its pages.",
     )
 
 
@@ -174,7 +174,7 @@ def _twice_the_size(place: Device, options: dict[str, Any], total: int) -> dict[
 
 
 def _ask(pool: Pool, size: int, count: int) -> tuple[float, int]:
-    """Microseconds of `count` requests and how many were served; frees them again."""
+    """Return the microseconds of `count` requests and how many succeeded; free them again."""
     held: list[int] = []
 
     def ask() -> None:

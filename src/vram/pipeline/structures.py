@@ -1,6 +1,6 @@
-"""Structures of arrays, as batches and results are: tuples, lists and dicts of arrays and anything else.
+"""Structures of arrays for batches and results: tuples, lists and dicts of arrays and other values.
 
-Also what counts as an array on the host. Where arrays go is the pipeline's business.
+Also defines what counts as an array on the host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["host_array", "leaves", "walk"]
 
 
 def walk(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """The same structure of tuples, lists and dicts with every leaf converted."""
+    """Return the same structure of tuples, lists and dicts with every leaf converted."""
     if isinstance(value, dict):
         return {key: walk(each, convert) for key, each in value.items()}
     if isinstance(value, tuple):
@@ -27,14 +27,14 @@ def walk(value: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Everything in a structure that is none itself, in order."""
+    """Yield the leaves of a structure in order."""
     found: list[Any] = []
     walk(value, found.append)
     return iter(found)
 
 
 def host_array(leaf: Any) -> HostArray | None:
-    """Host memory as a NumPy array, without a copy; None for what is no array."""
+    """Return host memory as a NumPy array without a copy; None if it is not an array."""
     if isinstance(leaf, Pin):
         leaf = leaf.array
     if isinstance(leaf, (np.generic, bytes, str)):
