@@ -22,7 +22,7 @@ def markdown(report: dict[str, Any]) -> str:
     """Everything one run says."""
     parts = [header(report)]
     if report["quick"]:
-        parts.append("**A quick run, to try the command with: not figures to quote.**")
+        parts.append("**Quick run: these figures are not reliable enough to quote.**")
     parts += [table_markdown(table) for table in report["tables"]]
     if report["left_out"]:
         left = "\n".join(f"- {left['name']}: {left['reason']}" for left in report["left_out"])

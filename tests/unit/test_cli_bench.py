@@ -102,7 +102,7 @@ def test_info_says_why_a_device_has_no_pages(vram_command: Command, monkeypatch:
     monkeypatch.setattr(machine, "devices", lambda: [vram.Device.model("1GiB", pages=False)])
     code, out, _ = vram_command("info")
     assert code == 0
-    assert "no, plain segments only: the device has no pages" in out
+    assert "no, only plain segments: the device has no pages" in out
 
 
 def test_info_imports_no_framework() -> None:
@@ -164,7 +164,7 @@ def test_json_of_a_run_becomes_markdown(tables: Any, vram_command: Command) -> N
     text = tables.markdown(report)
     assert text.startswith("`vram bench threads --device host` on 20")
     assert "| threads | wall, ns | of one thread |" in text
-    assert "not figures to quote" in text
+    assert "not reliable enough to quote" in text
 
 
 def test_the_document_has_a_place_for_every_benchmark(tables: Any) -> None:

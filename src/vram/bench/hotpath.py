@@ -1,4 +1,4 @@
-"""`vram bench hotpath`: what an allocate+free pair costs, from Python and C++, beside every peer."""
+"""`vram bench hotpath`: the cost of an allocate+free pair, from Python, C++ and every installed peer."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def _all(columns: dict[str, dict[str, float]]) -> Table:
 
 
 def _against(columns: dict[str, dict[str, float]]) -> Table:
-    """Ours over the floor and under the fastest peer, in each scenario."""
+    """Compare vram with the floor and with the fastest peer in each scenario."""
     return Table(
-        "vram malloc+free against the floor and the fastest peer of the same run",
+        "vram malloc+free, the floor and the fastest peer of the same run",
         [
             Column("scenario", "scenario"),
             Column("ours", "vram, ns", "ns"),
             Column("over_floor", "over the floor", "ratio"),
             Column("peer", "fastest peer"),
             Column("theirs", "its ns", "ns"),
-            Column("factor", "vram is faster by", "ratio"),
+            Column("factor", "vram faster by", "ratio"),
             Column("native", "C++, ns", "ns"),
-            Column("native_factor", "than the driver by", "ratio"),
+            Column("native_factor", "faster than driver by", "ratio"),
         ],
         [_against_row(scenario, results) for scenario, results in columns.items()],
     )

@@ -18,14 +18,14 @@ from vram.bench.workloads import Run
 __all__ = ["WARM_RUNS", "elapsed_ns", "factor", "in_turns", "least", "least_of_each", "reason", "undisturbed"]
 
 WARM_RUNS = 2
-"""Runs before the first that counts: they fill caches and let the interpreter specialise the loop."""
+"""Runs before the first that counts: they fill caches and let the interpreter specialize the loop."""
 
 Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep the garbage collector out of a measurement."""
+    """Disable the garbage collector during a measurement."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -45,7 +45,7 @@ def in_turns(
 ) -> dict[str, list[Result]]:
     """Return `repeats` results for each name. Every repeat goes through all runs before the next one begins.
 
-    A run that raises is left out, with the reason in `failures`; without that list, it raises here.
+    A run that raises is omitted, with the reason in `failures`; without that list the error is raised.
     """
     found: dict[str, list[Result]] = {name: [] for name in runs}
     with undisturbed():
@@ -82,10 +82,10 @@ def elapsed_ns(work: Callable[[], object], clock: Callable[[], int] = time.perf_
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line."""
+    """Return why something failed, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def factor(whole: float | None, part: float | None) -> float | None:
-    """`whole` over `part`; None where one of them was not measured."""
+    """Return `whole / part`; None if one of them was not measured."""
     return whole / part if whole is not None and part else None

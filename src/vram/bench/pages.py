@@ -1,6 +1,6 @@
-"""`vram bench pages`: growth from nothing, free memory serving another size, and a first training step.
+"""`vram bench pages`: growth, reuse of free memory for another size, and a first training step.
 
-Pages of each size and the pool's own choice, against plain segments and the driver's plain calls.
+Compares pages of each size and the pool's own choice with plain segments and plain driver calls.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ POOLS: Pools = {
     "pool, pages up to 8 MiB": {"max_page": 8 * MIB},
     "pool, plain segments": {"pages": False},
 }
-"""Configurations of the pool, by what the table calls them."""
+"""Configurations of the pool, by their names in the table."""
 
 
 def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
-    """Measure growth, mapping again and a first step on a device."""
+    """Measure growth, remapping and a first step on a device."""
     place = Device(device)
     repeats = QUICK_REPEATS if quick else REPEATS
     large = place.kind == "cuda" and not quick
@@ -67,7 +67,7 @@ def _growth(place: Device, pools: Pools, total: int, repeats: int) -> Table:
         columns.append(Column(title := f"in blocks of {format_size(size)}", title, "ms"))
         for name, spent in in_turns(_growths(place, pools, size, total), repeats, warm=0).items():
             rows[name][title] = min(spent) / 1e6 * GIB / total
-    title = f"Growth: {format_size(total)} taken from nothing, ms a GiB"
+    title = f"Growth: {format_size(total)} from an empty pool, ms per GiB"
     return Table(title, columns, list(rows.values()))
 
 
@@ -99,7 +99,7 @@ def _reserve(backend: Backend, size: int, total: int) -> int:
 
 
 def _map(backend: Backend, page: int, size: int, total: int) -> int:
-    """Pages created and mapped at fresh addresses, access granted once for each block."""
+    """Create pages and map them at new addresses, with access granted once for each block."""
     space, pages = backend.space_reserve(total), []
 
     def grow() -> None:
@@ -117,11 +117,11 @@ def _map(backend: Backend, page: int, size: int, total: int) -> int:
     return spent
 
 
-# ---- mapping again ----------------------------------------------------------------------------------------
+# ---- remapping --------------------------------------------------------------------------------------------
 
 
 def _remap(place: Device, pools: Pools, total: int, repeats: int) -> Table:
-    """Fill a limit with blocks, free every second, and ask for blocks of twice the size in their place."""
+    """Fill a limit with blocks, free every other one, and request blocks of twice the size."""
     runs: dict[str, Callable[[], dict[str, Any]]] = {
         name: lambda options=options: _twice_the_size(place, options, total)  # type: ignore[misc]
         for name, options in pools.items()
@@ -129,17 +129,17 @@ def _remap(place: Device, pools: Pools, total: int, repeats: int) -> Table:
     found = in_turns(runs, repeats, warm=0)
     rows = [{"memory": name, **min(results, key=lambda row: row["us"])} for name, results in found.items()]
     return Table(
-        f"Free memory in the wrong place: {format_size(total)} full of blocks of {format_size(REMAP_BLOCK)}, "
-        "every second one freed, the same bytes asked for again in blocks of twice the size",
+        f"Fragmented memory: {format_size(total)} full of blocks of {format_size(REMAP_BLOCK)}, "
+        "every other one freed, the same bytes requested in blocks of twice the size",
         [
             Column("memory", "memory"),
-            Column("us", "µs a MiB, first time", "us"),
-            Column("again_us", "µs a MiB, once more", "us"),
+            Column("us", "µs per MiB, first time", "us"),
+            Column("again_us", "µs per MiB, repeated", "us"),
             Column("mappings", "mappings made", "count"),
             Column("served", "requests served", "share"),
         ],
         rows,
-        "Once more: the same blocks freed and asked for again, when every address has its pages already.",
+        "Repeated: the same blocks are freed and requested again, when every address already has its pages.",
     )
 
 
@@ -163,7 +163,7 @@ def _twice_the_size(place: Device, options: dict[str, Any], total: int) -> dict[
 
 
 def _ask(pool: Pool, size: int, count: int) -> tuple[float, int]:
-    """Microseconds of `count` requests and how many were served; frees them again."""
+    """Return the microseconds of `count` requests and how many succeeded; free them again."""
     held: list[int] = []
 
     def ask() -> None:

@@ -1,7 +1,7 @@
-"""Every way to allocate that `hotpath` and `scenarios` compare: ours, the floor, and each peer installed.
+"""The ways to allocate that `hotpath` and `scenarios` compare: vram, the floor, and every installed peer.
 
-Each peer is called in its cheapest configuration that is open to a Python program. One that cannot be used
-is named with the reason. How the calls are timed is for `workloads` and `measure`.
+Each peer is called in its cheapest configuration that is available to a Python program. If one cannot be
+used, the report gives the reason. `workloads` and `measure` time the calls.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from vram.core.pool import Pool
 __all__ = ["FLOOR", "PEERS", "TORCH", "buffer_way", "find", "raw_way"]
 
 FLOOR = Way("two calls of a no-op builtin", "abs(size)", "abs(0)", {"abs": abs})
-"""What the loop and two calls cost when nothing is allocated."""
+"""The cost of the loop and two calls if nothing is allocated."""
 
 RELEASE_THRESHOLD, NEVER = 4, 2**64 - 1
-"""The number of that attribute of a driver pool, and its value by which free memory stays in the pool."""
+"""The number of that attribute of a driver pool, and its value that keeps free memory in the pool."""
 RMM_POOL_BYTES = 8 << 30
-"""What RMM's pool and arena take at first, so that they never grow while measured."""
+"""Initial size of RMM's pool and arena, so that they never grow during a measurement."""
 DRIVER_POOL = "cudaMallocAsync (vram.DriverPool)"
 
 
 def raw_way(pool: Pool, name: str = "vram malloc, free") -> Way:
-    """Plain addresses of a pool of ours."""
+    """Allocate plain addresses from one of our pools."""
     return Way(name, "malloc(size)", "free(block)", {"malloc": pool.malloc, "free": pool.free})
 
 
 def buffer_way(pool: Pool) -> Way:
-    """Buffers of our pool, freed when dropped."""
+    """Allocate Buffers from our pool, freed when dropped."""
     return Way("vram Buffer", "allocate(size)", names={"allocate": pool.allocate})
 
 
@@ -83,7 +83,7 @@ def _cupy_async(device: Device) -> Way:
     cupy = importlib.import_module("cupy")
     cupy.cuda.Device(device.index).use()
     runtime = cupy.cuda.runtime
-    # The device's default pool, which cuda.core shares and sets in the same way.
+    # The device's default pool, which cuda.core shares and configures in the same way.
     runtime.memPoolSetAttribute(runtime.deviceGetDefaultMemPool(device.index), RELEASE_THRESHOLD, NEVER)
     pool = cupy.cuda.MemoryAsyncPool("default")
     return Way("CuPy async pool", "malloc(size)", names={"malloc": pool.malloc})
@@ -122,9 +122,9 @@ PEERS: dict[str, Callable[[Device], Way]] = {
     "cuda.core": _cuda_core,
     DRIVER_POOL: lambda device: raw_way(DriverPool(device), DRIVER_POOL),
 }
-"""Every peer by name."""
+"""All peers by name."""
 TORCH = ("torch raw C calls", "torch.empty")
-"""PyTorch's allocator called as cheaply as a program can, and as most programs call it."""
+"""PyTorch's allocator: called as cheaply as possible, and as most programs call it."""
 
 
 def find(device: Device, names: Iterable[str] = PEERS) -> tuple[list[Way], list[LeftOut]]:

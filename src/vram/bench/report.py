@@ -1,6 +1,6 @@
-"""What a benchmark hands out: tables of plain values with their units, the machine, and what was left out.
+"""The result of a benchmark: tables of plain values with units, the machine, and what was not measured.
 
-Knows neither how it was measured nor how it is drawn.
+Independent of how it was measured and how it is printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """One column: where its values are in a row, its heading, what they are."""
+    """One column: its key in a row, its heading and its unit."""
 
     key: str
     title: str
@@ -43,7 +43,7 @@ class Table:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What could not be measured, and why."""
+    """What was not measured, and why."""
 
     name: str
     reason: str
@@ -51,7 +51,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of one benchmark run."""
+    """The result of one benchmark run."""
 
     bench: str
     machine: Mapping[str, Any]
@@ -69,20 +69,20 @@ class Report:
         *,
         quick: bool = False,
     ) -> Report:
-        """Join tables with the machine they were measured on."""
+        """Combine tables with the machine on which they were measured."""
         from vram.system.machine import (
-            describe_machine,  # a report is read where the native core is not built
+            describe_machine,  # a report can be read without the native core
         )
 
         return cls(bench, describe_machine(device), tables, left_out, quick)
 
     def to_json(self) -> dict[str, Any]:
-        """The whole report in plain values."""
+        """Return the whole report as plain values."""
         return asdict(self)
 
 
 def shown(value: object, unit: str) -> str:
-    """Return a value as a person reads it; a dash where nothing was measured."""
+    """Format a value; a dash if nothing was measured."""
     if value is None:
         return "–"
     if not isinstance(value, (int, float)):

@@ -1,4 +1,4 @@
-"""`vram bench scenarios`: five kinds of program against PyTorch's allocator in the same run."""
+"""`vram bench scenarios`: five kinds of program, compared with PyTorch's allocator in the same run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLAIMED = {
     "memory pressure": 4.83,
     "variable sizes": 0.83,
 }
-"""How much faster than PyTorch the reference design says it is."""
+"""How much faster than PyTorch the reference design claims to be."""
 OURS = ("vram malloc, free", "vram Buffer")
 
 
@@ -63,7 +63,7 @@ def _program(
 
 
 def _under_pressure(place: Device, others: list[Way], failures: list[LeftOut], quick: bool) -> dict[str, Any]:
-    """The same requests for everyone inside the same limit, each run from nothing."""
+    """Run the same requests within the same limit for all, each starting from an empty pool."""
     limit = PRESSURE_LIMIT if place.kind == "cuda" else HOST_PRESSURE_LIMIT
     scenario = pressure(limit, QUICK_REQUESTS if quick else PRESSURE_REQUESTS)
     runs: dict[str, Callable[[], tuple[int, int]]] = {
@@ -139,6 +139,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             Column("torch_refused", "torch refused", "count"),
         ],
         rows,
-        "Memory pressure: mixed sizes at 95 % of a limit over fragmented memory; who is refused frees its "
-        "oldest block and asks again.",
+        "Memory pressure: mixed sizes at 95 % of a limit over fragmented memory; a refused request frees the "
+        "oldest block and is repeated.",
     )

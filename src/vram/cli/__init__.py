@@ -1,8 +1,8 @@
-"""The `vram` command. A command parses and renders, one file each; what it shows is computed by the library.
+"""The `vram` command line. Each command has its own file that parses and prints; the library computes.
 
-Exit codes: 0 fine, 1 a finding (out of memory, a leak, too large a gap), 2 wrong usage or a bad file; 130
-where Ctrl-C interrupted the command (`vram serve` is meant to end so, and exits with 0), 141 where the
-reader of the output left before its end.
+Exit codes: 0 success; 1 a finding (out of memory, a leak, a gap above the limit); 2 wrong usage or a bad
+file; 130 interrupted by Ctrl-C (except `vram serve`, which is stopped that way and exits with 0); 141 the
+reader of the output closed the pipe early.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ class _Vram(Commands):
 @flag_options
 @click.pass_context
 def main(ctx: click.Context, include: bool, libs: bool, pkgconfig: bool) -> None:
-    """GPU memory: why a job ran out of it, what it would cost elsewhere, what this machine can do."""
+    """Find out why a job ran out of GPU memory, compare allocators, and inspect this machine."""
     print_flags(ctx, include=include, libs=libs, pkgconfig=pkgconfig)

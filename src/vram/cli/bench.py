@@ -1,4 +1,4 @@
-"""`vram bench`: what memory costs on this machine. Draws reports of `vram.bench`, measures nothing."""
+"""`vram bench`: what memory costs on this machine. Prints the reports of `vram.bench`; measures nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["bench_command", "measuring_command"]
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure what memory costs here, beside the peers that are installed."""
+    """Measure the cost of memory operations on this machine, next to other installed allocators."""
 
 
 def measuring_command(
@@ -34,8 +34,8 @@ def measuring_command(
     """
 
     @click.command(name, help=purpose)
-    @click.option("--device", metavar="NAME", help="cuda:0, host, …; the default device without.")
-    @click.option("--quick", is_flag=True, help="Try it in seconds; the figures are then worth little.")
+    @click.option("--device", metavar="NAME", help="Device to measure, such as cuda:0 or host.")
+    @click.option("--quick", is_flag=True, help="Finish in seconds, with less reliable figures.")
     @json_option
     def command(device: str | None, quick: bool, as_json: bool, **more: Any) -> None:
         report = run(device, quick=quick, **more)
@@ -59,7 +59,7 @@ def _draw(report: Report, console: Console) -> None:
     for line in (f"{device}: {hardware}", f"{host}, {system}", versions, report.machine["date"]):
         console.print(Text(line), soft_wrap=True)
     if report.quick:
-        console.print(Text("Quick run: figures to try the command with, not to quote.", style="bold"))
+        console.print(Text("Quick run: these figures are not reliable enough to quote.", style="bold"))
     for table in report.tables:
         console.print()
         console.print(Text(table.title, style="bold"), soft_wrap=True)

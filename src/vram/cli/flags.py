@@ -1,4 +1,4 @@
-"""`vram --include --libs --pkgconfig`: what C and C++ programs need to be built with the library."""
+"""`vram --include --libs --pkgconfig`: compiler and linker flags for C and C++ programs that use vram."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["flag_options", "print_flags"]
 
 _OPTIONS = (
     click.option(
-        "--include", "--cflags", "include", is_flag=True, help="Print the flags to compile C and C++."
+        "--include", "--cflags", "include", is_flag=True, help="Print compiler flags for C and C++."
     ),
-    click.option("--libs", is_flag=True, help="Print the flags to link with the C library."),
-    click.option("--pkgconfig", is_flag=True, help="Print the folder of vram.pc, for PKG_CONFIG_PATH."),
+    click.option("--libs", is_flag=True, help="Print linker flags for the C library."),
+    click.option("--pkgconfig", is_flag=True, help="Print the directory of vram.pc, for PKG_CONFIG_PATH."),
 )
 
 
 def flag_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of the command itself, before any other command."""
+    """Add the options of `vram` itself, which come before any command."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
 def print_flags(ctx: click.Context, *, include: bool, libs: bool, pkgconfig: bool) -> None:
-    """Print what was asked for on one line, and end; without any of them go on."""
+    """Print the requested flags on one line and exit; do nothing if none was requested."""
     if not (include or libs or pkgconfig):
         return
     words = compiler_flags(include=include, libs=libs)

@@ -1,6 +1,7 @@
-"""`vram top`: what a running process holds, live. Here are the command and the printed form; the full
-screen is in `top_screen`, which needs Textual, the tables of both in `top_tables`.
-What is shown comes from `vram.observe.monitor`.
+"""`vram top`: what a running process holds, live.
+
+This file has the command and the printed form. The full screen is in `top_screen`, which needs Textual.
+The tables of both are in `top_tables`, and the data comes from `vram.observe.monitor`.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from .top_tables import TABLES, Status, Table, device_line, heading
 
 __all__ = ["top_command"]
 
-NEEDS_TEXTUAL = 'the live screen needs Textual: pip install "vram[tui]"; vram top -1 prints once without it'
+NEEDS_TEXTUAL = 'the live screen needs Textual: pip install "vram[tui]"; vram top -1 works without it'
 
 
 @click.command("top")
 @pid_argument
-@click.option("-1", "--once", is_flag=True, help="Print once and leave; needs no terminal.")
+@click.option("-1", "--once", is_flag=True, help="Print once and exit; needs no terminal.")
 @click.option(
     "--every",
     metavar="TIME",
     default="1s",
     show_default=True,
     callback=read_duration,
-    help="How often to look, such as 500ms.",
+    help="Update interval, such as 500ms.",
 )
-@click.option("--filter", "wanted", metavar="TEXT", default="", help="Only rows that contain it.")
+@click.option("--filter", "wanted", metavar="TEXT", default="", help="Show only rows that contain TEXT.")
 @top_option
 @json_option
 def top_command(pid: int | None, once: bool, every: float, wanted: str, top: int, as_json: bool) -> None:
     """Show what a running process holds: pools, streams, tags, holders, devices.
 
-    PID is a process of yours that called vram.monitor() or was started with vram run --monitor; it may be
-    left out where there is only one.
+    PID is a process of yours that called vram.monitor() or was started with vram run --monitor. You can omit
+    it if there is only one.
     """
     from vram.observe.monitor import attach
 
@@ -81,7 +82,7 @@ def _draw(status: Status, wanted: str, top: int) -> None:
 
 
 def _age(table: Table, status: Status) -> str:
-    """Said where it matters."""
+    """Return the age of data that is not refreshed on every update."""
     old = status["holders_age_s"]
     return f", {old:.0f} s ago" if table.name in ("tags", "holders") and old >= 1 else ""
 

@@ -1,6 +1,6 @@
-"""The full screen of `vram top`, in Textual: draws the tables of `top_tables` again and again.
+"""The full screen of `vram top`, in Textual: redraws the tables of `top_tables`.
 
-Names from the watched process are shown as text, never as markup.
+Names from the watched process are shown as plain text, never interpreted as markup.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ BAR = (
     ("processes", "▒", "magenta"),
     ("unknown", "▒", "red"),
 )
-"""The parts of a device's bar: how each is drawn."""
+"""The parts of a device's bar, and how each is drawn."""
 BAR_WIDTH = 24
 
 
 def show(look: Callable[[], Status], every: float, wanted: str) -> None:
-    """Show what `look` returns every so many seconds, until the user leaves."""
+    """Show what `look` returns, refreshed every `every` seconds, until the user quits."""
     TopScreen(look, every=every, wanted=wanted).run()
 
 
 class TopScreen(App[None]):
-    """Pools, streams, tags and holders of one process, with the devices' totals and the past above them."""
+    """Pools, streams, tags and holders of one process, below the device totals and the history."""
 
     TITLE = "vram top"
     ENABLE_COMMAND_PALETTE = False
@@ -62,7 +62,7 @@ class TopScreen(App[None]):
     ]
 
     def __init__(self, look: Callable[[], Status], *, every: float = 1.0, wanted: str = "") -> None:
-        """Draw what `look` returns; `wanted` is the filter to begin with."""
+        """Draw what `look` returns; `wanted` is the initial filter."""
         super().__init__()
         self._look = look
         self._every = every
@@ -75,7 +75,7 @@ class TopScreen(App[None]):
         self.reversed = {table.name: False for table in TABLES}
 
     def compose(self) -> ComposeResult:
-        """The screen from top to bottom."""
+        """Build the screen from top to bottom."""
         yield Static(id="heading")
         yield Static(id="devices")
         yield Sparkline([], id="history")
@@ -84,15 +84,15 @@ class TopScreen(App[None]):
             for table in TABLES:
                 with TabPane(table.name, id=table.name):
                     yield DataTable[Text](id=f"{table.name}-rows", cursor_type="row", zebra_stripes=True)
-        yield Input(placeholder="only rows that contain…", id="wanted")
+        yield Input(placeholder="show only rows that contain…", id="wanted")
         yield Footer()
 
     def on_mount(self) -> None:
-        """Look for the first time, then at a steady pace."""
+        """Update now, then at a fixed interval."""
         self.set_interval(self._every, self._ask)
         self._ask()
 
-    # ---- looking ------------------------------------------------------------------------------------------
+    # ---- updating -----------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
         if not (self.paused or self.ended or self._asking):
@@ -101,7 +101,7 @@ class TopScreen(App[None]):
 
     @work(thread=True, exit_on_error=False)
     def _ask_aside(self) -> None:
-        """On another thread, one question at a time: a process that was stopped lets its askers wait."""
+        """Update on another thread, one request at a time: a stopped process makes its clients wait."""
         try:
             status = self._look()
         except VramError as error:
@@ -121,7 +121,7 @@ class TopScreen(App[None]):
     # ---- drawing ------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Everything, from the last status."""
+        """Redraw everything from the last status."""
         self.query_one("#state", Static).update(Text(self._state()))
         if self.status is None:
             return
@@ -164,46 +164,46 @@ class TopScreen(App[None]):
         return self.query_one(TabbedContent).active
 
     def action_pause(self) -> None:
-        """Stop looking, or go on."""
+        """Pause or resume updates."""
         self.paused = not self.paused
         self.draw()
         self._ask()
 
     def action_sort(self) -> None:
-        """Sort the table that is shown by its next column."""
+        """Sort the visible table by its next column."""
         table = next(each for each in TABLES if each.name == self._shown)
         self.sorted_by[table.name] = (self.sorted_by[table.name] + 1) % len(table.titles)
         self.draw()
 
     def action_reverse(self) -> None:
-        """Turn the order of the table that is shown around."""
+        """Reverse the order of the visible table."""
         self.reversed[self._shown] = not self.reversed[self._shown]
         self.draw()
 
     def action_table(self, number: int) -> None:
-        """Show another table."""
+        """Switch to another table."""
         self.query_one(TabbedContent).active = TABLES[number].name
 
     def action_filter(self) -> None:
-        """Ask what rows must contain."""
+        """Open the filter field."""
         field = self.query_one("#wanted", Input)
         field.add_class("open")
         field.value = self.wanted
         field.focus()
 
     def action_clear(self) -> None:
-        """Show all rows again."""
+        """Clear the filter."""
         self.query_one("#wanted", Input).value = ""
         self.wanted = ""
         self._close_field()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while it is typed."""
+        """Filter while the user types."""
         self.wanted = event.value
         self.draw()
 
     def on_input_submitted(self) -> None:
-        """Keep the filter, and give the keys back to the tables."""
+        """Keep the filter and return the focus to the tables."""
         self._close_field()
 
     def _close_field(self) -> None:
@@ -213,7 +213,7 @@ class TopScreen(App[None]):
 
 
 def _bar(device: Status) -> Text:
-    """A device's memory as a bar and in words. Each part has the cells that its share rounds to."""
+    """Draw a device's memory as a bar followed by text. Each part gets its rounded share of the cells."""
     total = max(1, device["total"])
     bar = Text()
     for part, letter, colour in BAR:

@@ -1,7 +1,7 @@
-"""The lab: what people say about GPU memory, tested on the device at hand.
+"""The lab: common claims about GPU memory, tested on this machine.
 
-`run()` measures and judges; each experiment is a short function in one of the modules here. `markdown` turns
-a run into a section of a document. Drawing in a terminal is for `vram.cli.lab`.
+`run()` measures and judges. Each experiment is a short function in one of the modules here. `markdown` turns
+a run into a section of a document; `vram.cli.lab` prints it in a terminal.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ EXPERIMENTS = {
         waiting.capture,
     )
 }
-"""Every experiment by name, in the order they are run."""
+"""All experiments by name, in the order in which they run."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,23 @@ class Report:
 
     @property
     def failed(self) -> list[Result]:
-        """The experiments that could not be carried out."""
+        """The experiments that failed to run."""
         return [result for result in self.results if result.failed]
 
     def to_json(self) -> dict[str, Any]:
-        """The run as plain data."""
+        """Return the run as plain data."""
         return {"machine": self.machine, "experiments": [result.to_json() for result in self.results]}
 
 
 def choose(names: Iterable[str] = ()) -> list[Experiment]:
-    """The experiments of these names, all of them where none is named."""
+    """Return the experiments with these names, or all of them if no name is given."""
     wanted = list(names)
     for name in wanted:
         if name not in EXPERIMENTS:
             near = difflib.get_close_matches(name, EXPERIMENTS, 1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigError(
-                f"there is no experiment {name!r}.{hint} There are: {', '.join(EXPERIMENTS)}", name=name
+                f"unknown experiment {name!r}.{hint} Valid names: {', '.join(EXPERIMENTS)}", name=name
             )
     return [EXPERIMENTS[name] for name in wanted] if wanted else list(EXPERIMENTS.values())
 
@@ -95,7 +95,7 @@ def run(
     on_start: Callable[[Experiment], object] = lambda experiment: None,
     on_result: Callable[[Result], object] = lambda result: None,
 ) -> Report:
-    """Run experiments on a device (the default device where none is given) and judge each claim."""
+    """Run experiments on a device (default: the default device) and judge each claim."""
     chosen = choose(names)
     bench = Bench(device, quick=quick)
     results = []
@@ -107,7 +107,7 @@ def run(
 
 
 def describe_machine(device: Device) -> dict[str, str]:
-    """What the numbers of a run depend on."""
+    """Describe the machine that the numbers of a run depend on."""
     machine = machine_facts(device)
     facts = machine["device"]
     described = {"device": device.name, "hardware": facts["hardware"]}
@@ -115,5 +115,5 @@ def describe_machine(device: Device) -> dict[str, str]:
         described["driver"] = f"CUDA {facts['driver_cuda']}"
     else:
         described["hardware"] = f"{machine['processors']} × {facts['hardware']}"
-        described["note"] = "Run on the host device, where memory is the machine's and streams are threads."
+        described["note"] = "Run on the host device: memory is host memory, and streams are threads."
     return described | {"python": machine["python"], "date": machine["date"][:10]}

@@ -1,5 +1,5 @@
-"""The allocators that experiments compare, behind one small interface: vram's own pool, the driver's,
-PyTorch's, and one that is wrong on purpose.
+"""The allocators that experiments compare, with one small interface: vram's pool, the driver's, PyTorch's,
+and one that is wrong on purpose.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 ]
 
 SLOT = 2 * MIB
-"""Sizes a backend gives plain memory in are multiples of this."""
+"""A backend allocates plain memory in multiples of this size."""
 
 
 class Allocator(ABC):
-    """Addresses of memory in the order of a stream. `malloc` raises OutOfMemory where there is none."""
+    """Allocates addresses in the order of a stream. `malloc` raises OutOfMemory if there is no memory."""
 
     @abstractmethod
     def malloc(self, size: int, stream: Stream) -> int:
@@ -42,18 +42,18 @@ class Allocator(ABC):
 
     @abstractmethod
     def free(self, address: int, stream: Stream) -> None:
-        """Free in the order of `stream`, the one it was allocated for."""
+        """Free in the order of `stream`, for which it was allocated."""
 
     @abstractmethod
     def reserved(self) -> int:
-        """Bytes held from the device."""
+        """Return the bytes held from the device."""
 
     def record_stream(self, address: int, stream: Stream) -> None:
-        """Tell of a use on another stream."""
+        """Record a use on another stream."""
         raise NotImplementedError(f"{type(self).__name__} has no record_stream")
 
     def trim(self) -> None:
-        """Give back what is unused."""
+        """Release unused memory."""
         raise NotImplementedError(f"{type(self).__name__} has no trim")
 
 
@@ -86,7 +86,7 @@ class _PoolAllocator(Allocator):
 
 @contextlib.contextmanager
 def vram_pool(bench: Bench, **options: Any) -> Iterator[Allocator]:
-    """vram's pool with these options."""
+    """Open vram's pool with these options."""
     with Pool(bench.device, **options) as pool:
         yield _PoolAllocator(pool)
 
@@ -111,7 +111,7 @@ def stream_ordered_pools(bench: Bench) -> dict[str, OpenPool]:
 
 
 class _Naive(Allocator):
-    """Hands out what was freed last, to any stream, at once: what a pool that ignores streams would do."""
+    """Returns the most recently freed block to any stream immediately, like a pool that ignores streams."""
 
     def __init__(self, addresses: list[int], size: int) -> None:
         self._free = addresses
@@ -129,7 +129,7 @@ class _Naive(Allocator):
 
 @contextlib.contextmanager
 def naive_pool(bench: Bench, size: int, blocks: int = 2) -> Iterator[Allocator]:
-    """A pool of a few blocks of one size that ignores streams."""
+    """Open a pool of a few blocks of one size that ignores streams."""
     whole = -(-size * blocks // SLOT) * SLOT
     with bench.reserved(whole) as (base,):
         yield _Naive([base + size * index for index in range(blocks)], size)
@@ -160,7 +160,7 @@ class _Torch(Allocator):
 
 @contextlib.contextmanager
 def torch_pool(bench: Bench, limit: int) -> Iterator[Allocator]:
-    """PyTorch's caching allocator, held to `limit` bytes beyond what it has reserved already."""
+    """Open PyTorch's caching allocator, limited to `limit` bytes more than it has already reserved."""
     torch: Any = importlib.import_module("torch")
     index = bench.device.index
     torch.cuda.init()
@@ -175,14 +175,14 @@ def torch_pool(bench: Bench, limit: int) -> Iterator[Allocator]:
 
 
 def torch_installed() -> bool:
-    """Whether PyTorch with CUDA is there to compare with."""
+    """Return whether PyTorch with CUDA is available for comparison."""
     if importlib.util.find_spec("torch") is None:
         return False
     return bool(importlib.import_module("torch").cuda.is_available())
 
 
 def served(call: Callable[[], object]) -> bool:
-    """Whether an allocation is served; errors other than OutOfMemory are raised."""
+    """Return whether an allocation succeeds; errors other than OutOfMemory are raised."""
     try:
         call()
     except OutOfMemory:

@@ -1,5 +1,5 @@
-"""The driver's calls that the experiments need and the backend contract does not have: page-locked memory,
-and bare allocation inside a capture. A thin binding of libcuda.so.1; statuses become errors.
+"""Driver calls that the experiments need and the backend contract does not offer: pinned memory, and plain
+allocation during a capture. A thin binding of libcuda.so.1 that raises errors.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ CAPTURE_GLOBAL = 0
 
 
 class Driver:
-    """The driver as seen from one device's primary context, which is current only during a call."""
+    """The driver in one device's primary context, which is current only during a call."""
 
     def __init__(self, device: Device) -> None:
-        """Load the driver and hold the primary context of a CUDA device."""
+        """Load the driver and retain the primary context of a CUDA device."""
         self._library: Any = ctypes.CDLL(LIBRARY)
         self._context = ctypes.c_void_p()
         number = ctypes.c_int()
         self._check("cuDeviceGet", self._library.cuDeviceGet(ctypes.byref(number), device.index))
-        # The device's backend holds a reference for the life of the process; this is one more of the same.
+        # The device's backend holds a reference until the process ends; this is one more.
         status = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), number)
         self._check("cuDevicePrimaryCtxRetain", status)
 
     # ---- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the driver in the device's context; a status other than 0 is a DeviceError."""
+        """Call a function of the driver in the device's context; raise DeviceError if the status is not 0."""
         self._check(name, self.status(name, *arguments))
 
     def status(self, name: str, *arguments: Any) -> int:
@@ -53,12 +53,12 @@ class Driver:
             raise DeviceError(f"{name} failed: {text} ({status})", call=name, code="failed", native=status)
 
     def error_name(self, status: int) -> str:
-        """`CUDA_ERROR_INVALID_VALUE` for 1."""
+        """Return `CUDA_ERROR_INVALID_VALUE` for 1."""
         text = ctypes.c_char_p()
         self._library.cuGetErrorName(status, ctypes.byref(text))
         return (text.value or b"an unknown error").decode()
 
-    # ---- plain and page-locked memory -------------------------------------------------------------------
+    # ---- plain and pinned memory ------------------------------------------------------------------------
 
     def malloc(self, size: int) -> int:
         """cudaMalloc."""
@@ -85,14 +85,14 @@ class Driver:
         self.call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def _made(self, name: str, *arguments: Any) -> int:
-        """The address that a call returns through its first parameter."""
+        """Return the address that a call returns through its first parameter."""
         made = ctypes.c_uint64()
         self.call(name, ctypes.byref(made), *arguments)
         return made.value
 
     @contextlib.contextmanager
     def pinned(self, *sizes: int) -> Iterator[list[int]]:
-        """Page-locked memory for the time of a `with` block."""
+        """Allocate pinned memory for the duration of a `with` block."""
         held: list[int] = []
         try:
             for size in sizes:
@@ -115,7 +115,7 @@ class Driver:
     # ---- capture ----------------------------------------------------------------------------------------
 
     def capture_begin(self, stream: int) -> None:
-        """Begin a capture that refuses what is unsafe on any thread (the default of CUDA)."""
+        """Begin a capture that refuses unsafe calls on any thread (CUDA's default)."""
         self.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), CAPTURE_GLOBAL)
 
     def capture_end(self, stream: int) -> int:

@@ -1,8 +1,7 @@
-"""Small kernels for experiments and tests: be busy, write a pattern, verify it, say where one ran.
+"""Small kernels for experiments and tests: stay busy, write a pattern, verify it, report where they ran.
 
-On CUDA devices they are PTX text that the driver compiles; on the host device the same work runs on the
-stream's thread. They order nothing by themselves and are not seen by a race checker: whoever launches
-them keeps the order right.
+On CUDA devices they are PTX that the driver compiles. On the host device the same work runs on the stream's
+thread. They do not order anything, and race checkers do not see them: the caller must ensure the order.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ __all__ = ["BlockRun", "BlockRuns", "Kernels", "Mismatches", "pattern"]
 WORD = 4
 """Bytes of one word of a pattern."""
 THREADS = 256
-"""Threads of a block, for the kernels that go over memory."""
+"""Threads per block of the kernels that process memory."""
 BLOCKS_PER_MULTIPROCESSOR = 8
 RESULT_BYTES = 2 << 20
-"""Memory for results on a device: the least a backend gives."""
+"""Memory for results on a device: the smallest size a backend allocates."""
 REGION_BYTES = 128 << 10
 MULTIPROCESSORS = 16
-"""The driver's number for "how many multiprocessors"."""
+"""The driver's number of the attribute "multiprocessors"."""
 
 _INDEX_FACTOR, _SEED_FACTOR, _MIX_FACTOR = 0x9E3779B1, 0x27D4EB2F, 0x85EBCA77
 _MASK = 0xFFFFFFFF
@@ -216,14 +215,14 @@ def pattern(words: int, seed: int) -> array[int]:
     return result
 
 
-# ---- what a kernel leaves behind --------------------------------------------------------------------------
+# ---- results of kernels -----------------------------------------------------------------------------------
 
 
 class Mismatches:
-    """How many words a check found different; known once its stream has come so far."""
+    """The number of words that a check found different; available after the stream has run the check."""
 
     def __init__(self, device: Device, stream: int, address: int | None = None) -> None:
-        """Made by `Kernels.check`; `address` is where the device counts, None where the host does."""
+        """Created by `Kernels.check`; `address` is the device's counter, None if the host counts."""
         self._device = device
         self._stream = stream
         self._address = address
@@ -243,7 +242,7 @@ class Mismatches:
 
 @dataclass(frozen=True)
 class BlockRun:
-    """Where and when one block of a kernel ran: its multiprocessor, and nanoseconds on the device's clock."""
+    """Where and when one block of a kernel ran: its multiprocessor, and nanoseconds of the device's clock."""
 
     multiprocessor: int
     start_ns: int
@@ -251,10 +250,10 @@ class BlockRun:
 
 
 class BlockRuns:
-    """What a `where` kernel writes down; known once its stream has come so far."""
+    """What a `where` kernel recorded; available after the stream has run it."""
 
     def __init__(self, device: Device, stream: int, address: int, blocks: int) -> None:
-        """Made by `Kernels.where`."""
+        """Created by `Kernels.where`."""
         self._device = device
         self._stream = stream
         self._address = address
@@ -272,7 +271,7 @@ def _read(device: Device, address: int, size: int, stream: int) -> bytes:
     return target.raw
 
 
-# ---- the class people use ---------------------------------------------------------------------------------
+# ---- public class -----------------------------------------------------------------------------------------
 
 
 class _Work(Protocol):
@@ -284,18 +283,18 @@ class _Work(Protocol):
 
 
 class Kernels:
-    """The kernels of one device. Compiled once for each device of the process; any thread may launch them.
+    """The kernels of one device. They are compiled once per device and process; any thread may launch them.
 
-    Memory is a Buffer, or an address with a size in bytes, a multiple of 4.
+    Memory is a Buffer, or an address with a size in bytes that is a multiple of 4.
     """
 
     def __init__(self, device: str | Device | None = None) -> None:
-        """Load the kernels on a device (the default device where none is given)."""
+        """Load the kernels on a device (default: the default device)."""
         self.device = device if isinstance(device, Device) else Device(device)
         self._work = _work_of(self.device)
 
     def spin(self, stream: Any, ms: float, *, blocks: int = 1, threads: int = 1) -> None:
-        """Keep `stream` busy for `ms` milliseconds; more blocks and threads keep multiprocessors full."""
+        """Keep `stream` busy for `ms` milliseconds; more blocks and threads occupy more multiprocessors."""
         self._work.spin(self._stream(stream), _nanoseconds(ms), blocks, threads)
 
     def fill(self, memory: Any, size: int | None = None, *, seed: int, stream: Any = None) -> None:
@@ -311,7 +310,7 @@ class Kernels:
         self._work.churn(*_words(memory, size), rounds, self._stream(stream))
 
     def where(self, stream: Any, ms: float, *, blocks: int = 1, threads: int = 32) -> BlockRuns:
-        """Have each block write down its multiprocessor, start and end, `ms` apart (CUDA only)."""
+        """Make each block record its multiprocessor, start and end, `ms` apart (CUDA only)."""
         return self._work.where(self._stream(stream), _nanoseconds(ms), blocks, threads)
 
     def _stream(self, stream: Any) -> int:
@@ -320,7 +319,7 @@ class Kernels:
 
 def _nanoseconds(ms: float) -> int:
     if not 0 <= ms <= 60_000:
-        raise ValueError(f"a kernel that is busy for {ms} ms makes no sense here; choose 0 to 60000")
+        raise ValueError(f"a kernel cannot be busy for {ms} ms; choose 0 to 60000")
     return int(ms * 1e6)
 
 
@@ -328,10 +327,10 @@ def _words(memory: Any, size: int | None) -> tuple[int, int]:
     address = memory if isinstance(memory, int) else memory.ptr
     if size is None:
         if isinstance(memory, int):
-            raise TypeError("an address needs a size in bytes beside it")
+            raise TypeError("an address also needs a size in bytes")
         size = memory.size
     if size % WORD or address % WORD or size < 0:
-        raise ValueError(f"patterns are of whole 4-byte words: {size} bytes at {address:#x} are not")
+        raise ValueError(f"patterns consist of whole 4-byte words; {size} bytes at {address:#x} do not")
     return address, size // WORD
 
 
@@ -358,7 +357,7 @@ def _work_of(device: Device) -> _Work:
 
 
 class _CudaWork:
-    """The module and its kernels. What it loads stays for the life of the process, as the device does."""
+    """The module and its kernels. It stays loaded until the process ends, like the device."""
 
     def __init__(self, device: Device) -> None:
         backend = device.backend
@@ -373,7 +372,7 @@ class _CudaWork:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Launch each once: the driver may load a kernel at its first launch, and wait for others then."""
+        """Launch each kernel once: the first launch may load it and wait for other work."""
         self.spin(0, 0, 1, 1)
         self.where(0, 0, 1, 32).read()
         self.fill(self._results, 1, 0, 0)
@@ -410,15 +409,15 @@ class _CudaWork:
         self._backend.launch_kernel(self._functions[name], [blocks], [threads], values, stream)
 
     def _result_bytes(self, size: int) -> int:
-        """Memory for one result; used again after many others of its size (16384 counters)."""
+        """Return memory for one result; it is reused after many others of its size (16384 counters)."""
         slot = 1 << (max(size, 8) - 1).bit_length()
         if slot not in _REGIONS:
-            raise ValueError(f"{size} bytes of results are more than one kernel may leave: {max(_REGIONS)}")
+            raise ValueError(f"{size} bytes of results exceed the maximum of one kernel: {max(_REGIONS)}")
         start = slot * (next(self._tickets) % (REGION_BYTES // slot))
         return self._results + _REGIONS[slot] + start
 
 
-# Results of each size, 8 bytes to 32 KiB, have a region of their own: rings that never meet.
+# Results of each size, 8 bytes to 32 KiB, have their own region: rings that never overlap.
 _REGIONS = {8 << index: index * REGION_BYTES for index in range(13)}
 
 

@@ -1,4 +1,4 @@
-"""What mapped pages make possible: growing in place, one memory at two addresses."""
+"""What mapped pages make possible: growing in place, and mapping one page at two addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = 32 * MIB
 
 
 class _Space:
-    """Addresses that pages are mapped into from the front, and given back at the end."""
+    """Addresses into which pages are mapped from the start; all pages are released at the end."""
 
     def __init__(self, bench: Bench, size: int) -> None:
         self._backend = bench.backend
@@ -22,7 +22,7 @@ class _Space:
         self.address: int = self._backend.space_reserve(size)
 
     def grow(self, size: int) -> None:
-        """Map more pages behind what is mapped."""
+        """Map more pages behind the mapped ones."""
         start = self.address + len(self._pages) * PAGE
         for offset in range(0, size, PAGE):
             page = self._backend.page_create(PAGE)
@@ -52,12 +52,12 @@ def _space(bench: Bench, size: int) -> Iterator[_Space]:
 
 def _judge_growth(seen: Observation) -> Judgement:
     if seen["wrong_words"]:
-        return "does not hold", f"{seen['wrong_words']:.0f} words were lost in growing."
+        return "does not hold", f"{seen['wrong_words']:.0f} words were lost while growing."
     ratio = seen["copy_ms"] / seen["in_place_ms"]
     text = (
-        f"From {seen['from_mib']:.0f} to {seen['to_mib']:.0f} MiB in {seen['in_place_ms']:.2f} ms in place, "
-        f"{seen['copy_ms']:.2f} ms by allocating, copying and freeing ({ratio:.1f} times), which needs "
-        f"{seen['copy_peak_mib']:.0f} MiB at once; both with zeros written to the new part."
+        f"Growing from {seen['from_mib']:.0f} to {seen['to_mib']:.0f} MiB takes {seen['in_place_ms']:.2f} ms "
+        f"in place and {seen['copy_ms']:.2f} ms by allocating, copying and freeing ({ratio:.1f} times), "
+        f"which needs {seen['copy_peak_mib']:.0f} MiB at once. Both write zeros to the new part."
     )
     if ratio >= 1.5:
         return "holds", text
@@ -71,7 +71,7 @@ def _judge_growth(seen: Observation) -> Judgement:
     needs_pages=True,
 )
 def grow_in_place(bench: Bench) -> Observation:
-    """A key-value cache or a list of results that grows needs neither a copy nor room for two of itself."""
+    """A growing key-value cache or list of results needs neither a copy nor memory for two copies."""
     before = (1024 if bench.on_gpu and not bench.quick else 128) * MIB
     more = before // 4
     checked = min(bench.checked_bytes, before)
@@ -130,10 +130,10 @@ def _grow_by_copy(bench: Bench, stream: Stream, before: int, after: int, checked
 
 def _judge_two_addresses(seen: Observation) -> Judgement:
     wrong = seen["wrong_words_second"] + seen["wrong_words_first"]
-    of = f"of {2 * seen['words']:.0f} words read through the other address {wrong:.0f} are wrong"
+    of = f"{wrong:.0f} of {2 * seen['words']:.0f} words read through the other address are wrong"
     if wrong == 0:
-        return "holds", f"Written through either address, {of}."
-    return ("does not hold" if wrong >= 2 * seen["words"] else "depends"), f"Written through either, {of}."
+        return "holds", f"After writing through either address, {of}."
+    return ("does not hold" if wrong >= 2 * seen["words"] else "depends"), f"After either write, {of}."
 
 
 @experiment(
@@ -143,7 +143,7 @@ def _judge_two_addresses(seen: Observation) -> Judgement:
     needs_pages=True,
 )
 def two_addresses(bench: Bench) -> Observation:
-    """A pool may then leave old mappings in place and give their pages new addresses, without a copy."""
+    """A pool can then keep old mappings and map their pages at new addresses, without a copy."""
     backend, size = bench.backend, min(bench.checked_bytes, PAGE)
     space = backend.space_reserve(2 * PAGE)
     page = backend.page_create(PAGE)

@@ -1,4 +1,4 @@
-"""Finding memory that streams share without order. `checker` watches a program and reports."""
+"""Finding memory that streams share without ordering. `checker` observes a program and reports races."""
 
 from __future__ import annotations
 
