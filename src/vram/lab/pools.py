@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 from vram.core.driver_pool import DriverPool
@@ -71,7 +70,7 @@ def release_threshold(bench: Bench) -> Observation:
     numbers: dict[str, Quantity] = {}
     with bench.streams(1) as (stream,):
         for name, threshold in (("at_0", 0), ("unlimited", None)):
-            with closing(DriverPool(bench.device, release_threshold=threshold)) as pool:
+            with DriverPool(bench.device, release_threshold=threshold) as pool:
                 spent = [_batch(bench, pool, stream, blocks, size) for _ in range(batches + 1)][1:]
                 numbers[f"batch_{name}_ms"] = Quantity(sum(spent) / batches, "ms")
                 numbers[f"reserved_{name}"] = Quantity(pool.attribute(RESERVED_NOW), "bytes")
@@ -114,7 +113,7 @@ def _judge_high_water(seen: Observation) -> Judgement:
 )
 def high_water_mark(bench: Bench) -> Observation:
     """Peaks per phase need resets between phases; a monitor that resets the mark affects other readers."""
-    with bench.streams(1) as (stream,), closing(DriverPool(bench.device)) as pool:
+    with bench.streams(1) as (stream,), DriverPool(bench.device) as pool:
         pool.free(pool.malloc(64 * MIB, stream))
         stream.synchronize()
         before = pool.attribute(RESERVED_HIGH)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from vram import _native
 from vram.arguments import require, shown
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.scope import Scope
 from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
@@ -56,7 +57,7 @@ class ArenaStats:
     host_waits: int
 
 
-class Arena(_native.ArenaCore):
+class Arena(Closing, _native.ArenaCore):
     """Memory for data with a common lifetime: an iteration, a phase, a request.
 
     `arena.empty(shape, dtype)` allocates the next bytes. `arena.reset()` releases everything at once, and
@@ -179,12 +180,6 @@ class Arena(_native.ArenaCore):
         NumPy arrays and DLPack capsules that still exist keep their memory until they are dropped.
         """
         self.end()
-
-    def __enter__(self) -> Arena:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         if "name" not in self.__dict__:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vram import _native
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.locks import new_lock
 from vram.core.stream import stream_handle
@@ -35,7 +36,7 @@ MOST_AHEAD: Final = 32 << 20
 """Maximum number of bytes prepared with `ahead="auto"`."""
 
 
-class GrowableBuffer:
+class GrowableBuffer(Closing):
     """Memory of one device that grows and shrinks in place: same `ptr`, no copy.
 
     `max_size` is the maximum size; it reserves only addresses. `device` is a name or a Device (the memory
@@ -305,12 +306,6 @@ class GrowableBuffer:
         raise DeviceError(
             "the pool of the growable buffer is closed or belongs to the parent of a fork", code="closed"
         )
-
-    def __enter__(self) -> GrowableBuffer:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_open", False):

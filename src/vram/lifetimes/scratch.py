@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.locks import new_lock
 from vram.core.stream import Stream
 from vram.errors import ConfigError
@@ -26,7 +27,7 @@ UNIT: Final = 512
 """Workspaces begin at multiples of this."""
 
 
-class Scratch:
+class Scratch(Closing):
     """Workspace for the work of one stream: `with scratch.get(size) as workspace: ...`.
 
     A workspace is a Buffer that the caller owns until it is freed or dropped. The next workspace then reuses
@@ -122,12 +123,6 @@ class Scratch:
         with self._lock:
             self._buffer.close()
             self._held.clear()
-
-    def __enter__(self) -> Scratch:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         if self.closed:

@@ -22,6 +22,7 @@ from typing import Any
 
 from vram import _native
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.manager import get_memory_manager
 from vram.core.pinned import shared_pinned_pool
@@ -40,7 +41,7 @@ MEMORY_SHARE = 0.5
 """Share of the free memory that chunks of a measured size may use."""
 
 
-class Pipeline:
+class Pipeline(Closing):
     """Streams host data through `compute`, a function of arrays on a device.
 
     `for out in pipe.map(batches)` processes batches one after the other. `pipe.run(array, out=…)` splits an
@@ -151,12 +152,6 @@ class Pipeline:
         """Close the streams after running work. Later runs are refused. Calling it again has no effect."""
         for stream in self._streams.values():
             stream.close()
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         name = getattr(self.compute, "__name__", type(self.compute).__name__)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vram.core.closing import Closing
 from vram.core.locks import new_event, new_lock
 from vram.errors import DeviceError, TraceError
 from vram.observe import annotations as marks
@@ -40,7 +41,7 @@ TAIL = 8
 _log = logging.getLogger("vram")
 
 
-class Watch:
+class Watch(Closing):
     """A recording of PyTorch's allocator, created by `vram.torch.watch`. Any thread may use it."""
 
     def __init__(
@@ -146,12 +147,6 @@ class Watch:
             _watching.remove(self)
         with contextlib.suppress(RuntimeError):
             self._memory._record_memory_history(enabled=None)
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
