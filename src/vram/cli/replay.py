@@ -231,32 +231,21 @@ def _row(result: ReplayResult) -> list[str]:
 
 def _sentence(result: ReplayResult, report: ReplayReport) -> str:
     """Explain one row of the table in a sentence."""
-    if result.oom is not None:
+    if (oom := result.oom) is not None:
+        step = "" if oom["step"] is None else f" in step {oom['step']}"
+        capacity = "" if report.capacity is None else f" of {format_size(report.capacity)}"
         return (
-            f"{result.policy} runs out of memory at event {result.oom['event']}{_in_step(result.oom)}: "
-            f"{format_size(result.oom['size'])} requested, {format_size(result.oom['allocated'])} allocated "
-            f"and {format_size(result.oom['reserved'])} reserved{_of_capacity(report)}; "
+            f"{result.policy} runs out of memory at event {oom['event']}{step}: "
+            f"{format_size(oom['size'])} requested, {format_size(oom['allocated'])} allocated "
+            f"and {format_size(oom['reserved'])} reserved{capacity}; "
             "try a larger --capacity, or other settings with --conf."
         )
+    share = f", {result.driver_us / report.span_us:.2%} of the recorded time" if report.span_us else ""
     return (
         f"{result.policy} reserves {result.ratio - 1:.2%} more device memory than the program "
         f"allocates at its peak; its {result.driver_calls} driver calls take {_duration(result.driver_us)}"
-        f"{_of_span(result, report)}."
+        f"{share}."
     )
-
-
-def _in_step(failure: dict[str, Any]) -> str:
-    return "" if failure["step"] is None else f" in step {failure['step']}"
-
-
-def _of_capacity(report: ReplayReport) -> str:
-    return "" if report.capacity is None else f" of {format_size(report.capacity)}"
-
-
-def _of_span(result: ReplayResult, report: ReplayReport) -> str:
-    if not report.span_us:
-        return ""
-    return f", {result.driver_us / report.span_us:.2%} of the recorded time"
 
 
 def _duration(microseconds: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -139,10 +139,8 @@ class Result:
         }
         if seen.table is not None:
             document["table"] = {"columns": list(seen.table.columns), "rows": [*map(list, seen.table.rows)]}
-        return document | {key: text for key, text in self._excuses().items() if text}
-
-    def _excuses(self) -> Mapping[str, str]:
-        return {"skipped": self.skipped, "failed": self.failed}
+        excuses = {"skipped": self.skipped, "failed": self.failed}
+        return document | {key: text for key, text in excuses.items() if text}
 
 
 def experiment(
