@@ -8,11 +8,13 @@ reader of the output closed the pipe early.
 from __future__ import annotations
 
 import importlib
+import shlex
 
 import rich_click as click
 
+from vram.system.clibrary import PKGCONFIG, compiler_flags, folder_of
+
 from .console import Commands
-from .flags import flag_options, print_flags
 
 __all__ = ["main"]
 
@@ -44,8 +46,14 @@ class _Vram(Commands):
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="vram", prog_name="vram", message="%(prog)s %(version)s")
-@flag_options
+@click.option("--include", "--cflags", "include", is_flag=True, help="Print compiler flags for C and C++.")
+@click.option("--libs", is_flag=True, help="Print linker flags for the C library.")
+@click.option("--pkgconfig", is_flag=True, help="Print the directory of vram.pc, for PKG_CONFIG_PATH.")
 @click.pass_context
 def main(ctx: click.Context, include: bool, libs: bool, pkgconfig: bool) -> None:
     """Find out why a job ran out of GPU memory, compare allocators, and inspect this machine."""
-    print_flags(ctx, include=include, libs=libs, pkgconfig=pkgconfig)
+    if include or libs or pkgconfig:
+        words = compiler_flags(include=include, libs=libs)
+        words += [str(folder_of(PKGCONFIG))] if pkgconfig else []
+        click.echo(shlex.join(words))
+        ctx.exit()

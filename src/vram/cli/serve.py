@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
 
@@ -38,11 +36,12 @@ def serve_command(
     The page is served on 127.0.0.1. Requests must carry the token in the printed address. The page loads
     nothing from other servers.
     """
+    from vram.observe.monitor import attach
     from vram.web import Page
 
     if not files and pid is None:
         raise ConfigError("specify a recording, a directory of recordings, or a running process with --pid")
-    live = None if pid is None else _attached(pid)
+    live = None if pid is None else attach(pid).status
     page = Page(files, live=live, port=port, device=device)
     open_console().print(page.url, soft_wrap=True, markup=False)
     sys.stdout.flush()
@@ -52,15 +51,6 @@ def serve_command(
         page.run()
     finally:
         page.close()
-
-
-def _attached(pid: int) -> Any:
-    """Return the status of a process, read from its monitor's socket."""
-    try:
-        monitoring = importlib.import_module("vram.observe.monitor")
-    except ImportError as error:
-        raise ConfigError("this vram cannot attach to processes; serve a recording instead") from error
-    return monitoring.attach(pid).status
 
 
 def _has_desktop() -> bool:
