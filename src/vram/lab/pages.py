@@ -2,49 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
+from vram.core.pool import Pool
 from vram.core.stream import Stream
+from vram.lifetimes.growable import GrowableBuffer
 
 from .experiment import MIB, Bench, Judgement, Observation, Quantity, experiment
 
 PAGE = 32 * MIB
-
-
-class _Space:
-    """Addresses into which pages are mapped from the start; all pages are released at the end."""
-
-    def __init__(self, bench: Bench, size: int) -> None:
-        self._backend = bench.backend
-        self._size = size
-        self._pages: list[int] = []
-        self.address: int = self._backend.space_reserve(size)
-
-    def grow(self, size: int) -> None:
-        """Map more pages behind the mapped ones."""
-        start = self.address + len(self._pages) * PAGE
-        for offset in range(0, size, PAGE):
-            page = self._backend.page_create(PAGE)
-            self._backend.map(start + offset, PAGE, page)
-            self._pages.append(page)
-        self._backend.set_access(start, size)
-
-    def close(self) -> None:
-        for index, page in enumerate(self._pages):
-            self._backend.unmap(self.address + index * PAGE, PAGE)
-            self._backend.page_release(page, PAGE)
-        self._backend.space_release(self.address, self._size)
-
-
-@contextlib.contextmanager
-def _space(bench: Bench, size: int) -> Iterator[_Space]:
-    space = _Space(bench, size)
-    try:
-        yield space
-    finally:
-        bench.device.synchronize()
-        space.close()
 
 
 # ---- growing ----------------------------------------------------------------------------------------------
@@ -76,14 +40,16 @@ def grow_in_place(bench: Bench) -> Observation:
     more = before // 4
     checked = min(bench.checked_bytes, before)
     with bench.streams(1) as (stream,):
-        with _space(bench, before + more) as space:
-            space.grow(before)
-            bench.kernels.fill(space.address, checked, seed=1, stream=stream)
+        with (
+            Pool(bench.device) as pool,
+            GrowableBuffer(before + more, pool, stream=stream, size=before, ahead=0) as buffer,
+        ):
+            bench.kernels.fill(buffer.ptr, checked, seed=1, stream=stream)
             stream.synchronize()
-            in_place_ms = bench.timed(lambda: _grow_mapped(bench, space, stream, before, more))
-            bench.kernels.fill(space.address + before, checked, seed=2, stream=stream)
-            wrong = bench.kernels.check(space.address, checked, seed=1, stream=stream).count()
-            wrong += bench.kernels.check(space.address + before, checked, seed=2, stream=stream).count()
+            in_place_ms = bench.timed(lambda: _grow_in_place(bench, buffer, stream, more))
+            bench.kernels.fill(buffer.ptr + before, checked, seed=2, stream=stream)
+            wrong = bench.kernels.check(buffer.ptr, checked, seed=1, stream=stream).count()
+            wrong += bench.kernels.check(buffer.ptr + before, checked, seed=2, stream=stream).count()
         copy_ms, lost = _grow_by_copy(bench, stream, before, before + more, checked)
     return Observation(
         {
@@ -97,9 +63,10 @@ def grow_in_place(bench: Bench) -> Observation:
     )
 
 
-def _grow_mapped(bench: Bench, space: _Space, stream: Stream, before: int, more: int) -> None:
-    space.grow(more)
-    bench.backend.fill(space.address + before, 0, more, stream.handle)
+def _grow_in_place(bench: Bench, buffer: GrowableBuffer, stream: Stream, more: int) -> None:
+    end = buffer.ptr + buffer.size
+    buffer.grow(more)
+    bench.backend.fill(end, 0, more, stream.handle)
     stream.synchronize()
 
 
