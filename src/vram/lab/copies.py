@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Iterator
 from ctypes import addressof, c_char
 
+from vram.core.pool import PinnedPool
 from vram.core.stream import Event, Stream
 from vram.sizes import format_size
 
@@ -63,10 +64,10 @@ def pinned_copies(bench: Bench) -> Observation:
     with (
         bench.streams(1) as (stream,),
         bench.reserved(largest) as (device,),
-        bench.driver.pinned(largest) as (pinned,),
+        PinnedPool(bench.device) as locked,
         _pageable(largest) as pageable,
     ):
-        for kind, host in (("pageable", pageable), ("pinned", pinned)):
+        for kind, host in (("pageable", pageable), ("pinned", locked.malloc(largest))):
             for way, to, source in (("upload", device, host), ("download", host, device)):
                 for size in sizes:
                     speed, kept = _copy_speed(bench, stream, to, source, size)
@@ -125,8 +126,8 @@ def overlap(bench: Bench) -> Observation:
     with contextlib.ExitStack() as stack:
         up, down, compute = stack.enter_context(bench.streams(3))
         first, second = stack.enter_context(bench.reserved(size, size))
-        memory = bench.driver.pinned(size, size) if bench.on_gpu else bench.reserved(size, size)
-        source, target = stack.enter_context(memory)
+        locked = stack.enter_context(PinnedPool(bench.device))
+        source, target = locked.malloc(size), locked.malloc(size)
 
         def upload() -> None:
             bench.backend.copy(first, source, size, up.handle)
@@ -193,8 +194,9 @@ def chunk_size(bench: Bench) -> Observation:
     with (
         bench.streams(2) as (copies, compute),
         bench.reserved(size) as (device,),
-        bench.driver.pinned(size) as (host,),
+        PinnedPool(bench.device) as locked,
     ):
+        host = locked.malloc(size)
         copy_ms = bench.timed_until_done(
             lambda: bench.backend.copy(device, host, size, copies.handle), copies
         )

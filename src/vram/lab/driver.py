@@ -4,9 +4,7 @@ allocation during a capture. A thin binding of libcuda.so.1 that raises errors.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 from vram.core.device import Device
@@ -89,18 +87,6 @@ class Driver:
         made = ctypes.c_uint64()
         self.call(name, ctypes.byref(made), *arguments)
         return made.value
-
-    @contextlib.contextmanager
-    def pinned(self, *sizes: int) -> Iterator[list[int]]:
-        """Allocate pinned memory for the duration of a `with` block."""
-        held: list[int] = []
-        try:
-            for size in sizes:
-                held.append(self.pinned_alloc(size))
-            yield list(held)
-        finally:
-            for address in held:
-                self.pinned_free(address)
 
     # ---- allocation in stream order ---------------------------------------------------------------------
 
