@@ -1,9 +1,9 @@
-"""What does an array cost from an arena, from a pool, and from the library's own allocator?
+"""Measure the cost of an array from an arena, from a pool, and from the library's own allocator.
 
-A step takes so many arrays, holds them, and gives all of them back: an arena by one reset, the others one by
-one. Nanoseconds of processor time for each array, the best of several steps, and the ratio to the library's
-own allocator (NumPy on the host, PyTorch on a GPU). "written" also writes one byte to each page of 4 KiB,
-where memory that was given back to the system has to be brought in again.
+A step allocates arrays, holds them, and releases all of them: an arena by one reset, the others one by one.
+The figures are nanoseconds of processor time per array, the minimum of several steps, and the ratio to the
+library's own allocator (NumPy on the host, PyTorch on a GPU). The "written" rows also write one byte to each
+4 KiB page, which faults in memory that was returned to the system.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Step = Callable[[int, int], None]  # step(arrays, size)
 
 
 def host_steps(arena: Arena, pool: Pool) -> dict[str, Step]:
-    """By name; the first is what the others are compared with."""
+    """Return the steps by name; the first is the reference of the others."""
     import numpy as np
 
     def numpy_step(count: int, size: int) -> None:
@@ -80,7 +80,7 @@ def common_steps(arena: Arena, pool: Pool) -> dict[str, Step]:
 
 
 def device_steps(arena: Arena, pool: Pool) -> dict[str, Step]:
-    """On a GPU, with the libraries that are there."""
+    """Return the steps for a GPU, with the installed libraries."""
     steps: dict[str, Step] = {}
     try:
         import torch
@@ -118,8 +118,8 @@ def device_steps(arena: Arena, pool: Pool) -> dict[str, Step]:
     return {**steps, "arena.empty": arena_step, **common_steps(arena, pool)}
 
 
-def in_place(step: Step, count: int, size: int) -> Callable[[], float]:
-    """Nanoseconds of this thread's processor time for one array."""
+def per_array(step: Step, count: int, size: int) -> Callable[[], float]:
+    """Return a run that gives the processor time per array, in nanoseconds."""
     return lambda: elapsed_ns(lambda: step(count, size), time.thread_time_ns) / count
 
 
@@ -129,7 +129,7 @@ def measure(place: Device, repeats: int) -> list[dict[str, Any]]:
         steps = host_steps(arena, pool) if place.kind == "host" else device_steps(arena, pool)
         for size in SIZES:
             count = max(2, min(MOST_ARRAYS, MOST_LIVE // size))
-            found = least({name: in_place(step, count, size) for name, step in steps.items()}, repeats)
+            found = least({name: per_array(step, count, size) for name, step in steps.items()}, repeats)
             for name, taken in found.items():
                 own = "np.empty, written" if "written" in name else next(iter(steps))
                 row = {"size": size, "arrays": count, "way": name, "ns": taken}

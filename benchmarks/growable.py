@@ -1,9 +1,10 @@
-"""What does it cost to grow in place, and does it settle?
+"""Measure the cost of growing a buffer in place, and check that a loop of requests stops creating pages.
 
-- growth by 2 MiB to 512 MiB: with pages that must be created, with pages that the pool has free, with pages
-  made ready ahead, and taken back after a shrink; the least, the median and the 99th percentile of a step;
-- 1 000 requests of random length on one stream: pages created, memory calls' share of the time;
-- a cache that grows row by row, against concatenation and the maximum: examples/kv_cache.py prints that.
+- Growth by 2 MiB to 512 MiB: with pages that must be created, with free pages of the pool, with pages
+  prepared in advance, and with pages reused after a shrink; minimum, median and 99th percentile of a step.
+- 1 000 requests of random length on one stream: pages created, and the time of each growth.
+
+examples/kv_cache.py compares a cache that grows row by row with concatenation and with the maximum size.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def percentiles(samples: list[float]) -> dict[str, float]:
-    """The least, the median and the 99th percentile."""
+    """Return the minimum, the median and the 99th percentile."""
     ordered = sorted(samples)
     return {
         "least_us": ordered[0],
@@ -41,14 +42,14 @@ def percentiles(samples: list[float]) -> dict[str, float]:
 
 
 def until_ready(buffer: GrowableBuffer, size: int) -> None:
-    """Let the background thread finish."""
+    """Wait for the background thread."""
     deadline = time.monotonic() + 10
     while buffer.ready < size and time.monotonic() < deadline:
         time.sleep(0.0002)
 
 
 def growth(device: Device, step: int) -> list[dict[str, Any]]:
-    """Microseconds of `grow(step)`, four ways."""
+    """Measure `grow(step)` with pages from four sources, in microseconds."""
     count = max(4, min(REPEATS, (4 << 30) // step))
     rows = []
     with Pool(device) as pool, Stream(device) as stream:
@@ -90,7 +91,7 @@ def growth(device: Device, step: int) -> list[dict[str, Any]]:
 
 
 def requests(device: Device, ahead: str, count: int) -> dict[str, Any]:
-    """Many buffers that come, grow by 2 MiB at a time to a random length, are written, and go."""
+    """Open many buffers, grow each by 2 MiB at a time to a random length, write to it, and close it."""
     chance = random.Random(1)
     with Pool(device) as pool, Stream(device) as stream:
         warm = [
@@ -132,7 +133,7 @@ def run(device: str | None, *, quick: bool) -> Report:
     place = Device(device)
     steps = STEPS[:2] if quick else STEPS
     growths = Table(
-        "Growth, µs a step",
+        "Growth, µs per step",
         [
             Column("step", "step", "bytes"),
             Column("pages", "pages"),

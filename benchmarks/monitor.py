@@ -1,9 +1,8 @@
-"""What does it cost to let others look, at a million allocations a second?
+"""Measure the cost of monitoring a process that makes a million allocations per second.
 
-A thread allocates and frees as fast as it can while the process is monitored and a client in another process
-asks for the status at several paces. `monitor` is the processor time of the threads that sample and answer,
-as a share of one core, after the first answer; beside it is how many allocations a second the loop made
-meanwhile. Then, how long it takes to find out who holds what.
+A thread allocates and frees in a loop while the process is monitored and a client in another process requests
+the status at several intervals. "monitor" is the processor time of the threads that sample and answer, as a
+share of one core, after the first answer. The second table shows the cost of finding all holders.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from vram.cli.bench import measuring_command
 
 SECONDS = 4.0
 LIVE = 20_000
-"""Blocks that are live meanwhile, under a few tags."""
+"""Blocks that are live during the measurement, with a few tags."""
 BLOCKS = (10_000, 100_000, 1_000_000)
 CLIENT = """
 import sys, time
@@ -39,7 +38,7 @@ with attach(pid, timeout=60) as client:
 
 
 def asked(device: Device, blocks: int) -> dict[str, float]:
-    """How long the dearest question takes: who holds what."""
+    """Measure the most expensive query: who holds what."""
     with vram.Pool(device) as pool:
         addresses = pool.malloc_batch([512] * blocks)
         best = min(elapsed_ns(pool.raw_holders, time.thread_time_ns) for _ in range(3))
@@ -49,7 +48,7 @@ def asked(device: Device, blocks: int) -> dict[str, float]:
 
 
 def measured(device: Device, monitored: bool, pause: float | None, duration: float) -> dict[str, Any]:
-    """One way of looking, or none."""
+    """Measure one interval of requests, or none."""
     with vram.Pool(device) as pool:
         kept = [pool.allocate(4096, tag=f"tag {number % 20}") for number in range(LIVE)]
         monitor = vram.monitor() if monitored else None
@@ -76,7 +75,7 @@ def measured(device: Device, monitored: bool, pause: float | None, duration: flo
 
 
 def spin(pool: vram.Pool, duration: float) -> tuple[int, float]:
-    """Allocate and free until the time is over."""
+    """Allocate and free for a duration."""
     malloc, free = pool.malloc, pool.free
     pairs, begin = 0, time.perf_counter()
     while (now := time.perf_counter()) - begin < duration:
@@ -87,7 +86,7 @@ def spin(pool: vram.Pool, duration: float) -> tuple[int, float]:
 
 
 def thread_seconds() -> float:
-    """Processor time of the monitor's threads so far, as the kernel counts it."""
+    """Return the processor time of the monitor's threads so far, as counted by the kernel."""
     total = 0.0
     for thread in threading.enumerate():
         if thread.name in ("vram-monitor", "vram-client") and thread.native_id:
@@ -104,8 +103,8 @@ def run(device: str | None, *, quick: bool) -> Report:
         "What it costs to be monitored",
         [
             Column("what", "the process is"),
-            Column("allocations_per_s", "allocations a second", "count"),
-            Column("monitor", "monitor, of a core", "exact share"),
+            Column("allocations_per_s", "allocations per second", "count"),
+            Column("monitor", "monitor, share of a core", "exact share"),
         ],
         [measured(place, *way, seconds) for way in ways],
     )

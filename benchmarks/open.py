@@ -1,9 +1,8 @@
-"""How long does opening a recording take, and how much memory?
+"""Measure the time and memory needed to open a recording.
 
-Opens the largest recorded job (400 000 events) as PyTorch wrote it and as our own files, each several times
-in a fresh process, as `vram.open` does for a stranger's file. Time is of the processor, the caller's and
-the child's together, and by the clock; the least of the repeats. Memory is the larger of both processes'
-peaks.
+Opens the largest recorded job (400 000 events) as PyTorch wrote it and in our own formats, several times
+and each time in a new process, as `vram.open` does for untrusted files. Processor time includes the child
+process; every figure is the minimum of the repeats. Memory is the larger peak of the two processes.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ print(json.dumps({"events": events, "processor_s": spent, "clock_s": clock, "pea
 
 
 def opened(path: Path) -> dict[str, float]:
-    """One opening in a fresh process."""
+    """Open a file once in a new process."""
     command = [sys.executable, "-c", OPEN, str(path)]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return found
 
 
 def record(trace: Trace, path: Path) -> None:
-    """`trace` as a recorder would have written it."""
+    """Write `trace` as a recorder would have written it."""
     with TraceWriter(path, start_us=trace.start_us) as writer:
         for handle in trace.streams:
             writer.stream(handle)

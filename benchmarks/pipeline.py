@@ -1,8 +1,8 @@
-"""How close does a pipeline come to the ideal, the longest of all uploads, all computing and all downloads?
+"""Measure how close a pipeline comes to the ideal: the longest of all uploads, all computing, all downloads.
 
-The load is balanced: computing on a chunk is tuned, in this run, to take as long as uploading it. Each case
-runs warm (its page-locked memory is there) and is compared with the same pieces one after the other. "of
-ideal" takes the times of the lanes in the pipeline itself, "alone" those of the pieces by themselves.
+The load is balanced: computing on a chunk is tuned to take as long as uploading it. Each case runs warm (its
+pinned memory exists already) and is compared with the same pieces in sequence. "of ideal" uses the times of
+the lanes in the pipeline, "alone" those of the pieces run on their own.
 
     python benchmarks/pipeline.py                 # 8 GiB on a GPU, with PyTorch or CuPy
     python benchmarks/pipeline.py --size 64MiB    # also without a GPU
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def churn(rounds: int) -> Callable[[Any], Any]:
-    """A function of `rounds` passes over int32 words, the same in every library: wrapping and exact."""
+    """Return a function of `rounds` passes over int32 words that is exact in every library."""
 
     def compute(x: Any) -> Any:
         y = x * 3
@@ -46,7 +46,7 @@ def churn(rounds: int) -> Callable[[Any], Any]:
 
 
 def tuned_rounds(pipe: vram.Pipeline, chunk: int) -> int:
-    """How many passes take as long as uploading a chunk."""
+    """Return how many passes take as long as uploading a chunk."""
     device, stream, up = pipe.device, pipe.stream, pipe._streams["upload"]
     source, target = pipe.pinned.allocate(chunk), pipe.pool.allocate(chunk, stream=up)
     np.asarray(source)[:] = 1
@@ -66,7 +66,7 @@ def tuned_rounds(pipe: vram.Pipeline, chunk: int) -> int:
 
 
 def least_ms(stream: vram.Stream, queue: Callable[[], Any]) -> float:
-    """The least time of some tries between two events around what is queued."""
+    """Return the minimum time between two events around the queued work."""
     begin, end = vram.Event(stream.device, timing=True), vram.Event(stream.device, timing=True)
     times = []
     for _ in range(6):
@@ -83,16 +83,16 @@ def least_ms(stream: vram.Stream, queue: Callable[[], Any]) -> float:
 
 
 class Steps:
-    """Pieces of work on one stream, each waited for; the milliseconds of each kind, by events."""
+    """Runs pieces of work one at a time on a stream and sums the milliseconds of each kind."""
 
     def __init__(self, stream: vram.Stream) -> None:
-        """Nothing was done yet."""
+        """Start with nothing done."""
         self.spent = dict.fromkeys(("stage in", "upload", "compute", "download", "stage out"), 0.0)
         self._stream = stream
         self._events = [vram.Event(stream.device, timing=True) for _ in range(2)]
 
     def __call__(self, name: str, queue: Callable[..., Any], *arguments: Any) -> Any:
-        """Do one piece; returns what `queue` returned."""
+        """Do one piece; return what `queue` returned."""
         begin, end = self._events
         begin.record(self._stream)
         result = queue(*arguments)
@@ -105,7 +105,7 @@ class Steps:
 def sequential(
     pipe: vram.Pipeline, data: Any, out: Any, chunk: int, compute: Any
 ) -> tuple[float, dict[str, float]]:
-    """The same pieces one after the other; seconds, and the milliseconds of each kind."""
+    """Run the same pieces in sequence; return the seconds, and the milliseconds of each kind."""
     library, stream, copy = pipe.library, pipe.stream, pipe.device.backend.copy
     rows = chunk // 4
     staged_in, staged_out = not pipe._direct(data), out is not None and not pipe._direct(out)
@@ -136,9 +136,9 @@ def sequential(
 
 
 def case(name: str, pipe: vram.Pipeline, data: Any, out: Any, compute: Any) -> Row:
-    """The best of some warm runs, and the sequential version."""
+    """Return the best of several warm runs, compared with the sequential version."""
     best: Row = {}
-    for _ in range(RUNS + 1):  # the first finds the size of chunks and the page-locked memory
+    for _ in range(RUNS + 1):  # the first chooses the chunk size and allocates pinned memory
         seconds = elapsed_ns(lambda: pipe.run(data, out)) / 1e9
         report = pipe.report()
         if not best or seconds < best["seconds"]:
@@ -168,7 +168,7 @@ def case(name: str, pipe: vram.Pipeline, data: Any, out: Any, compute: Any) -> R
 
 
 def check(data: Any, out: Any, compute: Any) -> None:
-    """The beginning, the middle and the end are what NumPy makes of them."""
+    """Compare the beginning, the middle and the end with the results of NumPy."""
     if out is None:
         return
     with np.errstate(over="ignore"):
@@ -178,7 +178,7 @@ def check(data: Any, out: Any, compute: Any) -> None:
 
 
 def host_copies(source: Any, target: Any) -> list[Row]:
-    """How fast threads copy ordinary memory into page-locked memory."""
+    """Measure how fast threads copy pageable memory into pinned memory."""
     rows = []
     for threads in (1, 2, 4, 8, 12, 16):
         if threads > 2 * (os.cpu_count() or 1):
@@ -192,7 +192,7 @@ def host_copies(source: Any, target: Any) -> list[Row]:
 def measure(
     device: vram.Device, size: int, chunk: str, depth: int, like: str | None
 ) -> tuple[list[Row], list[Row], str]:
-    """All cases, the speed of host copies, and what the load is."""
+    """Return all cases, the speed of host copies, and a description of the load."""
     words = size // 4
     with vram.Pool(device) as pool, vram.PinnedPool(device) as pinned:
         options: dict[str, Any] = {"pool": pool, "pinned": pinned, "like": like}

@@ -1,8 +1,8 @@
-"""How close do plans come to what is live at once, and how fast?
+"""Measure how close plans come to the lower bound (what is live at once), and how long planning takes.
 
-Steps of the recorded training jobs; random buffers by the ten thousand; and rectangles cut into pieces, which
-fit into their capacity without a gap. Further CSV files are planned to the capacity in their names
-(`name.1048576.csv`).
+Plans steps of the recorded training jobs, tens of thousands of random buffers, and rectangles cut into
+pieces, which fit into their capacity without a gap. CSV files given as arguments are planned to the
+capacity in their names (`name.1048576.csv`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CAPACITY = 1 << 20
 
 
 def random_buffers(longest: int, spread: bool) -> list[Row]:
-    """MANY buffers from random times on; lengths up to `longest`, sizes up to 1 MiB, even or over octaves."""
+    """Return MANY random buffers: lengths up to `longest`, sizes up to 1 MiB, uniform or log-uniform."""
     chance = random.Random(1)
     rows: list[Row] = []
     for index in range(MANY):
@@ -41,7 +41,7 @@ def random_buffers(longest: int, spread: bool) -> list[Row]:
 
 
 def cut_rectangle(count: int, seed: int) -> list[Row]:
-    """CAPACITY × time, cut again and again, across or along, into `count` pieces."""
+    """Cut the rectangle CAPACITY × time repeatedly, in both directions, into `count` pieces."""
     chance = random.Random(seed)
     pieces = [(0, 1 << 20, 0, CAPACITY)]
     while len(pieces) < count:
@@ -54,7 +54,7 @@ def cut_rectangle(count: int, seed: int) -> list[Row]:
         elif high - low > 4:
             cut = low + 1 + int((high - low - 2) * part)
             pieces[index : index + 1] = [(left, right, low, cut), (left, right, cut, high)]
-    chance.shuffle(pieces)  # the order in which they were cut would give the solution away
+    chance.shuffle(pieces)  # the order of the cuts would reveal the solution
     return [(i, left, right, high - low) for i, (left, right, low, high) in enumerate(pieces)]
 
 
@@ -63,12 +63,12 @@ def _area(piece: tuple[int, int, int, int]) -> int:
 
 
 def cases(files: Iterable[Path]) -> Iterator[tuple[str, vram.Plan]]:
-    """A name and a plan each."""
+    """Yield a name and a plan for each case."""
     for name in JOBS:
         trace = open_trace(TRACES / f"{name}.pickle.xz")
         yield f"{name}, step 3", vram.plan(trace, between=find_steps(trace).range(3))
     for longest, spread in ((20, False), (100, False), (1000, False), (8000, True)):
-        kind = "lengths and sizes over octaves" if spread else "lengths and sizes even"
+        kind = "log-uniform lengths and sizes" if spread else "uniform lengths and sizes"
         yield f"{MANY} random, {kind}, up to {longest} long", vram.plan(random_buffers(longest, spread))
     for count in (100, 200, 300, 400, 500):
         for seed in (1, 2, 3):

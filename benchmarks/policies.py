@@ -1,7 +1,7 @@
-"""How fast are replays: each policy over the recorded jobs, a sweep, and a program longer than memory?
+"""Measure the speed of replays: every policy on the recorded jobs, a sweep, and a program larger than memory.
 
-Speeds count recorded events (three for an allocation that is freed) by
-the clock of this machine, the best of some runs. `--operations` sets the length of the made-up program.
+Speeds count recorded events (three for an allocation that is freed) per second of wall time, the best of
+several runs. `--operations` sets the length of the generated program.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ JOBS = ("gpt2_train", "llama_varlen_ckpt", "resnet_multiscale", "llm_serve", "mu
 STEP_ALLOCATIONS = 25_000
 SHAPES = 200  # different sizes; recorded jobs have about as many
 KEPT = 16
-"""Of so many allocations forward, one is an activation that lives until the way back."""
+"""One of so many allocations of the forward pass lives until the backward pass."""
 REPEATS = 5
 SWEEP_SETTINGS = 64
 
 
 def speeds(job: str, repeats: int) -> dict[str, Any]:
-    """Events a second of each policy over a job, the best of some runs."""
+    """Return the events per second of each policy on a job, the best of several runs."""
     program = lifetimes(open_trace(TRACES / f"{job}.pickle.xz"))
     runs = {policy: partial(replay, program, policy) for policy in POLICY_KINDS}
     found = in_turns(runs, repeats, warm=0)
@@ -45,7 +45,7 @@ def speeds(job: str, repeats: int) -> dict[str, Any]:
 
 
 def sweep_seconds(count: int) -> dict[str, Any]:
-    """Settings over llama_varlen_ckpt, each with its smallest device."""
+    """Time a sweep over llama_varlen_ckpt that finds the smallest device for each setting."""
     program = lifetimes(open_trace(TRACES / "llama_varlen_ckpt.pickle.xz"))
     more = [
         Setting("torch", {"max_split_size_mb": str(size)}) for size in (24, 32, 48, 96, 192, 384, 768, 1024)
@@ -61,7 +61,7 @@ def sweep_seconds(count: int) -> dict[str, Any]:
 
 
 def made_up(operations: int) -> Iterator[Lifetimes]:
-    """A training loop of equal steps, one a piece: activations forward, freed backward, others in passing."""
+    """Generate a training loop of equal steps, one per piece: activations live until the backward pass."""
     op, number, size = _step(random.Random(1))
     count = len(op)
     zeros = array("q", bytes(8 * count))
@@ -82,7 +82,7 @@ def made_up(operations: int) -> Iterator[Lifetimes]:
 
 
 def _step(chance: random.Random) -> tuple[array[int], array[int], array[int]]:
-    """What is done, to which allocation, of what size; everything is freed in the end."""
+    """Return operations, allocations and sizes of one step, which frees everything."""
     rows: list[tuple[int, int, int]] = []
     shapes = [int(2 ** chance.uniform(9, 24)) for _ in range(SHAPES)]
     sizes = chance.choices(shapes, k=STEP_ALLOCATIONS)
@@ -105,7 +105,7 @@ def _step(chance: random.Random) -> tuple[array[int], array[int], array[int]]:
 
 
 def streamed(operations: int) -> list[dict[str, Any]]:
-    """The made-up program through the two policies that are promised a speed, and what memory that took."""
+    """Replay the generated program through two policies; return their speed and memory use."""
     rows = []
     for policy in ("torch", "vram"):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -129,14 +129,14 @@ def run(device: str | None, *, quick: bool, operations: int) -> Report:
         [
             Column("policy", "policy"),
             Column("operations", "operations", "count"),
-            Column("operations_per_second", "operations a second", "count"),
+            Column("operations_per_second", "operations per second", "count"),
             Column("more_memory", "more memory", "bytes"),
             Column("ratio", "reserved over allocated", "exact ratio"),
         ],
         streamed(operations // 100 if quick else operations),
     )
     policies = Table(
-        "Recorded events a second",
+        "Recorded events per second",
         [Column("job", "job"), *(Column(policy, policy, "count") for policy in POLICY_KINDS)],
         [speeds(job, 1 if quick else REPEATS) for job in (JOBS[-1:] if quick else JOBS)],
     )
@@ -153,5 +153,5 @@ def run(device: str | None, *, quick: bool, operations: int) -> Report:
 
 
 if __name__ == "__main__":
-    operations = click.option("--operations", default=20_000_000, help="Length of the made-up program.")
+    operations = click.option("--operations", default=20_000_000, help="Length of the generated program.")
     measuring_command("policies", __doc__, run, operations)()

@@ -1,8 +1,8 @@
-"""What does recording a pool cost, with and without stacks?
+"""Measure the cost of recording a pool, with and without stacks.
 
-Loops over allocate+free pairs on a model device, in turns not recorded, recorded, and recorded with
-Python stacks, at several depths of calls. An event is an allocation or a free. `thread` is the
-processor time of the loop itself, `all` includes the thread that writes the file.
+Runs loops of allocate+free pairs on a model device, in turns: not recorded, recorded, and recorded with
+Python stacks, at several call depths. An event is an allocation or a free. "thread" is the processor time
+of the loop itself; "all" includes the thread that writes the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEPTHS = (1, 20)
 
 
 def in_each_way(pool: vram.Pool, path: Path, loop: Loop, repeats: int) -> dict[str, dict[str, float]]:
-    """Nanoseconds an event, not recorded, recorded, and recorded with stacks."""
+    """Return nanoseconds per event: not recorded, recorded, and recorded with stacks."""
     ways: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "not recorded": nullcontext,
         "recorded": lambda: vram.record(pool, path, stacks=None),
@@ -41,7 +41,7 @@ def in_each_way(pool: vram.Pool, path: Path, loop: Loop, repeats: int) -> dict[s
         with ways[way]() as recorder:
             spent = loop()
         if isinstance(recorder, vram.Recorder) and recorder.dropped:
-            raise SystemExit(f"{recorder.dropped} events were dropped; this says nothing")
+            raise SystemExit(f"{recorder.dropped} events were dropped, so the figures are not valid")
         return spent
 
     found = in_turns({way: partial(once, way) for way in ways}, repeats, warm=0)
@@ -49,7 +49,7 @@ def in_each_way(pool: vram.Pool, path: Path, loop: Loop, repeats: int) -> dict[s
 
 
 def measured(pool: vram.Pool, path: Path, quick: bool) -> list[dict[str, Any]]:
-    """Each way of recording beside none, in the same loop."""
+    """Compare each way of recording with none, in the same loop."""
     pairs, fresh_pairs, repeats = (
         (PAIRS // 50, FRESH_PAIRS // 50, 1) if quick else (PAIRS, FRESH_PAIRS, REPEATS)
     )
@@ -69,7 +69,7 @@ def measured(pool: vram.Pool, path: Path, quick: bool) -> list[dict[str, Any]]:
 
 
 def timed(work: Callable[[], object], pairs: int) -> dict[str, float]:
-    """Nanoseconds an event: of this thread, and of the whole process."""
+    """Return nanoseconds per event: of this thread, and of the whole process."""
     thread, every = time.thread_time_ns(), time.process_time_ns()
     work()
     spent = {"thread": time.thread_time_ns() - thread, "all": time.process_time_ns() - every}
@@ -77,7 +77,7 @@ def timed(work: Callable[[], object], pairs: int) -> dict[str, float]:
 
 
 def settled(pool: vram.Pool, pairs: int) -> dict[str, float]:
-    """A loop in one function."""
+    """Run a loop in one function."""
 
     def work() -> None:
         malloc, free = pool.malloc, pool.free
@@ -88,7 +88,7 @@ def settled(pool: vram.Pool, pairs: int) -> dict[str, float]:
 
 
 def fresh(pool: vram.Pool, depth: int, pairs: int) -> dict[str, float]:
-    """Every allocation at the end of calls that were made for it."""
+    """Enter all calls again for every allocation."""
 
     def work() -> None:
         malloc, free = pool.malloc, pool.free
@@ -113,7 +113,7 @@ def run(device: str | None, *, quick: bool) -> Report:
         Column("added_thread", "added", "ns"),
         Column("added_all", "in all", "ns"),
     ]
-    return Report.of("record", place, [Table("ns an event", columns, rows)], quick=quick)
+    return Report.of("record", place, [Table("ns per event", columns, rows)], quick=quick)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How fast does memory go to the host and come back, against what a plain copy of this machine takes?
+"""Measure the speed of suspend and resume, compared with a plain copy of the same bytes.
 
-The yardstick is one copy of the same bytes between the device and page-locked memory, in the same run. Then a
-pool of that many bytes is suspended and resumed: with its contents (the first time, which locks host memory,
-and the steady case), and discarded. Each row also says by how much the device's free memory rose.
-On the host the figures only show that it runs.
+The reference is one copy between the device and pinned memory, in the same run. Then a pool of that size is
+suspended and resumed: with its contents (the first time, which pins host memory, and afterwards), and
+discarded. Each row also shows by how much the free memory of the device rose. On the host, the figures only
+show that it works.
 
     python benchmarks/suspend.py --device cuda:0 --size 8GiB
 """
@@ -27,8 +27,8 @@ ROUNDS = 5
 BUFFERS = {"one buffer": 1, "128 buffers": 128}
 
 
-def yardstick(device: vram.Device, size: int) -> dict[str, float]:
-    """Bytes a second of one plain copy each way, the best of ROUNDS."""
+def copy_speed(device: vram.Device, size: int) -> dict[str, float]:
+    """Return bytes per second of a plain copy in each direction, the best of ROUNDS."""
     with vram.Pool(device) as pool, vram.PinnedPool(device) as pinned, vram.Stream(device) as stream:
         there, here = pool.allocate(size, stream=stream), pinned.allocate(size, stream=stream)
         there.fill(1)
@@ -45,7 +45,7 @@ def yardstick(device: vram.Device, size: int) -> dict[str, float]:
 
 
 def turns(pool: vram.Pool, keep: str, rounds: int) -> list[dict[str, float]]:
-    """Suspend and resume again and again; a dict of nanoseconds and bytes for each."""
+    """Suspend and resume repeatedly; return nanoseconds and bytes of each round."""
     result = []
     for _ in range(rounds):
         free = pool.device.free_memory
@@ -57,8 +57,8 @@ def turns(pool: vram.Pool, keep: str, rounds: int) -> list[dict[str, float]]:
 
 
 def measure(device: vram.Device, size: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """The yardstick, and all rows."""
-    bandwidth = yardstick(device, size)
+    """Return the speed of plain copies, and all rows."""
+    bandwidth = copy_speed(device, size)
     rows: list[dict[str, Any]] = []
     for name, count in BUFFERS.items():
         with vram.Pool(device) as pool:

@@ -1,9 +1,9 @@
-"""Turns what `vram bench NAME --json` printed into the Markdown tables of docs/benchmarks.md.
+"""Convert the output of `vram bench NAME --json` to the Markdown tables of docs/benchmarks.md.
 
     python benchmarks/tables.py hotpath.json threads.json …
 
-prints them; with `--into docs/benchmarks.md` they replace what stands between that benchmark's marks
-(`<!-- hotpath: begin -->` and `<!-- hotpath: end -->`).
+prints the tables. With `--into docs/benchmarks.md` they replace the text between the markers of each
+benchmark (`<!-- hotpath: begin -->` and `<!-- hotpath: end -->`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vram.bench.report import markdown as table_markdown
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Everything one run says."""
+    """Return a report as Markdown."""
     parts = [header(report)]
     if report["quick"]:
         parts.append("**Quick run: these figures are not reliable enough to quote.**")
@@ -31,7 +31,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def header(report: dict[str, Any]) -> str:
-    """Command, machine, versions and date."""
+    """Return the command, the machine, the versions and the date."""
     machine = report["machine"]
     return (
         f"`vram bench {report['bench']} --device {machine['device']['name']}` on {machine['date'][:10]}: "
@@ -40,7 +40,7 @@ def header(report: dict[str, Any]) -> str:
 
 
 def put_into(document: str, name: str, text: str) -> str:
-    """`document` with `text` between the marks of one benchmark."""
+    """Return `document` with `text` between the markers of one benchmark."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(document):

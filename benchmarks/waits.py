@@ -1,7 +1,7 @@
-"""What does a wait cost: synchronize() of a stream, an event and the device, on the main and another thread?
+"""Measure the cost of waits: synchronize() of a stream, an event and the device, on two kinds of thread.
 
-Each waits for a fill of so many bytes. The main thread's waits ask the driver until the work has finished, so
-that Ctrl-C ends them; waits of other threads block in the driver. The median of both in µs.
+Each call waits for a fill. On the main thread, waits query the driver until the work has finished, so that
+Ctrl-C interrupts them; on other threads, waits block in the driver. The figures are medians in µs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How much memory does the pool hold for what a real job needs, and what does the driver charge for it?
+"""Measure how much memory the pool reserves for recorded jobs, and the driver time that this costs.
 
-Replays the recorded jobs through the real pool on a model device, beside what PyTorch's allocators were
-measured to hold in real runs of the same jobs on an H200.
+Replays the recorded jobs through the real pool on a model device. The peers' figures were measured in real
+runs of the same jobs with PyTorch's allocators on an H200.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PEERS = {
 
 
 def replayed(name: str, conf: dict[str, object] | None = None) -> dict[str, object]:
-    """One job through the pool; `open_s` is reading the file."""
+    """Replay one job through the pool; `open_s` is the time to read the file."""
     start = time.perf_counter()
     trace = open_trace(TRACES / f"{name}.pickle.xz")
     opened = time.perf_counter() - start
@@ -54,7 +54,7 @@ def run(device: str | None, *, quick: bool) -> Report:
         Column("peak_reserved", "vram reserved", "bytes"),
         Column("ratio", "vram", "exact ratio"),
         Column("driver_share", "driver", "exact share"),
-        Column("events_per_second", "events a second", "count"),
+        Column("events_per_second", "events per second", "count"),
         Column("open_s", "open, s", "s"),
     ]
     title = "Peak reserved over allocated"

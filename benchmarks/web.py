@@ -1,8 +1,8 @@
-"""How fast the page opens a recording and pans over it, in a real browser with software rendering.
+"""Measure how fast the page opens a recording and pans over it, in a browser with software rendering.
 
-Needs Chromium and Playwright, and the page built into the package (make web). `--copies N` repeats the
-recording's events N times, for millions of them. Opening is counted from the address to the first drawing,
-without the reading of the file, which is done before and told apart.
+Needs Chromium and Playwright, and the page built into the package (make web). `--copies N` repeats the events
+of the recording N times. Opening is measured from the navigation to the first drawing; reading the file is
+reported separately.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def run(device: str | None, *, quick: bool, trace: Path, copies: tuple[int, ...]
     columns = [
         Column("events", "events", "count"),
         Column("open_s", "drawn after, s", "s"),
-        Column("frames_per_s", "panning, frames a second", "count"),
+        Column("frames_per_s", "panning, frames per second", "count"),
         Column("median_ms", "median frame, ms", "ms"),
         Column("p95_ms", "95 % within, ms", "ms"),
     ]
