@@ -176,6 +176,8 @@ def test_what_fails_is_named_with_the_reason_and_the_others_go_on() -> None:
     failures: list[LeftOut] = []
     assert measure.least({"bad": broken, "good": lambda: 1.0}, 2, failures) == {"good": 1.0}
     assert failures == [LeftOut("bad", "RuntimeError: no such thing")]
+    measure.least({"bad": broken}, 1, failures, where="512 B")
+    assert failures[1].name == "bad, 512 B"
     with pytest.raises(RuntimeError):
         measure.least({"bad": broken}, 1)
 

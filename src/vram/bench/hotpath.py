@@ -7,7 +7,7 @@ from typing import Any
 from vram import _native
 from vram.bench import peers
 from vram.bench.measure import factor, least
-from vram.bench.report import Column, LeftOut, Report, Table
+from vram.bench.report import Column, Report, Table
 from vram.bench.workloads import HOTPATH, Run, Scenario
 from vram.core.device import Device
 from vram.core.pool import Pool
@@ -26,12 +26,11 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
     others, left_out = peers.find(place)
     columns: dict[str, dict[str, float]] = {}
     for scenario in HOTPATH:
-        failures: list[LeftOut] = []
         with Pool(place) as pool:
             ways = [peers.raw_way(pool), peers.buffer_way(pool), peers.FLOOR, *others]
             runs = {way.name: scenario.run(way) for way in ways} | _native_runs(pool, scenario)
-            columns[scenario.name] = least(runs, QUICK_REPEATS if quick else REPEATS, failures)
-        left_out += [LeftOut(f"{failed.name}, {scenario.name}", failed.reason) for failed in failures]
+            repeats = QUICK_REPEATS if quick else REPEATS
+            columns[scenario.name] = least(runs, repeats, left_out, where=scenario.name)
         for way in others:
             way.trim()
     return Report.of("hotpath", place, [_all(columns), _against(columns)], left_out, quick=quick)

@@ -41,11 +41,13 @@ def in_turns(
     repeats: int,
     failures: list[LeftOut] | None = None,
     *,
+    where: str = "",
     warm: int = WARM_RUNS,
 ) -> dict[str, list[Result]]:
     """Return `repeats` results for each name. Every repeat goes through all runs before the next one begins.
 
     A run that raises is omitted, with the reason in `failures`; without that list the error is raised.
+    `where` names what was measured, for that list.
     """
     found: dict[str, list[Result]] = {name: [] for name in runs}
     with undisturbed():
@@ -56,7 +58,7 @@ def in_turns(
                 except Exception as error:
                     if failures is None:
                         raise
-                    failures.append(LeftOut(name, reason(error)))
+                    failures.append(LeftOut(f"{name}, {where}" if where else name, reason(error)))
                     del found[name]
                 else:
                     if repeat >= 0:
@@ -64,9 +66,11 @@ def in_turns(
     return found
 
 
-def least(runs: Mapping[str, Run], repeats: int, failures: list[LeftOut] | None = None) -> dict[str, float]:
-    """Return the least of `repeats` results for each name, taken in turns as by `in_turns`."""
-    return {name: min(results) for name, results in in_turns(runs, repeats, failures).items()}
+def least(
+    runs: Mapping[str, Run], repeats: int, failures: list[LeftOut] | None = None, *, where: str = ""
+) -> dict[str, float]:
+    """Return the minimum of `repeats` results for each name, taken in turns as by `in_turns`."""
+    return {name: min(results) for name, results in in_turns(runs, repeats, failures, where=where).items()}
 
 
 def least_of_each(results: Sequence[Mapping[str, float]]) -> dict[str, float]:

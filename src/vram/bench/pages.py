@@ -188,9 +188,8 @@ def _steps(place: Device, pools: Pools, total: int, repeats: int, left_out: list
         for name, options in pools.items()
     }
     runs |= {way.name: lambda way=way: _way_steps(way, step) for way in others}  # type: ignore[misc]
-    failures: list[LeftOut] = []
-    found = in_turns(runs, repeats, failures, warm=0)
-    left_out += [*missing, *(LeftOut(f"{failed.name}, training step", failed.reason) for failed in failures)]
+    left_out += missing
+    found = in_turns(runs, repeats, left_out, where="training step", warm=0)
     return Table(
         f"A training step: {step.pairs} blocks, {format_size(total)} of activations, forward and back, ms",
         [

@@ -36,24 +36,21 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
     others, left_out = peers.find(place, peers.TORCH)
     rows = []
     for name in CLAIMED:
-        failures: list[LeftOut] = []
         if name in PROGRAMS:
-            found: dict[str, Any] = {"ns": _program(place, PROGRAMS[name], others, failures, quick)}
+            found: dict[str, Any] = {"ns": _program(place, PROGRAMS[name], others, left_out, quick)}
         else:
-            found = _under_pressure(place, others, failures, quick)
-        left_out += [LeftOut(f"{failed.name}, {name}", failed.reason) for failed in failures]
+            found = _under_pressure(place, others, left_out, quick)
         rows.append(_row(name, **found))
     return Report.of("scenarios", place, [_table(rows)], left_out, quick=quick)
 
 
 def _program(
-    place: Device, scenario: Scenario, others: list[Way], failures: list[LeftOut], quick: bool
+    place: Device, scenario: Scenario, others: list[Way], left_out: list[LeftOut], quick: bool
 ) -> dict[str, float]:
     with Pool(place) as pool:
         ways = [peers.raw_way(pool), peers.buffer_way(pool), *others]
-        found = least(
-            {way.name: scenario.run(way) for way in ways}, QUICK_REPEATS if quick else REPEATS, failures
-        )
+        runs = {way.name: scenario.run(way) for way in ways}
+        found = least(runs, QUICK_REPEATS if quick else REPEATS, left_out, where=scenario.name)
     for way in others:
         way.trim()
     return found
@@ -62,7 +59,7 @@ def _program(
 # ---- memory pressure --------------------------------------------------------------------------------------
 
 
-def _under_pressure(place: Device, others: list[Way], failures: list[LeftOut], quick: bool) -> dict[str, Any]:
+def _under_pressure(place: Device, others: list[Way], left_out: list[LeftOut], quick: bool) -> dict[str, Any]:
     """Run the same requests within the same limit for all, each starting from an empty pool."""
     limit = PRESSURE_LIMIT if place.kind == "cuda" else HOST_PRESSURE_LIMIT
     scenario = pressure(limit, QUICK_REQUESTS if quick else PRESSURE_REQUESTS)
@@ -71,7 +68,8 @@ def _under_pressure(place: Device, others: list[Way], failures: list[LeftOut], q
         "vram Buffer": lambda: _ours(place, limit, scenario, peers.buffer_way),
     }
     runs |= {way.name: lambda way=way: _torchs(place, limit, scenario, way) for way in others}  # type: ignore[misc]
-    found = in_turns(runs, 1 if quick else PRESSURE_REPEATS, failures, warm=0)
+    repeats = 1 if quick else PRESSURE_REPEATS
+    found = in_turns(runs, repeats, left_out, where=scenario.name, warm=0)
     return {
         "ns": {name: min(spent for spent, _ in results) / scenario.pairs for name, results in found.items()},
         "refused": {name: results[-1][1] for name, results in found.items()},
