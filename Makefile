@@ -109,14 +109,8 @@ bench: setup
 	@[ -z "$(NATIVE_BENCHMARKS)" ] || $(BIN)/ninja -C build/bench --quiet $(NATIVE_BENCHMARKS)
 	@for name in hotpath threads scenarios pages warmup; do \
 	  echo "== vram bench $$name"; $(BIN)/vram bench "$$name"; done
-	@echo "== benchmarks/waste.py"
-	@$(BIN)/python benchmarks/waste.py
-	@echo "== benchmarks/open.py"
-	@$(BIN)/python benchmarks/open.py
-	@echo "== benchmarks/record.py"
-	@$(BIN)/python benchmarks/record.py
-	@echo "== benchmarks/policies.py"
-	@$(BIN)/python benchmarks/policies.py
+	@for name in waste open record policies; do \
+	  echo "== benchmarks/$$name.py"; $(BIN)/python "benchmarks/$$name.py"; done
 
 # ---- checks and tests -----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-// Timeline: the chart, what is drawn in it, and a line that says what the pointer is over.
+// Timeline: the chart, its controls, and a line that describes what the pointer is over.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Band } from "./answers";
@@ -91,7 +91,7 @@ export function Timeline() {
   );
 }
 
-const HELP = "Drag to zoom, wheel to zoom, shift-drag to pan, click to choose a moment. Keys: W S zoom, A D pan, 0 whole run, ← → step.";
+const HELP = "Drag to zoom, wheel to zoom, shift-drag to pan, click to select a moment. Keys: W S zoom, A D pan, 0 whole run, ← → step.";
 
 function onKey(event: KeyboardEvent, chart: Chart | null): void {
   if (!chart || event.ctrlKey || event.metaKey || event.altKey) return;
