@@ -319,7 +319,7 @@ TEST(pins_keep_books_where_there_is_nobody_to_tell) {
   vram_device_info info = VRAM_DEVICE_INFO_INIT;
   CHECK(vram_device_get_info(world.device, &info) == VRAM_OK && info.page_locks == 0);
   CHECK(vram_pin(world.device, memory + 4096, 4096) == VRAM_OK);
-  CHECK(vram_pin(world.device, memory + 4096, 4096) == VRAM_BAD_ARGUMENT && said("pinned already"));
+  CHECK(vram_pin(world.device, memory + 4096, 4096) == VRAM_BAD_ARGUMENT && said("already pinned"));
   CHECK(vram_pin(world.device, memory, 4097) == VRAM_BAD_ARGUMENT);
   CHECK(vram_pin(world.device, memory + 2 * 4096 - 1, 4096) == VRAM_BAD_ARGUMENT);
   CHECK(vram_pin(world.device, memory, sizeof memory) == VRAM_BAD_ARGUMENT);

@@ -79,7 +79,7 @@ def test_bytes_on_any_device_are_a_buffer(arena: Arena, model: Device) -> None:
         assert (buffer.size, buffer.shape, buffer.typestr) == (1024, (1024,), "|u1")
         assert buffer.ptr % 1024 == 0 and buffer.pool is each.pool and not buffer.freed
         buffer.fill(3)
-        with pytest.raises(InvalidFree, match="piece of an arena"):
+        with pytest.raises(InvalidFree, match="part of an arena"):
             buffer.free()
         with buffer:
             pass
