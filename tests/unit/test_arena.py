@@ -417,7 +417,7 @@ def test_a_buffer_of_a_device_knows_its_end_checked_or_not(model: Device, how: b
             buffer = arena.empty((2, 3), "float16")
             assert (buffer.shape, buffer.typestr, buffer.size) == ((2, 3), "<f2", 12)
             buffer.__dlpack__()
-        assert buffer.freed and "over" in repr(buffer)
+        assert buffer.freed and "ended" in repr(buffer)
         uses: list[Callable[[], Any]] = [
             lambda: buffer.fill(1),
             lambda: buffer.copy_to(bytearray(12)),
