@@ -17,7 +17,7 @@ void CudaDriver::load(const char* name, Function& function) {
 void CudaDriver::load_all() {
   library = dlopen(kLibrary, RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
-    missing = std::string("no ") + kLibrary + " (the CUDA driver) was found";
+    missing = std::string("failed to load ") + kLibrary + " (the CUDA driver)";
     return;
   }
   load("cuInit", init);
