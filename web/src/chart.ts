@@ -43,7 +43,7 @@ export class Chart {
   private top = 1;
   low: number;
   high: number;
-  private heard: [number, number]; // what the listener knows of them
+  private heard: [number, number]; // the range that the listener knows
   private momentX: number | null = null;
   private stack: number | null = null;
   private stream: string | null = null;
@@ -66,7 +66,7 @@ export class Chart {
     this.ensure(0);
   }
 
-  /** End the chart. Returns whether the listener has not yet been told of its range. */
+  /** Close the chart. Returns whether the listener does not know the current range yet. */
   destroy(): boolean {
     this.asking?.abort();
     clearTimeout(this.timer);
@@ -84,9 +84,9 @@ export class Chart {
     this.redraw();
   }
 
-  /** Show the range that the listener was told of, or another one that it has chosen since. */
+  /** Show the range of the listener, unless the listener already knows it from this chart. */
   follow(low: number, high: number): void {
-    if (low === this.heard[0] && high === this.heard[1]) return; // the chart may have moved on
+    if (low === this.heard[0] && high === this.heard[1]) return; // the chart may have moved in the meantime
     this.heard = [low, high];
     this.stretch(low, high);
   }

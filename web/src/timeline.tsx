@@ -41,7 +41,7 @@ export function Timeline() {
     return () => {
       const ended = chart.current;
       chart.current = null;
-      // A chart of another size shows the same stretch; one over another axis or file starts anew.
+      // A chart of another size shows the same range; one for another axis or file starts again.
       const same = current().about === about && current().file === file && current().axis === axis;
       if (ended?.destroy() && same) update({ low: ended.low, high: ended.high });
     };
@@ -55,7 +55,7 @@ export function Timeline() {
   useEffect(mark, [state.event, state.moment, state.stack, state.stream]);
 
   useEffect(() => {
-    const { low, high } = current(); // what was drawn last may be older than what the chart has told since
+    const { low, high } = current(); // the last drawing may be older than what the chart has reported since
     chart.current?.follow(low, high);
   }, [state.low, state.high]);
 

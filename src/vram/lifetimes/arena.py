@@ -357,7 +357,7 @@ def _refused(arena: Arena, call: str, what: str) -> DeviceError:
     """A call that violates the rules of arenas."""
     name = getattr(arena, "name", "the arena")
     return DeviceError(
-        f"vram could not {what} of {name!r}: {_REFUSALS[call]}", arena=name, call=call, code="invalid"
+        f"vram failed to {what} ({name!r}): {_REFUSALS[call]}", arena=name, call=call, code="invalid"
     )
 
 
