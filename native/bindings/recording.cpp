@@ -1,5 +1,5 @@
-// RecordingCore: the events of a pool under way to a trace file, as the columns that vram.trace writes. When
-// to write, and where, is decided in vram.observe.recorder.
+// RecordingCore: the events of a pool on their way to a trace file, as the columns that vram.trace writes.
+// vram.observe.recorder decides when and where to write.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -17,10 +17,10 @@ namespace vram {
 
 namespace {
 
-constexpr std::uint64_t kMostBytes = INT64_MAX;  // a request may be for more; no reader takes it
-constexpr std::size_t kKeptEntries = 1 << 20;    // memory for so many is kept between calls
+constexpr std::uint64_t kMostBytes = INT64_MAX;  // a request may be larger, but no reader supports that
+constexpr std::size_t kKeptEntries = 1 << 20;    // memory for this many is kept between calls
 
-// vram.trace.Action, in part.
+// A part of vram.trace.Action.
 enum class TraceAction : std::uint8_t {
   alloc = 0,
   free_requested = 1,
@@ -48,7 +48,7 @@ TraceAction trace_action(Action action) {
   }
 }
 
-// A map that is mostly asked for what it was asked for last.
+// A map that is mostly queried for the last key again.
 template <typename Key, typename Value>
 class Known {
  public:
@@ -56,7 +56,7 @@ class Known {
   bool add(Key key) {
     if (last_ != nullptr && last_->first == key) return false;
     const auto [place, added] = all_.try_emplace(key);
-    last_ = &*place;  // elements stay where they are
+    last_ = &*place;  // elements do not move
     return added;
   }
   Value& operator[](Key key) {
@@ -69,8 +69,7 @@ class Known {
   std::pair<const Key, Value>* last_ = nullptr;
 };
 
-// A column of a trace. Its memory is used again and again, so that the kernel need not clear new pages for
-// it.
+// A column of a trace. Its memory is reused, so that the kernel need not clear new pages for it.
 template <typename Number>
 class Column {
  public:
@@ -122,7 +121,7 @@ struct Columns {
   Column<std::uint32_t> tag;
 };
 
-// One recording of one pool. One thread at a time, except for mark().
+// One recording of one pool. Used by one thread at a time, except for mark().
 class RecordingCore {
  public:
   RecordingCore(nb::object pool, nb::object writer, std::uint64_t start_ns, std::uint64_t most)
@@ -168,7 +167,7 @@ class RecordingCore {
   }
 
  private:
-  // What the numbers of a label are in the file.
+  // The numbers of a label in the file.
   struct Numbers {
     std::uint32_t stack = 0;
     std::uint32_t tag = 0;
@@ -178,7 +177,7 @@ class RecordingCore {
     return (static_cast<std::int64_t>(entry.time_ns) - static_cast<std::int64_t>(start_ns_)) / 1000;
   }
 
-  // Gives every stream and label that is new its number in the file; returns how many rows there will be.
+  // Assigns numbers in the file to new streams and labels; returns the number of rows.
   std::size_t learn() {
     std::size_t rows = 0;
     std::vector<StreamHandle> streams;
@@ -206,8 +205,8 @@ class RecordingCore {
             nb::cast<std::uint32_t>(writer_.attr("tag")(tag))};
   }
 
-  // Times never fall: of two streams' events, the later one may have looked at the clock first. And a mark
-  // lies between the events on either side of it, also where the clock does not tell them apart.
+  // Times never decrease: of two streams' events, the later one may have read the clock first. A mark is
+  // placed between the events around it, even if the clock cannot distinguish them.
   void fill(std::vector<std::pair<std::uint64_t, std::int64_t>>& marks) {
     std::uint8_t* __restrict action = columns_.action.data();
     std::uint32_t* __restrict stream = columns_.stream.data();
@@ -257,20 +256,19 @@ class RecordingCore {
 
 void bind_recording(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<RecordingCore>(module, "RecordingCore", "The events of a pool under way to a trace file.")
+  nb::class_<RecordingCore>(module, "RecordingCore", "The events of a pool on their way to a trace file.")
       .def(nb::init<nb::object, nb::object, std::uint64_t, std::uint64_t>(), "pool"_a, "writer"_a,
            "start_ns"_a, "most"_a,
            nb::sig("def __init__(self, pool: PoolCore, writer: Any, start_ns: int, most: int) -> None"),
-           "Begin: from now on the pool keeps up to `most` events until they are collected. `writer` numbers "
+           "Start recording: the pool keeps up to `most` events until they are collected. `writer` numbers "
            "streams, tags and stacks; times count from `start_ns` of the monotonic clock.")
-      .def("collect", &RecordingCore::collect,
-           "Take over what has happened; how many events wait for columns().")
+      .def("collect", &RecordingCore::collect, "Collect new events; return how many wait for columns().")
       .def("columns", &RecordingCore::columns,
            nb::sig("def columns(self) -> tuple[dict[str, memoryview], list[tuple[int, int]], int]"),
-           "What was collected as columns of a trace, which are good until the next call, marks as (number, "
-           "time_us), and how many events were dropped.")
-      .def("mark", &RecordingCore::mark, "number"_a, "Mark this place between the events.")
-      .def("stop", &RecordingCore::stop, "Have the pool keep no more events.");
+           "Return what was collected as columns of a trace, which are valid until the next call, marks as "
+           "(number, time_us), and the number of dropped events.")
+      .def("mark", &RecordingCore::mark, "number"_a, "Record a mark between the events.")
+      .def("stop", &RecordingCore::stop, "Stop keeping events in the pool.");
 }
 
 }  // namespace vram

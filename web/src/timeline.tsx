@@ -1,4 +1,4 @@
-// Timeline: the chart, what is drawn in it, and a line that says what the pointer is over.
+// Timeline: the chart, its controls, and a line that describes what the pointer is over.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Band } from "./answers";
@@ -39,8 +39,11 @@ export function Timeline() {
     });
     mark();
     return () => {
-      chart.current?.destroy();
+      const ended = chart.current;
       chart.current = null;
+      // A chart of another size shows the same range; one for another axis or file starts again.
+      const same = current().about === about && current().file === file && current().axis === axis;
+      if (ended?.destroy() && same) update({ low: ended.low, high: ended.high });
     };
   }, [about, file, axis, split, lines, width, height, theme]);
 
@@ -52,9 +55,8 @@ export function Timeline() {
   useEffect(mark, [state.event, state.moment, state.stack, state.stream]);
 
   useEffect(() => {
-    if (chart.current && (chart.current.low !== state.low || chart.current.high !== state.high)) {
-      chart.current.stretch(state.low, state.high);
-    }
+    const { low, high } = current(); // the last drawing may be older than what the chart has reported since
+    chart.current?.follow(low, high);
   }, [state.low, state.high]);
 
   if (!about) return null;
@@ -89,7 +91,7 @@ export function Timeline() {
   );
 }
 
-const HELP = "Drag to zoom, wheel to zoom, shift-drag to pan, click to choose a moment. Keys: W S zoom, A D pan, 0 whole run, ← → step.";
+const HELP = "Drag to zoom, wheel to zoom, shift-drag to pan, click to select a moment. Keys: W S zoom, A D pan, 0 whole run, ← → step.";
 
 function onKey(event: KeyboardEvent, chart: Chart | null): void {
   if (!chart || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -23,6 +23,7 @@ from vram.arguments import shown, whole_number
 from vram.config import Config, limit_bytes, read_options
 from vram.core.advice import Patterns, find_patterns
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.locks import new_lock
 from vram.core.observer import closing, resuming, suspending
@@ -51,7 +52,7 @@ MOST_EXPLAINED = 200_000
 _log = logging.getLogger("vram")
 
 
-class Pool(_native.PoolCore):
+class Pool(Closing, _native.PoolCore):
     """An allocator of one device's memory: `allocate` gives a Buffer, `malloc` and `free` plain addresses.
 
     `device` is a name or a Device (by default the default device); `config` takes the options of
@@ -326,12 +327,6 @@ class Pool(_native.PoolCore):
             super().close()
         if self._store is not None:
             self._store.close()
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         if "_futures" not in self.__dict__:

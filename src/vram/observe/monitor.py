@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vram.arguments import real_number, shown, whole_number
+from vram.core.closing import Closing
 from vram.core.locks import new_event, new_lock
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.system.descriptors import disown
@@ -92,7 +93,7 @@ def _checked_interval(interval: float) -> float:
     return real_number(interval, "interval, in seconds,", least=SHORTEST_INTERVAL, most=LONGEST_INTERVAL)
 
 
-class Monitor:
+class Monitor(Closing):
     """This process as others may look at it, made by `vram.monitor`. Any thread may use it."""
 
     def __init__(self, interval: float = 1.0) -> None:
@@ -274,12 +275,6 @@ class Monitor:
             with contextlib.suppress(OSError):
                 each.close()
 
-    def __enter__(self) -> Monitor:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"vram top {os.getpid()} shows it"
         return f"<vram.Monitor at {str(self.path)!r}: {state}>"
@@ -436,7 +431,7 @@ def _nobody(pid: int | None) -> str:
     return f"process {pid} is not monitored, or not yours; {advice}. Monitored now: {others}"
 
 
-class Client:
+class Client(Closing):
     """A connection to a monitored process. One thread at a time may use it."""
 
     def __init__(self, process: Process, *, timeout: float = LINK_SECONDS) -> None:
@@ -506,9 +501,3 @@ class Client:
         """Leave. Again: nothing."""
         self._lines.close()
         self._link.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vram.arguments import shown, whole_number
+from vram.core.closing import Closing
 from vram.errors import ConfigError
 from vram.observe.status import Observatory
 
@@ -62,7 +63,7 @@ def metrics(port: int | None = DEFAULT_PORT, *, address: str = "127.0.0.1", regi
     return Metrics(port, address, registry)
 
 
-class Metrics:
+class Metrics(Closing):
     """The numbers as they are offered, made by `vram.metrics`. `close()` or a `with` block ends it."""
 
     def __init__(self, port: int | None, address: str, registry: Any) -> None:
@@ -144,12 +145,6 @@ class Metrics:
             self._server.server_close()
         if self._thread is not None:
             self._thread.join()
-
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<vram.Metrics at {self.url or 'a registry'}{'' if self in _open else ', closed'}>"

@@ -19,6 +19,7 @@ from typing import Any
 
 from vram import _native
 from vram.arguments import require_label, require_path, shown, whole_number
+from vram.core.closing import Closing
 from vram.core.locks import new_event, new_lock
 from vram.core.manager import MemoryManager
 from vram.core.pool import Pool
@@ -69,7 +70,7 @@ def record(
     return Recorder(pool, path, stacks=stacks, rotate=rotate, keep=keep)
 
 
-class Recorder:
+class Recorder(Closing):
     """A recording under way, made by `vram.record`. Any thread may use it."""
 
     def __init__(
@@ -248,12 +249,6 @@ class Recorder:
         }
         return list(_segments(snapshot, self._writer)), settings
 
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<vram.Recorder to {str(self.path)!r}: {self.events} events, {self.dropped} dropped, {state}>"
@@ -298,7 +293,7 @@ def _block(block: Block, writer: TraceWriter) -> TraceBlock:
 # ---- all pools of a manager -------------------------------------------------------------------------------
 
 
-class PoolsRecorder:
+class PoolsRecorder(Closing):
     """A recording of every pool of a manager, made by `record_pools`: one file a device and process."""
 
     def __init__(self, manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> None:
@@ -330,12 +325,6 @@ class PoolsRecorder:
         self._manager._unfollow(self._record)
         for recorder in self.recorders:
             recorder.close()
-
-    def __enter__(self) -> PoolsRecorder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def record_pools(manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> PoolsRecorder:

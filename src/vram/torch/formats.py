@@ -1,7 +1,7 @@
-"""A pool's numbers, snapshot and journal in the shapes of PyTorch: its nested statistics, and the dicts that
-`torch.cuda.memory._snapshot()` returns, which PyTorch's viewer and `vram.open` read.
+"""Statistics, snapshot and journal of a pool in PyTorch's formats: its nested statistics, and the dicts of
+`torch.cuda.memory._snapshot()`, which PyTorch's viewer and `vram.open` read.
 
-Plain data in, plain data out; no PyTorch is needed. `patches` decides when they are used.
+This module converts plain data and does not need PyTorch. `patches` decides when it is used.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ KEYS: tuple[str, ...] = (
     *COUNTERS,
     "max_split_size",
 )
-"""Every key of torch.cuda.memory_stats."""
+"""All keys of torch.cuda.memory_stats."""
 ACCUMULATED = frozenset(key for key in KEYS if key.endswith((".allocated", ".freed"))) | frozenset(COUNTERS)
-"""The keys that only rise, until reset_accumulated_memory_stats."""
+"""The keys that only increase until reset_accumulated_memory_stats."""
 
 _BLOCK_STATES = {
     "live": "active_allocated",
@@ -40,7 +40,7 @@ _BLOCK_STATES = {
     "cached": "inactive",
     "free": "inactive",
 }
-# A free at once is both of torch's steps.
+# An immediate free is both of torch's steps.
 _ACTIONS: dict[str, tuple[str, ...]] = {
     "allocate": ("alloc",),
     "free": ("free_requested", "free_completed"),
@@ -50,16 +50,16 @@ _ACTIONS: dict[str, tuple[str, ...]] = {
 }
 
 JournalEvent: TypeAlias = tuple[int, int, str, int, int, int, str | None, int, Stack]
-"""As `Pool.journal()` gives them: sequence, time_ns, action, address, size, stream, tag, serial, stack."""
+"""An event of `Pool.journal()`: sequence, time_ns, action, address, size, stream, tag, serial, stack."""
 
 
 # ---- statistics -------------------------------------------------------------------------------------------
 
 
 def nested_stats(stats: Mapping[str, float], since: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return a pool's `Stats` as torch.cuda.memory_stats_as_nested_dict does, with exactly its keys.
+    """Return a pool's `Stats` like torch.cuda.memory_stats_as_nested_dict, with exactly the same keys.
 
-    `since` has what the accumulated numbers were when they were reset. Keys that are missing count as 0.
+    `since` has the accumulated numbers at the time of their reset. Missing keys count as 0.
     """
     start = since or {}
     nested: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def nested_stats(stats: Mapping[str, float], since: Mapping[str, float] | None =
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What one device has to tell: its snapshot, and the journal's events in order."""
+    """The data of one device: its snapshot and the events of its journal, in order."""
 
     snapshot: Snapshot
     events: Iterable[JournalEvent] = ()
@@ -90,10 +90,10 @@ def torch_snapshot(
     epoch_ns: int = 0,
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the dict of torch.cuda.memory._snapshot() for pools by device index, of `devices` in all.
+    """Return the dict of torch.cuda.memory._snapshot() for pools by device index, out of `devices` in total.
 
-    `epoch_ns` is added to the journal's times, which count from an unnamed start. Growth of a pool is not
-    among the events: pages back any address, while torch wants one.
+    `epoch_ns` is added to the journal's times, which count from an arbitrary start. Growth of a pool is not
+    among the events: pages have no fixed address, and torch requires one.
     """
     frames = _Frames()
     count = max([devices, *(index + 1 for index in records)])
@@ -119,7 +119,7 @@ def torch_snapshot(
 
 
 class _Frames:
-    """Stacks as lists of dicts, one for equal stacks, as torch shares them: files stay small."""
+    """Stacks as lists of dicts. Equal stacks share one list, as in torch, which keeps files small."""
 
     def __init__(self) -> None:
         self._lists: dict[Stack, list[dict[str, Any]]] = {}

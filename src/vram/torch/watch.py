@@ -1,7 +1,7 @@
-"""Recording PyTorch's own allocator: `vram.torch.watch(path)`, where vram is not installed under PyTorch.
+"""Recording PyTorch's own allocator: `vram.torch.watch(path)`, when vram is not installed in PyTorch.
 
-PyTorch keeps a history in a ring; here it is read now and then, and what is new goes to a trace file. Reading
-a snapshot is `vram.trace.torch_snapshot`'s, writing the file `vram.trace`'s.
+PyTorch keeps a history in a ring. It is read periodically, and new events go to a trace file.
+`vram.trace.torch_snapshot` reads the snapshot, `vram.trace` writes the file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vram.core.closing import Closing
 from vram.core.locks import new_event, new_lock
 from vram.errors import DeviceError, TraceError
 from vram.observe import annotations as marks
@@ -31,17 +32,17 @@ from vram.trace.torch_snapshot import decode_snapshot
 __all__ = ["Watch"]
 
 DEFAULT_ENTRIES = 200_000
-"""Events PyTorch keeps between two readings."""
+"""Events that PyTorch keeps between two reads."""
 MOST_SHARE = 0.05
-"""Of the program's time that reading may take: the more it costs, the rarer it is."""
+"""Maximum share of the program's time spent reading: the more a read costs, the less often it happens."""
 TAIL = 8
-"""So many events tell where the last reading ended."""
+"""Number of events that identify where the last read ended."""
 
 _log = logging.getLogger("vram")
 
 
-class Watch:
-    """PyTorch's allocator as it is recorded, made by `vram.torch.watch`. Any thread may use it."""
+class Watch(Closing):
+    """A recording of PyTorch's allocator, created by `vram.torch.watch`. Any thread may use it."""
 
     def __init__(
         self,
@@ -53,10 +54,10 @@ class Watch:
         rotate: int | str | None = None,
         keep: int = DEFAULT_KEEP,
     ) -> None:
-        """Begin; see `vram.torch.watch`."""
+        """Start recording; see `vram.torch.watch`."""
         self.path = path_of_rank(Path(path))
         if _watching:
-            raise DeviceError(f"PyTorch is watched already, into {_watching[0].path}; close that one first")
+            raise DeviceError(f"PyTorch is already recorded to {_watching[0].path}; close that first")
         self._memory = torch.cuda.memory
         self._options: dict[str, Any] = {
             "piece_bytes": None if rotate is None else parse_size(rotate),
@@ -65,7 +66,7 @@ class Watch:
         self._every = every
         self._files: dict[int, _DeviceFile] = {}
         self._marks: deque[tuple[str, str, int]] = deque()
-        self._lock = new_lock()  # an observer may come in between
+        self._lock = new_lock()  # an observer may run in between
         self._ending = new_event()
         _begin_history(self._memory, entries)
         _watching.append(self)
@@ -76,12 +77,12 @@ class Watch:
 
     @property
     def events(self) -> int:
-        """Events in the files so far."""
+        """Number of events written so far."""
         return sum(file.writer.events for file in self._files.values())
 
     @property
     def dropped(self) -> int:
-        """How often PyTorch's ring ran over between two readings; each time at least one event was lost."""
+        """How often PyTorch's ring overflowed between two reads; each time at least one event was lost."""
         return sum(file.writer.dropped for file in self._files.values())
 
     @property
@@ -90,11 +91,11 @@ class Watch:
         return self._ending.is_set()
 
     def mark(self, stage: str, name: str) -> None:
-        """Note the "START" or "END" of what is called `name`, now."""
+        """Record the "START" or "END" of `name` at the current time."""
         self._marks.append((stage, name, time.time_ns() // 1000))
 
     def flush(self) -> None:
-        """Write what PyTorch has recorded up to now."""
+        """Write what PyTorch has recorded so far."""
         with self._lock:
             if not self.closed:
                 self._read()
@@ -106,7 +107,7 @@ class Watch:
             try:
                 self.flush()
             except Exception as error:
-                _log.error("watching PyTorch into %s ends: %s", self.path, error)
+                _log.error("recording of PyTorch to %s stopped: %s", self.path, error)
                 self._leave()
             pause = max(self._every, (time.monotonic() - begin) / MOST_SHARE)
 
@@ -127,7 +128,7 @@ class Watch:
         return self._files[device]
 
     def close(self) -> None:
-        """Write the rest with the segments there are now, and have PyTorch keep no more history."""
+        """Write the remaining events and the current segments, and turn off PyTorch's history."""
         with self._lock:
             if not self.closed:
                 try:
@@ -147,19 +148,13 @@ class Watch:
         with contextlib.suppress(RuntimeError):
             self._memory._record_memory_history(enabled=None)
 
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<vram.torch.Watch to {str(self.path)!r}: {self.events} events, {state}>"
 
 
 class _DeviceFile:
-    """The events of one device, as far as they were read."""
+    """The events of one device that have been read."""
 
     def __init__(self, path: Path, device: int, options: dict[str, Any]) -> None:
         self.device = device
@@ -171,7 +166,7 @@ class _DeviceFile:
         self._settings: dict[str, object] = {}
 
     def write(self, snapshot: dict[str, Any], marked: Sequence[tuple[str, str, int]]) -> None:
-        """Append what is new in a snapshot, and the program's marks."""
+        """Append the new events of a snapshot and the program's marks."""
         traces = list(snapshot.get("device_traces", ()))
         events = traces[self.device] if self.device < len(traces) else []
         first = self._first_new(events)
@@ -191,7 +186,7 @@ class _DeviceFile:
         self._settings = {"allocator": "torch", **trace.settings}
 
     def _first_new(self, events: Sequence[dict[str, Any]]) -> int:
-        """Where the events begin that the last reading did not have; 0 where none of those is left."""
+        """Return the index of the first event that the last read did not have; 0 if none of those is left."""
         for end in range(len(events) if self._tail else 0, 0, -1):
             if _identity(events[end - 1]) != self._tail[-1]:
                 continue
@@ -223,7 +218,7 @@ class _DeviceFile:
 
 
 def _identity(event: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells an event from its neighbours."""
+    """Return what distinguishes an event from its neighbours."""
     return (*(event.get(key) for key in ("action", "addr", "device_free", "size", "stream", "time_us")),)
 
 
@@ -236,7 +231,7 @@ def _renumbered(segment: Segment, streams: Sequence[int], stacks: Sequence[int])
 
 
 def _begin_history(memory: Any, entries: int) -> None:
-    """Have PyTorch keep Python stacks and `entries` events, by whichever arguments this version takes."""
+    """Make PyTorch keep Python stacks and `entries` events, with the arguments that this version accepts."""
     record: Callable[..., None] = memory._record_memory_history
     wanted = {"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": entries}
     try:
@@ -249,7 +244,7 @@ def _begin_history(memory: Any, entries: int) -> None:
 
 
 def _observe_out_of_memory(torch: Any) -> None:
-    """Once a process: PyTorch offers no way to take an observer out again."""
+    """Register once per process: PyTorch offers no way to remove an observer."""
     global _observing
     attach = next(
         (
@@ -260,23 +255,23 @@ def _observe_out_of_memory(torch: Any) -> None:
         None,
     )
     if attach is None:
-        _log.warning("this PyTorch tells nobody when memory runs out; the recording may miss the moment")
+        _log.warning("this version of PyTorch has no out-of-memory observer; the recording may miss it")
     elif not _observing:
         attach(_out_of_memory)
         _observing = True
 
 
 def _out_of_memory(_device: int, _size: int, _allocated: int, _free: int) -> None:
-    """Called by PyTorch without its locks, before it raises: the program may not live much longer."""
+    """Called by PyTorch without its locks before it raises: the program may end soon."""
     for watch in tuple(_watching):
         try:
             watch.flush()
         except Exception as error:
-            _log.error("what PyTorch did before memory ran out is not in %s: %s", watch.path, error)
+            _log.error("failed to write the events before memory ran out to %s: %s", watch.path, error)
 
 
 _watching: list[Watch] = []
-_left_to_parent: list[Watch] = []  # never let go: their end would write into the parent's file
+_left_to_parent: list[Watch] = []  # never released: closing them would write to the parent's file
 _observing = False
 
 
@@ -285,11 +280,11 @@ def _close_all() -> None:
         try:
             watch.close()
         except (TraceError, RuntimeError, OSError) as error:
-            _log.error("the end of the recording to %s is missing: %s", watch.path, error)
+            _log.error("failed to write the end of the recording to %s: %s", watch.path, error)
 
 
 def _after_fork_in_child() -> None:
-    """Recordings are the parent's."""
+    """Recordings belong to the parent."""
     _left_to_parent.extend(_watching)
     for watch in _watching:
         watch._ending.set()
