@@ -97,8 +97,8 @@ Status Pool::start_journal(std::uint32_t entries) {
   if (entries > kMostJournaled) return {Code::invalid, 0, "journal"};
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("journal", &lock); !status.ok()) return status;
-  std::vector<std::unique_ptr<JournalRing>> rings(streams_.size());  // all of them or none
-  for (auto& ring : rings) ring = entries != 0 ? std::make_unique<JournalRing>(entries) : nullptr;
+  std::vector<std::unique_ptr<JournalTape>> rings(streams_.size());  // all of them or none
+  for (auto& ring : rings) ring = entries != 0 ? std::make_unique<JournalTape>(entries) : nullptr;
   config_.journal = entries;
   for (std::uint32_t n = 0; n < streams_.size(); ++n) {
     StreamState& stream = streams_[static_cast<std::uint16_t>(n)];

@@ -213,7 +213,7 @@ StreamState* Pool::foreign_of(const Named& named, std::unique_lock<std::mutex>& 
 StreamState* Pool::journaled(StreamState* stream, Status* why) {
   if (stream == nullptr) *why = {Code::unsupported, 0, kTooManyStreams};
   if (stream == nullptr || (config_.journal == 0 && recording_ == nullptr)) return stream;
-  auto ring = config_.journal != 0 ? std::make_unique<JournalRing>(config_.journal) : nullptr;
+  auto ring = config_.journal != 0 ? std::make_unique<JournalTape>(config_.journal) : nullptr;
   auto tape = recording_ != nullptr ? recording_->tape() : nullptr;
   std::lock_guard guard(stream->lock);
   stream->journal.swap(ring);

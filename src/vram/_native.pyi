@@ -515,9 +515,6 @@ class PoolCore:
         Live blocks by tag and stack: (tag, stack, blocks, bytes, requested) each.
         """
 
-    def journal(self) -> tuple[list[tuple[Any, ...]], int]:
-        """The events kept, in order, and how many were dropped."""
-
     def journal_start(self, entries: int, /) -> None:
         """Keep that many events for each stream; 0 stops."""
 
@@ -655,27 +652,34 @@ class ArenaCore:
     def stream(self) -> int:
         """Handle of the stream whose order the memory follows."""
 
-class RecordingCore:
-    """The events of a pool under way to a trace file."""
+class EventReader:
+    """The events of a pool as columns of a trace."""
 
-    def __init__(self, pool: PoolCore, writer: Any, start_ns: int, most: int) -> None:
+    def __init__(self, pool: PoolCore, tables: Any, start_ns: int) -> None:
         """
-        Begin: from now on the pool keeps up to `most` events until they are collected. `writer` numbers streams, tags and stacks; times count from `start_ns` of the monotonic clock.
+        `tables` numbers streams, tags and stacks (vram.trace.tables); times count from `start_ns` of the monotonic clock.
+        """
+
+    def read_journal(self) -> int:
+        """
+        Copy the events that the pool's journal keeps; returns how many wait for columns().
+        """
+
+    def record(self, most: int) -> None:
+        """
+        Have the pool keep up to `most` events until they are collected; 0 ends it.
         """
 
     def collect(self) -> int:
-        """Take over what has happened; how many events wait for columns()."""
+        """Take the recorded events; returns how many wait for columns()."""
 
     def columns(self) -> tuple[dict[str, memoryview], list[tuple[int, int]], int]:
         """
-        What was collected as columns of a trace, which are good until the next call, marks as (number, time_us), and how many events were dropped.
+        The events as columns, valid until the next call, marks as (number, time_us), and the number of dropped events.
         """
 
     def mark(self, number: int) -> None:
-        """Mark this place between the events."""
-
-    def stop(self) -> None:
-        """Have the pool keep no more events."""
+        """Mark this point between the events of a recording."""
 
 class Replayer:
     """A recorded program on its way through a policy."""

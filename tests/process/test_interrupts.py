@@ -112,7 +112,7 @@ def test_a_stream_whose_close_is_interrupted_is_still_open() -> None:
                 raise KeyboardInterrupt
             return True
 
-        listeners = stream.device._core.pools
+        listeners = stream.device._core.listeners._all
         listeners.insert(0, interrupt)
         try:
             stream.close()

@@ -979,7 +979,7 @@ def test_one_checker_at_a_time() -> None:
 
 def test_another_observer_is_not_pushed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observer, "active", object())
-    with pytest.raises(vram.VramError, match="taken"):
+    with pytest.raises(vram.VramError, match="another observer"):
         vram.race_check().start()
 
 

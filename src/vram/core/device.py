@@ -6,7 +6,6 @@ A `Device` is a light handle of one backend. Streams and events are in `stream`,
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import os
 import re
@@ -52,14 +51,21 @@ class _Core:
         self.name = name
         self.backend = backend
         self.process = os.getpid()
-        self.pools: list[Callable[[int | None], bool]] = []
+        self.listeners = observer.Listeners()  # of pools and arenas
         self.adopted: set[int] = set()  # streams of CuPy, which tell before they go
         self.torch_adopted = False
 
+    def add_listener(self, listener: Callable[[int | None], bool]) -> None:
+        """Call `listener` before a stream of this device is destroyed; see `PoolCore.stream_listener`.
+
+        Listeners whose pool is gone answer None with False and are dropped.
+        """
+        self.listeners.add(listener)
+        self.listeners.drop(lambda each: not each(None))
+
     def stream_closing(self, handle: int) -> None:
-        """Tell the pools before a stream goes: they ask nothing of its handle from now on."""
-        for tell in tuple(self.pools):
-            tell(handle)
+        """Tell the pools before a stream is destroyed: they do not use its handle from now on."""
+        self.listeners.tell(handle)
 
     def adopt_torch(self) -> None:
         """Let the streams of PyTorch's own pools count as lasting, as PyTorch never destroys them."""
@@ -169,14 +175,6 @@ class Device:
             self._core.backend.synchronize()
         finally:
             known()
-
-    def add_pool(self, listener: Callable[[int | None], bool]) -> None:
-        """Have a pool told before any stream of this device is destroyed; see `PoolCore.stream_listener`."""
-        pools = self._core.pools
-        if listener(None):
-            pools.append(listener)
-        for gone in [each for each in pools if not each(None)]:
-            _forget(pools, gone)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and self._core is other._core
@@ -314,11 +312,6 @@ def _announce_ends(kind: Any) -> None:
 
     announce.announces = True  # type: ignore[attr-defined]
     kind.__del__ = announce
-
-
-def _forget(listeners: list[Any], dead: Any) -> None:
-    with contextlib.suppress(ValueError):
-        listeners.remove(dead)
 
 
 # While Python still runs: launched functions finish, later ones are refused. The threads of the host's

@@ -14,7 +14,7 @@ import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TextIO
@@ -23,11 +23,15 @@ from vram.arguments import real_number, require, require_path
 from vram.config import DEFAULT_WARMUP, OPTIONS, Config, parse_pool_options
 from vram.core.advice import Patterns
 from vram.core.device import Device, is_default
+from vram.core.journal import pool_trace
 from vram.core.locks import new_lock
+from vram.core.measure import Measurement
+from vram.core.observer import Listeners
 from vram.core.pool import Pool
-from vram.core.stats import Measurement, fragmentation
+from vram.core.stats import fragmentation
 from vram.errors import ConfigError, DeviceError, InvalidFree
 from vram.sizes import format_size, parse_size
+from vram.trace.model import Action
 
 __all__ = [
     "AllocationStatistics",
@@ -66,27 +70,21 @@ class AllocationStatistics:
         return self.cache_hit_rate if self.total_allocations else 1.0
 
 
-class PerformanceContext:
+class PerformanceContext(Measurement):
     """What happened inside `with manager.performance_context() as perf:`; read `perf.stats`."""
-
-    def __init__(self) -> None:
-        """Made by `MemoryManager.performance_context()`."""
-        self._measurements: list[Measurement] = []
 
     @property
     def stats(self) -> AllocationStatistics:
         """The statistics of the block alone; `peak_memory_usage` is above what was live at its beginning."""
-        every = self._measurements
-        allocations, hits = sum(each.allocations for each in every), sum(each.hits for each in every)
         return AllocationStatistics(
-            total_allocations=allocations,
-            total_freed=sum(each.frees for each in every),
-            peak_memory_usage=sum(each.peak for each in every),
-            current_memory_usage=sum(each.kept for each in every),
-            reserved_memory=sum(each.peak_reserved for each in every),
-            cache_hits=hits,
-            cache_misses=allocations - hits,
-            fragmentation_ratio=max((each.fragmentation for each in every), default=0.0),
+            total_allocations=self.allocations,
+            total_freed=self.frees,
+            peak_memory_usage=self.peak,
+            current_memory_usage=self.kept,
+            reserved_memory=self.peak_reserved,
+            cache_hits=self.hits,
+            cache_misses=self.allocations - self.hits,
+            fragmentation_ratio=self.fragmentation,
         )
 
 
@@ -103,8 +101,7 @@ class MemoryManager:
         self._lock = new_lock()
         self._config = Config(settings)
         self._pools: dict[Device, Pool] = {}
-        self._contexts: list[tuple[PerformanceContext, contextlib.ExitStack]] = []
-        self._followers: list[Callable[[Pool], None]] = []
+        self._new_pools = Listeners()
         self._process = os.getpid()
         self._operations = itertools.count(1)
         self._only: Pool | None = None  # while it is the only one, and on the default device: the usual case
@@ -129,10 +126,7 @@ class MemoryManager:
             pool = Pool(place, **self._pool_settings())
             if pairs := self._warmup_pairs():
                 pool.warmup(pairs)
-            for context, stack in self._contexts:
-                context._measurements.append(stack.enter_context(pool.measure()))
-            for follower in self._followers:
-                follower(pool)
+            self._new_pools.tell(pool)
             self._pools[place] = pool
             self._only = pool if len(self._pools) == 1 and is_default(place) else None
             return pool
@@ -144,16 +138,15 @@ class MemoryManager:
             self._only = None if self._only is pool else self._only
             return pool
 
-    def _follow(self, follower: Callable[[Pool], None]) -> None:
-        """Have `follower` called with every pool there is, and with each to come before its first use."""
+    def _follow(self, follow: Callable[[Pool], object]) -> Callable[[], None]:
+        """Call `follow` with every pool now, and with each new pool before its first use.
+
+        Returns a function that ends it.
+        """
         with self._lock:
             for pool in self.pools:
-                follower(pool)
-            self._followers.append(follower)
-
-    def _unfollow(self, follower: Callable[[Pool], None]) -> None:
-        with self._lock:
-            self._followers.remove(follower)
+                follow(pool)
+            return self._new_pools.add(follow)
 
     def _pool_settings(self) -> dict[str, Any]:
         settings = {name: self._config[name] for name, option in OPTIONS.items() if option.scope != "manager"}
@@ -307,20 +300,9 @@ class MemoryManager:
             fragmentation_ratio=max((each.fragmentation for each in every), default=0.0),
         )
 
-    @contextlib.contextmanager
-    def performance_context(self) -> Iterator[PerformanceContext]:
-        """Measure a `with` block over all pools; its statistics are the `stats` of what it yields."""
-        context = PerformanceContext()
-        with contextlib.ExitStack() as stack:
-            with self._lock:
-                for pool in self.pools:
-                    context._measurements.append(stack.enter_context(pool.measure()))
-                self._contexts.append((context, stack))
-            try:
-                yield context
-            finally:
-                with self._lock:
-                    self._contexts.remove((context, stack))
+    def performance_context(self) -> PerformanceContext:
+        """Measure a `with` block over all pools; read the `stats` of what it yields."""
+        return PerformanceContext(self._follow)
 
     def analyze_allocation_patterns(self, device: str | Device | None = None) -> Patterns:
         """Diagnose a device's pool: sizes, hit rate, churn, suggestions. Print it, or read its attributes."""
@@ -459,14 +441,15 @@ def _trace_lines(pool: Pool) -> Iterable[str]:
     yield repr(pool)
     for leak in pool.leaks():
         yield f"  live: {leak}"
-    events, dropped = pool.journal()
-    if dropped:
-        yield f"  … {dropped} earlier events were dropped"
-    for sequence, time_ns, action, address, size, stream, tag, _serial, _stack in events:
-        label = f" tag {tag!r}" if tag is not None else ""
+    trace = pool_trace(pool, segments=False)
+    if trace.dropped:
+        yield f"  … {trace.dropped} earlier events were dropped"
+    rows = zip(trace.action, trace.time_us, trace.address, trace.size, trace.stream, trace.tag, strict=True)
+    for event, (action, time_us, address, size, stream, tag) in enumerate(rows):
+        label = f" tag {trace.tags[tag]!r}" if tag else ""
         yield (
-            f"  {sequence:>8} {time_ns / 1e9:.6f} s {action:<14} {address:#x} {format_size(size)} "
-            f"stream {stream}{label}"
+            f"  {event:>8} {time_us / 1e6:.6f} s {Action(action).name.lower():<14} {address:#x} "
+            f"{format_size(size)} stream {trace.streams[stream]}{label}"
         )
 
 

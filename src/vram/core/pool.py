@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import logging
 import os
 import threading
@@ -24,16 +23,19 @@ from vram.config import Config, limit_bytes, read_options
 from vram.core.advice import Patterns, find_patterns
 from vram.core.buffer import Buffer
 from vram.core.device import Device
+from vram.core.journal import pool_trace
 from vram.core.locks import new_lock
-from vram.core.observer import closing, resuming, suspending
+from vram.core.measure import Measurement, Peaks
+from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
-from vram.core.stats import Measurement, Peaks, Raw, Stats
+from vram.core.stats import Raw, Stats
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.sizes import format_size, parse_size
+from vram.trace.model import Trace
 
-__all__ = ["OomHandle", "PinnedPool", "Pool", "follow_failures", "follow_pools", "open_pools"]
+__all__ = ["OomHandle", "PinnedPool", "Pool"]
 
 ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
@@ -79,13 +81,9 @@ class Pool(_native.PoolCore):
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         self._store: Pool | None = None
-        place.add_pool(self.stream_listener())
-        with _pools_lock:
-            self.number = next(_pool_numbers)
-            _pools.add(self)
-            followers = tuple(_followers)
-        for follow in followers:
-            follow(self)
+        self.number = -1
+        place._core.add_listener(self.stream_listener())
+        register(self)
 
     def _keep_stacks(self, wanted: bool, who: object) -> None:
         """Keep the Python stacks of allocations as long as anybody wants them."""
@@ -283,7 +281,12 @@ class Pool(_native.PoolCore):
 
     def measure(self) -> Measurement:
         """Measure a `with` block: its own allocations, bytes, frees, peak, hits and fragmentation."""
-        return Measurement(self, self._peaks)
+
+        def only_this(add: Callable[[Pool], object]) -> Callable[[], None]:
+            add(self)
+            return lambda: None
+
+        return Measurement(only_this)
 
     def snapshot(self) -> Snapshot:
         """Every segment and block at this moment."""
@@ -300,13 +303,17 @@ class Pool(_native.PoolCore):
         """
         return leaks_of(self.snapshot(), since)
 
+    def journal(self) -> Trace:
+        """The events that the journal keeps (option `journal`), and the segments there are now."""
+        return pool_trace(self)
+
     def patterns(self) -> Patterns:
         """Diagnose the program: sizes, hit rate, churn, and suggestions in words.
 
         Sizes are known where a journal is kept (option `journal`, or `journal_start()`).
         """
-        events, dropped = self.journal()
-        return find_patterns(self._peaks.raw_stats(self), self.config(), events, dropped)
+        journal = pool_trace(self, segments=False)
+        return find_patterns(self._peaks.raw_stats(self), self.config(), journal)
 
     # ---- end --------------------------------------------------------------------------------------------
 
@@ -405,56 +412,6 @@ class _ModelStore(PinnedPool):
         return _native.HostBackend(MODEL_HOSTS * place.total_memory)
 
 
-# ---- every pool of the process ----------------------------------------------------------------------------
-
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_pools_lock = new_lock()  # a finalizer may make a pool while they are listed
-_pool_numbers = itertools.count()
-_followers: list[Callable[[Pool], None]] = []
-
-
-def open_pools() -> list[Pool]:
-    """Every pool of this process that is open, whoever made it, in the order they were made."""
-    with _pools_lock:
-        found = list(_pools)
-    return sorted((pool for pool in found if not pool.closed), key=lambda pool: pool.number)
-
-
-def follow_pools(follow: Callable[[Pool], None]) -> Callable[[], None]:
-    """Have `follow` called with every open pool, and with each to come before its first use.
-
-    What is returned ends it.
-    """
-    with _pools_lock:
-        _followers.append(follow)
-        found = open_pools()
-    for pool in found:
-        follow(pool)
-
-    def end() -> None:
-        with _pools_lock, contextlib.suppress(ValueError):
-            _followers.remove(follow)
-
-    return end
-
-
-_failure_followers: list[Callable[[Pool, OutOfMemory], None]] = []
-
-
-def follow_failures(follow: Callable[[Pool, OutOfMemory], None]) -> Callable[[], None]:
-    """Have `follow(pool, error)` called whenever a request fails for good, before the error is raised.
-
-    What is returned ends it.
-    """
-    _failure_followers.append(follow)
-
-    def end() -> None:
-        with contextlib.suppress(ValueError):
-            _failure_followers.remove(follow)
-
-    return end
-
-
 def _repeated(pairs: list[tuple[int, int]]) -> list[int]:
     """Each size as often as it is wanted."""
     blocks = sum(count for _, count in pairs)
@@ -501,7 +458,6 @@ def _workers() -> ThreadPoolExecutor:
 def _after_fork_in_child() -> None:
     global _executor
     _executor = None
-    _followers.clear()  # the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -625,7 +581,7 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
 
 
 def _tell_of_failure(pool: Pool, error: OutOfMemory) -> None:
-    for follow in tuple(_failure_followers):
+    for follow in failures:
         try:
             follow(pool, error)
         except Exception:

@@ -123,7 +123,7 @@ class Monitor:
 
     def snapshot(self, pool: int) -> Answer:
         """Every block of a pool, by its number in the status, as `Snapshot.to_dict()` has it."""
-        from vram.core.pool import open_pools
+        from vram.core.observer import open_pools
 
         found = next((each for each in open_pools() if each.number == pool), None)
         if found is None:
@@ -136,15 +136,16 @@ class Monitor:
                 f"{MOST_BLOCKS}; record it instead",
                 value=pool,
             )
-        return found.snapshot().to_dict()
+        blocks: Answer = found.snapshot().to_dict()
+        return blocks
 
     def keep_stacks(self) -> None:
-        """Have every pool keep stacks from now on, those to come included."""
-        from vram.core.pool import follow_pools
+        """Have every pool keep stacks from now on, including new ones."""
+        from vram.core.observer import keep_stacks
 
         with _lock:
             if self._end_stacks is None:
-                self._end_stacks = follow_pools(lambda pool: pool._keep_stacks(True, self))
+                self._end_stacks = keep_stacks()
 
     def serve_web(self) -> Any:
         """Serve the web page for this process, once; the `url` of what is returned opens it."""
@@ -248,7 +249,7 @@ class Monitor:
         if self.page is not None:
             self.page.close()
         if self._end_stacks is not None:
-            self._forget_stacks(self._end_stacks)
+            self._end_stacks()
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
         with self._clients_lock:
@@ -260,13 +261,6 @@ class Monitor:
             if thread is not threading.current_thread():
                 thread.join(WRITE_SECONDS)
         self._let_go()
-
-    def _forget_stacks(self, end: Callable[[], None]) -> None:
-        from vram.core.pool import open_pools
-
-        end()
-        for pool in open_pools():
-            pool._keep_stacks(False, self)
 
     def _let_go(self) -> None:
         """Close what this process has of it."""

@@ -5,6 +5,7 @@ That it ran out, and why, is the pool's; here is who is told, and a recording of
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from vram import _native
-from vram.core.pool import Pool, follow_failures, follow_pools
+from vram.core import observer
+from vram.core.pool import Pool
 from vram.errors import ConfigError, OutOfMemory, VramError
 from vram.observe.recorder import Recorder
 
@@ -34,7 +36,6 @@ def keep_failures(kinds: Iterable[str], folder: str | os.PathLike[str] = ".") ->
     unknown = [kind for kind in wanted if kind not in KINDS]
     if unknown or not wanted:
         raise ConfigError(f"{', '.join(unknown) or 'nothing'} cannot be kept; choose of {', '.join(KINDS)}")
-    who = object()
     numbers = itertools.count(1)
 
     def keep(pool: Pool, error: OutOfMemory) -> None:
@@ -48,13 +49,10 @@ def keep_failures(kinds: Iterable[str], folder: str | os.PathLike[str] = ".") ->
         if number == MOST_KEPT:
             _say(f"{MOST_KEPT} failures were kept; later ones are not")
 
-    ends = (follow_pools(lambda pool: pool._keep_stacks(True, who)), follow_failures(keep))
-
-    def end() -> None:
-        for each in ends:
-            each()
-
-    return end
+    ends = contextlib.ExitStack()
+    ends.callback(observer.keep_stacks())
+    ends.callback(observer.failures.add(keep))
+    return ends.close
 
 
 def _explain(error: OutOfMemory) -> None:

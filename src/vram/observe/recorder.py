@@ -1,7 +1,7 @@
 """Recording a pool: `vram.record(pool, path)` writes every event to a trace file while the program runs.
 
 Here is when and where to write. Events come from the native core as columns (native/bindings/recording.cpp),
-the file is `vram.trace`'s, marks come from `vram.observe.annotations`.
+the file is `vram.trace`'s, marks come through `vram.core.observer`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vram import _native
 from vram.arguments import require_label, require_path, shown, whole_number
+from vram.core.journal import device_number, trace_segments, trace_settings
 from vram.core.locks import new_event, new_lock
 from vram.core.manager import MemoryManager
+from vram.core.observer import marks
 from vram.core.pool import Pool
-from vram.core.snapshot import Block, Snapshot, backed_runs
 from vram.errors import ConfigError, DeviceError, OutOfMemory, TraceError, VramError
-from vram.observe import annotations as marks
 from vram.sizes import parse_size
-from vram.trace import Action, BlockState, TraceWriter
-from vram.trace import Block as TraceBlock
-from vram.trace import Segment as TraceSegment
+from vram.trace import Action, Segment, TraceWriter
 from vram.trace.checked import MAX_INT64
 
 __all__ = ["PoolsRecorder", "Recorder", "beside", "path_of_rank", "record", "record_pools"]
@@ -45,7 +42,6 @@ WRITE_EVENTS = 1 << 16
 DEFAULT_KEEP = 8
 """Files of a rotating recording that are kept."""
 
-_STATES = {"live": BlockState.LIVE, "suspended": BlockState.LIVE, "pending": BlockState.PENDING}
 _log = logging.getLogger("vram")
 
 
@@ -87,7 +83,7 @@ class Recorder:
         self.path = Path(require_path(path))
         self._writer = TraceWriter(
             self.path,
-            device=_device_number(pool),
+            device=device_number(pool),
             start_us=time.time_ns() // 1000,
             piece_bytes=None if rotate is None else parse_size(rotate),
             max_pieces=keep,
@@ -100,9 +96,10 @@ class Recorder:
         self._ending = new_event()
         pool._keep_stacks(stacks == "python", self)
         self._start_ns = time.monotonic_ns()
-        self._core = _native.RecordingCore(pool, self._writer, self._start_ns, MOST_WAITING)
+        self._events = _native.EventReader(pool, self._writer, self._start_ns)
+        self._events.record(MOST_WAITING)
         pool._recorder = self
-        marks.join(self)
+        self._end_marks = marks.add(self.mark)
         _open.append(self)
         self._thread = threading.Thread(target=self._run, name="vram-record", daemon=True)
         self._thread.start()
@@ -131,7 +128,7 @@ class Recorder:
         require_label(name, "the name of a phase")
         number = next(self._mark_numbers)
         self._marks[number] = (stage, name)
-        self._core.mark(number)
+        self._events.mark(number)
 
     def note_failure(self, error: OutOfMemory) -> None:
         """Write that a request failed which began before the recording; the pool writes those it knows of."""
@@ -170,7 +167,7 @@ class Recorder:
     def _look(self) -> int:
         """Write if it is time to; how many events there were."""
         try:
-            waiting = self._core.collect()
+            waiting = self._events.collect()
             late = time.monotonic() - self._written_at >= WRITE_SECONDS
             if waiting >= WRITE_EVENTS or (waiting and late):
                 self._write()
@@ -180,8 +177,8 @@ class Recorder:
         return waiting
 
     def _write(self) -> None:
-        self._core.collect()
-        columns, marked, dropped = self._core.columns()
+        self._events.collect()
+        columns, marked, dropped = self._events.columns()
         for number, time_us in marked:
             self._writer.annotate(*self._marks.pop(number), time_us)
         if len(columns["action"]) or dropped:
@@ -227,26 +224,16 @@ class Recorder:
         if self.closed:
             return
         self._ending.set()
-        marks.leave(self)
-        self._core.stop()
+        self._end_marks()
+        self._events.record(0)
         self.pool._keep_stacks(False, self)
         self.pool._recorder = None
         _open.remove(self)
 
-    def _ending_state(self) -> tuple[list[TraceSegment], dict[str, object]]:
+    def _ending_state(self) -> tuple[list[Segment], dict[str, object]]:
         """Taken before the last events, which therefore mention every block of it."""
-        snapshot, raw = self.pool.snapshot(), self.pool.raw_stats()
-        settings = {
-            "allocator": "vram",
-            "device": self.pool.device.name,
-            "device_total": self.pool.device.total_memory,
-            "reserved": snapshot.reserved,
-            "suspended": snapshot.suspended,
-            "other_tags": raw["other_tags"],
-            "lost_stacks": raw["lost_stacks"],
-            **self.pool.config(),
-        }
-        return list(_segments(snapshot, self._writer)), settings
+        snapshot = self.pool.snapshot()
+        return list(trace_segments(snapshot, self._writer)), trace_settings(self.pool, snapshot)
 
     def __enter__(self) -> Recorder:
         return self
@@ -271,30 +258,6 @@ def _check(pool: Pool, stacks: str | None, keep: int) -> None:
         raise VramError(f"the pool is being recorded to {pool._recorder.path}; close that recorder first")
 
 
-def _device_number(pool: Pool) -> int:
-    number = pool.device.name.rpartition(":")[2]
-    return int(number) if number.isdecimal() else 0
-
-
-def _segments(snapshot: Snapshot, writer: TraceWriter) -> Iterator[TraceSegment]:
-    for segment in snapshot.segments:
-        for run in backed_runs(segment):
-            yield TraceSegment(
-                address=run[0].address,
-                total_size=sum(block.size for block in run),
-                stream=writer.stream(segment.stream),
-                kind=segment.kind,
-                is_expandable=not segment.plain,
-                blocks=tuple(_block(block, writer) for block in run),
-            )
-
-
-def _block(block: Block, writer: TraceWriter) -> TraceBlock:
-    state = _STATES.get(block.state, BlockState.FREE)
-    requested = block.requested if state != BlockState.FREE else 0
-    return TraceBlock(block.address, block.size, requested, state, writer.stack(block.stack))
-
-
 # ---- all pools of a manager -------------------------------------------------------------------------------
 
 
@@ -306,8 +269,7 @@ class PoolsRecorder:
         self.path = path_of_rank(Path(path))
         self.recorders: list[Recorder] = []
         self._options = options
-        self._manager = manager
-        manager._follow(self._record)
+        self._end = manager._follow(self._record)
 
     def _record(self, pool: Pool) -> None:
         names = [recorder.pool.device.name for recorder in self.recorders]
@@ -327,7 +289,7 @@ class PoolsRecorder:
 
     def close(self) -> None:
         """End every recording; pools to come are not recorded."""
-        self._manager._unfollow(self._record)
+        self._end()
         for recorder in self.recorders:
             recorder.close()
 

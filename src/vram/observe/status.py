@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from vram.core.device import Device
 from vram.core.locks import new_lock
-from vram.core.pool import Pool, open_pools
+from vram.core.observer import open_pools
+from vram.core.pool import Pool
 from vram.errors import VramError
 from vram.system.version import version
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from vram.core.locks import new_event, new_lock
+from vram.core.observer import marks
 from vram.errors import DeviceError, TraceError
-from vram.observe import annotations as marks
 from vram.observe.recorder import DEFAULT_KEEP, beside, path_of_rank
 from vram.sizes import parse_size
 from vram.trace import Segment, Trace, TraceWriter
@@ -69,7 +69,7 @@ class Watch:
         self._ending = new_event()
         _begin_history(self._memory, entries)
         _watching.append(self)
-        marks.join(self)
+        self._end_marks = marks.add(self.mark)
         _observe_out_of_memory(torch)
         self._thread = threading.Thread(target=self._run, name="vram-watch", daemon=True)
         self._thread.start()
@@ -141,7 +141,7 @@ class Watch:
 
     def _leave(self) -> None:
         self._ending.set()
-        marks.leave(self)
+        self._end_marks()
         if self in _watching:
             _watching.remove(self)
         with contextlib.suppress(RuntimeError):

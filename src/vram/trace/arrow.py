@@ -21,7 +21,7 @@ import io
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -33,9 +33,10 @@ from vram.errors import TraceError
 from .checked import MAX_INT64, as_dict, as_list, fitting_text, get, integer, plain_settings
 from .claim import Claim
 from .files import CHUNK_BYTES, BoundedReader
-from .model import COLUMNS, Frame, Segment, Trace
+from .model import COLUMNS, Segment, Trace
 from .notes import GROWING, HIGHEST, pack, pack_segment
 from .pieces import list_pieces, piece_path
+from .tables import Tables
 
 __all__ = [
     "PARQUET_MAGIC",
@@ -58,7 +59,6 @@ Column: TypeAlias = "bytes | bytearray | memoryview | array[int]"
 Columns: TypeAlias = "Mapping[str, array[int]]"
 
 _ARROW_TYPES = {"B": "uint8", "I": "uint32", "Q": "uint64", "q": "int64"}
-_INTERNED = tuple(name for name in GROWING if name != "annotations")
 
 
 @cache
@@ -99,7 +99,7 @@ def _no_events() -> Any:
 # --- writing while a job runs -------------------------------------------------------------------------------
 
 
-class TraceWriter:
+class TraceWriter(Tables):
     """Writes a recording to `path` as it happens; `vram.open(path)` reads it at any time, even after a crash.
 
     Names, stacks and streams are interned here: `stack`, `tag` and `stream` give the number that stands for
@@ -119,6 +119,7 @@ class TraceWriter:
         max_pieces: int = DEFAULT_PIECES,
     ) -> None:
         """Begin a recording that started at `start_us`; times of events count from there."""
+        super().__init__()
         max_pieces = whole_number(max_pieces, "max_pieces", least=1)
         if piece_bytes is not None:
             piece_bytes = whole_number(piece_bytes, "piece_bytes", least=1)
@@ -131,26 +132,11 @@ class TraceWriter:
         self._piece_bytes = piece_bytes
         self._max_pieces = max_pieces
         self._pieces = 0
-        self._tables: dict[str, dict[Any, int]] = {name: {} for name in _INTERNED}
-        self._tables["stacks"][()] = 0
-        self._tables["tags"][""] = 0
         _pyarrow()
         self._claim = Claim(self.path)
         for _, left_over in list_pieces(self.path):
             left_over.unlink()
         self._open_piece()
-
-    def stream(self, handle: int) -> int:
-        """The number of a stream."""
-        return self._intern("streams", whole_number(handle, "handle", most=2**64 - 1))
-
-    def tag(self, name: str | None) -> int:
-        """The number of a tag; 0 for none."""
-        return self._intern("tags", fitting_text("" if name is None else require(name, str, "name")))
-
-    def stack(self, frames: Sequence[Frame]) -> int:
-        """The number of a stack, innermost frame first; 0 for none."""
-        return self._intern("stacks", tuple(self._frame(*frame) for frame in frames))
 
     def annotate(self, stage: str, name: str, time_us: int) -> None:
         """Keep a mark, `stage` being START or END; written with the next events, or by `flush`."""
@@ -217,23 +203,11 @@ class TraceWriter:
     ) -> None:
         self.close()
 
-    def _intern(self, table: str, value: Any) -> int:
-        known = self._tables[table]
-        number = known.get(value)
-        if number is None:
-            number = known[value] = len(known)
-            self._new[table].append(value)
-        return number
-
-    def _frame(self, filename: str, line: int, name: str) -> int:
-        file, function = (self._intern("texts", fitting_text(each)) for each in (filename, name))
-        return self._intern("frames", (file, integer(line, "line"), function))
-
     def _check(self, batch: Any) -> None:
         import pyarrow.compute  # 70 ms that reading does without
 
         counts = {"stream": "streams", "stack": "stacks", "tag": "tags"}
-        highest = HIGHEST | {column: len(self._tables[table]) - 1 for column, table in counts.items()}
+        highest = HIGHEST | {column: self._count(table) - 1 for column, table in counts.items()}
         for name, high in highest.items():
             found = pyarrow.compute.max(batch.column(name)).as_py()
             if found is not None and found > high:
@@ -244,8 +218,7 @@ class TraceWriter:
         arrow = _pyarrow()
         head = {"version": VERSION, **self._head, "first_event": self.events}
         schema = _schema().with_metadata({KEY: json.dumps(head)})
-        self._new: dict[str, list[Any]] = {name: list(table) for name, table in self._tables.items()}
-        self._new["annotations"] = []
+        self._new = self._all()
         self._sink = arrow.OSFile(os.fsencode(self.path), "wb")
         self._stream: Any = arrow.ipc.new_stream(self._sink, schema)
 
