@@ -61,11 +61,11 @@ def random_job(seed: int, events: int = 120) -> Job:
 
 def in_use(trace: Trace, event: int) -> set[tuple[int, ...]]:
     blocks = memory_at(trace, event).blocks(pending=None)
-    return {(block.address, block.size, block.requested, block.pending) for block in blocks}
+    return {(block.address, block.size, block.requested_size, block.pending) for block in blocks}
 
 
 def segments(trace: Trace, event: int) -> set[tuple[int, int]]:
-    return {(segment.address, segment.size) for segment in memory_at(trace, event).segments}
+    return {(segment.address, segment.total_size) for segment in memory_at(trace, event).segments}
 
 
 # --- what was held ------------------------------------------------------------------------------------------

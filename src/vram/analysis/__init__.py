@@ -10,7 +10,7 @@ from .differences import Difference, difference
 from .explanation import Explanation, explain
 from .groups import GROUPINGS, Group, summary
 from .leaks import Leaks, find_leaks
-from .memory import HeldBlock, HeldSegment, Memories, Memory, memory_at
+from .memory import Memories, Memory, memory_at
 from .moments import Moment, find_moment
 from .ranks import Merged, Rank, merge, write_table
 
@@ -19,8 +19,6 @@ __all__ = [
     "Difference",
     "Explanation",
     "Group",
-    "HeldBlock",
-    "HeldSegment",
     "Leaks",
     "Memories",
     "Memory",

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from vram.errors import ConfigError
 from vram.sizes import format_size
-from vram.trace import BEFORE, Trace, find_steps
+from vram.trace import BEFORE, Block, Trace, find_steps
 
-from .memory import HeldBlock, memory_at
+from .memory import memory_at
 from .moments import find_moment
 from .places import Phases, frame_text, module_of, place_of
 from .tables import arrow_table
@@ -69,13 +69,13 @@ def check_grouping(by: str) -> str:
     return by
 
 
-def key_of(trace: Trace, by: str) -> Callable[[HeldBlock], Key]:
+def key_of(trace: Trace, by: str) -> Callable[[Block], Key]:
     """The function that tells the group of a block: comparable between recordings, except for `stack`."""
     check_grouping(by)
     if by == "stream":
         return lambda block: trace.streams[block.stream]
     if by == "size":
-        return lambda block: 1 << max(0, block.requested - 1).bit_length()
+        return lambda block: 1 << max(0, block.requested_size - 1).bit_length()
     if by == "step":
         steps = find_steps(trace)
         return lambda block: steps.of(block.event) if block.event != BEFORE else None
@@ -119,23 +119,23 @@ def label_of(trace: Trace, by: str, key: Key) -> str:
     return f"{by} {key}" if by in ("stream", "step") else str(key)
 
 
-def group_blocks(trace: Trace, blocks: Iterable[HeldBlock], by: str) -> list[Group]:
+def group_blocks(trace: Trace, blocks: Iterable[Block], by: str) -> list[Group]:
     """The blocks in groups, most bytes first."""
     key = key_of(trace, by)
-    members: defaultdict[Key, list[HeldBlock]] = defaultdict(list)
+    members: defaultdict[Key, list[Block]] = defaultdict(list)
     for block in blocks:
         members[key(block)].append(block)
     groups = [_group(trace, by, found, held) for found, held in members.items()]
     return sorted(groups, key=lambda group: (-group.bytes, group.label))
 
 
-def _group(trace: Trace, by: str, key: Key, blocks: list[HeldBlock]) -> Group:
+def _group(trace: Trace, by: str, key: Key, blocks: list[Block]) -> Group:
     by_stack = by == "stack"
     return Group(
         key=None if by_stack else key,  # the number of a stack means nothing outside its recording
         label=label_of(trace, by, key),
         bytes=sum(block.size for block in blocks),
-        requested=sum(block.requested for block in blocks),
+        requested=sum(block.requested_size for block in blocks),
         blocks=len(blocks),
         frames=tuple(map(frame_text, trace.frames_of(blocks[0].stack))) if by_stack else (),
     )

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vram.errors import ConfigError
-from vram.trace import Trace
+from vram.trace import Block, Trace
 
 from .groups import UNKNOWN, key_of, label_of
-from .memory import HeldBlock
 from .places import frame_text
 
 __all__ = ["TREES", "Holder", "compare_holders", "holders"]
@@ -71,7 +70,7 @@ def _joined(holders: list[Holder]) -> Holder:
     )
 
 
-def holders(trace: Trace, blocks: Iterable[HeldBlock], by: str = "stack") -> Holder:
+def holders(trace: Trace, blocks: Iterable[Block], by: str = "stack") -> Holder:
     """The tree of `blocks`, with `by` the first level: one of TREES."""
     if by not in TREES:
         raise ConfigError(f"there is no tree by {by!r}; there is {', '.join(TREES)}")
@@ -94,7 +93,7 @@ def _path(trace: Trace, by: str, key: Any, stack: int) -> tuple[str, ...]:
     return frames if by == "stack" else (label_of(trace, by, key), *frames)
 
 
-def _add(root: Holder, path: tuple[str, ...], block: HeldBlock) -> None:
+def _add(root: Holder, path: tuple[str, ...], block: Block) -> None:
     node = root
     for name in (None, *path):
         node = node if name is None else node.child(name)

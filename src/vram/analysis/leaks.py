@@ -11,10 +11,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from vram.trace import Trace, find_steps
+from vram.trace import Block, Trace, find_steps
 
 from .groups import label_of
-from .memory import HeldBlock, memory_at
+from .memory import memory_at
 from .moments import find_window
 from .places import frame_text
 from .tables import arrow_table
@@ -65,7 +65,7 @@ def find_leaks(trace: Trace, between: str) -> Leaks:
     window = find_window(trace, between)
     first, last = window[0], window[-1]
     unit, starts = _steps(trace, first, last)
-    left: defaultdict[int, list[HeldBlock]] = defaultdict(list)
+    left: defaultdict[int, list[Block]] = defaultdict(list)
     for block in memory_at(trace, last).blocks():
         if block.event >= first:
             left[block.stack].append(block)
@@ -96,7 +96,7 @@ def _steps(trace: Trace, first: int, last: int) -> tuple[str, list[int]]:
 
 
 def _row(
-    trace: Trace, stack: int, blocks: list[HeldBlock], starts: list[int], lasting: set[tuple[int, int]]
+    trace: Trace, stack: int, blocks: list[Block], starts: list[int], lasting: set[tuple[int, int]]
 ) -> dict[str, Any]:
     size = sum(block.size for block in blocks)
     of_steps = {bisect_right(starts, block.event) - 1 for block in blocks}

@@ -12,12 +12,12 @@ from typing import Any
 from vram.core.verdict import Account
 from vram.errors import VramError
 from vram.sizes import format_size
-from vram.trace import Action, Block, BlockState, Segment, Trace, lifetimes
+from vram.trace import Action, Trace, lifetimes
 from vram.trace.model import COLUMNS
 from vram.trace.series import pages_move
 
 from .capacity import Capacity, Request
-from .memory import HeldSegment, Memory
+from .memory import Memory
 
 __all__ = ["Remedy", "find_remedies"]
 
@@ -128,18 +128,4 @@ def _with_request(trace: Trace, memory: Memory, request: Request) -> Trace:
     columns["action"][end] = Action.ALLOC
     columns["address"][end] = ELSEWHERE
     columns["size"][end] = request.size
-    return replace(trace, **columns, segments=tuple(map(_segment, memory.segments)))
-
-
-def _segment(held: HeldSegment) -> Segment:
-    blocks = tuple(
-        Block(
-            block.address,
-            block.size,
-            block.requested,
-            BlockState.PENDING if block.pending else BlockState.LIVE,
-            block.stack,
-        )
-        for block in held.blocks
-    )
-    return Segment(held.address, held.size, held.stream, held.kind, held.expandable, blocks=blocks)
+    return replace(trace, **columns, segments=memory.segments)

@@ -14,8 +14,8 @@ from vram.errors import TraceError
 from .arrow import STREAM_MAGIC, TraceWriter
 from .files import DEFAULT_MAX_BYTES, BoundedReader, open_regular_file
 from .formats import read_parts
-from .lifetimes import ALLOCATE, AT_ONCE, BEFORE, FREE, Lifetimes, lifetimes, peak_allocated
-from .model import Action, Annotation, Block, BlockState, Frame, Segment, Trace
+from .lifetimes import ALLOCATE, AT_ONCE, FREE, Lifetimes, lifetimes, peak_allocated
+from .model import BEFORE, Action, Annotation, Block, BlockState, Frame, Segment, Trace
 from .notes import unpack
 from .pieces import belongs, join_pieces, list_pieces, rebased
 from .sandbox import read_in_child

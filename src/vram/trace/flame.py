@@ -6,11 +6,10 @@ Bytes are counted as `peak_allocated` counts them, so that their sum is the peak
 from __future__ import annotations
 
 import json
-from array import array
 from typing import Any, BinaryIO
 
-from .lifetimes import ALLOCATE, BEFORE, Lifetimes, lifetimes, rounded
-from .model import BlockState, Frame, Trace
+from .lifetimes import ALLOCATE, Lifetimes, held_series, lifetimes, rounded
+from .model import BEFORE, BlockState, Frame, Trace
 
 __all__ = ["holders_at_peak", "write_folded", "write_speedscope"]
 
@@ -34,31 +33,18 @@ def _live_at_peak(trace: Trace, program: Lifetimes) -> list[tuple[int | None, in
     if not trace.events:
         blocks = [block for segment in trace.segments for block in segment.blocks]
         return [(block.stack, block.requested_size) for block in blocks if block.state == BlockState.LIVE]
-    live = array("B", bytes(program.allocations))
-    event = array("q", [BEFORE]) * program.allocations
-    for row in range(_peak_row(program) + 1):
-        identity = program.id[row]
-        live[identity] = program.op[row] == ALLOCATE
-        if live[identity]:
-            event[identity] = program.event[row]
-    sizes = array("Q", bytes(8 * program.allocations))
-    for identity, size in zip(program.id, program.size, strict=True):
-        sizes[identity] = size
+    held = list(held_series(program))
+    peak = held.index(max(held)) if held else -1
+    live: dict[int, int] = {}  # the row that made each allocation
+    for row in range(peak + 1):
+        if program.op[row] == ALLOCATE:
+            live[program.id[row]] = row
+        else:
+            del live[program.id[row]]
     return [
-        (None if event[identity] == BEFORE else trace.stack[event[identity]], sizes[identity])
-        for identity in range(program.allocations)
-        if live[identity]
+        (None if program.event[row] == BEFORE else trace.stack[program.event[row]], program.size[row])
+        for row in live.values()
     ]
-
-
-def _peak_row(program: Lifetimes) -> int:
-    held = peak = 0
-    at = -1
-    for row, (op, size) in enumerate(zip(program.op, program.size, strict=True)):
-        held += rounded(size) if op == ALLOCATE else -rounded(size)
-        if held > peak:
-            peak, at = held, row
-    return at
 
 
 def write_folded(trace: Trace, file: BinaryIO) -> None:

@@ -15,7 +15,17 @@ from typing import NamedTuple
 
 from vram.arguments import whole_number
 
-__all__ = ["COLUMNS", "Action", "Annotation", "Block", "BlockState", "Frame", "Segment", "Trace"]
+__all__ = [
+    "BEFORE",
+    "COLUMNS",
+    "Action",
+    "Annotation",
+    "Block",
+    "BlockState",
+    "Frame",
+    "Segment",
+    "Trace",
+]
 
 COLUMNS = {
     "action": "B",
@@ -29,6 +39,8 @@ COLUMNS = {
 """The columns of a trace and the type of each, as a typecode of `array`."""
 EMPTY_STACK = 0
 """Index of the stack of an event that was recorded without one: `stacks[0]` is always `()`."""
+BEFORE = -1
+"""In place of the number of an event: it happened before the first one."""
 NO_TAG = 0
 """Index of the tag of an event that has none: `tags[0]` is always `""`."""
 
@@ -66,18 +78,32 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment when the recording ended. `stack` indexes `Trace.stacks`."""
+    """A piece of a segment. `stack` indexes `Trace.stacks`, `stream` `Trace.streams`.
+
+    `event` is that of its allocation where it is known, as in `vram.analysis.Memory`.
+    """
 
     address: int
     size: int
     requested_size: int
     state: BlockState
     stack: int = EMPTY_STACK
+    stream: int = 0
+    event: int = BEFORE
+
+    @property
+    def pending(self) -> bool:
+        """Whether it was freed, but a stream may still use it."""
+        return self.state == BlockState.PENDING
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range the allocator held when the recording ended. `stream` indexes `Trace.streams`."""
+    """A range that the allocator holds. `stream` indexes `Trace.streams`.
+
+    `blocks` are all of its blocks where it is of `Trace.segments`, those in use where it is of a
+    `vram.analysis.Memory`.
+    """
 
     address: int
     total_size: int

@@ -167,13 +167,13 @@ def _segment(value: Any, place: str, streams: int, stacks: int) -> Segment:
         pool_id=(first, second),
         stack=integer(stack, place, stacks - 1),
         blocks=tuple(
-            _block(block, f"{place}.blocks[{index}]", stacks)
+            _block(block, f"{place}.blocks[{index}]", stacks, stream)
             for index, block in enumerate(as_list(blocks, f"{place}.blocks"))
         ),
     )
 
 
-def _block(value: Any, place: str, stacks: int) -> Block:
+def _block(value: Any, place: str, stacks: int, stream: int) -> Block:
     address, size, requested, state, stack = as_list(value, place, 5)
     return Block(
         integer(address, place, MAX_UINT64),
@@ -181,6 +181,7 @@ def _block(value: Any, place: str, stacks: int) -> Block:
         integer(requested, place),
         BlockState(integer(state, place, max(BlockState))),
         integer(stack, place, stacks - 1),
+        stream,
     )
 
 

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TypeAlias
 
-from .lifetimes import ALLOCATE, BEFORE, lifetimes, rounded
-from .model import Action, Trace
+from .lifetimes import held_series, lifetimes
+from .model import BEFORE, Action, Trace
 from .series import reserved_before, reserved_series
 from .steps import STEP_PREFIX, find_steps
 
@@ -76,9 +76,7 @@ def _counter(name: str, trace: Trace, values: Iterable[tuple[float, int]]) -> It
 def _allocated(trace: Trace, times: list[float]) -> Iterator[tuple[float, int]]:
     """What the program holds, as `peak_allocated` counts it."""
     program = lifetimes(trace)
-    held = 0
-    for op, size, event in zip(program.op, program.size, program.event, strict=True):
-        held += rounded(size) if op == ALLOCATE else -rounded(size)
+    for held, event in zip(held_series(program), program.event, strict=True):
         if event != BEFORE:
             yield times[event], held
         elif not trace.events:

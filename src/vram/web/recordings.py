@@ -183,10 +183,10 @@ class Recording:
             "segments": [
                 {
                     "address": f"{laid.segment.address:#x}",
-                    "size": laid.segment.size,
+                    "size": laid.segment.total_size,
                     "stream": str(self.trace.streams[laid.segment.stream]),
                     "kind": laid.segment.kind,
-                    "expandable": laid.segment.expandable,
+                    "expandable": laid.segment.is_expandable,
                     "pieces": [self._piece(piece) for piece in laid.pieces],
                 }
                 for laid in lay_out(memory)
