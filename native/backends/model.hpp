@@ -8,6 +8,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -326,6 +327,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     DriverPoolHandle exporter = 0;  // of an imported pool
     std::map<Address, std::uint64_t> granules;
     std::map<Address, Piece> pieces;
+    std::set<std::pair<std::uint64_t, Address>> free;  // bytes and address of each piece that is not used
     std::array<std::uint64_t, kDriverPoolAttributes> attributes{};  // by number - 1
     std::uint64_t& operator[](DriverPoolAttribute attribute) {
       return attributes[static_cast<std::size_t>(attribute) - 1];

@@ -103,7 +103,10 @@ void ModelBackend::merge_pieces(ModelPool& pool) {
       continue;
     }
     Piece& piece = left->second;
+    pool.free.erase({piece.bytes, left->first});
+    pool.free.erase({right->second.bytes, right->first});
     piece.bytes += right->second.bytes;
+    pool.free.insert({piece.bytes, left->first});
     piece.for_all = piece.for_all && right->second.for_all;
     if (piece.freed_on == right->second.freed_on) {
       piece.position = std::max(piece.position, right->second.position);
@@ -116,14 +119,12 @@ void ModelBackend::merge_pieces(ModelPool& pool) {
 // The smallest free piece that the stream may have now.
 ModelBackend::PieceAt ModelBackend::fitting_piece(ModelPool& pool, std::uint64_t bytes, StreamHandle stream) {
   const bool opportunistic = pool[Attribute::reuse_allow_opportunistic] != 0;
-  auto best = pool.pieces.end();
-  for (auto at = pool.pieces.begin(); at != pool.pieces.end(); ++at) {
-    const Piece& piece = at->second;
-    if (piece.used || piece.bytes < bytes) continue;
-    if (best != pool.pieces.end() && best->second.bytes <= piece.bytes) continue;
-    if (piece.for_all || piece.freed_on == stream || (opportunistic && reached(piece))) best = at;
+  for (auto at = pool.free.lower_bound({bytes, 0}); at != pool.free.end(); ++at) {
+    const auto found = pool.pieces.find(at->second);
+    const Piece& piece = found->second;
+    if (piece.for_all || piece.freed_on == stream || (opportunistic && reached(piece))) return found;
   }
-  return best;
+  return pool.pieces.end();
 }
 
 // A whole number of granules, or less where only less is left.
@@ -143,6 +144,7 @@ ModelBackend::PieceAt ModelBackend::grow_pool(ModelPool& pool, std::uint64_t byt
   Piece piece;
   piece.bytes = wanted;
   piece.for_all = true;
+  pool.free.insert({wanted, address});
   return pool.pieces.emplace(address, piece).first;
 }
 
@@ -167,8 +169,12 @@ Status ModelBackend::pool_allocate(DriverPoolHandle handle, std::uint64_t bytes,
   if (piece == pool->pieces.end()) piece = grow_pool(*pool, bytes);
   if (piece == pool->pieces.end()) return {Code::out_of_memory, 0, "pool_allocate"};
   Piece rest = piece->second;
+  pool->free.erase({rest.bytes, piece->first});
   rest.bytes -= bytes;
-  if (rest.bytes != 0) pool->pieces.emplace(piece->first + bytes, rest);
+  if (rest.bytes != 0) {
+    pool->pieces.emplace(piece->first + bytes, rest);
+    pool->free.insert({rest.bytes, piece->first + bytes});
+  }
   piece->second = Piece{};
   piece->second.bytes = bytes;
   piece->second.used = true;
@@ -226,6 +232,7 @@ Status ModelBackend::pool_free(Address address, StreamHandle handle) {
     return kOk;
   }
   piece.used = false;
+  pool->free.insert({piece.bytes, address});
   piece.freed_on = handle;
   piece.position = stream->queued;
   piece.moment = stream->tail;
@@ -249,6 +256,7 @@ void ModelBackend::shrink_pool(ModelPool& pool, std::uint64_t keep) {
     ledger_.release(address);
     plain_addresses_.give(address, bytes);
     pool[Attribute::reserved_mem_current] -= bytes;
+    pool.free.erase({bytes, address});
     pool.pieces.erase(address);
     granule = pool.granules.erase(granule);
   }
@@ -383,6 +391,14 @@ bool ModelBackend::check_pools(std::string* why) const {
       }
       if (end != address + bytes) what = "the pieces of a driver pool do not tile its memory";
     }
+    std::uint64_t listed = 0;
+    for (const auto& [bytes, address] : pool.free) {
+      const auto at = pool.pieces.find(address);
+      if (at == pool.pieces.end() || at->second.used || at->second.bytes != bytes)
+        what = "a driver pool lists a free piece that is none";
+      listed += bytes;
+    }
+    if (listed != reserved - used) what = "a driver pool does not list all free pieces";
     if (used != pool[Attribute::used_mem_current]) what = "a driver pool miscounts what is used";
     if (reserved != pool[Attribute::reserved_mem_current]) what = "a driver pool miscounts what is reserved";
   });

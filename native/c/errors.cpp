@@ -157,13 +157,13 @@ vram_status fail_out_of_memory(const OutOfMemoryReport& report, const char* call
   const std::uint64_t growth =
       std::min(report.device_free, most > report.reserved ? most - report.reserved : 0);
   Text text;
-  text.add("%s: out of memory: %s asked on stream %#llx of %s, but only %s can be had", call,
+  text.add("%s: out of memory: failed to allocate %s on stream %#llx of %s; only %s are available", call,
            SizeText(report.requested).text, static_cast<unsigned long long>(stream),
            backend.info().name.c_str(), SizeText(growth + report.free_pages).text);
   if (limited) {
     text.add(" within the pool's limit of %s.\n", SizeText(report.limit).text);
   } else {
-    text.add(" of the %s of the device.\n", SizeText(report.device_total).text);
+    text.add(" of the device's %s.\n", SizeText(report.device_total).text);
   }
   text.add("The pool holds %s: %s allocated", SizeText(report.reserved).text, SizeText(report.live).text);
   const struct {
@@ -171,26 +171,26 @@ vram_status fail_out_of_memory(const OutOfMemoryReport& report, const char* call
     const char* meaning;
   } parts[] = {
       {report.pending, "freed, but queued work may still use it"},
-      {report.cached, "in the caches of streams"},
+      {report.cached, "in stream caches"},
       {report.free_pages, "in free pages of this stream"},
       {report.free_elsewhere, "in free pages of other streams"},
-      {report.stranded, "free between blocks in use"},
+      {report.stranded, "free, but split up by blocks in use"},
   };
   for (const auto& part : parts)
     if (part.bytes != 0) text.add(", %s %s", SizeText(part.bytes).text, part.meaning);
-  text.add(". Of the device's %s, %s are taken by nobody.\n", SizeText(report.device_total).text,
+  text.add(". Of the device's %s, %s are free.\n", SizeText(report.device_total).text,
            SizeText(report.device_free).text);
   const std::uint64_t demand = report.live + report.requested;
   if (report.requested > most || demand < report.requested) {
-    text.add("What would help: a smaller request; this one alone is more than the %s there are.",
+    text.add("What would help: a smaller request; this one alone exceeds the available %s.",
              SizeText(most).text);
   } else if (demand > most) {
-    text.add("What would help: freeing %s of what is allocated", SizeText(demand - most).text);
+    text.add("What would help: freeing %s of the allocated memory", SizeText(demand - most).text);
     if (limited) text.add(", or a limit of at least %s", SizeText(round_up(demand, kSlotBytes)).text);
     text.add(".");
   } else {
-    text.add("What would help: freeing neighbours of long-lived blocks, %s, or asking for less.",
-             limited ? "a larger limit" : "giving back what other pools and processes hold");
+    text.add("What would help: freeing blocks next to long-lived ones, %s, or requesting less.",
+             limited ? "a larger limit" : "releasing memory of other pools and processes");
   }
   return VRAM_OUT_OF_MEMORY;
 }

@@ -213,3 +213,15 @@ def test_the_programs_of_the_guide_run(code: str, said: str | None, cc: str, tmp
 
 def test_the_guide_has_programs() -> None:
     assert len(c_blocks(GUIDE.read_text(encoding="utf-8"))) >= 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_extreme_arguments_are_refused_or_served(seed: int) -> None:
+    said = run(sys.executable, SOURCES / "extremes.py", LIBRARY, HEADER, "5000", str(seed))
+    statuses = {name: set(map(int, found)) for name, *found in map(str.split, said.splitlines())}
+    assert (
+        len(statuses) == len(re.findall(r"VRAM_API [^;]*?\(", CODE)) - 3
+    )  # all but copy and fill, and the macro itself
+    handled = {name for name in statuses if re.search(rf"{name}\(vram_(device|pool|arena)\*", CODE)}
+    assert handled and all(3 in statuses[name] for name in handled)  # a bad handle
+    assert all(statuses[name] - {3} for name in handled)  # and a good one

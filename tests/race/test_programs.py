@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import flow_programs  # noqa: F401
 import lifetime_programs  # noqa: F401
 import more_programs  # noqa: F401
 import naming_programs  # noqa: F401
 import order_programs  # noqa: F401
+import pattern_programs  # noqa: F401
 import pytest
 import range_programs  # noqa: F401
 import reaching_programs  # noqa: F401

@@ -52,10 +52,10 @@ def test_explain_gives_the_verdict_with_bytes_that_sum_to_the_device(
 def test_a_person_reads_the_reason_the_evidence_and_the_way_out(vram_command: Any) -> None:
     code, out, err = vram_command("explain", FRAGMENTED, "--capacity", "13400MiB")
     assert (code, err) == (1, "")
-    assert out.startswith("Out of memory at event 52377 in step 8: 1.95 GiB asked on stream 0")
-    assert "Verdict: fragmentation; 1.45 GiB were free, but between blocks in use" in out
+    assert out.startswith("Out of memory at event 52377 in step 8: failed to allocate 1.95 GiB on stream 0")
+    assert "but 1.45 GiB of it were split up by blocks in use" in out
     assert "of a limit of 13.09 GiB" in out
-    assert "fragmentation" in out and "free between blocks that are in use" in out
+    assert "fragmentation" in out and "free, but split up by blocks in use" in out
     assert "held by stack" in out and "workloads.py:24 lm_loss" in out
     assert "The largest free block has 266.3 MiB." in out
     assert "What would have let it fit" in out

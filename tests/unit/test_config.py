@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import vram
 from vram.config import OPTIONS, Config, limit_bytes, parse_pool_options, split_settings
 from vram.errors import ConfigError
 
@@ -179,3 +180,54 @@ def test_replay_reads_settings_with_the_same_table() -> None:
         replay.replay(snapshot, conf={"segmnt_size": "2MiB"})
     tight = replay.replay(snapshot, conf={"limit": "0.5"}, capacity="8GiB")
     assert tight.oom is not None and tight.peak_reserved <= 4 << 30
+
+
+# ---- extreme settings -------------------------------------------------------------------------------------
+
+TEXTS = [
+    *(
+        "",
+        "0",
+        "1",
+        "-1",
+        str(2**31),
+        str(2**32),
+        str(2**63 - 1),
+        str(2**63),
+        str(2**64),
+        "1e309",
+        "nan",
+        "inf",
+    ),
+    *(
+        "true",
+        "No",
+        "none",
+        "auto",
+        "8MiB",
+        "-8MiB",
+        "1e3GiB",
+        "99999999999999999999TiB",
+        "0x10",
+        " 5 ",
+        "5 5",
+    ),
+    *(",", ":", "[1,2]", "{}", "(", "\u0661\u0662", "é", "a\tb", "a" * 10000, "8MiB,", "1/2", "0.5", "50%"),
+    *("ready", "python", "good_fit", "{4KiB: 50}"),
+]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_extreme_settings_are_refused_or_served(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = set()
+    for text in TEXTS:
+        monkeypatch.setenv("VRAM_CONF", f"{name}:{text}")
+        try:
+            with vram.Pool(vram.Device.model("1GiB")) as pool:
+                pool.allocate(1024).free()
+                assert pool.check() is None
+            outcomes.add("served")
+        except (ConfigError, vram.OutOfMemory) as error:
+            assert name in str(error) or isinstance(error, vram.OutOfMemory) or len(text) > 100 or "," in text
+            outcomes.add("refused")
+    assert "refused" in outcomes

@@ -268,9 +268,9 @@ def test_the_error_says_what_was_asked_and_who_holds_it(model: Device, pool: vra
         kept = pool.allocate("100MiB")
     error = full(pool)
     text = str(error)
-    assert f"200 MiB asked on stream 0 of {model.name}" in text
-    assert "100 MiB allocated" in text and "'weights' (100 MiB)" in text
-    assert "What would help: freeing 44 MiB of what is allocated" in text
+    assert f"failed to allocate 200 MiB on stream 0 of {model.name}" in text
+    assert "100 MiB are allocated" in text and "'weights' (100 MiB)" in text
+    assert "What would help: freeing 44 MiB of the allocated memory" in text
     assert (error.requested, error.allocated, error.limit) == (200 * MIB, kept.size, None)
     assert error.report["tags"] == {"weights": 100 * MIB}
     assert error.report["device_total"] == 256 * MIB
@@ -296,7 +296,7 @@ def test_the_error_names_what_holds_memory_outside(model: Device) -> None:
 
 def test_the_error_names_the_limit(model: Device) -> None:
     error = full(vram.Pool(model, limit="150MiB"))
-    assert "limit of 150 MiB" in str(error) and "this one alone is more" in str(error)
+    assert "limit of 150 MiB" in str(error) and "this one alone exceeds" in str(error)
     assert "a limit of at least 200 MiB" in str(error)
     pool = vram.Pool(model, limit="220MiB")
     kept = pool.allocate("50MiB")
@@ -346,8 +346,8 @@ def explained(**changes: Any) -> str:
 
 def test_the_error_says_why_free_memory_does_not_serve() -> None:
     text = explained(stranded=24 * MIB)
-    assert "Verdict: fragmentation" in text and "keeping these in a pool of their own" in text
-    assert "fragmentation 24 MiB: free between blocks that are in use" in text
+    assert "Verdict: fragmentation" in text and "allocating long-lived blocks from a separate pool" in text
+    assert "fragmentation 24 MiB: free, but split up by blocks in use" in text
     text = explained(pending=24 * MIB, pending_streams={7: 24 * MIB})
     assert "Verdict: pending" in text
     assert "work on a stream may still use it, allocated on stream 7 (24 MiB)" in text
@@ -357,9 +357,9 @@ def test_the_error_says_why_free_memory_does_not_serve() -> None:
     assert "24 MiB in free pages of other streams" in text and 'cross_stream="ready"' in text
     assert 'cross_stream="ready"' not in explained(free_elsewhere=24 * MIB)
     text = explained(cached=4 * MIB, free_pages=2 * MIB, stranded=18 * MIB)
-    assert "cached 6 MiB: idle" in text
-    assert "(4 MiB in the caches of streams, 2 MiB in free pages of this stream)" in text
-    assert "40 MiB of it by train.py:7 in step" in explained(places={"train.py:7 in step": 40 * MIB})
+    assert "cached 6 MiB: cached for reuse" in text
+    assert "(4 MiB in stream caches, 2 MiB in free pages of this stream)" in text
+    assert "40 MiB allocated at train.py:7 in step" in explained(places={"train.py:7 in step": 40 * MIB})
 
 
 def test_absurd_sizes_are_out_of_memory(pool: vram.Pool) -> None:
@@ -515,7 +515,9 @@ def test_out_of_memory_says_which_lines_hold_it(model: Device) -> None:
         return pool.allocate("40MiB")
 
     kept = hoard()
-    with pytest.raises(vram.OutOfMemory, match=r"40 MiB of it by .*test_pool.py:\d+ in .*hoard") as caught:
+    with pytest.raises(
+        vram.OutOfMemory, match=r"40 MiB allocated at .*test_pool.py:\d+ in .*hoard"
+    ) as caught:
         pool.allocate("40MiB")
     assert list(caught.value.report["places"].values()) == [kept.size]
 
@@ -620,7 +622,7 @@ def test_the_tour_runs() -> None:
         ": x.record_stream(copy)",
         "3 × 64 KiB tagged 'kv-cache'",
         "What would help: freeing 76 MiB",
-        "Verdict: fragmentation; 1.45 GiB were free",
+        "Verdict: fragmentation: there was enough free memory in total",
         "  1 of 54  vram",
         "Where to look next",
     ):

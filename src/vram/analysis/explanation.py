@@ -146,16 +146,16 @@ def _request_json(found: Explanation) -> dict[str, Any] | None:
 # ---- words -------------------------------------------------------------------------------------------------
 
 _BECAUSE = {
-    "cached": "{bytes} lay idle in segments with nothing in use, and were not given back: with them it fits",
-    "pending": "{bytes} were freed but pending, because work on another stream might still use them: with "
-    "them it fits",
-    "fragmentation": "{bytes} were free, but between blocks in use, the largest piece {largest}: in one "
-    "piece with what is unused they would have served",
-    "rounding": "{bytes} of what is allocated were added by rounding requests up: without them it fits",
-    "foreign": "at least {bytes} of the device are held outside the allocator, by other libraries or "
-    "processes: without them it fits",
-    "true-demand": "the program asked for more than there is; what the allocator could have spared "
-    "({spare}) would not have sufficed",
+    "cached": "{bytes} were cached in unused segments; releasing them would have made the request fit",
+    "pending": "{bytes} were freed but still pending, because work on another stream might use them; "
+    "with them, the request would have fit",
+    "fragmentation": "there was enough free memory in total, but {bytes} of it were split up by blocks "
+    "in use; the largest free block has {largest}",
+    "rounding": "{bytes} were added by rounding requests up; without them, the request would have fit",
+    "foreign": "other libraries or processes hold at least {bytes} of the device; without them, the request "
+    "would have fit",
+    "true-demand": "the program needs more memory than is available; what the allocator could have avoided "
+    "({spare}) would not have been enough",
 }
 
 
@@ -169,26 +169,26 @@ def _sentences(found: Explanation) -> Iterator[str]:
             largest=format_size(found.largest_free),
             spare=format_size(account.reserved - account.demand),
         )
-        yield f"Verdict: {found.verdict}; {reason}."
+        yield f"Verdict: {found.verdict}: {reason}."
     else:
         share = account.parts()[found.verdict] / max(1, account.reserved)
-        yield f"Verdict: {found.verdict}; {share:.0%} of the reserved memory is {MEANINGS[found.verdict]}."
+        yield f"Verdict: {found.verdict}: {share:.0%} of the reserved memory is {MEANINGS[found.verdict]}."
     if found.capacity.note:
         yield found.capacity.note
     if doubt := _doubt(found):
         yield doubt
     for group in [group for group in found.holders["stack"] if group.frames][:1]:
         held = f"{format_size(group.bytes)} in {format_count(group.blocks, 'block')}"
-        yield f"Most is held by {group.label} ({held})."
+        yield f"The largest holder is {group.label} ({held})."
 
 
 def _missing(trace: Trace) -> Iterator[str]:
     """What a reader of a recording that is not whole must know."""
     if trace.dropped:
         lost = format_count(trace.dropped, "event")
-        yield f"The recording lost {lost} of the job; what happened there is not known."
+        yield f"The recording dropped {lost}; what happened in between is unknown."
     if trace.truncated:
-        yield "The recording was cut off: it may end before the job did."
+        yield "The recording was truncated and may end before the job did."
 
 
 def _doubt(found: Explanation) -> str:
@@ -210,14 +210,14 @@ def _what(found: Explanation) -> str:
     held = f"{format_size(account.allocated)} allocated and {format_size(account.reserved)} reserved"
     if request is None:
         if moment.kind == "end":
-            return f"The recording has no events; in the end there are {held}."
+            return f"The recording has no events; at its end there are {held}."
         name = "The peak" if moment.kind == "peak" else "The moment"
         return f"{name} is at event {moment.event}{step}: {held}."
     place = place_of(found.trace.frames_of(request.stack))
-    where = f" by {frame_text(place)}" if place else ""
+    where = f" at {frame_text(place)}" if place else ""
     return (
-        f"Out of memory at event {moment.event}{step}: {format_size(request.size)} asked on stream "
-        f"{found.trace.streams[request.stream]}{where}, with {held}{_of(found)}."
+        f"Out of memory at event {moment.event}{step}: failed to allocate {format_size(request.size)} "
+        f"on stream {found.trace.streams[request.stream]}{where}, with {held}{_of(found)}."
     )
 
 

@@ -69,38 +69,38 @@ def _plain(verdict: str, account: Account, request: Request, empty_cache: str) -
     missing = request.needed - account.unused
     if verdict == "cached":
         yield Remedy(
-            "give idle segments back before: empty the cache, or let go of the private pools that keep them",
+            "release unused segments earlier: empty the cache, or delete the private pools that hold them",
             empty_cache,
         )
     if verdict == "pending":
         yield Remedy(
-            "wait for the streams that still use freed memory before asking, or free it later on its own "
-            "stream instead of record_stream"
+            "wait for the streams that still use freed memory before the request, or free memory later "
+            "on its own stream instead of calling record_stream"
         )
     if verdict == "fragmentation":
-        yield Remedy(
-            "keep free memory in one piece: allocate what lives long first, and vary sizes of batches less"
-        )
+        yield Remedy("reduce fragmentation: allocate long-lived memory first, and vary batch sizes less")
     if verdict == "rounding":
-        yield Remedy("round less: unset roundup_power2_divisions and max_split_size_mb")
+        yield Remedy("round up less: unset roundup_power2_divisions and max_split_size_mb")
     if verdict == "foreign":
         yield Remedy(
-            f"have others give back {format_size(missing)}: other processes (nvidia-smi lists them) or "
-            "libraries with pools of their own"
+            f"release {format_size(missing)} elsewhere: other processes (see nvidia-smi) or libraries "
+            "with their own pools"
         )
     if verdict == "true-demand":
         spare = account.pending + account.fragmentation + account.cached
         yield Remedy(
-            f"ask for less: free {format_size(max(0, missing - spare))} of what is allocated, or make the "
-            "batch smaller, checkpoint activations, or offload"
+            f"use less memory: free {format_size(max(0, missing - spare))}, reduce the batch size, "
+            "checkpoint activations, or offload"
         )
 
 
 def _larger(account: Account, request: Request, capacity: Capacity) -> Remedy:
     larger = format_size(account.reserved + request.needed)
     if capacity.bound == "limit":
-        return Remedy(f"a limit of {larger}: the same run would have gone on at this point")
-    return Remedy(f"a device with {larger} for this program: the same run would have gone on at this point")
+        return Remedy(f"a limit of {larger}: the same run would have continued past this point")
+    return Remedy(
+        f"a device with {larger} for this program: the same run would have continued past this point"
+    )
 
 
 # ---- trying it out -----------------------------------------------------------------------------------------

@@ -56,9 +56,11 @@ def explain_out_of_memory(
         "limit_name": limit_name,
     }
     lines = [
-        f"out of memory: {format_size(size)} asked on stream {stream} of {device}, {_room(facts)}.",
-        f"Verdict: {verdict}, with {format_size(account.allocated)} allocated and "
-        f"{format_size(account.reserved)} reserved. The {format_size(account.device)} of the device are",
+        f"out of memory: failed to allocate {format_size(size)} on stream {stream} of {device}; "
+        f"{_room(facts)}.",
+        f"Verdict: {verdict}. {format_size(account.allocated)} are allocated and "
+        f"{format_size(account.reserved)} reserved. The device's {format_size(account.device)} are "
+        f"used as follows:",
         *_parts(account, facts),
         *_suspended(facts),
         f"What would help: {'; '.join(_remedies(size, facts, cross_stream))}.",
@@ -105,12 +107,12 @@ def _room_in_limit(facts: Mapping[str, int]) -> int:
 
 
 def _room(facts: Mapping[str, Any]) -> str:
-    """How much more could be had at once, and what bounds it."""
+    """How much is available immediately, and what limits it."""
     room = format_size(facts["bytes"]["unused"] + facts["free_pages"])
     if _is_limited(facts):
         bound = f"{facts['limit_name']} of {format_size(facts['limit'])}"
-        return f"but only {room} can be had within the pool's {bound}"
-    return f"but only {room} can be had of the {format_size(facts['device_total'])} of the device"
+        return f"only {room} are available within the pool's {bound}"
+    return f"only {room} of the device's {format_size(facts['device_total'])} are available"
 
 
 def _parts(account: Account, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -121,20 +123,20 @@ def _parts(account: Account, facts: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {name} {format_size(size)}: {MEANINGS[name]}{details.get(name, '')}"
         if name == "true-demand":
             for place, held in list(facts["places"].items())[:MOST_NAMED]:
-                yield f"    {format_size(held)} of it by {place}"
+                yield f"    {format_size(held)} allocated at {place}"
 
 
 def _suspended(facts: Mapping[str, Any]) -> Iterator[str]:
     """What is allocated and has no memory now; no part of the device's bytes."""
     if facts["suspended"]:
-        yield f"Besides, {format_size(facts['suspended'])} are suspended and not in device memory."
+        yield f"In addition, {format_size(facts['suspended'])} are suspended and not in device memory."
 
 
 def _tags(facts: Mapping[str, Any]) -> str:
     named = [(tag, size) for tag, size in facts["tags"].items() if tag is not None][:MOST_NAMED]
     if not named:
         return ""
-    return ", most under the tag " + ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named)
+    return ", most of it with the tag " + ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named)
 
 
 def _streams(facts: Mapping[str, Any]) -> str:
@@ -145,7 +147,7 @@ def _streams(facts: Mapping[str, Any]) -> str:
 def _caches(facts: Mapping[str, Any]) -> str:
     """Where idle memory is."""
     places = {
-        "cached": "in the caches of streams",
+        "cached": "in stream caches",
         "free_pages": "in free pages of this stream",
         "free_elsewhere": "in free pages of other streams",
     }
@@ -156,21 +158,21 @@ def _caches(facts: Mapping[str, Any]) -> str:
 def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:
     capacity, demand = _capacity(facts), size + facts["allocated"]
     if size > capacity:
-        yield f"a smaller request: this one alone is more than the {format_size(capacity)} there are"
+        yield f"a smaller request: this one alone exceeds the available {format_size(capacity)}"
         if size <= facts["device_total"]:
             yield f"or a {facts['limit_name']} of at least {format_size(demand)}"
         return
     yield from _remedies_inside(size, facts, cross_stream)
     if facts["outside"] >= size and _room_in_limit(facts) >= size:
-        yield f"giving back what others hold on the device ({format_size(facts['outside'])})"
+        yield f"releasing memory that other libraries or processes hold ({format_size(facts['outside'])})"
     if _is_limited(facts):
         # What is unused may be of no use, so the limit must leave room for all of the request.
         larger = demand if demand > facts["limit"] else facts["reserved"] + max(size, PAGE)
         yield f"a {facts['limit_name']} of at least {format_size(-(-larger // PAGE) * PAGE)}"
     if demand > capacity:
-        yield f"freeing {format_size(demand - capacity)} of what is allocated"
+        yield f"freeing {format_size(demand - capacity)} of the allocated memory"
     else:
-        yield "freeing part of what is allocated, or asking for less"
+        yield "freeing part of the allocated memory, or requesting less"
 
 
 def _remedies_inside(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:
@@ -180,4 +182,4 @@ def _remedies_inside(size: int, facts: Mapping[str, Any], cross_stream: str) -> 
     if facts["free_elsewhere"] and cross_stream == "never":
         yield 'cross_stream="ready" or "wait", so that streams share free memory'
     if facts["stranded"] and facts["reserved"] - facts["allocated"] >= size:
-        yield "freeing neighbours of long-lived blocks, or keeping these in a pool of their own"
+        yield "freeing blocks next to long-lived ones, or allocating long-lived blocks from a separate pool"

@@ -1,7 +1,7 @@
-"""Why memory was out, in one vocabulary for pools and recordings: where the bytes of a device are, and which
-of them would have served the request.
+"""Why an allocation failed, in one vocabulary for pools and recordings: what a device's memory is used for,
+and which part of it could have served the request.
 
-Plain arithmetic. `oom` fills an account from a pool, `vram.analysis` from a recording.
+This is plain arithmetic. `oom` fills an account from a pool, `vram.analysis` from a recording.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass, fields
 __all__ = ["MEANINGS", "VERDICTS", "WASTE", "Account", "judge_moment", "judge_request"]
 
 VERDICTS = ("cached", "pending", "fragmentation", "rounding", "foreign", "true-demand")
-"""In the order they are tried: first what is cheapest to give back."""
+"""In the order in which they are tried: what is cheapest to release comes first."""
 WASTE = VERDICTS[:4]
-"""What the allocator itself could have spared."""
+"""What the allocator itself could have avoided."""
 
 MEANINGS = {
-    "true-demand": "in use, as the program asked for it",
-    "rounding": "in use, added to requests by rounding them up",
+    "true-demand": "in use, as requested by the program",
+    "rounding": "in use, added by rounding requests up",
     "pending": "freed, but work on a stream may still use it",
-    "fragmentation": "free between blocks that are in use",
-    "cached": "idle: kept for reuse, with nothing of it in use",
-    "unused": "not taken from the device, and could be",
+    "fragmentation": "free, but split up by blocks in use",
+    "cached": "cached for reuse; none of it is in use",
+    "unused": "free on the device, available to the allocator",
     "withheld": "free on the device, but beyond the limit",
     "foreign": "held outside the allocator, by other libraries or processes",
 }
 
 MOSTLY = 0.9
-"""A moment at which so much of the reserved memory is what the program asked for is one of true demand."""
+"""If at least this share of the reserved memory was requested by the program, the verdict is true demand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,34 @@
 
 `paths_of(code)` lists paths such as `self.front`, `state["x"]` or `x[:n]`: those used, those stored to, and
 the calls with what is passed to them. It sees no values and runs nothing: `reach` looks up what the paths
-lead to, and follows the calls.
+lead to, and follows the calls. `paths_when(code, decide)` leaves out branches that are known not to run.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Iterator
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Attribute", "Called", "Item", "Made", "Path", "Paths", "Super", "Viewed", "evaluate", "paths_of"]
+__all__ = [
+    "Attribute",
+    "Called",
+    "Item",
+    "Made",
+    "Named",
+    "Path",
+    "Paths",
+    "Super",
+    "Viewed",
+    "evaluate",
+    "paths_of",
+    "paths_when",
+]
 
 
 class Root(NamedTuple):
@@ -49,6 +64,12 @@ class Item(NamedTuple):
     key: Any
 
 
+class Named(NamedTuple):
+    """A step of a path: the attribute that `getattr` finds by a computed name."""
+
+    key: Any
+
+
 class Made(NamedTuple):
     """The last step of a path: something made of what it leads to, by a call or in a loop."""
 
@@ -61,7 +82,7 @@ class Viewed(NamedTuple):
     """A step of a path: an array or memoryview over all bytes of a buffer."""
 
 
-Step: TypeAlias = Attribute | Item | Made | Super | Viewed
+Step: TypeAlias = Attribute | Item | Made | Named | Super | Viewed
 
 
 class Path(NamedTuple):
@@ -96,6 +117,11 @@ class Paths(NamedTuple):
     assigned: frozenset[Path]
     calls: tuple[Called, ...]
 
+    @property
+    def empty(self) -> bool:
+        """The code does nothing: it stands for work that Python does not show."""
+        return not (self.used or self.changed or self.assigned or self.calls)
+
 
 class Value(NamedTuple):
     """What is known of a value on the stack: what it comes from, and how it is computed if that is simple."""
@@ -123,12 +149,40 @@ _ARITHMETIC = {
     "<<": lambda a, b: a << b,
     ">>": lambda a, b: a >> b,
 }
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "is": operator.is_,
+    "is not": operator.is_not,
+}
+_PLAIN = (int, str, type(None))  # types of values that branches and names may depend on
+
+Decide: TypeAlias = Callable[[Any], bool | None]
+"""Whether a condition, given as a key, is true when the function runs; None where that is not known."""
 
 
 @functools.lru_cache(maxsize=4096)
 def paths_of(code: CodeType) -> Paths:
-    """Read the bytecode once."""
-    reader = _Reader(code)
+    """The paths of all branches; read from the bytecode once."""
+    return _paths(code, lambda key: None)
+
+
+def paths_when(code: CodeType, decide: Decide) -> Paths:
+    """The paths of the branches that may run."""
+    return _paths(code, decide) if _branches(code) else paths_of(code)
+
+
+@functools.lru_cache(maxsize=4096)
+def _branches(code: CodeType) -> bool:
+    return any("JUMP" in step.opname and "IF" in step.opname for step in dis.get_instructions(code))
+
+
+def _paths(code: CodeType, decide: Decide) -> Paths:
+    reader = _Reader(code, decide)
     try:
         reader.read()
     except Exception:  # bytecode of another Python than this was written for: everything that is named
@@ -148,12 +202,52 @@ def evaluate(key: Any, find: Any) -> Any:
         raise LookupError("not a simple key")
     parts = [evaluate(part, find) for part in key.parts]
     if key.name == "slice":
-        return slice(*parts)
+        return _slice_of(parts)
     if key.name == "tuple":
         return tuple(parts)
-    if not all(type(part) is int and abs(part) < 1 << 64 for part in parts):
+    if key.name == "string":
+        return "".join(format(part) for part in _all_plain(parts))
+    if key.name == "range":
+        return range(*parts)
+    if key.name == "not":
+        return not _all_plain(parts)[0]
+    if key.name in _COMPARISONS:
+        return _COMPARISONS[key.name](*_all_plain(parts))
+    return _calculated(key.name, parts)
+
+
+def _all_plain(parts: list[Any]) -> list[Any]:
+    if not all(isinstance(part, _PLAIN) for part in parts):
+        raise LookupError("not plain values")
+    return parts
+
+
+def _calculated(name: str, parts: list[Any]) -> Any:
+    """Arithmetic of numbers, or of a number and all values that a loop over a range takes."""
+    ranges = [i for i, part in enumerate(parts) if type(part) is range]
+    if not all(type(part) is range or (type(part) is int and abs(part) < 1 << 64) for part in parts):
         raise LookupError("not a number")
-    return _ARITHMETIC[key.name](*parts)
+    if not ranges:
+        return _ARITHMETIC[name](*parts)
+    each, other = parts[ranges[0]], parts[1 - ranges[0]]
+    if len(ranges) > 1 or not each or name not in "+-*" or (name == "-" and ranges[0] == 1) or not other:
+        raise LookupError("not a range")
+    first, last = (_ARITHMETIC[name](end, other) for end in (each[0], each[-1]))
+    step = each.step * other if name == "*" else each.step
+    return range(first, last + (1 if step > 0 else -1), step)
+
+
+def _slice_of(parts: list[Any]) -> slice:
+    """A slice, or one around all slices that a loop over a range takes."""
+    if not any(type(part) is range for part in parts):
+        return slice(*parts)
+    if len(parts) == 3 and parts[2] not in (None, 1):
+        raise LookupError("not a simple slice")
+    ends = [min(part[0], part[-1]) if type(part) is range else part for part in parts[:1]]
+    ends += [max(part[0], part[-1]) if type(part) is range else part for part in parts[1:2]]
+    if not all(end is None or (type(end) is int and end >= 0) for end in ends):
+        raise LookupError("not a simple slice")
+    return slice(*ends)
 
 
 def _everything_named(code: CodeType) -> Iterator[Path]:
@@ -178,6 +272,7 @@ class _Reader:
     """Goes through the instructions once, in order, with a stack of what each value may come from."""
 
     code: CodeType
+    decide: Decide
     used: set[Path] = field(default_factory=set)
     changed: set[Path] = field(default_factory=set)
     assigned: set[Path] = field(default_factory=set)
@@ -185,22 +280,31 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self._stack: Stack = []
+        self._steps = list(dis.get_instructions(self.code))
+        self._stores = Counter(name for step in self._steps for name in _stored(step))
+        self._stores.update(_parameters(self.code))
+        self._stores.update(_stored_inside(self.code))
         self._local: dict[str, Value] = {
-            name: _of(Path(Root("parameter", name))) for name in _parameters(self.code)
+            name: self._settled(name, _of(Path(Root("parameter", name)))) for name in _parameters(self.code)
         }
         self._at: dict[int, Stack] = {}  # the stack where a jump leads to
+        self._live = {step.argval for step in self._steps if _jumps(step) and step.argval <= step.offset}
+        self._live.update(entry.target for entry in dis.Bytecode(self.code).exception_entries)  # type: ignore[attr-defined]
+        self._decided = False
         self._names: tuple[str, ...] = ()  # of the arguments of the next call
         self._inner: list[CodeType] = []
 
     def read(self) -> None:
         reachable = True
-        for step in dis.get_instructions(self.code):
+        for step in self._steps:
             if step.offset in self._at:
                 there = self._at[step.offset]
                 self._stack = _merged(self._stack, there) if reachable else list(there)
+            elif not reachable and self._decided and step.offset not in self._live:
+                continue
             reachable = True
-            if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
-                self._jump(step)
+            if _jumps(step):
+                reachable = self._jump(step)
             else:
                 self._one(step)
             if step.opname in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE") or (
@@ -241,20 +345,39 @@ class _Reader:
 
     # ---- instructions
 
-    def _jump(self, step: dis.Instruction) -> None:
+    def _jump(self, step: dis.Instruction) -> bool:
+        """Returns whether what follows may run as well."""
         name = step.opname
         if name == "FOR_ITER":
             self._at.setdefault(step.argval, list(self._stack))
-            self._push(self._top().made())
-            return
+            top = self._top()
+            self._push(Value(top.made().paths, top.key if _is_range(top.key) else None))
+            return True
         if "IF" in name and name.startswith("POP_JUMP"):
-            self._use(self._pop())
-        elif name == "SEND":
+            condition = self._pop()
+            self._use(condition)
+            taken = self._is_taken(name, condition)
+            if taken is not None:
+                self._decided = True
+            if taken is not False:
+                self._at.setdefault(step.argval, list(self._stack))
+            return taken is not True
+        if name == "SEND":
             self._use(self._pop())
             self._push(NOTHING)
         self._at.setdefault(step.argval, list(self._stack))
         if name.endswith("_OR_POP"):
             self._use(self._pop())
+        return True
+
+    def _is_taken(self, jump: str, condition: Value) -> bool | None:
+        if condition.key is None:
+            return None
+        if jump.endswith("_NONE"):
+            found = self.decide(Computed("is", (condition.key, Constant(None))))
+            return found if found is None else found != jump.endswith("NOT_NONE")
+        found = self.decide(condition.key)
+        return found if found is None else found == jump.endswith("_TRUE")
 
     def _one(self, step: dis.Instruction) -> None:
         handler = getattr(self, f"_do_{step.opname.lower()}", None)
@@ -291,11 +414,15 @@ class _Reader:
                 self._push(self._local.get(name, NOTHING))
 
     def _store(self, name: str) -> None:
-        value, known = self._pop(), self._local.get(name)
+        value, known = self._settled(name, self._pop()), self._local.get(name)
         if known is None:
             self._local[name] = value
         elif known != value:
             self._local[name] = Value(known.paths | value.paths)
+
+    def _settled(self, name: str, value: Value) -> Value:
+        """What a variable holds: how it is computed only counts if the variable never changes."""
+        return value if self._stores[name] == 1 else Value(value.paths)
 
     def _do_store_deref(self, step: dis.Instruction) -> None:
         self._store(step.argval)
@@ -312,7 +439,8 @@ class _Reader:
     def _do_load_deref(self, step: dis.Instruction) -> None:
         name = step.argval
         if name in self.code.co_freevars:
-            self._push(_of(Path(Root("free", name))))
+            found = _of(Path(Root("free", name)))
+            self._push(Value(found.paths) if self._stores[name] else found)
         else:
             self._push(self._local.get(name, NOTHING))
 
@@ -367,9 +495,34 @@ class _Reader:
         self._stack[-1], self._stack[-count] = self._stack[-count], self._stack[-1]
 
     def _do_is_op(self, step: dis.Instruction) -> None:
-        self._pop()
-        self._pop()
-        self._push(NOTHING)
+        self._push(Value(NONE, _computed("is not" if step.arg else "is", self._pops(2))))
+
+    def _do_compare_op(self, step: dis.Instruction) -> None:
+        sides = self._pops(2)
+        for side in sides:
+            self._use(side)
+        known = step.argval in _COMPARISONS
+        self._push(Value(NONE, _computed(step.argval, sides) if known else None))
+
+    def _do_unary_not(self, step: dis.Instruction) -> None:
+        value = self._pop()
+        self._use(value)
+        self._push(Value(NONE, _computed("not", [value])))
+
+    def _do_to_bool(self, step: dis.Instruction) -> None:
+        self._use(self._top())
+
+    def _do_format_value(self, step: dis.Instruction) -> None:
+        if (step.arg or 0) & 4:
+            self._use(self._pop())
+        value = self._pop()
+        self._use(value)
+        self._push(Value(NONE, _computed("string", [value]) if not step.arg else None))
+
+    def _do_format_simple(self, step: dis.Instruction) -> None:
+        value = self._pop()
+        self._use(value)
+        self._push(Value(NONE, _computed("string", [value])))
 
     def _do_nop(self, step: dis.Instruction) -> None:
         pass
@@ -440,7 +593,8 @@ class _Reader:
         elif step.opname == "BUILD_CONST_KEY_MAP":
             count += 1
         parts = self._pops(count)
-        key = _computed("tuple", parts) if step.opname == "BUILD_TUPLE" else None
+        kind = {"BUILD_TUPLE": "tuple", "BUILD_STRING": "string"}.get(step.opname)
+        key = _computed(kind, parts) if kind else None
         self._push(Value(frozenset().union(*(part.paths for part in parts)), key))
 
     def _do_binary_op(self, step: dis.Instruction) -> None:
@@ -451,7 +605,7 @@ class _Reader:
         elif operator.endswith("="):
             self._use(right)
             self.changed |= left.paths
-            self._push(left)
+            self._push(Value(left.paths))
         else:
             self._use(left)
             self._use(right)
@@ -461,7 +615,7 @@ class _Reader:
     def _do_get_iter(self, step: dis.Instruction) -> None:
         value = self._pop()
         self._use(value)
-        self._push(value.made())
+        self._push(Value(value.made().paths, value.key if _is_range(value.key) else None))
 
     def _do_unpack_sequence(self, step: dis.Instruction) -> None:
         value = self._pop()
@@ -505,6 +659,9 @@ class _Reader:
         return Value(frozenset(path.then(Super()) for path in first.paths))
 
     def _called(self, callees: frozenset[Path], arguments: list[Value], named: dict[str, Value]) -> None:
+        if callees == _GETATTR and len(arguments) == 2 and arguments[1].key is not None:
+            self._push(Value(frozenset(path.then(Named(arguments[1].key)) for path in arguments[0].paths)))
+            return
         self.calls.append(
             Called(
                 callees,
@@ -517,6 +674,9 @@ class _Reader:
             self._use(value)
         if views:
             self._push(Value(frozenset(path.then(Viewed()) for path in arguments[0].paths)))
+            return
+        if callees == _RANGE and not named:
+            self._push(Value(NONE, _computed("range", arguments)))
             return
         methods = frozenset(each for each in callees if each.steps and isinstance(each.steps[-1], Attribute))
         self._push(Value(methods.union(*(value.paths for value in (*arguments, *named.values())))).made())
@@ -539,19 +699,13 @@ class _Reader:
         self.used |= value.paths
 
 
-_REPLACES_TOP = {
-    "UNARY_NEGATIVE",
-    "UNARY_NOT",
-    "UNARY_INVERT",
-    "GET_AWAITABLE",
-    "YIELD_VALUE",
-    "TO_BOOL",
-    "LIST_TO_TUPLE",
-}
+_REPLACES_TOP = {"UNARY_NEGATIVE", "UNARY_INVERT", "GET_AWAITABLE", "YIELD_VALUE", "LIST_TO_TUPLE"}
 
 
 _VIEWS = ("asarray", "memoryview")
 _SUPER = frozenset({Path(Root("global", "super"))})
+_GETATTR = frozenset({Path(Root("global", "getattr"))})
+_RANGE = frozenset({Path(Root("global", "range"))})
 _LOOKS = frozenset(  # functions that do not look at the contents of what they are given
     Path(Root("global", name)) for name in ("len", "id", "type", "isinstance", "hasattr", "callable", "super")
 )
@@ -571,6 +725,33 @@ def _merged(one: Stack, other: Stack) -> Stack:
 
 def _of(path: Path) -> Value:
     return Value(frozenset({path}), path)
+
+
+def _is_range(key: Any) -> bool:
+    return isinstance(key, Computed) and key.name == "range"
+
+
+def _jumps(step: dis.Instruction) -> bool:
+    return step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
+
+
+def _stored(step: dis.Instruction) -> Iterator[str]:
+    """The variables that an instruction assigns."""
+    if step.opname == "STORE_DEREF":
+        yield step.argval
+    elif "STORE_FAST" in step.opname:
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        parts = _fast_parts(step.opname)
+        parts *= len(names) // len(parts) or 1
+        yield from (name for part, name in zip(parts, names, strict=False) if part.startswith("STORE"))
+
+
+def _stored_inside(code: CodeType) -> Iterator[str]:
+    """The variables that functions made in this one assign."""
+    for inner in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
+        for step in dis.get_instructions(inner):
+            yield from (name for name in _stored(step) if name in inner.co_freevars)
+        yield from _stored_inside(inner)
 
 
 def _computed(name: str, parts: list[Value]) -> Computed | None:

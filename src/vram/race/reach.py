@@ -37,7 +37,20 @@ from vram.core.device import Device
 from vram.core.dlpack import View, described
 from vram.core.stream import Event, Reads, Stream
 from vram.lifetimes.growable import DeviceArray, GrowableBuffer
-from vram.race.paths import Attribute, Called, Item, Made, Path, Paths, Super, Viewed, evaluate, paths_of
+from vram.race.paths import (
+    Attribute,
+    Called,
+    Item,
+    Made,
+    Named,
+    Path,
+    Paths,
+    Super,
+    Viewed,
+    evaluate,
+    paths_of,
+    paths_when,
+)
 from vram.race.regions import Region, array_region
 from vram.race.sites import is_the_users
 
@@ -104,12 +117,36 @@ class _Look(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call to look at; the last so many arguments count already, as those of the launch."""
+    """A call to look at; the last so many arguments count already, as those of the launch.
+
+    `bound` are arguments of a partial call. `launched`: it is what the stream runs, not a call inside of it.
+    """
 
     function: Any
     arguments: tuple[Any, ...] = ()
     keywords: Mapping[str, Any] = MappingProxyType({})
     counted: int = 0
+    bound: tuple[Any, ...] = ()
+    launched: bool = False
+
+    def without_partial(self) -> _Call:
+        """The same call of the function inside."""
+        function, arguments, keywords, bound = self.function, self.arguments, self.keywords, self.bound
+        while isinstance(function, functools.partial):
+            bound = (*function.args, *function.keywords.values(), *bound)
+            arguments, keywords = (*function.args, *arguments), {**function.keywords, **keywords}
+            function = function.func
+        if isinstance(function, MethodType):
+            arguments, function = (function.__self__, *arguments), function.__func__
+        elif not isinstance(function, FunctionType):
+            method = inspect.getattr_static(type(function), "__call__", None)
+            if isinstance(method, FunctionType):
+                function, arguments = method, (function, *arguments)
+        return self._replace(function=function, arguments=arguments, keywords=keywords, bound=bound)
+
+    @property
+    def uncounted(self) -> tuple[Any, ...]:
+        return (*self.arguments[: len(self.arguments) - self.counted], *self.keywords.values())
 
 
 class _Search:
@@ -395,7 +432,7 @@ class _Search:
         if not self._known(function, plain):
             for value in arguments:
                 self.add(value, True, WHOLE)
-        self._open.append(_Call(function, plain, counted=len(plain)))
+        self._open.append(_Call(function, plain, counted=len(plain), launched=True))
 
     def _known(self, function: Any, arguments: tuple[Any, ...]) -> bool:
         """Functions of ctypes say how many bytes they touch."""
@@ -422,39 +459,32 @@ class _Search:
 
     def _call(self, call: _Call) -> None:
         """What a function brings along when it is called so."""
-        function, arguments, keywords, counted = call
-        while isinstance(function, functools.partial):
-            for value in (*function.args, *function.keywords.values()):
-                self.add(value, False, ITSELF)
-            arguments, keywords = (*function.args, *arguments), {**function.keywords, **keywords}
-            function = function.func
-        if isinstance(function, MethodType):
-            arguments, function = (function.__self__, *arguments), function.__func__
-        elif not isinstance(function, FunctionType):
-            method = inspect.getattr_static(type(function), "__call__", None)
-            if isinstance(method, FunctionType):
-                function, arguments = method, (function, *arguments)
+        call = call.without_partial()
+        function = call.function
         if isinstance(function, FunctionType) and is_the_users(function.__code__.co_filename):
-            self._function(function, arguments, keywords, counted)
+            self._function(call)
             return
-        given = arguments[: len(arguments) - counted]
         if isinstance(function, FunctionType):  # a library's: it may stand around one of the program's
             self._add_inside((function.__closure__ or ()), False, NOT)
         else:
-            given = (function, *given)
-        for value in given:
-            self.add(value, False, ITSELF)
+            self.add(function, False, ITSELF)
+        for value in call.uncounted:
+            self.add(value, call.launched, ITSELF)
 
-    def _function(
-        self, function: FunctionType, arguments: tuple[Any, ...], keywords: Mapping[str, Any], counted: int
-    ) -> None:
+    def _function(self, call: _Call) -> None:
+        function, arguments = call.function, call.arguments
         signature = (id(function), id(arguments[0]) if arguments else 0)
         if signature in self._called:
             return
         self._called.add(signature)
         self._kept += [function, *arguments[:1]]
-        scope = _Scope(function, arguments, keywords, counted)
-        paths = paths_of(function.__code__)
+        scope = _Scope(function, arguments, call.keywords, call.counted)
+        paths = paths_when(function.__code__, scope.decide)
+        if call.launched and paths.empty:  # it stands for work that Python does not show
+            for value in call.uncounted:
+                self.add(value, True, ITSELF)
+        for value in call.bound:
+            self.add(value, False, ITSELF)
         changed = paths.changed | self._changed_by_calls(paths, scope)
         for path in paths.used | changed:
             self._follow(scope, path, path in changed)
@@ -463,8 +493,8 @@ class _Search:
             container = [] if path.made else scope.values(Path(path.root, path.steps[:-1]), False)
             if not any(isinstance(each, _CONTAINERS) for each in container):
                 self._follow(scope, path, True)
-        for call in paths.calls:
-            for callee in call.callees:
+        for inner in paths.calls:
+            for callee in inner.callees:
                 self._follow(scope, callee, False)
 
     def _follow(self, scope: _Scope, path: Path, writes: bool) -> None:
@@ -484,6 +514,11 @@ class _Search:
             for callee in call.callees:
                 for value in scope.values(callee, False):
                     changed |= _changed_by_function(value, call)
+                    inputs = getattr(
+                        value, "nin", None
+                    )  # of NumPy's functions of elements; then come outputs
+                    if isinstance(inputs, int):
+                        changed |= frozenset().union(*call.arguments[inputs:])
         return frozenset(changed)
 
 
@@ -562,6 +597,18 @@ class _Scope:
             return self._free[name].cell_contents
         return self._function.__globals__[name]
 
+    def decide(self, condition: Any) -> bool | None:
+        """Whether a condition holds, if it depends on nothing but values passed to the function."""
+        with suppress(Exception):
+            found = evaluate(condition, self._passed)
+            return bool(found) if isinstance(found, (int, str, type(None))) else None
+        return None
+
+    def _passed(self, path: Path) -> Any:
+        if path.steps or path.root.kind != "parameter":
+            raise LookupError("may change before the function runs")
+        return self._find(path)
+
     def values(self, path: Path, writes: bool) -> Iterator[Any]:
         """What a path leads to, or the last thing on the way of which more cannot be told."""
         with suppress(KeyError, ValueError):
@@ -591,7 +638,7 @@ class _Scope:
                     return
             yield value.owner if isinstance(value, _SuperOf) else value
 
-    def _step(self, value: Any, step: Attribute | Item | Super | Viewed) -> Any:
+    def _step(self, value: Any, step: Attribute | Item | Named | Super | Viewed) -> Any:
         if isinstance(step, Viewed):
             plain = isinstance(value, Buffer) and value.typestr == "|u1" and len(value.shape) == 1
             return _Window(value, range(value.ptr, value.ptr + value.size)) if plain else value
@@ -599,6 +646,10 @@ class _Scope:
             return _SuperOf(value, self._free["__class__"].cell_contents)
         if isinstance(step, Attribute):
             return _attribute(value, step.name)
+        if isinstance(step, Named):
+            with suppress(LookupError):
+                return _attribute(value, str(evaluate(step.key, self._find)))
+            raise _Unknown
         if not isinstance(value, (*_INDEXED, _Window)) and not hasattr(type(value), "__array_interface__"):
             raise _Unknown
         try:
@@ -746,6 +797,9 @@ def _as_slices(key: Any) -> Any:
     """A key that gives a view where a number would give a copy of an element."""
     if isinstance(key, tuple):
         return tuple(map(_as_slices, key))
+    if type(key) is range:
+        low, high = min(key[0], key[-1]), max(key[0], key[-1])
+        return slice(low, high + 1, abs(key.step))
     return slice(key, key + 1 or None) if type(key) is int else key
 
 

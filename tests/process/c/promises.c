@@ -57,7 +57,7 @@ static void use_pool(vram_device* device) {
   EXPECT(begin == large && bytes >= 5 * MIB);
   EXPECT(vram_pool_free(pool, (char*)large + 512) == VRAM_BAD_POINTER);
   EXPECT(vram_pool_allocate(pool, 100 * MIB, NULL, &small) == VRAM_OUT_OF_MEMORY);
-  EXPECT(strstr(vram_last_error(), "100.00 MiB asked") != NULL);
+  EXPECT(strstr(vram_last_error(), "failed to allocate 100.00 MiB") != NULL);
   DO(vram_last_out_of_memory(&report));
   EXPECT(report.requested == 100 * MIB && report.limit == 64 * MIB);
 
