@@ -16,7 +16,7 @@ from made_jobs import MIB, trace_of
 
 import vram
 from vram.analysis import merge, summary
-from vram.analysis.holders import MOST_LEVELS, holders
+from vram.analysis.groups import MOST_LEVELS, holders
 from vram.analysis.memory import _Mapped, memory_at
 from vram.analysis.places import Phases
 from vram.replay import replay

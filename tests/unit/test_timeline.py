@@ -13,7 +13,7 @@ from made_jobs import KIB, MIB, Job, trace_of
 
 from vram.analysis import Memories, memory_at
 from vram.analysis.allocations import find_allocations, split_allocations
-from vram.analysis.holders import compare_holders, holders
+from vram.analysis.groups import compare_holders, holders
 from vram.analysis.timeline import OTHERS, Timeline
 from vram.errors import ConfigError
 from vram.trace import Action, Annotation, Frame, Trace, allocations

@@ -11,10 +11,10 @@ from typing import Any
 from vram.errors import ConfigError
 from vram.trace import Trace
 
+from .columns import arrow_table
 from .groups import Group, check_grouping, group_blocks
 from .memory import memory_at
 from .moments import find_moment
-from .tables import arrow_table
 
 __all__ = ["Difference", "difference"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from vram.trace import Block, Trace, find_steps
 
+from .columns import arrow_table
 from .groups import label_of
 from .memory import memory_at
 from .moments import find_window
 from .places import frame_text
-from .tables import arrow_table
 
 __all__ = ["LIKELY", "Leaks", "find_leaks"]
 

@@ -9,10 +9,11 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
-from vram.trace import STEP_PREFIX, Frame, Trace
+from vram.trace import STEP_PREFIX, Annotation, Frame, Trace
 
-__all__ = ["Phases", "frame_text", "module_of", "place_of", "short_name"]
+__all__ = ["Phases", "frame_text", "module_of", "place_of", "redacted"]
 
 _LIBRARY = re.compile(r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]|^<frozen ")
 _NATIVE = re.compile(r"\.(c|cc|cpp|cu|h|hpp|so)(\.\d+)*$|^\??\??$")
@@ -92,3 +93,29 @@ class Phases:
         """The innermost mark open at a time."""
         index = bisect_right(self.times, time_us) - 1
         return self.names[index] if index >= 0 else None
+
+
+# ---- recordings to show to others --------------------------------------------------------------------------
+
+_PATH = re.compile(r"(?:\b[A-Za-z]:|~[\w.-]*)?(?:[\\/][^\\/\s:;,'\"<>|]+)+[\\/]([^\\/\s:;,'\"<>|]+)")
+"""At least a folder and a name, from the root or a home; the name is what is kept."""
+
+
+def redacted(trace: Trace) -> Trace:
+    """`trace` with file names in place of paths: in its stacks, its own name, its tags and its marks.
+
+    Files of installed libraries keep their path from the library's name on; names of functions stay.
+    """
+    return replace(
+        trace,
+        source=re.split(r"[/\\]", trace.source)[-1],
+        frames=tuple(frame._replace(filename=short_name(frame.filename)) for frame in trace.frames),
+        tags=tuple(map(_without_paths, trace.tags)),
+        annotations=tuple(
+            Annotation(mark.stage, _without_paths(mark.name), mark.time_us) for mark in trace.annotations
+        ),
+    )
+
+
+def _without_paths(text: str) -> str:
+    return _PATH.sub(r"\1", text)

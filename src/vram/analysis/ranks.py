@@ -18,9 +18,9 @@ from vram.errors import ConfigError
 from vram.trace import Action, Trace, find_steps
 from vram.trace.series import events_of, reserved_series
 
+from .columns import arrow_table
 from .memory import memory_at
 from .moments import allocated_series, peak_event
-from .tables import arrow_table
 
 __all__ = ["Merged", "Rank", "merge", "write_table"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vram.arguments import real_number, require
@@ -22,7 +22,6 @@ __all__ = [
     "POLICIES",
     "ReplayReport",
     "ReplayResult",
-    "Run",
     "compare",
     "replay",
     "replay_stream",
@@ -34,19 +33,6 @@ MOST_STREAMS = 1 << 15
 """Streams of one pool, the default one included."""
 DEFAULT_LAG_US = 5000.0
 """How long after it was issued the model device finishes work, in recorded time."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a policy is asked to do: run `program` with settings `conf` on a model device.
-
-    The device has `capacity` bytes (or is NEVER_FULL) and finishes work `lag_us` after it was issued.
-    """
-
-    program: Lifetimes
-    capacity: int
-    conf: Mapping[str, object]
-    lag_us: float
 
 
 @dataclass(frozen=True)
@@ -112,9 +98,11 @@ def replay(
     for `vram`. Work on the device finishes `lag_us` after it was issued, so memory that `vram` used on one
     stream is not at once free for another; the other policies go by the recorded moments.
     """
-    run_policy = _policy(policy)
+    policy_kind(policy)
     program = trace if isinstance(trace, Lifetimes) else lifetimes(trace)
-    answer = run_policy(Run(program, read_capacity(capacity), dict(conf or {}), _read_lag(lag_us)))
+    replayer = _replayer(policy, program, capacity, dict(conf or {}), lag_us, keep_sizes=True)
+    _feed(replayer, program)
+    answer = {**replayer.result(), "segment_sizes": replayer.segment_sizes()}
     return _result(policy, program, answer, trace if isinstance(trace, Trace) else None)
 
 
@@ -131,11 +119,12 @@ def compare(
     `conf` holds settings for all of them, or for each by its name.
     """
     program = lifetimes(trace)
-    results = []
-    for name in policies:
-        run_policy = _policy(name)
-        run = Run(program, read_capacity(capacity), conf_of(name, conf or {}), _read_lag(lag_us))
-        results.append(_result(name, program, run_policy(run), trace))
+    results = [
+        _with_step(
+            replay(program, name, capacity=capacity, conf=conf_of(name, conf or {}), lag_us=lag_us), trace
+        )
+        for name in policies
+    ]
     return ReplayReport(
         heading=trace.heading(),
         span_us=trace.span_us,
@@ -163,8 +152,7 @@ def replay_stream(
     for piece in pieces:
         require(piece, Lifetimes, "each of the pieces")
         if replayer is None:
-            run = Run(piece, read_capacity(capacity), dict(conf or {}), _read_lag(lag_us))
-            replayer = _replayer(policy, run, keep_sizes=False)
+            replayer = _replayer(policy, piece, capacity, dict(conf or {}), lag_us, keep_sizes=False)
         done = replayer.result()["rows"]
         _feed(replayer, piece)
         events = piece.event[-1] + 1 if len(piece) else events
@@ -208,20 +196,20 @@ def read_capacity(capacity: int | str | None) -> int:
     return size
 
 
-def _read_lag(lag_us: float) -> float:
-    return real_number(lag_us, "lag_us", least=0, most=sys.float_info.max)
-
-
-def _policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
-    policy_kind(name)
-    return POLICIES[name]
-
-
 def _result(policy: str, program: Lifetimes, answer: Mapping[str, Any], trace: Trace | None) -> ReplayResult:
     failure = answer["oom"]
     operations = len(program) if failure is None else failure["event"]
     covered = program.carried + program.event[operations - 1] + 1 if operations else 0
-    return _named(policy, answer, covered, failure and _out_of_memory(program, failure, trace))
+    oom = failure and {**failure, "event": program.event[failure["event"]], "step": None}
+    result = _named(policy, answer, covered, oom)
+    return result if trace is None else _with_step(result, trace)
+
+
+def _with_step(result: ReplayResult, trace: Trace) -> ReplayResult:
+    """`result` with the step in which memory ran out."""
+    if result.oom is None or result.oom["event"] < 0:
+        return result
+    return replace(result, oom={**result.oom, "step": find_steps(trace).of(result.oom["event"])})
 
 
 def _named(policy: str, answer: Mapping[str, Any], events: int, oom: dict[str, Any] | None) -> ReplayResult:
@@ -240,46 +228,29 @@ def _named(policy: str, answer: Mapping[str, Any], events: int, oom: dict[str, A
     )
 
 
-def _out_of_memory(program: Lifetimes, failure: Mapping[str, Any], trace: Trace | None) -> dict[str, Any]:
-    event = program.event[failure["event"]]
-    return {
-        "event": event,
-        "step": None if trace is None or event < 0 else find_steps(trace).of(event),
-        "size": failure["size"],
-        "allocated": failure["allocated"],
-        "reserved": failure["reserved"],
-    }
-
-
 # --- the native loop ----------------------------------------------------------------------------------------
 
 
-def _native_policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
-    def run_policy(run: Run) -> Mapping[str, Any]:
-        replayer = _replayer(name, run, keep_sizes=True)
-        _feed(replayer, run.program)
-        return {**replayer.result(), "segment_sizes": replayer.segment_sizes()}
-
-    return run_policy
-
-
-def _replayer(policy: str, run: Run, *, keep_sizes: bool) -> Any:
-    settings = policy_kind(policy).read(run.conf, run.capacity)
-    program = run.program
+def _replayer(
+    policy: str,
+    program: Lifetimes,
+    capacity: int | str | None,
+    conf: Mapping[str, object],
+    lag_us: float,
+    *,
+    keep_sizes: bool,
+) -> Any:
+    size = read_capacity(capacity)
+    lag = real_number(lag_us, "lag_us", least=0, most=sys.float_info.max)
+    settings = policy_kind(policy).read(conf, size)
     if policy == "vram" and program.streams > MOST_STREAMS:
         raise ConfigError(
-            f"the program uses {program.streams} streams, and a pool of vram takes at most {MOST_STREAMS}; "
+            f"the program uses {program.streams} streams, and a vram pool supports at most {MOST_STREAMS}; "
             "replay it through another policy, such as torch",
             value=program.streams,
         )
     return _native().Replayer(
-        policy,
-        settings,
-        run.capacity,
-        run.lag_us,
-        program.segment_size,
-        program.segment_address,
-        keep_sizes,
+        policy, settings, size, lag, program.segment_size, program.segment_address, keep_sizes
     )
 
 
@@ -309,10 +280,5 @@ def _native() -> Any:
         ) from error
 
 
-POLICIES: dict[str, Callable[[Run], Mapping[str, Any]]] = {
-    name: _native_policy(name) for name in POLICY_KINDS
-}
-"""Every allocator a trace can be replayed through. A policy takes a Run and returns `peak_allocated`,
-`peak_reserved`, `driver_calls`, `driver_us`, `seconds` and `oom`: None, or the first failure: `event` (an
-index into the program here), its `size`, and the bytes `allocated` and `reserved` at that moment; also, where
-it has them, `retries` and `segment_sizes`."""
+POLICIES = tuple(POLICY_KINDS)
+"""Every allocator that a trace can be replayed through."""

@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 from vram.analysis import Memories, explain
 from vram.analysis.capacity import find_capacity, find_request, open_account
-from vram.analysis.groups import label_of
-from vram.analysis.holders import Holder, compare_holders, holders
+from vram.analysis.groups import Holder, compare_holders, holders, label_of
 from vram.analysis.layout import Piece, lay_out
 from vram.analysis.memory import Memory
 from vram.analysis.places import frame_text
@@ -217,7 +216,7 @@ class Recording:
         }
 
     def holders(self, event: int, by: str) -> Holder:
-        """Who holds memory after an event; see `vram.analysis.holders`."""
+        """Who holds memory after an event; see `vram.analysis.groups.holders`."""
         self._check_event(event)
         return holders(self.trace, self.memory(event).blocks(), by)
 
