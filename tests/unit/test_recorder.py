@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 import vram
 from vram.analysis import explain, memory_at
 from vram.core import observer
-from vram.observe.recorder import path_of_rank, record_pools
+from vram.observe.recorder import record_pools
+from vram.observe.recording import path_of_rank
 from vram.replay import replay
 from vram.trace import (
     ALLOCATE,
