@@ -134,7 +134,7 @@ def test_an_error_that_the_program_catches_is_explained_and_kept(tmp_path: Path)
     ended = run("--on-oom", "explain,snapshot", script, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "went on\n")
     assert f"memory ran out at {script}:6 in ask" in ended.stderr
-    assert "200 MiB asked" in ended.stderr and "'weights' (900 MiB)" in ended.stderr
+    assert "failed to allocate 200 MiB" in ended.stderr and "'weights' (900 MiB)" in ended.stderr
     (kept,) = tmp_path.glob("vram-oom-*-1.vtrace")
     trace = vram.open(kept)
     assert [Action(action).name for action in trace.action].count("OOM") == 1

@@ -20,7 +20,7 @@ from .torch_rules import Rules
 __all__ = ["SPLITS", "Allocations", "Split", "find_allocations", "split_allocations"]
 
 SPLITS = ("stream", "tag", "module", "line")
-"""What memory over time can be split by; `stack`, too, for who can bear so many."""
+"""What memory over time can be split by; besides these `stack`, which has many groups."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _rounded(trace: Trace, size: Column) -> Column:
     return np.array([rounded(each) for each in sizes.tolist()], np.int64)[places]
 
 
-# ---- whose -------------------------------------------------------------------------------------------------
+# ---- groups ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def split_allocations(trace: Trace, made: Allocations, by: str) -> Split:
 
 
 def _tags(trace: Trace, made: Allocations) -> tuple[list[Any], Column]:
-    """The tag an allocation was given, else the phase it was made in."""
+    """The tag of each allocation, else the phase in which it was made."""
     np = numpy()
     phases = Phases(trace)
     names: list[Any] = [None, *trace.tags[1:], None, *phases.names]

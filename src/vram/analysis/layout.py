@@ -1,7 +1,7 @@
-"""What lies where at one moment: segments and the pieces in them, in no more pieces than can be drawn.
+"""The layout of memory at one moment: segments and their pieces, not more than can be drawn.
 
-Blocks and holes that are too small to be seen are joined with their neighbours into one mixed piece. Drawing
-is for the front ends.
+Blocks and holes that are too small to see are joined with their neighbours into one mixed piece. Front ends
+draw it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["LaidOut", "Piece", "lay_out"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a segment from `offset` on: one block, or several (`blocks`) and what is between them.
+    """A part of a segment at `offset`: one block, or several (`blocks`) and the holes between them.
 
-    `held` are the bytes in use, `requested` those that were asked for, `pending` those freed but maybe still
-    used. `stack`, `stream` and `event` are of its largest block, as in `Block`.
+    `held` are the bytes in use, `requested` the requested ones, `pending` those freed that may still be used.
+    `stack`, `stream` and `event` are those of its largest block.
     """
 
     offset: int
@@ -37,14 +37,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """A segment and its pieces by address; what is between them is free."""
+    """A segment and its pieces by address; the memory between them is free."""
 
     segment: Segment
     pieces: tuple[Piece, ...]
 
 
 def lay_out(memory: Memory, most: int = 20_000) -> tuple[LaidOut, ...]:
-    """Every segment with its pieces, joined until there are at most `most`, or one for each segment."""
+    """Every segment with its pieces, joined until there are at most `most`, or one per segment."""
     blocks = sum(len(segment.blocks) for segment in memory.segments)
     largest = max((segment.total_size for segment in memory.segments), default=0)
     least = 0 if blocks <= most else max(512, memory.reserved // most)
@@ -63,7 +63,7 @@ def _single(segment: Segment) -> Iterator[Piece]:
 
 
 def _pieces(segment: Segment, least: int) -> Iterator[Piece]:
-    """Blocks below `least` bytes are joined up to that size, over holes below it, too."""
+    """Joins blocks below `least` bytes up to that size, across holes below it."""
     small: list[Block] = []
     for block in segment.blocks:
         if small and not _joins(small, block, least):

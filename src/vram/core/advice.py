@@ -1,6 +1,6 @@
-"""What a pool's statistics and journal say about a program: sizes, hit rate, churn, and what would help.
+"""What a pool's statistics and journal show about a program: sizes, hit rate, churn, and suggestions.
 
-A pure function of numbers; it changes nothing and reads no device.
+A pure function of numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HIGH_FRAGMENTATION = 0.3
 FEW = 100
 """Below this many allocations nothing is suggested: there is no pattern yet."""
 MOST_SIZES = 8
-"""So many sizes are worth naming in a suggestion."""
+"""The most sizes in a suggestion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,16 @@ class SizePattern:
 
     @property
     def bytes(self) -> int:
-        """Bytes asked for in all."""
+        """Bytes requested in total."""
         return self.size * self.allocations
 
 
 @dataclass(frozen=True)
 class Patterns:
-    """A diagnosis. `source` is "journal", or "statistics" where no journal was kept and sizes are unknown.
+    """A diagnosis. `source` is "journal", or "statistics" if no journal was kept and sizes are unknown.
 
-    `churn` is the share of allocations that were freed again; `dropped` counts events the journal had no
-    room for. `suggestions` are sentences; `warmup` is what `Pool.warmup` would take to avoid the misses.
+    `churn` is the share of allocations that were freed again; `dropped` counts events for which the journal
+    had no room. `suggestions` are sentences; `warmup` is what `Pool.warmup` needs to avoid the misses.
     """
 
     source: str
@@ -130,7 +130,7 @@ def _suggest(found: Patterns, raw: Mapping[str, Any], config: Mapping[str, Any])
         )
     if raw["retries"]:
         yield (
-            f"{raw['retries']} allocations had to flush, wait or give memory back first: "
+            f"{raw['retries']} allocations had to flush caches, wait or release memory first: "
             "the limit or the device is close to full"
         )
     if raw["pending"]["peak"] > raw["peak_live"] // 4:

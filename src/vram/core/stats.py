@@ -21,12 +21,12 @@ MEASURES = ("current", "peak", "allocated", "freed")
 
 
 class Stats(Mapping[str, float]):
-    """The statistics of a pool at one moment: a mapping, with attributes for the numbers asked for most.
+    """The statistics of a pool at one moment: a mapping, with attributes for the most common numbers.
 
     Keys are those of `torch.cuda.memory_stats` ("allocated_bytes.all.current"), where "active" is allocated
-    or pending, and besides them `cache.*`, `rung.*`, `pages.*`, `waste.*` and `fragmentation`. Pages are not
-    divided between small and large blocks, so what is reserved counts as "large_pool"; pending blocks too.
-    Of "inactive_split" only `current` is counted as time goes by.
+    or pending, and also `cache.*`, `rung.*`, `pages.*`, `waste.*` and `fragmentation`. Pages are not divided
+    between small and large blocks, so reserved memory and pending blocks count as "large_pool". Of
+    "inactive_split" only `current` is counted.
     """
 
     def __init__(self, raw: Raw, pages: str = "") -> None:
@@ -54,7 +54,7 @@ class Stats(Mapping[str, float]):
 
     @property
     def requested(self) -> int:
-        """Bytes that live allocations asked for, before rounding."""
+        """Bytes requested by live allocations, before rounding."""
         return both(self._raw["requested"], "current")
 
     @property
@@ -74,7 +74,7 @@ class Stats(Mapping[str, float]):
 
     @property
     def suspended(self) -> int:
-        """Bytes that suspended buffers have given back, and `resume()` takes again; not in `reserved`."""
+        """Bytes that suspended buffers released and `resume()` takes again; not in `reserved`."""
         return int(self._raw["suspended"])
 
     @property
@@ -119,12 +119,12 @@ class Stats(Mapping[str, float]):
 
     @property
     def hits(self) -> int:
-        """Allocations that the stream's own cache served."""
+        """Allocations served by the stream's own cache."""
         return int(self._raw["hits"])
 
     @property
     def hit_rate(self) -> float:
-        """Share of allocations that the stream's own cache served; 0 before the first."""
+        """Share of allocations served by the stream's own cache; 0 before the first."""
         return ratio(self.hits, self.allocations, 0.0)
 
     @property
@@ -134,12 +134,12 @@ class Stats(Mapping[str, float]):
 
     @property
     def fragmentation(self) -> float:
-        """Share of the reserved memory that is free and yet serves no large request."""
+        """Share of the reserved memory that is free but cannot serve a large request."""
         return fragmentation(self._raw)
 
     @property
     def out_of_memory(self) -> int:
-        """Requests that could not be served."""
+        """Requests that failed."""
         return int(self._raw["out_of_memory"])
 
     @property
@@ -149,7 +149,7 @@ class Stats(Mapping[str, float]):
 
     @property
     def streams(self) -> list[dict[str, Any]]:
-        """For each stream its handle, bytes live, cached and free, and blocks pending."""
+        """For each stream its handle, live, cached and free bytes, and pending blocks."""
         return [dict(stream) for stream in self._raw["streams"]]
 
     def to_dict(self) -> dict[str, float]:
@@ -165,13 +165,13 @@ class Stats(Mapping[str, float]):
 
 
 def fragmentation(raw: Raw) -> float:
-    """Return the share of reserved memory that is free, but not in whole pages (without: in one block)."""
+    """The share of reserved memory that is free, but not in whole pages (without pages: not in one block)."""
     usable = raw["free_page_bytes"] if raw["paged"] else raw["largest_free"]
     return ratio(max(0, raw["free_bytes"] - usable), raw["reserved"]["current"], 0.0)
 
 
 def _largest_free(raw: Raw) -> int:
-    """With pages a free block is a range of addresses; no more than the free memory can be behind it."""
+    """With pages a free block is a range of addresses, which may be larger than the free memory."""
     return int(min(raw["largest_free"], raw["free_bytes"]))
 
 

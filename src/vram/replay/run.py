@@ -1,4 +1,4 @@
-"""One program through one policy: prepares its columns for the native loop and names its answer."""
+"""Runs one program through one policy: prepares columns for the native loop and names its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vram.errors import ConfigError, DeviceError
 from vram.sizes import parse_size
 from vram.trace import Lifetimes, Trace, find_steps, lifetimes, peak_allocated
 
-from .executors import ask_whether_wanted
+from .executors import check_cancelled
 from .policies import POLICY_KINDS, policy_kind
 
 __all__ = [
@@ -28,22 +28,22 @@ __all__ = [
 ]
 
 NEVER_FULL = 0
-"""As a capacity: the model device has as much memory as is ever needed."""
+"""As a capacity: the model device has as much memory as needed."""
 MOST_STREAMS = 1 << 15
-"""Streams of one pool, the default one included."""
+"""The most streams of one pool, including the default one."""
 DEFAULT_LAG_US = 5000.0
-"""How long after it was issued the model device finishes work, in recorded time."""
+"""How long work takes on the model device, in recorded time."""
 
 
 @dataclass(frozen=True)
 class ReplayResult:
     """What one policy did. Bytes, counts and microseconds.
 
-    `driver_us` is modelled from measured costs of driver calls; `retries` counts the requests that were tried
-    again after cached memory had been given back. `oom` is None, or the first request that failed: `event`
-    (index in the trace), `step` (of `find_steps`, None if unknown), `size`, and the bytes `allocated` and
-    `reserved` at that moment. `events_per_second` counts the recorded events up to the last one run,
-    against the clock of this machine. `segment_sizes` are the bytes of every growth, in order (`vram`: none).
+    `driver_us` is modelled from measured costs of driver calls; `retries` counts requests that were retried
+    after cached memory was released. `oom` is None, or the first request that failed: `event` (index in the
+    trace), `step` (of `find_steps`, None if unknown), `size`, and the bytes `allocated` and `reserved` then.
+    `events_per_second` is the speed of the replay on this machine. `segment_sizes` are the bytes of
+    every growth, in order (`vram`: none).
     """
 
     policy: str
@@ -60,9 +60,9 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """One trace through several policies. `peak_allocated` is the trace's, as `vram.trace` defines it.
+    """One trace through several policies. `peak_allocated` is that of the trace; see `vram.trace`.
 
-    `heading` names the trace, as `Trace.heading` does.
+    `heading` identifies the trace; see `Trace.heading`.
     """
 
     heading: Mapping[str, Any]
@@ -77,7 +77,7 @@ class ReplayReport:
         return report_html(self)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data; the shape is part of the command line's contract."""
+        """The report as plain data; the command line prints it as JSON."""
         return {
             "trace": {**self.heading, "peak_allocated": self.peak_allocated},
             "policies": [asdict(result) for result in self.results],
@@ -94,9 +94,9 @@ def replay(
 ) -> ReplayResult:
     """Run `trace` through `policy` on a model device of `capacity` bytes (default: never full).
 
-    `conf` holds the policy's settings in its own words: those of PYTORCH_ALLOC_CONF for `torch`, of VRAM_CONF
-    for `vram`. Work on the device finishes `lag_us` after it was issued, so memory that `vram` used on one
-    stream is not at once free for another; the other policies go by the recorded moments.
+    `conf` has the policy's settings under its own names: of PYTORCH_ALLOC_CONF for `torch`, of VRAM_CONF for
+    `vram`. Work on the device completes `lag_us` after it was issued, so memory that `vram` used on one
+    stream is not immediately free for another; the other policies use the recorded times.
     """
     policy_kind(policy)
     program = trace if isinstance(trace, Lifetimes) else lifetimes(trace)
@@ -116,7 +116,7 @@ def compare(
 ) -> ReplayReport:
     """Run `trace` through each of `policies` under the same conditions.
 
-    `conf` holds settings for all of them, or for each by its name.
+    `conf` has settings for all of them, or for each by its name.
     """
     program = lifetimes(trace)
     results = [
@@ -142,10 +142,10 @@ def replay_stream(
     conf: Mapping[str, object] | None = None,
     lag_us: float = DEFAULT_LAG_US,
 ) -> ReplayResult:
-    """Run a program that comes in pieces and may be longer than memory: only what is live is held.
+    """Run a program that comes in pieces and may be larger than memory: only live allocations are kept.
 
-    A piece is a `Lifetimes` whose ids may be used again once their allocation was freed; `event` goes on
-    counting from one piece to the next. The oom's `event` is that of the row, its `step` unknown.
+    A piece is a `Lifetimes` whose ids may be reused once their allocation was freed; `event` continues from
+    one piece to the next. The `event` of an oom is that of the row, its `step` is unknown.
     """
     replayer = None
     events, failed_event = 0, None
@@ -170,7 +170,7 @@ def replay_stream(
 
 
 def conf_of(policy: str, conf: Mapping[str, Any]) -> dict[str, object]:
-    """The settings for `policy` where `conf` may hold them by policy."""
+    """The settings for `policy`; `conf` may have them by policy."""
     require(conf, Mapping, "conf")  # type: ignore[type-abstract]
     by_policy = {name for name, value in conf.items() if isinstance(value, Mapping)}
     if not by_policy:
@@ -255,7 +255,7 @@ def _replayer(
 
 
 def _feed(replayer: Any, piece: Lifetimes) -> None:
-    """The columns are handed over without a copy."""
+    """Pass the columns without a copy."""
     replayer.run(
         piece.op,
         piece.id,
@@ -265,7 +265,7 @@ def _feed(replayer: Any, piece: Lifetimes) -> None:
         piece.event,
         piece.completed_event,
         piece.emptied,
-        ask_whether_wanted,
+        check_cancelled,
     )
 
 

@@ -1,6 +1,6 @@
-"""Who holds the memory at the peak of a Trace, by stack: as folded lines for flame graphs or for speedscope.
+"""The holders of memory at the peak of a Trace, by stack: folded lines for flame graphs, or for speedscope.
 
-Bytes are counted as `peak_allocated` counts them, so that their sum is the peak.
+Bytes are counted as in `peak_allocated`, so their sum is the peak.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def write_folded(trace: Trace, file: BinaryIO) -> None:
 
 
 def _folded_name(frame: Frame) -> str:
-    """A frame in a folded line: nothing that would end the frame, the line or a terminal's patience."""
+    """A frame in a folded line, without characters that would end the frame or the line."""
     name = f"{frame.name} ({frame.filename}:{frame.line})" if frame.filename else frame.name
     return "".join(letter if letter.isprintable() else "?" for letter in name.replace(";", ":"))
 
 
 def write_speedscope(trace: Trace, file: BinaryIO) -> None:
-    """Write a profile that speedscope opens, weighed in bytes."""
+    """Write a profile for speedscope, weighted by bytes."""
     held = holders_at_peak(trace)
     numbers: dict[Frame, int] = {}
     samples = [[numbers.setdefault(frame, len(numbers)) for frame in frames] for frames in held]

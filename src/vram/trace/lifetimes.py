@@ -1,7 +1,7 @@
-"""A trace as a program of allocations and frees that a pool can run again.
+"""A trace as a program of allocations and frees that an allocator can run again.
 
-Addresses are gone: an allocation has a dense id instead, so that any pool may place it anywhere. What a pool
-does with the program is for replay.
+Allocations have dense ids instead of addresses, so that any allocator may place them anywhere. `vram.replay`
+runs the program.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ AT_ONCE = -1
 it."""
 
 GRANULE_BYTES = 512
-"""Every allocator compared here rounds requests up to at least this."""
+"""Every allocator compared here rounds requests up to a multiple of this."""
 
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """One entry an operation, in the order the program made them.
+    """One entry per operation, in the order of the program.
 
     - `op`: ALLOCATE or FREE; `id`: which allocation, dense from 0 in order of allocation
     - `size`: requested bytes, the same at an allocation and at its free
     - `stream`: the allocation's, an index into `Trace.streams` (`streams` of them)
     - `time_us`: as in the trace; 0 for what was live before its beginning
-    - `completed_us`: for a free that another stream's work delayed, the time the memory really became free
-      (the end of the recording where that is not in it); else AT_ONCE
-    - `completed_event`: the event that says so (one past the last where none does); else AT_ONCE
+    - `completed_us`: for a free that another stream's work delayed, the time at which the memory became free
+      (the end of the recording if that is not in it); else AT_ONCE
+    - `completed_event`: the event that says so (one past the last if none does); else AT_ONCE
     - `event`: index of the event in the trace, or BEFORE
 
     The first operations are the allocations that were live before the first event (`carried` of them).
-    `segment_size` and `segment_address` are the plain segments the recorded allocator got from the driver, in
-    order; none where the recording does not begin with the job, as those before it are not known.
-    `emptied` are the events at which the program had cached memory given back (`torch.cuda.empty_cache`).
+    `segment_size` and `segment_address` are the plain segments that the recorded allocator got from the
+    driver, in order; none if the recording does not begin with the job, because earlier ones are unknown.
+    `emptied` are the events at which the program released cached memory (`torch.cuda.empty_cache`).
     """
 
     allocations: int
@@ -74,7 +74,7 @@ def lifetimes(trace: Trace) -> Lifetimes:
     Allocations from before the first event come first; see `find_allocations`.
     """
     if not isinstance(trace, Trace):
-        raise TypeError(f"{type(trace).__name__} is no Trace; vram.open reads one from a file")
+        raise TypeError(f"{type(trace).__name__} is not a Trace; vram.open reads one from a file")
     made = find_allocations(trace)
     carried = bisect_right(made.start, BEFORE)
     op, identity, event = _operations(trace, made, carried)
@@ -146,22 +146,22 @@ def _segments(trace: Trace, *, complete: bool) -> dict[str, array[int]]:
     }
 
 
-GIVEN_BACK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 TAKEN = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 
 
 def _emptied(trace: Trace) -> list[int]:
-    """Where segments were given back, but not by an allocator that had run out and was about to ask again.
+    """Where segments were released, but not by an allocator that ran out of memory and was about to retry.
 
-    In that case the request behind them has the same stack, or, where there are no stacks, would have taken
-    the allocator above all it ever held.
+    In that case the request after them has the same stack or, without stacks, would have exceeded the most
+    that the allocator ever held.
     """
-    if not any(action in trace.action for action in GIVEN_BACK):
+    if not any(action in trace.action for action in RELEASED):
         return []
     reserved = [reserved_before(trace), *reserved_series(trace)]
     limit = max(reserved)
     found = []
-    for first, after in _runs_given_back(trace):
+    for first, after in _released_runs(trace):
         following = trace.action[after] if after < trace.events else None
         if following in TAKEN or following == Action.OOM:
             stacks = {trace.stack[first], trace.stack[after]}
@@ -172,11 +172,11 @@ def _emptied(trace: Trace) -> list[int]:
     return found
 
 
-def _runs_given_back(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Each run of events that give segments back: its first, and the one behind it."""
+def _released_runs(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Each run of events that release segments: its first event, and the one after it."""
     first = None
     for event, action in enumerate(trace.action):
-        if action in GIVEN_BACK:
+        if action in RELEASED:
             first = event if first is None else first
         elif first is not None:
             yield first, event
@@ -193,9 +193,9 @@ def rounded(size: int) -> int:
 def peak_allocated(program: Lifetimes) -> int:
     """The most bytes the program held at once, each request rounded up to 512 bytes.
 
-    An allocation counts from the event that makes it until its free is requested (not until the free
-    completes): what the program holds is its own doing, when the memory can be used again is the allocator's.
-    PyTorch counts `allocated_bytes` so, apart from what it adds by handing out blocks larger than asked.
+    An allocation counts from its event until its free is requested (not until the free completes): the
+    program decides what it holds, the allocator when memory can be reused. PyTorch counts `allocated_bytes`
+    in the same way, except that its blocks may be larger than requested.
     """
     return max(held_series(require(program, Lifetimes, "program")), default=0)
 

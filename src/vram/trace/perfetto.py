@@ -1,7 +1,7 @@
-"""A Trace as trace-event JSON, which Perfetto opens: memory as counters, steps and marks as slices, failures.
+"""A Trace as trace-event JSON for Perfetto: memory as counters, steps and marks as slices, failures.
 
-Times are microseconds. Events of one microsecond are a nanosecond apart, so that no peak is lost; where
-nothing was timed, an event is a microsecond.
+Times are microseconds. Events within one microsecond are a nanosecond apart, so that no peak is lost; without
+times, each event takes a microsecond.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_perfetto(trace: Trace, file: BinaryIO) -> None:
 
 
 def trace_events(trace: Trace) -> Iterator[Event]:
-    """Yield the events, tracks by tracks."""
+    """Yield the events, track by track."""
     times = _clock(trace)
     yield from _names(trace)
     yield from _counter("allocated", trace, _allocated(trace, times))
