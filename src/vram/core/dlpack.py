@@ -71,12 +71,7 @@ class View:
         tensor, self.readonly = _read(capsule)
         self._source, self._capsule = source, capsule
         self.device = _device_of(tensor, source)
-        self.ptr: int = (tensor.data or 0) + tensor.byte_offset
-        self.shape: tuple[int, ...] = tuple(tensor.shape[: tensor.dimensions])
-        self.strides: tuple[int, ...] = (
-            tuple(tensor.strides[: tensor.dimensions]) if tensor.strides else _packed(self.shape)
-        )
-        item = (tensor.bits * tensor.lanes + 7) // 8
+        self.ptr, item, self.shape, self.strides = _layout(tensor)
         self.size: int = math.prod(self.shape) * item
         kind = _KINDS.get(tensor.code, "V")
         self.typestr = f"{'|' if item == 1 or kind == 'V' else '<'}{kind}{item}"
@@ -148,11 +143,16 @@ def from_dlpack(source: Any, stream: Any = None) -> View:
 def described(capsule: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], bool]:
     """A capsule's address, bytes per element, shape, strides in bytes, and whether it is read-only."""
     tensor, readonly = _read(capsule)
-    item = (tensor.bits * tensor.lanes + 7) // 8
+    address, item, shape, strides = _layout(tensor)
+    return address, item, shape, tuple(stride * item for stride in strides), readonly
+
+
+def _layout(tensor: _Tensor) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """Address, bytes per element, shape, and strides in elements."""
     shape = tuple(tensor.shape[: tensor.dimensions])
     strides = tuple(tensor.strides[: tensor.dimensions]) if tensor.strides else _packed(shape)
     address = (tensor.data or 0) + tensor.byte_offset
-    return address, item, shape, tuple(stride * item for stride in strides), readonly
+    return address, (tensor.bits * tensor.lanes + 7) // 8, shape, strides
 
 
 def _read(capsule: Any) -> tuple[_Tensor, bool]:
