@@ -127,7 +127,7 @@ test: setup
 
 # The Python tests that try a sample in `make test`.
 SAMPLED_TESTS := tests/conformance/test_contents.py tests/faults tests/fuzz tests/properties \
-  tests/process/test_extreme_arguments.py
+  tests/process/test_extreme_arguments.py tests/process/test_fork_surface.py tests/unit/test_trace_hostile.py
 
 test-all: export VRAM_THOROUGH := 1
 test-all: setup native-test

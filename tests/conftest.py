@@ -19,7 +19,7 @@ settings.register_profile(
     "default",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=200 if THOROUGH else 40,
+    max_examples=200 if THOROUGH else 25,
 )
 settings.register_profile("sanitize", settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")

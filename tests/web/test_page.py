@@ -77,18 +77,35 @@ def test_events_may_be_the_axis(tab: Any) -> None:
     assert tab.colors(CHART) > 20
 
 
+def is_zoomed(tab: Any) -> bool:
+    """The chart has asked for a part of the recording last."""
+    span = open_trace(FAILED, trusted=True).span_us
+    low, high = re.search(r"low=([\d.]+)&high=([\d.]+)", nth_level(tab)[-1]).groups()  # type: ignore[union-attr]
+    return 0 <= float(low) < float(high) < span
+
+
 def test_keys_pan_and_zoom_the_chart(tab: Any) -> None:
-    tab.quiet()
+    tab.page.wait_for_selector('.plot[aria-busy="false"]')
     tab.page.focus(".chart")
     for key in "wwwwd":
         tab.page.keyboard.press(key)
-    span = open_trace(FAILED, trusted=True).span_us
+    tab.until(lambda: is_zoomed(tab), "a part of the chart is asked for")
 
-    def zoomed() -> bool:
-        low, high = re.search(r"low=([\d.]+)&high=([\d.]+)", nth_level(tab)[-1]).groups()  # type: ignore[union-attr]
-        return 0 <= float(low) < float(high) < span
 
-    tab.until(zoomed, "a part of the chart is asked for")
+def test_a_zoom_outlives_a_change_of_the_size(tab: Any) -> None:
+    """The chart is made anew for another size, before the page has heard of the zoom."""
+    tab.page.wait_for_selector('.plot[aria-busy="false"]')
+    tab.page.evaluate(
+        """() => {
+          const chart = document.querySelector(".chart");
+          const press = () => new KeyboardEvent("keydown", {key: "w", bubbles: true});
+          for (let i = 0; i < 4; i++) chart.dispatchEvent(press());
+          chart.style.width = "600px";
+        }"""
+    )
+    tab.until(lambda: is_zoomed(tab), "a part of the chart is asked for")
+    tab.quiet()
+    assert is_zoomed(tab)
 
 
 # ---- one selection -----------------------------------------------------------------------------------------

@@ -43,12 +43,13 @@ export class Chart {
   private top = 1;
   low: number;
   high: number;
+  private heard: [number, number]; // what the listener knows of them
   private momentX: number | null = null;
   private stack: number | null = null;
   private stream: string | null = null;
 
   constructor(
-    host: HTMLElement,
+    private readonly host: HTMLElement,
     private readonly about: About,
     private readonly shown: Shown,
     width: number,
@@ -56,7 +57,8 @@ export class Chart {
     stretch: [number, number],
     private readonly listener: Listener,
   ) {
-    [this.low, this.high] = stretch;
+    [this.low, this.high] = this.heard = stretch;
+    host.setAttribute("aria-busy", "true");
     this.plot = new uPlot(this.options(width, height), [[], ...LINES.map(() => [])] as uPlot.AlignedData, host);
     this.plot.over.addEventListener("wheel", this.onWheel, { passive: false });
     this.plot.over.addEventListener("mousedown", this.onPress, { capture: true });
@@ -64,12 +66,14 @@ export class Chart {
     this.ensure(0);
   }
 
-  destroy(): void {
+  /** Ends the chart. Returns whether the listener has not yet heard of the present stretch. */
+  destroy(): boolean {
     this.asking?.abort();
     clearTimeout(this.timer);
     clearTimeout(this.told);
     cancelAnimationFrame(this.frame);
     this.plot.destroy();
+    return this.low !== this.heard[0] || this.high !== this.heard[1];
   }
 
   // ---- what is chosen ----
@@ -78,6 +82,13 @@ export class Chart {
     if (stack !== this.stack || stream !== this.stream) this.image = null;
     [this.momentX, this.stack, this.stream] = [momentX, stack, stream];
     this.redraw();
+  }
+
+  /** Show the stretch that the listener was told of, or another one that it has chosen since. */
+  follow(low: number, high: number): void {
+    if (low === this.heard[0] && high === this.heard[1]) return; // the chart may have moved on meanwhile
+    this.heard = [low, high];
+    this.stretch(low, high);
   }
 
   /** Show another stretch; the listener hears of it once it has settled. */
@@ -91,7 +102,10 @@ export class Chart {
     this.redraw();
     this.ensure(SETTLE_MS);
     clearTimeout(this.told);
-    this.told = window.setTimeout(() => this.listener.onStretch(this.low, this.high), SETTLE_MS);
+    this.told = window.setTimeout(() => {
+      this.heard = [this.low, this.high];
+      this.listener.onStretch(this.low, this.high);
+    }, SETTLE_MS);
   }
 
   pan(screens: number): void {
@@ -163,6 +177,7 @@ export class Chart {
   private use(detail: Detail): void {
     this.detail = detail;
     this.image = null;
+    this.host.setAttribute("aria-busy", "false");
     const { level } = detail;
     const known = new Map(level.series.map((each) => [each.name, each.values]));
     const { axis, lines } = this.shown;

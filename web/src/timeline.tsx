@@ -39,8 +39,11 @@ export function Timeline() {
     });
     mark();
     return () => {
-      chart.current?.destroy();
+      const ended = chart.current;
       chart.current = null;
+      // A chart of another size shows the same stretch; one over another axis or file starts anew.
+      const same = current().about === about && current().file === file && current().axis === axis;
+      if (ended?.destroy() && same) update({ low: ended.low, high: ended.high });
     };
   }, [about, file, axis, split, lines, width, height, theme]);
 
@@ -52,9 +55,8 @@ export function Timeline() {
   useEffect(mark, [state.event, state.moment, state.stack, state.stream]);
 
   useEffect(() => {
-    if (chart.current && (chart.current.low !== state.low || chart.current.high !== state.high)) {
-      chart.current.stretch(state.low, state.high);
-    }
+    const { low, high } = current(); // what was drawn last may be older than what the chart has told since
+    chart.current?.follow(low, high);
   }, [state.low, state.high]);
 
   if (!about) return null;
