@@ -12,7 +12,7 @@ from vram.core.journal import trace_segments
 from vram.core.snapshot import PAGE_BYTES, Block, Segment, Snapshot
 from vram.torch.formats import ACCUMULATED, KEYS, nested_stats, torch_snapshot
 from vram.trace.model import COLUMNS, Action, BlockState, Trace
-from vram.trace.tables import Tables
+from vram.trace.tables import Tables, make_trace
 
 MIB = 1 << 20
 BASE = 1 << 40
@@ -44,7 +44,7 @@ def state_of(*segments: Segment) -> Trace:
     tables = Tables()
     snapshot = Snapshot("cuda:0", segments, 0, 0, 0, 0)
     columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
-    return tables.trace(columns, segments=trace_segments(snapshot, tables))
+    return make_trace(tables, columns, segments=trace_segments(snapshot, tables))
 
 
 # ---- statistics -------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_free_that_waits_for_a_stream_has_two_times(tmp_path: Path) -> None:
         row = (action, tables.stream(7), address, size, time_us, 0, tables.tag(tag))
         for name, value in zip(COLUMNS, row, strict=True):
             columns[name].append(value)
-    snapshot = torch_snapshot({1: tables.trace(columns, start_us=5)})
+    snapshot = torch_snapshot({1: make_trace(tables, columns, start_us=5)})
     trace = opened(snapshot, tmp_path)
     assert (trace.device, trace.start_us, list(trace.time_us)) == (1, 6, [0, 2, 8, 9])
     assert list(trace.size) == [100, 100, 100, 1 << 40]

@@ -15,7 +15,7 @@ from vram.core.snapshot import Block, Snapshot, backed_runs
 from vram.trace.model import COLUMNS, BlockState, Segment, Trace
 from vram.trace.model import Block as TraceBlock
 from vram.trace.pieces import rebased
-from vram.trace.tables import Tables
+from vram.trace.tables import Tables, make_trace
 
 __all__ = ["device_number", "pool_trace", "trace_segments", "trace_settings"]
 
@@ -28,7 +28,8 @@ def pool_trace(pool: Any, *, events: bool = True, segments: bool = True) -> Trac
     # The segments come first: events that happen meanwhile mention every block that they change.
     snapshot = pool.snapshot() if segments else None
     columns, dropped = _journal(pool, tables) if events else (_no_events(), 0)
-    trace = tables.trace(
+    trace = make_trace(
+        tables,
         columns,
         source=repr(pool),
         device=device_number(pool),

@@ -1,6 +1,6 @@
 """Numbers for what the columns of a trace refer to: streams, tags, stacks and their frames.
 
-`TraceWriter` writes the tables to a file as they grow; `Tables.trace` makes a `Trace` of them in memory.
+`TraceWriter` writes the tables to a file as they grow; `make_trace` makes a `Trace` of them in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .checked import MAX_UINT64, fitting_text, integer
 from .model import Frame, Segment, Trace
 from .notes import GROWING, pack_segment, unpack
 
-__all__ = ["Tables"]
+__all__ = ["Tables", "make_trace"]
 
 _INTERNED = tuple(name for name in GROWING if name != "annotations")
 
@@ -42,32 +42,6 @@ class Tables:
         """The number of a stack, innermost frame first; 0 for none."""
         return self._intern("stacks", tuple(self._frame(*frame) for frame in frames))
 
-    def trace(
-        self,
-        columns: Mapping[str, array[int]],
-        *,
-        source: str = "",
-        device: int = 0,
-        start_us: int = 0,
-        dropped: int = 0,
-        segments: Iterable[Segment] = (),
-        settings: Mapping[str, object] | None = None,
-    ) -> Trace:
-        """The trace of columns and segments that use these numbers."""
-        packed = [pack_segment(segment) for segment in segments]  # which may number streams and stacks
-        notes = {
-            **self._all(),
-            "device": device,
-            "devices": [device],
-            "start_us": start_us,
-            "timed": True,
-            "segments": packed,
-            "settings": dict(settings or {}),
-            "truncated": False,
-            "dropped": dropped,
-        }
-        return unpack(notes, columns, source)
-
     def _all(self) -> dict[str, list[Any]]:
         """Everything so far, as notes; annotations are not interned."""
         return {**{name: list(table) for name, table in self._tables.items()}, "annotations": []}
@@ -86,3 +60,30 @@ class Tables:
     def _frame(self, filename: str, line: int, name: str) -> int:
         file, function = (self._intern("texts", fitting_text(each)) for each in (filename, name))
         return self._intern("frames", (file, integer(line, "line"), function))
+
+
+def make_trace(
+    tables: Tables,
+    columns: Mapping[str, array[int]],
+    *,
+    source: str = "",
+    device: int = 0,
+    start_us: int = 0,
+    dropped: int = 0,
+    segments: Iterable[Segment] = (),
+    settings: Mapping[str, object] | None = None,
+) -> Trace:
+    """The trace of columns and segments that use the numbers of `tables`."""
+    packed = [pack_segment(segment) for segment in segments]  # which may number streams and stacks
+    notes = {
+        **tables._all(),
+        "device": device,
+        "devices": [device],
+        "start_us": start_us,
+        "timed": True,
+        "segments": packed,
+        "settings": dict(settings or {}),
+        "truncated": False,
+        "dropped": dropped,
+    }
+    return unpack(notes, columns, source)
