@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 from made_jobs import trace_of
 
 import vram
@@ -34,6 +37,25 @@ def test_a_listener_may_leave_while_all_are_told() -> None:
     listeners.tell()
     listeners.tell()
     assert heard == ["once", "other", "other"]
+
+
+def test_the_end_of_a_listener_does_not_keep_it_alive() -> None:
+    class Owner:
+        def __init__(self, listeners: observer.Listeners) -> None:
+            self.end = listeners.add(self.hear)
+
+        def hear(self) -> None:
+            pass
+
+    owner = Owner(observer.Listeners())
+    seen = weakref.ref(owner)
+    gc.disable()
+    try:
+        owner.end()
+        del owner
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_pools_keep_stacks_as_long_as_somebody_asks() -> None:

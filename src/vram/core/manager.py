@@ -138,7 +138,7 @@ class MemoryManager:
             self._only = None if self._only is pool else self._only
             return pool
 
-    def _follow(self, follow: Callable[[Pool], object]) -> Callable[[], None]:
+    def _follow(self, follow: Callable[[Pool], object]) -> Callable[[], object]:
         """Call `follow` with every pool now, and with each new pool before its first use.
 
         Returns a function that ends it.

@@ -15,7 +15,7 @@ from vram.sizes import format_size
 
 __all__ = ["Follow", "Measurement", "Peaks"]
 
-Follow: TypeAlias = Callable[[Callable[[Any], object]], Callable[[], None]]
+Follow: TypeAlias = Callable[[Callable[[Any], object]], Callable[[], object]]
 """Calls a function with each pool, present and future, until the function it returns is called."""
 
 MEASURED = (
@@ -160,7 +160,7 @@ class Measurement:
     def __init__(self, follow: Follow) -> None:
         """Created by `Pool.measure()`, for example. `follow` gives the pools to measure."""
         self._follow = follow
-        self._unfollow: Callable[[], None] | None = None
+        self._unfollow: Callable[[], object] | None = None
         self._parts: list[_Part] = []
 
     def __enter__(self) -> Measurement:

@@ -35,35 +35,32 @@ __all__ = [
     "suspending",
 ]
 
-End: TypeAlias = Callable[[], None]
+End: TypeAlias = Callable[[], object]
 """Ends an observation. Calling it again does nothing."""
 
 
 class Listeners:
     """Functions that are called when something happens. Any thread may add, remove and call them.
 
-    Every change is one atomic operation of a list, so a finalizer may come in between without a lock.
+    Every change is one atomic operation of a dict, so a finalizer may come in between without a lock.
     """
 
     def __init__(self) -> None:
         """Start without listeners."""
-        self._all: list[Callable[..., object]] = []
+        self._all: dict[int, Callable[..., object]] = {}
+        self._numbers = itertools.count()
 
     def add(self, listener: Callable[..., object]) -> End:
-        """Call `listener` from now on. Returns a function that ends it."""
-        entry = functools.partial(listener)  # has its own identity, even if a function is added twice
-        self._all.append(entry)
-        return lambda: self._remove(entry)
-
-    def _remove(self, entry: Callable[..., object]) -> None:
-        with contextlib.suppress(ValueError):
-            self._all.remove(entry)
+        """Call `listener` from now on. Returns a function that ends it, which does not keep it alive."""
+        number = next(self._numbers)
+        self._all[number] = listener
+        return functools.partial(self._all.pop, number, None)
 
     def drop(self, is_over: Callable[[Callable[..., object]], bool]) -> None:
         """Remove the listeners of which `is_over(listener)` is true."""
-        for entry in self:
-            if is_over(entry):
-                self._remove(entry)
+        for number, listener in tuple(self._all.items()):
+            if is_over(listener):
+                self._all.pop(number, None)
 
     def tell(self, *facts: Any) -> None:
         """Call every listener with `facts`."""
@@ -75,7 +72,7 @@ class Listeners:
         self._all.clear()
 
     def __iter__(self) -> Iterator[Callable[..., object]]:
-        return iter(tuple(self._all))
+        return iter(tuple(self._all.values()))
 
     def __len__(self) -> int:
         return len(self._all)

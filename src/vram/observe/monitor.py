@@ -101,7 +101,7 @@ class Monitor:
         self.observatory: Observatory = Observatory()
         self.interval = _checked_interval(interval)
         self.page: Any = None
-        self._end_stacks: Callable[[], None] | None = None
+        self._end_stacks: Callable[[], object] | None = None
         self._ending = new_event()
         self._clients: dict[socket.socket, threading.Thread] = {}
         self._clients_lock = new_lock()
