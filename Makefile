@@ -39,15 +39,15 @@ CXX_FILES = $(shell find native benchmarks examples tests/process/c -name '*.[ch
   native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu web test-web
 
 help:
-	@echo "make demo      set up .venv and run the tour on whatever device there is"
+	@echo "make demo      set up .venv and run the tour on the default device"
 	@echo "make test      set up .venv, then checks, native tests and Python tests"
-	@echo "make test-all  tests that try a sample in make test, exhaustively: every schedule, every failing call, 10 000 damaged files"
+	@echo "make test-all  exhaustive versions of sampled tests: every schedule, every failing call, 10 000 damaged files"
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
-	@echo "make web       build the page of vram serve (Node 20 or later); make test-web: try it in Chromium"
-	@echo "make test-integrations  with CuPy, Numba, cuda.core, JAX, PyTorch and Dask installed (a large download)"
+	@echo "make web       build the page of vram serve (Node 20 or later); make test-web: test it in Chromium"
+	@echo "make test-integrations  tests with CuPy, Numba, cuda.core, JAX, PyTorch and Dask (a large download)"
 	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
-	@echo "make test-gpu  on a machine with a CUDA device: everything that needs one, without .venv or network"
-	@echo "make bench     every benchmark"
+	@echo "make test-gpu  tests that need a CUDA device, without .venv or network"
+	@echo "make bench     run every benchmark"
 	@echo "make format    format Python and C++;  make stubs: regenerate src/vram/_native.pyi"
 	@echo "make clean     remove build outputs;   make distclean: remove .venv too"
 
@@ -79,9 +79,9 @@ $(STAMPS)/dev: $(STAMPS)/build pyproject.toml
 NPM_INSTALL := npm install --no-save --no-audit --no-fund --loglevel=error
 $(STAMPS)/web: $(STAMPS)/venv $(WEB_SOURCES)
 	@if ! node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null; then \
-	  echo "== no Node 20 here: the page of vram serve is not built"; \
+	  echo "== Node 20 is not installed: skipping the page of vram serve"; \
 	elif ! (cd web && $(NPM_INSTALL) >/dev/null); then \
-	  echo "== npm cannot get what the page needs: it is not built"; \
+	  echo "== npm failed to install the dependencies of the page: skipping it"; \
 	else $(MAKE) --no-print-directory web; fi
 	@touch $@
 
@@ -109,14 +109,8 @@ bench: setup
 	@[ -z "$(NATIVE_BENCHMARKS)" ] || $(BIN)/ninja -C build/bench --quiet $(NATIVE_BENCHMARKS)
 	@for name in hotpath threads scenarios pages warmup; do \
 	  echo "== vram bench $$name"; $(BIN)/vram bench "$$name"; done
-	@echo "== benchmarks/waste.py"
-	@$(BIN)/python benchmarks/waste.py
-	@echo "== benchmarks/open.py"
-	@$(BIN)/python benchmarks/open.py
-	@echo "== benchmarks/record.py"
-	@$(BIN)/python benchmarks/record.py
-	@echo "== benchmarks/policies.py"
-	@$(BIN)/python benchmarks/policies.py
+	@for name in waste open record policies; do \
+	  echo "== benchmarks/$$name.py"; $(BIN)/python "benchmarks/$$name.py"; done
 
 # ---- checks and tests -----------------------------------------------------------------------------
 
@@ -131,7 +125,7 @@ SAMPLED_TESTS := tests/conformance/test_contents.py tests/faults tests/fuzz test
 
 test-all: export VRAM_THOROUGH := 1
 test-all: setup native-test
-	@echo "== Python tests that try every case"
+	@echo "== exhaustive Python tests"
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) $(SAMPLED_TESTS)
 
 check: setup
@@ -151,7 +145,7 @@ check: setup
 	@echo "== stub of the native module"
 	@$(BIN)/python -m nanobind.stubgen -q -p native/bindings/stubs.pat -m vram._native -o build/_native.pyi
 	@diff -u src/vram/_native.pyi build/_native.pyi || { \
-	  echo "src/vram/_native.pyi is not what the bindings say; run 'make stubs' and commit it." >&2; exit 1; }
+	  echo "src/vram/_native.pyi does not match the bindings; run 'make stubs' and commit it." >&2; exit 1; }
 
 stubs: setup
 	@$(BIN)/python -m nanobind.stubgen -q -p native/bindings/stubs.pat -m vram._native -o src/vram/_native.pyi
@@ -187,7 +181,7 @@ $(STAMPS)/integrations: $(STAMPS)/dev pyproject.toml
 	@touch $@
 
 test-integrations: setup $(STAMPS)/integrations
-	@echo "== under other libraries"
+	@echo "== tests with other libraries"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/integrations
 
 # The page in a real browser. The tests skip where there is no Chromium; .ci/run installs it.
@@ -196,7 +190,7 @@ $(STAMPS)/browser: $(STAMPS)/dev pyproject.toml
 	@touch $@
 
 test-web: setup $(STAMPS)/browser
-	@echo "== the page in a browser"
+	@echo "== tests of the page in a browser"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/web
 
 # ---- sanitizers -------------------------------------------------------------------------------------
@@ -261,7 +255,7 @@ test-gpu: $(GPU_STEPS)
 gpu-device:
 	@$(PYTHON) -c 'import ctypes; driver = ctypes.CDLL("libcuda.so.1"); count = ctypes.c_int(); \
 	  assert driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value' \
-	  2>/dev/null || { echo "make test-gpu needs a CUDA device: libcuda.so.1 is missing or finds none." >&2; exit 1; }
+	  2>/dev/null || { echo "make test-gpu needs a CUDA device: libcuda.so.1 is missing or reports none." >&2; exit 1; }
 
 gpu-install: gpu-device
 	@echo "== building vram for $$($(PYTHON) --version)"
@@ -286,13 +280,13 @@ gpu-conformance: gpu-install
 	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/conformance.xml tests/conformance
 
 gpu-python: gpu-install
-	@echo "== what needs a real device"
+	@echo "== tests that need a real device"
 	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/tests.xml --ignore=tests/gpu/test_soak.py \
 	  --ignore=tests/gpu/test_gpu_arrays.py --ignore=tests/gpu/test_gpu_adaptors.py tests/gpu
 
 # Other libraries over vram, apart from the above: they bring contexts, streams and endings of their own.
 gpu-integrations: gpu-install
-	@echo "== under other libraries"
+	@echo "== tests with other libraries"
 	@$(GPU_ENVIRONMENT) $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/integrations.xml \
 	  tests/gpu/test_gpu_arrays.py tests/gpu/test_gpu_adaptors.py tests/integrations
 

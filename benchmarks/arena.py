@@ -1,31 +1,32 @@
-"""What does an array cost from an arena, from a pool, and from the library's own allocator?
+"""Measure the cost of an array from an arena, from a pool, and from the library's own allocator.
 
-A step takes so many arrays, holds them, and gives all of them back: an arena by one reset, the others one by
-one. Nanoseconds of processor time for each array, the best of several steps, and the ratio to the library's
-own allocator (NumPy on the host, PyTorch on a GPU). "written" also writes one byte to each page of 4 KiB,
-where memory that was given back to the system has to be brought in again. `--json FILE` for machines.
+A step allocates arrays, holds them, and releases all of them: an arena by one reset, the others one by one.
+The figures are nanoseconds of processor time per array, the minimum of several steps, and the ratio to the
+library's own allocator (NumPy on the host, PyTorch on a GPU). The "written" rows also write one byte to each
+4 KiB page, which faults in memory that was returned to the system.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
-import vram
-from vram.sizes import format_size
-from vram.system.machine import describe_machine
+from vram.bench.measure import elapsed_ns, factor, least
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
+from vram.core.device import Device
+from vram.core.pool import Pool
+from vram.lifetimes.arena import Arena
 
 SIZES = (512, 64 << 10, 1 << 20, 16 << 20)
 MOST_LIVE, MOST_ARRAYS, PAGE = 64 << 20, 200, 4096
+REPEATS, QUICK_REPEATS = 100, 3
 Step = Callable[[int, int], None]  # step(arrays, size)
 
 
-def host_steps(arena: vram.Arena, pool: vram.Pool) -> dict[str, Step]:
-    """By name; the first is what the others are compared with."""
+def host_steps(arena: Arena, pool: Pool) -> dict[str, Step]:
+    """Return the steps by name; the first is the reference of the others."""
     import numpy as np
 
     def numpy_step(count: int, size: int) -> None:
@@ -53,7 +54,7 @@ def host_steps(arena: vram.Arena, pool: vram.Pool) -> dict[str, Step]:
     }
 
 
-def common_steps(arena: vram.Arena, pool: vram.Pool) -> dict[str, Step]:
+def common_steps(arena: Arena, pool: Pool) -> dict[str, Step]:
     def allocate_step(count: int, size: int) -> None:
         [arena.allocate(size) for _ in range(count)]
         arena.reset()
@@ -78,8 +79,8 @@ def common_steps(arena: vram.Arena, pool: vram.Pool) -> dict[str, Step]:
     }
 
 
-def device_steps(arena: vram.Arena, pool: vram.Pool) -> dict[str, Step]:
-    """On a GPU, with the libraries that are there."""
+def device_steps(arena: Arena, pool: Pool) -> dict[str, Step]:
+    """Return the steps for a GPU, with the installed libraries."""
     steps: dict[str, Step] = {}
     try:
         import torch
@@ -117,50 +118,40 @@ def device_steps(arena: vram.Arena, pool: vram.Pool) -> dict[str, Step]:
     return {**steps, "arena.empty": arena_step, **common_steps(arena, pool)}
 
 
-def nanoseconds(step: Step, count: int, size: int, seconds: float) -> float:
-    """Of this thread's processor time for one array, in the best of the steps that fit into the time."""
-    step(count, size)
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        began = time.thread_time_ns()
-        step(count, size)
-        best = min(best, (time.thread_time_ns() - began) / count)
-    return best
+def per_array(step: Step, count: int, size: int) -> Callable[[], float]:
+    """Return a run that gives the processor time per array, in nanoseconds."""
+    return lambda: elapsed_ns(lambda: step(count, size), time.thread_time_ns) / count
 
 
-def measure(device: vram.Device, seconds: float) -> list[dict[str, Any]]:
+def measure(place: Device, repeats: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    with vram.Pool(device) as pool, vram.Arena(pool) as arena:
-        steps = host_steps(arena, pool) if device.kind == "host" else device_steps(arena, pool)
+    with Pool(place) as pool, Arena(pool) as arena:
+        steps = host_steps(arena, pool) if place.kind == "host" else device_steps(arena, pool)
         for size in SIZES:
             count = max(2, min(MOST_ARRAYS, MOST_LIVE // size))
-            found = {name: nanoseconds(step, count, size, seconds) for name, step in steps.items()}
+            found = least({name: per_array(step, count, size) for name, step in steps.items()}, repeats)
             for name, taken in found.items():
                 own = "np.empty, written" if "written" in name else next(iter(steps))
-                rows.append(
-                    {"size": size, "arrays": count, "way": name, "ns": taken, "ratio": taken / found[own]}
-                )
+                row = {"size": size, "arrays": count, "way": name, "ns": taken}
+                rows.append({**row, "ratio": factor(taken, found[own])})
     return rows
 
 
-def main() -> None:
-    """Print a table; `--json FILE` writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="host")
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
-    parser.add_argument("--json", metavar="FILE")
-    arguments = parser.parse_args()
-    device = vram.Device(arguments.device)
-    gc.disable()  # a collection in the middle of a step is nobody's cost
-    rows = measure(device, arguments.seconds)
-    print(f"{'size':>8} {'arrays':>6}  {'way':<34}{'ns each':>10}{'ratio':>8}")
-    for row in rows:
-        head = f"{format_size(row['size']):>8} {row['arrays']:>6}  {row['way']:<34}"
-        print(f"{head}{row['ns']:>10.0f}{row['ratio']:>8.2f}")
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"machine": describe_machine(device), "rows": rows}, file, indent=2)
+def run(device: str | None, *, quick: bool) -> Report:
+    place = Device(device or "host")
+    table = Table(
+        "One array of a step, in processor time",
+        [
+            Column("size", "size", "bytes"),
+            Column("arrays", "arrays", "count"),
+            Column("way", "way"),
+            Column("ns", "ns each", "ns"),
+            Column("ratio", "of the library's own", "ratio"),
+        ],
+        measure(place, QUICK_REPEATS if quick else REPEATS),
+    )
+    return Report.of("arena", place, [table], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    measuring_command("arena", __doc__, run)()

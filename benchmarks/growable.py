@@ -1,28 +1,24 @@
-"""What does it cost to grow in place, and does it settle?
+"""Measure the cost of growing a buffer in place, and check that a loop of requests stops creating pages.
 
-- growth by 2 MiB to 512 MiB: with pages that must be created, with pages that the pool has free, with pages
-  made ready ahead, and taken back after a shrink; the least, the median and the 99th percentile of a step;
-- 1 000 requests of random length on one stream: pages created, memory calls' share of the time;
-- a cache that grows row by row, against concatenation and the maximum: examples/kv_cache.py prints that.
+- Growth by 2 MiB to 512 MiB: with pages that must be created, with free pages of the pool, with pages
+  prepared in advance, and with pages reused after a shrink; minimum, median and 99th percentile of a step.
+- 1 000 requests of random length on one stream: pages created, and the time of each growth.
 
-    python benchmarks/growable.py [--device cuda:0] [--json FILE]
-
-Prints tables; `--json` for machines.
+examples/kv_cache.py compares a cache that grows row by row with concatenation and with the maximum size.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import vram
-from vram import GrowableBuffer, Pool, Stream
+from vram import Device, GrowableBuffer, Pool, Stream
+from vram.bench.measure import elapsed_ns
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
 from vram.sizes import format_size
 
 MIB = 1 << 20
@@ -32,20 +28,28 @@ REQUESTS, AT_ONCE, LONGEST = 1000, 4, 64 * MIB
 
 
 def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter_ns()
-    work()
-    return (time.perf_counter_ns() - began) / 1000
+    return elapsed_ns(work) / 1e3
+
+
+def percentiles(samples: list[float]) -> dict[str, float]:
+    """Return the minimum, the median and the 99th percentile."""
+    ordered = sorted(samples)
+    return {
+        "least_us": ordered[0],
+        "median_us": statistics.median(ordered),
+        "p99_us": ordered[len(ordered) * 99 // 100],
+    }
 
 
 def until_ready(buffer: GrowableBuffer, size: int) -> None:
-    """Let the background thread finish."""
+    """Wait for the background thread."""
     deadline = time.monotonic() + 10
     while buffer.ready < size and time.monotonic() < deadline:
         time.sleep(0.0002)
 
 
-def growth(device: str, step: int) -> list[dict[str, Any]]:
-    """Microseconds of `grow(step)`, four ways."""
+def growth(device: Device, step: int) -> list[dict[str, Any]]:
+    """Measure `grow(step)` with pages from four sources, in microseconds."""
     count = max(4, min(REPEATS, (4 << 30) // step))
     rows = []
     with Pool(device) as pool, Stream(device) as stream:
@@ -55,17 +59,7 @@ def growth(device: str, step: int) -> list[dict[str, Any]]:
             return GrowableBuffer(most, pool, stream=stream, ahead=ahead)
 
         def row(name: str, samples: list[float]) -> None:
-            ordered = sorted(samples)
-            rows.append(
-                {
-                    "step": step,
-                    "pages": name,
-                    "steps": len(ordered),
-                    "least_us": ordered[0],
-                    "median_us": statistics.median(ordered),
-                    "p99_us": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
-                }
-            )
+            rows.append({"step": step, "pages": name, "steps": len(samples), **percentiles(samples)})
 
         opened().close()  # the space itself
         created = pool.raw_stats()["segments"]["total"]
@@ -96,8 +90,8 @@ def growth(device: str, step: int) -> list[dict[str, Any]]:
     return rows
 
 
-def requests(device: str, ahead: Any) -> dict[str, Any]:
-    """Many buffers that come, grow by 2 MiB at a time to a random length, are written, and go."""
+def requests(device: Device, ahead: str, count: int) -> dict[str, Any]:
+    """Open many buffers, grow each by 2 MiB at a time to a random length, write to it, and close it."""
     chance = random.Random(1)
     with Pool(device) as pool, Stream(device) as stream:
         warm = [
@@ -110,8 +104,10 @@ def requests(device: str, ahead: Any) -> dict[str, Any]:
         live: list[GrowableBuffer] = []
         samples = []
         began = time.perf_counter()
-        for _ in range(REQUESTS):
-            buffer = GrowableBuffer(LONGEST, pool, stream=stream, ahead=ahead)
+        for _ in range(count):
+            buffer = GrowableBuffer(
+                LONGEST, pool, stream=stream, ahead=int(ahead) if ahead == "0" else "auto"
+            )
             length = chance.randrange(1, LONGEST // (2 * MIB) + 1) * 2 * MIB
             while buffer.size < length:
                 samples.append(timed(lambda buffer=buffer: buffer.grow(2 * MIB)))
@@ -121,46 +117,46 @@ def requests(device: str, ahead: Any) -> dict[str, Any]:
                 live.pop(chance.randrange(AT_ONCE)).close()
         stream.synchronize()
         seconds = time.perf_counter() - began
-        ordered = sorted(samples)
         found = {
             "ahead": ahead,
-            "requests": REQUESTS,
             "growths": len(samples),
             "pages_created": pool.raw_stats()["segments"]["total"] - created,
             "seconds": seconds,
-            "median_us": statistics.median(ordered),
-            "p99_us": ordered[len(ordered) * 99 // 100],
+            **percentiles(samples),
         }
         for buffer in live:
             buffer.close()
         return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    gpu = next((each.name for each in vram.devices() if each.kind == "cuda"), "host")
-    parser.add_argument("--device", default=gpu, help=f"by default {gpu}")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
-    options = parser.parse_args()
-    steps = [row for step in STEPS for row in growth(options.device, step)]
-    print(f"growth on {options.device}, µs a step")
-    print(f"{'step':>8}  {'pages':18} {'steps':>6} {'least':>9} {'median':>9} {'p99':>9}")
-    for row in steps:
-        times = "".join(f"{row[key]:>10.1f}" for key in ("least_us", "median_us", "p99_us"))
-        print(f"{format_size(row['step']):>8}  {row['pages']:18} {row['steps']:>6}{times}")
-    many = [requests(options.device, ahead) for ahead in (0, "auto")]
-    print(f"\n{REQUESTS} requests of random length up to {format_size(LONGEST)}, {AT_ONCE} at once, by 2 MiB")
-    print(f"{'ahead':>8} {'growths':>8} {'pages created':>14} {'median µs':>10} {'p99 µs':>8} {'seconds':>8}")
-    for each in many:
-        print(
-            f"{each['ahead']!s:>8} {each['growths']:>8} {each['pages_created']:>14} "
-            f"{each['median_us']:>10.1f} {each['p99_us']:>8.1f} {each['seconds']:>8.2f}"
-        )
-    if options.json:
-        options.json.write_text(
-            json.dumps({"device": options.device, "growth": steps, "requests": many}, indent=1)
-        )
+def run(device: str | None, *, quick: bool) -> Report:
+    place = Device(device)
+    steps = STEPS[:2] if quick else STEPS
+    growths = Table(
+        "Growth, µs per step",
+        [
+            Column("step", "step", "bytes"),
+            Column("pages", "pages"),
+            Column("steps", "steps", "count"),
+            *(Column(key, key.removesuffix("_us"), "us") for key in ("least_us", "median_us", "p99_us")),
+        ],
+        [row for step in steps for row in growth(place, step)],
+    )
+    longest = f"of random length up to {format_size(LONGEST)}, {AT_ONCE} at once, by 2 MiB"
+    many = Table(
+        f"{REQUESTS // 20 if quick else REQUESTS} requests {longest}",
+        [
+            Column("ahead", "ahead"),
+            Column("growths", "growths", "count"),
+            Column("pages_created", "pages created", "count"),
+            Column("median_us", "median µs", "us"),
+            Column("p99_us", "p99 µs", "us"),
+            Column("seconds", "seconds", "s"),
+        ],
+        [requests(place, ahead, REQUESTS // 20 if quick else REQUESTS) for ahead in ("0", "auto")],
+    )
+    return Report.of("growable", place, [growths, many], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    measuring_command("growable", __doc__, run)()

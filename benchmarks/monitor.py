@@ -1,28 +1,28 @@
-"""What does it cost to let others look, at a million allocations a second?
+"""Measure the cost of monitoring a process that makes a million allocations per second.
 
-A thread allocates and frees as fast as it can while the process is monitored and a client in another process
-asks for the status at several paces. `monitor` is the processor time of the threads that sample and answer,
-as a share of one core, after the first answer; beside it is how many allocations a second the loop made
-meanwhile. Then, how long it takes to find out who holds what. `--json FILE` for machines.
+A thread allocates and frees in a loop while the process is monitored and a client in another process requests
+the status at several intervals. "monitor" is the processor time of the threads that sample and answer, as a
+share of one core, after the first answer. The second table shows the cost of finding all holders.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import vram
+from vram import Device
+from vram.bench.measure import elapsed_ns
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
 
 SECONDS = 4.0
 LIVE = 20_000
-"""Blocks that are live meanwhile, under a few tags."""
+"""Blocks that are live during the measurement, with a few tags."""
 BLOCKS = (10_000, 100_000, 1_000_000)
 CLIENT = """
 import sys, time
@@ -37,42 +37,18 @@ with attach(pid, timeout=60) as client:
 """
 
 
-def main() -> None:
-    """Print a table, and JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="FILE", type=Path)
-    parser.add_argument("--device", default="model:8GiB")
-    arguments = parser.parse_args()
-    rows = [
-        measured(arguments.device, *way) for way in ((False, None), (True, None), (True, 1.0), (True, 0.25))
-    ]
-    print(f"{'':<42}{'allocations/s':>15}{'monitor, % of a core':>22}")
-    for row in rows:
-        print(f"{row['what']:<42}{row['allocations_per_s']:>15,.0f}{row['monitor_percent']:>22.3f}")
-    looks = [asked(arguments.device, blocks) for blocks in BLOCKS]
-    print(f"\n{'live blocks':<42}{'who holds what, ms':>22}")
-    for look in looks:
-        print(f"{look['blocks']:<42,}{look['ms']:>22.2f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"monitor": rows, "holders": looks}, indent=1))
-
-
-def asked(device: str, blocks: int) -> dict[str, float]:
-    """How long the dearest question takes: who holds what."""
+def asked(device: Device, blocks: int) -> dict[str, float]:
+    """Measure the most expensive query: who holds what."""
     with vram.Pool(device) as pool:
         addresses = pool.malloc_batch([512] * blocks)
-        best = float("inf")
-        for _ in range(3):
-            begin = time.thread_time()
-            pool.raw_holders()
-            best = min(best, time.thread_time() - begin)
+        best = min(elapsed_ns(pool.raw_holders, time.thread_time_ns) for _ in range(3))
         for address in addresses:
             pool.free(address)
-    return {"blocks": blocks, "ms": best * 1e3}
+    return {"blocks": blocks, "ms": best / 1e6}
 
 
-def measured(device: str, monitored: bool, pause: float | None) -> dict[str, Any]:
-    """One way of looking, or none."""
+def measured(device: Device, monitored: bool, pause: float | None, duration: float) -> dict[str, Any]:
+    """Measure one interval of requests, or none."""
     with vram.Pool(device) as pool:
         kept = [pool.allocate(4096, tag=f"tag {number % 20}") for number in range(LIVE)]
         monitor = vram.monitor() if monitored else None
@@ -86,7 +62,7 @@ def measured(device: str, monitored: bool, pause: float | None) -> dict[str, Any
             assert client.stdout is not None
             client.stdout.readline()
         before = thread_seconds()
-        pairs, seconds = spin(pool)
+        pairs, seconds = spin(pool, duration)
         spent = thread_seconds() - before
         if client is not None:
             client.kill()
@@ -95,14 +71,14 @@ def measured(device: str, monitored: bool, pause: float | None) -> dict[str, Any
             monitor.close()
         del kept
     what = "not monitored" if not monitored else "monitored" if pause is None else f"asked every {pause} s"
-    return {"what": what, "allocations_per_s": pairs / seconds, "monitor_percent": 100 * spent / seconds}
+    return {"what": what, "allocations_per_s": pairs / seconds, "monitor": spent / seconds}
 
 
-def spin(pool: vram.Pool) -> tuple[int, float]:
-    """Allocate and free until the time is over."""
+def spin(pool: vram.Pool, duration: float) -> tuple[int, float]:
+    """Allocate and free for a duration."""
     malloc, free = pool.malloc, pool.free
     pairs, begin = 0, time.perf_counter()
-    while (now := time.perf_counter()) - begin < SECONDS:
+    while (now := time.perf_counter()) - begin < duration:
         for _ in range(1000):
             free(malloc(65536))
         pairs += 1000
@@ -110,7 +86,7 @@ def spin(pool: vram.Pool) -> tuple[int, float]:
 
 
 def thread_seconds() -> float:
-    """Processor time of the monitor's threads so far, as the kernel counts it."""
+    """Return the processor time of the monitor's threads so far, as counted by the kernel."""
     total = 0.0
     for thread in threading.enumerate():
         if thread.name in ("vram-monitor", "vram-client") and thread.native_id:
@@ -119,5 +95,26 @@ def thread_seconds() -> float:
     return total
 
 
+def run(device: str | None, *, quick: bool) -> Report:
+    place = Device(device or "model:8GiB")
+    ways = ((False, None), (True, None), (True, 1.0), (True, 0.25))
+    seconds = SECONDS / 20 if quick else SECONDS
+    monitored = Table(
+        "What it costs to be monitored",
+        [
+            Column("what", "the process is"),
+            Column("allocations_per_s", "allocations per second", "count"),
+            Column("monitor", "monitor, share of a core", "exact share"),
+        ],
+        [measured(place, *way, seconds) for way in ways],
+    )
+    holders = Table(
+        "Who holds what",
+        [Column("blocks", "live blocks", "count"), Column("ms", "ms", "ms")],
+        [asked(place, blocks) for blocks in (BLOCKS[:1] if quick else BLOCKS)],
+    )
+    return Report.of("monitor", place, [monitored, holders], quick=quick)
+
+
 if __name__ == "__main__":
-    main()
+    measuring_command("monitor", __doc__, run)()

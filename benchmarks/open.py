@@ -1,28 +1,31 @@
-"""How long does opening a recording take, and how much memory?
+"""Measure the time and memory needed to open a recording.
 
-Opens the largest recorded job (400 000 events) as PyTorch wrote it and as our own files, each several times
-in a fresh process, as `vram.open` does for a stranger's file. Time is of the processor, the caller's and
-the child's together, and by the clock; the least of the repeats. Memory is the larger of both processes'
-peaks. `--json` for machines.
+Opens the largest recorded job (400 000 events) as PyTorch wrote it and in our own formats, several times
+and each time in a new process, as `vram.open` does for untrusted files. Processor time includes the child
+process; every figure is the minimum of the repeats. Memory is the larger peak of the two processes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vram.bench.measure import in_turns, least_of_each
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
+from vram.core.device import Device
 from vram.trace import Trace, TraceWriter, open_trace
 from vram.trace.convert import convert
 from vram.trace.model import COLUMNS
 
 RECORDING = Path(__file__).resolve().parent.parent / "traces" / "llm_serve.pickle.xz"
-MIB = 1 << 20
+REPEATS = 5
 BATCH_EVENTS = 10_000
 
 OPEN = """
@@ -39,17 +42,15 @@ print(json.dumps({"events": events, "processor_s": spent, "clock_s": clock, "pea
 """
 
 
-def opened(path: Path, repeats: int) -> dict[str, Any]:
-    """The least of several openings."""
+def opened(path: Path) -> dict[str, float]:
+    """Open a file once in a new process."""
     command = [sys.executable, "-c", OPEN, str(path)]
-    runs = [
-        json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(repeats)
-    ]
-    return {name: min(run[name] for run in runs) for name in runs[0]}
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return found
 
 
 def record(trace: Trace, path: Path) -> None:
-    """`trace` as a recorder would have written it."""
+    """Write `trace` as a recorder would have written it."""
     with TraceWriter(path, start_us=trace.start_us) as writer:
         for handle in trace.streams:
             writer.stream(handle)
@@ -67,35 +68,29 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         sealed, stream = Path(folder) / "run.parquet", Path(folder) / "run.vtrace"
         convert(trace, "parquet", sealed)
         record(trace, stream)
-        files = {
-            "snapshot, xz": (RECORDING, unpacked),
-            "Parquet": (sealed, None),
-            "recording": (stream, None),
-        }
-        return [
-            {"file": name, "bytes": path.stat().st_size, "unpacked_bytes": size, **opened(path, repeats)}
-            for name, (path, size) in files.items()
+        files = {"snapshot, xz": RECORDING, "Parquet": sealed, "recording": stream}
+        runs = {name: partial(opened, path) for name, path in files.items()}
+        rows: list[dict[str, Any]] = [
+            {"file": name, "bytes": files[name].stat().st_size, **least_of_each(results)}
+            for name, results in in_turns(runs, repeats, warm=0).items()
         ]
+    rows[0]["of_unpacked"] = rows[0]["peak_bytes"] / unpacked
+    return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rows = measure(arguments.repeats)
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return
-    print(f"{'file':<14}{'events':>8}{'MiB':>7}{'processor s':>13}{'clock s':>9}", end="")
-    print(f"{'peak MiB':>10}{'of unpacked':>13}")
-    for row in rows:
-        share = f"{row['peak_bytes'] / row['unpacked_bytes']:.1f}×" if row["unpacked_bytes"] else "–"
-        print(
-            f"{row['file']:<14}{row['events']:>8}{row['bytes'] / MIB:>7.1f}{row['processor_s']:>13.2f}"
-            f"{row['clock_s']:>9.2f}{row['peak_bytes'] / MIB:>10.0f}{share:>13}"
-        )
+def run(device: str | None, *, quick: bool) -> Report:
+    rows = measure(1 if quick else REPEATS)
+    columns = [
+        Column("file", "file"),
+        Column("events", "events", "count"),
+        Column("bytes", "size", "bytes"),
+        Column("processor_s", "processor, s", "s"),
+        Column("clock_s", "clock, s", "s"),
+        Column("peak_bytes", "peak memory", "bytes"),
+        Column("of_unpacked", "of the unpacked file", "ratio"),
+    ]
+    return Report.of("open", Device(device), [Table("Opening llm_serve", columns, rows)], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    measuring_command("open", __doc__, run)()

@@ -1,9 +1,8 @@
-"""How close does a pipeline come to the ideal, the longest of all uploads, all computing and all downloads?
+"""Measure how close a pipeline comes to the ideal: the longest of all uploads, all computing, all downloads.
 
-The load is balanced: computing on a chunk is tuned, in this run, to take as long as uploading it. Each case
-runs warm (its page-locked memory is there) and is compared with the same pieces one after the other. "of
-ideal" takes the times of the lanes in the pipeline itself, "alone" those of the pieces by themselves.
-`--json FILE` for machines.
+The load is balanced: computing on a chunk is tuned to take as long as uploading it. Each case runs warm (its
+pinned memory exists already) and is compared with the same pieces in sequence. "of ideal" uses the times of
+the lanes in the pipeline, "alone" those of the pieces run on their own.
 
     python benchmarks/pipeline.py                 # 8 GiB on a GPU, with PyTorch or CuPy
     python benchmarks/pipeline.py --size 64MiB    # also without a GPU
@@ -11,17 +10,22 @@ ideal" takes the times of the lanes in the pipeline itself, "alone" those of the
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+import rich_click as click
 
 import vram
 from vram import _native
+from vram.bench.measure import elapsed_ns
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
+from vram.cli.console import read_size
+from vram.sizes import format_size
 
 RUNS = 3
 COPY_BYTES = 1 << 30
@@ -29,7 +33,7 @@ Row = dict[str, Any]
 
 
 def churn(rounds: int) -> Callable[[Any], Any]:
-    """A function of `rounds` passes over int32 words, the same in every library: wrapping and exact."""
+    """Return a function of `rounds` passes over int32 words that is exact in every library."""
 
     def compute(x: Any) -> Any:
         y = x * 3
@@ -41,8 +45,8 @@ def churn(rounds: int) -> Callable[[Any], Any]:
     return compute
 
 
-def tuned_rounds(pipe: vram.Pipeline, chunk: int) -> tuple[int, float]:
-    """How many passes take as long as uploading a chunk, and that time in milliseconds."""
+def tuned_rounds(pipe: vram.Pipeline, chunk: int) -> int:
+    """Return how many passes take as long as uploading a chunk."""
     device, stream, up = pipe.device, pipe.stream, pipe._streams["upload"]
     source, target = pipe.pinned.allocate(chunk), pipe.pool.allocate(chunk, stream=up)
     np.asarray(source)[:] = 1
@@ -58,11 +62,11 @@ def tuned_rounds(pipe: vram.Pipeline, chunk: int) -> tuple[int, float]:
 
     few, many = work(4), work(24)
     slope = max(1e-6, (many - few) / 20)
-    return max(1, round((upload - few) / slope + 4)), upload
+    return max(1, round((upload - few) / slope + 4))
 
 
 def least_ms(stream: vram.Stream, queue: Callable[[], Any]) -> float:
-    """The least time of some tries between two events around what is queued."""
+    """Return the minimum time between two events around the queued work."""
     begin, end = vram.Event(stream.device, timing=True), vram.Event(stream.device, timing=True)
     times = []
     for _ in range(6):
@@ -79,16 +83,16 @@ def least_ms(stream: vram.Stream, queue: Callable[[], Any]) -> float:
 
 
 class Steps:
-    """Pieces of work on one stream, each waited for; the milliseconds of each kind, by events."""
+    """Runs pieces of work one at a time on a stream and sums the milliseconds of each kind."""
 
     def __init__(self, stream: vram.Stream) -> None:
-        """Nothing was done yet."""
+        """Start with nothing done."""
         self.spent = dict.fromkeys(("stage in", "upload", "compute", "download", "stage out"), 0.0)
         self._stream = stream
         self._events = [vram.Event(stream.device, timing=True) for _ in range(2)]
 
     def __call__(self, name: str, queue: Callable[..., Any], *arguments: Any) -> Any:
-        """Do one piece; returns what `queue` returned."""
+        """Do one piece; return what `queue` returned."""
         begin, end = self._events
         begin.record(self._stream)
         result = queue(*arguments)
@@ -101,7 +105,7 @@ class Steps:
 def sequential(
     pipe: vram.Pipeline, data: Any, out: Any, chunk: int, compute: Any
 ) -> tuple[float, dict[str, float]]:
-    """The same pieces one after the other; seconds, and the milliseconds of each kind."""
+    """Run the same pieces in sequence; return the seconds, and the milliseconds of each kind."""
     library, stream, copy = pipe.library, pipe.stream, pipe.device.backend.copy
     rows = chunk // 4
     staged_in, staged_out = not pipe._direct(data), out is not None and not pipe._direct(out)
@@ -132,12 +136,10 @@ def sequential(
 
 
 def case(name: str, pipe: vram.Pipeline, data: Any, out: Any, compute: Any) -> Row:
-    """The best of some warm runs, and the sequential version."""
+    """Return the best of several warm runs, compared with the sequential version."""
     best: Row = {}
-    for _ in range(RUNS + 1):  # the first finds the size of chunks and the page-locked memory
-        begun = time.perf_counter()
-        pipe.run(data, out)
-        seconds = time.perf_counter() - begun
+    for _ in range(RUNS + 1):  # the first chooses the chunk size and allocates pinned memory
+        seconds = elapsed_ns(lambda: pipe.run(data, out)) / 1e9
         report = pipe.report()
         if not best or seconds < best["seconds"]:
             best = {"case": name, "seconds": seconds, "report": report}
@@ -166,7 +168,7 @@ def case(name: str, pipe: vram.Pipeline, data: Any, out: Any, compute: Any) -> R
 
 
 def check(data: Any, out: Any, compute: Any) -> None:
-    """The beginning, the middle and the end are what NumPy makes of them."""
+    """Compare the beginning, the middle and the end with the results of NumPy."""
     if out is None:
         return
     with np.errstate(over="ignore"):
@@ -176,24 +178,21 @@ def check(data: Any, out: Any, compute: Any) -> None:
 
 
 def host_copies(source: Any, target: Any) -> list[Row]:
-    """How fast threads copy ordinary memory into page-locked memory."""
+    """Measure how fast threads copy pageable memory into pinned memory."""
     rows = []
     for threads in (1, 2, 4, 8, 12, 16):
         if threads > 2 * (os.cpu_count() or 1):
             break
         copies = _native.HostCopies(threads)
-        times = []
-        for _ in range(4):
-            begun = time.perf_counter()
-            copies.copy(target.ctypes.data, source.ctypes.data, target.nbytes)
-            times.append(time.perf_counter() - begun)
-        rows.append({"threads": threads, "gb_s": target.nbytes / min(times) / 1e9})
+        copy = partial(copies.copy, target.ctypes.data, source.ctypes.data, target.nbytes)
+        rows.append({"threads": threads, "gb_s": target.nbytes / min(elapsed_ns(copy) for _ in range(4))})
     return rows
 
 
-def measure(size: int, chunk: str, depth: int, like: str | None) -> dict[str, Any]:
-    """All cases on the default device."""
-    device = vram.Device()
+def measure(
+    device: vram.Device, size: int, chunk: str, depth: int, like: str | None
+) -> tuple[list[Row], list[Row], str]:
+    """Return all cases, the speed of host copies, and a description of the load."""
     words = size // 4
     with vram.Pool(device) as pool, vram.PinnedPool(device) as pinned:
         options: dict[str, Any] = {"pool": pool, "pinned": pinned, "like": like}
@@ -203,7 +202,7 @@ def measure(size: int, chunk: str, depth: int, like: str | None) -> dict[str, An
         ordinary_in, ordinary_out = locked_in.copy(), np.zeros(words, np.int32)
         with vram.Pipeline(lambda x: x, **options) as probe:
             tuning = min(64 << 20, size // 8)
-            rounds, upload = tuned_rounds(probe, tuning)
+            rounds = tuned_rounds(probe, tuning)
         compute = churn(rounds)
 
         def reduce(x: Any) -> None:
@@ -224,57 +223,49 @@ def measure(size: int, chunk: str, depth: int, like: str | None) -> dict[str, An
         copy_words = min(words, COPY_BYTES // 4)
         threads = host_copies(ordinary_in[:copy_words], locked_out[:copy_words])
         del locked_in, locked_out
-    return {
-        "device": getattr(device.backend, "hardware", device.name),
-        "like": like,
-        "bytes": size,
-        "depth": depth,
-        "rounds": rounds,
-        "upload_ms_of_tuning_chunk": upload,
-        "cases": rows,
-        "host_copies": threads,
-        "host_copy_threads": _native.HostCopies().threads,
-    }
+    return rows, threads, f"{format_size(size)} of int32 with {like}, depth {depth}, {rounds} rounds a chunk"
 
 
-def main() -> None:
-    """Print a table; write JSON where asked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def run(
+    device: str | None,
+    *,
+    quick: bool,
+    size: int | None,
+    chunk: str,
+    depth: int,
+    like: str | None,
+    pictures: bool,
+) -> Report:
+    place = vram.Device(device)
+    total = size or (8 << 30 if place.kind == "cuda" and not quick else 64 << 20)
+    rows, threads, title = measure(place, total, chunk, depth, like)
+    columns = [
+        Column("case", "case"),
+        Column("chunk_bytes", "chunk", "bytes"),
+        Column("seconds", "s", "s"),
+        Column("fraction_of_ideal", "of ideal", "exact share"),
+        Column("fraction_of_ideal_alone", "alone", "exact share"),
+        Column("speedup", "over one by one", "ratio"),
+        Column("gb_s", "GB/s", "GB/s"),
+        Column("limit", "limit"),
+    ]
+    note = "\n\n".join(row["picture"] for row in rows) if pictures else ""
+    copies = Table(
+        f"Copies of the host, {_native.HostCopies().threads} threads by default",
+        [Column("threads", "threads", "count"), Column("gb_s", "GB/s", "GB/s")],
+        threads,
     )
-    parser.add_argument("--size", default=None, help='"8GiB" on a GPU, "64MiB" without, unless given')
-    parser.add_argument("--chunk", default="auto")
-    parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--like", default=None)
-    parser.add_argument("--pictures", action="store_true", help="print each timeline")
-    parser.add_argument("--json", metavar="FILE")
-    arguments = parser.parse_args()
-    on_gpu = vram.Device().kind == "cuda"
-    size = vram.parse_size(arguments.size or ("8GiB" if on_gpu else "64MiB"))
-    result = measure(size, arguments.chunk, arguments.depth, arguments.like)
-    print(
-        f"{vram.format_size(size)} of int32 on {result['device']} with {result['like']}, "
-        f"depth {result['depth']}, {result['rounds']} rounds a chunk"
-    )
-    print(
-        f"{'case':22} {'chunk':>9} {'ms':>9} {'of ideal':>9} {'(alone)':>8} {'× seq.':>7} {'GB/s':>6}  limit"
-    )
-    for row in result["cases"]:
-        print(
-            f"{row['case']:22} {vram.format_size(row['chunk_bytes']):>9} {row['seconds'] * 1e3:9.1f} "
-            f"{row['fraction_of_ideal']:9.1%} {row['fraction_of_ideal_alone']:8.1%} {row['speedup']:7.2f} "
-            f"{row['gb_s']:6.1f}  {row['limit'] or '-'}"
-        )
-        if arguments.pictures:
-            print(row["picture"], end="\n\n")
-    print(
-        f"copies of the host, {result['host_copy_threads']} threads by default: "
-        + ", ".join(f"{row['threads']}: {row['gb_s']:.1f} GB/s" for row in result["host_copies"])
-    )
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=1)
+    return Report.of("pipeline", place, [Table(title, columns, rows, note), copies], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    measuring_command(
+        "pipeline",
+        __doc__,
+        run,
+        click.option("--size", callback=read_size, help="8GiB on a GPU and 64MiB without, unless given."),
+        click.option("--chunk", default="auto", show_default=True),
+        click.option("--depth", default=3, show_default=True),
+        click.option("--like", help="The array library."),
+        click.option("--pictures", is_flag=True, help="Print each timeline."),
+    )()

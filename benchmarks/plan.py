@@ -1,21 +1,24 @@
-"""How close do plans come to what is live at once, and how fast?
+"""Measure how close plans come to the lower bound (what is live at once), and how long planning takes.
 
-Steps of the recorded training jobs; random buffers by the ten thousand; and rectangles cut into pieces, which
-fit into their capacity without a gap. Further CSV files are planned to the capacity in their names
-(`name.1048576.csv`). `--json` for machines.
+Plans steps of the recorded training jobs, tens of thousands of random buffers, and rectangles cut into
+pieces, which fit into their capacity without a gap. CSV files given as arguments are planned to the
+capacity in their names (`name.1048576.csv`).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import rich_click as click
+
 import vram
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
 from vram.lifetimes.plan import Row, read_csv
 from vram.trace import find_steps, open_trace
 
@@ -26,7 +29,7 @@ CAPACITY = 1 << 20
 
 
 def random_buffers(longest: int, spread: bool) -> list[Row]:
-    """MANY buffers from random times on; lengths up to `longest`, sizes up to 1 MiB, even or over octaves."""
+    """Return MANY random buffers: lengths up to `longest`, sizes up to 1 MiB, uniform or log-uniform."""
     chance = random.Random(1)
     rows: list[Row] = []
     for index in range(MANY):
@@ -38,7 +41,7 @@ def random_buffers(longest: int, spread: bool) -> list[Row]:
 
 
 def cut_rectangle(count: int, seed: int) -> list[Row]:
-    """CAPACITY × time, cut again and again, across or along, into `count` pieces."""
+    """Cut the rectangle CAPACITY × time repeatedly, in both directions, into `count` pieces."""
     chance = random.Random(seed)
     pieces = [(0, 1 << 20, 0, CAPACITY)]
     while len(pieces) < count:
@@ -51,7 +54,7 @@ def cut_rectangle(count: int, seed: int) -> list[Row]:
         elif high - low > 4:
             cut = low + 1 + int((high - low - 2) * part)
             pieces[index : index + 1] = [(left, right, low, cut), (left, right, cut, high)]
-    chance.shuffle(pieces)  # the order in which they were cut would give the solution away
+    chance.shuffle(pieces)  # the order of the cuts would reveal the solution
     return [(i, left, right, high - low) for i, (left, right, low, high) in enumerate(pieces)]
 
 
@@ -59,13 +62,13 @@ def _area(piece: tuple[int, int, int, int]) -> int:
     return (piece[1] - piece[0]) * (piece[3] - piece[2])
 
 
-def cases(files: list[Path]) -> Iterator[tuple[str, vram.Plan]]:
-    """A name and a plan each."""
+def cases(files: Iterable[Path]) -> Iterator[tuple[str, vram.Plan]]:
+    """Yield a name and a plan for each case."""
     for name in JOBS:
         trace = open_trace(TRACES / f"{name}.pickle.xz")
         yield f"{name}, step 3", vram.plan(trace, between=find_steps(trace).range(3))
     for longest, spread in ((20, False), (100, False), (1000, False), (8000, True)):
-        kind = "lengths and sizes over octaves" if spread else "lengths and sizes even"
+        kind = "log-uniform lengths and sizes" if spread else "uniform lengths and sizes"
         yield f"{MANY} random, {kind}, up to {longest} long", vram.plan(random_buffers(longest, spread))
     for count in (100, 200, 300, 400, 500):
         for seed in (1, 2, 3):
@@ -75,22 +78,27 @@ def cases(files: list[Path]) -> Iterator[tuple[str, vram.Plan]]:
         yield path.name, vram.plan(read_csv(path), align=1, capacity=path.stem.rpartition(".")[2])
 
 
-def main() -> None:
-    """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, metavar="NAME.CAPACITY.csv")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for name, plan in cases(arguments.files):
-        plan.check()
-        rows.append({"case": name, "buffers": len(plan), **plan.to_json()})
-        if not arguments.json:
-            met = "" if plan.capacity is None else "met" if plan.feasible else "NOT MET"
-            print(f"{name:64} {len(plan):6} {plan.ratio:8.4f} {plan.seconds:7.2f} s  {met:8} {plan.method}")
-    if arguments.json:
-        print(json.dumps(rows))
+def row(name: str, plan: vram.Plan) -> dict[str, Any]:
+    plan.check()
+    met = None if plan.capacity is None else "met" if plan.feasible else "NOT MET"
+    return {"case": name, "buffers": len(plan), **plan.to_json(), "met": met}
+
+
+def run(device: str | None, *, quick: bool, files: tuple[Path, ...]) -> Report:
+    rows = [row(*case) for case in islice(cases(files), 1 if quick else None)]
+    columns = [
+        Column("case", "case"),
+        Column("buffers", "buffers", "count"),
+        Column("ratio", "of the bound", "exact ratio"),
+        Column("seconds", "seconds", "s"),
+        Column("met", "capacity"),
+        Column("method", "method"),
+    ]
+    return Report.of("plan", vram.Device(device), [Table("Plans", columns, rows)], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    names = click.argument(
+        "files", nargs=-1, type=click.Path(path_type=Path), metavar="[NAME.CAPACITY.csv...]"
+    )
+    measuring_command("plan", __doc__, run, names)()

@@ -1,22 +1,27 @@
-"""How fast are replays: each policy over the recorded jobs, a sweep, and a program longer than memory?
+"""Measure the speed of replays: every policy on the recorded jobs, a sweep, and a program larger than memory.
 
-Prints a table, or JSON with `--json`. Speeds count recorded events (three for an allocation that is freed) by
-the clock of this machine, the best of some runs. `--operations` sets the length of the made-up program.
+Speeds count recorded events (three for an allocation that is freed) per second of wall time, the best of
+several runs. `--operations` sets the length of the generated program.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import resource
 import time
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import rich_click as click
+
+from vram.bench.measure import in_turns
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
+from vram.core.device import Device
 from vram.replay import POLICY_KINDS, Setting, grid, replay, replay_stream, sweep
 from vram.trace import ALLOCATE, FREE, Lifetimes, lifetimes, open_trace
 
@@ -25,30 +30,27 @@ JOBS = ("gpt2_train", "llama_varlen_ckpt", "resnet_multiscale", "llm_serve", "mu
 STEP_ALLOCATIONS = 25_000
 SHAPES = 200  # different sizes; recorded jobs have about as many
 KEPT = 16
-"""Of so many allocations forward, one is an activation that lives until the way back."""
+"""One of so many allocations of the forward pass lives until the backward pass."""
 REPEATS = 5
 SWEEP_SETTINGS = 64
 
 
-def speeds() -> list[dict[str, Any]]:
-    """Events a second of each policy over each job, the best of some runs."""
-    rows = []
-    for job in JOBS:
-        program = lifetimes(open_trace(TRACES / f"{job}.pickle.xz"))
-        for policy in POLICY_KINDS:
-            results = [replay(program, policy) for _ in range(REPEATS)]
-            best = max(result.events_per_second for result in results)
-            rows.append({"job": job, "policy": policy, "events_per_second": best})
-    return rows
+def speeds(job: str, repeats: int) -> dict[str, Any]:
+    """Return the events per second of each policy on a job, the best of several runs."""
+    program = lifetimes(open_trace(TRACES / f"{job}.pickle.xz"))
+    runs = {policy: partial(replay, program, policy) for policy in POLICY_KINDS}
+    found = in_turns(runs, repeats, warm=0)
+    best = {policy: max(each.events_per_second for each in results) for policy, results in found.items()}
+    return {"job": job, **best}
 
 
-def sweep_seconds() -> dict[str, Any]:
-    """Sixty-four settings over llama_varlen_ckpt, each with its smallest device."""
+def sweep_seconds(count: int) -> dict[str, Any]:
+    """Time a sweep over llama_varlen_ckpt that finds the smallest device for each setting."""
     program = lifetimes(open_trace(TRACES / "llama_varlen_ckpt.pickle.xz"))
     more = [
         Setting("torch", {"max_split_size_mb": str(size)}) for size in (24, 32, 48, 96, 192, 384, 768, 1024)
     ]
-    settings = list(islice((*grid(), *more), SWEEP_SETTINGS))
+    settings = list(islice((*grid(), *more), count))
     start, cpu = time.perf_counter(), time.process_time()
     sweep(program, settings)
     return {
@@ -59,7 +61,7 @@ def sweep_seconds() -> dict[str, Any]:
 
 
 def made_up(operations: int) -> Iterator[Lifetimes]:
-    """A training loop of equal steps, one a piece: activations forward, freed backward, others in passing."""
+    """Generate a training loop of equal steps, one per piece: activations live until the backward pass."""
     op, number, size = _step(random.Random(1))
     count = len(op)
     zeros = array("q", bytes(8 * count))
@@ -80,7 +82,7 @@ def made_up(operations: int) -> Iterator[Lifetimes]:
 
 
 def _step(chance: random.Random) -> tuple[array[int], array[int], array[int]]:
-    """What is done, to which allocation, of what size; everything is freed in the end."""
+    """Return operations, allocations and sizes of one step, which frees everything."""
     rows: list[tuple[int, int, int]] = []
     shapes = [int(2 ** chance.uniform(9, 24)) for _ in range(SHAPES)]
     sizes = chance.choices(shapes, k=STEP_ALLOCATIONS)
@@ -103,7 +105,7 @@ def _step(chance: random.Random) -> tuple[array[int], array[int], array[int]]:
 
 
 def streamed(operations: int) -> list[dict[str, Any]]:
-    """The made-up program through the two policies that are promised a speed, and what memory that took."""
+    """Replay the generated program through two policies; return their speed and memory use."""
     rows = []
     for policy in ("torch", "vram"):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -114,37 +116,42 @@ def streamed(operations: int) -> list[dict[str, Any]]:
                 "policy": policy,
                 "operations": operations,
                 "operations_per_second": result.events_per_second,
-                "more_memory_mib": (after - before) / 1024,
+                "more_memory": (after - before) * 1024,
                 "ratio": result.ratio,
             }
         )
     return rows
 
 
-def main() -> None:
-    """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--operations", type=int, default=20_000_000)
-    arguments = parser.parse_args()
-    found = {"streamed": streamed(arguments.operations), "speeds": speeds(), "sweep": sweep_seconds()}
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-        return
-    print("million recorded events a second")
-    print(f"{'job':<24}" + "".join(f"{policy:>18}" for policy in POLICY_KINDS))
-    for job in JOBS:
-        row = [each["events_per_second"] / 1e6 for each in found["speeds"] if each["job"] == job]
-        print(f"{job:<24}" + "".join(f"{speed:>18.1f}" for speed in row))
-    print()
-    for each in found["streamed"]:
-        print(
-            f"{each['operations']} operations in pieces through {each['policy']}: "
-            f"{each['operations_per_second'] / 1e6:.1f} million a second, "
-            f"{each['more_memory_mib']:.0f} MiB more memory"
-        )
-    print(f"sweep of {found['sweep']['settings']} settings: {found['sweep']['seconds']:.1f} s")
+def run(device: str | None, *, quick: bool, operations: int) -> Report:
+    piecewise = Table(
+        "A program longer than memory, replayed in pieces",
+        [
+            Column("policy", "policy"),
+            Column("operations", "operations", "count"),
+            Column("operations_per_second", "operations per second", "count"),
+            Column("more_memory", "more memory", "bytes"),
+            Column("ratio", "reserved over allocated", "exact ratio"),
+        ],
+        streamed(operations // 100 if quick else operations),
+    )
+    policies = Table(
+        "Recorded events per second",
+        [Column("job", "job"), *(Column(policy, policy, "count") for policy in POLICY_KINDS)],
+        [speeds(job, 1 if quick else REPEATS) for job in (JOBS[-1:] if quick else JOBS)],
+    )
+    sweeps = Table(
+        "A sweep over llama_varlen_ckpt",
+        [
+            Column("settings", "settings", "count"),
+            Column("seconds", "seconds", "s"),
+            Column("cpu_seconds", "processor, s", "s"),
+        ],
+        [sweep_seconds(4 if quick else SWEEP_SETTINGS)],
+    )
+    return Report.of("policies", Device(device), [piecewise, policies, sweeps], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    operations = click.option("--operations", default=20_000_000, help="Length of the generated program.")
+    measuring_command("policies", __doc__, run, operations)()

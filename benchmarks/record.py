@@ -1,24 +1,27 @@
-"""What does recording a pool cost, with and without stacks?
+"""Measure the cost of recording a pool, with and without stacks.
 
-Loops over allocate+free pairs on a model device, in turns not recorded, recorded, and recorded with
-Python stacks, at several depths of calls. An event is an allocation or a free. `thread` is the
-processor time of the loop itself, `all` includes the thread that writes the file. `--json` for machines.
+Runs loops of allocate+free pairs on a model device, in turns: not recorded, recorded, and recorded with
+Python stacks, at several call depths. An event is an allocation or a free. "thread" is the processor time
+of the loop itself; "all" includes the thread that writes the file.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import vram
+from vram.bench.measure import in_turns, least_of_each
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
 
 Result = TypeVar("Result")
+Loop: TypeAlias = Callable[[], dict[str, float]]
 
 PAIRS = 500_000
 FRESH_PAIRS = 20_000
@@ -26,83 +29,92 @@ REPEATS = 3
 DEPTHS = (1, 20)
 
 
-def main() -> None:
-    """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, vram.Pool(vram.Device.model("8GiB")) as pool:
-        rows = measured(pool, Path(folder) / "run.vtrace")
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return
-    print(f"{'ns an event':<44}{'thread':>8}{'all':>8}{'added':>8}{'in all':>8}")
-    for row in rows:
-        print(
-            f"{row['what']:<44}"
-            + "".join(f"{row[key]:>8.0f}" for key in ("thread", "all", "added", "added_all"))
-        )
-
-
-def measured(pool: vram.Pool, path: Path) -> list[dict[str, object]]:
-    """Each way of recording beside none, in the same loop."""
-    loops: dict[str, Callable[[], tuple[float, float]]] = {}
-    for depth in DEPTHS:
-        loops[f"{depth} calls deep"] = lambda depth=depth: deep(depth - 1, lambda: settled(pool))
-    loops["20 calls deep, all entered anew"] = lambda: fresh(pool, 19)
+def in_each_way(pool: vram.Pool, path: Path, loop: Loop, repeats: int) -> dict[str, dict[str, float]]:
+    """Return nanoseconds per event: not recorded, recorded, and recorded with stacks."""
     ways: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "not recorded": nullcontext,
         "recorded": lambda: vram.record(pool, path, stacks=None),
         "with stacks": lambda: vram.record(pool, path),
     }
+
+    def once(way: str) -> dict[str, float]:
+        with ways[way]() as recorder:
+            spent = loop()
+        if isinstance(recorder, vram.Recorder) and recorder.dropped:
+            raise SystemExit(f"{recorder.dropped} events were dropped, so the figures are not valid")
+        return spent
+
+    found = in_turns({way: partial(once, way) for way in ways}, repeats, warm=0)
+    return {way: least_of_each(results) for way, results in found.items()}
+
+
+def measured(pool: vram.Pool, path: Path, quick: bool) -> list[dict[str, Any]]:
+    """Compare each way of recording with none, in the same loop."""
+    pairs, fresh_pairs, repeats = (
+        (PAIRS // 50, FRESH_PAIRS // 50, 1) if quick else (PAIRS, FRESH_PAIRS, REPEATS)
+    )
+    loops: dict[str, Loop] = {
+        f"{depth} calls deep": lambda depth=depth: deep(depth - 1, lambda: settled(pool, pairs))  # type: ignore[misc]
+        for depth in DEPTHS
+    }
+    loops["20 calls deep, all entered anew"] = lambda: fresh(pool, 19, fresh_pairs)
     rows = []
     for where, loop in loops.items():
-        best = {way: (float("inf"), float("inf")) for way in ways}
-        for _ in range(REPEATS):
-            for way, make in ways.items():
-                with make() as recorder:
-                    best[way] = tuple(map(min, best[way], loop()))  # type: ignore[assignment]
-                if isinstance(recorder, vram.Recorder) and recorder.dropped:
-                    raise SystemExit(f"{recorder.dropped} events were dropped; this says nothing")
-        plain = best["not recorded"]
-        for way, (thread, every) in best.items():
-            rows.append(
-                {
-                    "what": f"{way}, {where}",
-                    "thread": thread,
-                    "all": every,
-                    "added": thread - plain[0],
-                    "added_all": every - plain[1],
-                }
-            )
+        found = in_each_way(pool, path, loop, repeats)
+        plain = found["not recorded"]
+        for way, spent in found.items():
+            added = {f"added_{key}": ns - plain[key] for key, ns in spent.items()}
+            rows.append({"what": f"{way}, {where}", **spent, **added})
     return rows
 
 
-def settled(pool: vram.Pool) -> tuple[float, float]:
-    """A loop in one function."""
-    malloc, free = pool.malloc, pool.free
-    thread, every = time.thread_time(), time.process_time()
-    for _ in range(PAIRS):
-        free(malloc(4096))
-    return ns(time.thread_time() - thread, PAIRS), ns(time.process_time() - every, PAIRS)
+def timed(work: Callable[[], object], pairs: int) -> dict[str, float]:
+    """Return nanoseconds per event: of this thread, and of the whole process."""
+    thread, every = time.thread_time_ns(), time.process_time_ns()
+    work()
+    spent = {"thread": time.thread_time_ns() - thread, "all": time.process_time_ns() - every}
+    return {key: ns / (2 * pairs) for key, ns in spent.items()}
 
 
-def fresh(pool: vram.Pool, depth: int) -> tuple[float, float]:
-    """Every allocation at the end of calls that were made for it."""
-    malloc, free = pool.malloc, pool.free
-    thread, every = time.thread_time(), time.process_time()
-    for _ in range(FRESH_PAIRS):
-        deep(depth, lambda: free(malloc(4096)))
-    return ns(time.thread_time() - thread, FRESH_PAIRS), ns(time.process_time() - every, FRESH_PAIRS)
+def settled(pool: vram.Pool, pairs: int) -> dict[str, float]:
+    """Run a loop in one function."""
+
+    def work() -> None:
+        malloc, free = pool.malloc, pool.free
+        for _ in range(pairs):
+            free(malloc(4096))
+
+    return timed(work, pairs)
+
+
+def fresh(pool: vram.Pool, depth: int, pairs: int) -> dict[str, float]:
+    """Enter all calls again for every allocation."""
+
+    def work() -> None:
+        malloc, free = pool.malloc, pool.free
+        for _ in range(pairs):
+            deep(depth, lambda: free(malloc(4096)))
+
+    return timed(work, pairs)
 
 
 def deep(depth: int, function: Callable[[], Result]) -> Result:
     return function() if depth <= 0 else deep(depth - 1, function)
 
 
-def ns(seconds: float, pairs: int) -> float:
-    return seconds / (2 * pairs) * 1e9
+def run(device: str | None, *, quick: bool) -> Report:
+    place = vram.Device(device or "model:8GiB")
+    with tempfile.TemporaryDirectory() as folder, vram.Pool(place) as pool:
+        rows = measured(pool, Path(folder) / "run.vtrace", quick)
+    columns = [
+        Column("what", "loop"),
+        Column("thread", "thread", "ns"),
+        Column("all", "all", "ns"),
+        Column("added_thread", "added", "ns"),
+        Column("added_all", "in all", "ns"),
+    ]
+    return Report.of("record", place, [Table("ns per event", columns, rows)], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    measuring_command("record", __doc__, run)()

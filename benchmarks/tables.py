@@ -1,9 +1,9 @@
-"""Turns what `vram bench NAME --json` printed into the Markdown tables of docs/benchmarks.md.
+"""Convert the output of `vram bench NAME --json` to the Markdown tables of docs/benchmarks.md.
 
     python benchmarks/tables.py hotpath.json threads.json …
 
-prints them; with `--into docs/benchmarks.md` they replace what stands between that benchmark's marks
-(`<!-- hotpath: begin -->` and `<!-- hotpath: end -->`).
+prints the tables. With `--into docs/benchmarks.md` they replace the text between the markers of each
+benchmark (`<!-- hotpath: begin -->` and `<!-- hotpath: end -->`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vram.bench.report import shown
-from vram.sizes import format_size
+from vram.bench.report import machine_lines
+from vram.bench.report import markdown as table_markdown
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Everything one run says."""
+    """Return a report as Markdown."""
     parts = [header(report)]
     if report["quick"]:
-        parts.append("**A quick run, to try the command with: not figures to quote.**")
-    parts += [table_text(table) for table in report["tables"]]
+        parts.append("**Quick run: these figures are not reliable enough to quote.**")
+    parts += [table_markdown(table) for table in report["tables"]]
     if report["left_out"]:
         left = "\n".join(f"- {left['name']}: {left['reason']}" for left in report["left_out"])
         parts.append(f"Not measured:\n\n{left}")
@@ -31,37 +31,16 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def header(report: dict[str, Any]) -> str:
-    """Command, machine, versions and date."""
+    """Return the command, the machine, the versions and the date."""
     machine = report["machine"]
-    device = machine["device"]
-    driver = (
-        f", driver {device['driver'] or '?'} (CUDA {device['driver_cuda']})" if "driver" in device else ""
-    )
-    versions = "".join(f", {name} {version}" for name, version in machine["packages"].items())
     return (
-        f"`vram bench {report['bench']} --device {device['name']}` on {machine['date'][:10]}: "
-        f"{device['hardware']}, {format_size(device['total_bytes'])}{driver}; "
-        f"{machine['processors']} × {machine['processor']}; "
-        f"vram {machine['vram']}, Python {machine['python']}{versions}."
+        f"`vram bench {report['bench']} --device {machine['device']['name']}` on {machine['date'][:10]}: "
+        f"{'; '.join(machine_lines(machine))}."
     )
-
-
-def table_text(table: dict[str, Any]) -> str:
-    """One table with its title and note."""
-    columns = table["columns"]
-    lines = [
-        "| " + " | ".join(column["title"] for column in columns) + " |",
-        "|" + "|".join("---" if column["unit"] == "text" else "---:" for column in columns) + "|",
-    ]
-    for row in table["rows"]:
-        cells = (shown(row.get(column["key"]), column["unit"]) for column in columns)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    note = f"\n\n{table['note']}" if table["note"] else ""
-    return f"**{table['title']}**\n\n" + "\n".join(lines) + note
 
 
 def put_into(document: str, name: str, text: str) -> str:
-    """`document` with `text` between the marks of one benchmark."""
+    """Return `document` with `text` between the markers of one benchmark."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(document):

@@ -1,22 +1,24 @@
-"""How much memory does the pool hold for what a real job needs, and what does the driver charge for it?
+"""Measure how much memory the pool reserves for recorded jobs, and the driver time that this costs.
 
-Replays the recorded jobs through the real pool on a model device, beside what PyTorch's allocators were
-measured to hold in real runs of the same jobs on an H200. `--json` for machines.
+Replays the recorded jobs through the real pool on a model device. The peers' figures were measured in real
+runs of the same jobs with PyTorch's allocators on an H200.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from pathlib import Path
 
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
+from vram.core.device import Device
 from vram.replay import compare
 from vram.trace import open_trace
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 MIB = 1024 * 1024
-# Peak reserved MiB, measured: PyTorch's default, its expandable segments, cudaMallocAsync (traces/README.md).
+ALLOCATORS = ("PyTorch", "expandable", "async")
+# Peak reserved MiB of PyTorch's default, its expandable segments, cudaMallocAsync (traces/README.md).
 PEERS = {
     "gpt2_train": (14578, 13870, 14080),
     "llama_varlen_ckpt": (17864, 13850, 14208),
@@ -27,46 +29,37 @@ PEERS = {
 
 
 def replayed(name: str, conf: dict[str, object] | None = None) -> dict[str, object]:
-    """One job through the pool; `open_seconds` is reading the file."""
+    """Replay one job through the pool; `open_s` is the time to read the file."""
     start = time.perf_counter()
     trace = open_trace(TRACES / f"{name}.pickle.xz")
     opened = time.perf_counter() - start
-    report = compare(trace, ["vram"], conf=conf)
-    total = time.perf_counter() - start
-    result = report.to_json()
-    result["job"] = name if not conf else f"{name} {conf}"
-    result["open_seconds"] = opened
-    result["total_seconds"] = total
-    result["span_us"] = trace.span_us
-    return result
+    policy = compare(trace, ["vram"], conf=conf).to_json()["policies"][0]
+    peak = policy["peak_allocated"]
+    return {
+        **policy,
+        **{peer: reserved * MIB / peak for peer, reserved in zip(ALLOCATORS, PEERS[name], strict=True)},
+        "job": name if not conf else f"{name} {conf}",
+        "driver_share": policy["driver_us"] / trace.span_us,
+        "open_s": opened,
+    }
 
 
-def main() -> None:
-    """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rows = [replayed(name) for name in PEERS]
+def run(device: str | None, *, quick: bool) -> Report:
+    rows = [replayed(name) for name in (list(PEERS)[-1:] if quick else PEERS)]
     rows.append(replayed("multistream_prefetch", {"cross_stream": "wait"}))
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return
-    print(
-        f"{'job':<48}{'allocated':>10}{'default':>9}{'expand.':>9}{'async':>9}{'vram':>9}{'ratio':>8}"
-        f"{'driver':>9}{'events/s':>10}{'open':>7}"
-    )
-    for row in rows:
-        policy = row["policies"][0]  # type: ignore[index]
-        peers = PEERS[str(row["job"]).split()[0]]
-        peak = policy["peak_allocated"] / MIB
-        share = policy["driver_us"] / row["span_us"]  # type: ignore[operator]
-        print(
-            f"{row['job']:<48}{peak:>10.0f}"
-            + "".join(f"{peer / peak:>9.3f}" for peer in peers)
-            + f"{policy['peak_reserved'] / MIB:>9.0f}{policy['ratio']:>8.4f}{share:>9.2%}"
-            f"{policy['events_per_second'] / 1e6:>9.1f}M{row['open_seconds']:>6.1f}s"
-        )
+    columns = [
+        Column("job", "job"),
+        Column("peak_allocated", "allocated", "bytes"),
+        *(Column(peer, peer, "exact ratio") for peer in ALLOCATORS),
+        Column("peak_reserved", "vram reserved", "bytes"),
+        Column("ratio", "vram", "exact ratio"),
+        Column("driver_share", "driver", "exact share"),
+        Column("events_per_second", "events per second", "count"),
+        Column("open_s", "open, s", "s"),
+    ]
+    title = "Peak reserved over allocated"
+    return Report.of("waste", Device(device), [Table(title, columns, rows)], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    measuring_command("waste", __doc__, run)()

@@ -1,29 +1,32 @@
-"""How fast the page opens a recording and pans over it, in a real browser with software rendering.
+"""Measure how fast the page opens a recording and pans over it, in a browser with software rendering.
 
-Needs Chromium and Playwright, and the page built into the package (make web). `--copies N` repeats the
-recording's events N times, for millions of them. Opening is counted from the address to the first drawing,
-without the reading of the file, which is done before and told apart.
+Needs Chromium and Playwright, and the page built into the package (make web). `--copies N` repeats the events
+of the recording N times. Opening is measured from the navigation to the first drawing; reading the file is
+reported separately.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import statistics
-import sys
 import time
 from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import rich_click as click
+
+from vram.bench.report import Column, Report, Table
+from vram.cli.bench import measuring_command
+from vram.core.device import Device
 from vram.trace import Trace, open_trace
 from vram.trace.model import COLUMNS
 from vram.web import Page
 from vram.web.recordings import Recording
 
 TRACES = Path(__file__).parents[1] / "traces"
+SECONDS = 5.0
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 
 PAN = """(seconds) => new Promise((resolve) => {
@@ -81,36 +84,38 @@ def measure(trace: Trace, seconds: float) -> dict[str, Any]:
         browser.close()
     return {
         "events": trace.events,
-        "open_s": round(opened, 2),
-        "frames_per_s": round(1000 * len(frames) / sum(frames), 1),
-        "median_ms": round(statistics.median(frames), 1),
-        "p95_ms": round(sorted(frames)[int(0.95 * len(frames))], 1),
+        "open_s": opened,
+        "frames_per_s": 1000 * len(frames) / sum(frames),
+        "median_ms": statistics.median(frames),
+        "p95_ms": sorted(frames)[int(0.95 * len(frames))],
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trace", type=Path, default=TRACES / "llm_serve.pickle.xz")
-    parser.add_argument("--copies", type=int, nargs="*", default=[1, 13])
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    arguments = parser.parse_args()
+def run(device: str | None, *, quick: bool, trace: Path, copies: tuple[int, ...]) -> Report:
     started = time.perf_counter()
-    trace = open_trace(arguments.trace, trusted=True)
-    print(f"{arguments.trace.name}: read in {time.perf_counter() - started:.2f} s")
-    rows = []
-    for copies in arguments.copies:
-        rows.append(measure(repeated(trace, copies), arguments.seconds))
-        row = rows[-1]
-        print(
-            f"{row['events']:>9} events: drawn after {row['open_s']} s; "
-            f"panning {row['frames_per_s']} frames/s, "
-            f"median {row['median_ms']} ms, 95 % within {row['p95_ms']} ms"
-        )
-        sys.stdout.flush()
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"page": rows}, indent=2))
+    recording = open_trace(trace, trusted=True)
+    title = f"{trace.name}, read in {time.perf_counter() - started:.2f} s"
+    rows = [measure(repeated(recording, each), 1.0 if quick else SECONDS) for each in copies]
+    columns = [
+        Column("events", "events", "count"),
+        Column("open_s", "drawn after, s", "s"),
+        Column("frames_per_s", "panning, frames per second", "count"),
+        Column("median_ms", "median frame, ms", "ms"),
+        Column("p95_ms", "95 % within, ms", "ms"),
+    ]
+    return Report.of("web", Device(device), [Table(title, columns, rows)], quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    measuring_command(
+        "web",
+        __doc__,
+        run,
+        click.option(
+            "--trace",
+            type=click.Path(path_type=Path),
+            default=TRACES / "llm_serve.pickle.xz",
+            help="A recording.",
+        ),
+        click.option("--copies", type=int, multiple=True, default=(1, 13), help="How often it is repeated."),
+    )()

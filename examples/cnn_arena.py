@@ -1,10 +1,9 @@
-"""A small convolutional network, trained in plain NumPy, with three ways to get its arrays.
+"""A small convolutional network, trained in plain NumPy, with three ways to allocate its arrays.
 
-They come from the allocator, from one arena that is reset after each image, or from two arenas, one for the
-forward pass and one for the backward. The arithmetic is the same, so the losses must be the same to the last
-bit. What differs is who is asked for memory, and how often: that, page faults, system time and wall time are
-printed side by side, each way in a process of its own. Run it as
-`python examples/cnn_arena.py [--images 200] [--size 64]`.
+The arrays come from the allocator, from one arena that is reset after each image, or from two arenas, one for
+the forward pass and one for the backward pass. The arithmetic is the same, so the losses must be
+bit-identical. The table compares memory requests, page faults, system time and wall time; each way runs in
+its own process. Run it as `python examples/cnn_arena.py [--images 200] [--size 64]`.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ def weights(size: int) -> list[Array]:
     return [(random.normal(size=shape) / np.sqrt(np.prod(shape[1:]))).astype("f4") for shape in shapes]
 
 
-# ---- layers: every array is made by `new`, nothing else allocates -----------------------------------------
+# ---- layers: `new` creates every array, nothing else allocates --------------------------------------------
 
 
 def convolve(x: Array, w: Array, new: New) -> tuple[Array, Array]:
-    """A 3 by 3 convolution: what it gives, and the columns that its backward pass needs."""
+    """Compute a 3 by 3 convolution; return the result and the columns that its backward pass needs."""
     channels, height, width = x.shape
     padded = new((channels, height + 2, width + 2), "f4")
     padded[...] = 0
@@ -88,7 +87,7 @@ def convolve_back(dy: Array, columns: Array, w: Array, dw: Array, dx: Array | No
 
 
 def halve(x: Array, new: New) -> tuple[Array, Array]:
-    """ReLU, then the maximum of each 2 by 2 square."""
+    """Compute ReLU, then the maximum of each 2 by 2 square."""
     channels, height, width = x.shape
     positive = new(x.shape, "f4")
     np.maximum(x, 0, out=positive)
@@ -112,10 +111,10 @@ def halve_back(dy: Array, y: Array, squares: Array, dx: Array, new: New) -> None
 def train(
     image: Array, label: int, ws: list[Array], forward: New, backward: New, scope: Callable[[], Any]
 ) -> float:
-    """Both passes over one image, and the step; returns the loss.
+    """Run both passes over one image and the optimizer step; return the loss.
 
-    What the backward pass needs of the forward pass must last until it ends, so that the two cannot share an
-    arena that is reset in between; but each layer's workspace can go with the layer, and does in its `scope`.
+    What the backward pass needs from the forward pass must last until it ends, so the two cannot share an
+    arena that is reset in between. Each layer's workspace is released with the layer, by its `scope`.
     """
     y1, columns1 = convolve(image, ws[0], forward)
     h1, squares1 = halve(y1, forward)
@@ -206,7 +205,7 @@ def run(way: str, count: int, size: int) -> dict[str, Any]:
     }
 
 
-# ---- side by side -----------------------------------------------------------------------------------------
+# ---- comparison -------------------------------------------------------------------------------------------
 
 
 def table(results: dict[str, dict[str, Any]], count: int) -> str:
@@ -233,7 +232,7 @@ def table(results: dict[str, dict[str, Any]], count: int) -> str:
 
 
 def verdict(results: dict[str, dict[str, Any]]) -> str:
-    """Which figures improved over allocating freely, by these measurements; 5 % either way is the same."""
+    """Tell which figures improved over the allocator; differences up to 5 % count as equal."""
     lines = []
     for way in ("one", "two"):
         words = []
@@ -243,15 +242,15 @@ def verdict(results: dict[str, dict[str, Any]]) -> str:
             share = now / before if before else (1.0 if not now else float("inf"))
             word = "better" if share < 0.95 else "worse" if share > 1.05 else "the same"
             words.append(f"{name} {word} ({share:.2f} of it)")
-        lines.append(f"{WAYS[way]}, against allocating freely: {', '.join(words)}")
+        lines.append(f"{WAYS[way]}, compared with allocating freely: {', '.join(words)}")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--size", type=int, default=64, help="of an image, a multiple of 4")
-    parser.add_argument("--way", choices=WAYS, help="run one way here, and print JSON")
+    parser.add_argument("--size", type=int, default=64, help="size of an image, a multiple of 4")
+    parser.add_argument("--way", choices=WAYS, help="run one way in this process and print JSON")
     options = parser.parse_args()
     if options.way:
         print(json.dumps(run(options.way, options.images, options.size)))

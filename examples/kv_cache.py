@@ -1,17 +1,17 @@
-"""Decoding with keys and values that grow in place, against concatenation and against allocating the maximum.
+"""Decoding with a key-value cache that grows in place, compared with concatenation and maximum size.
 
     python examples/kv_cache.py [--requests N] [--longest N] [--json FILE]
 
 A toy attention decodes requests of random lengths, a few at a time: each step appends a key and a value to
-every layer's cache of the request and attends over all of them. Three ways to keep the caches:
+every layer's cache of the request and attends over all of them. There are three ways to store the caches:
 
-- `concatenate`: a new array with one row more at every step, as `torch.cat` or `np.concatenate` make it;
-- `maximum`: an array for the longest request allowed, at once;
-- `grow`: a vram.GrowableBuffer, which has addresses for the longest and memory for what is there.
+- `concatenate`: a new array with one more row in every step, as with `torch.cat` or `np.concatenate`;
+- `maximum`: an array for the longest allowed request from the start;
+- `grow`: a vram.GrowableBuffer, with addresses for the longest request and memory for the current length.
 
-All three compute the same numbers. Printed are time, the most memory the caches held, the bytes copied to
-keep them, and, for `grow`, the pages created after the first requests, which are the longest: none. With a
-GPU and PyTorch it runs there, else on the host with NumPy.
+All three compute the same numbers. The example prints the time, the maximum memory of the caches, the bytes
+copied, and for `grow` the pages created after the first requests, which are the longest: none. It runs on the
+GPU if there is one and PyTorch is installed, else on the host with NumPy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEED = 1
 
 
 class Arrays(Protocol):
-    """What the example needs of an array library."""
+    """What the example needs from an array library."""
 
     name: str
     device: str
@@ -83,7 +83,7 @@ class OnHost:
 
 
 class OnGpu:
-    """PyTorch on a GPU. The work runs on torch's current stream, the default one."""
+    """PyTorch on a GPU. The work runs on PyTorch's current stream, which is the default stream."""
 
     name = "GPU, PyTorch"
     device = "cuda:0"
@@ -116,7 +116,7 @@ class OnGpu:
 
 
 class Concatenated:
-    """A new array at every step."""
+    """A new array in every step."""
 
     def __init__(self, arrays: Arrays, _: vram.Pool) -> None:
         self.arrays = arrays
@@ -130,7 +130,7 @@ class Concatenated:
 
     @property
     def held(self) -> int:
-        """With the old one, while the new one is made."""
+        """Count the old array as well, which exists while the new one is created."""
         return (2 * len(self.rows) - 1) * ROW
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Concatenated:
 
 
 class Largest:
-    """The longest allowed, from the start."""
+    """The maximum length from the start."""
 
     copied = 0
 
@@ -157,7 +157,7 @@ class Largest:
 
 
 class Growing:
-    """A GrowableBuffer: the array over it is made anew when it has grown, the memory is not."""
+    """A GrowableBuffer: after a growth the array is created again, the memory is not."""
 
     copied = 0
 
@@ -170,7 +170,7 @@ class Growing:
     def append(self, row: Any) -> Any:
         self.length += 1
         if self.length * ROW > self.buffer.size:
-            # As long as what has memory already: a new array for every row would cost more than the row.
+            # Cover all memory that is already backed: a new array for every row would cost more than the row.
             self.buffer.grow(ROW)
             self.buffer.resize(self.buffer.capacity)
             self.rows = self.arrays.over(self.buffer)
@@ -211,7 +211,7 @@ class Request:
 
 
 def decode(way: Any, arrays: Arrays, requests: int, pool: vram.Pool) -> dict[str, Any]:
-    """Serve requests of random length, AT_ONCE at a time; the longest allowed come first."""
+    """Serve requests of random length, AT_ONCE at a time; the longest come first."""
     chance = random.Random(SEED)
     longest = arrays.longest
     lengths = [longest] * AT_ONCE + [chance.randint(longest // 16, longest) for _ in range(requests)]
@@ -220,7 +220,7 @@ def decode(way: Any, arrays: Arrays, requests: int, pool: vram.Pool) -> dict[str
     most = copied = steps = created = 0
     began = time.perf_counter()
     for number, length in enumerate(lengths):
-        if number == AT_ONCE:  # the pool has seen the most that can come
+        if number == AT_ONCE:  # the pool has reached its peak
             created = pool.raw_stats()["segments"]["total"]
         live.append(Request(way, arrays, pool, number, length))
         while len(live) == AT_ONCE or (number == len(lengths) - 1 and live):
@@ -245,7 +245,7 @@ def decode(way: Any, arrays: Arrays, requests: int, pool: vram.Pool) -> dict[str
 
 
 def arrays_here() -> OnHost | OnGpu:
-    """PyTorch where there is a GPU and PyTorch, else NumPy."""
+    """Return PyTorch if there is a GPU and PyTorch, else NumPy."""
     if any(device.kind == "cuda" for device in vram.devices()):
         try:
             import torch
@@ -257,7 +257,7 @@ def arrays_here() -> OnHost | OnGpu:
 
 
 def compare(requests: int, longest: int | None = None) -> dict[str, Any]:
-    """All three ways, on the same requests."""
+    """Run all three ways on the same requests."""
     arrays = arrays_here()
     arrays.longest = longest or arrays.longest
     ways = {"concatenate": Concatenated, "maximum": Largest, "grow": Growing}
@@ -271,27 +271,31 @@ def compare(requests: int, longest: int | None = None) -> dict[str, Any]:
         if not all(
             math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-2) for pair in zip(results, expected, strict=True)
         ):
-            raise AssertionError(f"{name} computes other numbers")
+            raise AssertionError(f"{name} computes different numbers")
     return {"on": arrays.name, "requests": requests + AT_ONCE, "longest": arrays.longest, "ways": found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--requests", type=int, default=8, help="random ones, after the longest (8)")
-    parser.add_argument("--longest", type=int, help="steps of the longest (512 on the host, 4096 on a GPU)")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument(
+        "--requests", type=int, default=8, help="number of random requests after the longest ones (8)"
+    )
+    parser.add_argument(
+        "--longest", type=int, help="steps of the longest request (512 on the host, 4096 on a GPU)"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     found = compare(options.requests, options.longest)
     print(
         f"{found['requests']} requests of up to {found['longest']} steps, {AT_ONCE} at once, on {found['on']}"
     )
-    print(f"{'':12} {'time':>9} {'a step':>9} {'caches, most':>13} {'copied':>10}")
+    print(f"{'':12} {'time':>9} {'per step':>9} {'caches, peak':>13} {'copied':>10}")
     for name, way in found["ways"].items():
         each = f"{way['seconds'] / way['steps'] * 1e6:.0f} µs"
         sizes = (vram.format_size(way[key]) for key in ("most_bytes", "copied_bytes"))
         print(f"{name:12} {way['seconds']:>7.2f} s {each:>9} {next(sizes):>13} {next(sizes):>10}")
     late = found["ways"]["grow"]["pages_created_late"]
-    print(f"The same numbers from all three. Pages created after the first {AT_ONCE} requests: {late}.")
+    print(f"All three compute the same numbers. Pages created after the first {AT_ONCE} requests: {late}.")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 

@@ -1,8 +1,8 @@
-"""An array larger than the device goes through it in chunks, while upload, compute and download overlap.
+"""Process an array larger than the device in chunks, while upload, compute and download overlap.
 
-The device's memory is played by a pool with a limit, so the example is the same with and without a GPU:
-it brightens 96 MiB of images with 16 MiB of device memory and draws when each chunk was where. Then batches
-of different lengths, several arrays each, go through another function.
+A pool with a limit stands for the device's memory, so the example works with and without a GPU. It brightens
+96 MiB of images with 16 MiB of device memory and draws when each chunk was in which lane. Then batches of
+different lengths, with several arrays each, go through another function.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ IMAGES, HEIGHT, WIDTH = 1536, 128, 128  # of float32: 96 MiB
 
 
 def brighten(images: Any) -> Any:
-    """Works on arrays of any library: each image's brightest point becomes 1."""
+    """Scale the brightest point of each image to 1; works on arrays of any library."""
     brightest = images.reshape(len(images), -1).max(1)
-    brightest = getattr(brightest, "values", brightest)  # PyTorch tells the places, too
+    brightest = getattr(brightest, "values", brightest)  # PyTorch also returns indices
     return images / brightest.reshape(-1, 1, 1)
 
 
 def make_images() -> Any:
-    """Gradients of different strength, from a formula."""
+    """Compute gradients of different strength from a formula."""
     strength = np.linspace(0.1, 2.0, IMAGES, dtype=np.float32).reshape(-1, 1, 1)
     shape = np.linspace(0, 1, HEIGHT * WIDTH, dtype=np.float32).reshape(HEIGHT, WIDTH)
     return strength * shape
@@ -47,7 +47,7 @@ def in_chunks() -> None:
 
 
 def sentences() -> Iterator[dict[str, Any]]:
-    """Batches as a tokeniser would make them: every length is another."""
+    """Yield batches like a tokenizer: every batch has another length."""
     chance = np.random.default_rng(0)
     for number in range(20):
         length = int(chance.integers(10, 20_000))
@@ -59,7 +59,7 @@ def sentences() -> Iterator[dict[str, Any]]:
 
 
 def weigh(batch: dict[str, Any]) -> tuple[str, Any]:
-    """What is no array comes through as it is; a result may be of any shape and type."""
+    """Return values that are not arrays unchanged; results may have any shape and type."""
     return batch["name"], (batch["tokens"] * batch["weights"]).sum()
 
 

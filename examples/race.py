@@ -1,7 +1,7 @@
-"""The classic cross-stream bug on the host device, its two cures, and `vram.race_check` finding it.
+"""The classic cross-stream bug on the host device, its two fixes, and how `vram.race_check` finds it.
 
-A buffer of stream 1 is read late on stream 2. It is freed before that, its memory serves stream 1 again, and
-stream 2 reads what somebody else wrote. A gate holds the read back, so that it goes wrong every time.
+Stream 2 reads a buffer of stream 1 late. The buffer is freed before that, stream 1 reuses its memory, and
+stream 2 reads the new contents. A gate delays the read, so that the bug shows every time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from vram.race.checker import reads
 
 SIZE = 1024
 OLD, NEW = 2, 31  # what stream 2 should read, and what is written over it
-PATIENCE = 30.0  # seconds until a gate that nobody opens gives up
+PATIENCE = 30.0  # seconds until an unopened gate times out
 
 Cure = Literal["record_stream", "wait"] | None
 
 
 def late_read(address: int, gate: threading.Event, seen: bytearray) -> None:
-    """Stands for a kernel that is slow to start: it knows an address, and that is all."""
+    """Stands in for a kernel that starts late and knows only an address."""
     gate.wait(PATIENCE)
     seen[:] = ctypes.string_at(address, SIZE)
 
@@ -34,7 +34,7 @@ def run(protect: Cure = None) -> bytes:
             free_too_early(pool, s1, s2, protect, gate, seen)
         finally:
             gate.set()
-            s2.synchronize()  # it has read before the pool takes its memory with it
+            s2.synchronize()  # the read completes before the pool releases its memory
     return bytes(seen)
 
 
@@ -47,23 +47,23 @@ def free_too_early(
     s2.launch(late_read, reads(x.ptr), gate, seen)
 
     if protect == "record_stream":
-        x.record_stream(s2)  # the pool keeps the memory back until stream 2 is done with it
+        x.record_stream(s2)  # the memory is not reused before stream 2 is done
     elif protect == "wait":
-        s1.wait_stream(s2)  # the memory serves stream 1 at once, but stream 1 goes on only after stream 2
+        s1.wait_stream(s2)  # stream 1 continues only after stream 2
     x.free()
 
     y = pool.allocate(SIZE, stream=s1)
     y.fill(NEW)
     if protect != "wait":
         s1.synchronize()  # the memory is overwritten before the gate opens
-    # With the wait, stream 1 stands behind stream 2 and stream 2 behind the gate: the host must not wait yet.
+    # With the wait, stream 1 is behind stream 2, which is behind the gate: the host must not wait yet.
     gate.set()
     s1.synchronize()
 
 
 def describe(read: bytes) -> str:
     values = sorted(set(read))
-    verdict = "right" if values == [OLD] else "WRONG: the memory was already somebody else's"
+    verdict = "right" if values == [OLD] else "WRONG: the memory was already reused"
     return f"stream 2 reads {values}, {verdict}"
 
 

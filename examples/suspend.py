@@ -1,8 +1,8 @@
-"""One process that trains and serves in turn, on a device that has room for only one of the two.
+"""One process that trains and serves in turn, on a device that has memory for only one of the two.
 
-While it serves, the memory of the training (data, weights, momentum) is with the driver, for whoever wants
-it, and its contents are in host memory. The arrays of the training never change their addresses, and it ends
-with the same weights to the last bit as one that was never interrupted. NumPy on the host, PyTorch on a GPU:
+While it serves, the memory of the training (data, weights, momentum) is released to the driver, and its
+contents are in host memory. The arrays of the training keep their addresses, and the final weights are
+bit-identical to those of an uninterrupted training. NumPy on the host, PyTorch on a GPU:
 `python examples/suspend.py [device]`.
 """
 
@@ -20,7 +20,7 @@ ROUNDS = 3
 
 
 def array(buffer: vram.Buffer, *shape: int) -> Any:
-    """The buffer as an array of 32-bit floats, without a copy: NumPy's on the host, PyTorch's on a GPU."""
+    """Return the buffer as an array of 32-bit floats, without a copy: NumPy on the host, PyTorch on a GPU."""
     if buffer.device.kind == "cuda":
         import torch
 
@@ -29,7 +29,7 @@ def array(buffer: vram.Buffer, *shape: int) -> Any:
 
 
 def filled(pool: vram.Pool, values: Any) -> Any:
-    """A new array in the pool that holds `values`."""
+    """Create an array in the pool that holds `values`."""
     buffer = pool.allocate(values.nbytes)
     buffer.copy_from(np.ascontiguousarray(values))
     return array(buffer, *values.shape)
@@ -39,7 +39,7 @@ class Training:
     """Linear regression by gradient descent with momentum."""
 
     def __init__(self, pool: vram.Pool) -> None:
-        """Lay out data, weights and momentum in the pool, under the tag "training"."""
+        """Allocate data, weights and momentum in the pool, with the tag "training"."""
         random = np.random.default_rng(1)
         data = random.standard_normal((ROWS, COLUMNS), np.float32)
         with vram.tag("training"):
@@ -49,7 +49,7 @@ class Training:
             self.momentum = filled(pool, np.zeros((COLUMNS, 1), np.float32))
 
     def run(self, steps: int) -> float:
-        """So many steps; returns the loss."""
+        """Run this many steps and return the loss."""
         for _ in range(steps):
             error = self.data @ self.weights - self.target
             self.momentum *= 0.5
@@ -59,22 +59,22 @@ class Training:
 
 
 def serve(pool: vram.Pool, requests: int) -> float:
-    """Answer requests with a table that takes the room of the training; it is gone afterwards."""
+    """Answer requests with a table that needs the memory of the training; it is freed afterwards."""
     table = array(pool.allocate(ROWS * COLUMNS * 4), ROWS, COLUMNS)
     table[:] = 0.5
     return float(sum(table[request].sum() for request in range(requests)))
 
 
 def weights_of(training: Training) -> bytes:
-    """To the last bit."""
+    """Return the weights as bytes, to compare them bit by bit."""
     weights = training.weights
     return bytes(np.asarray(weights.cpu() if hasattr(weights, "cpu") else weights).tobytes())
 
 
 def main() -> None:
-    """Alternate, and compare with a training that had the device to itself."""
+    """Alternate, and compare with an uninterrupted training."""
     device = vram.Device(sys.argv[1] if len(sys.argv) > 1 else None)
-    limit = ROWS * COLUMNS * 4 * 3 // 2  # room for the training or for the table, not for both
+    limit = ROWS * COLUMNS * 4 * 3 // 2  # enough for the training or for the table, not for both
 
     def say(what: str, pool: vram.Pool) -> None:
         stats = pool.stats()
@@ -100,9 +100,7 @@ def main() -> None:
             pool.resume("training")
             say("  resumed", pool)
         same = weights_of(training) == expected
-        print(
-            f"weights as in a training that was never interrupted: {'the same bits' if same else 'DIFFERENT'}"
-        )
+        print(f"weights compared with an uninterrupted training: {'bit-identical' if same else 'DIFFERENT'}")
         del training
         if not same:
             raise SystemExit(1)

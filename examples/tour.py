@@ -1,5 +1,5 @@
-"""A tour of vram on the default device, in well under a minute: allocate, order by streams, a race shown and
-cured, measure, leaks, an arena, out of memory explained, and a real job that ran out: why, and what if.
+"""A tour of vram on the default device, in less than a minute: allocation, stream order, a race and its fix,
+measurements, leaks, an arena, an out-of-memory error explained, and a recorded job that ran out of memory.
 `make demo` and `vram demo` run it; no GPU is needed.
 """
 
@@ -14,7 +14,7 @@ from vram.race.checker import reads
 from vram.replay import sweep
 
 RAN_OUT, WENT_WELL = "oom_llama_varlen_ckpt_13400.pickle.xz", "llama_varlen_ckpt.pickle.xz"
-"""One job under PyTorch 2.11 on an H200, with 13 400 MiB and with all of it (traces/README.md)."""
+"""One job with PyTorch 2.11 on an H200, limited to 13 400 MiB and unlimited (traces/README.md)."""
 
 
 def main() -> None:
@@ -37,26 +37,26 @@ def title(text: str) -> None:
 
 
 def allocate(pool: vram.Pool) -> None:
-    title("Allocate: a Buffer is memory; dropping it frees it")
+    title("Allocate: a Buffer owns memory; dropping it frees the memory")
     buffer = pool.allocate("4MiB", tag="greeting")
     buffer.copy_from(b"hello" + bytes(buffer.size - 5))
     print(f"{buffer.size} bytes at {buffer.ptr:#x}, tagged {buffer.tag!r}")
     if buffer.device.kind == "host":
-        print(f"read through the buffer protocol, no copy: {bytes(memoryview(buffer)[:5])!r}")
+        print(f"read through the buffer protocol, without a copy: {bytes(memoryview(buffer)[:5])!r}")
     del buffer
     print(pool)
 
 
 def order(pool: vram.Pool) -> None:
-    title("Order: memory used on another stream comes back only after that use")
+    title("Order: memory used on another stream is reused only after that use")
     with vram.Stream() as compute, vram.Stream() as copy:
         buffer = pool.allocate("8MiB", stream=compute)
         buffer.fill(7, stream=compute)
         copy.wait_stream(compute)
         target = pool.allocate("8MiB", stream=copy)
-        target.copy_from(buffer, stream=copy)  # a use on `copy`, which the pool notes
+        target.copy_from(buffer, stream=copy)  # a use on `copy`, which the pool records
         address = buffer.ptr
-        buffer.free()  # the host does not wait, and the copy still reads it
+        buffer.free()  # the host does not wait, and the copy still reads the memory
         print(f"pending after the free: {vram.format_size(pool.stats().pending)}")
         copy.synchronize()
         result = bytearray(target.size)
@@ -65,18 +65,18 @@ def order(pool: vram.Pool) -> None:
 
 
 def race() -> None:
-    title("A race: memory freed while another stream still reads it, shown and cured (on the host)")
+    title("A race: memory is freed while another stream still reads it; the bug and its fix (on the host)")
     for cure in (False, True):
         with vram.race_check("collect") as checker:
             seen = read_late(cure)
-        verdict = "right" if seen == 2 else "WRONG: the memory was already somebody else's"
+        verdict = "right" if seen == 2 else "WRONG: the memory was already reused"
         print(f"{'with' if cure else 'without'} record_stream the other stream reads {seen}, {verdict}")
         for found in checker.races[:1]:
-            print(f"vram.race_check says at {found.free.place}: {found.fix}")
+            print(f"vram.race_check found it at {found.free.place}; fix: {found.fix}")
 
 
 def read_late(cure: bool) -> int:
-    """What a reader sees that is slow to start; a gate holds it back, so that it goes wrong every time."""
+    """Return what a slow reader sees; a gate delays it, so that the bug shows every time."""
     gate, seen = threading.Event(), bytearray()
 
     def read(address: int) -> None:
@@ -89,7 +89,7 @@ def read_late(cure: bool) -> int:
         copy.wait_stream(compute)
         copy.launch(read, reads(x.ptr))
         if cure:
-            x.record_stream(copy)  # the pool keeps the memory back until `copy` is done with it
+            x.record_stream(copy)  # the memory is not reused before `copy` is done
         x.free()
         y = pool.allocate(1024, stream=compute)
         y.fill(31)
@@ -100,7 +100,7 @@ def read_late(cure: bool) -> int:
 
 
 def measure(pool: vram.Pool) -> None:
-    title("Measure: one stretch of a program by itself")
+    title("Measure: the memory of one part of a program")
     pool.warmup({"256KiB": 8})
     with pool.measure() as step, vram.tag("step"):
         for _ in range(1000):
@@ -113,7 +113,7 @@ def measure(pool: vram.Pool) -> None:
 
 
 def leak(pool: vram.Pool) -> None:
-    title("Leaks: what outlived a mark, by tag and size")
+    title("Leaks: what was not freed since a mark, by tag and size")
     mark = pool.mark()
     with vram.tag("kv-cache"):
         kept = [pool.allocate("64KiB") for _ in range(3)]
@@ -124,14 +124,14 @@ def leak(pool: vram.Pool) -> None:
 
 
 def iterate(pool: vram.Pool) -> None:
-    title("Arena: what lives and dies together is taken by moving a cursor and given back at once")
+    title("Arena: allocations with one lifetime move a cursor and are released at once")
     with vram.Arena(pool) as arena:
         for _ in range(100):
             for size in (1 << 20, 300_000, 4_096):
                 arena.allocate(size)
             arena.reset()
         asked, held = arena.stats().requests, vram.format_size(arena.capacity)
-        print(f"100 iterations of 3 allocations asked the pool {asked} time(s) and hold {held}")
+        print(f"100 iterations of 3 allocations made {asked} request(s) to the pool and hold {held}")
 
 
 def run_out() -> None:
@@ -144,19 +144,21 @@ def run_out() -> None:
         except vram.OutOfMemory as error:
             print(error)
         handle = pool.on_oom(lambda: weights.free() or True)  # e.g. move them to the host
-        print(f"with a callback that frees the weights: {pool.allocate('500MiB').size} bytes served")
+        print(f"with a callback that frees the weights: {pool.allocate('500MiB').size} bytes allocated")
         handle.remove()
 
 
 def recording(name: str) -> Path:
-    """Beside this file where it is installed, else in the repository."""
+    """Find a recording next to this file if it is installed, else in the repository."""
     here = Path(__file__).resolve()
     beside = here.with_name(name)
     return beside if beside.exists() else here.parents[1] / "traces" / name
 
 
 def explain_a_job() -> None:
-    title("A real job: a Llama with batches of random size ran out of 13 400 MiB on an H200. Why?")
+    title(
+        "A real job: a Llama with batches of random size ran out of memory with 13 400 MiB on an H200. Why?"
+    )
     explained = vram.analysis.explain(vram.open(recording(RAN_OUT)))
     print(explained.text)
     for remedy in explained.remedies[:2]:
@@ -164,7 +166,7 @@ def explain_a_job() -> None:
 
 
 def what_if() -> None:
-    title("What if? The whole job through other allocators and settings: the smallest device it ends on")
+    title("What if? The job with other allocators and settings: the smallest device on which it completes")
     ranked = sweep(vram.open(recording(WENT_WELL)), policies=("torch", "torch-expandable", "vram"), jobs=2)
     best = {each.policy: each for each in reversed(ranked)}
     plain = next(each for each in ranked if each.policy == "torch" and not each.conf)
@@ -174,13 +176,13 @@ def what_if() -> None:
 
 
 def look_further() -> None:
-    title("Where to look next")
-    print("vram explain FILE          why a job ran out: PyTorch snapshots, RMM logs, recordings of vram")
-    print("vram serve FILE            the same on a page, over time and by address; vram report: in a file")
-    print("vram replay --sweep FILE   what if, with every setting worth trying")
-    print("vram run --torch train.py  PyTorch on vram, unchanged; --record and --on-oom keep what happened")
-    print("vram top                   what a running process holds, once it called vram.monitor()")
-    print("vram doctor                whether this machine and its settings are as they should be")
+    title("Next steps")
+    print("vram explain FILE          why a job ran out: PyTorch snapshots, RMM logs, vram recordings")
+    print("vram serve FILE            the same in the browser, by time and address; vram report: as a file")
+    print("vram replay --sweep FILE   compare other allocators and settings")
+    print("vram run --torch train.py  run a program with PyTorch on vram; --record and --on-oom write traces")
+    print("vram top                   what a running process holds, after it called vram.monitor()")
+    print("vram doctor                find problems in the setup of this machine")
 
 
 if __name__ == "__main__":

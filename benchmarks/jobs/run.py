@@ -1,10 +1,10 @@
-"""Real jobs under PyTorch's allocators and under vram: memory, time, loss.
+"""Run real jobs with PyTorch's allocators and with vram; compare memory, time and loss.
 
     python benchmarks/jobs/run.py [JOB…] [--allocators default,expandable,async,vram] [--json FILE]
 
-Needs PyTorch and a CUDA device. Each allocator has a process of its own; all of a job take their steps in
-turns, so that a disturbance of the machine meets them alike. Reserved ÷ allocated compares peaks; a step's
-time is the median.
+Needs PyTorch and a CUDA device. Each allocator runs in its own process. The processes of a job take their
+steps in turns, so that a disturbance affects all of them. Reserved ÷ allocated compares peaks; the time of a
+step is the median.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from vram.bench.report import Column, Table, markdown
 
 ALLOCATORS = {
     "default": "",
@@ -31,7 +34,7 @@ RESULT = "RESULT "
 
 
 def measure(name: str, allocator: str, cap: int, deterministic: bool) -> None:
-    """Run one job in this process, a step for each line that is read; the result is the last line written."""
+    """Run one job in this process, one step per line of input; the last line of output is the result."""
     if allocator == "vram":
         import vram.torch
 
@@ -92,7 +95,7 @@ def _driver_calls() -> int:
 
 
 class Runner:
-    """One job under one allocator in a process that makes a step when told."""
+    """One job with one allocator, in a process that makes a step on request."""
 
     def __init__(self, name: str, allocator: str, cap: int, deterministic: bool) -> None:
         self.name, self.allocator, self.result = name, allocator, None
@@ -108,7 +111,7 @@ class Runner:
         )
 
     def step(self) -> None:
-        """Make one step and wait for its end; after the last one `result` is there, or says what failed."""
+        """Make one step and wait for it; after the last one, `result` is set, or describes the failure."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write("go\n")
@@ -128,7 +131,7 @@ class Runner:
 
 
 def run_job(name: str, allocators: list[str], cap: int, deterministic: bool) -> list[dict[str, Any]]:
-    """One result an allocator. Who begins a round changes from round to round."""
+    """Return one result per allocator. The allocator that begins changes from round to round."""
     runners = [Runner(name, allocator, cap, deterministic) for allocator in allocators]
     going = list(runners)
     while going:
@@ -138,37 +141,39 @@ def run_job(name: str, allocators: list[str], cap: int, deterministic: bool) -> 
     return [runner.result for runner in runners if runner.result]
 
 
+COLUMNS = (
+    Column("job", "job"),
+    Column("allocator", "allocator"),
+    Column("allocated", "allocated", "bytes"),
+    Column("reserved", "reserved", "bytes"),
+    Column("ratio", "reserved ÷ allocated", "exact ratio"),
+    Column("device", "device", "bytes"),
+    Column("step_ms", "step, ms", "ms"),
+    Column("of_fastest", "of PyTorch's fastest", "exact ratio"),
+    Column("same_losses", "same losses"),
+)
+
+
 def table(results: list[dict[str, Any]]) -> str:
-    """The results as Markdown."""
-    lines = [
-        "| job | allocator | allocated, MiB | reserved, MiB | reserved ÷ allocated | device, MiB | step, ms "
-        "| of PyTorch's fastest | same losses |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    for result in results:
-        if "failed" in result:
-            lines.append(
-                f"| {result['job']} | {result['allocator']} | failed: {result['failed']} | | | | | | |"
-            )
-            continue
-        others = [
-            each
-            for each in results
-            if each["job"] == result["job"] and each["allocator"] != "vram" and "failed" not in each
-        ]
-        fastest = min((each["step_ms"] for each in others), default=result["step_ms"])
-        reference = next((each for each in others if each["allocator"] == "default"), result)
-        same = "yes" if result["losses"] == reference["losses"] else "no"
-        lines.append(
-            f"| {result['job']} | {result['allocator']} | {result['allocated'] / 2**20:.0f} "
-            f"| {result['reserved'] / 2**20:.0f} | {result['ratio']:.4f} | {result['device'] / 2**20:.0f} "
-            f"| {result['step_ms']:.2f} | {result['step_ms'] / fastest:.3f} | {same} |"
-        )
-    return "\n".join(lines)
+    """Return the results as Markdown."""
+    worked = [result for result in results if "failed" not in result]
+    rows = [{**result, **compared(result, worked)} for result in worked]
+    failed = [f"{each['job']} {each['allocator']}: {each['failed']}" for each in results if "failed" in each]
+    note = f"Failed: {'; '.join(failed)}" if failed else ""
+    return markdown(asdict(Table("Jobs under each allocator", COLUMNS, rows, note)))
+
+
+def compared(result: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compare a result with PyTorch's own allocators on the same job."""
+    others = [each for each in results if each["job"] == result["job"] and each["allocator"] != "vram"]
+    fastest = min((each["step_ms"] for each in others), default=result["step_ms"])
+    reference = next((each for each in others if each["allocator"] == "default"), result)
+    same = "yes" if result["losses"] == reference["losses"] else "no"
+    return {"of_fastest": result["step_ms"] / fastest, "same_losses": same}
 
 
 def main() -> None:
-    """Run what is asked for and print the table."""
+    """Run the jobs and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-// The arena's slow paths: chunks, lifetimes, and the order of streams. The cursor itself moves in arena.hpp.
+// The arena's slow paths: chunks, lifetimes, and stream order. The cursor itself moves in arena.hpp.
 #include "arena/arena.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ bool same_stream(const Backend& backend, StreamHandle a, StreamHandle b) {
 
 }  // namespace
 
-// ---- life -------------------------------------------------------------------------------------------------
+// ---- lifetime ---------------------------------------------------------------------------------------------
 
 Arena::Arena(std::shared_ptr<Allocator> pool, const ArenaOptions& options)
     : pool_(std::move(pool)),
@@ -42,8 +42,8 @@ Status Arena::open(std::shared_ptr<Allocator> pool, const ArenaOptions& options,
   return {};
 }
 
-// Where closing fails the memory stays live in the pool: better held than pulled from under work that uses
-// it.
+// If closing fails, the memory stays live in the pool: a leak is better than freeing memory that work still
+// uses.
 Arena::~Arena() { (void)close(); }
 
 std::uint64_t Arena::this_thread() {
@@ -63,11 +63,11 @@ void Arena::end() {
   ended_ = true;
   end_frames(0);
   soil();
-  end_ = cursor_;  // nothing more is handed out
+  end_ = cursor_;  // nothing more can be allocated
 }
 
 Status Arena::close() {
-  if (pool_->inherited()) return {};  // its locks and events are the parent's
+  if (pool_->inherited()) return {};  // its locks and events belong to the parent
   const std::lock_guard closing(close_mutex_);
   if (closed_) return {};
   end();
@@ -99,9 +99,9 @@ Status Arena::close() {
 
 // ---- allocation -------------------------------------------------------------------------------------------
 
-// The chunk at the cursor has no room: the next one, or the tightest that is spare, else one more. Where the
-// pool has none, it gets the spare chunks back, which are too small; then the host waits for the oldest of
-// those that rest.
+// The chunk at the cursor is full: use the next one, or the best-fitting spare chunk, or request another. If
+// the pool has none, return the spare chunks to it, which are too small, and retry. Then let the host wait
+// for the oldest resting chunks.
 Status Arena::allocate_slow(std::uint64_t size, std::uint64_t align, Address* out,
                             OutOfMemoryReport* report) {
   if (const Status status = refusal(); !status.ok()) return status;
@@ -138,7 +138,7 @@ Status Arena::enter_spare(std::uint64_t bytes, std::uint64_t align, bool* entere
   for (std::size_t i = in_use_; i < chunks_.size(); ++i) {
     if (!fits(chunks_[i], bytes, align)) continue;
     if (best == chunks_.size() || chunks_[i].bytes < chunks_[best].bytes) best = i;
-    if (i == in_use_) break;  // as in the iteration before
+    if (i == in_use_) break;  // as in the previous iteration
   }
   if (best == chunks_.size()) return {};
   *entered = true;
@@ -172,12 +172,12 @@ Status Arena::grow(std::uint64_t bytes, std::uint64_t align, OutOfMemoryReport* 
   return status.ok() ? enter(chunks_.size() - 1) : status;
 }
 
-// One more chunk, spare.
+// Requests one more chunk, which is spare.
 Status Arena::request(std::uint64_t bytes, std::uint64_t align, OutOfMemoryReport* report) {
   Chunk chunk{0, bytes, bytes};
   const Status status = pool_->allocate_slow(bytes, stream(), align, options_.tag, &chunk.base, report);
   if (!status.ok()) return status;
-  if (ended_) {  // by a callback of the pool's
+  if (ended_) {  // by a callback of the pool
     (void)pool_->free_slow(chunk.base);
     return {Code::closed, 0, "arena"};
   }
@@ -209,7 +209,7 @@ Status Arena::set_bytes(Address from, std::uint8_t value, std::uint64_t bytes) {
   return {};
 }
 
-// Everything handed out since the position, where that is wanted.
+// Overwrites everything allocated since the position, if that is requested.
 Status Arena::overwrite(const Position& from) {
   soil();
   for (std::size_t i = from.chunks == 0 ? 0 : from.chunks - 1; i < in_use_ && options_.poison; ++i) {
@@ -261,7 +261,7 @@ bool Arena::open_at(const Mark& mark) const {
   return mark.depth > 0 && mark.depth < frames_.size() && frames_[mark.depth].id == mark.id;
 }
 
-// Memory that the host writes and queued work still uses is not handed out again before the reset.
+// Memory that the host writes and that queued work still uses is not reused before the reset.
 Status Arena::rewind(const Mark& mark) {
   if (const Status status = refusal(); !status.ok()) return status;
   if (!open_at(mark)) return {Code::invalid, 0, kMarkOver};
@@ -304,7 +304,7 @@ Status Arena::record_stream(StreamHandle handle) {
   return {};
 }
 
-// An event behind everything queued on the stream so far.
+// Records an event behind everything queued on the stream so far.
 Status Arena::mark_end(StreamHandle handle, EventHandle* out) {
   if (events_.empty()) {
     EventHandle event = 0;
@@ -317,8 +317,8 @@ Status Arena::mark_end(StreamHandle handle, EventHandle* out) {
   return {};
 }
 
-// Where its end cannot be marked, the host waits for it; where that fails, too, nothing can be asked of the
-// handle any more.
+// If no event can be recorded at its end, the host waits for the stream; if that fails as well, the handle
+// cannot be used anymore.
 Status Arena::retire_stream(StreamHandle handle) {
   if (closed_ || pool_->closed()) return {};
   handle = backend_.canonical(handle);
@@ -343,8 +343,8 @@ Status Arena::retire_stream(StreamHandle handle) {
   return status;
 }
 
-// Before memory is handed out again: on a device its stream waits for the others, which settles it; for
-// memory that the host writes, *busy says whether queued work still uses it.
+// Called before memory is reused. On a device the arena's stream waits for the others. For memory that the
+// host writes, *busy tells whether queued work still uses it.
 Status Arena::settle(bool* busy) {
   if (const Status status = wait_for_foreign(); !status.ok()) return status;
   const std::lock_guard lock(uses_mutex_);
@@ -352,9 +352,9 @@ Status Arena::settle(bool* busy) {
   return host_ ? ask(busy) : wait_in_order();
 }
 
-// Other libraries' streams have done their work when the device has; nothing else tells. Where the arena's
-// own stream is one of them, it cannot be made to wait for others either: it may be gone when the arena is
-// closed.
+// Streams of other libraries have completed when the device has; there is no other way to tell. If the
+// arena's own stream is one of them, it cannot wait for others either: it may have been destroyed when the
+// arena is closed.
 Status Arena::wait_for_foreign() {
   const bool own = !host_ && !backend_.lasting(backend_.canonical(stream()));
   std::vector<Use> foreign;
@@ -380,7 +380,7 @@ Status Arena::wait_in_order() {
       if (const Status status = backend_.stream_wait(stream(), use.event); !status.ok()) return status;
       continue;
     }
-    // A wait between a stream that is being captured and one that is not would break the capture.
+    // A wait between a captured stream and one that is not captured would break the capture.
     if (backend_.capturing(use.stream) != backend_.capturing(stream()))
       return {Code::capturing, 0, "stream_wait"};
     EventHandle event = 0;
@@ -402,7 +402,7 @@ Status Arena::ask(bool* busy) {
   return {};
 }
 
-// The chunks in use are set aside until everything that uses them has finished.
+// Sets the chunks in use aside until everything that uses them has completed.
 Status Arena::rest() {
   const std::lock_guard lock(uses_mutex_);
   std::vector<EventHandle> marked;
@@ -435,7 +435,7 @@ void Arena::forget_uses() {
   uses_.clear();
 }
 
-// Chunks whose work has finished are spare again.
+// Chunks whose work has completed are spare again.
 void Arena::wake(std::size_t i) {
   {
     const std::lock_guard lock(uses_mutex_);
@@ -470,7 +470,7 @@ Status Arena::wait_for_oldest() {
 
 // ---- housekeeping -----------------------------------------------------------------------------------------
 
-// Carries on after a failure; what could not be given back stays.
+// Continues after a failure; what could not be returned stays.
 Status Arena::give_back_from(std::size_t first) {
   Status failure;
   std::vector<Chunk> kept(chunks_.begin(), chunks_.begin() + static_cast<std::ptrdiff_t>(first));
@@ -498,7 +498,7 @@ Status Arena::trim() {
   return give_back_from(in_use_);
 }
 
-// ---- looking ----------------------------------------------------------------------------------------------
+// ---- queries ----------------------------------------------------------------------------------------------
 
 ArenaStats Arena::stats() const {
   return {.used = used_.get(),
@@ -523,7 +523,7 @@ bool Arena::chunk_of(Address address, Address* base, std::uint64_t* bytes) const
     *bytes = chunk.bytes;
     return true;
   };
-  if (in_use_ != 0 && holds(chunks_[in_use_ - 1])) return true;  // what was just handed out
+  if (in_use_ != 0 && holds(chunks_[in_use_ - 1])) return true;  // the most recent allocation
   if (std::any_of(chunks_.begin(), chunks_.end(), holds)) return true;
   return std::any_of(rests_.begin(), rests_.end(), [&](const Rest& rest) {
     return std::any_of(rest.chunks.begin(), rest.chunks.end(), holds);

@@ -1,4 +1,4 @@
-// The contract in the driver's terms. See cuda.hpp.
+// The contract implemented with the driver. See cuda.hpp.
 #include "backends/cuda.hpp"
 
 #include <unistd.h>
@@ -51,8 +51,8 @@ bool CudaBackend::inherited() const {
 
 void CudaBackend::abandon() { abandoned_ = true; }
 
-// Some devices, and some containers on devices that could, refuse the page calls; that is found out by making
-// one. Returns why they do not work, or nothing.
+// Some devices, and some containers on devices that support them, refuse the page calls. Creates a page to
+// find out, and returns why it does not work, or nothing.
 std::string CudaBackend::probe_pages() {
   if (attribute(kCuAttributeVirtualMemory) == 0) return "the device has no virtual memory management";
   PageHandle page = 0;
@@ -61,7 +61,7 @@ std::string CudaBackend::probe_pages() {
     rdma_ = false;
     status = page_create(kSlotBytes, &page);
   }
-  // With no room for a single page the calls cannot be tried.
+  // Without memory for a single page, the calls cannot be tested.
   if (status.code == Code::out_of_memory) return {};
   Address space = 0;
   bool mapped = false;
@@ -75,7 +75,7 @@ std::string CudaBackend::probe_pages() {
   if (space != 0) (void)space_release(space, kSlotBytes);
   if (page != 0) (void)page_release(page, kSlotBytes);
   if (status.ok()) return {};
-  return std::string(status.call) + " was refused: " + cuda_error_text(status.native);
+  return std::string(status.call) + " failed: " + cuda_error_text(status.native);
 }
 
 std::string CudaBackend::hardware() const {
@@ -146,21 +146,21 @@ namespace {
 constexpr StreamHandle kLegacy = 1;
 constexpr StreamHandle kPerThread = 2;
 
-// The thread runs a launched function. The driver allows no call there, and a wait might never end: other
-// streams' functions may need the same thread.
+// This thread runs a launched function. The driver allows no call there, and a wait might never end:
+// functions of other streams may need the same thread.
 thread_local bool in_launched = false;
 
 }  // namespace
 
-// A wait of the driver cannot be interrupted, so where somebody may want that, its end is asked for.
+// A wait of the driver cannot be interrupted, so an interruptible wait polls.
 template <typename Query, typename Block>
 Status CudaBackend::wait(const char* name, Query query, Block block) const {
   if (in_launched) return {Code::deadlock, 0, name};
   if (!interruptible()) return unseen_by_captures(name, block);
   Status status = wait_by_asking([&] { return unseen_by_captures(name, query); });
   status.call = name;
-  // The work is done, so this returns at once. Memory freed in stream order counts as free for the driver's
-  // own pools only after a wait.
+  // The work has completed, so this returns immediately. Memory freed in stream order is available to the
+  // driver's own pools only after a wait.
   return status.ok() ? unseen_by_captures(name, block) : status;
 }
 
@@ -212,7 +212,7 @@ Status CudaBackend::stream_create(StreamHandle* out) {
 }
 Status CudaBackend::stream_destroy(StreamHandle stream) {
   {
-    // Before it goes: the driver may give the handle to a stream that another thread makes.
+    // Before it is destroyed: the driver may give the handle to a stream that another thread creates.
     const std::lock_guard lock(handles_mutex_);
     if (streams_.erase(stream) == 0) return {Code::invalid, 0, "cuStreamDestroy"};
   }
@@ -222,8 +222,8 @@ Status CudaBackend::stream_destroy(StreamHandle stream) {
   if (!status.ok()) streams_.insert(stream);
   return status;
 }
-// Work of the default stream would have to come after that of every blocking stream. The driver refuses it
-// while one of them is captured, and the capture is then invalid, whoever asked; so the pool does not ask.
+// Work on the default stream would have to run after that of every blocking stream. The driver refuses it
+// while one of them is captured, and the capture then becomes invalid; so the pool does not try.
 bool CudaBackend::breaks_capture(void* stream) const {
   int capturing = 0;
   return stream == nullptr && !inherited() && driver_.capture_asked(stream, &capturing) == kCuCaptureImplicit;
@@ -330,8 +330,8 @@ Status CudaBackend::launch(StreamHandle stream, std::function<void()> work) {
   return status;
 }
 
-// The driver cannot be asked whether the whole device is idle. So the streams that last are waited for one by
-// one, which can be interrupted, and then whatever others have queued.
+// The driver cannot tell whether the whole device is idle. So this waits for the lasting streams one by one,
+// which can be interrupted, and then for whatever others have queued.
 Status CudaBackend::synchronize() {
   if (in_launched) return {Code::deadlock, 0, "cuCtxSynchronize"};
   if (interruptible())
@@ -348,7 +348,7 @@ Status CudaBackend::wait_for_lasting() {
   }
   for (const StreamHandle stream : streams) {
     const Status status = wait_by_asking([&]() -> Status {
-      // One that is destroyed meanwhile leaves the table first.
+      // A stream that is destroyed in the meantime leaves the table first.
       const std::lock_guard lock(handles_mutex_);
       const bool there = stream == 0 || streams_.contains(stream) || adopted_.contains(stream);
       if (!there || breaks_capture(cu_pointer(stream)) || capturing(stream)) return {};
@@ -377,7 +377,7 @@ bool CudaBackend::capturing(StreamHandle stream) {
   return driver_.capture_asked(for_work(stream), &capturing) == kCuSuccess && capturing != 0;
 }
 
-// A user object of the graph: the driver drops it with the last thing made of the graph.
+// A user object of the graph: the driver drops it with the last object created from the graph.
 Status CudaBackend::capture_keep(StreamHandle stream, std::function<void()> gone) {
   auto owned = std::make_unique<std::function<void()>>(std::move(gone));
   const auto drop = [](void* argument) {
@@ -401,7 +401,7 @@ Status CudaBackend::capture_keep(StreamHandle stream, std::function<void()> gone
   constexpr unsigned kMove = 1;  // the graph takes over our reference
   status = in_context("cuGraphRetainUserObject",
                       [&] { return driver_.graph_retain_user_object(graph, object, 1, kMove); });
-  // Dropping it calls `gone`, which is right: no graph holds it.
+  // Dropping it calls `gone`, which is correct: no graph holds it.
   if (!status.ok()) (void)driver_.user_object_release(object, 1);
   return status;
 }

@@ -1,6 +1,6 @@
-// A CUDA device behind the backend contract, through the driver API found at run time (cuda_driver.hpp). It
-// works in the primary context, beside every other library of the process, and leaves the calling thread's
-// current context as it found it. Beyond the contract: graphs, kernels, and what the hardware is.
+// A CUDA device that implements the backend contract with the driver API, loaded at run time
+// (cuda_driver.hpp). It uses the primary context, next to every other library of the process, and restores
+// the calling thread's current context. Beyond the contract: graphs, kernels, and hardware properties.
 #pragma once
 
 #include <atomic>
@@ -19,9 +19,9 @@ namespace vram {
 
 class CudaBackend : public Backend, public DriverPoolBackend {
  public:
-  // How many devices there are; 0 with a reason where the driver is missing or refuses.
+  // The number of devices; 0 with a reason if the driver is missing or fails.
   static int device_count(std::string* why);
-  // Throws std::runtime_error that says what was looked for or which call failed.
+  // Throws std::runtime_error that names the missing part or the failed call.
   explicit CudaBackend(int index);
   ~CudaBackend() override;
 
@@ -54,8 +54,8 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status synchronize() override;
 
   // 1 is another name of the default stream. 2, the default stream of the calling thread, gets a number for
-  // each thread. Such a stream and the default stream wait for each other, so its fences are recorded
-  // on the default stream, where any thread can.
+  // each thread. Such a stream and the default stream wait for each other, so its fences are recorded on the
+  // default stream, which any thread can use.
   StreamHandle canonical(StreamHandle stream) const override;
   bool lasting(StreamHandle stream) const override;
   Status stream_adopt(StreamHandle stream) override;
@@ -63,7 +63,7 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status stream_id(StreamHandle stream, StreamId* out) override;
   bool ended(StreamHandle stream) const override;
   Status capture_of(StreamHandle stream, CaptureId* out) override;
-  // The default stream cannot be captured; asking another one takes about 25 ns.
+  // The default stream cannot be captured; querying another one takes about 25 ns.
   bool capturing(StreamHandle stream) override;
   Status capture_keep(StreamHandle stream, std::function<void()> gone) override;
 
@@ -92,7 +92,7 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   // Another library resets the primary context: nothing of it can be used from now on.
   void abandon();
   Status capture_begin(StreamHandle stream);
-  // The captured graph, ready to run; 0 where the capture failed.
+  // The captured graph, ready to run; 0 if the capture failed.
   Status capture_end(StreamHandle stream, std::uint64_t* executable);
   Status graph_launch(std::uint64_t executable, StreamHandle stream);
   Status graph_destroy(std::uint64_t executable);
@@ -108,7 +108,7 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   };
   // Each parameter is a pointer to its value.
   Status launch_kernel(std::uint64_t function, const Shape& shape, void** parameters, StreamHandle stream);
-  // Whether all of this host memory is page-locked, by whomever: copies of it do not keep the host.
+  // Whether all of this host memory is pinned, by any library: copies of it do not block the host.
   bool host_pinned(Address address, std::uint64_t bytes) const;
 
   std::string hardware() const;  // "NVIDIA H200"
@@ -117,8 +117,8 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   int device() const { return device_; }  // CUdevice
   const CudaDriver& driver() const { return driver_; }
 
-  // Runs a driver call in this device's context and names it in the Status. While it runs, captures of
-  // other libraries do not mind it (cuThreadExchangeStreamCaptureMode).
+  // Runs a driver call in this device's context and names it in the Status. It does not affect captures of
+  // other libraries (cuThreadExchangeStreamCaptureMode).
   template <typename Call>
   Status in_context(const char* name, Call call) const {
     if (inherited()) return {Code::closed, 0, name};
@@ -144,7 +144,7 @@ class CudaBackend : public Backend, public DriverPoolBackend {
 
  private:
   Status pool_grant(void* pool);
-  bool inherited() const;  // through fork, or abandoned: the driver must not be called
+  bool inherited() const;  // after a fork, or abandoned: the driver must not be called
   std::string probe_pages();
   Status event_made(unsigned flags, EventHandle* out);
   bool knows(EventHandle event) const;
@@ -158,15 +158,15 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   void* context_ = nullptr;  // the primary context, retained
   int process_ = 0;          // the one that opened it
   std::atomic<bool> abandoned_ = false;
-  bool rdma_ = false;                 // pages can be made reachable for network cards
-  mutable std::mutex handles_mutex_;  // guards these
+  bool rdma_ = false;                 // pages can be made accessible to network cards
+  mutable std::mutex handles_mutex_;  // guards the members below
   std::unordered_set<StreamHandle> streams_;
   std::unordered_set<StreamHandle> adopted_;
   std::unordered_set<EventHandle> events_;
   DeviceInfo info_;
 };
 
-// Where work of this thread goes on a stream, and where what others did there is marked and asked about.
+// The stream for work of this thread, and the stream for events and queries about the work of others.
 void* for_work(StreamHandle stream);
 void* for_order(StreamHandle stream);
 

@@ -1,4 +1,4 @@
-// Finds the driver's functions by name. See cuda_driver.hpp.
+// Loads the driver's functions by name. See cuda_driver.hpp.
 #include "backends/cuda_driver.hpp"
 
 #include <dlfcn.h>
@@ -11,13 +11,13 @@ template <typename Function>
 void CudaDriver::load(const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function == nullptr && missing.empty())
-    missing = std::string(kLibrary) + " has no " + name + " (the driver of CUDA 12.0 or later is needed)";
+    missing = std::string(kLibrary) + " has no " + name + " (a driver for CUDA 12.0 or later is required)";
 }
 
 void CudaDriver::load_all() {
   library = dlopen(kLibrary, RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
-    missing = std::string("no ") + kLibrary + " (the CUDA driver) could be loaded";
+    missing = std::string("failed to load ") + kLibrary + " (the CUDA driver)";
     return;
   }
   load("cuInit", init);

@@ -1,7 +1,7 @@
-// The CUDA driver's functions, found at run time in libcuda.so.1: no toolkit to build with, no failure to
-// import where there is none. Only the table and the few types its calls need; what is done with them is in
-// cuda.cpp (the contract, graphs, kernels), cuda_pools.cpp (the driver's own pools) and pinned.cpp
-// (page-locked memory).
+// The CUDA driver's functions, loaded at run time from libcuda.so.1: building needs no toolkit, and importing
+// works without a driver. This file has only the table and the types that its calls need. They are used in
+// cuda.cpp (the contract, graphs, kernels), cuda_pools.cpp (the driver's own pools) and pinned.cpp (pinned
+// memory).
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ inline constexpr CuResult kCuInvalidHandle = 400;
 inline constexpr CuResult kCuNotReady = 600;
 inline constexpr CuResult kCuAlreadyRegistered = 712;
 inline constexpr CuResult kCuNotSupported = 801;
-inline constexpr CuResult kCuCaptureUnsupported = 900;  // … to kCuCapturedEvent: refused because of a capture
+inline constexpr CuResult kCuCaptureUnsupported = 900;  // … to kCuCapturedEvent: refused during a capture
 inline constexpr CuResult kCuCaptureImplicit = 906;
 inline constexpr CuResult kCuCapturedEvent = 907;
 
@@ -83,9 +83,9 @@ struct CudaDriver {
   static const CudaDriver& get();
 
   void* library = nullptr;
-  std::string missing;  // why it cannot be used; empty: it can
+  std::string missing;  // why it cannot be used; empty: it is usable
 
-  // ---- always there when `missing` is empty ------------------------------------------------------------
+  // ---- always set if `missing` is empty ----------------------------------------------------------------
   CuResult (*init)(unsigned);
   CuResult (*version)(int*);
   CuResult (*error_name)(CuResult, const char**);
@@ -125,7 +125,7 @@ struct CudaDriver {
   CuResult (*copy)(Address, Address, std::size_t, void*);
   CuResult (*fill)(Address, unsigned char, std::size_t, void*);
   CuResult (*launch_host)(void*, void (*)(void*), void*);
-  // page-locked memory
+  // pinned memory
   CuResult (*host_alloc)(void**, std::size_t, unsigned);
   CuResult (*host_free)(void*);
   CuResult (*host_register)(void*, std::size_t, unsigned);
@@ -172,9 +172,9 @@ struct CudaDriver {
   void load_all();
 };
 
-// What a result comes to. `call` names the function and is a string literal.
+// The Status of a result. `call` names the function and is a string literal.
 Status status_of(CuResult result, const char* call);
-// "CUDA_ERROR_OUT_OF_MEMORY (2)"; only the number where the driver is not there to ask.
+// "CUDA_ERROR_OUT_OF_MEMORY (2)"; only the number if the driver is not loaded.
 std::string cuda_error_text(CuResult result);
 
 inline void* cu_pointer(std::uint64_t handle) { return reinterpret_cast<void*>(handle); }

@@ -1,6 +1,6 @@
-// The driver's own pools: cuMemPool*, cuMemAllocFromPoolAsync and cuMemFreeAsync behind the contract of
-// driver_pool_backend.hpp. No call here synchronises or disturbs a capture; on a captured stream allocating
-// and freeing become nodes of its graph.
+// The driver's own pools: cuMemPool*, cuMemAllocFromPoolAsync and cuMemFreeAsync with the contract of
+// driver_pool_backend.hpp. No call here synchronizes or disturbs a capture; on a captured stream, allocations
+// and frees become nodes of its graph.
 #include <cstring>
 
 #include "backends/cuda.hpp"
@@ -28,8 +28,8 @@ DriverPoolBackend* CudaBackend::driver_pools() {
   return attribute(kCuAttributeMemoryPools) != 0 ? this : nullptr;
 }
 
-// Memory of the device itself, or managed memory that prefers it, or page-locked host memory: of any node, or
-// where the driver wants one named, of node 0.
+// Device memory, managed memory that prefers the device, or pinned host memory: of any node, or of node 0 if
+// the driver requires one.
 Status CudaBackend::pool_create(const DriverPoolProperties& wanted, DriverPoolHandle* out) {
   void* pool = nullptr;
   const auto create = [&](CuLocation location) {
@@ -49,7 +49,7 @@ Status CudaBackend::pool_create(const DriverPoolProperties& wanted, DriverPoolHa
   return {};
 }
 
-// Lets this device reach memory of a pool that lives elsewhere, unless it does already.
+// Grants this device access to memory of a pool elsewhere, unless it already has it.
 Status CudaBackend::pool_grant(void* pool) {
   int granted = 0;
   CuLocation here = {kCuLocationDevice, device_};
@@ -79,7 +79,7 @@ Status CudaBackend::pool_allocate(DriverPoolHandle pool, std::uint64_t bytes, St
   });
 }
 
-// May come from another thread than the one whose default stream it is.
+// May be called on another thread than the one whose default stream it is.
 Status CudaBackend::pool_free(Address address, StreamHandle stream) {
   return unseen_by_captures("cuMemFreeAsync", [&] { return driver_.pool_free(address, for_order(stream)); });
 }
@@ -88,7 +88,7 @@ Status CudaBackend::pool_trim(DriverPoolHandle pool, std::uint64_t keep) {
   return unseen_by_captures("cuMemPoolTrimTo", [&] { return driver_.pool_trim(cu_pointer(pool), keep); });
 }
 
-// The driver's flags are ints, everything else has 64 bits.
+// The driver's flags are ints; all other attributes have 64 bits.
 Status CudaBackend::pool_get(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t* out) {
   int flag = 0;
   std::uint64_t number = 0;
@@ -116,7 +116,7 @@ Status CudaBackend::pool_export(DriverPoolHandle pool, int* fd) {
 
 Status CudaBackend::pool_import(int fd, DriverPoolHandle* out) {
   void* pool = nullptr;
-  // The driver takes the descriptor itself where a pointer to a handle is expected.
+  // The driver expects the descriptor itself where a pointer to a handle is declared.
   Status status = unseen_by_captures("cuMemPoolImportFromShareableHandle", [&] {
     return driver_.pool_import(&pool, cu_pointer(static_cast<std::uint64_t>(fd)), kCuHandleFileDescriptor, 0);
   });

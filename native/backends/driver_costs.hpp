@@ -1,5 +1,5 @@
-// What driver calls cost on an H200, in microseconds as measured: what the model device and the policies
-// charge for theirs.
+// Costs of driver calls on an H200, in microseconds as measured. The model device and the policies charge
+// them.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace vram::prices {
 struct Page {
   double create, map, set_access, unmap, release;
 };
-// For pages of 2, 8 and 32 MiB; others cost what the next larger of these does.
+// For pages of 2, 8 and 32 MiB; other sizes cost as much as the next larger of these.
 inline constexpr Page kPages[kPageSizes] = {
     {11.0, 1.6, 29.0, 20.0, 11.0},
     {10.2, 1.3, 27.75, 19.5, 15.0},
@@ -27,10 +27,11 @@ struct Plain {
 };
 inline constexpr Plain kPlain[] = {
     {2.0 * kMiB, 86.0}, {64.0 * kMiB, 156.0}, {512.0 * kMiB, 429.0}, {4.0 * kGiB, 3100.0}};
-// Of plain memory's price, the part of getting it; the rest is for giving it back.
+// The share of the cost of plain memory that is charged for allocating it; the rest is charged for releasing
+// it.
 inline constexpr double kReserveShare = 0.6;
 
-// Of getting and giving back `bytes` of plain memory together.
+// The cost of allocating and releasing `bytes` of plain memory together.
 constexpr double plain(std::uint64_t bytes) {
   const double size = static_cast<double>(bytes);
   const Plain* low = kPlain;

@@ -1,5 +1,5 @@
-// Real memory by mmap and one worker thread a stream. books.cpp judges the memory calls; this file
-// does the deeds.
+// Real memory by mmap and one worker thread per stream. ledger.cpp validates the memory calls; this file
+// performs them.
 #include "backends/host.hpp"
 
 #include <cxxabi.h>
@@ -31,26 +31,26 @@ namespace vram {
 // holds a reference to the stream, not to the backend.
 class HostStream : public std::enable_shared_from_this<HostStream> {
  public:
-  // A place in a stream's order, behind so many of its operations.
+  // A position in a stream's order, behind this many of its operations.
   struct Point {
     std::shared_ptr<HostStream> stream;
     std::uint64_t position = 0;
     bool reached() const { return stream->reached(position); }
   };
 
-  // In the child of a fork nothing of it is destroyed, whoever held it: its thread is the parent's.
+  // In the child of a fork nothing of it is destroyed: its thread belongs to the parent.
   static std::shared_ptr<HostStream> make() {
     return {new HostStream(), [generation = process_generation()](HostStream* stream) {
               if (generation == process_generation()) delete stream;
             }};
   }
 
-  // Code::closed once close() was called, Code::failed where no thread can be started.
+  // Code::closed once close() was called, Code::failed if no thread can be started.
   Code enqueue(std::function<void()> work, int* native) {
     const std::lock_guard lock(mutex_);
     return enqueue_locked(std::move(work), native);
   }
-  // The operations behind it wait for another stream.
+  // Makes later operations wait for another stream.
   Code enqueue_wait(const Point& point, int* native) {
     const std::lock_guard lock(mutex_);
     const auto wait = [point] { (void)point.stream->wait_for(point.position); };
@@ -63,8 +63,8 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     return queued_;
   }
   bool reached(std::uint64_t position) const { return finished_.load(std::memory_order_acquire) >= position; }
-  // The host's wait for a point. Code::deadlock where it would never end: it is made by work of a stream, and
-  // the point stands behind that work, in the same stream or through the waits of others.
+  // The host's wait for a point. Code::deadlock if it would never end: the caller is work on a stream, and
+  // the point is behind that work, in the same stream or through waits of others.
   static Code wait(const Point& point) {
     if (point.reached()) return Code::ok;
     if (current == nullptr) return point.stream->wait_for(point.position);
@@ -84,7 +84,7 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     closing_ = true;
     changed_.notify_all();
   }
-  // Whether join() would return at once.
+  // Whether join() would return immediately.
   bool ended() const { return ended_.load(std::memory_order_acquire); }
   // pre: closed, and not started or not called on its own thread.
   void join() {
@@ -93,7 +93,7 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
 
  private:
   struct Wait {
-    std::uint64_t operation;  // counted as positions are
+    std::uint64_t operation;  // counted like positions
     Point point;
   };
 
@@ -128,8 +128,8 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     const std::lock_guard lock(mutex_);
     awaited_ = point;
   }
-  // What must be reached before this stream gets to the position: what its queue waits for, and what the work
-  // that runs now waits for.
+  // What must be reached before this stream gets to the position: what its queue waits for, and what the
+  // running work waits for.
   void add_needs(std::uint64_t position, std::vector<Point>* out) {
     const std::lock_guard lock(mutex_);
     if (reached(position)) return;
@@ -137,9 +137,9 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
       if (wait.operation <= position) out->push_back(wait.point);
     if (awaited_.stream) out->push_back(awaited_);
   }
-  // Whether a point is reached only after the work that runs on this thread has finished. A point needs only
-  // what was queued before it, so a cycle of waits is closed by a work's own wait and found here.
-  // pre: waiting_works is held, so that of two works that wait for each other one finds the other's wait.
+  // Whether a point is reached only after the work running on this thread has completed. A point needs only
+  // what was queued before it, so a cycle of waits is closed by a wait of the work itself and found here.
+  // pre: waiting_works is held, so that one of two works that wait for each other sees the other's wait.
   static bool behind_this_work(const Point& point) {
     std::unordered_map<HostStream*, std::uint64_t> asked;
     std::vector<Point> needs = {point};
@@ -156,7 +156,7 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     return false;
   }
 
-  // Signals are left to the program's own threads.
+  // Signals go to the program's own threads.
   int start() {
     sigset_t all, before;
     sigfillset(&all);
@@ -175,13 +175,13 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     while (wait_for_work()) run_next();
     ended_.store(true, std::memory_order_release);
   }
-  // False when the stream is closed and nothing is left to do.
+  // False if the stream is closed and nothing is left to do.
   bool wait_for_work() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return closing_ || !queue_.empty(); });
     return !queue_.empty();
   }
-  // The work is destroyed before it counts as finished: what it held is gone when a wait returns.
+  // The work is destroyed before it counts as completed: its references are released when a wait returns.
   bool run_next() {
     std::function<void()> work;
     {
@@ -203,7 +203,7 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     return true;
   }
 
-  // Swallows what the work throws, but not the unwinding by which a thread is ended from outside.
+  // Ignores what the work throws, except for the unwinding that cancels a thread.
   static void run_guarded(const std::function<void()>& work) {
     try {
       work();
@@ -218,8 +218,8 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
-  std::deque<Wait> waits_;  // of those operations that wait for other streams; unfinished ones only
-  Point awaited_;           // what the work that runs now waits for on the host
+  std::deque<Wait> waits_;  // of unfinished operations that wait for other streams
+  Point awaited_;           // what the running work waits for on the host
   std::uint64_t queued_ = 0;
   std::atomic<std::uint64_t> finished_{0};
   bool closing_ = false;
@@ -253,7 +253,7 @@ Status from_errno(const char* call) {
 
 void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
-// Takes a range out of use without giving its addresses up.
+// Makes a range inaccessible but keeps its addresses reserved.
 bool block_range(Address address, std::uint64_t bytes) {
   return mmap(pointer(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
               0) != MAP_FAILED;
@@ -292,7 +292,7 @@ Status HostBackend::close() {
 
 bool HostBackend::inherited() const { return generation_ != process_generation(); }
 
-// False where the system has no memory files or cannot take memory back out of them.
+// False if the system has no memory files or cannot release memory inside them.
 bool HostBackend::open_store() {
   store_ = memfd_create("vram", MFD_CLOEXEC);
   if (store_ < 0) return false;
@@ -368,8 +368,8 @@ Status HostBackend::space_release(Address address, std::uint64_t bytes) {
   return kOk;
 }
 
-// Offsets return to a list for each page size, so the store grows to at most three times the
-// capacity in addresses, never in memory.
+// Offsets return to one list per page size, so the store grows to at most three times the capacity in
+// addresses, never in memory.
 Status HostBackend::take_offset(std::uint64_t bytes, std::uint64_t* out) {
   std::vector<std::uint64_t>& free_offsets = free_offsets_[page_size_index(bytes)];
   if (!free_offsets.empty()) {
@@ -454,7 +454,7 @@ std::vector<std::shared_ptr<HostStream>> HostBackend::all_streams() {
   return all;
 }
 
-// Joins the threads of destroyed streams that have ended meanwhile. pre: the lock is held.
+// Joins the threads of destroyed streams that have ended. pre: the lock is held.
 void HostBackend::reap() {
   std::erase_if(retired_, [](const std::shared_ptr<HostStream>& stream) {
     if (!stream->ended()) return false;

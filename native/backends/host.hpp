@@ -1,6 +1,6 @@
-// The host as a device: real memory, and one worker thread a stream, so work really is asynchronous,
-// overlap really happens and a missing synchronisation really races. Where memory goes is the
-// pool's business; Python callables are the bindings'.
+// The host as a device: real memory and one worker thread per stream. Work is really asynchronous, it
+// overlaps, and a missing synchronization really races. The pool decides about placement; the bindings run
+// Python callables.
 #pragma once
 
 #include <atomic>
@@ -17,21 +17,21 @@ namespace vram {
 
 class HostStream;
 
-// Plain memory is anonymous; pages are ranges of one sparse memory file, so that a page mapped at
-// two addresses is one memory seen twice. Nothing is committed before it is touched; `capacity`
-// bounds what may be promised.
+// Plain memory is anonymous. Pages are ranges of one sparse memory file, so that a page mapped at two
+// addresses is the same memory. Nothing is committed before it is touched; `capacity` bounds what may be
+// allocated.
 //
-// A point in a stream is the number of operations queued before it, so recording an event queues
-// nothing, and an event has passed when the stream has finished that many. Only a timing event is an
-// operation itself: it looks at the clock.
+// A point in a stream is the number of operations queued before it. Recording an event queues nothing, and an
+// event has completed when the stream has completed that many operations. Only a timing event is an operation
+// itself: it reads the clock.
 //
-// Fork: the child has no worker threads, so there every call answers Code::closed and destruction
-// leaves everything alone. Pages are then shared with the parent, plain memory is a private copy.
+// Fork: the child has no worker threads, so every call returns Code::closed there and destruction does
+// nothing. Pages are shared with the parent, plain memory is a private copy.
 class HostBackend : public Backend {
  public:
   // 0: the machine's physical memory. Otherwise rounded down to whole slots.
   explicit HostBackend(std::uint64_t capacity_bytes = 0);
-  // Lets all queued work of all streams finish first. pre: close() allows it.
+  // Waits for all queued work of all streams first. pre: close() allows it.
   ~HostBackend() override;
   // Code::deadlock on the thread of a stream, where the destructor would wait for itself; see end() in
   // waits.hpp.
@@ -54,9 +54,9 @@ class HostBackend : public Backend {
   Status unmap(Address address, std::uint64_t bytes) override;
 
   Status stream_create(StreamHandle* out) override;
-  // Returns at once; the stream's thread ends when its queue is empty.
+  // Returns immediately; the stream's thread ends when its queue is empty.
   Status stream_destroy(StreamHandle stream) override;
-  // All waits answer Code::deadlock where a stream's work waits for what stands behind it.
+  // All waits return Code::deadlock if a stream's work waits for work behind it.
   Status stream_synchronize(StreamHandle stream) override;
   Status stream_query(StreamHandle stream) override;
   Status stream_wait(StreamHandle stream, EventHandle event) override;
@@ -71,7 +71,7 @@ class HostBackend : public Backend {
 
   Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override;
   Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
-  // An exception that leaves `work` is dropped.
+  // An exception that leaves `work` is ignored.
   Status launch(StreamHandle stream, std::function<void()> work) override;
 
   bool check(std::string* why);
@@ -81,9 +81,9 @@ class HostBackend : public Backend {
     std::shared_ptr<HostStream> stream;  // null: never recorded
     std::uint64_t position = 0;
     bool timing = false;
-    std::shared_ptr<std::atomic<std::int64_t>> moment;  // of the last record: nanoseconds, 0 until it passes
+    std::shared_ptr<std::atomic<std::int64_t>> moment;  // of the last record: nanoseconds, 0 until then
   };
-  bool inherited() const;  // this process is a fork's child
+  bool inherited() const;  // this process is the child of a fork
   std::shared_ptr<HostStream> stream_of(StreamHandle handle);
   std::vector<std::shared_ptr<HostStream>> all_streams();
   void reap();
@@ -91,11 +91,11 @@ class HostBackend : public Backend {
   Status take_offset(std::uint64_t bytes, std::uint64_t* out);
   Status enqueue(StreamHandle stream, std::function<void()> work, const char* call);
 
-  const std::uint64_t generation_;  // of the process that made this, see inherited()
+  const std::uint64_t generation_;  // of the process that created this, see inherited()
   DeviceInfo info_;
   std::mutex mutex_;  // guards everything below; streams have their own
   Ledger ledger_;
-  int store_ = -1;  // the memory file behind all pages
+  int store_ = -1;  // the memory file of all pages
   std::uint64_t store_bytes_ = 0;
   std::vector<std::uint64_t> free_offsets_[kPageSizes];
   std::unordered_map<StreamHandle, std::shared_ptr<HostStream>> streams_;

@@ -1,4 +1,4 @@
-// Entering and judging the calls that change memory; books.hpp has the invariants.
+// Validates and records the calls that change memory; ledger.hpp has the invariants.
 #include "backends/ledger.hpp"
 
 #include <algorithm>

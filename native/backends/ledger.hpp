@@ -12,8 +12,8 @@
 
 namespace vram {
 
-// Every change comes in two steps: may_x() answers Code::ok when the preconditions of x hold, x()
-// then enters it. Between them the backend does the deed, so a failed deed leaves no trace here.
+// Every change has two steps: may_x() returns Code::ok if the preconditions of x hold, and x() then records
+// it. The backend performs the call in between, so a failed call leaves no trace here.
 //
 // Invariants
 //   plain_bytes = Σ bytes of plain ranges;  page_bytes = Σ bytes of pages
@@ -24,7 +24,7 @@ class Ledger {
  public:
   struct Page {
     std::uint64_t bytes = 0;
-    std::uint64_t offset = 0;    // the backend's own: where the page lies in its store
+    std::uint64_t offset = 0;    // used by the backend: position of the page in its store
     std::uint32_t mappings = 0;  // addresses it is mapped at
   };
   explicit Ledger(std::uint64_t capacity) : capacity_(capacity) {}
@@ -47,7 +47,7 @@ class Ledger {
   const Page* page(PageHandle handle) const { return pages_.find(handle); }
   Code may_map(Address address, std::uint64_t bytes, PageHandle page) const;
   void map(Address address, std::uint64_t bytes, PageHandle page);
-  // As the driver has it, the range must consist of whole mappings.
+  // As with the driver, the range must consist of whole mappings.
   Code may_set_access(Address address, std::uint64_t bytes) const;
   void set_access(Address address, std::uint64_t bytes);
   Code may_unmap(Address address, std::uint64_t bytes) const;
@@ -62,11 +62,11 @@ class Ledger {
     }
   }
 
-  // Work may touch the range: it is not null, and where it lies in a space it is mapped with
-  // access. Addresses outside all spaces are not ours to judge: they may be the host's.
+  // Whether work may use the range: it is not null, and if it is in a space, it is mapped with access.
+  // Addresses outside all spaces are not checked: they may be host memory.
   Code may_touch(Address address, std::uint64_t bytes) const;
 
-  // ---- what there is ----------------------------------------------------------------------------
+  // ---- state ------------------------------------------------------------------------------------
   std::uint64_t capacity() const { return capacity_; }
   std::uint64_t used_bytes() const { return plain_bytes_ + page_bytes_; }
   std::uint64_t plain_bytes() const { return plain_bytes_; }
@@ -81,20 +81,20 @@ class Ledger {
     for (const auto& [address, bytes] : plain_) visit(address, bytes);
     for (const Space& space : spaces_) visit(space.address, space.bytes);
   }
-  // Verifies the invariants above; on failure says which one in *why.
+  // Verifies the invariants above; on failure *why names the violated one.
   bool check(std::string* why) const;
 
  private:
   struct Slot {
     PageHandle page = 0;      // 0: nothing is mapped here
-    std::uint32_t part = 0;   // which slot of its page this is
+    std::uint32_t part = 0;   // index of the slot in its page
     bool accessible = false;  // set_access was called
   };
   struct Space {
     Address address = 0;
     std::uint64_t bytes = 0;
     std::uint64_t mappings = 0;
-    std::vector<Slot> slots;  // as far as anything was ever mapped; beyond that nothing is
+    std::vector<Slot> slots;  // up to the last slot that was ever mapped
   };
   const Space* space_of(Address address, std::uint64_t bytes) const;
   Space* space_of(Address address, std::uint64_t bytes) {

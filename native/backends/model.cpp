@@ -1,5 +1,5 @@
-// The virtual device: books.cpp judges the memory calls; this file gives out addresses, moves the
-// clock, executes streams, fails on demand and counts.
+// The virtual device: ledger.cpp validates the memory calls; this file assigns addresses, moves the clock,
+// executes streams, fails on demand and counts.
 #include "backends/model.hpp"
 
 #include <cxxabi.h>
@@ -107,7 +107,7 @@ ModelBackend::Lock ModelBackend::hold() const {
   return Lock(mutex_);
 }
 
-// Takes the lock and counts the call. False when it is to fail, with *status saying how.
+// Takes the lock and counts the call. False if the call must fail, with *status set.
 bool ModelBackend::begin(Call call, Lock* lock, Status* status) {
   if (inherited()) {
     *status = {Code::closed, 0, kCallNames[call]};
@@ -195,8 +195,8 @@ double ModelBackend::host_wait_us() {
 
 // ---- memory ---------------------------------------------------------------------------------------
 
-// Ranges are given out in powers of two, so each class spans at most twice the capacity and a long
-// run of reserve and release does not wander out of the address range. 0: the range is full.
+// Ranges are assigned in powers of two, so each class spans at most twice the capacity, and a long sequence
+// of reserve and release stays inside the address range. 0: the range is full.
 Address ModelBackend::Addresses::take(std::uint64_t bytes) {
   const std::uint64_t span = std::bit_ceil(bytes);
   std::vector<Address>& reusable = free[std::countr_zero(span)];
@@ -214,8 +214,8 @@ void ModelBackend::Addresses::give(Address address, std::uint64_t bytes) {
   free[std::countr_zero(std::bit_ceil(bytes))].push_back(address);
 }
 
-// Whether queued work, or a graph that may be launched again, touches the range.
-// `graphs`: also where a graph touches it that is captured and not running.
+// Whether queued work, or a graph that may be launched again, uses the range.
+// `graphs`: also if a captured graph that is not running uses it.
 bool ModelBackend::busy(Address address, std::uint64_t bytes, bool graphs) const {
   for (const auto& [id, graph] : graphs_)
     for (const Operation& operation : graph.operations)
@@ -354,13 +354,13 @@ Status ModelBackend::unmap(Address address, std::uint64_t bytes) {
 
 // ---- streams and events ---------------------------------------------------------------------------
 
-// The place of a stream; one that no stream has, where the handle is unknown.
+// The place of a stream; a place that no stream has if the handle is unknown.
 StreamHandle ModelBackend::at(StreamHandle handle) const {
   if (handle < kFirstForeign || handle == kNoStream) return handle;
   const auto found = foreign_.find(handle);
   if (found != foreign_.end()) return found->second;
   if (std::find(foreign_gone_.begin(), foreign_gone_.end(), handle) == foreign_gone_.end()) return kNoStream;
-  std::fprintf(stderr, "vram: the model device was asked about stream %#llx, which was destroyed\n",
+  std::fprintf(stderr, "vram: the model device was called with stream %#llx, which was destroyed\n",
                static_cast<unsigned long long>(handle));
   std::abort();
 }
@@ -599,14 +599,14 @@ Status ModelBackend::wait_for(Call call, StreamHandle handle, std::uint64_t posi
   return {reached ? Code::ok : stuck(), 0, kCallNames[call]};
 }
 
-// Why a wait did not reach its end: a launched function made it, or everything waits for something else.
+// Why a wait did not complete: a launched function made it, or everything waits for something else.
 Code ModelBackend::stuck() const {
   return executing_ && executor_ == std::this_thread::get_id() ? Code::deadlock : Code::failed;
 }
 
 // ---- work -----------------------------------------------------------------------------------------
 
-// Under the lag schedule only work is queued, and the stream's tail says when it finishes.
+// With the lag schedule, only work is queued, and the stream's tail tells when it completes.
 void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
   if (Graph* graph = capture_on(handle)) {
     graph->operations.push_back(std::move(operation));
@@ -635,7 +635,7 @@ Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation oper
   }
   operation.id = next_own_id_++;
   enqueue(stream, std::move(operation));
-  if (lag_us_ == 0) move_clock(now_us_, lock);  // it is done at once
+  if (lag_us_ == 0) move_clock(now_us_, lock);  // it completes immediately
   return kOk;
 }
 
@@ -674,8 +674,8 @@ Status ModelBackend::work(StreamHandle stream, std::uint64_t id, Address address
 
 // ---- executing ------------------------------------------------------------------------------------
 
-// Waits until no other thread executes. False on the executing thread itself: a launched function
-// cannot execute what stands behind it.
+// Waits until no other thread executes. False on the executing thread itself: a launched function cannot
+// execute work that is queued behind it.
 bool ModelBackend::may_execute(Lock& lock) {
   if (executing_ && executor_ == std::this_thread::get_id()) return false;
   executed_one_.wait(lock, [this] { return !executing_; });
@@ -719,7 +719,7 @@ bool ModelBackend::step_locked(StreamHandle handle, Lock& lock) {
   return true;
 }
 
-// One step of every stream that can take one. pre: may_execute.
+// Executes one step of every stream that can make one. pre: may_execute.
 bool ModelBackend::step_round(Lock& lock) {
   bool moved = false;
   for (StreamHandle handle = 0; handle < streams_.size(); ++handle) {
@@ -766,7 +766,7 @@ Status ModelBackend::synchronize() {
   return kOk;
 }
 
-// Lag: executes what the clock has passed, in the order of finishing.
+// Lag: executes what the clock has passed, in order of completion.
 void ModelBackend::settle(Lock& lock) {
   while (queued_ > 0 && may_execute(lock)) {
     Stream* first = nullptr;
@@ -829,7 +829,7 @@ void ModelBackend::clear_executed() {
   executed_.clear();
 }
 
-// ---- what there is --------------------------------------------------------------------------------
+// ---- state ----------------------------------------------------------------------------------------
 
 ModelCounts ModelBackend::counts() {
   const Lock lock = hold();

@@ -1,6 +1,6 @@
-// A device of addresses only: a set capacity, a virtual clock, a schedule the test chooses, failures
-// on demand and a count of what the driver would have charged. Tests and replay run on it; it holds
-// no memory and starts no thread.
+// A device with addresses only: a given capacity, a virtual clock, a schedule that the test chooses, failures
+// on demand, and a count of what the driver would have cost. Tests and replay use it; it holds no memory and
+// starts no thread.
 #pragma once
 
 #include <array>
@@ -23,19 +23,19 @@
 
 namespace vram {
 
-// How work on streams gets done.
+// How work on streams is executed.
 enum class Schedule : std::uint8_t {
-  // Whatever is queued at time t has finished at t + lag, and no sooner than what its stream waits
-  // for. Time moves by advance, set_time and the host's waits; launched functions run when it does.
+  // What is queued at time t completes at t + lag, and not before what its stream waits for. Time moves with
+  // advance, set_time and the host's waits; launched functions then run.
   lag,
-  // Nothing happens until step() or run_all() executes it, one operation at a time: work, event
-  // marks and waits alike. The host's waits step all streams in turn until they are satisfied, and
-  // answer Code::failed when nothing can move.
+  // Nothing happens until step() or run_all() executes it, one operation at a time: work, event marks and
+  // waits. The host's waits step all streams in turn until they are satisfied, and return Code::failed if
+  // nothing can move.
   manual,
 };
 
-// What a call charges, in microseconds, as measured on an H200. Prices of 8 MiB pages lie halfway
-// (in doublings) between those of 2 and 32 MiB.
+// The cost of each call in microseconds, as measured on an H200. The costs of 8 MiB pages are halfway (in
+// doublings) between those of 2 and 32 MiB.
 //
 //   call             2 MiB   8 MiB   32 MiB   per
 //   page_create       11.0   10.2      9.4    page
@@ -50,17 +50,17 @@ enum class Schedule : std::uint8_t {
 //   event_create .27, event_destroy .20, event_record .45, event_query and stream_query .33,
 //   stream_wait .43
 //   pool_allocate and pool_free .65 each; 3850 for each 32 MiB that a driver pool grows by
-//   Everything else was not measured: it is counted and charged nothing. What the host waits in
-//   synchronize calls is host_wait_us, not a charge of the driver.
+//   Everything else was not measured: it is counted and costs nothing. The time the host waits in
+//   synchronize calls is host_wait_us, not a cost of the driver.
 struct ModelOptions {
   bool pages = true;
   Schedule schedule = Schedule::lag;
   double lag_us = 5000.0;
-  bool release_waits = false;       // release() waits for everything that is queued, as a driver's does
+  bool release_waits = false;       // release() waits for everything queued, like a driver
   Address base = 0x1000'0000'0000;  // of all its addresses, which stay below base + 96 TiB
 };
 
-// What exists now; a test that has cleaned up finds only streams == 1 (the default stream).
+// What exists now; after a test has cleaned up, only streams == 1 (the default stream) remains.
 struct ModelCounts {
   std::uint64_t plain_ranges = 0;
   std::uint64_t plain_bytes = 0;
@@ -74,15 +74,15 @@ struct ModelCounts {
   std::uint64_t pools = 0;   // driver pools, without the default one
 };
 
-// What the calls beyond the contract, which report no Status, throw where they are refused.
+// Thrown by calls beyond the contract that report no Status, if they are refused.
 struct Refused {
   Status status;
 };
 
-// Addresses are a function of the calls made, so equal runs see equal addresses. Beyond the
-// contract's preconditions it refuses to release or unmap what queued work still touches.
+// Addresses depend only on the calls, so equal runs have equal addresses. Beyond the contract's
+// preconditions, it refuses to release or unmap what queued work still uses.
 //
-// Fork: in the child every call answers Code::closed, or throws Refused.
+// Fork: in the child every call returns Code::closed, or throws Refused.
 class ModelBackend : public Backend, public DriverPoolBackend {
  public:
   explicit ModelBackend(std::uint64_t capacity_bytes, ModelOptions options = {});
@@ -102,7 +102,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Status unmap(Address address, std::uint64_t bytes) override;
 
   Status stream_create(StreamHandle* out) override;
-  // The queued work stays queued and is still executed; only the handle goes.
+  // Queued work is still executed; only the handle becomes invalid.
   Status stream_destroy(StreamHandle stream) override;
   Status stream_synchronize(StreamHandle stream) override;
   Status stream_query(StreamHandle stream) override;
@@ -112,22 +112,22 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Status event_record(EventHandle event, StreamHandle stream) override;
   Status event_query(EventHandle event) override;
   Status event_synchronize(EventHandle event) override;
-  // By the virtual clock; under the manual schedule work takes no time.
+  // By the virtual clock; with the manual schedule, work takes no time.
   Status timing_event_create(EventHandle* out) override;
   Status elapsed_ms(EventHandle from, EventHandle to, double* out) override;
-  Status synchronize() override;  // failed where something is left that nothing moves
+  Status synchronize() override;  // failed if something is left that cannot move
 
   Status copy(Address to, Address from, std::uint64_t bytes, StreamHandle stream) override;
   Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
   Status launch(StreamHandle stream, std::function<void()> work) override;
 
   // ---- driver pools (model_pools.cpp) -------------------------------------------------------------
-  // They reserve memory 32 MiB at a time. What is freed serves its stream at once and others when that stream
-  // has reached the free; until then the pool fails at its maximum size, as the driver does. What is free
-  // beyond the release threshold goes back when the host waits. Pages do not
-  // move, and reuse_follow_event_dependencies and reuse_allow_internal_dependencies change nothing.
-  // Memory allocated on a captured stream is the graph's and goes with it; no other can be freed there.
-  // Exported descriptors are understood by the same model only.
+  // They reserve memory 32 MiB at a time. Freed memory can be reused by its stream immediately and by others
+  // when that stream has reached the free; until then the pool fails at its maximum size, like the driver.
+  // Free memory beyond the release threshold is released when the host waits. Pages do not move, and
+  // reuse_follow_event_dependencies and reuse_allow_internal_dependencies have no effect. Memory allocated on
+  // a captured stream belongs to the graph and is released with it; no other memory can be freed there. Only
+  // the same model can import exported descriptors.
   DriverPoolBackend* driver_pools() override { return this; }
   Status pool_create(const DriverPoolProperties& properties, DriverPoolHandle* out) override;
   Status pool_default(DriverPoolHandle* out) override;
@@ -145,8 +145,8 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   bool pool_host_accessible(DriverPoolKind) const override { return false; }
 
   // ---- work and its schedule --------------------------------------------------------------------
-  // Queues work called `id`; where bytes > 0 it touches that range, which must be usable, until
-  // it is executed. Not a call of the contract: neither counted nor made to fail.
+  // Queues work with this `id`; if bytes > 0, it uses that range, which must be usable, until it is executed.
+  // Not a call of the contract: it is neither counted nor made to fail.
   Status work(StreamHandle stream, std::uint64_t id, Address address = 0, std::uint64_t bytes = 0);
   // The ids of executed work, in order. copy, fill and launch take ids from kFirstOwnId upwards.
   static constexpr std::uint64_t kFirstOwnId = std::uint64_t{1} << 32;
@@ -154,50 +154,51 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   void clear_executed();
   // Code::invalid while anything is unfinished.
   Status set_schedule(Schedule schedule);
-  // Manual only: executes the stream's first operation. False when there is none or it is a wait
-  // for something that has not happened. Also steps what a destroyed stream has left.
+  // Manual only: executes the stream's first operation. False if there is none or it is a wait for something
+  // that has not happened. Also steps the remaining work of a destroyed stream.
   bool step(StreamHandle stream);
-  // Steps streams in turn until nothing moves (manual), or moves the clock past everything queued
-  // (lag). True when nothing is left.
+  // Steps streams in turn until nothing moves (manual), or moves the clock past everything queued (lag). True
+  // if nothing is left.
   bool run_all();
 
   // ---- streams of other libraries -----------------------------------------------------------------
-  // A stream that is not lasting. Its handle is the one that was given back last, as a driver's often is. Any
-  // use of a handle that was given back ends the process, as a driver may.
+  // A stream that is not lasting. Its handle is the last released one, as is common with drivers. Any use of
+  // a released handle ends the process, as a driver may.
   Status foreign_create(StreamHandle* out);
-  Status foreign_destroy(StreamHandle stream);  // what is queued there still runs
+  Status foreign_destroy(StreamHandle stream);  // queued work still runs
   bool lasting(StreamHandle stream) const override;
   Status stream_adopt(StreamHandle stream) override;
   Status stream_disown(StreamHandle stream) override;
   Status stream_id(StreamHandle stream, StreamId* out) override;
 
   // ---- graphs ------------------------------------------------------------------------------------
-  // While a stream is captured its work goes into the graph; to ask, mark or wait for the stream is refused
-  // with Code::capturing and counted. What a live graph touches cannot be released. It can be unmapped once
-  // the capture has ended, and must be mapped again before a launch, which is refused otherwise.
+  // While a stream is captured, its work goes into the graph; querying it, waiting for it or recording events
+  // on it is refused with Code::capturing and counted. What a live graph uses cannot be released. It can be
+  // unmapped once the capture has ended, and must be mapped again before a launch, which is refused
+  // otherwise.
   Status capture_of(StreamHandle stream, CaptureId* out) override;
   bool capturing(StreamHandle stream) override;
   Status capture_keep(StreamHandle stream, std::function<void()> gone) override;
   Status capture_begin(StreamHandle stream);
   Status capture_end(StreamHandle stream, std::uint64_t* graph);
   Status graph_launch(std::uint64_t graph, StreamHandle stream);  // queues everything captured, in order
-  Status graph_destroy(std::uint64_t graph);                      // what was launched still runs
+  Status graph_destroy(std::uint64_t graph);                      // launched work still runs
   std::uint64_t refused_in_capture();
 
-  // ---- the clock, in microseconds; it never goes back ---------------------------------------------
+  // ---- the clock, in microseconds; it never moves backwards --------------------------------------
   double now();
   void advance(double us);
   void set_time(double us);
   void set_lag(double us);
 
   // ---- failures ---------------------------------------------------------------------------------
-  // The nth call (1 is the next) of that method fails once with this status and changes nothing.
-  // False when the contract has no such method.
+  // The nth call (1 is the next) of that method fails once with this status and changes nothing. False if the
+  // contract has no such method.
   bool fail(std::string_view call, std::uint64_t nth, Status status);
   void fail_any(std::uint64_t nth, Status status);
-  void clear_failures();  // forgets those that have not happened
+  void clear_failures();  // forgets failures that have not happened
 
-  // ---- what was asked of it -----------------------------------------------------------------------
+  // ---- counters -----------------------------------------------------------------------------------
   std::uint64_t calls(std::string_view call);
   std::uint64_t total_calls();
   std::uint64_t driver_calls() { return total_calls(); }
@@ -207,7 +208,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   double memory_us();
   std::uint64_t host_waits();  // synchronize calls that had to wait
   double host_wait_us();
-  // Calls of release made while work was queued, whosever it was.
+  // Number of calls of release while work was queued, regardless of its owner.
   std::uint64_t busy_releases();
 
   ModelCounts counts();
@@ -272,18 +273,18 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     std::uint64_t id = 0;
     std::function<void()> function;
     Touch touches[2];
-    StreamHandle other = 0;  // wait: until `other` has done `position` operations
+    StreamHandle other = 0;  // wait: until `other` has completed `position` operations
     std::uint64_t position = 0;
-    double finish = 0;           // lag: when it is done
-    std::uint64_t sequence = 0;  // lag: order among those that finish together
+    double finish = 0;           // lag: when it completes
+    std::uint64_t sequence = 0;  // lag: order among those that complete together
   };
-  // What the other members call a stream is its place in `streams_`; at() finds it by its handle.
-  // Under the lag schedule marks and waits only move `tail`; operations then holds work alone.
+  // Other members refer to a stream by its place in `streams_`; at() finds it by its handle. With the lag
+  // schedule, marks and waits only move `tail`; operations then holds only work.
   struct Stream {
     bool alive = true;
-    double tail = 0;                  // lag: when everything queued so far is done
-    std::uint64_t queued = 0;         // operations ever queued
-    std::uint64_t done = 0;           // operations ever executed
+    double tail = 0;                  // lag: when everything queued so far completes
+    std::uint64_t queued = 0;         // operations queued in total
+    std::uint64_t done = 0;           // operations executed in total
     std::list<Operation> operations;  // queued - done of them, less the one being executed
   };
   struct Graph {
@@ -296,12 +297,12 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   static constexpr StreamHandle kNoStream = ~StreamHandle{0};
   struct Event {
     StreamHandle stream = 0;
-    std::uint64_t position = 0;  // manual: passed when the stream has done that many
-    double passes = 0;           // lag: the moment it passes
+    std::uint64_t position = 0;  // manual: completed when the stream has executed that many
+    double passes = 0;           // lag: the time at which it completes
     bool timing = false;
     bool recorded = false;
   };
-  // Addresses from one range: by size class, so that reuse bounds how far they spread.
+  // Addresses from one range, by size class, so that reuse bounds how far they spread.
   struct Addresses {
     Address next = 0;
     Address end = 0;
@@ -315,7 +316,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     bool used = false;
     std::uint32_t imports = 0;  // used: how often it was imported and not yet freed there
     StreamHandle freed_on = 0;
-    std::uint64_t position = 0;  // manual: the free is reached when the stream has done that many
+    std::uint64_t position = 0;  // manual: the free is reached when the stream has executed that many
     double moment = 0;           // lag: when it is reached
     bool for_all = false;        // the host has seen it reached
   };
@@ -350,7 +351,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Graph* capture_on(StreamHandle stream);
   bool refuse_captured(StreamHandle stream, Call call, Status* status);
   void drop_graph(std::uint64_t id, Lock& lock);
-  bool inherited() const;  // this process is a fork's child
+  bool inherited() const;  // this process is the child of a fork
   Lock hold() const;       // throws Refused there
   bool begin(Call call, Lock* lock, Status* status);
   void charge(Call call, double us);
@@ -373,7 +374,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   bool run_until(Reached reached, Lock& lock);
   Status wait_for(Call call, StreamHandle stream, std::uint64_t position, double moment, Lock& lock);
 
-  const std::uint64_t generation_;  // of the process that made this, see inherited()
+  const std::uint64_t generation_;  // of the process that created this, see inherited()
   DeviceInfo info_;
   mutable std::mutex mutex_;  // guards everything below; never held while a launched function runs
   Ledger ledger_;
@@ -387,12 +388,12 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Schedule schedule_;
   double lag_us_;
   double now_us_ = 0;
-  // Never reused. The place of a stream made by stream_create is its handle.
+  // Never reused. The place of a stream from stream_create is its handle.
   std::vector<std::unique_ptr<Stream>> streams_;
   static constexpr StreamHandle kFirstForeign = 0x5500'0000'0000;
   static constexpr StreamHandle kForeignStep = 0x340;
-  std::unordered_map<StreamHandle, StreamHandle> foreign_;  // the places of those that exist, by handle
-  std::vector<StreamHandle> foreign_gone_;                  // handles that were given back
+  std::unordered_map<StreamHandle, StreamHandle> foreign_;  // places of existing foreign streams, by handle
+  std::vector<StreamHandle> foreign_gone_;                  // handles that were released
   std::unordered_set<StreamHandle> adopted_;
   std::uint64_t streams_alive_ = 1;
   HandleTable<Event> events_;

@@ -106,7 +106,7 @@ Status ModelBackend::graph_destroy(std::uint64_t id) {
   return {};
 }
 
-// Forgets a graph that was destroyed and has nothing left to run, and tells those who asked.
+// Forgets a graph that was destroyed and has nothing left to run, and notifies those who asked for it.
 void ModelBackend::drop_graph(std::uint64_t id, Lock& lock) {
   Graph& graph = graphs_.at(id);
   if (!graph.destroyed || graph.running != 0) return;

@@ -1,5 +1,5 @@
-// The model's driver pools. What they imitate and what not is said in model.hpp; the streams whose order they
-// follow are in model.cpp.
+// The model's driver pools. model.hpp describes what they simulate; model.cpp has the streams whose order
+// they follow.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ constexpr bool is_flag(Attribute attribute) {
   return attribute <= Attribute::reuse_allow_internal_dependencies;
 }
 
-// What the descriptor of an exported pool holds, and what an exported pointer does.
+// The contents of the descriptor of an exported pool, and of an exported pointer.
 struct Exported {
   const void* model = nullptr;
   DriverPoolHandle pool = 0;
@@ -42,7 +42,7 @@ void note_high(Pool& pool) {
 
 }  // namespace
 
-// ---- making ---------------------------------------------------------------------------------------------
+// ---- creating -------------------------------------------------------------------------------------------
 
 Status ModelBackend::pool_create(const DriverPoolProperties& properties, DriverPoolHandle* out) {
   Lock lock;
@@ -61,7 +61,7 @@ Status ModelBackend::pool_default(DriverPoolHandle* out) {
   return kOk;
 }
 
-// Beyond the contract it refuses where memory is live or queued work still touches it.
+// Beyond the contract, it refuses if memory is live or queued work still uses it.
 Status ModelBackend::pool_destroy(DriverPoolHandle handle) {
   Lock lock;
   Status status;
@@ -92,7 +92,7 @@ bool ModelBackend::mergeable(const Piece& left, const Piece& right) const {
   return left.freed_on == right.freed_on || (reached(left) && reached(right));
 }
 
-// Joins free neighbours; the later of their frees counts for both.
+// Merges free neighbors; the later of their frees counts for both.
 void ModelBackend::merge_pieces(ModelPool& pool) {
   for (auto left = pool.pieces.begin(); left != pool.pieces.end();) {
     const auto right = std::next(left);
@@ -116,7 +116,7 @@ void ModelBackend::merge_pieces(ModelPool& pool) {
   }
 }
 
-// The smallest free piece that the stream may have now.
+// The smallest free piece that the stream may use now.
 ModelBackend::PieceAt ModelBackend::fitting_piece(ModelPool& pool, std::uint64_t bytes, StreamHandle stream) {
   const bool opportunistic = pool[Attribute::reuse_allow_opportunistic] != 0;
   for (auto at = pool.free.lower_bound({bytes, 0}); at != pool.free.end(); ++at) {
@@ -127,7 +127,7 @@ ModelBackend::PieceAt ModelBackend::fitting_piece(ModelPool& pool, std::uint64_t
   return pool.pieces.end();
 }
 
-// A whole number of granules, or less where only less is left.
+// A whole number of granules, or less if only less is left.
 ModelBackend::PieceAt ModelBackend::grow_pool(ModelPool& pool, std::uint64_t bytes) {
   std::uint64_t room = ledger_.capacity() - ledger_.used_bytes();
   const std::uint64_t reserved = pool[Attribute::reserved_mem_current];
@@ -213,7 +213,7 @@ ModelBackend::ModelPool* ModelBackend::owner_of(Address address, PieceAt* piece)
   return owner;
 }
 
-// An importer's free comes before the exporter's, so while there are imports it is one of theirs.
+// Importers free before the exporter, so while there are imports, the free is one of theirs.
 Status ModelBackend::pool_free(Address address, StreamHandle handle) {
   Lock lock;
   handle = at(handle);
@@ -240,9 +240,9 @@ Status ModelBackend::pool_free(Address address, StreamHandle handle) {
   return kOk;
 }
 
-// ---- giving back ----------------------------------------------------------------------------------------
+// ---- releasing ------------------------------------------------------------------------------------------
 
-// Releases granules that are free as a whole and whose frees are reached until at most `keep` is reserved.
+// Releases completely free granules whose frees are reached, until at most `keep` is reserved.
 void ModelBackend::shrink_pool(ModelPool& pool, std::uint64_t keep) {
   merge_pieces(pool);
   for (auto granule = pool.granules.begin(); granule != pool.granules.end();) {
@@ -262,8 +262,8 @@ void ModelBackend::shrink_pool(ModelPool& pool, std::uint64_t keep) {
   }
 }
 
-// A synchronisation point: frees that are reached are known to be, and what is beyond the threshold goes
-// back.
+// A synchronization point: reached frees are known to be reached, and memory beyond the threshold is
+// released.
 void ModelBackend::host_has_waited() {
   pools_.each([&](DriverPoolHandle handle, const ModelPool&) {
     ModelPool& pool = *pools_.find(handle);

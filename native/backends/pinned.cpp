@@ -1,4 +1,4 @@
-// Mapping, faulting in and page-locking host memory. See pinned.hpp.
+// Maps, faults in and pins host memory. See pinned.hpp.
 #include "backends/pinned.hpp"
 
 #include <signal.h>
@@ -23,9 +23,9 @@ namespace vram {
 
 namespace {
 
-// One thread faults this much in at a time; with less than two such pieces a second thread does not pay.
+// One thread faults in this much at a time; with less than two such pieces, a second thread does not help.
 constexpr std::uint64_t kFaultBytes = 8 * kMiB;
-// More threads than this are held up by the memory itself.
+// More threads than this are limited by the memory itself.
 constexpr unsigned kMaxThreads = 4;
 // This share of the memory is left to the system.
 constexpr std::uint64_t kLeftShare = 64;
@@ -43,8 +43,8 @@ Status from_errno(int error, const char* call) {
 
 constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
 
-// The number behind `key` in a file of lines "key number", or the file's first number where key is empty.
-// Plain C: other libraries of a process may change what streams of C++ make of a number.
+// The number after `key` in a file of lines "key number", or the file's first number if key is empty.
+// Plain C: other libraries in the process may change how C++ streams parse numbers.
 std::uint64_t number_in(const char* path, const std::string& key) {
   std::FILE* file = std::fopen(path, "re");
   if (file == nullptr) return kUnknown;
@@ -65,7 +65,7 @@ struct Memory {
   std::uint64_t free = 0;
 };
 
-// Containers show the limits of their control group at these places, in its two versions.
+// Containers show the limits of their control group in these files, in its two versions.
 struct Group {
   const char* limit;
   const char* used;
@@ -103,8 +103,8 @@ Memory machine_memory() {
 
 // ---- mapping and faulting in ------------------------------------------------------------------------------
 
-// Addresses on a boundary of large pages, which the system is asked to use: fewer faults, and fewer entries
-// for the driver to lock.
+// Addresses aligned to large pages, which the system is asked to use: fewer faults, and fewer entries for the
+// driver to pin.
 Status map_aligned(std::uint64_t bytes, Address* out) {
   const std::uint64_t wanted = bytes + kSlotBytes;
   void* memory =
@@ -118,17 +118,17 @@ Status map_aligned(std::uint64_t bytes, Address* out) {
   return {};
 }
 
-// 0 or what went wrong.
+// Returns 0 or an error number.
 int fault_in(Address start, std::uint64_t bytes) {
   if (madvise(pointer(start), bytes, MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;
-  // An older kernel: touching does the same, but it is told of no failure.
+  // An older kernel: touching the pages does the same, but does not report failures.
   const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   for (std::uint64_t at = 0; at < bytes; at += page) *static_cast<volatile char*>(pointer(start + at)) = 0;
   return 0;
 }
 
-// Starts a thread to which no signal of the program goes. False where the system has none left.
+// Starts a thread that receives no signals. False if the system cannot start one.
 template <class Work>
 bool start_thread(std::vector<std::thread>& threads, Work& work) {
   sigset_t all, before;
@@ -144,7 +144,7 @@ bool start_thread(std::vector<std::thread>& threads, Work& work) {
   return started;
 }
 
-// The calling thread does its part, so it gets done with however few threads there are.
+// The calling thread does its part, so this works with any number of threads.
 Status fault_in_parallel(Address start, std::uint64_t bytes, unsigned most) {
   std::atomic<std::uint64_t> next{0};
   std::atomic<int> error{0};
@@ -175,7 +175,7 @@ class CudaPageLock final : public PageLock {
   Status lock(Address address, std::uint64_t bytes, bool writable) override {
     constexpr unsigned flags = kCuRegisterPortable | kCuRegisterDeviceMapped;
     const Status status = enter(address, bytes, flags);
-    // Memory that even this process cannot write is locked only for reading, on devices that can.
+    // Memory that even this process cannot write is pinned only for reading, on devices that support it.
     if (status.ok() || writable || status.native == kCuAlreadyRegistered ||
         device_.attribute(kCuAttributeReadOnlyRegister) == 0)
       return status;
@@ -219,7 +219,7 @@ PinnedBackend::PinnedBackend(std::shared_ptr<Backend> device, std::unique_ptr<Pa
   info_.host_writes = true;
   info_.captures = device_->info().captures;
   info_.release_waits = lock_ != nullptr;
-  info_.no_pages = "page-locked memory is registered in whole pieces";
+  info_.no_pages = "pinned memory is registered in whole pieces";
 }
 
 PinnedBackend::~PinnedBackend() {

@@ -1,6 +1,6 @@
 // Host memory that a device can copy to and from directly: mapped in large pieces, faulted in by several
-// threads, and page-locked as a whole where the device has a driver to tell. Streams, events and work are the
-// device's own, so copies to and from it are stream-ordered. Who may reuse it when is the pool's business.
+// threads, and pinned as a whole if the device has a driver. Streams, events and work are those of the
+// device, so copies to and from it are stream-ordered. The pool decides when it is reused.
 #pragma once
 
 #include <memory>
@@ -11,26 +11,26 @@
 
 namespace vram {
 
-// How a device is told of host memory. Each call may wait for work that is running on the device.
+// How host memory is pinned for a device. Each call may wait for running work on the device.
 class PageLock {
  public:
   virtual ~PageLock() = default;
-  // pre: nothing of the range is locked. Where it fails, nothing is.
+  // pre: nothing in the range is pinned. If it fails, nothing is pinned.
   virtual Status lock(Address address, std::uint64_t bytes, bool writable) = 0;
-  // pre: the address was locked and nothing on any stream uses the range any more.
+  // pre: the address was pinned and no stream uses the range anymore.
   virtual Status unlock(Address address) = 0;
 };
 
 // Null for devices without a driver (host, model). pre: the device outlives it.
 std::unique_ptr<PageLock> page_lock_of(Backend& device);
 
-// Fork: as with the device's own memory, the child's calls answer Code::closed, and destruction there leaves
-// everything to the parent. What the child has inherited is a private copy that it can still read.
+// Fork: as with the device's own memory, calls in the child return Code::closed, and destruction there leaves
+// everything to the parent. The child inherits a private copy that it can still read.
 class PinnedBackend : public Backend {
  public:
-  // threads: the most that fault one piece in; 0: as many as pay.
+  // threads: the maximum that fault in one piece; 0: chosen automatically.
   explicit PinnedBackend(std::shared_ptr<Backend> device, unsigned threads = 0);
-  // With a lock of the caller's own, or none.
+  // With the caller's own lock, or none.
   PinnedBackend(std::shared_ptr<Backend> device, std::unique_ptr<PageLock> lock, unsigned threads);
   ~PinnedBackend() override;
   PinnedBackend(const PinnedBackend&) = delete;
@@ -38,10 +38,11 @@ class PinnedBackend : public Backend {
 
   const DeviceInfo& info() const override { return info_; }
   bool pinned() const { return lock_ != nullptr; }
-  // The machine's memory, or the container's where that has less.
+  // The machine's memory, or the container's if that is less.
   Status memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) override;
 
-  // out_of_memory rather than taking the last of the machine's memory, for which the system ends processes.
+  // Returns out_of_memory instead of using the last of the machine's memory, for which the system kills
+  // processes.
   Status reserve(std::uint64_t bytes, Address* out) override;
   Status release(Address address, std::uint64_t bytes) override;
 
@@ -98,12 +99,12 @@ class PinnedBackend : public Backend {
 
  private:
   static Status no_pages(const char* call) { return {Code::unsupported, 0, call}; }
-  bool inherited() const;  // this process is a fork's child
+  bool inherited() const;  // this process is the child of a fork
 
   std::shared_ptr<Backend> device_;
-  std::unique_ptr<PageLock> lock_;  // null: there is nobody to tell
+  std::unique_ptr<PageLock> lock_;  // null: the device cannot pin memory
   const unsigned threads_;
-  const int process_;  // the one that made this
+  const int process_;  // the process that created this
   DeviceInfo info_;
   std::mutex mutex_;  // guards ledger_
   Ledger ledger_;

@@ -1,5 +1,5 @@
-// The default streams of threads, which all have one handle: a number for each thread instead, and which of
-// them have ended. What such a stream is, is the backend's business.
+// The default streams of threads, which all have the same handle: assigns a number to each thread, and tracks
+// which threads have ended. The backend defines what such a stream is.
 #pragma once
 
 #include <mutex>
@@ -11,7 +11,7 @@ namespace vram {
 
 class ThreadStreams {
  public:
-  // Of the calling thread. No other thread has, had or gets the same.
+  // The number of the calling thread. No other thread has, had or will have the same.
   static StreamHandle mine() {
     thread_local const Thread thread;
     return thread.stream;
@@ -31,7 +31,7 @@ class ThreadStreams {
     std::unordered_set<StreamHandle> streams;
     StreamHandle last = kBit;
   };
-  // Never destroyed: threads end until the very end of the process.
+  // Never destroyed: threads may end until the process ends.
   static Running& running() {
     static Running* const leaked = new Running();
     return *leaked;

@@ -1,5 +1,5 @@
-// A table of things that are named by handles: constant-time lookup, and a handle that was removed
-// is never valid again. What the things are, and any locking, is the owner's business.
+// A table of objects with handles: constant-time lookup, and a removed handle never becomes valid again. The
+// owner defines the objects and does the locking.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace vram {
 
-// A handle is (generation << 32) | index, so it is never 0. An entry lives while its generation is
-// odd; adding and removing both step it, which is what makes old handles stale.
+// A handle is (generation << 32) | index, so it is never 0. An entry is live while its generation is odd;
+// adding and removing both increment it, which invalidates old handles.
 template <class Value>
 class HandleTable {
  public:
@@ -21,7 +21,7 @@ class HandleTable {
     ++size_;
     return (std::uint64_t{entry.generation} << 32) | index;
   }
-  // nullptr when the handle is unknown. The pointer holds until the next add.
+  // nullptr if the handle is unknown. The pointer is valid until the next add.
   Value* find(std::uint64_t handle) {
     const std::uint32_t index = static_cast<std::uint32_t>(handle);
     const std::uint32_t generation = static_cast<std::uint32_t>(handle >> 32);

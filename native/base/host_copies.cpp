@@ -1,4 +1,4 @@
-// A copy is cut into pieces that the crew and the caller take in turn. See host_copies.hpp.
+// A copy is split into pieces that the crew and the caller take in turn. See host_copies.hpp.
 #include "base/host_copies.hpp"
 
 #include <signal.h>
@@ -22,17 +22,17 @@ namespace vram {
 
 namespace {
 
-// Large enough that taking a piece costs nothing beside copying it, small enough that all threads end
-// together.
+// Large enough that taking a piece costs nothing compared with copying it, small enough that all threads
+// finish together.
 constexpr std::uint64_t kPieceBytes = 512 * kKiB;
-// More threads than this are held up by the memory itself.
+// More threads than this are limited by the memory itself.
 constexpr unsigned kMaxThreads = 16;
 
 // One processor is left to the program.
 unsigned useful_threads() { return std::clamp(std::thread::hardware_concurrency(), 2u, kMaxThreads + 1) - 1; }
 
-// What is written is read next by a device, not by this processor: where that can be said, it goes past the
-// caches, which also saves reading the target first.
+// A device reads the data next, not this processor: where the processor supports it, writes bypass the
+// caches, which also avoids reading the target first.
 void copy_piece(char* to, const char* from, std::uint64_t bytes) {
 #if defined(__x86_64__)
   constexpr std::uint64_t kLine = 64;
@@ -58,7 +58,7 @@ void copy_piece(char* to, const char* from, std::uint64_t bytes) {
 #endif
 }
 
-// One copy: pieces are taken by raising `next`, and all is done when `left` is 0.
+// One copy: pieces are taken by incrementing `next`; the copy has completed when `left` is 0.
 struct Copy {
   char* to;
   const char* from;
@@ -87,11 +87,11 @@ struct Copy {
 
 }  // namespace
 
-// Left behind in a fork's child: its threads are not there, and its locks may be held for ever.
+// Leaked in the child of a fork: its threads do not exist there, and its locks may be held forever.
 struct HostCopies::Crew {
   std::mutex mutex;  // guards everything below
   std::condition_variable changed;
-  std::deque<std::shared_ptr<Copy>> copies;  // with pieces to take, oldest first
+  std::deque<std::shared_ptr<Copy>> copies;  // with remaining pieces, oldest first
   std::vector<std::thread> threads;
   bool closing = false;
 
@@ -107,7 +107,7 @@ struct HostCopies::Crew {
       std::erase(copies, mine);
     }
   }
-  // Signals are left to the program's own threads. With none to be had the caller copies alone.
+  // Signals go to the program's own threads. If no thread can be started, the caller copies alone.
   void start(unsigned wanted) {
     sigset_t all, before;
     sigfillset(&all);

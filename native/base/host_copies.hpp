@@ -1,6 +1,6 @@
-// Copies within host memory by several threads at once: one thread alone moves a fraction of what the memory,
-// or a GPU's bus, can take. When a copy runs is its stream's business (Backend::launch); who owns the memory,
-// the caller's.
+// Copies host memory with several threads: one thread alone uses only a fraction of the bandwidth of the
+// memory or of a GPU's bus. The stream decides when a copy runs (Backend::launch); the caller owns the
+// memory.
 #pragma once
 
 #include <memory>
@@ -9,26 +9,26 @@
 
 namespace vram {
 
-// Threads start with the first large copy and sleep between copies. Any thread may call, several at once.
-// Fork: in the child copies are made by the calling thread alone.
+// Threads start with the first large copy and sleep between copies. Any thread may call, also concurrently.
+// Fork: in the child, the calling thread copies alone.
 class HostCopies : public std::enable_shared_from_this<HostCopies> {
  public:
-  // threads: that take part in one copy, the caller's included; 0: as many as pay.
+  // threads: number of threads in one copy, including the caller; 0: chosen automatically.
   explicit HostCopies(unsigned threads = 0);
   ~HostCopies();
   HostCopies(const HostCopies&) = delete;
   HostCopies& operator=(const HostCopies&) = delete;
 
-  // Returns when all is copied. pre: the ranges do not overlap.
+  // Returns when everything is copied. pre: the ranges do not overlap.
   void copy(Address to, Address from, std::uint64_t bytes);
   unsigned threads() const { return threads_; }
 
  private:
   struct Crew;
-  bool inherited() const;  // this process is a fork's child
+  bool inherited() const;  // this process is the child of a fork
 
   const unsigned threads_;
-  const int process_;  // the one that made this
+  const int process_;  // the process that created this
   std::unique_ptr<Crew> crew_;
 };
 

@@ -33,7 +33,7 @@ bool interrupted() {
   return ask();
 }
 
-// Signals are left to the program's own threads.
+// Signals go to the program's own threads.
 void run_elsewhere(std::function<void()> work) {
   sigset_t all, before;
   sigfillset(&all);

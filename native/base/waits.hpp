@@ -1,6 +1,7 @@
-// How the host's waits for device work end early. A wait is refused (Code::deadlock) where it could never
-// end, because it is made by work that it waits for; it is abandoned (Code::interrupted) where whoever waits
-// was asked to stop, as by Ctrl-C. Either way the device's work goes on, and nothing it uses may be released.
+// How the host's waits for device work end early. A wait is refused (Code::deadlock) if it could never end,
+// because the waiting work is part of what it waits for. It is abandoned (Code::interrupted) if the caller
+// was asked to stop, for example by Ctrl-C. In both cases the device's work continues, and nothing it uses
+// may be released.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +15,11 @@ namespace vram {
 
 // ---- interrupts -----------------------------------------------------------------------------------------
 
-// True when the thread's wait is to be abandoned. Called on the waiting thread, with no lock held.
+// True if the thread's wait must be abandoned. Called on the waiting thread, with no lock held.
 using Interrupt = bool (*)();
 
-// While it exists, waits of this thread ask `ask`; null: they are not interrupted. Scopes nest. Unless
-// `at_any_time` is set, nothing outside the call ends a wait: only what the call itself calls back may.
+// While it exists, waits of this thread call `ask`; null: they are not interrupted. Scopes nest. Unless
+// `at_any_time` is set, nothing outside the call ends a wait: only callbacks of the call itself may.
 class InterruptScope {
  public:
   explicit InterruptScope(Interrupt ask, bool at_any_time = true);
@@ -31,16 +32,17 @@ class InterruptScope {
   const bool waits_before_;
 };
 
-// Whether a wait of this thread may be ended at any time. If so, it asks at least once each kWaitSlice.
+// Whether a wait of this thread may end at any time. If so, it checks at least once every kWaitSlice.
 bool interruptible();
-// Asks. What runs inside may wait itself, uninterrupted.
+// Checks. Code that runs inside may wait itself, without interruption.
 bool interrupted();
 
 inline constexpr std::chrono::milliseconds kWaitSlice{20};
 
-// Waits by asking, for what cannot be interrupted while it waits by itself, such as a driver: until ask()
-// answers anything but Code::not_ready, or Code::interrupted. Asks without a pause for a millisecond, as fast
-// as a driver that spins; later with pauses of a thirtieth of the time that has passed.
+// Waits by polling, for calls that cannot be interrupted while they wait, such as a driver's: until ask()
+// returns anything but Code::not_ready, or until it is interrupted (Code::interrupted). It polls without a
+// pause for one millisecond, as fast as a driver that spins, and then with pauses of a thirtieth of the
+// elapsed time.
 template <typename Ask>
 Status wait_by_asking(Ask ask) {
   using Clock = std::chrono::steady_clock;
@@ -61,13 +63,13 @@ Status wait_by_asking(Ask ask) {
   }
 }
 
-// ---- ending what waits ----------------------------------------------------------------------------------
+// ---- closing objects that wait --------------------------------------------------------------------------
 
-// Runs it on a thread that is nobody's. Where none can be started it is never run.
+// Runs the work on a separate thread. If none can be started, it never runs.
 void run_elsewhere(std::function<void()> work);
 
-// Ends an object whose close() waits for device work and leaves it open where that is refused. Then another
-// thread waits and ends it: memory is not released while work uses it.
+// Closes an object whose close() waits for device work and stays open if the wait is refused. Another thread
+// then waits and closes it: memory is not released while work uses it.
 template <class Object>
 void end(Object* object) {
   if (object->close().unwaited()) {

@@ -19,7 +19,7 @@ double ns_since(Clock::time_point start) {
   return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
 }
 
-// Both sources remember the first failure and go on with address 0, so that the timed loops stay bare.
+// Both sources store the first failure and continue with address 0, so that the timed loops have no checks.
 struct FromPool {
   Pool& pool;
   Status failure{};
@@ -51,7 +51,7 @@ struct FromDriver {
   }
 };
 
-// ---- the patterns: each returns how many pairs it made ---------------------------------------------------
+// ---- the patterns: each returns the number of pairs ------------------------------------------------------
 
 template <class Source>
 std::size_t one_live(Source& from, std::uint64_t size) {
@@ -134,7 +134,7 @@ const std::vector<Swap>& swaps() {
   static const std::vector<Swap> made = [] {
     std::vector<Swap> list;
     std::uint64_t state = 1;
-    const auto random = [&state] {  // Knuth's MMIX generator; its upper bits are the good ones
+    const auto random = [&state] {  // Knuth's MMIX generator; only its upper bits are good
       state = state * 6364136223846793005u + 1442695040888963407u;
       return static_cast<std::uint32_t>(state >> 33);
     };
@@ -165,9 +165,9 @@ Status run_driver_pairs(const CudaBackend& cuda, Scenario scenario, double* ns) 
     std::uint64_t never = ~std::uint64_t{0};
     (void)driver.pool_set(pool, kReleaseThreshold, &never);
     FromDriver from{driver, pool};
-    (void)timed(from, scenario);  // the first run takes the memory from the device
+    (void)timed(from, scenario);  // the first run allocates the memory from the device
     *ns = timed(from, scenario);
-    // Nobody waits here: the device's default pool, which peers use, would give its memory back.
+    // Do not wait here: the device's default pool, which peers use, would release its memory.
     (void)driver.pool_destroy(pool);
     return from.failure;
   });
@@ -183,7 +183,7 @@ constexpr std::size_t kSizes = 8;
 constexpr std::size_t kRooms = 16;
 constexpr std::size_t kWarmBatches = 16;
 
-// Blocks that one thread leaves for another to free: a ring with one writer and one reader.
+// Blocks that one thread passes to another to free: a ring with one writer and one reader.
 struct Mailbox {
   alignas(64) std::atomic<std::size_t> written{0};
   alignas(64) std::atomic<std::size_t> read{0};
@@ -213,14 +213,14 @@ double thread_cpu_ns() {
 struct Worker {
   Pool& pool;
   StreamHandle stream;
-  Mailbox* out;  // null: frees all of its own
+  Mailbox* out;  // null: frees all its own blocks
   Mailbox* in;
   double wall_ns = 0;
   double cpu_ns = 0;
-  std::size_t handed_over = 0;  // batches of which half was
+  std::size_t handed_over = 0;  // batches of which half was handed over
   Status failure{};
 
-  // Waits for room as long as the other thread works; it is asked for nothing while it waits for us.
+  // Waits for space while the other thread works; that thread needs nothing from us in the meantime.
   bool hand_over(const Address* blocks) {
     while (!out->put(blocks)) {
       if (out->closed.load(std::memory_order_acquire)) return false;

@@ -1,5 +1,5 @@
-// ArenaCore: the native part of vram.Arena. Its allocations are Buffers (buffer.cpp) that are pieces of the
-// arena; the words of its errors are vram.lifetimes.arena's.
+// ArenaCore: the native part of vram.Arena. Its allocations are Buffers (buffer.cpp) that are parts of the
+// arena; vram.lifetimes.arena has the texts of its errors.
 #include "arena/arena.hpp"
 
 #include <nanobind/nanobind.h>
@@ -24,17 +24,17 @@ namespace {
 
 unsigned long long wide(std::uint64_t value) { return value; }
 
-// Whatever may call the device or wait goes without the GIL. The arena is held meanwhile.
+// Runs work that may call the device or wait without the GIL. Keeps the arena alive meanwhile.
 template <typename Work>
 Status held(const std::shared_ptr<Arena>& arena, Work work) {
   return waiting([&work, keep = arena]() mutable {
     const Status status = work(*keep);
-    keep.reset();  // here, because the last owner may wait for the device
+    keep.reset();  // here, because releasing the last reference may wait for the device
     return status;
   });
 }
 
-// Raises what an arena's own refusals mean, and everything else as usual.
+// Raises the error for an arena's own refusals, and other failures as usual.
 [[noreturn]] void raise_refusal(nb::handle self, const Status& status, const char* what) {
   for (const char* own : {Arena::kOtherThread, Arena::kOpenMarks, Arena::kMarkOver, Arena::kBadAlign}) {
     if (std::strcmp(status.call, own) != 0) continue;
@@ -47,7 +47,7 @@ Status held(const std::shared_ptr<Arena>& arena, Work work) {
 
 // pre: an ArenaCore.
 ArenaCore& core_of(nb::handle self) {
-  if (!nb::inst_ready(self)) raise_status({Code::closed, 0, "arena"}, "use the arena, which was not made");
+  if (!nb::inst_ready(self)) raise_status({Code::closed, 0, "arena"}, "use an arena that was not created");
   return *nb::inst_ptr<ArenaCore>(self);
 }
 
@@ -55,13 +55,13 @@ void require(nb::handle self, const Status& status, const char* what) {
   if (!status.ok()) raise_refusal(self, status, what);
 }
 
-// ---- making and ending -----------------------------------------------------------------------------------
+// ---- creating and closing --------------------------------------------------------------------------------
 
 void open(ArenaCore* self, nb::handle pool, std::uint64_t size, bool growable, std::uint64_t align,
           nb::object stream, nb::object tag_object, bool checked) {
   auto* py_pool = reinterpret_cast<PyPool*>(pool.ptr());
   const std::shared_ptr<Allocator> allocator = allocator_of(pool.ptr());
-  if (allocator == nullptr) throw nb::type_error("an arena is made over a pool");
+  if (allocator == nullptr) throw nb::type_error("an arena needs a pool");
   ArenaOptions options;
   options.size = size;
   options.growable = growable;
@@ -79,7 +79,7 @@ void open(ArenaCore* self, nb::handle pool, std::uint64_t size, bool growable, s
     raise_out_of_memory(py_pool, size, options.stream, report);
     throw nb::python_error();
   }
-  if (!status.ok()) raise_status(status, "make the arena");
+  if (!status.ok()) raise_status(status, "create the arena");
   const bool named = stream.is_none() || PyLong_CheckExact(stream.ptr());
   new (self) ArenaCore{reinterpret_cast<PyPool*>(Py_NewRef(pool.ptr())),
                        named ? nullptr : stream.release().ptr(),
@@ -89,19 +89,19 @@ void open(ArenaCore* self, nb::handle pool, std::uint64_t size, bool growable, s
                        {}};
 }
 
-// Drops the arena where it may wait for the device.
+// Drops the arena without the GIL, because that may wait for the device.
 void let_go(std::shared_ptr<Arena> arena) {
   if (arena == nullptr) return;
   const Waiting scope;
   arena.reset();
 }
 
-// What a watcher of races knows an arena by, and whether its stream waits for those that were recorded, so
-// that what they use is only kept back from that stream. Else it rests until they are done.
+// The id of an arena for the race checker, and whether its stream waits for the recorded streams at a free.
+// If it does not, the memory rests until they complete.
 unsigned long long id_of(const ArenaCore& core) { return reinterpret_cast<std::uintptr_t>(&core); }
 PyObject* waits(const ArenaCore& core) { return core.arena->host_accessible() ? Py_False : Py_True; }
 
-// The watcher learns that what began at this depth or below comes back.
+// Tells the watcher that allocations from this depth on are released.
 void tell_freed(ArenaCore& core, std::uint64_t depth) {
   while (!core.watched.empty() && core.watched.back().first >= depth) {
     const Address address = core.watched.back().second;
@@ -111,14 +111,14 @@ void tell_freed(ArenaCore& core, std::uint64_t depth) {
   }
 }
 
-// ... and that the arena has waited for the streams that were told to it; `over` says that it forgets them.
+// ... and that the arena has waited for the recorded streams; `over` means that it forgets them.
 void tell_settled(ArenaCore& core, bool over) {
   if (watcher != nullptr && !tell_watcher("on_settled", "OKKO", core.pool, id_of(core),
                                           wide(core.arena->stream()), over ? Py_True : Py_False))
     throw nb::python_error();
 }
 
-// Everything comes back where nobody is there to hear of a race.
+// Reports everything as released; no caller is left who could get a race.
 void tell_dropped(ArenaCore& core) {
   if (watcher == nullptr || core.watched.empty()) return;
   PyObject *type, *value, *traceback;
@@ -142,7 +142,7 @@ void close(nb::handle self) {
   ArenaCore& core = core_of(self);
   if (!core.arena->closed() && !core.arena->ours())
     raise_refusal(self, {Code::invalid, 0, Arena::kOtherThread}, "close the arena");
-  const bool held = core.views != 0;  // then the memory stays until nobody looks at it
+  const bool held = core.views != 0;  // then the memory stays until the last view is dropped
   if (!held) tell_freed(core, 0);
   core.arena->end();
   require(self, give_back(core), "close the arena");
@@ -174,7 +174,8 @@ nb::object make_piece(nb::handle self, std::uint64_t size, std::uint64_t align, 
   const Address address = take(self, core, size, align);
   const StreamHandle stream = core.arena->stream();
   const std::uint32_t label = core.checked ? label_here(0) : 0;
-  PyObject* given = stream == core.arena->options().stream ? core.stream_object : nullptr;  // else it is gone
+  PyObject* given =
+      stream == core.arena->options().stream ? core.stream_object : nullptr;  // otherwise it was destroyed
   PyObject* made = make_buffer(core.pool, address, size, stream, given, label);
   if (made == nullptr) throw nb::python_error();
   auto* buffer = reinterpret_cast<PyBuffer*>(made);
@@ -201,7 +202,7 @@ nb::object make_piece(nb::handle self, std::uint64_t size, std::uint64_t align, 
   return nb::steal(made);
 }
 
-// False with an error set where it is neither None nor an alignment.
+// False with an error set if it is neither None nor an alignment.
 bool align_from(PyObject* object, std::uint64_t* out) {
   *out = 0;
   if (object == nullptr || object == Py_None) return true;
@@ -215,13 +216,12 @@ bool align_from(PyObject* object, std::uint64_t* out) {
 }
 
 // These two are written against Python's C interface, because a call through a general binding layer costs as
-// much as the rest of it.
+// much as the rest of the call.
 PyObject* allocate(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   if (count != 1 || named > 1 ||
       (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "align") != 0)) {
-    PyErr_SetString(PyExc_TypeError,
-                    "allocate(size, *, align=None) takes a size and optionally an alignment");
+    PyErr_SetString(PyExc_TypeError, "allocate(size, *, align=None) takes a size and an optional alignment");
     return nullptr;
   }
   std::uint64_t size = 0;
@@ -231,8 +231,8 @@ PyObject* allocate(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
   return guarded([&] { return make_piece(self, size, align, {}, {}, 1, 8); });
 }
 
-// A new tuple of whole numbers from 0 up, and their product; more than there can be of anything on overflow.
-// Null with an error set where it is no shape.
+// A new tuple of integers of at least 0, and their product, saturated on overflow. Null with an error set if
+// it is not a shape.
 PyObject* shape_from(PyObject* object, std::uint64_t* product) {
   static PyObject* words = nullptr;
   PyObject* shape = nullptr;
@@ -257,8 +257,8 @@ PyObject* shape_from(PyObject* object, std::uint64_t* product) {
     }
     PyErr_Clear();
     Py_XDECREF(shape);
-    PyObject* function =
-        python_function(words, "vram.lifetimes.elements", "checked_shape");  // raises, or makes it plain
+    PyObject* function = python_function(words, "vram.lifetimes.elements",
+                                         "checked_shape");  // raises, or returns a plain shape
     shape = function == nullptr ? nullptr : PyObject_CallOneArg(function, object);
     if (shape == nullptr) return nullptr;
   }
@@ -320,7 +320,7 @@ void record_stream(nb::handle self, nb::handle stream_object) {
   require(self, core.arena->record_stream(stream), "record the use on another stream");
 }
 
-// As a pool's stream_listener: it holds nothing, and does not reach the arena through its Python object.
+// Like a pool's stream_listener: it holds no reference, and does not use the arena's Python object.
 nb::object stream_listener(nb::handle self) {
   std::weak_ptr<Arena> listening = core_of(self).arena;
   return nb::cpp_function(
@@ -339,7 +339,7 @@ nb::object stream_listener(nb::handle self) {
       nb::arg("handle").none());
 }
 
-// ---- looking ---------------------------------------------------------------------------------------------
+// ---- queries ---------------------------------------------------------------------------------------------
 
 nb::dict stats(nb::handle self) {
   const ArenaStats stats = core_of(self).arena->stats();
@@ -366,7 +366,7 @@ std::optional<std::string> check(nb::handle self) {
 
 // ---- the type --------------------------------------------------------------------------------------------
 
-// A pool may reach its arenas, for example through a callback that trims them.
+// A pool may refer to its arenas, for example through a callback that trims them.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -379,9 +379,9 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 PyMethodDef methods[] = {
     {"allocate", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(allocate)),
      METH_FASTCALL | METH_KEYWORDS,
-     "allocate(size, *, align=None)\n--\n\nTake `size` bytes as a Buffer, on any device."},
+     "allocate(size, *, align=None)\n--\n\nAllocate `size` bytes as a Buffer, on any device."},
     {"take_array", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(take_array)), METH_FASTCALL,
-     "take_array(shape, item, typestr, code, /)\n--\n\nA Buffer with a shape and a type."},
+     "take_array(shape, item, typestr, code, /)\n--\n\nAllocate a Buffer with a shape and a type."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -390,7 +390,7 @@ PyType_Slot slots[] = {
 
 }  // namespace
 
-// What it holds goes after the arena, which its stream orders.
+// Its references are dropped after the arena, which the stream orders.
 ArenaCore::~ArenaCore() {
   tell_dropped(*this);
   let_go(std::move(arena));
@@ -409,52 +409,52 @@ void bind_arena(nb::module_& module) {
   nb::class_<ArenaCore>(module, "ArenaCore", nb::type_slots(slots), "The native part of vram.Arena.")
       .def("__init__", open, "pool"_a, "size"_a, "growable"_a, "align"_a, "stream"_a.none(), "tag"_a.none(),
            "checked"_a)
-      .def("mark", mark, "Begin a lifetime inside the present one; what it is known by.")
-      .def("rewind", rewind, "id"_a, "depth"_a, "End a lifetime and all that began in it.")
-      .def("reset_memory", reset, "zero"_a, "End everything.")
+      .def("mark", mark, "Begin a nested lifetime and return its id.")
+      .def("rewind", rewind, "id"_a, "depth"_a, "End a lifetime and those nested in it.")
+      .def("reset_memory", reset, "zero"_a, "Release everything.")
       .def(
           "is_open",
           [](nb::handle self, std::uint64_t id, std::uint32_t depth) {
             return core_of(self).arena->open_at({id, depth});
           },
-          "id"_a, "depth"_a, "Whether a lifetime that mark began has not ended.")
+          "id"_a, "depth"_a, "Whether a lifetime that mark() began has not ended.")
       .def("record_stream", record_stream, "stream"_a.none(),
-           "Tell the arena that work on a stream uses its memory, from now until the next reset: that then "
-           "waits for it, in stream order.")
+           "Record that work on a stream uses the arena's memory, from now until the next reset, which then "
+           "waits for it in stream order.")
       .def("stream_listener", stream_listener,
-           "What streams are to call with their handle before they go; None only asks.")
+           "The function that streams call with their handle before they are destroyed; None only queries.")
       .def(
           "adopt", [](nb::handle self) { core_of(self).arena->adopt(); },
-          "Make the calling thread the one that may use the arena. Nobody else may be using it.")
+          "Make the calling thread the owner of the arena. No other thread may be using it.")
       .def(
           "trim",
           [](nb::handle self) {
             require(self, held(core_of(self).arena, [](Arena& arena) { return arena.trim(); }),
                     "trim the arena");
           },
-          "Give chunks that hold nothing live back to the pool. The next growth is by one chunk for all that "
-          "was ever needed.")
-      .def("end", close, "End all lifetimes, and give the memory back once nobody looks at it.")
-      .def("raw_stats", stats, "All counters.")
+          "Return chunks without live allocations to the pool. The next growth is one chunk for the maximum "
+          "ever used.")
+      .def("end", close, "End all lifetimes, and return the memory when the last view is dropped.")
+      .def("raw_stats", stats, "Return all counters.")
       .def(
           "reset_peak", [](nb::handle self) { core_of(self).arena->reset_peak(); },
-          "Let the high-water mark start anew from what is used.")
-      .def("check", check, "Verify every invariant; None, or what is wrong.")
+          "Restart the high-water mark from the current use.")
+      .def("check", check, "Verify every invariant; return None or what is wrong.")
       .def_prop_ro(
           "closed", [](nb::handle self) { return core_of(self).arena->closed(); },
-          "Whether it was closed, or its pool was, or it is a parent's after a fork.")
+          "Whether it or its pool was closed, or it belongs to the parent of a fork.")
       .def_prop_ro(
           "pool", [](nb::handle self) { return nb::borrow(reinterpret_cast<PyObject*>(core_of(self).pool)); },
-          "The pool whose memory it hands out.")
+          "The pool that provides its memory.")
       .def_prop_ro(
           "host_accessible", [](nb::handle self) { return core_of(self).arena->host_accessible(); },
-          "Whether its memory is the host's, so that arrays of it are NumPy's.")
+          "Whether its memory is host memory, so that its arrays are NumPy arrays.")
       .def_prop_ro(
           "checked", [](nb::handle self) { return core_of(self).checked; },
-          "Whether what outlives its scope is looked for.")
+          "Whether uses after the end of a scope are detected.")
       .def_prop_ro(
           "stream", [](nb::handle self) { return core_of(self).arena->stream(); },
-          "Handle of the stream whose order the memory follows.");
+          "Handle of the stream that orders the memory.");
 }
 
 }  // namespace vram

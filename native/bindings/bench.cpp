@@ -1,4 +1,4 @@
-// The native benchmarks for Python: one run a call, without the GIL. The patterns are native/bench/bench.cpp.
+// The native benchmarks for Python: one run per call, without the GIL. native/bench/bench.cpp has the loops.
 #include "bench/bench.hpp"
 
 #include <nanobind/nanobind.h>
@@ -22,9 +22,9 @@ PyObject* pool_core = nullptr;  // vram._native.PoolCore
 
 Pool& pool_of(nb::handle object) {
   if (!PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(pool_core)))
-    throw nb::type_error("a benchmark takes a vram.Pool");
+    throw nb::type_error("a benchmark needs a vram.Pool");
   Pool* pool = reinterpret_cast<PyPool*>(object.ptr())->quick;
-  if (pool == nullptr || pool->closed()) throw nb::value_error("the pool is closed, or the driver's own");
+  if (pool == nullptr || pool->closed()) throw nb::value_error("the pool is closed, or a driver pool");
   return *pool;
 }
 
@@ -32,7 +32,7 @@ bench::Scenario scenario_of(const std::string& name) {
   for (int i = 0; i < bench::kScenarios; ++i)
     if (const auto scenario = static_cast<bench::Scenario>(i); name == bench::name_of(scenario))
       return scenario;
-  throw nb::value_error(("there is no scenario " + name).c_str());
+  throw nb::value_error(("unknown scenario " + name).c_str());
 }
 
 template <typename Call>
@@ -66,8 +66,8 @@ std::tuple<double, double, double> bench_threads(const std::vector<nb::object>& 
   std::vector<Pool*> pools;
   for (const nb::object& object : objects) pools.push_back(&pool_of(object));
   if (pools.empty() || streams.empty() || batches == 0)
-    throw nb::value_error("at least one pool, one stream and one batch are needed");
-  if (hand_over && pools.size() > 1) throw nb::value_error("blocks are handed over within one pool");
+    throw nb::value_error("bench_threads needs at least one pool, one stream and one batch");
+  if (hand_over && pools.size() > 1) throw nb::value_error("hand_over needs a single pool");
   bench::ThreadsCost cost;
   measured([&] { return bench::run_threads(pools, streams, hand_over, batches, &cost); });
   return {cost.wall_ns, cost.cpu_ns, cost.handed_over};
@@ -90,19 +90,18 @@ void bind_bench(nb::module_& module) {
   using namespace nb::literals;
   pool_core = nb::object(module.attr("PoolCore")).release().ptr();
   module.def("bench_pairs", &bench_pairs, "pool"_a, "scenario"_a,
-             "One run of a scenario in C++ on the default stream: nanoseconds a pair.");
+             "Run a scenario in C++ on the default stream and return nanoseconds per pair.");
   module.def("bench_driver_pairs", &bench_driver_pairs, "backend"_a, "scenario"_a,
-             "The same through cuMemAllocFromPoolAsync and cuMemFreeAsync, from a pool of their own.");
+             "The same with cuMemAllocFromPoolAsync and cuMemFreeAsync, from a separate driver pool.");
   module.def("bench_threads", &bench_threads, "pools"_a, "streams"_a, "hand_over"_a, "batches"_a,
-             "One run of a thread for each stream, over one pool or one each: wall and processor nanoseconds "
-             "a pair, "
-             "and the share of the blocks that another thread freed.");
+             "Run one thread per stream, on one pool or one pool each. Return wall and processor nanoseconds "
+             "per pair, and the share of blocks freed by another thread.");
   module.def(
       "bench_layer",
       [] { return std::tuple(listed(bench::kKept), listed(bench::kTemporary), bench::kLayers); },
-      "A layer of the transformer step: sizes kept until the way back, sizes of its temporaries, layers.");
+      "A layer of the transformer step: sizes kept until the backward pass, temporary sizes, layers.");
   module.def("bench_swaps", &bench_swaps,
-             "The scenario of variable sizes: (slot, bytes) of each replacement.");
+             "The scenario with variable sizes: (slot, bytes) of each replacement.");
 }
 
 }  // namespace vram

@@ -1,5 +1,5 @@
-// What the binding files share: the parts of the module, and how a native object keeps the backend
-// that Python gave it. Each bind_ function is written in the file of its name.
+// What the binding files share: the parts of the module, and how a native object keeps the backend that
+// Python passed alive. Each bind_ function is in the file of its name.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,17 +24,17 @@ void bind_recording(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 void bind_stacks(nanobind::module_& module);
 
-// The C++ owner of a backend object of Python. Whoever keeps it keeps the backend alive without a
-// reference to Python, and may drop it on any thread, with or without the GIL.
+// Returns the C++ owner of a Python backend object. It keeps the backend alive without a reference to Python,
+// and may be dropped on any thread, with or without the GIL.
 std::shared_ptr<Backend> backend_of(Backend& backend);
 
-// Copies memory that need not outlive the call. The wait for the stream comes first: where it is refused or
-// interrupted, nothing has been queued that would touch the memory later. After it there is only the copy
-// itself to wait for.
+// Copies memory that need not outlive the call. It waits for the stream first: if that fails or is
+// interrupted, nothing was queued that would use the memory later. Then only the copy itself must be waited
+// for.
 Status copy_now(Backend& backend, Address to, Address from, std::uint64_t bytes, StreamHandle stream);
 
-// Runs a function that may throw, as nanobind's objects do, under C calling conventions: what it makes, or
-// null with what it threw set as an error.
+// Runs a function that may throw, as nanobind's objects do, with C calling conventions: returns its result,
+// or null with the exception set as a Python error.
 template <typename Make>
 PyObject* guarded(Make make) {
   try {

@@ -1,7 +1,7 @@
-// Buffer: the Python handle of one live block, or of a piece of an arena. Dropping it frees the block (an
-// arena's memory goes with its scope); memoryviews and DLPack capsules keep it alive. Other libraries take it
-// without a copy: by the buffer protocol, DLPack and the CUDA array interface. Allocation itself is in
-// pool.cpp.
+// Buffer: the Python handle of one live block, or of a part of an arena. Dropping it frees the block (an
+// arena's memory is released with its scope); memoryviews and DLPack capsules keep it alive. Other libraries
+// use it without a copy through the buffer protocol, DLPack and the CUDA array interface. Allocation itself
+// is in pool.cpp.
 #include <Python.h>
 #include <structmember.h>
 
@@ -19,7 +19,7 @@ PyTypeObject* buffer_type = nullptr;
 
 namespace {
 
-// ---- DLPack, the parts of its binary interface that a flat array of bytes needs -----------------------
+// ---- DLPack: the parts of its binary interface that a flat array of bytes needs -----------------------
 
 struct DlDevice {
   std::int32_t type;
@@ -51,9 +51,9 @@ struct DlManagedVersioned {
 };
 constexpr std::int32_t kDlCpu = 1;
 constexpr std::int32_t kDlCuda = 2;
-constexpr std::int32_t kDlExtension = 12;  // a device that only those who know it can use: a model
+constexpr std::int32_t kDlExtension = 12;  // a device that only special consumers support: a model
 constexpr std::uint8_t kDlUnsigned = 1;
-// How DLPack and the CUDA array interface name the default stream. 0 would be ambiguous.
+// How DLPack and the CUDA array interface name the default stream, because 0 would be ambiguous.
 constexpr StreamHandle kLegacyDefault = 1;
 
 template <typename Managed>
@@ -66,7 +66,7 @@ struct Export {
 
 PyBuffer* self_of(PyObject* object) { return reinterpret_cast<PyBuffer*>(object); }
 
-// The piece's scope has ended, or its arena was reset: raises with where it was allocated.
+// The scope has ended or the arena was reset: raises with the place of the allocation.
 bool raise_over(PyBuffer* self) {
   static PyObject* words = nullptr;
   PyObject* function = python_function(words, "vram.lifetimes.arena", "_outlived");
@@ -107,7 +107,7 @@ void drop_view(PyBuffer* self) {
   if (self->piece != nullptr) drop_arena_view(self->piece->core);
 }
 
-// The pool, or the arena, knows from now on that the stream uses the memory.
+// Records in the pool or the arena that the stream uses the memory.
 Status tell_use(PyBuffer* self, StreamHandle stream) {
   if (self->piece != nullptr) {
     const std::shared_ptr<Arena> arena = self->piece->core->arena;
@@ -116,19 +116,19 @@ Status tell_use(PyBuffer* self, StreamHandle stream) {
   return self->pool->pool.call([&](Allocator& pool) { return pool.record_stream(self->block, stream); });
 }
 
-// ---- life ---------------------------------------------------------------------------------------------
+// ---- lifetime -----------------------------------------------------------------------------------------
 
-// Where zeroing fails, the buffer stays live and may be freed again.
+// If zeroing fails, the buffer stays live and can be freed again.
 Status release(PyBuffer* self) {
-  self->live = false;  // first: the GIL may change hands meanwhile
+  self->live = false;  // first: another thread may get the GIL in between
   if (self->base != nullptr) return {};
   const Status status = free_address(self->pool, self->address);
   self->live = status.code == Code::failed || status.code == Code::out_of_memory;
   return status;
 }
 
-// A pool may reach its buffers, for example through a callback that frees them. Nothing to clear: what
-// closes such a cycle lies on the pool's side.
+// A pool may refer to its buffers, for example through a callback that frees them. There is nothing to clear:
+// the reference that closes such a cycle belongs to the pool.
 int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self_of(object)->pool);
   Py_VISIT(self_of(object)->stream_object);
@@ -149,7 +149,7 @@ void dealloc(PyObject* object) {
         PyErr_WriteUnraisable(reinterpret_cast<PyObject*>(self->pool));
       PyErr_Restore(type, value, traceback);
     }
-    // A pool that is closed, or a parent's after a fork, needs nothing.
+    // Nothing to do for a pool that is closed or belongs to the parent of a fork.
     if (self->base == nullptr) (void)drop_address(self->pool, self->address);
   }
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
@@ -177,7 +177,7 @@ PyObject* free_method(PyObject* object, PyObject*) {
   if (!suspended && !require_live(self)) return nullptr;
   if (self->piece != nullptr)
     return raise({Code::invalid, 0, "free"},
-                 "free a piece of an arena, whose memory comes back with its scope or at a reset");
+                 "free a part of an arena; its memory is released with its scope or at a reset");
   if (self->views != 0)
     return PyErr_Format(PyExc_BufferError, "%zd view(s) of the buffer exist; drop them before free()",
                         self->views);
@@ -197,10 +197,10 @@ PyObject* leave(PyObject* object, PyObject*) {
 
 // ---- use on streams -------------------------------------------------------------------------------------
 //
-// Queuing goes without the GIL: a driver whose queue is full, or that copies pageable memory, waits for the
-// stream, and there perhaps a Python function waits for the GIL.
+// Queuing releases the GIL: a driver whose queue is full, or that copies pageable memory, waits for the
+// stream, where a Python function may be waiting for the GIL.
 
-// The buffer's own stream. False with an error set where it was closed: its handle may be anybody's by now.
+// The buffer's own stream. False with an error set if it was closed: its handle may be reused by now.
 bool own_stream(PyBuffer* self, StreamHandle* out) {
   *out = self->stream;
   return self->stream_object == nullptr || stream_from(self->stream_object, self->pool, out);
@@ -241,7 +241,7 @@ PyObject* record_stream(PyObject* object, PyObject* argument) {
   Py_RETURN_NONE;
 }
 
-// Queues work that touches the buffer's memory, and perhaps a peer's; neither pool closes meanwhile.
+// Queues work that uses the buffer's memory, and possibly a peer's; neither pool is closed meanwhile.
 template <typename Queue>
 Status queue_work(PyBuffer* self, PyBuffer* peer, Queue queue) {
   const std::shared_ptr<Allocator> others = (peer == nullptr ? self : peer)->pool->pool.shared();
@@ -279,7 +279,7 @@ bool same_size(PyBuffer* self, std::uint64_t size) {
   return false;
 }
 
-// Copies memory in the order of the same device's streams, without waiting.
+// Copies memory in the order of the same device's streams, without a wait.
 PyObject* queue_copy(PyBuffer* self, PyBuffer* peer, Address other, StreamHandle stream, bool from_other) {
   if (self->size == 0) Py_RETURN_NONE;
   Backend& backend = self->pool->pool->backend();
@@ -291,7 +291,7 @@ PyObject* queue_copy(PyBuffer* self, PyBuffer* peer, Address other, StreamHandle
   Py_RETURN_NONE;
 }
 
-// A pin waits for the device before it lets go of its memory, so nothing else needs to be noted of the use.
+// A pin waits for the device before it releases its memory, so the use need not be recorded.
 PyObject* copy_pinned(PyBuffer* self, const PinnedSpan& pin, StreamHandle stream, bool from_other) {
   if (!from_other && !pin.writable) {
     PyErr_SetString(PyExc_BufferError, "the pinned memory is read-only");
@@ -300,12 +300,12 @@ PyObject* copy_pinned(PyBuffer* self, const PinnedSpan& pin, StreamHandle stream
   return same_size(self, pin.size) ? queue_copy(self, nullptr, pin.address, stream, from_other) : nullptr;
 }
 
-// Copies between the buffer and host memory; the copy is over when it returns.
+// Copies between the buffer and host memory; the copy has completed on return.
 Status copy_host(PyBuffer* self, Address to, Address from, StreamHandle stream) {
   Backend& backend = self->pool->pool->backend();
   if (backend.info().host_accessible) {
-    // It waits first, so that nothing is queued where the wait is refused, and without an access: work of the
-    // stream may close the pool.
+    // Wait first, so that nothing is queued if the wait fails, and without access to the pool: work on the
+    // stream may close it.
     const Status status = waiting([&] { return backend.stream_synchronize(stream); });
     if (!status.ok()) return status;
     return queue_work(self, nullptr, [&] {
@@ -315,15 +315,15 @@ Status copy_host(PyBuffer* self, Address to, Address from, StreamHandle stream) 
   }
   const Status status = queue_work(self, nullptr, [&] { return backend.copy(to, from, self->size, stream); });
   if (!status.ok()) return status;
-  // The pool may close meanwhile, but waits for the copy as we do.
+  // The pool may be closed in the meantime, but closing waits for the copy as well.
   return waiting([&] {
     const InterruptScope quiet(nullptr);
     return backend.stream_synchronize(stream);
   });
 }
 
-// Copies between the buffer and `other`: a Buffer or pinned memory of the device (queued on the stream) or
-// host memory (waits, so that the memory need not outlive the call). For other devices a Buffer of the host
+// Copies between the buffer and `other`: a Buffer or pinned memory of the device (queued on the stream), or
+// host memory (waits, so that the memory need not outlive the call). For other devices, a Buffer on the host
 // is host memory.
 PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other) {
   const char* what = from_other ? "copy_from" : "copy_to";
@@ -331,10 +331,11 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
   if (!require_live(self) || !stream_for_use(self, given, &stream)) return nullptr;
   Backend& backend = self->pool->pool->backend();
   PyBuffer* peer = Py_TYPE(other) == buffer_type ? self_of(other) : nullptr;
-  // Memory in the order of the same device's streams, whatever its kind.
+  // Memory in the order of the same device's streams, of any kind.
   const bool same_device = peer != nullptr && peer->pool->pool->backend().order() == backend.order();
   if (peer != nullptr && !same_device && !host_accessible(peer))
-    return raise({Code::invalid, 0, "copy"}, "reach the other buffer's device; copy from that buffer's side");
+    return raise({Code::invalid, 0, "copy"},
+                 "access the other buffer's device; call the method of that buffer instead");
   PinnedSpan pin = {};
   if (peer == nullptr && pinned_span(other, &pin)) {
     if (pin.memory == nullptr) {
@@ -410,8 +411,8 @@ int get_view(PyObject* object, Py_buffer* view, int flags) {
 
 void release_view(PyObject* object, Py_buffer*) { drop_view(self_of(object)); }
 
-// Whether this thread may take the GIL. While the interpreter ends only the thread that ends it may; what
-// other libraries let go of later stays with the process, which is about to give everything back.
+// Whether this thread may take the GIL. During shutdown only the thread that ends the interpreter may; what
+// other libraries release later is leaked until the process ends.
 bool python_serves() {
   if (!Py_IsInitialized()) return false;
 #if PY_VERSION_HEX >= 0x030D0000
@@ -491,11 +492,12 @@ bool two_numbers(PyObject* pair, const char* name, std::uint64_t* first, std::ui
     *second = other.value;
     return true;
   }
-  PyErr_Format(PyExc_TypeError, "%s is a tuple of two numbers, not %.100s", name, Py_TYPE(pair)->tp_name);
+  PyErr_Format(PyExc_TypeError, "%s must be a tuple of two integers, not %.100s", name,
+               Py_TYPE(pair)->tp_name);
   return false;
 }
 
-// Where DLPack says the memory is. Page-locked memory counts as the host's: every consumer takes that.
+// The DLPack device of the memory. Pinned memory counts as host memory: every consumer supports that.
 bool device_for_dlpack(PyBuffer* self, DlDevice* out) {
   Backend& backend = self->pool->pool->backend();
   if (host_accessible(self)) {
@@ -512,10 +514,10 @@ bool device_for_dlpack(PyBuffer* self, DlDevice* out) {
   return true;
 }
 
-constexpr StreamHandle kNoOrder = ~StreamHandle{0};  // the consumer's -1: it sees to the order itself
+constexpr StreamHandle kNoOrder = ~StreamHandle{0};  // the consumer's -1: the consumer ensures the order
 
 // The consumer's stream: None and 1 are the default stream, 2 is that of the calling thread, -1 is none,
-// other numbers are handles. Stream objects are taken as everywhere.
+// other numbers are handles. Stream objects are accepted as everywhere.
 bool consumer_stream(PyBuffer* self, PyObject* given, StreamHandle* out) {
   *out = 0;
   if (given == nullptr || given == Py_None) return true;
@@ -531,20 +533,20 @@ bool consumer_stream(PyBuffer* self, PyObject* given, StreamHandle* out) {
   if (number == 0) {
     PyErr_SetString(PyExc_ValueError,
                     "stream 0 is ambiguous in DLPack: pass 1 for the default stream, 2 for that of the "
-                    "calling thread, a handle, or -1 for no order");
+                    "calling thread, a handle, or -1 for no ordering");
     return false;
   }
   if (number == -1) *out = kNoOrder;
   return true;
 }
 
-// A wait between a stream that is being captured and one that is not would break the capture.
+// A wait between a captured stream and one that is not captured would break the capture.
 bool require_same_capture(Backend& backend, StreamHandle from, StreamHandle to) {
   if (backend.capturing(from) == backend.capturing(to)) return true;
   PyErr_SetString(PyExc_BufferError,
-                  "of the consumer's stream and the buffer's only one is being captured into a graph, so "
-                  "neither can wait for the other: export the buffer before the capture begins, or allocate "
-                  "and use it on the captured stream");
+                  "only one of the consumer's stream and the buffer's stream is being captured into a "
+                  "graph, so neither can wait for the other: export the buffer before the capture begins, "
+                  "or allocate and use it on the captured stream");
   return false;
 }
 
@@ -557,7 +559,7 @@ Status queue_wait(Backend& backend, StreamHandle from, StreamHandle to) {
   return status;
 }
 
-// Streams that last are adopted before a pool meets them.
+// Adopts lasting streams before a pool uses them for the first time.
 bool meet(PyBuffer* self, StreamHandle consumer) {
   static PyObject* function = nullptr;
   PyObject* found = python_function(function, "vram.core.stream", "meet");
@@ -569,8 +571,8 @@ bool meet(PyBuffer* self, StreamHandle consumer) {
   return met != nullptr;
 }
 
-// Work that the consumer queues from now on sees what was queued on the buffer's stream, and once the buffer
-// is freed its memory is not reused before that work.
+// Work that the consumer queues from now on runs after what was queued on the buffer's stream. After the
+// buffer is freed, its memory is not reused before that work.
 bool hand_over(PyBuffer* self, StreamHandle consumer) {
   Backend& backend = self->pool->pool->backend();
   if (consumer == kNoOrder) return true;
@@ -588,7 +590,7 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
     return false;
   Status status = tell_use(self, consumer);
   if (status.ok()) {
-    // The buffer's own stream may be gone, if another library made it.
+    // The buffer's own stream may have been destroyed, if another library created it.
     status = waiting([&] { return lasting ? queue_wait(backend, own, consumer) : backend.synchronize(); });
   }
   if (!status.ok()) {
@@ -599,7 +601,7 @@ bool hand_over(PyBuffer* self, StreamHandle consumer) {
       !tell_watcher("on_stream_wait", "OKK", self->pool, static_cast<unsigned long long>(consumer),
                     static_cast<unsigned long long>(own)))
     return false;
-  return require_live(self);  // another thread may have freed it meanwhile
+  return require_live(self);  // another thread may have freed it in between
 }
 
 bool same_dl_device(const DlDevice& own, PyObject* wanted) {
@@ -608,9 +610,8 @@ bool same_dl_device(const DlDevice& own, PyObject* wanted) {
   std::uint64_t id = 0;
   if (!two_numbers(wanted, "dl_device", &type, &id)) return false;
   if (type == static_cast<std::uint64_t>(own.type) && id == static_cast<std::uint64_t>(own.id)) return true;
-  PyErr_Format(PyExc_BufferError,
-               "the buffer is on DLPack's device (%d, %d), not (%llu, %llu); copy it there", own.type, own.id,
-               static_cast<unsigned long long>(type), static_cast<unsigned long long>(id));
+  PyErr_Format(PyExc_BufferError, "the buffer is on DLPack device (%d, %d), not (%llu, %llu); copy it there",
+               own.type, own.id, static_cast<unsigned long long>(type), static_cast<unsigned long long>(id));
   return false;
 }
 
@@ -637,7 +638,8 @@ PyObject* dlpack(PyObject* object, PyObject* arguments, PyObject* keywords) {
       !two_numbers(max_version, "max_version", &major, &minor))
     return nullptr;
   if (device.type == kDlCpu && stream != nullptr && stream != Py_None) {
-    PyErr_SetString(PyExc_BufferError, "host memory is exported without a stream: the host reads it at once");
+    PyErr_SetString(PyExc_BufferError,
+                    "host memory is exported without a stream, because the host reads it immediately");
     return nullptr;
   }
   StreamHandle consumer = 0;
@@ -665,8 +667,8 @@ PyObject* get_typestr(PyObject* object, void*) {
   return PyUnicode_FromString("|u1");
 }
 
-// The stream that a consumer waits for: the buffer's. That may be gone, if another library made it; then the
-// host waits for the device, and the consumer for nothing.
+// The stream that a consumer must wait for: the buffer's. If another library created it, it may have been
+// destroyed; then the host waits for the device, and the consumer need not wait.
 PyObject* order_of(PyBuffer* self) {
   Backend& backend = self->pool->pool->backend();
   if (backend.lasting(backend.canonical(self->stream)))
@@ -678,13 +680,13 @@ PyObject* order_of(PyBuffer* self) {
   return status.ok() ? Py_NewRef(Py_None) : raise(status, "wait for the device");
 }
 
-// Of device memory that CUDA knows. Other memory has no such attribute, because consumers take whatever has
-// one for memory of a GPU.
+// For device memory of CUDA. Other memory has no such attribute, because consumers assume that an object
+// with it is GPU memory.
 PyObject* cuda_array_interface(PyObject* object, void*) {
   PyBuffer* self = self_of(object);
   if (host_accessible(self) || dynamic_cast<CudaBackend*>(&self->pool->pool->backend()) == nullptr)
     return PyErr_Format(PyExc_AttributeError,
-                        "a buffer on %S has no __cuda_array_interface__: its memory is not a CUDA device's",
+                        "a buffer on %S has no __cuda_array_interface__: its memory is not on a CUDA device",
                         self->pool->device);
   if (!require_live(self)) return nullptr;
   PyObject* stream = order_of(self);
@@ -729,34 +731,32 @@ PyObject* repr(PyObject* object) {
                               static_cast<unsigned long long>(self->size),
                               reinterpret_cast<void*>(self->address), self->pool->device,
                               !self->live                                  ? ", freed"
-                              : self->piece != nullptr && over(self)       ? ", over"
+                              : self->piece != nullptr && over(self)       ? ", ended"
                               : self->pool->pool->suspended(self->address) ? ", suspended"
                                                                            : "");
 }
 
 PyMethodDef methods[] = {
-    {"free", free_method, METH_NOARGS,
-     "free()\n--\n\nGive the memory back now; later use raises InvalidFree."},
+    {"free", free_method, METH_NOARGS, "free()\n--\n\nFree the memory now; later use raises InvalidFree."},
     {"record_stream", record_stream, METH_O,
-     "record_stream(stream, /)\n--\n\nTell the pool that work on another stream uses the buffer: once freed, "
-     "it is not "
-     "reused before that work has finished."},
+     "record_stream(stream, /)\n--\n\nRecord that work on another stream uses the buffer. After its free, "
+     "the memory is not reused before that work has completed."},
     {"fill", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fill)), METH_VARARGS | METH_KEYWORDS,
      "fill(value, *, stream=None)\n--\n\nSet every byte, in stream order."},
     {"copy_from", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_from)),
      METH_VARARGS | METH_KEYWORDS,
-     "copy_from(source, /, *, stream=None)\n--\n\nCopy a Buffer or a vram.pin (queued on the "
-     "stream) or other host memory (done when it returns) of the same size into this one."},
+     "copy_from(source, /, *, stream=None)\n--\n\nCopy from a Buffer or vram.pin (queued on the "
+     "stream) or from other host memory (completed on return) of the same size."},
     {"copy_to", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_to)), METH_VARARGS | METH_KEYWORDS,
-     "copy_to(target, /, *, stream=None)\n--\n\nCopy into a Buffer or a vram.pin (queued on the "
-     "stream) or other writable host memory (done when it returns) of the same size."},
+     "copy_to(target, /, *, stream=None)\n--\n\nCopy to a Buffer or vram.pin (queued on the "
+     "stream) or to other writable host memory (completed on return) of the same size."},
     {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(dlpack)),
      METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nThe memory as a DLPack "
-     "capsule of bytes, without a copy. The consumer's `stream` (1 or None: the default, 2: the thread's, a "
-     "handle, -1: no order) waits for the buffer's."},
+     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nExport the memory as a "
+     "DLPack capsule of bytes, without a copy. The consumer's `stream` (1 or None: the default, 2: the "
+     "thread's, a handle, -1: no ordering) waits for the buffer's."},
     {"__dlpack_device__", dlpack_device, METH_NOARGS,
-     "__dlpack_device__()\n--\n\nDLPack's device of the memory."},
+     "__dlpack_device__()\n--\n\nReturn the DLPack device of the memory."},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", leave, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
@@ -764,22 +764,23 @@ PyMethodDef methods[] = {
 
 PyGetSetDef attributes[] = {
     {"ptr", get_ptr, nullptr, "Address of the first byte.", nullptr},
-    {"size", get_size, nullptr, "Bytes asked for.", nullptr},
-    {"device", get_device, nullptr, "The device the memory is on.", nullptr},
-    {"pool", get_pool, nullptr, "The pool it came from, kept alive by it.", nullptr},
-    {"stream", get_stream, nullptr, "Handle of the stream whose order governs it.", nullptr},
-    {"tag", get_tag, nullptr, "The label it was allocated under, or None.", nullptr},
-    {"freed", get_freed, nullptr, "Whether free() was called, or its scope of an arena has ended.", nullptr},
-    {"shape", get_shape, nullptr, "How many elements there are in each dimension; of a pool's: bytes.",
+    {"size", get_size, nullptr, "Requested bytes.", nullptr},
+    {"device", get_device, nullptr, "The device of the memory.", nullptr},
+    {"pool", get_pool, nullptr, "The pool it was allocated from; the buffer keeps it alive.", nullptr},
+    {"stream", get_stream, nullptr, "Handle of the stream that orders the memory.", nullptr},
+    {"tag", get_tag, nullptr, "The tag of the allocation, or None.", nullptr},
+    {"freed", get_freed, nullptr, "Whether free() was called, or its scope in an arena has ended.", nullptr},
+    {"shape", get_shape, nullptr, "Number of elements in each dimension; bytes for a block of a pool.",
      nullptr},
-    {"typestr", get_typestr, nullptr, "NumPy's name of the type of elements; of a pool's: bytes.", nullptr},
-    {"base", get_base, nullptr, "What it is a part of and keeps alive, or None; free() then frees nothing.",
+    {"typestr", get_typestr, nullptr, "NumPy's name of the element type; bytes for a block of a pool.",
      nullptr},
-    {"views", get_views, nullptr, "Memoryviews and DLPack capsules that exist over it.", nullptr},
+    {"base", get_base, nullptr,
+     "The object that it is a part of and keeps alive, or None; free() then frees nothing.", nullptr},
+    {"views", get_views, nullptr, "Number of memoryviews and DLPack capsules of it.", nullptr},
     {"suspended", get_suspended, nullptr,
-     "Whether Pool.suspend() has taken its memory; using it is then an error, freeing it is not.", nullptr},
+     "Whether Pool.suspend() has released its memory; it can then be freed, but not used.", nullptr},
     {"__cuda_array_interface__", cuda_array_interface, nullptr,
-     "Version 3, an array of bytes; only of device memory on CUDA.", nullptr},
+     "Version 3, an array of bytes; only for device memory on CUDA.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -791,7 +792,7 @@ PyMemberDef members[] = {
 PyType_Slot slots[] = {
     {Py_tp_doc,
      const_cast<char*>("One live block of a pool. Dropping it frees the block; it keeps its pool alive. Or a "
-                       "piece of an arena, with shape and type: it keeps the arena alive.")},
+                       "part of an arena, with shape and type: it keeps the arena alive.")},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
     {Py_tp_methods, methods},
@@ -809,7 +810,7 @@ PyType_Spec spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
     slots};
 
-// Of a new Buffer that is an allocation by itself.
+// For a new Buffer that is an allocation by itself.
 void fill_in(PyBuffer* self, PyPool* pool, Address address, std::uint64_t size, StreamHandle stream,
              PyObject* stream_object, std::uint32_t tag) {
   self->pool = reinterpret_cast<PyPool*>(Py_NewRef(reinterpret_cast<PyObject*>(pool)));

@@ -1,4 +1,4 @@
-// Columns of Python (arrays, NumPy's arrays, bytes) as plain memory, without a copy.
+// Python columns (arrays, NumPy arrays, bytes) as plain memory, without a copy.
 #pragma once
 
 #include <nanobind/nanobind.h>

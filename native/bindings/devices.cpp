@@ -1,5 +1,5 @@
-// Backends as Python objects: the calls of the contract one by one, Python functions as work on
-// streams, and the model's controls. The classes people use are built on this in vram/device.py.
+// Backends as Python objects: the individual calls of the contract, Python functions as work on streams, and
+// the controls of the model. The public classes in vram.core are built on this.
 #include <cxxabi.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -37,20 +37,20 @@ namespace vram {
 
 namespace {
 
-// Once the interpreter exits, so many more functions may be launched: enough for work that goes on by itself
-// to its end, and an end of work that has none.
+// Maximum number of functions that can be launched after the interpreter started to exit: enough for work
+// that launches more work to complete, and a bound for work that never ends.
 constexpr std::int64_t kLaunchesAtExit = 1000;
 std::atomic<std::int64_t> launches_left{std::numeric_limits<std::int64_t>::max()};
-std::atomic<bool> python_up{true};    // threads other than the interpreter's may take the GIL
-std::atomic<int> calls_under_way{0};  // Python functions that a stream's thread will still run
-std::atomic<int> forks{0};            // of which this process is the child
+std::atomic<bool> python_up{true};    // other threads may take the GIL
+std::atomic<int> calls_under_way{0};  // Python functions that stream threads will still run
+std::atomic<int> forks{0};            // number of forks between the first process and this one
 
-// Whether this thread may touch Python objects now (taking the GIL if need be).
+// Whether this thread may use Python objects now (taking the GIL if needed).
 bool may_touch_python() { return python_up || (nb::is_alive() && PyGILState_Check()); }
 
-// The wait at exit for launched functions. One that never returns would keep the program, so after a while it
-// says what it waits for, and Ctrl-C ends it. A program that was interrupted before waits no longer than
-// kHurried.
+// The wait at exit for launched functions. A function that never returns would block the exit, so after a
+// while it prints what it waits for, and Ctrl-C ends the wait. A program that was already interrupted waits
+// for at most kHurried.
 class LastWait {
  public:
   explicit LastWait(bool hurried) : hurried_(hurried) {}
@@ -88,14 +88,14 @@ class LastWait {
   bool told_ = false;
 };
 
-// Whether Ctrl-C has ended the program, or a wait of this module before.
+// Whether Ctrl-C has ended the program or an earlier wait of this module.
 bool was_interrupted() {
   PyObject* const last = PySys_GetObject("last_type");  // borrowed
   return Waiting::any_interrupted() ||
          (last != nullptr && PyErr_GivenExceptionMatches(last, PyExc_KeyboardInterrupt) != 0);
 }
 
-// An owned Python object that native threads may drop. Once Python is gone it is left behind.
+// An owned Python object that native threads may drop. After Python has ended it is leaked.
 class PythonReference {
  public:
   PythonReference() = default;
@@ -125,8 +125,8 @@ void report(PythonReference error) {
   PyErr_WriteUnraisable(nullptr);
 }
 
-// The first error that a stream's functions have raised and nobody was told. It lives as long as somebody can
-// ask for it: while the stream is open, and with events that were recorded on it. Then it is reported.
+// The first error raised by a stream's functions that was not reported yet. It is kept while it can be
+// queried: while the stream is open, and by events recorded on it. Then it is reported.
 struct StreamError {
   PythonReference error;  // guarded by the lock of the Launches
   ~StreamError() {
@@ -136,21 +136,21 @@ struct StreamError {
   }
 };
 
-// The functions launched on one backend and not yet begun, and what others have raised. The lock is never
+// The functions launched on one backend that have not started, and the errors of others. The lock is never
 // held while Python code runs or the GIL is taken.
 class Launches {
  public:
   Launches() = default;
   Launches(const Launches&) = delete;
   Launches& operator=(const Launches&) = delete;
-  // In the child of a fork it is the parent's: its lock may be held by a thread that is not there.
+  // In the child of a fork it belongs to the parent: a thread that does not exist there may hold the lock.
   bool inherited() const { return process_ != forks; }
   std::uint64_t add(nb::object function) {
     const std::lock_guard lock(mutex_);
     waiting_.emplace(++last_call_, PythonReference(std::move(function)));
     return last_call_;
   }
-  // Empty when it was taken before.
+  // Empty if it was already taken.
   PythonReference take(std::uint64_t call) {
     PythonReference function;
     const std::lock_guard lock(mutex_);
@@ -160,20 +160,20 @@ class Launches {
     waiting_.erase(found);
     return function;
   }
-  // At exit: what nobody will run lets go of what it holds, cycles through the queue included.
+  // At exit: functions that will not run release their references, including cycles through the queue.
   void forget_waiting() {
     std::unordered_map<std::uint64_t, PythonReference> waiting;  // dropped after the lock
     const std::lock_guard lock(mutex_);
     waiting.swap(waiting_);
   }
-  // Where errors of a stream go.
+  // Where errors of a stream are stored.
   std::shared_ptr<StreamError> of(StreamHandle stream) {
     const std::lock_guard lock(mutex_);
     std::shared_ptr<StreamError>& found = streams_[stream];
     if (found == nullptr) found = std::make_shared<StreamError>();
     return found;
   }
-  // The first error waits to be asked for; later ones are reported at once.
+  // The first error is kept until it is queried; later ones are reported immediately.
   void store(StreamError& place, nb::python_error& error) {
     {
       const std::lock_guard lock(mutex_);
@@ -198,11 +198,11 @@ class Launches {
   }
   void raise_of_stream(StreamHandle stream) { raise(found(streams_, stream)); }
   void raise_of_event(EventHandle event) { raise(found(events_, event)); }
-  // After a wait for the whole device: the first stream with an error speaks, the others keep theirs.
+  // After a wait for the whole device: raises the error of the first stream that has one; others keep theirs.
   void raise_any() {
     for (const auto& place : all()) raise(place);
   }
-  // Errors that nobody waited for, when nobody will any more.
+  // Reports errors that were never queried, when nobody can query them anymore.
   void report_all() {
     for (const auto& place : all()) {
       PythonReference error;
@@ -251,11 +251,11 @@ class Launches {
   std::mutex mutex_;
   std::uint64_t last_call_ = 0;
   std::unordered_map<std::uint64_t, PythonReference> waiting_;
-  Places streams_;  // those that are open and had a function launched
-  Places events_;   // of the stream on which each was last recorded
+  Places streams_;  // open streams on which a function was launched
+  Places events_;   // for each event, that of the stream it was last recorded on
 };
 
-// One launched function. It lets go of Python before the work counts as finished.
+// One launched function. It releases its Python references before the work counts as completed.
 class PythonCall {
  public:
   PythonCall(nb::object function, std::shared_ptr<Launches> launches, StreamHandle stream, bool counted)
@@ -285,8 +285,8 @@ class PythonCall {
     } catch (nb::python_error& error) {
       launches_->store(*errors_, error);
     } catch (const abi::__forced_unwind&) {
-      // Exit did not wait for it, and Python ends the thread by unwinding it without the GIL, which what
-      // stands here still holds. It waits for the end of the process instead, as from Python 3.14 on.
+      // The exit did not wait for this thread, and Python ends it by unwinding without the GIL, through
+      // frames that hold Python objects. It waits for the end of the process instead, as in Python 3.14.
       for (;;) pause();
     }
   }
@@ -295,17 +295,17 @@ class PythonCall {
   std::shared_ptr<Launches> launches_;
   std::uint64_t call_;
   std::shared_ptr<StreamError> errors_;
-  bool counted_;  // a thread of the backend runs it by itself, so exit waits for it
+  bool counted_;  // a thread of the backend runs it, so the exit waits for it
 };
 
-// ---- backends as Python holds them --------------------------------------------------------------------
+// ---- backends as held by Python -----------------------------------------------------------------------
 
-// The side of a bound backend that is about Python.
+// The Python side of a bound backend.
 struct Bound {
   virtual ~Bound() = default;
   std::shared_ptr<Launches> launches = std::make_shared<Launches>();
   std::weak_ptr<Backend> self;
-  bool threaded = false;  // it runs launched functions on threads of its own
+  bool threaded = false;  // it runs launched functions on its own threads
 };
 
 template <class Base>
@@ -324,7 +324,7 @@ std::vector<std::weak_ptr<Launches>>& all_launches() {
 // Destruction may wait for launched functions, which need the GIL.
 template <class Base>
 void destroy(BoundBackend<Base>* backend) {
-  if (backend->launches->inherited()) return;  // threads of the parent may be in the middle of it
+  if (backend->launches->inherited()) return;  // a thread of the parent may have been using it
   const auto gone = [backend] {
     if constexpr (std::is_same_v<Base, HostBackend>) {
       end(backend);
@@ -375,7 +375,7 @@ void launch(Backend& backend, StreamHandle stream, nb::object function) {
 }
 
 void stream_synchronize(Backend& backend, StreamHandle stream) {
-  without_gil("synchronise a stream", [&] { return backend.stream_synchronize(stream); });
+  without_gil("synchronize a stream", [&] { return backend.stream_synchronize(stream); });
   bound(backend).launches->raise_of_stream(stream);
 }
 
@@ -395,7 +395,7 @@ void event_destroy(Backend& backend, EventHandle event) {
 }
 
 void event_synchronize(Backend& backend, EventHandle event) {
-  without_gil("synchronise an event", [&] { return backend.event_synchronize(event); });
+  without_gil("synchronize an event", [&] { return backend.event_synchronize(event); });
   bound(backend).launches->raise_of_event(event);
 }
 
@@ -404,7 +404,7 @@ void bind_memory(nb::class_<Backend>& type) {
   type.def("memory_info",
            [](Backend& backend) {
              std::uint64_t free_bytes = 0, total_bytes = 0;
-             require_ok(backend.memory_info(&free_bytes, &total_bytes), "ask how much memory is free");
+             require_ok(backend.memory_info(&free_bytes, &total_bytes), "query the free memory");
              return std::pair(free_bytes, total_bytes);
            })
       .def(
@@ -479,19 +479,19 @@ void bind_order(nb::class_<Backend>& type) {
            })
       .def("stream_destroy", &stream_destroy, "stream"_a)
       .def("lasting", &Backend::lasting, "stream"_a,
-           "Whether the stream exists until the pools are told that it goes.")
+           "Whether the stream exists until the pools are told that it will be destroyed.")
       .def(
           "stream_adopt",
           [](Backend& backend, StreamHandle stream) {
             require_ok(backend.stream_adopt(stream), "adopt a stream");
           },
-          "stream"_a, "The stream is lasting from now on: the caller tells the pools before it goes.")
+          "stream"_a, "Make the stream lasting: the caller tells the pools before it is destroyed.")
       .def(
           "stream_disown",
           [](Backend& backend, StreamHandle stream) {
             require_ok(backend.stream_disown(stream), "disown a stream");
           },
-          "stream"_a, "The stream is not lasting any more.")
+          "stream"_a, "Make the stream foreign again.")
       .def("stream_synchronize", &stream_synchronize, "stream"_a)
       .def(
           "stream_query",
@@ -530,10 +530,10 @@ void bind_order(nb::class_<Backend>& type) {
           "elapsed_ms",
           [](Backend& backend, EventHandle from, EventHandle to) {
             double elapsed = 0;
-            require_ok(backend.elapsed_ms(from, to, &elapsed), "measure between events");
+            require_ok(backend.elapsed_ms(from, to, &elapsed), "measure the time between events");
             return elapsed;
           },
-          "start"_a, "end"_a, "Milliseconds between two timing events that have passed.");
+          "start"_a, "end"_a, "Milliseconds between two completed timing events.");
 }
 
 void bind_work(nb::class_<Backend>& type) {
@@ -550,7 +550,7 @@ void bind_work(nb::class_<Backend>& type) {
             without_gil("copy memory", [&] { return copy_now(backend, to, from, bytes, stream); });
           },
           "to"_a, "source"_a, "bytes"_a, "stream"_a,
-          "Copy in stream order and wait for it. The memory may go as soon as the call returns or raises.")
+          "Copy in stream order and wait for it. The memory is not used after the call returns or raises.")
       .def(
           "fill",
           [](Backend& backend, Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) {
@@ -558,13 +558,12 @@ void bind_work(nb::class_<Backend>& type) {
           },
           "to"_a, "value"_a, "bytes"_a, "stream"_a)
       .def("launch", &launch, "stream"_a, "function"_a,
-           "Runs function() in stream order. What it raises comes out of the next synchronize.");
+           "Run function() in stream order. The next synchronize raises its exceptions.");
 }
 
 void bind_backend(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<Backend> type(module, "Backend",
-                           "The contract a device fulfils; see native/backends/backend.hpp.");
+  nb::class_<Backend> type(module, "Backend", "The contract of a device; see native/backends/backend.hpp.");
   type.def_prop_ro("name", [](const Backend& backend) { return backend.info().name; })
       .def_prop_ro("total_bytes", [](const Backend& backend) { return backend.info().total_bytes; })
       .def_prop_ro("pages", [](const Backend& backend) { return backend.info().pages; })
@@ -572,15 +571,15 @@ void bind_backend(nb::module_& module) {
       .def_prop_ro("host_accessible", [](const Backend& backend) { return backend.info().host_accessible; })
       .def(
           "canonical", [](const Backend& backend, StreamHandle stream) { return backend.canonical(stream); },
-          "stream"_a, "The one handle of a stream that has several names.")
+          "stream"_a, "The canonical handle of a stream that has several.")
       .def(
           "capture_of",
           [](Backend& backend, StreamHandle stream) {
             CaptureId id = 0;
-            require_ok(backend.capture_of(stream, &id), "ask whether a stream is captured");
+            require_ok(backend.capture_of(stream, &id), "query whether a stream is captured");
             return id;
           },
-          "stream"_a, "The number of the capture its work goes into; 0 for none.");
+          "stream"_a, "The id of the capture of this stream; 0 for none.");
   bind_memory(type);
   bind_order(type);
   bind_work(type);
@@ -594,18 +593,18 @@ std::optional<std::string> check(Type& backend) {
 
 void bind_host(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<HostBackend, Backend>(module, "HostBackend", "Real memory; a thread for each stream.")
+  nb::class_<HostBackend, Backend>(module, "HostBackend", "Real memory, and one thread for each stream.")
       .def(nb::new_([](std::uint64_t capacity) { return make_bound<HostBackend>(true, capacity); }),
            "capacity"_a = 0)
       .def("synchronize",
            [](HostBackend& host) {
-             without_gil("synchronise the device", [&] { return host.synchronize(); });
+             without_gil("synchronize the device", [&] { return host.synchronize(); });
              bound(host).launches->raise_any();
            })
-      .def("check", &check<HostBackend>, "What is wrong with its books, or None.");
+      .def("check", &check<HostBackend>, "Verify its internal data; return what is wrong, or None.");
 }
 
-// What is launched through it runs on the device's streams, and is theirs to raise.
+// What is launched through it runs on the device's streams, which raise the errors.
 std::shared_ptr<PinnedBackend> make_pinned(Backend& device, unsigned threads) {
   auto made = make_bound<PinnedBackend>(bound(device).threaded, backend_of(device), threads);
   bound(*made).launches = bound(device).launches;
@@ -615,9 +614,9 @@ std::shared_ptr<PinnedBackend> make_pinned(Backend& device, unsigned threads) {
 void bind_pinned(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<PinnedBackend, Backend>(module, "PinnedBackend",
-                                     "Host memory in the order of a device's streams, page-locked for a GPU.")
+                                     "Host memory in the order of a device's streams, pinned for a GPU.")
       .def(nb::new_(&make_pinned), "device"_a, "threads"_a = 0)
-      .def_prop_ro("pinned", &PinnedBackend::pinned, "Whether the memory is page-locked.");
+      .def_prop_ro("pinned", &PinnedBackend::pinned, "Whether the memory is pinned.");
 }
 
 // ---- the model's controls -----------------------------------------------------------------------------
@@ -635,7 +634,7 @@ std::shared_ptr<ModelBackend> make_model(std::uint64_t capacity, bool pages, dou
 Status status_named(const std::string& code, std::int32_t native) {
   Status status{Code::failed, native, ""};
   if (code_from_name(code.c_str(), &status.code)) return status;
-  throw nb::value_error(("there is no code " + code + "; try failed, out_of_memory or not_ready").c_str());
+  throw nb::value_error(("unknown code " + code + "; try failed, out_of_memory or not_ready").c_str());
 }
 
 nb::typed<nb::dict, std::string, int> counts(ModelBackend& model) {
@@ -656,8 +655,8 @@ nb::typed<nb::dict, std::string, int> counts(ModelBackend& model) {
 
 void bind_schedule(nb::class_<ModelBackend, Backend>& type) {
   using namespace nb::literals;
-  using release_gil = nb::call_guard<nb::gil_scoped_release>;  // launched functions take it themselves
-  type.def("now", &ModelBackend::now, "Microseconds on the virtual clock.")
+  using release_gil = nb::call_guard<nb::gil_scoped_release>;  // launched functions take the GIL themselves
+  type.def("now", &ModelBackend::now, "Microseconds of the virtual clock.")
       .def("advance", &ModelBackend::advance, "us"_a, release_gil())
       .def("set_time", &ModelBackend::set_time, "us"_a, release_gil())
       .def("set_lag", &ModelBackend::set_lag, "us"_a)
@@ -686,7 +685,7 @@ void bind_failures_and_counts(nb::class_<ModelBackend, Backend>& type) {
           [](ModelBackend& model, const std::string& call, std::uint64_t nth, const std::string& code,
              std::int32_t native) {
             if (model.fail(call, nth, status_named(code, native))) return;
-            throw nb::value_error(("a backend has no call named " + call).c_str());
+            throw nb::value_error(("a backend has no call " + call).c_str());
           },
           "call"_a, "nth"_a = 1, "code"_a = "failed", "native"_a = 0)
       .def(
@@ -705,12 +704,12 @@ void bind_failures_and_counts(nb::class_<ModelBackend, Backend>& type) {
       .def("memory_us", &ModelBackend::memory_us)
       .def("host_waits", &ModelBackend::host_waits)
       .def("host_wait_us", &ModelBackend::host_wait_us)
-      .def("busy_releases", &ModelBackend::busy_releases, "Calls of release made while work was queued.")
-      .def("counts", &counts, "What exists now, by name.")
-      .def("check", &check<ModelBackend>, "What is wrong with its books, or None.");
+      .def("busy_releases", &ModelBackend::busy_releases, "Number of calls of release while work was queued.")
+      .def("counts", &counts, "Number of existing objects, by name.")
+      .def("check", &check<ModelBackend>, "Verify its internal data; return what is wrong, or None.");
 }
 
-// Capture, on the devices that have it.
+// Capture, for devices that support it.
 template <class Type>
 void bind_graphs(nb::class_<Type, Backend>& type) {
   using namespace nb::literals;
@@ -727,7 +726,7 @@ void bind_graphs(nb::class_<Type, Backend>& type) {
             without_gil("end the capture", [&] { return device.capture_end(stream, &graph); });
             return graph;
           },
-          "stream"_a, "The graph, ready to run.")
+          "stream"_a, "Return the graph, ready to run.")
       .def(
           "graph_launch",
           [](Type& device, std::uint64_t graph, StreamHandle stream) {
@@ -745,7 +744,7 @@ void bind_graphs(nb::class_<Type, Backend>& type) {
 void bind_model(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<ModelBackend, Backend> type(module, "ModelBackend",
-                                         "Addresses only, a virtual clock, failures on demand.");
+                                         "Addresses only, with a virtual clock and failures on demand.");
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {
       std::rethrow_exception(thrown);
@@ -760,14 +759,14 @@ void bind_model(nb::module_& module) {
   type.def(nb::new_(&make_model), "capacity"_a, "pages"_a = true, "lag_us"_a = 5000.0, "manual"_a = false,
            "release_waits"_a = false)
       .def("synchronize", [](ModelBackend& model) {
-        without_gil("synchronise the device", [&] { return model.synchronize(); });
+        without_gil("synchronize the device", [&] { return model.synchronize(); });
         bound(model).launches->raise_any();
       });
   bind_schedule(type);
   bind_failures_and_counts(type);
   bind_graphs(type);
   type.def("refused_in_capture", &ModelBackend::refused_in_capture,
-           "Calls that a capture forbids and that were made all the same.")
+           "Number of calls that were made although a capture forbids them.")
       .def(
           "foreign_create",
           [](ModelBackend& model) {
@@ -775,17 +774,17 @@ void bind_model(nb::module_& module) {
             require_ok(model.foreign_create(&stream), "create a stream");
             return stream;
           },
-          "A stream as another library makes it; its handle may be one that was destroyed before.")
+          "Create a stream like another library; its handle may be that of a destroyed stream.")
       .def(
           "foreign_destroy",
           [](ModelBackend& model, StreamHandle stream) {
             require_ok(model.foreign_destroy(stream), "destroy a stream");
           },
-          "stream"_a, "Destroy such a stream. Using its handle afterwards ends the process.");
+          "stream"_a, "Destroy such a stream. A later use of its handle ends the process.");
 }
 
-// For exit, while Python still runs: functions under way finish, and those that they launch, in bounds; later
-// ones are refused, and from here on no stream's thread touches Python. An interrupt ends the wait.
+// For the exit, while Python still runs: running functions complete, and so do those that they launch, within
+// bounds. Later launches are refused, and stream threads no longer use Python. An interrupt ends the wait.
 void stop_launches() {
   launches_left = kLaunchesAtExit;
   LastWait wait(was_interrupted());
@@ -794,9 +793,9 @@ void stop_launches() {
     launches_left = 0;
     return {first && wait() ? Code::ok : Code::interrupted, 0, "exit"};
   });
-  PyErr_Clear();  // an interrupt has done what it was for
+  PyErr_Clear();  // the interrupt has ended the wait
   if (const int left = calls_under_way; left > 0)
-    std::fprintf(stderr, "vram: the program ends while %d launched function(s) had not returned.\n", left);
+    std::fprintf(stderr, "vram: the program ends before %d launched function(s) returned.\n", left);
   const auto known = all_launches();
   for (const auto& launches : known) {
     const auto alive = launches.lock();
@@ -809,12 +808,13 @@ void stop_launches() {
 
 // ---- beyond the contract: CUDA -----------------------------------------------------------------------
 
-// Parameters of a kernel as ctypes-like raw bytes, one bytes object each.
+// Takes the parameters of a kernel as raw bytes, one bytes object each.
 void launch_kernel(CudaBackend& cuda, std::uint64_t function, const std::vector<unsigned>& grid,
                    const std::vector<unsigned>& block, const std::vector<nb::bytes>& parameters,
                    StreamHandle stream, unsigned shared_bytes) {
   CudaBackend::Shape shape;
-  if (grid.size() > 3 || block.size() > 3) throw nb::value_error("a grid and a block have up to 3 sides");
+  if (grid.size() > 3 || block.size() > 3)
+    throw nb::value_error("a grid and a block have at most 3 dimensions");
   std::copy(grid.begin(), grid.end(), shape.grid);
   std::copy(block.begin(), block.end(), shape.block);
   shape.shared_bytes = shared_bytes;
@@ -839,7 +839,7 @@ void bind_cuda_work(nb::class_<CudaBackend, Backend>& type) {
             return result_of<&CudaBackend::module_load, std::uint64_t>(cuda, "load a kernel module",
                                                                        image.c_str());
           },
-          "image"_a, "PTX text, compiled by the driver.")
+          "image"_a, "Load PTX text, compiled by the driver.")
       .def(
           "module_unload",
           [](CudaBackend& cuda, std::uint64_t module) {
@@ -854,19 +854,19 @@ void bind_cuda_work(nb::class_<CudaBackend, Backend>& type) {
           },
           "module"_a, "name"_a)
       .def("launch_kernel", &launch_kernel, "function"_a, "grid"_a, "block"_a, "parameters"_a, "stream"_a = 0,
-           "shared_bytes"_a = 0, "Each parameter is the bytes of its value.")
+           "shared_bytes"_a = 0, "Launch a kernel. Each parameter is a bytes object with its value.")
       .def("host_pinned", &CudaBackend::host_pinned, "address"_a, "bytes"_a,
-           "Whether all of this host memory is page-locked.");
+           "Whether all of this host memory is pinned.");
 }
 
 void bind_cuda(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<CudaBackend, Backend> type(module, "CudaBackend",
-                                        "A CUDA device, through the driver found at run time.");
+                                        "A CUDA device; the driver is loaded at run time.");
   type.def(nb::new_([](int index) { return make_bound<CudaBackend>(true, index); }), "index"_a)
       .def("synchronize",
            [](CudaBackend& cuda) {
-             without_gil("synchronise the device", [&] { return cuda.synchronize(); });
+             without_gil("synchronize the device", [&] { return cuda.synchronize(); });
              bound(cuda).launches->raise_any();
            })
       .def("abandon", &CudaBackend::abandon,
@@ -874,7 +874,8 @@ void bind_cuda(nb::module_& module) {
            "driver.")
       .def_prop_ro("hardware", &CudaBackend::hardware)
       .def_prop_ro("driver_version", &CudaBackend::driver_version)
-      .def("attribute", &CudaBackend::attribute, "number"_a, "A device attribute by its number; 0: unknown.");
+      .def("attribute", &CudaBackend::attribute, "number"_a,
+           "Return a device attribute by its number; 0 if unknown.");
   bind_cuda_work(type);
   bind_graphs(type);
   module.def(
@@ -884,7 +885,7 @@ void bind_cuda(nb::module_& module) {
         const int count = CudaBackend::device_count(&why);
         return std::pair(count, why);
       },
-      "How many CUDA devices there are, and why there are none.");
+      "Return the number of CUDA devices, and why there are none.");
 }
 
 }  // namespace
@@ -908,8 +909,8 @@ void bind_devices(nb::module_& module) {
   bind_host(module);
   bind_model(module);
   bind_pinned(module);
-  module.def("stop_launches", &stop_launches, "Called once at exit; see vram/device.py.");
-  // The threads that would have run them do not exist in the child of a fork.
+  module.def("stop_launches", &stop_launches, "Called once at exit; see vram/core/device.py.");
+  // The threads that would run them do not exist in the child of a fork.
   pthread_atfork(nullptr, nullptr, [] {
     calls_under_way = 0;
     ++forks;

@@ -1,5 +1,5 @@
-// DriverPoolCore: the driver's own pool as a Python type. Allocating, freeing and looking are PoolCore's
-// (pool.cpp), which it extends; here are its making, its attributes and its way between processes.
+// DriverPoolCore: the driver's own pool as a Python type. It extends PoolCore (pool.cpp), which allocates,
+// frees and reports. This file has its creation, its attributes and its exchange between processes.
 #include "driver_pool/driver_pool.hpp"
 
 #include <nanobind/nanobind.h>
@@ -19,14 +19,14 @@ namespace {
 PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
 unsigned long long wide(std::uint64_t value) { return value; }
 
-// Null with an error set where __init__ has not run.
+// Null with an error set if __init__ has not run.
 DriverPool* driver_pool_of(PyObject* object) {
   auto* pool = dynamic_cast<DriverPool*>(self_of(object)->pool.shared().get());
-  if (pool == nullptr) raise({Code::closed, 0, "DriverPoolCore"}, "use the pool, which was not made");
+  if (pool == nullptr) raise({Code::closed, 0, "DriverPoolCore"}, "use a pool that was not created");
   return pool;
 }
 
-// ---- making -----------------------------------------------------------------------------------------------
+// ---- creating ---------------------------------------------------------------------------------------------
 
 int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
   static const char* names[] = {"device", "config", "origin", "kind", "shareable", "max_size", "fd", nullptr};
@@ -43,7 +43,7 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
                                    &shareable, whole_argument, &max_size, &source.fd))
     return -1;
   if (dynamic_cast<DriverPool*>(self->pool.shared().get()) != nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "the pool is made already; make another one");
+    PyErr_SetString(PyExc_RuntimeError, "the pool was already created; create another one");
     return -1;
   }
   if (std::strcmp(origin, "default") == 0) source.origin = DriverPool::Origin::shared_default;
@@ -80,7 +80,8 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
 
 bool attribute_from(PyObject* name, DriverPoolAttribute* out) {
   if (!PyUnicode_Check(name)) {
-    PyErr_Format(PyExc_TypeError, "an attribute is named by a str, not %.100s", Py_TYPE(name)->tp_name);
+    PyErr_Format(PyExc_TypeError, "the name of an attribute must be a str, not %.100s",
+                 Py_TYPE(name)->tp_name);
     return false;
   }
   for (int i = 0; i < kDriverPoolAttributes; ++i)
@@ -88,7 +89,7 @@ bool attribute_from(PyObject* name, DriverPoolAttribute* out) {
       *out = static_cast<DriverPoolAttribute>(i + 1);
       return true;
     }
-  PyErr_SetString(PyExc_ValueError, "a driver pool has no attribute of this name");
+  PyErr_SetString(PyExc_ValueError, "a driver pool has no attribute with this name");
   return false;
 }
 
@@ -158,7 +159,8 @@ PyObject* import_pointer(PyObject* object, PyObject* arguments) {
   const bool whole = given.len == static_cast<Py_ssize_t>(pointer.size());
   if (whole) std::memcpy(pointer.data(), given.buf, pointer.size());
   PyBuffer_Release(&given);
-  if (!whole) return PyErr_Format(PyExc_ValueError, "an exported pointer has %zu bytes", pointer.size());
+  if (!whole)
+    return PyErr_Format(PyExc_ValueError, "an exported pointer must have %zu bytes", pointer.size());
   DriverPool* pool = driver_pool_of(object);
   StreamHandle stream = 0;
   if (pool == nullptr || !stream_from(stream_object, self, &stream)) return nullptr;
@@ -176,14 +178,14 @@ PyObject* import_pointer(PyObject* object, PyObject* arguments) {
 // ---- the type ---------------------------------------------------------------------------------------------
 
 PyMethodDef methods[] = {
-    {"attribute", attribute, METH_O, "attribute(name, /)\n--\n\nWhat the driver says of its pool, by name."},
+    {"attribute", attribute, METH_O, "attribute(name, /)\n--\n\nReturn an attribute of the driver's pool."},
     {"set_attribute", set_attribute, METH_VARARGS,
-     "set_attribute(name, value, /)\n--\n\nSet what the driver lets be set."},
+     "set_attribute(name, value, /)\n--\n\nSet an attribute of the driver's pool."},
     {"export_fd", export_fd, METH_NOARGS,
-     "export_fd()\n--\n\nA file descriptor that another process can import."},
+     "export_fd()\n--\n\nReturn a file descriptor that another process can import."},
     {"export_pointer", export_pointer, METH_O,
-     "export_pointer(ptr, /)\n--\n\nThe driver's words for an allocation, and where it begins in what they "
-     "mean."},
+     "export_pointer(ptr, /)\n--\n\nReturn the driver's exported pointer, and the offset of the "
+     "allocation in what it mean."},
     {"import_pointer", import_pointer, METH_VARARGS,
      "import_pointer(words, offset, size, stream=None, /)\n--\n\nA Buffer over another process's "
      "allocation."},

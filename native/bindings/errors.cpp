@@ -1,4 +1,4 @@
-// The texts of errors that begin in the core, and which exception each becomes.
+// The texts of errors from the core, and the exception for each.
 #include "errors.hpp"
 
 #include <nanobind/nanobind.h>
@@ -32,63 +32,61 @@ const char* exception_name(const Status& status) {
   return is_free(status) ? "InvalidFree" : "DeviceError";
 }
 
-// What happened and what to do next.
+// Explains what happened and what to do next.
 const char* advice(const Status& status) {
   if (is_free(status)) {
-    return "the pointer is not a live allocation of this pool: it was freed before, points inside an "
-           "allocation, or came from elsewhere. Free the pointer that was allocated, once.";
+    return "the pointer is not a live allocation of this pool: it was already freed, points inside an "
+           "allocation, or belongs to another pool. Free each allocated pointer exactly once.";
   }
   switch (status.code) {
     case Code::out_of_memory:
-      return "the device has no room for it. Free memory here or in other processes on the device, or ask "
-             "for less.";
+      return "the device has no memory left for it. Free memory here or in other processes on the device, or "
+             "request less.";
     case Code::invalid:
       if (std::strcmp(status.call, "suspend") == 0 || std::strcmp(status.call, "resume") == 0 ||
           std::strcmp(status.call, "close") == 0)
         return "the same thread is suspending or resuming this pool, and called it again from a callback of "
-               "the store. Such a callback may free memory, not more.";
-      return "a handle, address or size is not valid on this device. It may have been closed already, or "
+               "the store. Such a callback may only free memory.";
+      return "a handle, address or size is not valid on this device. It may already have been closed, or "
              "belong to another device.";
     case Code::unsupported:
       if (std::strcmp(status.call, DriverPool::kImported) == 0)
-        return "the pool was imported from another process, and only that process allocates from it. "
-               "import_buffer() gives the allocations it exports.";
+        return "the pool was imported from another process, and only that process can allocate from it. "
+               "Use import_buffer() for the allocations that it exports.";
       if (std::strcmp(status.call, "suspend") == 0)
-        return "its memory is plain segments, which cannot be taken from under live buffers; that needs a "
-               "pool of our own with pages. Make it with pages=True on a device that has them "
-               "(Device.pages), and with vram.Pool.";
+        return "its memory consists of plain segments, which cannot be released under live buffers. Use a "
+               "vram.Pool with pages=True on a device that supports pages (Device.pages).";
       if (std::strcmp(status.call, Pool::kTooManyStreams) == 0)
-        return "the pool serves 65535 streams at a time and has as many. Close streams that are not used any "
-               "more, or use fewer and reuse them.";
-      return "the device does not offer this. Device.pages says whether it has pages.";
+        return "the pool supports 65535 streams at a time and has reached this number. Close unused streams, "
+               "or use fewer streams.";
+      return "the device does not support this. Device.pages tells whether it has pages.";
     case Code::closed:
       if (std::strcmp(status.call, "store") == 0)
-        return "the pool that kept their contents was closed, and the contents are lost. They can only be "
-               "freed; close a store after resume().";
+        return "the pool that stored their contents was closed, and the contents are lost. They can "
+               "only be freed. Close a store after resume().";
       return "the device is closed, the interpreter is exiting, or the device was inherited through fork. "
              "After a fork, open the device again in the child.";
     case Code::capturing:
-      return "the stream is being captured into a graph, where its work cannot be waited for or asked about. "
+      return "the stream is being captured into a graph, so its work can be neither waited for nor queried. "
              "Do this before the capture begins or after it has ended.";
     case Code::suspended:
-      return "its memory is suspended: it was given back to the device and has no contents to be read or "
-             "written. resume() brings it back, at the same address.";
+      return "its memory is suspended: it was released to the device and cannot be read or written. Call "
+             "resume() to restore it at the same address.";
     case Code::absent:
-      return "it needs a stream that exists until its owner says otherwise: the default stream, a "
-             "vram.Stream, "
-             "or a stream of PyTorch or CuPy. Other streams may be destroyed at any moment.";
+      return "it needs a lasting stream: the default stream, a vram.Stream, or a stream of PyTorch or CuPy. "
+             "Other streams may be destroyed at any moment.";
     case Code::deadlock:
-      return "the call came from work of a stream and would wait for work behind it, which cannot begin "
-             "before "
-             "the call returns. Make the call from another thread, or launch less behind the work.";
+      return "the call came from work on a stream and would wait for later work on that stream, which cannot "
+             "start before the call returns. Make the call from another thread, or launch less work behind "
+             "it.";
     case Code::interrupted:
-      return "the wait was interrupted. The work goes on and nothing has changed; call it again.";
+      return "the wait was interrupted. The work continues and nothing has changed; call it again.";
     default:
-      return "the driver refused it. The device may need to be reset; the native code says why.";
+      return "the driver call failed. The native error code gives the reason; the device may need a reset.";
   }
 }
 
-// The number, with the driver's own name for it where the call is one of the driver's.
+// The number, with the driver's own name for it if the call is one of the driver's.
 std::string native_text(const Status& status) {
   const bool cuda = std::strncmp(status.call, "cu", 2) == 0 && std::isupper(status.call[2]) != 0;
   return cuda ? cuda_error_text(status.native) : std::to_string(status.native);
@@ -109,7 +107,7 @@ bool code_from_name(const char* name, Code* out) {
 
 void raise_status(const Status& status, const char* what) {
   if (status.code == Code::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
-  std::string message = std::string("vram could not ") + what + ": " + advice(status);
+  std::string message = std::string("vram failed to ") + what + ": " + advice(status);
   message += std::string(" [call ") + status.call + ", code " + code_name(status.code);
   message += status.native != 0 ? ", native " + native_text(status) + "]" : "]";
   const nb::object type = nb::module_::import_("vram.errors").attr(exception_name(status));

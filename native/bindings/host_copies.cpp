@@ -1,4 +1,4 @@
-// Parallel copies of host memory, at once or in the order of a device's stream. Neither needs the GIL.
+// Parallel copies of host memory, immediate or in the order of a device's stream. Neither needs the GIL.
 #include "base/host_copies.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
@@ -13,23 +13,23 @@ namespace vram {
 
 void bind_host_copies(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<HostCopies>(module, "HostCopies", "Copies within host memory by several threads at once.")
+  nb::class_<HostCopies>(module, "HostCopies", "Copies host memory with several threads.")
       .def(nb::new_([](unsigned threads) { return std::make_shared<HostCopies>(threads); }), "threads"_a = 0)
-      .def_prop_ro("threads", &HostCopies::threads, "Threads that take part in one copy.")
+      .def_prop_ro("threads", &HostCopies::threads, "Number of threads used by one copy.")
       .def("copy", &HostCopies::copy, "to"_a, "source"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Copy now; returns when it is done.")
+           "Copy now; return when the copy has completed.")
       .def(
           "queue",
           [](HostCopies& self, Backend& backend, StreamHandle stream, Address to, Address from,
              std::uint64_t bytes) {
-            // Not Python's reference: the stream's thread must be able to drop it without the GIL.
+            // Not a Python reference: the stream's thread must be able to drop it without the GIL.
             const std::shared_ptr<HostCopies> copies = self.shared_from_this();
             require_ok(
                 waiting([&] { return backend.launch(stream, [=] { copies->copy(to, from, bytes); }); }),
                 "queue a copy of host memory");
           },
           "backend"_a, "stream"_a, "to"_a, "source"_a, "bytes"_a,
-          "Copy when the stream has come so far; the memory must stay until then.");
+          "Copy in stream order; the memory must stay valid until then.");
 }
 
 }  // namespace vram

@@ -1,4 +1,4 @@
-// Lets Ctrl-C, and whoever else has a reason, end a long computation that runs without the GIL.
+// Lets Ctrl-C, or a function of the caller, end a long computation that runs without the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,9 +7,8 @@
 
 namespace vram {
 
-// Called now and then by the computation, in the thread that began it and without the GIL. Looks for signals
-// every kPeriod, and throws what their handlers raise; so it does with `ask`, a Python function, where one is
-// given.
+// Called periodically by the computation, in the thread that started it and without the GIL. Every kPeriod,
+// it runs the handlers of pending signals and `ask`, an optional Python function, and throws what they raise.
 class Interrupts {
  public:
   explicit Interrupts(nanobind::handle ask = {}) : ask_(ask) {}
@@ -26,7 +25,7 @@ class Interrupts {
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kPeriod{50};
-  nanobind::handle ask_;  // borrowed from the caller, who waits
+  nanobind::handle ask_;  // borrowed from the caller, which waits
   Clock::time_point due_ = {};
 };
 

@@ -1,8 +1,8 @@
-// The extension module vram._native: only puts its parts together.
+// The extension module vram._native: only combines its parts.
 #include "bindings.hpp"
 
 NB_MODULE(_native, module) {
-  // Devices live until the process ends; that is no leak.
+  // Devices live until the process ends, so nanobind must not report them as leaks.
   nanobind::set_leak_warnings(false);
   module.doc() = "The native core of vram. Private: use the classes of the vram package.";
   vram::bind_devices(module);

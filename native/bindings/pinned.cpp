@@ -1,5 +1,5 @@
-// Memory that somebody else owns, page-locked for a while: the native part of vram.pin. It keeps the memory's
-// buffer exported, so that it cannot be resized or freed meanwhile. Page-locked pools are in devices.cpp.
+// Memory of another owner that is pinned for a while: the native part of vram.pin. It keeps the memory's
+// buffer exported, so that the owner cannot resize or free it meanwhile. Pinned pools are in devices.cpp.
 #include "backends/pinned.hpp"
 
 #include <nanobind/stl/string.h>
@@ -23,8 +23,8 @@ class PinCore {
   }
   PinCore(const PinCore&) = delete;
   PinCore& operator=(const PinCore&) = delete;
-  // Where the device cannot be waited for, the memory stays exported for good: better held than pulled from
-  // under a copy.
+  // If the wait for the device fails, the memory stays exported forever: a leak is better than freeing memory
+  // under a running copy.
   ~PinCore() { (void)close(); }
 
   Status lock() {
@@ -40,9 +40,9 @@ class PinCore {
 
   Status close() {
     if (!open_) return {};
-    open_ = false;  // first: the GIL may change hands meanwhile
+    open_ = false;  // first: another thread may get the GIL in between
     const Status status = unlock();
-    // In the child of a fork there is nothing to wait for and nothing to unlock.
+    // In the child of a fork there is nothing to wait for and nothing to unpin.
     open_ = !status.ok() && status.code != Code::closed;
     if (!open_) PyBuffer_Release(&view_);
     return open_ ? status : Status{};
@@ -69,11 +69,11 @@ class PinCore {
   }
 
   std::shared_ptr<Backend> device_;
-  std::unique_ptr<PageLock> lock_;  // null: there is nobody to tell
+  std::unique_ptr<PageLock> lock_;  // null: the device cannot pin memory
   Py_buffer view_ = {};
-  bool open_ = false;    // the view is held
+  bool open_ = false;    // the view is exported
   bool used_ = false;    // there is memory, and copies of it may be queued
-  bool locked_ = false;  // the driver was told
+  bool locked_ = false;  // the driver has pinned it
 };
 
 }  // namespace
@@ -90,14 +90,14 @@ void bind_pin(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<PinCore>(module, "PinCore", "The native part of vram.pin.")
       .def(nb::init<Backend&, nb::handle>(), "device"_a, "memory"_a)
-      .def("lock", [](PinCore& pin) { require_ok(pin.lock(), "page-lock the memory"); })
+      .def("lock", [](PinCore& pin) { require_ok(pin.lock(), "pin the memory"); })
       .def(
-          "unlock", [](PinCore& pin) { require_ok(pin.close(), "unlock the memory"); },
-          "Wait for everything queued on the device, then let go of the memory.")
+          "unlock", [](PinCore& pin) { require_ok(pin.close(), "unpin the memory"); },
+          "Wait for everything queued on the device, then release the memory.")
       .def_prop_ro("ptr", &PinCore::address, "Address of the first byte.")
-      .def_prop_ro("size", &PinCore::size, "Bytes.")
-      .def_prop_ro("writable", &PinCore::writable, "Whether copies may go into it.")
-      .def_prop_ro("pinned", &PinCore::locked, "Whether it is page-locked for a GPU now.")
+      .def_prop_ro("size", &PinCore::size, "Size in bytes.")
+      .def_prop_ro("writable", &PinCore::writable, "Whether copies may write to it.")
+      .def_prop_ro("pinned", &PinCore::locked, "Whether it is pinned for a GPU now.")
       .def_prop_ro("closed", &PinCore::closed, "Whether close() was called.");
 }
 

@@ -1,4 +1,4 @@
-// The planner for Python: columns in, one dict out. The planning itself is native/planner/planner.cpp.
+// The planner for Python: columns in, one dict out. native/planner/planner.cpp does the planning.
 #include "planner/planner.hpp"
 
 #include <nanobind/nanobind.h>
@@ -20,11 +20,11 @@ nb::dict plan_columns(nb::handle lower, nb::handle upper, nb::handle size, std::
   const Column<std::uint64_t> sizes(size, "size");
   if (lowers.size() != uppers.size() || lowers.size() != sizes.size())
     throw nb::value_error("columns differ in length");
-  if (align == 0) throw nb::value_error("an alignment of 0");
+  if (align == 0) throw nb::value_error("the alignment must not be 0");
   std::vector<PlanBuffer> buffers(lowers.size());
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     buffers[i] = {lowers.data()[i], uppers.data()[i], sizes.data()[i]};
-    if (buffers[i].lower >= buffers[i].upper) throw nb::value_error("a buffer ends before it begins");
+    if (buffers[i].lower >= buffers[i].upper) throw nb::value_error("a buffer must end after it begins");
   }
   PlanResult result;
   {
@@ -46,7 +46,7 @@ nb::dict plan_columns(nb::handle lower, nb::handle upper, nb::handle size, std::
 void bind_planner(nb::module_& module) {
   module.def("plan", plan_columns, nb::arg("lower"), nb::arg("upper"), nb::arg("size"), nb::arg("align"),
              nb::arg("capacity"), nb::arg("time_limit"), nb::arg("seed"),
-             "Offsets for buffers with known lifetimes.");
+             "Return offsets for buffers with known lifetimes.");
 }
 
 }  // namespace vram

@@ -1,5 +1,5 @@
-// The plug (plug.hpp) as Python sets it up: which pool serves which device, the addresses of the functions,
-// and how a failed allocation is worded.
+// Configuration of the plug (plug.hpp) from Python: which pool serves which device, the addresses of the
+// functions, and the text of a failed allocation.
 #include "plug/plug.hpp"
 
 #include <nanobind/nanobind.h>
@@ -18,14 +18,14 @@ namespace vram {
 
 namespace {
 
-PyObject* plugged[Plug::kDevices] = {};  // the Python objects of the pools, kept for wording failures
+PyObject* plugged[Plug::kDevices] = {};  // the Python objects of the pools, for error messages
 
-// vram.core.pool words the report. Called from any thread, with or without the GIL, also while Python ends.
+// vram.core.pool formats the report. Called from any thread, with or without the GIL, also at shutdown.
 std::string explain(int device, std::uint64_t size, StreamHandle stream, const OutOfMemoryReport& report) {
   const std::string plain =
-      "out of memory: " + std::to_string(size) + " bytes asked of cuda:" + std::to_string(device) +
+      "out of memory: " + std::to_string(size) + " bytes requested from cuda:" + std::to_string(device) +
       ", which has " + std::to_string(report.device_free) + " bytes free; the pool holds " +
-      std::to_string(report.reserved) + ", of which " + std::to_string(report.live) + " are allocated";
+      std::to_string(report.reserved) + ", of which " + std::to_string(report.live) + " is allocated";
   if (!nb::is_alive()) return plain;
   const nb::gil_scoped_acquire gil;
   try {
@@ -33,7 +33,7 @@ std::string explain(int device, std::uint64_t size, StreamHandle stream, const O
     const nb::object facts = nb::steal(report_dict(report));
     return nb::cast<std::string>(nb::str(words(nb::handle(plugged[device]), size, stream, facts)));
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("wording an out-of-memory error");
+    error.discard_as_unraisable("formatting an out-of-memory error");
     return plain;
   }
 }
@@ -41,11 +41,11 @@ std::string explain(int device, std::uint64_t size, StreamHandle stream, const O
 PyObject* maker = nullptr;    // called with a device that has no pool yet
 PyObject* adopter = nullptr;  // called with a device where a stream is used for the first time
 
-// Called from any thread; what the function raises is reported, as no caller could take it.
+// Called from any thread; exceptions of the function are reported, because no caller could handle them.
 void tell(PyObject*& function, int device, const char* what) {
   if (!nb::is_alive()) return;
   const nb::gil_scoped_acquire gil;
-  if (function == nullptr) return;  // taken out meanwhile
+  if (function == nullptr) return;  // removed in the meantime
   const nb::object kept = nb::borrow(function);
   try {
     kept(device);
@@ -53,7 +53,7 @@ void tell(PyObject*& function, int device, const char* what) {
     error.discard_as_unraisable(what);
   }
 }
-void make(int device) { tell(maker, device, "making a pool"); }
+void make(int device) { tell(maker, device, "creating a pool"); }
 void adopt(int device) { tell(adopter, device, "adopting streams"); }
 
 void set_maker(nb::handle function) {
@@ -66,7 +66,7 @@ void set_adopter(nb::handle function) {
   Plug::set_adopt(adopter != nullptr ? adopt : nullptr);
 }
 
-// The tag of the calling thread, whichever it is, and its stack where the pool keeps them.
+// The tag of the calling thread, and its stack if the pool records stacks.
 std::uint32_t label(int device) {
   if (!nb::is_alive()) return 0;
   const nb::gil_scoped_acquire gil;
@@ -79,7 +79,7 @@ std::uint32_t label(int device) {
 }
 
 void set_pool(int device, nb::handle object) {
-  if (device < 0 || device >= Plug::kDevices) throw nb::value_error("no such device");
+  if (device < 0 || device >= Plug::kDevices) throw nb::value_error("the device does not exist");
   if (object.is_none()) {
     Plug::set_pool(device, nullptr);
     Py_CLEAR(plugged[device]);
@@ -87,7 +87,7 @@ void set_pool(int device, nb::handle object) {
     return;
   }
   const std::shared_ptr<Pool> pool = own_pool(object.ptr());
-  if (pool == nullptr) throw nb::type_error("only a vram.Pool can be plugged in");
+  if (pool == nullptr) throw nb::type_error("the pool must be a vram.Pool");
   Plug::set_pool(device, pool);
   Plug::set_explain(explain);
   Py_XSETREF(plugged[device], Py_NewRef(object.ptr()));
@@ -125,16 +125,18 @@ void follow_labels() {
 void bind_plug(nb::module_& module) {
   using namespace nb::literals;
   module.def("plug_set_pool", &set_pool, "device"_a, "pool"_a.none(),
-             "The pool that serves what other libraries allocate on a CUDA device, or None.");
+             "Set the pool that serves other libraries on a CUDA device, or None.");
   module.def("plug_set_maker", &set_maker, "function"_a.none(),
-             "Have `function(device)` called to set the pool of a CUDA device on its first use, or None.");
+             "Set the `function(device)` that sets the pool of a CUDA device on first use, or None.");
   module.def("plug_set_adopter", &set_adopter, "function"_a.none(),
-             "Have `function(device)` called before a stream is first used on a CUDA device, or None.");
-  module.def("plug_functions", &functions, "The addresses of the functions that other libraries call.");
+             "Set the `function(device)` that is called before the first use of a stream on a CUDA "
+             "device, or None.");
+  module.def("plug_functions", &functions,
+             "Return the addresses of the functions that other libraries call.");
   module.def(
       "plug_set_throw",
       [](std::uint64_t function) { Plug::set_throw(reinterpret_cast<Plug::Throw>(function)); }, "function"_a,
-      "The address of void(const char*) that throws the other library's out-of-memory error; 0: none.");
+      "Set the address of void(const char*) that throws the other library's out-of-memory error; 0: none.");
 }
 
 }  // namespace vram

@@ -1,5 +1,5 @@
-// PoolCore: the pool as a Python type, which vram.Pool extends. Its malloc, free and allocate are written for
-// speed; what it says of itself goes out as plain dicts for the Python side to dress.
+// PoolCore: the pool as a Python type, which vram.Pool extends. Its malloc, free and allocate are optimized
+// for speed; statistics and reports are plain dicts, which the Python side converts.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -24,14 +24,14 @@ PyObject* watcher = nullptr;
 namespace {
 
 PyTypeObject* pool_type = nullptr;
-PyObject* tag_variable = nullptr;  // the ContextVar of vram.tag, once somebody uses it
+PyObject* tag_variable = nullptr;  // the ContextVar of vram.tag, once it is used
 
 PyPool* self_of(PyObject* object) { return reinterpret_cast<PyPool*>(object); }
 unsigned long long wide(std::uint64_t value) { return value; }
 constexpr std::uint64_t kAny = ~std::uint64_t{0};
-constexpr const char* kTooLong = "one of thousands of digits";
+constexpr const char* kTooLong = "an integer with thousands of digits";
 
-// A number as text, a new reference; null without an error where Python refuses to write so many digits.
+// A number as text, a new reference; null without an error if Python refuses to format so many digits.
 PyObject* shown_number(PyObject* number) {
   PyObject* shown = PyObject_Str(number);
   if (shown == nullptr) PyErr_Clear();
@@ -45,14 +45,14 @@ PyObject* done(const Status& status, const char* what) {
 
 // ---- tags ------------------------------------------------------------------------------------------------
 
-constexpr Py_ssize_t kMostTags = 1 << 16;  // of a pool; the last stands for all that come later
+constexpr Py_ssize_t kMostTags = 1 << 16;  // of a pool; the last one stands for all later tags
 constexpr const char* kOtherTags = "(other tags)";
 
-// The number of a tag that has one; 0 for None and for one that has none. -1 with an error set on failure.
+// The number of a known tag; 0 for None and for unknown tags. -1 with an error set on failure.
 long known_tag(PyPool* self, PyObject* name) {
   if (name == nullptr || name == Py_None) return 0;
   if (!PyUnicode_Check(name)) {
-    PyErr_Format(PyExc_TypeError, "a tag is a str, not %.100s", Py_TYPE(name)->tp_name);
+    PyErr_Format(PyExc_TypeError, "a tag must be a str, not %.100s", Py_TYPE(name)->tp_name);
     return -1;
   }
   if (PyObject* known = PyDict_GetItemWithError(self->tag_ids, name); known != nullptr)
@@ -60,9 +60,9 @@ long known_tag(PyPool* self, PyObject* name) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-constexpr Py_ssize_t kMostTagBytes = 1 << 20;  // of a name, because the pool keeps every one
+constexpr Py_ssize_t kMostTagBytes = 1 << 20;  // of a name, because the pool keeps every name
 
-// Whether a name can be kept, and written to a recording; else false with an error set.
+// Whether a name can be kept and written to a recording; otherwise false with an error set.
 bool good_tag(PyObject* name) {
   Py_ssize_t bytes = 0;
   if (PyUnicode_AsUTF8AndSize(name, &bytes) != nullptr && bytes <= kMostTagBytes) return true;
@@ -82,7 +82,7 @@ long add_tag(PyPool* self, PyObject* name) {
   return stored ? id : -1;
 }
 
-// The number of a tag, new ones counted up from 1; 0 for None. -1 with an error set on failure.
+// The number of a tag; new tags are numbered from 1; 0 for None. -1 with an error set on failure.
 long tag_id(PyPool* self, PyObject* name) {
   const long known = known_tag(self, name);
   if (known != 0 || name == nullptr || name == Py_None) return known;
@@ -112,7 +112,7 @@ long current_tag(PyPool* self, PyObject* given) {
 
 namespace {
 
-// What an allocation is filed under: the tag, and the stack where they are wanted. -1 with an error set.
+// The label of an allocation: its tag, and its stack if stacks are recorded. -1 with an error set.
 std::int64_t label_for(PyPool* self, PyObject* given) {
   const long tag = given == nullptr && tag_variable == nullptr ? 0 : current_tag(self, given);
   if (!self->stacks || tag < 0) [[likely]]
@@ -123,7 +123,7 @@ std::int64_t label_for(PyPool* self, PyObject* given) {
 // ---- allocation
 // -----------------------------------------------------------------------------------------------
 
-// The whole of an allocation after its arguments are known; false with an error set.
+// Allocates after the arguments are parsed; false with an error set.
 bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std::uint64_t align,
                       std::uint32_t tag, Address* out) {
   // Cached memory must not go into a graph; the default stream cannot be captured.
@@ -160,7 +160,7 @@ PyObject* malloc_method(PyObject* object, PyObject* const* arguments, Py_ssize_t
       PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "stream") == 0) {
     stream_object = arguments[1];
   } else if (count < 1 || count > 2 || named != 0) {
-    PyErr_SetString(PyExc_TypeError, "malloc(size, stream=0) takes a size and optionally a stream");
+    PyErr_SetString(PyExc_TypeError, "malloc(size, stream=0) takes a size and an optional stream");
     return nullptr;
   }
   std::uint64_t size = 0;
@@ -250,7 +250,7 @@ PyObject* allocate_method(PyObject* object, PyObject* const* arguments, Py_ssize
 }
 
 bool sizes_from(PyObject* object, std::vector<std::uint64_t>* out) {
-  PyObject* sizes = PySequence_Tuple(object);  // a copy: reading a size may run code that changes a list
+  PyObject* sizes = PySequence_Tuple(object);  // a copy: parsing a size may run code that changes a list
   if (sizes == nullptr) return false;
   out->resize(static_cast<std::size_t>(PyTuple_GET_SIZE(sizes)));
   bool good = true;
@@ -260,7 +260,7 @@ bool sizes_from(PyObject* object, std::vector<std::uint64_t>* out) {
   return good;
 }
 
-// Buffers or raw addresses for all sizes, or none.
+// Allocates Buffers or raw addresses for all sizes, or none.
 PyObject* batch(PyObject* object, PyObject* arguments, PyObject* keywords, bool buffers) {
   static const char* names[] = {"sizes", "stream", "tag", nullptr};
   PyPool* self = self_of(object);
@@ -296,7 +296,7 @@ PyObject* batch(PyObject* object, PyObject* arguments, PyObject* keywords, bool 
       item = buffers ? make_buffer(self, addresses[i], sizes[i], stream, stream_object, label)
                      : PyLong_FromUnsignedLongLong(addresses[i]);
     if (item == nullptr) {
-      if (list != nullptr && buffers) addresses[i] = 0;  // make_buffer has freed it
+      if (list != nullptr && buffers) addresses[i] = 0;  // make_buffer has already freed it
       Py_CLEAR(list);
       if (addresses[i] != 0) (void)free_address(self, addresses[i]);
       continue;
@@ -326,10 +326,10 @@ PyObject* record_stream(PyObject* object, PyObject* arguments) {
               "record the use on another stream");
 }
 
-// ---- growable buffers, which vram.lifetimes.growable dresses
+// ---- growable buffers, used by vram.lifetimes.growable
 // ---------------------------------------------------------------------------------------------
 
-// Null with an error set where the pool is the driver's.
+// Null with an error set if the pool is a driver pool.
 std::shared_ptr<Pool> paged_pool(PyObject* object, const char* what) {
   std::shared_ptr<Pool> pool = own_pool(object);
   if (pool == nullptr) raise({Code::unsupported, 0, "growable"}, what);
@@ -385,7 +385,7 @@ PyObject* growable_resize(PyObject* object, PyObject* arguments) {
 }
 
 PyObject* growable_prepare(PyObject* object, PyObject* arguments) {
-  constexpr const char* kWhat = "make pages ready for the growable buffer";
+  constexpr const char* kWhat = "prepare pages for the growable buffer";
   Whole address{"ptr"};
   Whole bytes{"bytes"};
   if (!PyArg_ParseTuple(arguments, "O&O&:growable_prepare", whole_argument, &address, whole_argument, &bytes))
@@ -399,7 +399,7 @@ PyObject* growable_prepare(PyObject* object, PyObject* arguments) {
 PyObject* growable_close(PyObject* object, PyObject* arguments) {
   constexpr const char* kWhat = "close the growable buffer";
   Whole address{"ptr"};
-  int dropped = 0;  // by the garbage collector: nobody is there to hear of a race
+  int dropped = 0;  // by the garbage collector: no caller could get a race
   if (!PyArg_ParseTuple(arguments, "O&|p:growable_close", whole_argument, &address, &dropped)) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
   if (pool == nullptr) return nullptr;
@@ -410,7 +410,7 @@ PyObject* growable_close(PyObject* object, PyObject* arguments) {
 }
 
 PyObject* growable_info(PyObject* object, PyObject* argument) {
-  constexpr const char* kWhat = "look at the growable buffer";
+  constexpr const char* kWhat = "query the growable buffer";
   std::uint64_t address = 0;
   if (!whole_from(argument, "ptr", kAny, &address)) return nullptr;
   const std::shared_ptr<Pool> pool = paged_pool(object, kWhat);
@@ -434,13 +434,13 @@ PyObject* part_of(PyObject* object, PyObject* arguments) {
                         whole_argument, &size, &stream_object, &base))
     return nullptr;
   if (!stream_from(stream_object, self, &stream)) return nullptr;
-  const std::shared_ptr<Pool> pool = paged_pool(object, "look at the growable buffer");
+  const std::shared_ptr<Pool> pool = paged_pool(object, "query the growable buffer");
   if (pool == nullptr) return nullptr;
   GrowableInfo whole;
   const Status status = waiting([&] { return pool->growable_info(block.value, &whole); });
-  if (!status.ok()) return raise(status, "look at the growable buffer");
+  if (!status.ok()) return raise(status, "query the growable buffer");
   if (offset.value > whole.bytes || size.value > whole.bytes - offset.value)
-    return PyErr_Format(PyExc_ValueError, "%llu bytes from byte %llu are not within the first %llu",
+    return PyErr_Format(PyExc_ValueError, "%llu bytes from byte %llu exceed the length of %llu",
                         wide(size.value), wide(offset.value), wide(whole.bytes));
   return make_part(self, block.value, offset.value, size.value, stream, stream_object, base);
 }
@@ -457,7 +457,7 @@ PyObject* trim_to(PyObject* object, PyObject* arguments) {
               "trim the pool");
 }
 
-// Which allocations have the tag; all of them for None. False with an error set.
+// The predicate for allocations with the tag; all of them for None. False with an error set.
 bool wanted_from(PyPool* self, PyObject* tag, Pool::Wanted* out) {
   *out = nullptr;
   if (tag == Py_None) return true;
@@ -473,7 +473,7 @@ bool wanted_from(PyPool* self, PyObject* tag, Pool::Wanted* out) {
   return true;
 }
 
-// suspend_blocks(tag, keep, store): bytes given back. `store` is a pool of host memory, or None.
+// suspend_blocks(tag, keep, store): returns the released bytes. `store` is a pool of host memory, or None.
 PyObject* suspend_blocks(PyObject* object, PyObject* arguments) {
   PyPool* self = self_of(object);
   PyObject* tag = nullptr;
@@ -485,7 +485,8 @@ PyObject* suspend_blocks(PyObject* object, PyObject* arguments) {
   const std::shared_ptr<Allocator> store = allocator_of(store_object);
   if (store_object != Py_None &&
       (store == nullptr || store == self->pool.shared() || !store->host_accessible()))
-    return PyErr_Format(PyExc_TypeError, "the store is another pool, of host memory, not %R", store_object);
+    return PyErr_Format(PyExc_TypeError, "the store must be another pool of host memory, not %R",
+                        store_object);
   Pool::Wanted wanted;
   if (!wanted_from(self, tag, &wanted)) return nullptr;
   std::uint64_t given = 0;
@@ -497,7 +498,7 @@ PyObject* suspend_blocks(PyObject* object, PyObject* arguments) {
   return PyLong_FromUnsignedLongLong(given);
 }
 
-// resume_blocks(tag): bytes taken again.
+// resume_blocks(tag): returns the restored bytes.
 PyObject* resume_blocks(PyObject* object, PyObject* tag) {
   PyPool* self = self_of(object);
   const std::shared_ptr<Pool> pool = own_pool(object);
@@ -534,9 +535,9 @@ PyObject* retire_stream(PyObject* object, PyObject* argument) {
               "retire the stream");
 }
 
-// What a stream calls before it goes. It does not reach the pool through its Python object: where both are
-// garbage, the collector clears weak references to the pool before it finalizes the stream, and memory that
-// the stream's work still uses would go back to the device.
+// The function that a stream calls before it is destroyed. It does not use the pool's Python object: if both
+// are garbage, the collector clears weak references to the pool before it finalizes the stream, and memory
+// that the stream's work still uses would be released to the device.
 constexpr const char* kListener = "vram.stream_listener";
 
 PyObject* hear(PyObject* capsule, PyObject* argument) {
@@ -548,7 +549,7 @@ PyObject* hear(PyObject* capsule, PyObject* argument) {
   if (pool == nullptr || pool->closed()) Py_RETURN_FALSE;
   const Status status = waiting([&] {
     const Status retired = pool->retire_stream(handle);
-    pool.reset();  // here, because the last owner waits for the device
+    pool.reset();  // here, because releasing the last reference waits for the device
     return retired;
   });
   if (!status.ok() && status.code != Code::closed) return raise(status, "retire the stream");
@@ -587,7 +588,7 @@ bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
   PyObject* result = function == Py_None ? Py_NewRef(Py_False)
                                          : PyObject_CallFunction(function, "KK", wide(size), wide(stream));
   const int again = result == nullptr ? -1 : PyObject_IsTrue(result);
-  // Not what ends the program, such as Ctrl-C: that comes out of the allocation.
+  // Exceptions that end the program, such as Ctrl-C, are raised by the allocation instead.
   const bool ends = again < 0 && !PyErr_ExceptionMatches(PyExc_Exception);
   if (again < 0 && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
@@ -596,8 +597,8 @@ bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
   return again > 0;
 }
 
-// The function belongs to the Python object, not to the pool, which would drop it under its lock. Whoever
-// allocates holds the object, so the callback finds it alive.
+// The function belongs to the Python object, not to the pool, which would drop it under its lock. The caller
+// of an allocation holds the object, so the callback finds it alive.
 PyObject* set_oom_callback(PyObject* object, PyObject* function) {
   PyPool* self = self_of(object);
   if (function != Py_None && PyCallable_Check(function) == 0)
@@ -661,7 +662,7 @@ bool set_cross_stream(PoolConfig& config, PyObject* value) {
       config.cross_stream = static_cast<CrossStream>(i);
       return true;
     }
-  PyErr_Format(PyExc_ValueError, "cross_stream is ready, wait or never, not %R", value);
+  PyErr_Format(PyExc_ValueError, "cross_stream must be ready, wait or never, not %R", value);
   return false;
 }
 PyObject* get_cross_stream(const PoolConfig& config) {
@@ -706,7 +707,7 @@ bool config_from(PyObject* dict, PoolConfig* config) {
 namespace {
 
 PyObject* reconfigure(PyObject* object, PyObject* dict) {
-  if (!PyDict_Check(dict)) return PyErr_Format(PyExc_TypeError, "options are a dict, not %R", dict);
+  if (!PyDict_Check(dict)) return PyErr_Format(PyExc_TypeError, "options must be a dict, not %R", dict);
   PyPool* self = self_of(object);
   PoolConfig config;
   Status status = self->pool.call([&](Allocator& pool) { config = pool.config(); });
@@ -728,7 +729,7 @@ PyObject* config_method(PyObject* object, PyObject*) {
   return dict;
 }
 
-// ---- what it says of itself
+// ---- statistics and reports
 // -----------------------------------------------------------------------------------------
 
 nb::dict meter_dict(const Meter& meter) {
@@ -815,7 +816,7 @@ nb::object stack_object(std::uint32_t label) {
   return nb::steal(stack);
 }
 
-// Lets other threads have the GIL now and then while a long list is made.
+// Releases the GIL periodically while a long list is built.
 class Breather {
  public:
   void count_one() {
@@ -831,7 +832,7 @@ PyObject* raw_snapshot(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
   std::vector<SegmentInfo> all;
   const Status status = self->pool.call([&](Allocator& pool) { all = pool.snapshot(); });
-  if (!status.ok()) return raise(status, "look at the blocks of the pool");
+  if (!status.ok()) return raise(status, "read the blocks of the pool");
   return guarded([&] {
     nb::list segments;
     Breather breather;
@@ -864,8 +865,8 @@ struct Holding {
   std::uint64_t requested = 0;
 };
 
-// Live blocks by who allocated them. An object for each label, not for each block, so that a pool with
-// millions of blocks can be asked while it works.
+// Live blocks by label. It creates an object per label, not per block, so that a pool with millions of blocks
+// can be queried while it works.
 PyObject* raw_holders(PyObject* object, PyObject*) {
   PyPool* self = self_of(object);
   std::unordered_map<std::uint32_t, Holding> holdings;
@@ -879,7 +880,7 @@ PyObject* raw_holders(PyObject* object, PyObject*) {
         holding.requested += block.requested;
       }
   });
-  if (!status.ok()) return raise(status, "look at the blocks of the pool");
+  if (!status.ok()) return raise(status, "read the blocks of the pool");
   return guarded([&] {
     nb::list list;
     for (const auto& [label, held] : holdings)
@@ -898,7 +899,7 @@ PyObject* journal_start(PyObject* object, PyObject* argument) {
     PyObject* type = python_function(config_error, "vram.errors", "ConfigError");
     if (type == nullptr) return nullptr;
     PyObject* number = shown_number(argument);
-    PyErr_Format(type, "a journal keeps 0 to %u events for each stream, not %V", kMostJournaled, number,
+    PyErr_Format(type, "a journal can keep 0 to %u events for each stream, not %V", kMostJournaled, number,
                  kTooLong);
     Py_XDECREF(number);
     return nullptr;
@@ -962,7 +963,7 @@ int set_stacks(PyObject* object, PyObject* value, void*) {
 // ---- the type
 // ------------------------------------------------------------------------------------------------------------
 
-// Stands in until __init__ has run: every call on it is refused as on a closed pool.
+// Used until __init__ has run: every call on it is refused as on a closed pool.
 const std::shared_ptr<Allocator>& not_made() {
   static const std::shared_ptr<Allocator> closed = [] {
     auto pool = std::make_shared<Pool>(std::make_shared<ModelBackend>(kSlotBytes), PoolConfig{});
@@ -975,8 +976,8 @@ const std::shared_ptr<Allocator>& not_made() {
 PyObject* no_address_space() {
   PyErr_SetString(
       PyExc_MemoryError,
-      "cannot make a pool: the process has too few addresses left for its tables, which take about "
-      "25 MiB at least. Raise the limit of virtual memory (ulimit -v).");
+      "cannot create a pool: the process has too few addresses left for its tables, which need at least "
+      "25 MiB. Raise the limit of virtual memory (ulimit -v).");
   return nullptr;
 }
 
@@ -1001,12 +1002,12 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
   PyPool* self = self_of(object);
   PyObject* device = nullptr;
   PyObject* dict = nullptr;
-  PyObject* memory = nullptr;  // where the memory comes from, if not from the device itself
+  PyObject* memory = nullptr;  // source of the memory, if it is not the device itself
   if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!|O:PoolCore", const_cast<char**>(names), &device,
                                    &PyDict_Type, &dict, &memory))
     return -1;
   if (self->pool.shared() != not_made()) {
-    PyErr_SetString(PyExc_RuntimeError, "the pool is made already; make another one");
+    PyErr_SetString(PyExc_RuntimeError, "the pool was already created; create another one");
     return -1;
   }
   PoolConfig config;
@@ -1068,83 +1069,77 @@ PyCFunction as_method(Function function) {
 
 PyMethodDef methods[] = {
     {"malloc", as_method(malloc_method), METH_FASTCALL | METH_KEYWORDS,
-     "malloc(size, stream=0)\n--\n\nThe address of new memory, without a handle object; give it back with "
-     "free()."},
-    {"free", free_method, METH_O, "free(ptr, /)\n--\n\nGive back what malloc() returned."},
+     "malloc(size, stream=0)\n--\n\nAllocate memory and return its address, without a handle object; free "
+     "it with free()."},
+    {"free", free_method, METH_O, "free(ptr, /)\n--\n\nFree memory allocated with malloc()."},
     {"allocate", as_method(allocate_method), METH_FASTCALL | METH_KEYWORDS,
-     "allocate(size, *, stream=None, align=None, tag=None)\n--\n\nA Buffer of `size` bytes, ordered by "
-     "`stream`."},
+     "allocate(size, *, stream=None, align=None, tag=None)\n--\n\nAllocate a Buffer of `size` bytes, "
+     "ordered by `stream`."},
     {"allocate_batch", as_method(allocate_batch), METH_VARARGS | METH_KEYWORDS,
-     "allocate_batch(sizes, stream=None, tag=None)\n--\n\nBuffers for all sizes or none, side by side where "
-     "possible."},
+     "allocate_batch(sizes, stream=None, tag=None)\n--\n\nAllocate Buffers for all sizes or none, "
+     "contiguous where possible."},
     {"malloc_batch", as_method(malloc_batch), METH_VARARGS | METH_KEYWORDS,
-     "malloc_batch(sizes, stream=None, tag=None)\n--\n\nAs allocate_batch, with raw addresses."},
+     "malloc_batch(sizes, stream=None, tag=None)\n--\n\nLike allocate_batch, with raw addresses."},
     {"record_stream", record_stream, METH_VARARGS,
-     "record_stream(ptr, stream, /)\n--\n\nWork on another stream uses the allocation that holds this "
+     "record_stream(ptr, stream, /)\n--\n\nRecord that work on another stream uses the allocation with this "
      "address."},
     {"growable_open", growable_open, METH_VARARGS,
-     "growable_open(max, stream, /)\n--\n\nThe address of a growable buffer without memory, and the handle "
-     "of "
-     "its stream."},
+     "growable_open(max, stream, /)\n--\n\nReserve addresses for a growable buffer without memory. Return "
+     "its address and the handle of its stream."},
     {"growable_resize", growable_resize, METH_VARARGS,
-     "growable_resize(ptr, bytes, ahead, stream, tag, /)\n--\n\nHave memory under its first `bytes`, a "
-     "multiple "
-     "of 2 MiB, and in the background under `ahead` more."},
+     "growable_resize(ptr, bytes, ahead, stream, tag, /)\n--\n\nBack its first `bytes` with memory, a "
+     "multiple of 2 MiB, and `ahead` more in the background."},
     {"growable_prepare", growable_prepare, METH_VARARGS,
-     "growable_prepare(ptr, bytes, /)\n--\n\nHave pages mapped for so many bytes more, as far as there are "
+     "growable_prepare(ptr, bytes, /)\n--\n\nMap pages for this many more bytes, as far as there are "
      "any."},
     {"growable_close", growable_close, METH_VARARGS,
-     "growable_close(ptr, dropped=False, /)\n--\n\nGive its memory and its addresses back."},
+     "growable_close(ptr, dropped=False, /)\n--\n\nRelease its memory and its addresses."},
     {"growable_info", growable_info, METH_O,
-     "growable_info(ptr, /)\n--\n\nBytes that have memory, are pending, are ready, and the most."},
+     "growable_info(ptr, /)\n--\n\nReturn the bytes that are backed, pending and ready, and the maximum."},
     {"part_of", part_of, METH_VARARGS,
      "part_of(block, offset, size, stream, base, /)\n--\n\nA Buffer over a part of a growable buffer that "
-     "`base` "
-     "holds."},
+     "`base` holds."},
     {"trim_to", trim_to, METH_VARARGS,
-     "trim_to(keep, wait, /)\n--\n\nGive unused memory back until at most `keep` bytes are reserved."},
+     "trim_to(keep, wait, /)\n--\n\nRelease unused memory until at most `keep` bytes are reserved."},
     {"suspend_blocks", suspend_blocks, METH_VARARGS,
-     "suspend_blocks(tag, keep, store, /)\n--\n\nGive the pages of allocations back, their contents to the "
-     "store; "
-     "returns the bytes given back."},
+     "suspend_blocks(tag, keep, store, /)\n--\n\nRelease the pages of allocations and move their contents to "
+     "the store. Return the released bytes."},
     {"resume_blocks", resume_blocks, METH_O,
-     "resume_blocks(tag, /)\n--\n\nBack suspended allocations again; returns the bytes taken."},
-    {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge what is free."},
+     "resume_blocks(tag, /)\n--\n\nBack suspended allocations with memory again. Return the restored bytes."},
+    {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge free blocks."},
     {"set_limit", set_limit, METH_O,
-     "set_limit(bytes, /)\n--\n\nThe most to hold from the device; 0 for no limit."},
+     "set_limit(bytes, /)\n--\n\nSet the maximum memory to hold from the device; 0 for no limit."},
     {"stream_listener", stream_listener, METH_NOARGS,
-     "stream_listener()\n--\n\nWhat streams are to call with their handle before they go. It holds nothing, "
-     "and "
-     "answers False once the pool is gone; None only asks."},
+     "stream_listener()\n--\n\nReturn the function that streams call with their handle before they are "
+     "destroyed. It holds no reference and returns False once the pool is gone; None only queries."},
     {"retire_stream", retire_stream, METH_O,
-     "retire_stream(handle, /)\n--\n\nThe stream is about to go: take its memory over once its work has "
+     "retire_stream(handle, /)\n--\n\nThe stream will be destroyed: take over its memory once its work has "
      "finished."},
     {"set_oom_callback", set_oom_callback, METH_O,
      "set_oom_callback(function, /)\n--\n\nfunction(size, stream) -> bool, called before an allocation "
      "fails."},
     {"reconfigure", reconfigure, METH_O, "reconfigure(options, /)\n--\n\nChange options of a pool in use."},
-    {"config", config_method, METH_NOARGS, "config()\n--\n\nThe options in force."},
-    {"raw_stats", raw_stats, METH_NOARGS, "raw_stats()\n--\n\nAll counters."},
-    {"raw_snapshot", raw_snapshot, METH_NOARGS, "raw_snapshot()\n--\n\nAll segments and blocks."},
+    {"config", config_method, METH_NOARGS, "config()\n--\n\nReturn the effective options."},
+    {"raw_stats", raw_stats, METH_NOARGS, "raw_stats()\n--\n\nReturn all counters."},
+    {"raw_snapshot", raw_snapshot, METH_NOARGS, "raw_snapshot()\n--\n\nReturn all segments and blocks."},
     {"raw_holders", raw_holders, METH_NOARGS,
      "raw_holders()\n--\n\nLive blocks by tag and stack: (tag, stack, blocks, bytes, requested) each."},
     {"journal_start", journal_start, METH_O,
-     "journal_start(entries, /)\n--\n\nKeep that many events for each stream; 0 stops."},
-    {"info", info, METH_O, "info(ptr, /)\n--\n\nWhat is known of a live allocation."},
-    {"reset_peak", reset_peak, METH_NOARGS, "reset_peak()\n--\n\nStart all peaks anew."},
-    {"live_bytes", live_bytes, METH_NOARGS, "live_bytes()\n--\n\nBytes of live allocations."},
-    {"check", check, METH_NOARGS, "check()\n--\n\nVerify every invariant; None, or what is wrong."},
+     "journal_start(entries, /)\n--\n\nKeep this many events for each stream; 0 turns the journal off."},
+    {"info", info, METH_O, "info(ptr, /)\n--\n\nReturn what is known about a live allocation."},
+    {"reset_peak", reset_peak, METH_NOARGS, "reset_peak()\n--\n\nRestart all peaks."},
+    {"live_bytes", live_bytes, METH_NOARGS, "live_bytes()\n--\n\nReturn the bytes of live allocations."},
+    {"check", check, METH_NOARGS, "check()\n--\n\nVerify every invariant; return None or what is wrong."},
     {"close", close_method, METH_NOARGS,
-     "close()\n--\n\nWait for the device and return all memory; live buffers become invalid."},
+     "close()\n--\n\nWait for the device and release all memory; live buffers become invalid."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 PyGetSetDef attributes[] = {
-    {"closed", get_closed, nullptr, "Whether close() was called, or the pool is a parent's after a fork.",
-     nullptr},
-    {"device", get_device, nullptr, "The device it was made for.", nullptr},
-    {"keeps_stacks", get_stacks, set_stacks, "Whether allocations are kept with their Python stacks.",
-     nullptr},
+    {"closed", get_closed, nullptr,
+     "Whether close() was called, or the pool belongs to the parent of a fork.", nullptr},
+    {"device", get_device, nullptr, "The device of the pool.", nullptr},
+    {"keeps_stacks", get_stacks, set_stacks, "Whether allocations record their Python stacks.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -1178,7 +1173,7 @@ Status drop_address(PyPool* self, Address address) {
   return self->pool.call([&](Allocator& pool) { return pool.drop(address); });
 }
 
-// As vram.core.pool words it.
+// vram.core.pool formats the message.
 PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle stream,
                               const OutOfMemoryReport& report) {
   static PyObject* words = nullptr;
@@ -1217,7 +1212,7 @@ bool size_from(PyObject* object, std::uint64_t* out) {
   static PyObject* parse_size = nullptr;
   PyObject* number = object;
   if (!PyLong_CheckExact(object)) {
-    if (PyUnicode_Check(object) || PyBool_Check(object)) {  // a bool is refused there
+    if (PyUnicode_Check(object) || PyBool_Check(object)) {  // parse_size refuses a bool
       PyObject* function = python_function(parse_size, "vram.sizes", "parse_size");
       number = function == nullptr ? nullptr : PyObject_CallOneArg(function, object);
     } else {
@@ -1235,7 +1230,7 @@ bool size_from(PyObject* object, std::uint64_t* out) {
     const bool negative = PyObject_RichCompareBool(number, zero, Py_LT) == 1;
     Py_DECREF(zero);
     Py_DECREF(number);
-    if (!negative) return true;  // larger than any device: the pool says so
+    if (!negative) return true;  // larger than any device: the pool reports it
     static PyObject* config_error = nullptr;
     if (PyObject* type = python_function(config_error, "vram.errors", "ConfigError"))
       PyErr_SetString(type, "a size cannot be negative");
@@ -1254,8 +1249,8 @@ bool whole_from(PyObject* object, const char* name, std::uint64_t most, std::uin
   if (!good) {
     PyErr_Clear();
     PyObject* shown = shown_number(number);
-    PyErr_Format(PyExc_ValueError, "%s must be a whole number from 0 to %llu, not %V", name, wide(most),
-                 shown, kTooLong);
+    PyErr_Format(PyExc_ValueError, "%s must be an integer from 0 to %llu, not %V", name, wide(most), shown,
+                 kTooLong);
     Py_XDECREF(shown);
   }
   Py_DECREF(number);
@@ -1292,7 +1287,7 @@ bool stream_from(PyObject* object, PyPool* pool, StreamHandle* out) {
   Py_DECREF(number);
   if (*out != ~std::uint64_t{0} || !PyErr_Occurred()) return true;
   PyErr_Clear();
-  PyErr_SetString(PyExc_ValueError, "a stream handle is a number from 0 to 2**64 - 1");
+  PyErr_SetString(PyExc_ValueError, "a stream handle must be an integer from 0 to 2**64 - 1");
   return false;
 }
 
@@ -1322,11 +1317,11 @@ void bind_pool(nb::module_& module) {
         Py_XSETREF(tag_variable, variable.is_none() ? nullptr : Py_NewRef(variable.ptr()));
         follow_labels();
       },
-      nb::arg("variable").none(), "The ContextVar that holds the tag in force, or None.");
+      nb::arg("variable").none(), "Set the ContextVar that holds the current tag, or None.");
   module.def(
       "set_watcher",
       [](nb::handle object) { Py_XSETREF(watcher, object.is_none() ? nullptr : Py_NewRef(object.ptr())); },
-      nb::arg("watcher").none(), "The object told of allocations, frees and uses, or None.");
+      nb::arg("watcher").none(), "Set the object that is notified of allocations, frees and uses, or None.");
 }
 
 }  // namespace vram

@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t kMostBytes = INT64_MAX;  // readers accept no more, but a request may be larger
 constexpr std::size_t kKeptEntries = 1 << 20;    // memory for this many is kept between calls
 
-// vram.trace.Action, in part.
+// A part of vram.trace.Action.
 enum class TraceAction : std::uint8_t {
   alloc = 0,
   free_requested = 1,
@@ -56,7 +56,7 @@ class Known {
   bool add(Key key) {
     if (last_ != nullptr && last_->first == key) return false;
     const auto [place, added] = all_.try_emplace(key);
-    last_ = &*place;  // elements stay where they are
+    last_ = &*place;  // elements do not move
     return added;
   }
   Value& operator[](Key key) {

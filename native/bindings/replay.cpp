@@ -1,4 +1,4 @@
-// Replay for Python: a policy's settings and columns in, one dict out. The loop itself is
+// Replay for Python: a policy's settings and columns in, one dict out. The loop is in
 // native/replay/replay.cpp.
 #include "replay/replay.hpp"
 
@@ -26,7 +26,7 @@ namespace {
 constexpr std::uint64_t kRealPoolUnlimited = 256 * kGiB;
 constexpr std::uint32_t kMostStreams = 1 << 20;
 
-// ---- settings: what Python has read and checked ------------------------------------------------------
+// ---- settings: parsed and checked by Python ----------------------------------------------------------
 
 template <typename Value>
 void read(const nb::dict& conf, const char* name, Value* value) {
@@ -73,7 +73,7 @@ std::vector<RecordedSegment> recorded_segments(nb::handle sizes, nb::handle addr
   return recorded;
 }
 
-// capacity: 0 for as much as is ever needed.
+// capacity: 0 for unlimited.
 std::unique_ptr<Policy> make_policy(const std::string& name, const nb::dict& conf, std::uint64_t capacity,
                                     double lag_us, bool keep_sizes, std::vector<RecordedSegment> recorded) {
   if (name == "vram") {
@@ -91,7 +91,7 @@ std::unique_ptr<Policy> make_policy(const std::string& name, const nb::dict& con
   if (name == "torch") return std::make_unique<TorchPolicy>(torch_config(conf, capacity), unlimited);
   if (name == "torch-expandable")
     return std::make_unique<TorchExpandablePolicy>(torch_config(conf, capacity), unlimited);
-  throw nb::value_error(("no policy " + name).c_str());
+  throw nb::value_error(("unknown policy " + name).c_str());
 }
 
 // ---- the object ----------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ std::string broken(const Replayer& replayer) {
 }  // namespace
 
 void bind_replay(nb::module_& module) {
-  nb::class_<Replayer>(module, "Replayer", "A recorded program on its way through a policy.")
+  nb::class_<Replayer>(module, "Replayer", "Replays a recorded program through a policy.")
       .def(
           "__init__",
           [](Replayer* self, const std::string& policy, const nb::dict& conf, std::uint64_t capacity,
@@ -163,10 +163,10 @@ void bind_replay(nb::module_& module) {
           nb::arg("segment_address"), nb::arg("keep_sizes") = false)
       .def("run", run, nb::arg("op"), nb::arg("id"), nb::arg("size"), nb::arg("stream"), nb::arg("time_us"),
            nb::arg("event"), nb::arg("completed"), nb::arg("emptied"), nb::arg("ask") = nb::none(),
-           "Run the rows. `ask` is called every 50 ms, and ends the replay by raising; Ctrl-C does, too.")
+           "Run the rows. `ask` is called every 50 ms and can end the replay by raising, like Ctrl-C.")
       .def("result", result)
       .def("segment_sizes", [](const Replayer& self) { return self.policy().segment_sizes(); })
-      .def("broken", broken, "Empty, or the first invariant of the policy that does not hold.");
+      .def("broken", broken, "Return the first violated invariant of the policy, or an empty string.");
 }
 
 }  // namespace vram

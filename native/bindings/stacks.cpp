@@ -1,4 +1,4 @@
-// The walk over Python's frames and the table of what it found. See stacks.hpp.
+// Walks Python's frames and interns the stacks in a table. See stacks.hpp.
 #include "stacks.hpp"
 
 #include <nanobind/nanobind.h>
@@ -20,10 +20,10 @@ namespace vram {
 namespace {
 
 constexpr std::size_t kMostFrames = 64;         // the innermost ones are kept
-constexpr std::uint32_t kMostStacks = 1 << 18;  // different ones; code objects are kept alive by them
-constexpr std::uint32_t kStackBit = 1u << 31;   // tells labels from plain tags
+constexpr std::uint32_t kMostStacks = 1 << 18;  // different stacks; they keep code objects alive
+constexpr std::uint32_t kStackBit = 1u << 31;   // distinguishes labels from plain tags
 
-// A place in a program. The line is looked up only when somebody wants to read it.
+// A place in a program. The line number is computed only when it is read.
 struct Place {
   PyCodeObject* code;
   int instruction;
@@ -45,23 +45,23 @@ struct Entry {
   std::size_t first = 0;  // in places
   std::uint32_t count = 0;
   std::uint32_t tag = 0;
-  PyObject* frames = nullptr;  // strong; made when first asked for
+  PyObject* frames = nullptr;  // strong; created on first use
 };
 
-// Guarded by the GIL. Never destroyed: events that name its entries are written until the process ends.
+// Guarded by the GIL. Never destroyed: events that refer to its entries are written until the process ends.
 struct Table {
-  std::vector<Place> places;  // of all entries, one after the other; each holds its code object
+  std::vector<Place> places;  // of all entries in sequence; each holds its code object
   std::vector<Entry> entries;
   std::vector<std::uint32_t> slots = std::vector<std::uint32_t>(1024);  // 1 + entry, open addressing; 0: none
   std::unordered_map<Place, PyObject*, PlaceHash> frames;               // strong; of places that were read
-  std::uint64_t lost = 0;  // labels that were asked for and not kept
+  std::uint64_t lost = 0;  // labels that were requested but not kept
 };
 Table& table() {
   static Table* const kept = new Table();
   return *kept;
 }
 
-// The calls that led here, innermost first. Code objects are borrowed from frames that are still running.
+// The current stack, innermost call first. Code objects are borrowed from running frames.
 std::size_t walk(Walk& out) {
   std::size_t count = 0;
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
@@ -83,7 +83,7 @@ std::uint64_t hash_of(const Walk& places, std::size_t count, std::uint32_t tag) 
   return hash;
 }
 
-// Where the entry is, or may be put.
+// The slot of the entry, or the slot where it can be inserted.
 std::uint32_t& slot_of(Table& stacks, std::uint64_t hash, const Walk& places, std::size_t count,
                        std::uint32_t tag) {
   const std::size_t mask = stacks.slots.size() - 1;
@@ -126,7 +126,7 @@ nb::object frame_at(const Place& place) {
   return frame;
 }
 
-// Whether a frame is this package's own.
+// Whether a frame belongs to this package.
 bool inside(const Place& place) {
   static const std::string package = [] {
     const auto file = nb::cast<std::string>(nb::module_::import_("vram").attr("__file__"));
@@ -200,7 +200,7 @@ PyObject* stack_of(std::uint32_t label) {
   if (entry->frames != nullptr) return Py_NewRef(entry->frames);
   try {
     PyObject* frames = frames_of(*entry).release().ptr();
-    Py_XSETREF(table().entries[label & ~kStackBit].frames, frames);  // the table may have grown meanwhile
+    Py_XSETREF(table().entries[label & ~kStackBit].frames, frames);  // the table may have grown in between
     return Py_NewRef(frames);
   } catch (nb::python_error& error) {
     error.restore();
@@ -217,7 +217,7 @@ void bind_stacks(nb::module_& module) {
         return nb::steal(frames);
       },
       nb::sig("def stack_here() -> tuple[Frame, ...]"),
-      "The calls that led here, innermost first, without those inside this package.");
+      "Return the current stack, innermost call first, without frames of this package.");
 }
 
 }  // namespace vram

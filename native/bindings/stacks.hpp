@@ -1,6 +1,6 @@
-// Who allocates: the tag in force and the Python stack, interned together as one number, a label. The core
-// carries it wherever it carries a tag, so that a live block and an event know their stack at no further
-// cost. What tags are called is known to the pool that made them.
+// The origin of an allocation: the current tag and the Python stack, interned together as one number, a
+// label. The core carries it wherever it carries a tag, so that live blocks and events have their stack at no
+// extra cost. The pool that created a tag knows its name.
 #pragma once
 
 #include <Python.h>
@@ -10,13 +10,13 @@
 
 namespace vram {
 
-// The label of what is allocated here and now under `tag`. A stack seen before costs a walk and a look-up,
-// and makes no object. Without a Python frame, or with more different stacks than are kept, the tag itself.
-// Needs the GIL; never fails.
+// The label of an allocation made now with `tag`. A known stack costs a walk and a lookup and creates no
+// object. Without a Python frame, or beyond the maximum number of stacks, it is the tag itself. Needs the
+// GIL; never fails.
 std::uint32_t label_here(std::uint32_t tag);
 
-// Different labels that are kept, in all pools of the process, and how often one was not for want of room.
-// Need the GIL.
+// Number of different labels in all pools of the process, and how often one was not kept because the table
+// was full. Need the GIL.
 std::uint64_t stacks_kept();
 std::uint64_t stacks_lost();
 
@@ -26,8 +26,8 @@ std::uint32_t tag_of(std::uint32_t label);
 // Every label of a tag so far, in order. Needs the GIL.
 std::vector<std::uint32_t> labels_of(std::uint32_t tag);
 
-// The stack of a label, innermost first, as a tuple of vram.trace.Frame; empty without one. Calls inside this
-// package are left out. A new reference, or null with an error set.
+// The stack of a label, innermost first, as a tuple of vram.trace.Frame; empty if it has none. Frames of this
+// package are omitted. A new reference, or null with an error set.
 PyObject* stack_of(std::uint32_t label);
 
 }  // namespace vram

@@ -13,9 +13,9 @@ namespace {
 thread_local Waiting* innermost = nullptr;
 std::atomic<bool> interrupted_before{false};
 
-// Python ends a daemon thread that comes back while the interpreter goes down, by unwinding its stack:
-// through frames that must not be left so, and without the GIL. The thread waits for the end of the process
-// instead, as it does from Python 3.14 on.
+// When a daemon thread returns to Python during shutdown, Python ends it by unwinding its stack, through
+// frames that must not be unwound and without the GIL. The thread waits for the end of the process instead,
+// as in Python 3.14.
 void take_gil(PyThreadState* state) {
   try {
     PyEval_RestoreThread(state);
@@ -34,7 +34,7 @@ int raise_kept(void* error) {
 }  // namespace
 
 Waiting::Waiting() : state_(PyEval_SaveThread()), outer_(std::exchange(innermost, this)) {
-  scope_.emplace(&Waiting::asked, gettid() == getpid());  // only the first thread runs handlers of signals
+  scope_.emplace(&Waiting::asked, gettid() == getpid());  // only the main thread runs signal handlers
 }
 
 void Waiting::finish(const Status& status) {
@@ -71,7 +71,7 @@ bool Waiting::interrupt() {
   return true;
 }
 
-// Only the process's first thread runs handlers; others need not take the GIL to find that out.
+// Only the main thread runs handlers; others need not take the GIL to find out.
 bool Waiting::asked() {
   Waiting& call = *innermost;
   if (call.raised_ != nullptr) return true;
@@ -79,7 +79,7 @@ bool Waiting::asked() {
   PyEval_RestoreThread(call.state_);
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
-  innermost = nullptr;  // what the handler calls is not part of this
+  innermost = nullptr;  // calls of the handler are not part of this wait
   const bool raised = PyErr_CheckSignals() != 0;
   innermost = &call;
   if (raised) call.keep_error();

@@ -1,4 +1,4 @@
-// The one way in which bindings call what may wait: without the GIL, and so that signals are noticed.
+// The one way in which bindings make calls that may wait: without the GIL, with signals handled.
 #pragma once
 
 #include <Python.h>
@@ -12,21 +12,21 @@
 
 namespace vram {
 
-// While it exists the thread does without the GIL, and waits of the core run the handlers of signals. Where
-// one raises, the wait ends with Code::interrupted.
+// While it exists, the thread does not hold the GIL, and waits of the core run signal handlers. If one
+// raises, the wait ends with Code::interrupted.
 class Waiting {
  public:
   Waiting();
   ~Waiting() { finish({}); }
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
-  // Takes the GIL back. What was raised is the Python error where the call was interrupted; where it came to
-  // an end all the same, it is raised by the main thread as soon as it runs Python code.
+  // Takes the GIL back. If the call was interrupted, the Python error is set to what was raised. If it
+  // completed anyway, the main thread raises it as soon as it runs Python code.
   void finish(const Status& status);
-  // Keeps the current Python error for the innermost call of this thread that waits, which is interrupted by
-  // it. False where there is none. pre: the GIL is held.
+  // Keeps the current Python error for the innermost waiting call of this thread, which is interrupted by it.
+  // False if there is none. pre: the GIL is held.
   static bool interrupt();
-  // Whether any call of this process was.
+  // Whether any call of this process was interrupted.
   static bool any_interrupted();
 
  private:
@@ -39,8 +39,8 @@ class Waiting {
   std::optional<InterruptScope> scope_;
 };
 
-// What the call comes to; it returns a Status or nothing. Where it is Code::interrupted, the Python error is
-// set.
+// Runs the call, which returns a Status or nothing, and returns its Status. If it is Code::interrupted, the
+// Python error is set.
 template <typename Call>
 Status waiting(Call call) {
   Waiting scope;

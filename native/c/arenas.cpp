@@ -1,4 +1,4 @@
-// Arenas of vram.h.
+// The arena functions of vram.h.
 #include "arena/arena.hpp"
 #include "state.hpp"
 
@@ -13,14 +13,14 @@ vram_status with_arena(vram_arena* handle, const char* call, Body body) noexcept
   return with(arenas, handle, "arena", call, body);
 }
 
-// The failure of an arena's allocation in words.
+// Reports why an arena's allocation failed.
 vram_status refused(const Status& status, const OutOfMemoryReport& report, const char* call,
                     const Arena& arena) {
   if (status.code != Code::out_of_memory) return fail(status, call);
   if (std::strcmp(status.call, Arena::kFull) == 0)
     return fail(
         VRAM_OUT_OF_MEMORY, call,
-        "%llu bytes asked of an arena of a fixed size, which has used %llu of its %llu bytes; reset or "
+        "%llu bytes requested from an arena of fixed size, which has used %llu of its %llu bytes; reset or "
         "rewind it, make it larger, or let it grow",
         static_cast<unsigned long long>(report.requested),
         static_cast<unsigned long long>(arena.stats().used),
@@ -44,7 +44,7 @@ vram_status vram_arena_create(vram_pool* pool, const vram_arena_options* options
     vram_arena_options chosen = VRAM_ARENA_OPTIONS_INIT;
     if (const vram_status status = take(options, &chosen, call); status != VRAM_OK) return status;
     if (chosen.fixed && chosen.size == 0)
-      return fail(VRAM_BAD_ARGUMENT, call, "an arena of a fixed size needs a size above 0");
+      return fail(VRAM_BAD_ARGUMENT, call, "an arena of fixed size needs a size above 0");
     ArenaOptions core;
     core.size = chosen.size;
     core.growable = !chosen.fixed;
@@ -72,7 +72,8 @@ vram_status vram_arena_destroy(vram_arena* arena) {
     const std::unique_ptr<ArenaHandle> gone = arenas.take(arena);
     if (gone == nullptr) return bad_handle(call, "arena");
     const Status status = gone->arena->close();
-    return status.code == Code::closed ? VRAM_OK : result(status, call);  // the pool has it back already
+    return status.code == Code::closed ? VRAM_OK
+                                       : result(status, call);  // the pool already has the memory back
   });
 }
 

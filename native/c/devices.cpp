@@ -1,4 +1,4 @@
-// Devices, streams, work and pins of vram.h.
+// The device, stream, work and pin functions of vram.h.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -34,7 +34,7 @@ void remember(std::vector<std::weak_ptr<Object>>& list, const std::shared_ptr<Ob
   list.push_back(object);
 }
 
-// The first failure; what is closed has nothing to lose.
+// Returns the first failure; closed objects are skipped.
 template <class Object>
 void tell(const std::vector<std::weak_ptr<Object>>& list, StreamHandle stream, Status* first) {
   for (const auto& each : list) {
@@ -81,7 +81,7 @@ vram_device* adopt(std::shared_ptr<Backend> backend) {
 
 namespace {
 
-// The host and the GPUs that are open, by name; models are nobody else's.
+// The open host and GPU devices, by name. Models are not shared.
 struct Shared {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<Device>> open;
@@ -91,7 +91,7 @@ Shared& shared() {
   return *leaked;
 }
 
-// "16GiB", "1024": bytes; 0 where it is no size.
+// Parses "16GiB" or "1024" as bytes; 0 if it is not a size.
 std::uint64_t size_of(const char* text) {
   static constexpr const char* kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
   if (*text < '0' || *text > '9') return 0;
@@ -116,7 +116,7 @@ vram_status open(const std::string& name, const char* call, std::shared_ptr<Devi
   if (name.rfind("model:", 0) == 0) {
     const std::uint64_t capacity = size_of(name.c_str() + 6);
     if (capacity < kSlotBytes)
-      return fail(VRAM_BAD_ARGUMENT, call, "\"%s\" has no capacity of at least 2MiB, as in \"model:16GiB\"",
+      return fail(VRAM_BAD_ARGUMENT, call, "\"%s\" needs a capacity of at least 2MiB, as in \"model:16GiB\"",
                   name.c_str());
     *out = std::make_shared<Device>(std::make_shared<ModelBackend>(capacity));
     return VRAM_OK;
@@ -124,7 +124,7 @@ vram_status open(const std::string& name, const char* call, std::shared_ptr<Devi
   const int index = cuda_index(name);
   if (index < 0 && name != "host")
     return fail(VRAM_BAD_ARGUMENT, call,
-                "\"%s\" is not the name of a device; there are \"host\", \"cuda:0\" and \"model:16GiB\"",
+                "\"%s\" is not a device name; valid names are \"host\", \"cuda:0\" and \"model:16GiB\"",
                 name.c_str());
   const std::string full = index < 0 ? name : "cuda:" + std::to_string(index);
   const std::lock_guard guard(shared().mutex);
@@ -137,8 +137,8 @@ vram_status open(const std::string& name, const char* call, std::shared_ptr<Devi
     std::string why;
     const int count = CudaBackend::device_count(&why);
     if (index >= count)
-      return fail(VRAM_UNSUPPORTED, call, "there is no device %s: %s", full.c_str(),
-                  why.empty() ? ("the driver has " + std::to_string(count)).c_str() : why.c_str());
+      return fail(VRAM_UNSUPPORTED, call, "device %s does not exist: %s", full.c_str(),
+                  why.empty() ? ("number of CUDA devices: " + std::to_string(count)).c_str() : why.c_str());
     *out = std::make_shared<Device>(std::make_shared<CudaBackend>(index));
   } else {
     *out = std::make_shared<Device>(std::shared_ptr<HostBackend>(new HostBackend(), end<HostBackend>));
@@ -222,11 +222,11 @@ vram_status vram_stream_create(vram_device* handle, vram_stream* out) {
 vram_status vram_stream_destroy(vram_device* handle, vram_stream stream) {
   return with_device(handle, __func__, [&, call = __func__](Device& device) {
     std::unique_lock guard(device.mutex);
-    auto taken = device.streams.extract(handle_of(stream));  // once, whoever else tries
+    auto taken = device.streams.extract(handle_of(stream));  // only one of several callers gets it
     guard.unlock();
     if (taken.empty())
       return fail(VRAM_BAD_ARGUMENT, call,
-                  "stream %p was not made by vram_stream_create, or was destroyed before", stream);
+                  "stream %p was not created by vram_stream_create, or was already destroyed", stream);
     Status status = device.retire(handle_of(stream));
     if (status.ok()) status = device.backend->stream_destroy(handle_of(stream));
     if (status.ok()) return VRAM_OK;
@@ -283,7 +283,7 @@ vram_status vram_launch(vram_device* handle, void (*work)(void*), void* argument
   });
 }
 
-// ---- host memory that exists already ----------------------------------------------------------------------
+// ---- existing host memory ---------------------------------------------------------------------------------
 
 vram_status vram_pin(vram_device* handle, void* address, size_t bytes) {
   return with_device(handle, __func__, [&, call = __func__](Device& device) {
@@ -296,10 +296,10 @@ vram_status vram_pin(vram_device* handle, void* address, size_t bytes) {
     const bool before_overlaps =
         after != device.pins.begin() && std::prev(after)->first + std::prev(after)->second > begin;
     if (before_overlaps || (after != device.pins.end() && after->first < begin + bytes))
-      return fail(VRAM_BAD_ARGUMENT, call, "the %zu bytes at %p are pinned already, wholly or in part", bytes,
-                  address);
+      return fail(VRAM_BAD_ARGUMENT, call, "the %zu bytes at %p are already pinned, completely or in part",
+                  bytes, address);
     device.pins.emplace(begin, bytes);
-    guard.unlock();  // locking may wait for the device
+    guard.unlock();  // pinning may wait for the device
     if (device.lock == nullptr) return VRAM_OK;
     const Status status = device.lock->lock(begin, bytes, true);
     if (status.ok()) return VRAM_OK;
@@ -312,9 +312,9 @@ vram_status vram_pin(vram_device* handle, void* address, size_t bytes) {
 vram_status vram_unpin(vram_device* handle, void* address) {
   return with_device(handle, __func__, [&, call = __func__](Device& device) {
     std::unique_lock guard(device.mutex);
-    auto taken = device.pins.extract(address_of(address));  // once, whoever else tries
+    auto taken = device.pins.extract(address_of(address));  // only one of several callers gets it
     guard.unlock();
-    if (taken.empty()) return fail(VRAM_BAD_POINTER, call, "%p is not where anything pinned begins", address);
+    if (taken.empty()) return fail(VRAM_BAD_POINTER, call, "%p is not the start of pinned memory", address);
     Status status = device.synchronize();
     if (status.ok() && device.lock != nullptr) status = device.lock->unlock(address_of(address));
     if (status.ok()) return VRAM_OK;

@@ -1,4 +1,4 @@
-// Pools of vram.h. The cached paths of allocate and free cost a lookup more than the core's own.
+// The pool functions of vram.h. The cached paths of allocate and free cost one lookup more than the core's.
 #include "state.hpp"
 
 namespace vram::c {
@@ -7,12 +7,12 @@ constinit Registry<PoolHandle, vram_pool, 2> pools;
 
 namespace {
 
-// Locking costs by the call, so page-locked memory is taken in large pieces.
+// Pinning has a cost per call, so pinned memory is allocated in large pieces.
 constexpr std::uint64_t kPinnedPiece = 64 * kMiB;
 
 vram_status configure(const vram_pool_options& options, const char* call, PoolConfig* out) {
   if (options.cross_stream < VRAM_CROSS_STREAM_READY || options.cross_stream > VRAM_CROSS_STREAM_NEVER)
-    return fail(VRAM_BAD_ARGUMENT, call, "cross_stream is %d, which is none of VRAM_CROSS_STREAM_*",
+    return fail(VRAM_BAD_ARGUMENT, call, "cross_stream is %d, which is not a value of VRAM_CROSS_STREAM_*",
                 static_cast<int>(options.cross_stream));
   out->limit = options.limit;
   out->segment_size = options.segment_size != 0 ? options.segment_size : options.pinned ? kPinnedPiece : 0;
@@ -29,7 +29,7 @@ vram_status allocate(Pool& pool, std::size_t size, std::size_t align, vram_strea
     Address address = 0;
     OutOfMemoryReport report;
     const Status status = pool.allocate_slow(size, handle_of(stream), align, 0, &address, &report);
-    // A driver that is out of memory may end the climb without a report.
+    // If the driver is out of memory, the ladder may end without a report.
     if (status.code == Code::out_of_memory && report.device_total != 0)
       return fail_out_of_memory(report, call, pool.backend(), handle_of(stream));
     if (!status.ok()) return fail(status, call);

@@ -1,5 +1,5 @@
-// What C programs hold in place of objects: numbers dressed as pointers, looked up before every use. What a
-// handle stands for, and when it may be destroyed, is the owner's business.
+// The handles of C programs: numbers that look like pointers and are looked up before every use. The owner
+// decides what a handle refers to and when it may be destroyed.
 #pragma once
 
 #include <atomic>
@@ -10,17 +10,17 @@
 
 namespace vram::c {
 
-// A handle is (generation << 32) | (kind << 24) | index, so it is never null, one that was taken out is not
-// valid again before its place was reused 2^31 times, and one of another kind is told apart. An entry lives
-// while its generation is odd. Entries never move and are never given back, so a lookup takes no lock; it
-// may not race with take() of the same handle.
+// A handle is (generation << 32) | (kind << 24) | index. It is never null, a destroyed handle does not become
+// valid again before its entry was reused 2^31 times, and handles of another kind are detected. An entry is
+// live while its generation is odd. Entries never move and are never released, so a lookup takes no lock; it
+// must not race with take() of the same handle.
 template <class Object, class Handle, std::uint8_t kKind>
 class Registry {
   static_assert(sizeof(Handle*) == 8, "handles need 64 bits");
   static_assert(kKind != 0);
 
  public:
-  // Throws std::bad_alloc where there is no room for more.
+  // Throws std::bad_alloc if there is no memory for another entry.
   Handle* add(std::unique_ptr<Object> object) {
     const std::lock_guard lock(mutex_);
     const std::uint32_t index = free_ != 0 ? free_ : ++last_;
@@ -33,12 +33,12 @@ class Registry {
         (std::uint64_t{generation} << 32) | (std::uint64_t{kKind} << kIndexBits) | index;
     return reinterpret_cast<Handle*>(handle);
   }
-  // Null where the handle is none of these.
+  // Null if the handle is not valid.
   Object* find(Handle* handle) const {
     const Entry* const entry = live(handle);
     return entry == nullptr ? nullptr : entry->object;
   }
-  // Makes the handle invalid; null where it was before.
+  // Invalidates the handle; null if it was not valid.
   std::unique_ptr<Object> take(Handle* handle) {
     const std::lock_guard lock(mutex_);
     Entry* const entry = live(handle);
@@ -54,7 +54,7 @@ class Registry {
  private:
   static constexpr int kIndexBits = 24;
   static constexpr std::uint32_t kChunk = 1024;
-  static constexpr std::uint32_t kChunks = 256;  // a quarter of a million handles at a time
+  static constexpr std::uint32_t kChunks = 256;  // a quarter of a million handles at once
   struct Entry {
     std::atomic<std::uint32_t> generation{0};
     std::uint32_t next = 0;  // free entry after this one; 0: none
@@ -77,7 +77,7 @@ class Registry {
     const bool same = entry != nullptr && entry->generation.load(std::memory_order_acquire) == generation;
     return same ? entry : nullptr;
   }
-  // The entry of an index that was never used.
+  // Returns the entry of an index that was never used.
   Entry& make(std::uint32_t index) {
     if (index / kChunk >= kChunks) {
       --last_;

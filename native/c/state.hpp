@@ -1,5 +1,5 @@
-// What stands behind the handles of vram.h, and how a call of it reports. The calls themselves are in
-// devices.cpp, pools.cpp and arenas.cpp; placement and order are the core's.
+// The objects behind the handles of vram.h, and how calls report failures. The calls are in devices.cpp,
+// pools.cpp and arenas.cpp; the core implements placement and order.
 #pragma once
 
 #include <algorithm>
@@ -20,25 +20,25 @@
 
 namespace vram::c {
 
-// ---- what the handles stand for -------------------------------------------------------------------------
+// ---- objects behind the handles -------------------------------------------------------------------------
 
 // One device, shared by its handles, pools and arenas.
 class Device {
  public:
   explicit Device(std::shared_ptr<Backend> made);
-  ~Device();  // waits for its work; what is still pinned is unlocked
+  ~Device();  // waits for its work and unpins remaining memory
 
   void add(const std::shared_ptr<Pool>& pool);
   void add(const std::shared_ptr<Arena>& arena);
-  // Tells every pool and arena that the stream is about to go; the first failure.
+  // Tells every pool and arena that the stream will be destroyed; returns the first failure.
   Status retire(StreamHandle stream);
   Status synchronize();
-  bool inherited() const;  // this process is the child of the one that opened it
+  bool inherited() const;  // this process is a child of the one that opened it
 
   const std::shared_ptr<Backend> backend;
-  const std::unique_ptr<PageLock> lock;  // null: there is nobody to tell of host memory
-  std::mutex mutex;                      // guards what follows
-  std::set<StreamHandle> streams;        // made by vram_stream_create
+  const std::unique_ptr<PageLock> lock;  // null: the device cannot pin host memory
+  std::mutex mutex;                      // guards the members below
+  std::set<StreamHandle> streams;        // created by vram_stream_create
   std::map<Address, std::uint64_t> pins;
 
  private:
@@ -54,7 +54,7 @@ struct DeviceHandle {
 struct PoolHandle {
   std::shared_ptr<Device> device;
   std::shared_ptr<Pool> pool;
-  bool pinned = false;  // page-locked for a GPU
+  bool pinned = false;  // pinned for a GPU
 };
 
 struct ArenaHandle {
@@ -63,17 +63,17 @@ struct ArenaHandle {
   bool pinned = false;
 };
 
-// Never destroyed: calls may come until the very end of the process.
+// Never destroyed: calls may come until the process ends.
 extern constinit Registry<DeviceHandle, vram_device, 1> devices;
 extern constinit Registry<PoolHandle, vram_pool, 2> pools;
 extern constinit Registry<ArenaHandle, vram_arena, 3> arenas;
 
-// The device behind a backend that a test has made.
+// Returns a device for a backend that a test has created.
 vram_device* adopt(std::shared_ptr<Backend> backend);
 
-// ---- how calls report -----------------------------------------------------------------------------------
+// ---- reporting ------------------------------------------------------------------------------------------
 
-// Keeps the text for vram_last_error and returns the status. `call` is the function of vram.h.
+// Stores the text for vram_last_error and returns the status. `call` is the function of vram.h.
 __attribute__((format(printf, 3, 4))) vram_status fail(vram_status status, const char* call,
                                                        const char* format, ...);
 vram_status fail(const Status& status, const char* call);
@@ -85,13 +85,13 @@ inline vram_status result(const Status& status, const char* call) {
 vram_status bad_handle(const char* call, const char* kind);
 vram_status null_pointer(const char* call, const char* argument);
 
-// Nothing of C++ leaves through a C function.
+// Catches every exception: none may leave a C function.
 template <class Body>
 vram_status guarded(const char* call, Body body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return fail(VRAM_OUT_OF_MEMORY, call, "the host has no memory left for the library's own books");
+    return fail(VRAM_OUT_OF_MEMORY, call, "the host has no memory left for internal data");
   } catch (const std::exception& error) {
     return fail(VRAM_FAILED, call, "%s", error.what());
   } catch (...) {
@@ -99,7 +99,7 @@ vram_status guarded(const char* call, Body body) noexcept {
   }
 }
 
-// Runs body(object) with what the handle stands for.
+// Runs body(object) with the object of the handle.
 template <class Registry, class Handle, class Body>
 vram_status with(Registry& registry, Handle* handle, const char* kind, const char* call, Body body) noexcept {
   auto* const object = registry.find(handle);
@@ -107,9 +107,9 @@ vram_status with(Registry& registry, Handle* handle, const char* kind, const cha
   return guarded(call, [&] { return body(*object); });
 }
 
-// ---- structures that grow from version to version -------------------------------------------------------
+// ---- structures that grow between versions --------------------------------------------------------------
 
-// Fills as much as the caller's header knows of.
+// Fills the members that the caller's header knows.
 template <class Structure>
 vram_status give(const Structure& full, Structure* out, const char* call) {
   if (out == nullptr) return null_pointer(call, "out");
@@ -121,8 +121,8 @@ vram_status give(const Structure& full, Structure* out, const char* call) {
   return VRAM_OK;
 }
 
-// Reads what the caller's header knew of; the rest stays 0, the default. What only a newer library would
-// understand must be 0, too.
+// Reads the members that the caller's header knows; the rest stay 0, the default. Members that only a newer
+// library knows must be 0.
 template <class Structure>
 vram_status take(const Structure* given, Structure* out, const char* call) {
   if (given == nullptr) return VRAM_OK;
@@ -133,14 +133,14 @@ vram_status take(const Structure* given, Structure* out, const char* call) {
   for (std::size_t i = sizeof(Structure); i < known; ++i)
     if (bytes[i] != 0)
       return fail(VRAM_UNSUPPORTED, call,
-                  "an option beyond those of version " VRAM_VERSION_TEXT
+                  "an option that is unknown in version " VRAM_VERSION_TEXT
                   " is set, or struct_size is wrong: %zu",
                   known);
   std::memcpy(out, given, std::min(known, sizeof(Structure)));
   return VRAM_OK;
 }
 
-// ---- the same in C and in the core ----------------------------------------------------------------------
+// ---- equal in C and in the core -------------------------------------------------------------------------
 
 inline StreamHandle handle_of(vram_stream stream) { return reinterpret_cast<StreamHandle>(stream); }
 inline Address address_of(const void* pointer) { return reinterpret_cast<Address>(pointer); }

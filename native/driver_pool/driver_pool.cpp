@@ -1,4 +1,4 @@
-// Allocation with its short ladder, frees in order, and what the books say. See driver_pool.hpp.
+// Allocation with its short ladder, ordered frees, and statistics. See driver_pool.hpp.
 #include "driver_pool/driver_pool.hpp"
 
 #include <algorithm>
@@ -26,14 +26,14 @@ const DriverPool::Step DriverPool::kLadder[] = {
     {Rung::give_back, &DriverPool::serve_give_back},
 };
 
-// ---- making ---------------------------------------------------------------------------------------------
+// ---- creating -------------------------------------------------------------------------------------------
 
 DriverPool::DriverPool(std::shared_ptr<Backend> backend, DriverPoolBackend* driver, const Source& source,
                        const PoolConfig& config)
     : backend_(std::move(backend)), driver_(driver), source_(source), config_(config), events_(*backend_) {
   watch_forks();
   generation_.store(fork_generation(), std::memory_order_relaxed);
-  // What is said of placement holds for our own pool only.
+  // Options of placement apply only to vram's own pool.
   config_.pages = false;
   config_.stream_cache = 0;
 }
@@ -58,7 +58,7 @@ Status DriverPool::open(std::shared_ptr<Backend> backend, const Source& source, 
   if (!status.ok()) return status;
   out->reset(new DriverPool(std::move(backend), driver, source, config), end<DriverPool>);
   (*out)->handle_ = handle;
-  // What others reached before is not our peak.
+  // Peaks that others reached before are not ours.
   if (source.origin == Origin::shared_default)
     (void)driver->pool_get(handle, DriverPoolAttribute::reserved_mem_high, &(*out)->high_at_reset_);
   if (config.journal != 0) (void)(*out)->start_journal(std::min(config.journal, kMostJournaled));
@@ -130,15 +130,15 @@ Status DriverPool::allocate_batch(const std::vector<std::uint64_t>& sizes, Strea
   return status;
 }
 
-// Which capture a stream is in; 0: none. The default stream is asked in full, as it must not be used while
-// others are captured, and `capturing` does not tell.
+// The capture of a stream; 0: none. The default stream gets the full query: it must not be used while others
+// are captured, which `capturing` does not tell.
 Status DriverPool::capture_of(StreamHandle stream, CaptureId* out) const {
   *out = 0;
   return stream == 0 || backend_->capturing(stream) ? backend_->capture_of(stream, out) : Status{};
 }
 
-// A stream must be one of the device's; one that was seen before is. Also tells whether it is captured, in
-// which case it must not be asked anything else.
+// Checks that a stream belongs to the device; one that was seen before does. Also returns its capture: a
+// captured stream must not be queried any further.
 Status DriverPool::known_stream(StreamHandle stream, CaptureId* capture) {
   if (Status status = capture_of(stream, capture); !status.ok()) return status;
   {
@@ -150,7 +150,7 @@ Status DriverPool::known_stream(StreamHandle stream, CaptureId* capture) {
   return status.code == Code::invalid ? status : Status{};
 }
 
-// Stops at the first rung that serves. False with an error in the request, or out of memory.
+// Stops at the first rung that serves the request. False with an error in the request, or out of memory.
 bool DriverPool::climb(Request& request) {
   for (const Step& step : kLadder) {
     const bool served = (this->*step.serve)(request);
@@ -170,7 +170,7 @@ bool DriverPool::fits_limit(const Request& request) const {
   return config_.limit == 0 || live_bytes_ + promised_ + request.bytes <= config_.limit;
 }
 
-// Asks the driver once.
+// Tries the driver once.
 bool DriverPool::serve_driver(Request& request) {
   const Access call(*this);
   if (call.refused()) {
@@ -195,8 +195,8 @@ bool DriverPool::serve_driver(Request& request) {
   return status.ok();
 }
 
-// The driver fails while memory it could use waits for frees that a stream has not reached, or that it has
-// not noticed. Each stream that has freed something is waited for in turn, those that freed most first.
+// The driver fails while usable memory waits for frees that a stream has not reached, or that the driver has
+// not noticed. Waits for each stream that has freed memory, starting with those that freed most.
 bool DriverPool::serve_host_wait(Request& request) {
   if (request.capture != 0 || !fits_limit(request)) return false;
   for (const StreamHandle stream : streams_with_frees()) {
@@ -229,7 +229,7 @@ bool DriverPool::serve_give_back(Request& request) {
   return serve_driver(request);
 }
 
-// Writes what the driver gave into the books. Called with the mutex held.
+// Registers an allocation of the driver. Called with the mutex held.
 Address DriverPool::enter(const Request& request, Address base) {
   const Address address = round_up(base, request.align);
   Block block;
@@ -272,7 +272,7 @@ Status DriverPool::drop(Address address) {
   return {};
 }
 
-// A block that has left the books and that the driver could not take yet.
+// Keeps a block that is no longer registered and that the driver could not take yet.
 void DriverPool::keep_for_later(Address address, Block&& block) {
   std::lock_guard lock(kept_->mutex);
   kept_->ready.emplace(address, std::move(block));
@@ -307,8 +307,8 @@ void DriverPool::put_back(Address address, Block&& block) {
   live_.emplace(address, std::move(block));
 }
 
-// Gives a block that has left the books to the driver, in the order of everything that uses it. Other
-// libraries' streams may be gone, so that only the whole device tells when they have done with it.
+// Frees an unregistered block to the driver, ordered after everything that uses it. Streams of other
+// libraries may have been destroyed, so only a wait for the whole device ensures that they have completed.
 Status DriverPool::give(Address address, Block& block) {
   const auto foreign = [this](StreamHandle stream) { return !backend_->lasting(stream); };
   const bool lost = !block.gone && foreign(block.stream);
@@ -321,7 +321,7 @@ Status DriverPool::give(Address address, Block& block) {
   CaptureId capture = 0;
   const Status status = captured_stream(block, &captured, &capture);
   if (status.code == Code::capturing) {
-    // The default stream cannot be used while others are captured: later.
+    // The default stream cannot be used while others are captured, so free it later.
     keep_for_later(address, std::move(block));
     return {};
   }
@@ -346,7 +346,7 @@ Status DriverPool::captured_stream(const Block& block, StreamHandle* stream, Cap
   return {};
 }
 
-// Memory of a graph is freed by a node of a graph, behind what other captured streams do with it.
+// Memory of a graph is freed by a node of the graph, ordered after other captured streams that use it.
 Status DriverPool::give_in_capture(Address address, Block& block) {
   {
     std::lock_guard lock(mutex_);
@@ -356,7 +356,7 @@ Status DriverPool::give_in_capture(Address address, Block& block) {
   return give_on(address, block, block.stream);
 }
 
-// Used by a graph, which may run again at any time until it is gone.
+// A graph uses the block, and may run again at any time until it is destroyed.
 Status DriverPool::keep_for_capture(Address address, Block& block, StreamHandle captured) {
   {
     std::lock_guard lock(kept_->mutex);
@@ -376,7 +376,7 @@ Status DriverPool::keep_for_capture(Address address, Block& block, StreamHandle 
   return status;
 }
 
-// Frees what graphs that are gone have kept.
+// Frees what destroyed graphs have kept.
 void DriverPool::free_kept() {
   if (!kept_->any_ready.load(std::memory_order_relaxed)) return;
   const Access call(*this);
@@ -392,7 +392,7 @@ void DriverPool::free_kept() {
   }
 }
 
-// Frees on the private stream, behind every stream that uses the block.
+// Frees on the private stream, ordered after every stream that uses the block.
 Status DriverPool::give_behind(Address address, Block& block) {
   StreamHandle freeing = 0;
   {
@@ -423,13 +423,13 @@ Status DriverPool::freeing_stream(StreamHandle* out) {
   return {};
 }
 
-// Later work of `waiter` waits for what is queued on `stream` now. Called with the mutex held.
+// Makes later work of `waiter` wait for what is queued on `stream` now. Called with the mutex held.
 Status DriverPool::wait_behind(StreamHandle waiter, StreamHandle stream) {
   EventHandle event = 0;
   if (Status status = events_.take(&event); !status.ok()) return status;
   Status status = backend_->event_record(event, stream);
   if (status.ok()) status = backend_->stream_wait(waiter, event);
-  events_.give(event);  // a wait is for the mark as it was when the wait was queued
+  events_.give(event);  // a wait refers to the event as it was when the wait was queued
   return status;
 }
 
@@ -464,8 +464,8 @@ std::vector<StreamHandle> DriverPool::streams_with_frees() const {
   return handles;
 }
 
-// Waits for the streams in use: for each of those that last, and for others, which may be gone, by waiting
-// for the device. Returns at once where this thread cannot wait, else the first failure.
+// Waits for the streams in use: individually for lasting ones, and for the device for others, which may have
+// been destroyed. Returns immediately if this thread cannot wait, else the first failure.
 Status DriverPool::wait_for_streams() {
   std::vector<StreamHandle> streams;
   {
@@ -534,7 +534,7 @@ Status DriverPool::configure(const PoolConfig& config) {
   return {};
 }
 
-// As Pool::enter and Pool::look.
+// Like Pool::enter and Pool::look.
 Status DriverPool::open_for(const char* call, Lock* lock) const {
   if (!closed()) *lock = Lock(mutex_);
   return closed() ? Status{Code::closed, 0, call} : Status{};
@@ -551,7 +551,7 @@ PoolConfig DriverPool::config() const {
   return look(&lock) ? config_ : PoolConfig{};
 }
 
-// The freeing stream is ordered behind all that the stream did; what it leaves is freed there.
+// The private stream is ordered after everything the stream did; remaining blocks are freed there.
 Status DriverPool::retire_stream(StreamHandle handle) {
   if (closed()) return {Code::closed, 0, "retire_stream"};
   const StreamHandle stream = backend_->canonical(handle);
@@ -573,7 +573,7 @@ Status DriverPool::retire_stream(StreamHandle handle) {
   if (!status.ok())
     if (status = backend_->stream_synchronize(stream); !status.ok()) return status;
   Lock lock(mutex_);
-  // Blocks on their way to the driver may still want the stream.
+  // Blocks that are being freed may still need the stream.
   calls_ended_.wait(lock, [this] { return calls_ == 0; });
   forget_stream(stream);
   return {};
@@ -594,7 +594,8 @@ void DriverPool::forget_stream(StreamHandle stream) {
   drop_books(stream);
 }
 
-// Forgets a stream that is gone once nothing of it is live; its events are kept with those of others like it.
+// Forgets a destroyed stream once nothing of it is live; its events are merged with those of other such
+// streams.
 void DriverPool::drop_books(StreamHandle stream) {
   const StreamBooks& books = books_of(stream);
   if (!books.retired || books.live != 0) return;
@@ -613,9 +614,9 @@ void DriverPool::on_out_of_memory(Callback callback) {
 }
 
 Status DriverPool::close() {
-  // In the child of a fork the locks and the memory are the parent's; nothing is touched.
+  // In the child of a fork the locks and the memory belong to the parent; nothing is touched.
   if (closed()) return {};
-  // Where this thread cannot wait now the pool stays open; what is queued from here on is waited for below.
+  // If this thread cannot wait now, the pool stays open; what is queued from here on is waited for below.
   if (const Status status = wait_for_streams(); status.unwaited()) return status;
   const InterruptScope quiet(nullptr);
   {
@@ -628,7 +629,7 @@ Status DriverPool::close() {
   std::lock_guard lock(mutex_);
   callback_ = nullptr;
   live_.clear();
-  // Nothing is held any more; totals and peaks stay to be read.
+  // Nothing is held anymore; totals and peaks stay readable.
   for (auto& [handle, books] : streams_) books.live = books.freed = 0;
   live_bytes_ = reserved_.current = used_ = 0;
   for (int kind = 0; kind < 2; ++kind)
@@ -636,8 +637,8 @@ Status DriverPool::close() {
   return status;
 }
 
-// Waits for all work, frees what is live or kept, and gives back the pool unless it is everyone's. Carries on
-// after a failure and returns the first. pre: closed, and no call is under way.
+// Waits for all work, frees what is live or kept, and destroys the pool unless it is the shared default.
+// Continues after a failure and returns the first. pre: closed, and no call is running.
 Status DriverPool::return_everything() {
   Status first;
   const auto remember = [&first](const Status& status) {
@@ -654,7 +655,7 @@ Status DriverPool::return_everything() {
     kept_->ready.clear();
   }
   StreamHandle freeing = 0;
-  if (!all.empty()) (void)freeing_stream(&freeing);  // without it, on the default stream
+  if (!all.empty()) (void)freeing_stream(&freeing);  // if that fails, use the default stream
   for (const auto& [address, block] : all) {
     Status status = config_.zero_on_free ? backend_->fill(address, 0, block.bytes, freeing) : Status{};
     if (status.ok()) status = driver_->pool_free(block.base, freeing);
@@ -724,9 +725,9 @@ Status DriverPool::import_pointer(const SharedPointer& pointer, std::uint64_t of
   return {};
 }
 
-// ---- books ----------------------------------------------------------------------------------------------
+// ---- statistics -----------------------------------------------------------------------------------------
 
-// Called with the mutex held, as is everything down to look_at_driver.
+// Called with the mutex held, like everything down to look_at_driver.
 DriverPool::StreamBooks& DriverPool::books_of(StreamHandle stream) {
   const auto [found, added] = streams_.try_emplace(stream);
   StreamBooks& books = found->second;
@@ -767,13 +768,13 @@ void DriverPool::note(StreamHandle stream, Action action, Address address, std::
   if (tape_ != nullptr) tape_->add(entry);
 }
 
-// Into the recording only.
+// Only into the recording.
 void DriverPool::record(StreamHandle stream, Action action, Address address, std::uint64_t bytes,
                         std::uint32_t tag, std::uint32_t serial) const {
   if (tape_ != nullptr) tape_->add({sequence_++, now_ns(), address, bytes, tag, serial, stream, action});
 }
 
-// Asks the driver what it holds. After close, what was last seen stands.
+// Queries what the driver holds. After close, the last values stay.
 void DriverPool::look_at_driver() const {
   if (closed()) return;
   std::uint64_t reserved = reserved_.current;
@@ -788,7 +789,7 @@ void DriverPool::look_at_driver() const {
   } else {
     reserved_.subtract(change);
   }
-  // The driver grows unasked, so a recording has it when somebody looks.
+  // The driver grows on its own, so growth is recorded when it is noticed.
   if (change != 0) record(0, grown ? Action::grow : Action::shrink, 0, change, 0, 0);
   if (high > high_at_reset_) reserved_.peak = std::max(reserved_.peak, high);
   reserved_.total = std::max(reserved_.total, reserved_.peak);
@@ -835,7 +836,7 @@ OutOfMemoryReport DriverPool::explain(const Request& request) const {
     for (const auto* blocks : {&kept_->waiting, &kept_->ready})
       for (const auto& [address, block] : *blocks) report.pending += block.bytes;
   }
-  // Of others' memory in a shared pool we know the sum only.
+  // For memory of others in a shared pool, only the sum is known.
   const std::uint64_t used = std::max(used_, live_bytes_ + report.pending);
   const std::uint64_t free = report.reserved > used ? report.reserved - used : 0;
   (free < request.size ? report.free_pages : report.stranded) = free;
@@ -877,7 +878,7 @@ PoolStats DriverPool::stats() const {
   const std::uint64_t ours = live_bytes_ + stats.pending.current;
   const std::uint64_t used = source_.origin == Origin::created ? ours : std::max(used_, ours);
   stats.free_bytes = reserved_.current > used ? reserved_.current - used : 0;
-  // The driver moves pages by itself; how well is not ours to know.
+  // The driver moves pages by itself; its efficiency is unknown.
   stats.free_page_bytes = stats.largest_free = stats.free_bytes;
   std::copy(rungs_, rungs_ + kRungs, stats.rungs);
   stats.retries = retries_;
@@ -885,7 +886,7 @@ PoolStats DriverPool::stats() const {
   return stats;
 }
 
-// The driver's own high-water mark starts anew, too, where the pool is ours alone.
+// Also restarts the driver's own high-water mark, if the pool is not shared.
 void DriverPool::reset_peak() {
   Lock lock;
   if (!look(&lock)) return;
@@ -985,7 +986,7 @@ std::uint64_t DriverPool::take_recorded(std::vector<JournalEntry>& out) {
 
 // Invariants
 //   live_bytes = Σ bytes of live blocks = Σ live of streams = Σ bytes by kind <= peak_live
-//   blocks do not overlap, and each lies in what the driver gave for it
+//   blocks do not overlap, and each is inside the driver's allocation for it
 //   a pool of our own: the driver's `used` >= Σ taken of live blocks that no graph allocated
 bool DriverPool::check(std::string* why) const {
   Lock lock;
@@ -1006,9 +1007,9 @@ bool DriverPool::check(std::string* why) const {
     by_stream[block.stream] += block.bytes;
     if (address < end) return broken("allocations overlap");
     end = address + block.bytes;
-    if (address < block.base) return broken("an allocation lies outside of what the driver gave");
+    if (address < block.base) return broken("an allocation is outside of the driver's allocation");
     if (block.taken != 0 && end > block.base + block.taken)
-      return broken("an allocation is larger than what the driver gave");
+      return broken("an allocation is larger than the driver's allocation");
   }
   if (live != live_bytes_ || live > peak_live_) return broken("live bytes");
   for (int kind = 0; kind < 2; ++kind)
@@ -1019,7 +1020,7 @@ bool DriverPool::check(std::string* why) const {
   std::uint64_t used = 0;
   if (source_.origin == Origin::created &&
       driver_->pool_get(handle_, DriverPoolAttribute::used_mem_current, &used).ok() && used < taken)
-    return broken("the driver counts less than is live");
+    return broken("the driver counts fewer bytes than are live");
   return true;
 }
 

@@ -1,17 +1,17 @@
-// The driver's own pool behind the interface of ours: it keeps the books (who holds what, on which stream,
-// under which tag), the limit and the order of frees, and adds the synchronise-and-retry that the driver
-// lacks. Where memory lies and when it is used again is the driver's business (driver_pool_backend.hpp).
+// The driver's own pool with the interface of vram's pool: it tracks what is held, on which stream and with
+// which tag, enforces the limit and orders frees, and adds synchronize-and-retry, which the driver lacks. The
+// driver decides where memory is and when it is reused (driver_pool_backend.hpp).
 //
-// Order. A free goes to the driver in the order of the allocation's stream. Where other streams use it, too,
-// or its stream is gone, it goes to a private stream that waits for all of them; neither they nor the host
-// wait.
+// Order. A free is passed to the driver in the order of the allocation's stream. If other streams use the
+// memory as well, or its stream was destroyed, the free is queued on a private stream that waits for all of
+// them; neither they nor the host wait.
 //
 // Captures. An allocation on a captured stream becomes a node of the graph, and so does its free there. Other
-// memory that is freed while a stream of it is captured is kept until that graph is gone.
+// memory that is freed while one of its streams is captured is kept until that graph is destroyed.
 //
-// Threads. One mutex guards the books; it is not held across calls to the driver that allocate or free, host
-// waits or callbacks. An address leaves the books before the driver gets it back, so it can be entered again
-// at once by whoever the driver gives it to.
+// Threads. One mutex guards the data; it is not held across calls to the driver that allocate or free, host
+// waits or callbacks. An address is removed before the driver gets it back, so another thread to which the
+// driver gives it can register it immediately.
 #pragma once
 
 #include <atomic>
@@ -30,14 +30,14 @@ namespace vram {
 
 class DriverPool final : public Allocator {
  public:
-  // Where the pool comes from: a new one, the device's default pool, or one that another process exported.
+  // Where the pool comes from: a new one, the device's default pool, or one exported by another process.
   enum class Origin : std::uint8_t { created, shared_default, imported };
   struct Source {
     Origin origin = Origin::created;
     DriverPoolProperties properties;  // created
-    int fd = -1;                      // imported; stays the caller's
+    int fd = -1;                      // imported; the caller keeps it
   };
-  // unsupported with these calls: the device has no driver pools; the pool is another process's.
+  // unsupported with these calls: the device has no driver pools; the pool belongs to another process.
   static constexpr const char* kNoDriverPools = "driver_pools";
   static constexpr const char* kImported = "allocate from an imported pool";
   static Status open(std::shared_ptr<Backend> backend, const Source& source, const PoolConfig& config,
@@ -56,9 +56,9 @@ class DriverPool final : public Allocator {
   Status record_stream(Address address, StreamHandle stream) override;
 
   // ---- housekeeping ---------------------------------------------------------------------------------
-  Status coalesce() override;  // the driver merges by itself; frees what captures kept, where they are gone
+  Status coalesce() override;  // the driver merges by itself; frees what destroyed captures kept
   Status trim(std::uint64_t keep, bool wait) override;
-  Status set_limit(std::uint64_t bytes) override;       // of what is live here
+  Status set_limit(std::uint64_t bytes) override;       // applies to what is live here
   Status configure(const PoolConfig& config) override;  // limit and zeroing
   PoolConfig config() const override;
   Status retire_stream(StreamHandle stream) override;
@@ -66,7 +66,7 @@ class DriverPool final : public Allocator {
   Status close() override;
   bool closed() const override { return generation_.load(std::memory_order_relaxed) != fork_generation(); }
 
-  // ---- looking ----------------------------------------------------------------------------------------
+  // ---- queries ----------------------------------------------------------------------------------------
   PoolStats stats() const override;
   void reset_peak() override;
   std::vector<SegmentInfo> snapshot() const override;  // a segment is a run of adjacent allocations
@@ -81,34 +81,34 @@ class DriverPool final : public Allocator {
   Backend& backend() override { return *backend_; }
   bool host_accessible() override { return driver_->pool_host_accessible(source_.properties.kind); }
 
-  // ---- what only a driver pool has --------------------------------------------------------------------
+  // ---- only for driver pools --------------------------------------------------------------------------
   Status attribute(DriverPoolAttribute attribute, std::uint64_t* out) const;
   Status set_attribute(DriverPoolAttribute attribute, std::uint64_t value);
   const Source& source() const { return source_; }
   Status export_pool(int* fd);
-  // *offset: where the allocation begins in what the driver knows by the pointer.
+  // *offset: where the allocation begins in the driver's allocation at the pointer.
   Status export_pointer(Address address, SharedPointer* out, std::uint64_t* offset);
-  // The exporter's allocation becomes one of ours, which lives until it is freed here.
+  // Registers the exporter's allocation here, until it is freed here.
   Status import_pointer(const SharedPointer& pointer, std::uint64_t offset, std::uint64_t size,
                         StreamHandle stream, std::uint32_t tag, Address* out);
 
  private:
   struct Block {
-    Address base = 0;  // what the driver knows it by; differs from the address where alignment asked for more
-    std::uint64_t bytes = 0;  // rounded up to kUnit, without what alignment cost
+    Address base = 0;         // the driver's address; smaller than the address if alignment needed padding
+    std::uint64_t bytes = 0;  // rounded up to kUnit, without padding
     std::uint64_t requested = 0;
-    std::uint64_t taken = 0;  // from the driver: bytes and what alignment cost; 0: imported
+    std::uint64_t taken = 0;  // from the driver: bytes and padding; 0: imported
     StreamHandle stream = 0;
     CaptureId capture = 0;  // allocated by a node of this graph
     std::uint32_t tag = 0;
     std::uint32_t serial = 0;
-    bool gone = false;               // its stream was retired; the freeing stream is ordered behind it
-    bool behind = false;             // the same of a stream that used it
+    bool gone = false;               // its stream was retired; the freeing stream is ordered after it
+    bool behind = false;             // the same for a stream that used it
     std::vector<StreamHandle> uses;  // on other streams
   };
   struct StreamBooks {
     std::uint64_t live = 0;
-    std::uint64_t freed = 0;  // bytes freed in its order since the host last waited for it
+    std::uint64_t freed = 0;  // bytes freed in its order since the last host wait
     bool retired = false;
     std::unique_ptr<JournalTape> journal;
   };
@@ -121,7 +121,7 @@ class DriverPool final : public Allocator {
     std::uint32_t tag;
     CaptureId capture;
     Address out;
-    Status error;  // a failure that is not "out of memory" ends the climb
+    Status error;  // a failure other than "out of memory" ends the climb
   };
   using Lock = std::unique_lock<std::mutex>;
   using Serve = bool (DriverPool::*)(Request&);
@@ -130,14 +130,14 @@ class DriverPool final : public Allocator {
     Serve serve;
   };
   static const Step kLadder[];
-  // Freed blocks that wait for a graph to go. It outlives the pool, because graphs may.
+  // Freed blocks that wait for the end of a graph. It may outlive the pool, because graphs can.
   struct Kept {
     std::mutex mutex;
     std::map<Address, Block> waiting;
     std::map<Address, Block> ready;
     std::atomic<bool> any_ready{false};
   };
-  // A call to the driver is under way; close() lets them end before it takes the pool away.
+  // A call to the driver is running; close() waits for such calls before it destroys the pool.
   bool begin_access() const override;
   void end_access() const override;
 
@@ -189,22 +189,22 @@ class DriverPool final : public Allocator {
   static BlockInfo describe(Address address, const Block& block, BlockState state);
 
   std::shared_ptr<Backend> backend_;
-  DriverPoolBackend* driver_;  // backend_, seen as what it also is
+  DriverPoolBackend* driver_;  // the same object as backend_
   const Source source_;
   DriverPoolHandle handle_ = 0;
-  std::atomic<std::uint32_t> generation_;  // the fork generation it was made in; another value: closed
+  std::atomic<std::uint32_t> generation_;  // the fork generation of its creation; another value: closed
   mutable std::mutex mutex_;               // guards everything below
   mutable std::condition_variable calls_ended_;
-  mutable std::uint32_t calls_ = 0;  // to the driver, under way
+  mutable std::uint32_t calls_ = 0;  // running calls to the driver
   PoolConfig config_;
   std::map<Address, Block> live_;
   std::map<StreamHandle, StreamBooks> streams_;
   EventPool events_;
-  StreamHandle freeing_ = 0;  // the private stream; 0: not made yet
+  StreamHandle freeing_ = 0;  // the private stream; 0: not created yet
   std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();
   Callback callback_;
   std::uint64_t live_bytes_ = 0;
-  std::uint64_t promised_ = 0;  // bytes asked of the driver, not yet in the books
+  std::uint64_t promised_ = 0;  // bytes requested from the driver, not yet registered
   std::uint64_t peak_live_ = 0;
   mutable std::uint64_t sequence_ = 0;
   std::uint32_t serial_ = 0;
@@ -215,10 +215,10 @@ class DriverPool final : public Allocator {
   std::uint64_t old_dropped_ = 0;
   std::shared_ptr<Recording> recording_;  // null: none
   std::unique_ptr<JournalTape> tape_;     // of all streams
-  // What the driver says, as last seen.
+  // What the driver reported last.
   mutable Meter reserved_;
   mutable std::uint64_t used_ = 0;
-  std::uint64_t high_at_reset_ = 0;  // of reserved; a higher one is a new peak
+  std::uint64_t high_at_reset_ = 0;  // of reserved; a higher value is a new peak
   std::uint64_t rungs_[kRungs] = {};
   std::uint64_t retries_ = 0;
   std::uint64_t out_of_memory_ = 0;

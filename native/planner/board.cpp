@@ -9,13 +9,13 @@ namespace vram::planning {
 namespace {
 
 constexpr Size kNone = -1;
-constexpr Number kMerged = 6;  // spans that are merged as they are; those of longer items are sorted
+constexpr Number kMerged = 6;  // up to this many spans are merged; more are sorted
 
-// Walks over taken ranges in order of offset and keeps the best gap below them.
+// Walks over occupied ranges by offset and keeps the best gap below them.
 class Gaps {
  public:
   Gaps(Size size, Fit fit) : size_(size), fit_(fit) {}
-  // Returns whether nothing better can follow.
+  // Returns whether no better gap can follow.
   bool pass(Size offset, Size top) {
     const Size gap = offset - top_;
     if (gap >= size_ && gap < width_) {
@@ -71,7 +71,7 @@ Size Board::find(Number number, Fit fit) const {
       if (gaps.pass(placed.offset, placed.top)) break;
     return gaps.best();
   }
-  // What lives in several spans is met several times; that changes nothing.
+  // An item that lives in several spans is visited several times, which is harmless.
   std::array<const Placed*, kMerged> next{}, last{};
   for (Number s = 0; s < count; ++s) {
     next[s] = spans_[from + s].data();

@@ -1,15 +1,14 @@
-// The items that have an offset, kept so that the gaps an item could go to are found quickly. Which item goes
-// where is for planner.cpp and planner_repair.cpp.
+// The items that have an offset, organized so that the gaps for an item are found quickly. planner.cpp and
+// repair.cpp decide which item goes where.
 #pragma once
 
 #include "planner/problem.hpp"
 
 namespace vram::planning {
 
-enum class Fit { lowest, tightest };  // of the gaps that an item fits into
+enum class Fit { lowest, tightest };  // which gap to choose for an item
 
-// Time is cut into spans of equal length, and each span holds the placed items that live in it, in order of
-// offset.
+// Time is divided into spans of equal length. Each span holds the placed items that live in it, by offset.
 class Board {
  public:
   explicit Board(const Problem& problem);
@@ -22,12 +21,12 @@ class Board {
     Number item;
   };
 
-  // The offset of the best gap; on top of all that is placed there if there is none.
+  // The offset of the best gap; above everything placed there if there is none.
   Size find(Number item, Fit fit) const;
   void put(Number item, Size offset);
   void take(Number item, Size offset);
   void clear();
-  // Calls visit(const Placed&) for all that lives at the same time as `item`, once each, in order of span.
+  // Calls visit(const Placed&) once for each item that lives at the same time as `item`, by span.
   template <typename Visit>
   void each_neighbour(Number item, Visit visit) const {
     const Item& own = problem_.items[item];

@@ -1,5 +1,4 @@
-// The problem, the orders that are worth trying, and who works on it when: first orders, then by turns repair
-// and search.
+// The problem, the orders to try, and the schedule: first orders, then repair and search in turn.
 #include "planner/planner.hpp"
 
 #include <algorithm>
@@ -19,15 +18,15 @@ namespace planning {
 
 namespace {
 
-constexpr std::size_t kMany = 20'000;      // items; one layout takes a good part of the time
-constexpr std::size_t kSearchable = 4000;  // items; the search looks at all that are open at each step
-constexpr std::uint64_t kSteps = 4;        // of a short search or repair, for each item
-constexpr double kRepairPart = 0.125;      // of that way; repair does better in small steps
-constexpr double kParts[] = {1, 0.125, 0.25, 0.5};  // of the way from the best peak to the goal, by turns
-constexpr double kNoises[] = {0, 0.02, 0.1, 0.3};   // of ranks, by turns
+constexpr std::size_t kMany = 20'000;               // items; one layout takes much of the time
+constexpr std::size_t kSearchable = 4000;           // items; the search examines all open ones in each step
+constexpr std::uint64_t kSteps = 4;                 // of a short search or repair, for each item
+constexpr double kRepairPart = 0.125;               // of that way; repair works better in small steps
+constexpr double kParts[] = {1, 0.125, 0.25, 0.5};  // of the way from the best peak to the goal, in turn
+constexpr double kNoises[] = {0, 0.02, 0.1, 0.3};   // of ranks, in turn
 
 constexpr double kReducedPart = 0.1;  // of the time, for the reduced problem
-constexpr double kGuessedPart = 0.4;  // of what is left then, for guesses
+constexpr double kGuessedPart = 0.4;  // of the remaining time, for guesses
 constexpr double kTight = 0.995;      // of the area in use, above which rectangles are guessed
 constexpr double kGuessSeconds = 0.05;
 constexpr std::size_t kWorthSolving = 8;  // times fewer items
@@ -35,7 +34,7 @@ constexpr std::size_t kWorthSolving = 8;  // times fewer items
 constexpr double kScarcities[] = {Skyline::kScarcity, 6, 48, 96};  // with many items
 constexpr int kBuilds = 3;  // of the skyline, after each order and in each round
 
-// An order is by falling keys.
+// An order sorts by descending keys.
 using Key = double (*)(const Problem&, const Item&);
 
 double length(const Item& item) { return item.end - item.first; }
@@ -59,8 +58,8 @@ struct NamedKey {
   Fit fit = Fit::lowest;
 };
 
-// Those that do best with many items come first. Items of nearly equal size, taken together, leave gaps that
-// the next of them fill; those where memory is scarce go before those where it is not.
+// Orders that work best with many items come first. Items of nearly equal size, placed together, leave gaps
+// that fit the next of them; items at times of scarce memory come before others.
 constexpr NamedKey kOrders[] = {
     {"size and load, then start",
      [](const Problem& p, const Item& i) {
@@ -80,7 +79,7 @@ constexpr NamedKey kOrders[] = {
     {"start", [](const Problem&, const Item& i) { return -static_cast<double>(i.first); }, Fit::tightest},
 };
 
-// For the search: what goes first among items that could go equally low.
+// For the search: which items go first among those that could be placed equally low.
 constexpr NamedKey kRanks[] = {
     {"length, then size",
      [](const Problem& p, const Item& i) {
@@ -106,7 +105,7 @@ std::vector<Number> falling(const std::vector<double>& keys) {
   return order;
 }
 
-// One planning from beginning to end. `goal` is what ends it.
+// One planning run. It ends at `goal`.
 class Planning {
  public:
   Planning(const Problem& problem, Size capacity, const Deadline& deadline, std::uint64_t seed)
@@ -135,7 +134,7 @@ class Planning {
  private:
   bool over() const { return best_.peak <= goal_ || proven_ || deadline_.passed(); }
 
-  // The first is built in any case, so that there is a plan.
+  // The first is always built, so that there is a plan.
   void build_up(int times) {
     for (int i = 0; i < times && (best_.offsets.empty() || !over()); ++i) {
       Layout layout = skyline_.build(deadline_);
@@ -165,8 +164,8 @@ class Planning {
     best_ = std::move(layout);
   }
 
-  // What is left of the problem when rectangles inside it have become one item each, for a part of the time;
-  // then, where there is no room to spare, with guesses.
+  // Solves the problem with rectangles replaced by one item each, for a part of the time; then, if little
+  // space is unused, with guesses.
   void reduce() {
     if (!solve_reduced(Reduction(problem_, deadline_), deadline_.within(kReducedPart * deadline_.left())))
       return;
@@ -194,9 +193,8 @@ class Planning {
     return true;
   }
 
-  // Many short searches, each with ranks of its own, find more than one long one; now and then one is longer.
-  // Without a capacity only every fourth round is for the goal itself, the others for a part of the way to
-  // it.
+  // Many short searches with different ranks find more than one long search; some are longer. Without a
+  // capacity, only every fourth round aims at the goal itself, the others at a part of the way.
   void improve(std::uint64_t round) {
     const std::uint64_t turn = asked_ > 0 ? round : round / std::size(kParts);
     const std::uint64_t steps = kSteps * problem_.items.size() << std::countr_zero(turn + 1);
@@ -231,7 +229,7 @@ class Planning {
     if (best_.method.rfind("repair", 0) != 0) best_.method = "repair of " + best_.method;
   }
 
-  // With many items a repair, as long as it gets on, is worth more than another layout. False: it does not.
+  // With many items, a repair that makes progress is worth more than another layout. False: no progress.
   bool repair_towards_goal() {
     const std::uint64_t steps = problem_.items.size() / 4;
     if (over() || !repair_.lower_towards(goal_, kRepairPart, steps, deadline_, &best_)) return false;
@@ -239,7 +237,7 @@ class Planning {
     return true;
   }
 
-  // No layout is as low as `target`.
+  // No layout with a peak of at most `target` exists.
   void raise_goal(Size target) {
     goal_ = target + 1;
     proven_ = best_.peak <= goal_ || (asked_ > 0 && goal_ > asked_);
@@ -264,7 +262,7 @@ class Planning {
   Layout best_;
   std::size_t built_ = 0;  // skylines
   bool proven_ = false;
-  bool reduced_ = false;  // the problem is what a reduction has left
+  bool reduced_ = false;  // the problem is the result of a reduction
 };
 
 }  // namespace
@@ -326,7 +324,7 @@ Size Problem::busiest(const Item& item) const {
 PlanResult plan(std::span<const PlanBuffer> buffers, const PlanOptions& options) {
   using namespace planning;
   const Deadline deadline(options.time_limit, options.poll ? &options.poll : nullptr);
-  // Buffers of no bytes share nothing with anybody; they stay at 0.
+  // Buffers of size 0 overlap with nothing; they stay at 0.
   std::vector<PlanBuffer> real;
   std::vector<std::size_t> place;
   for (std::size_t i = 0; i < buffers.size(); ++i) {

@@ -1,5 +1,5 @@
-// What the parts of the planner share: the problem with time reduced to the moments that matter, and the
-// clock. Internal to planner.cpp, planner_orders.cpp and planner_search.cpp.
+// What the parts of the planner share: the problem, with time reduced to the relevant moments, and the clock.
+// Internal to this folder.
 #pragma once
 
 #include <bit>
@@ -19,7 +19,7 @@ namespace vram::planning {
 using Size = std::int64_t;     // a count of `align` bytes
 using Number = std::uint32_t;  // a buffer, or a section
 
-// Of all moments only those matter at which no further buffer could be added: each is a section, in order of
+// Only the moments at which no further buffer could be added are relevant: each is a section, in order of
 // time. Two buffers live at the same time if and only if they share a section.
 struct Item {
   Number first = 0;  // its sections: first, ..., end - 1
@@ -35,14 +35,14 @@ struct Problem {
   std::vector<Item> items;
   Number sections = 0;
   std::vector<Size> load;  // live in each section
-  Number peak = 0;         // the section with the most
-  Size bound = 0;          // and how much that is
+  Number peak = 0;         // the section with the highest load
+  Size bound = 0;          // its load
   Size area = 0;           // the sum of all loads
 
-  Size busiest(const Item& item) const;  // the most that is live in any of the item's sections
+  Size busiest(const Item& item) const;  // the maximum load in the item's sections
 
  private:
-  std::vector<std::vector<Size>> busiest_;  // [k][s]: in the 2^k sections from s
+  std::vector<std::vector<Size>> busiest_;  // [k][s]: maximum load in the 2^k sections from s
 };
 
 struct Layout {
@@ -51,13 +51,12 @@ struct Layout {
   std::string method;
 };
 
-// How long to go on. Whoever waits for the answer may abandon it: by throwing from `poll`, which is called
-// often.
+// How long to continue. The caller may abandon the planning by throwing from `poll`, which is called often.
 class Deadline {
  public:
   explicit Deadline(double seconds, const std::function<void()>* poll = nullptr)
       : poll_(poll), start_(Clock::now()), seconds_(seconds) {}
-  // A shorter one from now on.
+  // A shorter deadline from now on.
   Deadline within(double seconds) const { return Deadline(seconds, poll_); }
   double spent() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   double left() const { return seconds_ - spent(); }

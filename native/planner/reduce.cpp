@@ -1,7 +1,7 @@
-// Two ways lead to a rectangle. Items of one lifetime are stacked. And where some items end just as others
-// begin, these must lie side by side if nothing is to be wasted; with whatever else ends or begins inside
-// their time they are closed into a set, and if the set fills every moment to the same height, it is a
-// rectangle as soon as a small search has arranged it.
+// There are two ways to a rectangle. Items with the same lifetime are stacked. And if some items end exactly
+// when others begin, these must be adjacent if no space is to be wasted; together with everything else that
+// ends or begins inside their time they form a closed set. If the set has the same height at every moment, it
+// is a rectangle as soon as a small search has arranged it.
 #include "planner/reduce.hpp"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ void Reduction::reduce() {
   }
 }
 
-// What is certain first, then one guess, and again.
+// Alternates between what is certain and one guess.
 void Reduction::guess(std::mt19937_64& random) {
   const bool stacks = random() % 2 == 0;
   for (bool smaller = true; smaller && alive_ > 1 && !deadline_.passed();) {
@@ -56,8 +56,8 @@ void Reduction::guess(std::mt19937_64& random) {
   }
 }
 
-// Of two that end and begin together, are of one size and could be neighbours: those with the fewest others
-// in their place, mostly.
+// Joins two items of equal size of which one begins when the other ends, if they could be neighbors: usually
+// the pair with the fewest alternatives.
 bool Reduction::join_one(std::mt19937_64& random) {
   double least = 0;
   Number left = 0, right = 0;
@@ -114,8 +114,8 @@ bool Reduction::join_rectangles(std::size_t most) {
   return any;
 }
 
-// The least set with all that ends or begins at the boundary, and at every moment inside its own time at
-// which one of it does. False: it has more than `most`.
+// Finds the smallest set with everything that ends or begins at the boundary, and at every moment inside its
+// own time at which one of its items does. False: it has more than `most`.
 bool Reduction::close(Number boundary, std::size_t most) {
   set_.clear();
   first_ = end_ = boundary;
@@ -146,7 +146,7 @@ bool Reduction::include(Number node, std::size_t most) {
   return true;
 }
 
-// Whether the set fills each of its moments to the same height.
+// Whether the set has the same height at each of its moments.
 bool Reduction::level(Size* height) const {
   std::map<Number, Size> changes;
   for (Number node : set_) {
@@ -207,7 +207,7 @@ std::vector<Size> Reduction::expand(const std::vector<Size>& offsets) const {
   std::size_t next = 0;
   for (std::size_t i = 0; i < nodes_.size(); ++i)
     if (nodes_[i].alive) all[i] = offsets[next++];
-  // A whole comes after its parts.
+  // A node comes after its parts.
   for (std::size_t i = nodes_.size(); i-- > 0;)
     for (const Part& part : nodes_[i].parts) all[part.node] = all[i] + part.offset;
   all.resize(items_);

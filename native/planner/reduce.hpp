@@ -1,6 +1,6 @@
-// Makes a problem smaller: items that form a rectangle among themselves, without a gap, become one. Where
-// there is no room to spare and moments differ they lie so in every layout, or nearly; elsewhere it is a
-// guess: others can be had, and whoever asks for less must also try without it.
+// Makes a problem smaller: items that form a rectangle without gaps become one item. If no space is unused
+// and moments differ, they are arranged like this in (nearly) every layout. Otherwise it is a guess: other
+// layouts exist, and a caller that needs less memory must also try without it.
 #pragma once
 
 #include "planner/problem.hpp"
@@ -9,25 +9,25 @@ namespace vram::planning {
 
 class Reduction {
  public:
-  // With `random`, choices are made by chance where there are several, and go on until there are none.
+  // With `random`, ambiguous choices are made at random, and joining continues until there are none.
   Reduction(const Problem& problem, const Deadline& deadline, std::mt19937_64* random = nullptr);
 
-  // What is left, one buffer an item, with sections for times and an align of 1.
+  // What remains, one buffer per item, with sections as times and an align of 1.
   std::vector<PlanBuffer> buffers() const;
   std::size_t size() const { return alive_; }
-  // The offsets of all items of the problem, from those of what is left.
+  // The offsets of all items of the problem, from those of the remaining ones.
   std::vector<Size> expand(const std::vector<Size>& offsets) const;
 
  private:
   struct Part {
     Number node;
-    Size offset;  // above the whole
+    Size offset;  // relative to the node
   };
-  // An item, or several that are one now.
+  // An item, or several that were merged.
   struct Node {
     Item item;
     bool alive = true;
-    std::vector<Part> parts;  // empty: an item of the problem, of the same number
+    std::vector<Part> parts;  // empty: an item of the problem with the same number
   };
 
   void reduce();
@@ -44,10 +44,10 @@ class Reduction {
   const Deadline& deadline_;
   Number items_;
   std::vector<Node> nodes_;
-  std::vector<std::vector<Number>> begins_;  // by section, of what is alive
+  std::vector<std::vector<Number>> begins_;  // by section, of live nodes
   std::vector<std::vector<Number>> ends_;
   std::size_t alive_;
-  // The set that is being closed.
+  // The set under construction.
   std::vector<Number> set_;
   Number first_ = 0;
   Number end_ = 0;

@@ -8,7 +8,7 @@ namespace vram::planning {
 namespace {
 
 constexpr Size kWaiting = -1;
-constexpr std::uint64_t kStepsBetweenLooks = 64;  // at the clock
+constexpr std::uint64_t kStepsBetweenLooks = 64;  // steps between two checks of the clock
 
 }  // namespace
 
@@ -82,7 +82,7 @@ void Repair::load(const std::vector<Size>& offsets, Size target) {
   }
 }
 
-// The largest of a few that wait: large ones are hard to place later, chance breaks cycles.
+// The largest of a few waiting items: large ones are hard to place later, and randomness breaks cycles.
 Number Repair::next() {
   std::size_t best = random_() % waiting_.size();
   for (int i = 0; i < 3; ++i) {
@@ -105,8 +105,8 @@ void Repair::settle(Number item, Size target) {
   board_.put(item, offset);
 }
 
-// Of the places that touch a neighbour or the floor or the target, the one where least weight is in the way:
-// what begins below the place's end, less what ends at or below its start.
+// Among the places that touch a neighbor, the bottom or the target, the one with the least weight in the way:
+// items that begin below the place's end, minus items that end at or below its start.
 Size Repair::cheapest_place(Number item, Size target) {
   const Size size = problem_.items[item].size;
   near_.clear();

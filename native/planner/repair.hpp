@@ -1,5 +1,6 @@
-// Improves a layout: what reaches above a target is taken out and put back below it, if need be by displacing
-// others, which are then put back in turn. What is displaced often weighs more, so that it comes to rest.
+// Improves a layout: items that exceed a target are removed and placed again below it, if needed by
+// displacing others, which are then placed again. Items that are displaced often gain weight, so that they
+// settle.
 #pragma once
 
 #include "planner/board.hpp"
@@ -10,11 +11,10 @@ class Repair {
  public:
   Repair(const Problem& problem, std::uint64_t seed);
 
-  // Rearranges *layout, whose offsets are all set, to a peak of at most `target`. Returns whether that came
-  // about before the deadline and within so many steps; else *layout is as it was.
+  // Rearranges *layout, in which all offsets are set, to a peak of at most `target`. Returns whether this
+  // succeeded before the deadline and within `steps`; otherwise *layout is unchanged.
   bool lower_to(Size target, std::uint64_t steps, const Deadline& deadline, Layout* layout);
-  // The same towards `goal`, by a part of the way at a time, as long as each takes no more than so many
-  // steps.
+  // The same towards `goal`, by a part of the way at a time, while each takes at most `steps`.
   bool lower_towards(Size goal, double part, std::uint64_t steps, const Deadline& deadline, Layout* layout);
 
  private:

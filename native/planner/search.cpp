@@ -1,6 +1,6 @@
-// Layouts are built in one order only: each item is put at the lowest offset that what is below it leaves,
-// never lower than the one before it. Every layout, pushed down until nothing moves, can be built so; and
-// since nothing follows below the last offset, the room that is left in each section is known.
+// Layouts are built in only one order: each item is placed at the lowest possible offset above the items
+// below it, never lower than the previous one. Every layout, pushed down until nothing moves, can be built
+// this way. Since nothing is placed below the last offset, the remaining space in each section is known.
 #include "planner/search.hpp"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace vram::planning {
 
 namespace {
 
-constexpr std::uint64_t kStepsBetweenLooks = 256;  // at the clock
+constexpr std::uint64_t kStepsBetweenLooks = 256;  // steps between two checks of the clock
 
 }  // namespace
 
@@ -39,8 +39,8 @@ Found Search::descend(const List& open, Open after) {
   for (const Open& each : open) bottom = std::min(bottom, each.lowest + problem_.items[each.item].size);
   for (const Open& each : open) {
     if (each < after) continue;
-    // An item that ends below could be put there without harm to any other: layouts with it higher are no
-    // better.
+    // An item that ends below could be placed there without affecting others: layouts with it placed higher
+    // are not better.
     if (each.lowest >= bottom) break;
     const Found found = place(open, each);
     if (found != Found::nothing) return found;
@@ -78,7 +78,7 @@ Found Search::place(const List& open, const Open& chosen) {
   return found;
 }
 
-// Where no open item lives in two neighbouring sections, the two sides are problems of their own.
+// If no open item lives in two neighboring sections, the two sides are independent problems.
 Found Search::split(const List& open, const Open& chosen) {
   Number from = problem_.sections, to = 0;
   for (const Open& each : open) {
@@ -101,18 +101,18 @@ Found Search::split(const List& open, const Open& chosen) {
   if (parts <= 1) return descend(open, chosen);
   std::vector<List> lists(parts);
   for (const Open& each : open) lists[part[problem_.items[each.item].first - from]].push_back(each);
-  // Small ones first: they say soonest that there is nothing.
+  // Small problems first: they fail soonest.
   std::stable_sort(lists.begin(), lists.end(),
                    [](const List& a, const List& b) { return a.size() < b.size(); });
   for (const List& list : lists) {
-    if (list.empty()) continue;  // a section that nothing open lives in
+    if (list.empty()) continue;  // a section without open items
     const Found found = descend(list, chosen);
     if (found != Found::layout) return found;
   }
   return Found::layout;
 }
 
-// Whether each section has room for what is open there, above the lowest offset any of that could have.
+// Whether each section has enough space for its open items, above the lowest offset they could have.
 bool Search::fits(const List& open, Size least) {
   Number from = problem_.sections, to = 0;
   for (const Open& each : open) {

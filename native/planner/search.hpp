@@ -1,24 +1,23 @@
-// An exact search for a layout within a capacity, for problems that no ordering solves and that are small
-// enough to be searched. It builds layouts from the bottom up and turns back where what is left cannot fit
-// any more.
+// An exact search for a layout within a capacity, for problems that no order solves and that are small
+// enough. It builds layouts from the bottom up and backtracks when the remaining items cannot fit.
 #pragma once
 
 #include "planner/problem.hpp"
 
 namespace vram::planning {
 
-enum class Found { layout, nothing, unknown };  // nothing: there is none; unknown: time or steps ran out
+enum class Found { layout, nothing, unknown };  // nothing: none exists; unknown: out of time or steps
 
 class Search {
  public:
-  // rank: of each item, lowest first among those that could go equally low.
+  // rank: of each item; the lowest goes first among those that could be placed equally low.
   Search(const Problem& problem, Size capacity, const std::vector<Number>& rank);
 
-  // At most so many steps, each the placement of one item.
+  // Uses at most `steps` steps; each places one item.
   Found run(std::uint64_t steps, const Deadline& deadline, std::vector<Size>* offsets);
 
  private:
-  // An item that has no offset yet, and the lowest one that what is placed leaves it.
+  // An item without an offset, and the lowest offset that the placed items leave for it.
   struct Open {
     Size lowest;
     Number rank;
@@ -38,9 +37,8 @@ class Search {
   const Problem& problem_;
   Size capacity_;
   const std::vector<Number>& rank_;
-  std::vector<Size> left_;  // sizes without an offset in each section
-  std::vector<Number>
-      unseen_;  // scratch of fits: the next section at or after this one that no item has covered
+  std::vector<Size> left_;      // sizes without an offset in each section
+  std::vector<Number> unseen_;  // scratch of fits: the next uncovered section at or after this one
   std::vector<std::uint32_t> crossed_;
   std::vector<Size>* offsets_ = nullptr;
   const Deadline* deadline_ = nullptr;

@@ -11,7 +11,7 @@ namespace vram::planning {
 namespace {
 
 constexpr Number kNone = std::numeric_limits<Number>::max();
-constexpr Size kGone = -1;  // as a height: the stretch is part of another
+constexpr Size kGone = -1;  // as a height: the stretch was merged into another
 constexpr float kPlaced = -1;
 constexpr float kRaise = 1.2F;  // of a weight
 constexpr std::size_t kStepsBetweenPolls = 256;
@@ -103,7 +103,7 @@ void Skyline::remove(std::size_t leaf) {
   }
 }
 
-// Leaves from `first` up to `last`, of items that end by section `end`; `best` weighs `weight`.
+// Leaves from `first` to `last`, of items that end by section `end`; `best` has weight `weight`.
 struct Skyline::Query {
   std::size_t first;
   std::size_t last;
@@ -134,7 +134,7 @@ void Skyline::descend(std::size_t node, std::size_t from, std::size_t to, Query*
   if (!right_first) descend(2 * node + 1, middle, to, query);
 }
 
-// Takes neighbours of equal height into the stretch.
+// Merges neighbors of equal height into the stretch.
 void Skyline::join(Number number) {
   Stretch& own = stretches_[number];
   while (own.left != kNone && stretches_[own.left].height == own.height) {
@@ -166,7 +166,7 @@ Number Skyline::append(Number first, Number end, Size height, Number left) {
   return number;
 }
 
-// Puts the item onto the stretch, which becomes up to three.
+// Places the item on the stretch, which is split into up to three.
 void Skyline::fill(Number number, const Item& item) {
   const Stretch old = stretches_[number];
   stretches_[number].height = kGone;

@@ -1,7 +1,6 @@
-// Builds layouts from the bottom up: the lowest valley of the outline is filled with the item that weighs
-// most among those that fit between its walls, or raised to the lower wall if none does. Takes time in
-// proportion to the items, not to pairs of them, so that it can be repeated: what came to lie too high weighs
-// more the next time.
+// Builds layouts from the bottom up: the lowest valley of the outline is filled with the heaviest item that
+// fits between its walls, or raised to the lower wall if none fits. The time is proportional to the number of
+// items, not of pairs, so that it can be repeated: items that end up too high weigh more the next time.
 #pragma once
 
 #include "planner/problem.hpp"
@@ -12,16 +11,16 @@ class Skyline {
  public:
   explicit Skyline(const Problem& problem);
 
-  // What an item weighs: its length, times the load where it lives to this power.
+  // The weight of an item is its length times the load during its life to this power.
   static constexpr double kScarcity = 24;
   void weigh(double scarcity);
-  // Finishes it whatever it takes, unless the deadline's poll throws.
+  // Always completes, unless the deadline's poll throws.
   Layout build(const Deadline& deadline);
-  // Items of the last layout that reach above `target` weigh more from now on.
+  // Increases the weight of items of the last layout that exceed `target`.
   void raise_weights(Size target);
 
  private:
-  // A stretch of sections of equal height; a list by `left` and `right`, kNone at the ends.
+  // A range of sections of equal height; linked by `left` and `right`, kNone at the ends.
   struct Stretch {
     Number first;
     Number end;
@@ -44,7 +43,7 @@ class Skyline {
   std::vector<Number> begin_;     // begin_[s]: the first leaf whose item begins at section s or later
   std::vector<float> weight_;     // of each item
   std::vector<Size> offsets_;
-  // A tree over the leaves that are not placed: the earliest end and the greatest weight below each node.
+  // A tree over the leaves that are not placed: the earliest end and the largest weight below each node.
   std::size_t leaves_ = 1;
   std::vector<Number> earliest_;
   std::vector<float> greatest_;

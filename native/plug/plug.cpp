@@ -13,7 +13,7 @@ namespace vram {
 
 namespace {
 
-// Never destroyed: frees arrive until the very end of the process.
+// Never destroyed: frees arrive until the process ends.
 struct State {
   std::atomic<Pool*> pools[Plug::kDevices] = {};
   std::mutex mutex;
@@ -38,7 +38,7 @@ Address address_of(void* pointer) { return reinterpret_cast<Address>(pointer); }
   throw std::runtime_error(message);
 }
 
-// The pool of a device, made if this is its first use.
+// The pool of a device, created on first use.
 Pool* serving(int device) {
   Pool* const pool = Plug::pool(device);
   if (pool != nullptr) [[likely]]
@@ -47,7 +47,7 @@ Pool* serving(int device) {
   return Plug::pool(device);
 }
 
-// Before a stream is named to a pool: whether it lasts must be known then.
+// Called before a stream is passed to a pool, which must know whether the stream is lasting.
 void adopt_streams(int device, void* stream) {
   constexpr StreamHandle kNamesOfDefault = 2;
   if (handle_of(stream) <= kNamesOfDefault || device < 0 || device >= Plug::kDevices) return;
@@ -55,14 +55,14 @@ void adopt_streams(int device, void* stream) {
   if (adopt != nullptr && !state().adopted[device].exchange(true)) adopt(device);
 }
 
-// The pool is made first where there is none: it may want labels.
+// Creates the pool first if there is none, because the pool may request labels.
 std::uint32_t label_for(int device) {
   (void)serving(device);
   const Plug::Label label = state().label.load(std::memory_order_relaxed);
   return label == nullptr ? 0 : label(device);
 }
 
-// Out of the stream's cache, or null.
+// From the stream's cache, or null.
 void* cached(std::size_t size, int device, void* stream, std::uint32_t label) {
   Pool* const pool = Plug::pool(device);
   Address address = 0;
@@ -71,7 +71,7 @@ void* cached(std::size_t size, int device, void* stream, std::uint32_t label) {
   return reinterpret_cast<void*>(address);
 }
 
-// Null where memory has run out, with `report` filled if it is given. Other failures throw.
+// Null if memory has run out, with `report` filled if it is given. Other failures throw.
 void* searched(std::size_t size, int device, void* stream, std::uint32_t label, OutOfMemoryReport* report) {
   Pool* const pool = serving(device);
   adopt_streams(device, stream);
@@ -80,12 +80,12 @@ void* searched(std::size_t size, int device, void* stream, std::uint32_t label, 
   const Status status = pool->allocate_slow(size, handle_of(stream), 0, label, &address, report);
   if (status.code == Code::out_of_memory) return nullptr;
   if (!status.ok())
-    throw std::runtime_error(std::string("vram could not allocate: ") + status.call + " failed, native " +
+    throw std::runtime_error(std::string("vram failed to allocate: ") + status.call + " failed, native " +
                              std::to_string(status.native));
   return reinterpret_cast<void*>(address);
 }
 
-// The pool that holds an address, and the allocation there. Most programs have one pool.
+// The pool that contains an address, and the allocation there. Most programs have one pool.
 Pool* pool_of(Address address, BlockInfo* block) {
   const std::lock_guard lock(state().mutex);
   for (const auto& pool : state().kept)
@@ -96,7 +96,7 @@ Pool* pool_of(Address address, BlockInfo* block) {
 }  // namespace
 
 void Plug::set_pool(int device, std::shared_ptr<Pool> pool) {
-  if (device < 0 || device >= kDevices) throw std::out_of_range("no such device");
+  if (device < 0 || device >= kDevices) throw std::out_of_range("the device does not exist");
   const std::lock_guard lock(state().mutex);
   state().pools[device].store(pool.get(), std::memory_order_release);
   if (pool != nullptr) state().kept.push_back(std::move(pool));
@@ -126,7 +126,7 @@ VRAM_EXPORT void* vram_plug_allocate(std::size_t size, int device, void* stream)
   if (void* const address = searched(size, device, stream, label, &report)) return address;
   const Plug::Explain explain = state().explain.load();
   fail_out_of_memory(explain != nullptr ? explain(device, size, handle_of(stream), report)
-                                        : "out of memory: " + std::to_string(size) + " bytes asked");
+                                        : "out of memory: " + std::to_string(size) + " bytes requested");
 }
 
 VRAM_EXPORT void* vram_plug_try_allocate(std::size_t size, int device, void* stream) {
@@ -136,7 +136,7 @@ VRAM_EXPORT void* vram_plug_try_allocate(std::size_t size, int device, void* str
   return searched(size, device, stream, label, nullptr);
 }
 
-// The block knows its own size and stream; what is not ours, or was freed before, is left alone.
+// The block knows its own size and stream; unknown and already freed addresses are ignored.
 VRAM_EXPORT void vram_plug_free(void* address, std::size_t, int device, void*) {
   if (address == nullptr) return;
   Pool* pool = Plug::pool(device);
@@ -165,7 +165,7 @@ VRAM_EXPORT void vram_plug_memory_fraction(double fraction, int device) {
   Pool* const pool = serving(device);
   if (pool == nullptr) return;
   const auto total = static_cast<double>(pool->backend().info().total_bytes);
-  // A limit of 0 would be none.
+  // A limit of 0 would mean no limit.
   (void)pool->set_limit(std::max<std::uint64_t>(1, static_cast<std::uint64_t>(fraction * total)));
 }
 

@@ -1,5 +1,5 @@
-// Runs a recorded program of allocations and frees through a policy, a piece at a time, and reports what it
-// would have cost. Reading recordings is done elsewhere; here they are plain columns.
+// Replays a recorded program of allocations and frees through a policy, in pieces, and reports what it would
+// have cost. Recordings are plain columns here; they are read elsewhere.
 #pragma once
 
 #include <functional>
@@ -11,16 +11,16 @@
 
 namespace vram {
 
-// One row an operation, in order of time; a long program may come in pieces.
+// One row per operation, in order of time; a long program may come in pieces.
 struct ReplayProgram {
   std::size_t rows = 0;
   const std::uint8_t* op = nullptr;       // 0: allocate, 1: free
-  const std::uint32_t* id = nullptr;      // of the allocation; may be used again after its free
+  const std::uint32_t* id = nullptr;      // of the allocation; may be reused after its free
   const std::uint64_t* size = nullptr;    // bytes requested
   const std::uint32_t* stream = nullptr;  // number of the stream
   const std::int64_t* time_us = nullptr;  // since the first event
-  const std::int64_t* event = nullptr;    // of the recording; never falls
-  // Of a free that waited for other streams: the event that ended the wait; else -1.
+  const std::int64_t* event = nullptr;    // of the recording; never decreases
+  // For a free that waited for other streams: the event that ended the wait; else -1.
   const std::int64_t* completed = nullptr;
   // Not by row: the events at which the program emptied the allocator's cache, in order.
   std::size_t trims = 0;
@@ -41,12 +41,12 @@ struct ReplayResult {
   std::optional<ReplayFailure> failure;
 };
 
-// A program on its way through a policy. After the first request that fails nothing more is run.
+// A program that is replayed through a policy. After the first failed request, nothing more is run.
 class Replayer {
  public:
   explicit Replayer(std::unique_ptr<Policy> policy) : policy_(std::move(policy)) {}
 
-  // `poll` is called every millisecond or so; what it throws abandons the replay.
+  // `poll` is called about every millisecond; if it throws, the replay is abandoned.
   void run(const ReplayProgram& program, const std::function<void()>& poll = nullptr);
   ReplayResult result() const;
   const Policy& policy() const { return *policy_; }

@@ -319,7 +319,7 @@ TEST(pins_keep_books_where_there_is_nobody_to_tell) {
   vram_device_info info = VRAM_DEVICE_INFO_INIT;
   CHECK(vram_device_get_info(world.device, &info) == VRAM_OK && info.page_locks == 0);
   CHECK(vram_pin(world.device, memory + 4096, 4096) == VRAM_OK);
-  CHECK(vram_pin(world.device, memory + 4096, 4096) == VRAM_BAD_ARGUMENT && said("pinned already"));
+  CHECK(vram_pin(world.device, memory + 4096, 4096) == VRAM_BAD_ARGUMENT && said("already pinned"));
   CHECK(vram_pin(world.device, memory, 4097) == VRAM_BAD_ARGUMENT);
   CHECK(vram_pin(world.device, memory + 2 * 4096 - 1, 4096) == VRAM_BAD_ARGUMENT);
   CHECK(vram_pin(world.device, memory, sizeof memory) == VRAM_BAD_ARGUMENT);
@@ -413,7 +413,7 @@ TEST(out_of_memory_says_where_the_memory_is) {
   REQUIRE(vram_pool_allocate(world.pool, 6 * kMiB, nullptr, &held) == VRAM_OK);
   CHECK(vram_pool_allocate(world.pool, 4 * kMiB, nullptr, &more) == VRAM_OUT_OF_MEMORY);
   CHECK(more == &held);  // untouched
-  CHECK(said("4.00 MiB asked") && said("limit of 8.00 MiB") && said("6.00 MiB allocated"));
+  CHECK(said("failed to allocate 4.00 MiB") && said("limit of 8.00 MiB") && said("6.00 MiB allocated"));
   CHECK(said("freeing 2.00 MiB") && said("limit of at least 10.00 MiB"));
   vram_oom_report report = VRAM_OOM_REPORT_INIT;
   CHECK(vram_last_out_of_memory(&report) == VRAM_OK);

@@ -1,9 +1,8 @@
-"""One memory engine for GPU and host memory under Python: fast, frugal, ordered across streams, and able to
-explain itself.
+"""A memory engine for GPU and host memory: fast, low in waste, stream-ordered and observable.
 
-`Pool` allocates, `Buffer` is one allocation, `Arena` is many with one lifetime, `Stream` and `Event` order
-work, `get_memory_manager()` is the process-wide pool of each device. Everything here is loaded when it is
-first used; reading recordings (`vram.open`, `vram.trace`) works where the native core is not built.
+`Pool` allocates memory. `Buffer` is one allocation, `Arena` is many with one lifetime. `Stream` and `Event`
+order work. `get_memory_manager()` has one pool per device for the whole process. Modules are loaded when
+a name is first used. Reading recordings (`vram.open`, `vram.trace`) works without the native core.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Where each name lives: loaded when it is first asked for, then kept here.
+# The module of each name. It is imported when the name is first used; the result is stored here.
 _PLACES = {
     "Arena": "vram.lifetimes.arena",
     "Buffer": "vram.core.buffer",

@@ -9,7 +9,7 @@ from vram.trace.model import Frame
 
 
 class Backend:
-    """The contract a device fulfils; see native/backends/backend.hpp."""
+    """The contract of a device; see native/backends/backend.hpp."""
 
     @property
     def name(self) -> str: ...
@@ -27,10 +27,10 @@ class Backend:
     def host_accessible(self) -> bool: ...
 
     def canonical(self, stream: int) -> int:
-        """The one handle of a stream that has several names."""
+        """The canonical handle of a stream that has several."""
 
     def capture_of(self, stream: int) -> int:
-        """The number of the capture its work goes into; 0 for none."""
+        """The id of the capture of this stream; 0 for none."""
 
     def memory_info(self) -> tuple[int, int]: ...
 
@@ -57,15 +57,17 @@ class Backend:
     def stream_destroy(self, stream: int) -> None: ...
 
     def lasting(self, stream: int) -> bool:
-        """Whether the stream exists until the pools are told that it goes."""
+        """
+        Whether the stream exists until the pools are told that it will be destroyed.
+        """
 
     def stream_adopt(self, stream: int) -> None:
         """
-        The stream is lasting from now on: the caller tells the pools before it goes.
+        Make the stream lasting: the caller tells the pools before it is destroyed.
         """
 
     def stream_disown(self, stream: int) -> None:
-        """The stream is not lasting any more."""
+        """Make the stream foreign again."""
 
     def stream_synchronize(self, stream: int) -> None: ...
 
@@ -86,24 +88,24 @@ class Backend:
     def timing_event_create(self) -> int: ...
 
     def elapsed_ms(self, start: int, end: int) -> float:
-        """Milliseconds between two timing events that have passed."""
+        """Milliseconds between two completed timing events."""
 
     def copy(self, to: int, source: int, bytes: int, stream: int) -> None: ...
 
     def copy_now(self, to: int, source: int, bytes: int, stream: int) -> None:
         """
-        Copy in stream order and wait for it. The memory may go as soon as the call returns or raises.
+        Copy in stream order and wait for it. The memory is not used after the call returns or raises.
         """
 
     def fill(self, to: int, value: int, bytes: int, stream: int) -> None: ...
 
     def launch(self, stream: int, function: object) -> None:
         """
-        Runs function() in stream order. What it raises comes out of the next synchronize.
+        Run function() in stream order. The next synchronize raises its exceptions.
         """
 
 class CudaBackend(Backend):
-    """A CUDA device, through the driver found at run time."""
+    """A CUDA device; the driver is loaded at run time."""
 
     def __init__(self, index: int) -> None: ...
 
@@ -121,52 +123,52 @@ class CudaBackend(Backend):
     def driver_version(self) -> int: ...
 
     def attribute(self, number: int) -> int:
-        """A device attribute by its number; 0: unknown."""
+        """Return a device attribute by its number; 0 if unknown."""
 
     def module_load(self, image: str) -> int:
-        """PTX text, compiled by the driver."""
+        """Load PTX text, compiled by the driver."""
 
     def module_unload(self, module: int) -> None: ...
 
     def module_function(self, module: int, name: str) -> int: ...
 
     def launch_kernel(self, function: int, grid: Sequence[int], block: Sequence[int], parameters: Sequence[bytes], stream: int = 0, shared_bytes: int = 0) -> None:
-        """Each parameter is the bytes of its value."""
+        """Launch a kernel. Each parameter is a bytes object with its value."""
 
     def host_pinned(self, address: int, bytes: int) -> bool:
-        """Whether all of this host memory is page-locked."""
+        """Whether all of this host memory is pinned."""
 
     def capture_begin(self, stream: int) -> None: ...
 
     def capture_end(self, stream: int) -> int:
-        """The graph, ready to run."""
+        """Return the graph, ready to run."""
 
     def graph_launch(self, graph: int, stream: int) -> None: ...
 
     def graph_destroy(self, graph: int) -> None: ...
 
 def cuda_devices() -> tuple[int, str]:
-    """How many CUDA devices there are, and why there are none."""
+    """Return the number of CUDA devices, and why there are none."""
 
 class HostBackend(Backend):
-    """Real memory; a thread for each stream."""
+    """Real memory, and one thread for each stream."""
 
     def __init__(self, capacity: int = 0) -> None: ...
 
     def synchronize(self) -> None: ...
 
     def check(self) -> str | None:
-        """What is wrong with its books, or None."""
+        """Verify its internal data; return what is wrong, or None."""
 
 class ModelBackend(Backend):
-    """Addresses only, a virtual clock, failures on demand."""
+    """Addresses only, with a virtual clock and failures on demand."""
 
     def __init__(self, capacity: int, pages: bool = True, lag_us: float = 5000.0, manual: bool = False, release_waits: bool = False) -> None: ...
 
     def synchronize(self) -> None: ...
 
     def now(self) -> float:
-        """Microseconds on the virtual clock."""
+        """Microseconds of the virtual clock."""
 
     def advance(self, us: float) -> None: ...
 
@@ -209,60 +211,60 @@ class ModelBackend(Backend):
     def host_wait_us(self) -> float: ...
 
     def busy_releases(self) -> int:
-        """Calls of release made while work was queued."""
+        """Number of calls of release while work was queued."""
 
     def counts(self) -> dict[str, int]:
-        """What exists now, by name."""
+        """Number of existing objects, by name."""
 
     def check(self) -> str | None:
-        """What is wrong with its books, or None."""
+        """Verify its internal data; return what is wrong, or None."""
 
     def capture_begin(self, stream: int) -> None: ...
 
     def capture_end(self, stream: int) -> int:
-        """The graph, ready to run."""
+        """Return the graph, ready to run."""
 
     def graph_launch(self, graph: int, stream: int) -> None: ...
 
     def graph_destroy(self, graph: int) -> None: ...
 
     def refused_in_capture(self) -> int:
-        """Calls that a capture forbids and that were made all the same."""
+        """Number of calls that were made although a capture forbids them."""
 
     def foreign_create(self) -> int:
         """
-        A stream as another library makes it; its handle may be one that was destroyed before.
+        Create a stream like another library; its handle may be that of a destroyed stream.
         """
 
     def foreign_destroy(self, stream: int) -> None:
-        """Destroy such a stream. Using its handle afterwards ends the process."""
+        """Destroy such a stream. A later use of its handle ends the process."""
 
 class PinnedBackend(Backend):
-    """Host memory in the order of a device's streams, page-locked for a GPU."""
+    """Host memory in the order of a device's streams, pinned for a GPU."""
 
     def __init__(self, device: Backend, threads: int = 0) -> None: ...
 
     @property
     def pinned(self) -> bool:
-        """Whether the memory is page-locked."""
+        """Whether the memory is pinned."""
 
 def stop_launches() -> None:
-    """Called once at exit; see vram/device.py."""
+    """Called once at exit; see vram/core/device.py."""
 
 class HostCopies:
-    """Copies within host memory by several threads at once."""
+    """Copies host memory with several threads."""
 
     def __init__(self, threads: int = 0) -> None: ...
 
     @property
     def threads(self) -> int:
-        """Threads that take part in one copy."""
+        """Number of threads used by one copy."""
 
     def copy(self, to: int, source: int, bytes: int) -> None:
-        """Copy now; returns when it is done."""
+        """Copy now; return when the copy has completed."""
 
     def queue(self, backend: Backend, stream: int, to: int, source: int, bytes: int) -> None:
-        """Copy when the stream has come so far; the memory must stay until then."""
+        """Copy in stream order; the memory must stay valid until then."""
 
 class PinCore:
     """The native part of vram.pin."""
@@ -272,7 +274,7 @@ class PinCore:
     def lock(self) -> None: ...
 
     def unlock(self) -> None:
-        """Wait for everything queued on the device, then let go of the memory."""
+        """Wait for everything queued on the device, then release the memory."""
 
     @property
     def ptr(self) -> int:
@@ -280,51 +282,49 @@ class PinCore:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
 
     @property
     def writable(self) -> bool:
-        """Whether copies may go into it."""
+        """Whether copies may write to it."""
 
     @property
     def pinned(self) -> bool:
-        """Whether it is page-locked for a GPU now."""
+        """Whether it is pinned for a GPU now."""
 
     @property
     def closed(self) -> bool:
         """Whether close() was called."""
 
 def plug_set_pool(device: int, pool: object | None) -> None:
-    """
-    The pool that serves what other libraries allocate on a CUDA device, or None.
-    """
+    """Set the pool that serves other libraries on a CUDA device, or None."""
 
 def plug_set_maker(function: object | None) -> None:
     """
-    Have `function(device)` called to set the pool of a CUDA device on its first use, or None.
+    Set the `function(device)` that sets the pool of a CUDA device on first use, or None.
     """
 
 def plug_set_adopter(function: object | None) -> None:
     """
-    Have `function(device)` called before a stream is first used on a CUDA device, or None.
+    Set the `function(device)` that is called before the first use of a stream on a CUDA device, or None.
     """
 
 def plug_functions() -> dict[str, int]:
-    """The addresses of the functions that other libraries call."""
+    """Return the addresses of the functions that other libraries call."""
 
 def plug_set_throw(function: int) -> None:
     """
-    The address of void(const char*) that throws the other library's out-of-memory error; 0: none.
+    Set the address of void(const char*) that throws the other library's out-of-memory error; 0: none.
     """
 
 def stack_here() -> tuple[Frame, ...]:
     """
-    The calls that led here, innermost first, without those inside this package.
+    Return the current stack, innermost call first, without frames of this package.
     """
 
 class Buffer:
     """
-    One live block of a pool. Dropping it frees the block; it keeps its pool alive. Or a piece of an arena, with shape and type: it keeps the arena alive.
+    One live block of a pool. Dropping it frees the block; it keeps its pool alive. Or a part of an arena, with shape and type: it keeps the arena alive.
     """
 
     def __repr__(self) -> str: ...
@@ -332,11 +332,11 @@ class Buffer:
     def __len__(self) -> int: ...
 
     def free(self) -> None:
-        """Give the memory back now; later use raises InvalidFree."""
+        """Free the memory now; later use raises InvalidFree."""
 
     def record_stream(self, stream: Any, /) -> None:
         """
-        Tell the pool that work on another stream uses the buffer: once freed, it is not reused before that work has finished.
+        Record that work on another stream uses the buffer. After its free, the memory is not reused before that work has completed.
         """
 
     def fill(self, value: int, *, stream: Any = None) -> None:
@@ -344,21 +344,21 @@ class Buffer:
 
     def copy_from(self, source: Any, /, *, stream: Any = None) -> None:
         """
-        Copy a Buffer or a vram.pin (queued on the stream) or other host memory (done when it returns) of the same size into this one.
+        Copy from a Buffer or vram.pin (queued on the stream) or from other host memory (completed on return) of the same size.
         """
 
     def copy_to(self, target: Any, /, *, stream: Any = None) -> None:
         """
-        Copy into a Buffer or a vram.pin (queued on the stream) or other writable host memory (done when it returns) of the same size.
+        Copy to a Buffer or vram.pin (queued on the stream) or to other writable host memory (completed on return) of the same size.
         """
 
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
         """
-        The memory as a DLPack capsule of bytes, without a copy. The consumer's `stream` (1 or None: the default, 2: the thread's, a handle, -1: no order) waits for the buffer's.
+        Export the memory as a DLPack capsule of bytes, without a copy. The consumer's `stream` (1 or None: the default, 2: the thread's, a handle, -1: no ordering) waits for the buffer's.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """DLPack's device of the memory."""
+        """Return the DLPack device of the memory."""
 
     def __enter__(self) -> Self: ...
 
@@ -370,55 +370,55 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Bytes asked for."""
+        """Requested bytes."""
 
     @property
     def device(self) -> Device:
-        """The device the memory is on."""
+        """The device of the memory."""
 
     @property
     def pool(self) -> PoolCore:
-        """The pool it came from, kept alive by it."""
+        """The pool it was allocated from; the buffer keeps it alive."""
 
     @property
     def stream(self) -> int:
-        """Handle of the stream whose order governs it."""
+        """Handle of the stream that orders the memory."""
 
     @property
     def tag(self) -> str | None:
-        """The label it was allocated under, or None."""
+        """The tag of the allocation, or None."""
 
     @property
     def freed(self) -> bool:
-        """Whether free() was called, or its scope of an arena has ended."""
+        """Whether free() was called, or its scope in an arena has ended."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many elements there are in each dimension; of a pool's: bytes."""
+        """Number of elements in each dimension; bytes for a block of a pool."""
 
     @property
     def typestr(self) -> str:
-        """NumPy's name of the type of elements; of a pool's: bytes."""
+        """NumPy's name of the element type; bytes for a block of a pool."""
 
     @property
     def base(self) -> object | None:
         """
-        What it is a part of and keeps alive, or None; free() then frees nothing.
+        The object that it is a part of and keeps alive, or None; free() then frees nothing.
         """
 
     @property
     def views(self) -> int:
-        """Memoryviews and DLPack capsules that exist over it."""
+        """Number of memoryviews and DLPack capsules of it."""
 
     @property
     def suspended(self) -> bool:
         """
-        Whether Pool.suspend() has taken its memory; using it is then an error, freeing it is not.
+        Whether Pool.suspend() has released its memory; it can then be freed, but not used.
         """
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, an array of bytes; only of device memory on CUDA."""
+        """Version 3, an array of bytes; only for device memory on CUDA."""
 
 class PoolCore:
     """The native part of vram.Pool."""
@@ -428,71 +428,75 @@ class PoolCore:
 
     def malloc(self, size: int | str, stream: Any = 0) -> int:
         """
-        The address of new memory, without a handle object; give it back with free().
+        Allocate memory and return its address, without a handle object; free it with free().
         """
 
     def free(self, ptr: int, /) -> None:
-        """Give back what malloc() returned."""
+        """Free memory allocated with malloc()."""
 
     def allocate(self, size: int | str, *, stream: Any = None, align: int | str | None = None, tag: str | None = None) -> Buffer:
-        """A Buffer of `size` bytes, ordered by `stream`."""
+        """Allocate a Buffer of `size` bytes, ordered by `stream`."""
 
     def allocate_batch(self, sizes: Sequence[int | str], stream: Any = None, tag: str | None = None) -> list[Buffer]:
-        """Buffers for all sizes or none, side by side where possible."""
+        """Allocate Buffers for all sizes or none, contiguous where possible."""
 
     def malloc_batch(self, sizes: Sequence[int | str], stream: Any = None, tag: str | None = None) -> list[int]:
-        """As allocate_batch, with raw addresses."""
+        """Like allocate_batch, with raw addresses."""
 
     def record_stream(self, ptr: int, stream: Any, /) -> None:
-        """Work on another stream uses the allocation that holds this address."""
+        """
+        Record that work on another stream uses the allocation with this address.
+        """
 
     def growable_open(self, max: int, stream: Any, /) -> tuple[int, int]:
         """
-        The address of a growable buffer without memory, and the handle of its stream.
+        Reserve addresses for a growable buffer without memory. Return its address and the handle of its stream.
         """
 
     def growable_resize(self, ptr: int, bytes: int, ahead: int, stream: int, tag: str | None, /) -> None:
         """
-        Have memory under its first `bytes`, a multiple of 2 MiB, and in the background under `ahead` more.
+        Back its first `bytes` with memory, a multiple of 2 MiB, and `ahead` more in the background.
         """
 
     def growable_prepare(self, ptr: int, bytes: int, /) -> None:
-        """Have pages mapped for so many bytes more, as far as there are any."""
+        """Map pages for this many more bytes, as far as there are any."""
 
     def growable_close(self, ptr: int, dropped: bool = False, /) -> None:
-        """Give its memory and its addresses back."""
+        """Release its memory and its addresses."""
 
     def growable_info(self, ptr: int, /) -> dict[str, int]:
-        """Bytes that have memory, are pending, are ready, and the most."""
+        """Return the bytes that are backed, pending and ready, and the maximum."""
 
     def part_of(self, block: int, offset: int, size: int, stream: Any, base: object, /) -> Buffer:
         """A Buffer over a part of a growable buffer that `base` holds."""
 
     def trim_to(self, keep: int, wait: bool, /) -> None:
-        """Give unused memory back until at most `keep` bytes are reserved."""
+        """Release unused memory until at most `keep` bytes are reserved."""
 
     def suspend_blocks(self, tag: str | None, keep: bool, store: PoolCore | None, /) -> int:
         """
-        Give the pages of allocations back, their contents to the store; returns the bytes given back.
+        Release the pages of allocations and move their contents to the store. Return the released bytes.
         """
 
     def resume_blocks(self, tag: str | None, /) -> int:
-        """Back suspended allocations again; returns the bytes taken."""
+        """
+        Back suspended allocations with memory again. Return the restored bytes.
+        """
 
     def coalesce(self) -> None:
-        """Empty the stream caches and merge what is free."""
+        """Empty the stream caches and merge free blocks."""
 
     def set_limit(self, bytes: int, /) -> None:
-        """The most to hold from the device; 0 for no limit."""
+        """Set the maximum memory to hold from the device; 0 for no limit."""
 
     def stream_listener(self) -> Callable[[int | None], bool]:
         """
-        What streams are to call with their handle before they go. It holds nothing, and answers False once the pool is gone; None only asks.
+        Return the function that streams call with their handle before they are destroyed. It holds no reference and returns False once the pool is gone; None only queries.
         """
 
     def retire_stream(self, handle: int, /) -> None:
         """
-        The stream is about to go: take its memory over once its work has finished.
+        The stream will be destroyed: take over its memory once its work has finished.
         """
 
     def set_oom_callback(self, function: Callable[[int, int], bool] | None, /) -> None:
@@ -502,55 +506,59 @@ class PoolCore:
         """Change options of a pool in use."""
 
     def config(self) -> dict[str, Any]:
-        """The options in force."""
+        """Return the effective options."""
 
     def raw_stats(self) -> dict[str, Any]:
-        """All counters."""
+        """Return all counters."""
 
     def raw_snapshot(self) -> list[dict[str, Any]]:
-        """All segments and blocks."""
+        """Return all segments and blocks."""
 
     def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int]]:
         """
-        Live blocks by tag and stack: (tag, stack, blocks, bytes, requested) each.
+        Return live blocks by tag and stack: (tag, stack, blocks, bytes, requested).
         """
 
     def journal_start(self, entries: int, /) -> None:
-        """Keep that many events for each stream; 0 stops."""
+        """Keep this many events for each stream; 0 turns the journal off."""
 
     def info(self, ptr: int, /) -> dict[str, Any]:
-        """What is known of a live allocation."""
+        """Return what is known about a live allocation."""
 
     def reset_peak(self) -> None:
-        """Start all peaks anew."""
+        """Restart all peaks."""
 
     def live_bytes(self) -> int:
-        """Bytes of live allocations."""
+        """Return the bytes of live allocations."""
 
     def check(self) -> str | None:
-        """Verify every invariant; None, or what is wrong."""
+        """Verify every invariant; return None or what is wrong."""
 
     def close(self) -> None:
         """
-        Wait for the device and return all memory; live buffers become invalid.
+        Wait for the device and release all memory; live buffers become invalid.
         """
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called, or the pool is a parent's after a fork."""
+        """
+        Whether close() was called, or the pool belongs to the parent of a fork.
+        """
 
     @property
     def device(self) -> Device:
-        """The device it was made for."""
+        """The device of the pool."""
 
     keeps_stacks: bool
     """Whether allocations are kept with their Python stacks."""
 
 def set_tag_source(variable: object | None) -> None:
-    """The ContextVar that holds the tag in force, or None."""
+    """Set the ContextVar that holds the current tag, or None."""
 
 def set_watcher(watcher: object | None) -> None:
-    """The object told of allocations, frees and uses, or None."""
+    """
+    Set the object that is notified of allocations, frees and uses, or None.
+    """
 
 class DriverPoolCore(PoolCore):
     """The native part of vram.DriverPool."""
@@ -559,17 +567,17 @@ class DriverPoolCore(PoolCore):
         """Open a driver pool: origin "created", "default" or "imported"."""
 
     def attribute(self, name: str, /) -> int:
-        """What the driver says of its pool, by name."""
+        """Return an attribute of the driver's pool."""
 
     def set_attribute(self, name: str, value: int, /) -> None:
-        """Set what the driver lets be set."""
+        """Set an attribute of the driver's pool."""
 
     def export_fd(self) -> int:
-        """A file descriptor that another process can import."""
+        """Return a file descriptor that another process can import."""
 
     def export_pointer(self, ptr: int, /) -> tuple[bytes, int]:
         """
-        The driver's words for an allocation, and where it begins in what they mean.
+        Return the driver's exported pointer, and the offset of the allocation in what it mean.
         """
 
     def import_pointer(self, words: bytes, offset: int, size: int, stream: Any = None, /) -> Buffer:
@@ -581,76 +589,80 @@ class ArenaCore:
     def __init__(self, pool: PoolCore, size: int, growable: bool, align: int, stream: Any, tag: str | None, checked: bool) -> None: ...
 
     def allocate(self, size: int | str, *, align: int | None = None) -> Buffer:
-        """Take `size` bytes as a Buffer, on any device."""
+        """Allocate `size` bytes as a Buffer, on any device."""
 
     def take_array(self, shape: int | tuple[int, ...], item: int, typestr: str, code: int, /) -> Buffer:
-        """A Buffer with a shape and a type."""
+        """Allocate a Buffer with a shape and a type."""
 
     def mark(self) -> tuple[int, int]:
-        """Begin a lifetime inside the present one; what it is known by."""
+        """Begin a nested lifetime and return its id."""
 
     def rewind(self, id: int, depth: int) -> None:
-        """End a lifetime and all that began in it."""
+        """End a lifetime and those nested in it."""
 
     def reset_memory(self, zero: bool) -> None:
-        """End everything."""
+        """Release everything."""
 
     def is_open(self, id: int, depth: int) -> bool:
-        """Whether a lifetime that mark began has not ended."""
+        """Whether a lifetime that mark() began has not ended."""
 
     def record_stream(self, stream: Any) -> None:
         """
-        Tell the arena that work on a stream uses its memory, from now until the next reset: that then waits for it, in stream order.
+        Record that work on a stream uses the arena's memory, from now until the next reset, which then waits for it in stream order.
         """
 
     def stream_listener(self) -> Callable[[int | None], bool]:
         """
-        What streams are to call with their handle before they go; None only asks.
+        The function that streams call with their handle before they are destroyed; None only queries.
         """
 
     def adopt(self) -> None:
         """
-        Make the calling thread the one that may use the arena. Nobody else may be using it.
+        Make the calling thread the owner of the arena. No other thread may be using it.
         """
 
     def trim(self) -> None:
         """
-        Give chunks that hold nothing live back to the pool. The next growth is by one chunk for all that was ever needed.
+        Return chunks without live allocations to the pool. The next growth is one chunk for the maximum ever used.
         """
 
     def end(self) -> None:
-        """End all lifetimes, and give the memory back once nobody looks at it."""
+        """
+        End all lifetimes, and return the memory when the last view is dropped.
+        """
 
     def raw_stats(self) -> dict[str, int]:
-        """All counters."""
+        """Return all counters."""
 
     def reset_peak(self) -> None:
-        """Let the high-water mark start anew from what is used."""
+        """Restart the high-water mark from the current use."""
 
     def check(self) -> str | None:
-        """Verify every invariant; None, or what is wrong."""
+        """Verify every invariant; return None or what is wrong."""
 
     @property
     def closed(self) -> bool:
         """
-        Whether it was closed, or its pool was, or it is a parent's after a fork.
+        Whether it or its pool was closed, or it belongs to the parent of a fork.
         """
 
     @property
     def pool(self) -> PoolCore:
-        """The pool whose memory it hands out."""
+        """The pool that provides its memory."""
 
     @property
     def host_accessible(self) -> bool:
-        """Whether its memory is the host's, so that arrays of it are NumPy's."""
+        """
+        Whether its memory is host memory, so that its arrays are NumPy arrays.
+        """
 
     @property
     def checked(self) -> bool:
-        """Whether what outlives its scope is looked for."""
+        """Whether uses after the end of a scope are detected."""
 
     @property
     def stream(self) -> int:
-        """Handle of the stream whose order the memory follows."""
+        """Handle of the stream that orders the memory."""
 
 class EventReader:
     """The events of a pool as columns of a trace."""
@@ -682,13 +694,13 @@ class EventReader:
         """Mark this point between the events of a recording."""
 
 class Replayer:
-    """A recorded program on its way through a policy."""
+    """Replays a recorded program through a policy."""
 
     def __init__(self, policy: str, conf: dict[str, Any], capacity: int, lag_us: float, segment_size: Any, segment_address: Any, keep_sizes: bool = False) -> None: ...
 
     def run(self, op: object, id: object, size: object, stream: object, time_us: object, event: object, completed: object, emptied: object, ask: object | None = None) -> None:
         """
-        Run the rows. `ask` is called every 50 ms, and ends the replay by raising; Ctrl-C does, too.
+        Run the rows. `ask` is called every 50 ms and can end the replay by raising, like Ctrl-C.
         """
 
     def result(self) -> dict[str, Any]: ...
@@ -696,30 +708,30 @@ class Replayer:
     def segment_sizes(self) -> list[int]: ...
 
     def broken(self) -> str:
-        """Empty, or the first invariant of the policy that does not hold."""
+        """Return the first violated invariant of the policy, or an empty string."""
 
 def plan(lower: Any, upper: Any, size: Any, align: int, capacity: int, time_limit: float, seed: int) -> dict[str, Any]:
-    """Offsets for buffers with known lifetimes."""
+    """Return offsets for buffers with known lifetimes."""
 
 def bench_pairs(pool: object, scenario: str) -> float:
     """
-    One run of a scenario in C++ on the default stream: nanoseconds a pair.
+    Run a scenario in C++ on the default stream and return nanoseconds per pair.
     """
 
 def bench_driver_pairs(backend: CudaBackend, scenario: str) -> float:
     """
-    The same through cuMemAllocFromPoolAsync and cuMemFreeAsync, from a pool of their own.
+    The same with cuMemAllocFromPoolAsync and cuMemFreeAsync, from a separate driver pool.
     """
 
 def bench_threads(pools: Sequence[object], streams: Sequence[int], hand_over: bool, batches: int) -> tuple[float, float, float]:
     """
-    One run of a thread for each stream, over one pool or one each: wall and processor nanoseconds a pair, and the share of the blocks that another thread freed.
+    Run one thread per stream, on one pool or one pool each. Return wall and processor nanoseconds per pair, and the share of blocks freed by another thread.
     """
 
 def bench_layer() -> tuple[list[int], list[int], int]:
     """
-    A layer of the transformer step: sizes kept until the way back, sizes of its temporaries, layers.
+    A layer of the transformer step: sizes kept until the backward pass, temporary sizes, layers.
     """
 
 def bench_swaps() -> list[tuple[int, int]]:
-    """The scenario of variable sizes: (slot, bytes) of each replacement."""
+    """The scenario with variable sizes: (slot, bytes) of each replacement."""

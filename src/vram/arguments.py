@@ -1,6 +1,6 @@
-"""Checks of arguments that many public functions share, and how a refused value is shown.
+"""Argument checks shared by many public functions, and how messages quote rejected values.
 
-A whole number is whatever has `__index__`, so NumPy's integers count. Sizes are for `sizes`, options for
+An integer is anything with `__index__`, including NumPy's integers. Sizes are parsed by `sizes`, options by
 `config`.
 """
 
@@ -17,42 +17,42 @@ __all__ = ["real_number", "require", "require_label", "require_path", "shown", "
 
 _Kind = TypeVar("_Kind")
 MOST_SHOWN = 64
-"""Characters of a value that a message quotes."""
+"""Maximum number of characters of a value quoted in a message."""
 MOST_LABEL = 1 << 20
-"""Bytes of the name of a tag or of a phase, in UTF-8: pools and recordings keep every name."""
+"""Maximum length of a tag or phase name in UTF-8 bytes: pools and recordings store every name."""
 
 
 def shown(value: object) -> str:
-    """Return a refused value for a message: its repr, cut where it is long."""
+    """Return a rejected value for a message: its repr, truncated if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # of an int of more than 4300 digits
-        return "a number of thousands of digits"
+    except ValueError:  # an int of more than 4300 digits has no repr
+        return "an integer with thousands of digits"
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
 def require(value: Any, kind: type[_Kind], name: str) -> _Kind:
-    """Return the value if it is an object of `kind`, else raise TypeError."""
+    """Return the value if it is an instance of `kind`, else raise TypeError."""
     if isinstance(value, kind):
         return value
     raise TypeError(f"{name} must be a {kind.__module__}.{kind.__qualname__}, not {type(value).__name__}")
 
 
 def require_label(name: Any, what: str) -> str:
-    """Return the name of a tag or a phase, which goes into recordings."""
+    """Return the name of a tag or phase if it is valid in a recording."""
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a str, not {type(name).__name__}")
     if not name:
-        raise ValueError(f"{what} must have at least one character")
+        raise ValueError(f"{what} must not be empty")
     if len(name.encode("utf-8", "replace")) > MOST_LABEL:
-        raise ValueError(f"{what} must have at most {MOST_LABEL} bytes in UTF-8: {shown(name)} is longer")
+        raise ValueError(f"{what} must be at most {MOST_LABEL} bytes in UTF-8: {shown(name)} is longer")
     if name != name.encode("utf-8", "ignore").decode():
-        raise ValueError(f"{what} must be valid Unicode: {shown(name)} has a surrogate")
+        raise ValueError(f"{what} must be valid Unicode: {shown(name)} contains a surrogate")
     return name
 
 
 def require_path(path: Any) -> str | os.PathLike[str]:
-    """Return the path of a file. Descriptors and bytes are refused, and names that no file can have."""
+    """Return the path of a file. Rejects descriptors, bytes, and names that no file can have."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"a path must be a str or an os.PathLike, not {type(path).__name__}")
     try:
@@ -63,20 +63,20 @@ def require_path(path: Any) -> str | os.PathLike[str]:
 
 
 def whole_number(value: Any, name: str, *, least: int = 0, most: int = 2**63 - 1) -> int:
-    """Return what `value` is as an int; ConfigError where it is not a whole number in the range."""
+    """Return `value` as an int; raise ConfigError if it is not an integer in the range."""
     try:
         number = operator.index(value)
     except TypeError:
         number = None
     if number is None or not least <= number <= most:
         raise ConfigError(
-            f"{name} must be a whole number from {least} to {most}, not {shown(value)}", value=value
+            f"{name} must be an integer from {least} to {most}, not {shown(value)}", value=value
         )
     return number
 
 
 def real_number(value: Any, name: str, *, least: float, most: float) -> float:
-    """Return what `value` is as a float; ConfigError where it is not a number in the range."""
+    """Return `value` as a float; raise ConfigError if it is not a number in the range."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):

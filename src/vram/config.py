@@ -1,7 +1,7 @@
-"""Every option in one table, and how a setting is found: keyword, VRAM_CONF, the single variables, default.
+"""All options in one table, and the order of sources: keyword, VRAM_CONF, single variables, default.
 
-Reads and checks values, and names the valid ones where it refuses. What an option does is for the pool and
-the manager.
+This module parses and checks values; error messages list the valid ones. The pool and the manager implement
+the options.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from vram.sizes import format_size, parse_size
 __all__ = ["OPTIONS", "Config", "Option", "limit_bytes", "parse_pool_options", "split_settings"]
 
 Scope: TypeAlias = Literal["core", "pool", "manager"]
-"""Who takes an option: "core" ones reach the native pool (and replay), "pool" ones stay in Python, "manager"
-ones belong to `vram.configure` and the process-wide manager."""
+"""Where an option applies: "core" options go to the native pool (and replay), "pool" options stay in Python,
+"manager" options belong to `vram.configure` and the process-wide manager."""
 
 MIB = 1 << 20
 MAX_COUNT = 2**32 - 1
 MAX_JOURNAL = 2**24
-"""Events a journal keeps for each stream, at most: 1 GiB."""
+"""Maximum number of events in the journal of each stream: 1 GiB."""
 PAGE_SIZES = (2 * MIB, 8 * MIB, 32 * MIB)
 UNLIMITED = -1
 DEFAULT_WARMUP = ((4 << 10, 50), (64 << 10, 20), (1 * MIB, 10))
-"""What VRAM_WARMUP=1 makes ready where no sizes are named: (bytes, blocks)."""
+"""What VRAM_WARMUP=1 prepares if no sizes are given: (bytes, blocks)."""
 
 
-# ---- readers: from what a person wrote to a value; ValueError or TypeError where it is none ---------------
+# ---- parsers: from what the user wrote to a value; ValueError or TypeError if it is invalid --------------
 
 
 def _size(value: Any) -> int:
@@ -96,7 +96,7 @@ def _choice(*names: str) -> Callable[[Any], str]:
 
 
 def _limit(value: Any) -> int | float:
-    """Bytes as an int (0: none), or a share of the device as a float above 0 and at most 1."""
+    """Parse bytes as an int (0: no limit), or a fraction of the device as a float in (0, 1]."""
     if value is None or (isinstance(value, str) and value.lower() == "none"):
         return 0
     share = _written_share(value)
@@ -108,7 +108,7 @@ def _limit(value: Any) -> int | float:
 
 
 def _written_share(value: Any) -> float | None:
-    """The number of 0.9 or "0.9"; None for what is written as bytes: 1, 2e9, "1", "1.5GiB"."""
+    """Return the number for 0.9 or "0.9"; None for what means bytes: 1, 2e9, "1", "1.5GiB"."""
     if isinstance(value, float):
         return value if value <= 1 else None
     if isinstance(value, str) and "." in value and value.replace(".", "", 1).isdecimal():
@@ -138,7 +138,7 @@ def _strategy(value: Any) -> str:
 
 
 def _warmup(value: Any) -> tuple[tuple[int, int], ...]:
-    """Pairs of (bytes, blocks), from pairs, a dict, or the text "4KiB:50,64KiB:20" with or without []."""
+    """Parse (bytes, blocks) from pairs, a dict or a string "4KiB:50,64KiB:20", optionally in []."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -155,7 +155,7 @@ def _cache_sizes(value: Any) -> dict[str, int]:
 
 
 def _global_cache(value: Any) -> int:
-    """Bytes of idle memory to keep; a bare number counts pages of the smallest size."""
+    """Parse the bytes of unused memory to keep; a bare number counts pages of the smallest size."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _count(value) * PAGE_SIZES[0]
     return _idle_limit(value)
@@ -166,7 +166,7 @@ def _global_cache(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: how it is read, what it is without, what it takes in words, what it is for."""
+    """One setting: how to parse it, its default, the values it accepts, and what it does."""
 
     name: str
     scope: Scope
@@ -179,52 +179,52 @@ class Option:
 
 
 _BOOL = "true or false"
-_SIZE = 'bytes, as an int or a text such as "512MiB"'
-_COUNT = "a whole number of at least 0"
+_SIZE = 'bytes, as an int or a string such as "512MiB"'
+_COUNT = "an integer of at least 0"
 _SHARE = "a number from 0 to 1"
 
 OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
         Option("limit", "core", _limit, 0,
-               'bytes, a text such as "20GiB", a share of the device above 0 and at most 1.0, or none',
-               "the most memory to hold from the device"),
+               'bytes, a string such as "20GiB", a fraction of the device above 0 and at most 1.0, or none',
+               "maximum memory to reserve from the device"),
         Option("cross_stream", "core", _choice("ready", "wait", "never"), "ready", "ready, wait or never",
-               "when memory freed on one stream may serve another"),
-        Option("pages", "core", _bool, True, _BOOL, "map pages where the device can", live=False),
+               "when memory freed on one stream may be reused by another"),
+        Option("pages", "core", _bool, True, _BOOL, "map pages if the device supports it", live=False),
         Option("best_fit", "core", _bool, True, _BOOL,
-               "in plain segments, take the tightest block, not the first that will do"),
-        Option("segment_size", "core", _size, 0, _SIZE, "the least to get from the device at a time"),
-        Option("max_page", "core", _page, 32 * MIB, "2MiB, 8MiB or 32MiB", "the largest page to create"),
-        Option("stream_cache", "core", _count, 4096, _COUNT, "blocks each stream may keep in its cache"),
+               "in plain segments, use the best-fitting block instead of the first that fits"),
+        Option("segment_size", "core", _size, 0, _SIZE, "minimum size of one allocation from the device"),
+        Option("max_page", "core", _page, 32 * MIB, "2MiB, 8MiB or 32MiB", "largest page to create"),
+        Option("stream_cache", "core", _count, 4096, _COUNT, "maximum blocks in the cache of each stream"),
         Option("idle_limit", "core", _idle_limit, UNLIMITED, _SIZE + ", or none",
-               "unused memory beyond this goes back to the device"),
+               "unused memory above this is released to the device"),
         Option("journal", "core", _journal, 0, _COUNT + f" of at most {MAX_JOURNAL}",
-               "events to keep for each stream", live=False),
+               "number of events to keep for each stream", live=False),
         Option("zero_on_allocate", "core", _bool, False, _BOOL, "fill new allocations with zeros"),
         Option("zero_on_free", "core", _bool, False, _BOOL, "fill freed memory with zeros"),
         Option("stacks", "pool", _stacks, "none", "none or python",
                "record the Python stack of every allocation, for leaks()", live=False),
         Option("enable_warmup", "manager", _bool, None, _BOOL,
-               "make blocks ready in the caches of new pools; by default where warmup_sizes are given"),
+               "fill the caches of new pools with blocks; on by default if warmup_sizes is set"),
         Option("warmup_sizes", "manager", _warmup, (), "pairs of size and count, such as [4KiB:50,1MiB:10]",
-               "the blocks to make ready"),
+               "blocks to prepare"),
         Option("enable_stats", "manager", _bool, False, _BOOL,
                "keep a journal, for allocation traces and patterns"),
         Option("allocation_strategy", "manager", _strategy, "best_fit", "best_fit or good_fit",
-               "another name for best_fit:true or best_fit:false"),
+               "alias for best_fit:true or best_fit:false"),
         Option("cache_sizes", "manager", _cache_sizes, {}, "a dict with stream_local and global",
-               "another name for stream_cache (blocks) and idle_limit (2 MiB pages, or a size)"),
+               "alias for stream_cache (blocks) and idle_limit (2 MiB pages, or a size)"),
         Option("coalescing_threshold", "manager", _share, 0.3, _SHARE,
                "merge free blocks when fragmentation rises above this"),
-        Option("adaptive", "manager", _bool, False, _BOOL, "clean up under pressure, else expand the caches"),
-        Option("pressure_high", "manager", _share, 0.8, _SHARE, "clean up above this share of the memory"),
-        Option("pressure_low", "manager", _share, 0.3, _SHARE, "expand the caches below this share"),
-        Option("expand_factor", "manager", _factor, 1.5, "a number of at least 1", "how much to expand by"),
-        Option("adapt_every", "manager", _count, 256, _COUNT, "operations between two looks at the pressure"),
+        Option("adaptive", "manager", _bool, False, _BOOL, "trim under pressure, else expand the caches"),
+        Option("pressure_high", "manager", _share, 0.8, _SHARE, "trim above this fraction of the memory"),
+        Option("pressure_low", "manager", _share, 0.3, _SHARE, "expand the caches below this fraction"),
+        Option("expand_factor", "manager", _factor, 1.5, "a number of at least 1", "factor of expansion"),
+        Option("adapt_every", "manager", _count, 256, _COUNT, "operations between two pressure checks"),
     )
 }  # fmt: skip
-"""Every option by name."""
+"""All options by name."""
 
 VARIABLES = {
     "VRAM_SEGMENT_SIZE": "segment_size",
@@ -232,10 +232,10 @@ VARIABLES = {
     "VRAM_WARMUP": "enable_warmup",
     "VRAM_STATS": "enable_stats",
 }
-"""Environment variables that set one option each. VRAM_WARMUP also takes the sizes themselves."""
+"""Environment variables that set one option each. VRAM_WARMUP also accepts the sizes themselves."""
 
 ALIASES = ("allocation_strategy", "cache_sizes")
-"""Options that are only other names; a `Config` keeps what they stand for."""
+"""Options that are aliases; a `Config` stores the options they stand for."""
 
 EVERYWHERE: tuple[Scope, ...] = ("core", "pool", "manager")
 
@@ -243,7 +243,7 @@ EVERYWHERE: tuple[Scope, ...] = ("core", "pool", "manager")
 def read_options(
     settings: Mapping[str, object], scopes: Iterable[Scope] = EVERYWHERE, *, source: str = ""
 ) -> dict[str, Any]:
-    """Return `settings` with every value read; ConfigError names what is wrong and what is valid."""
+    """Return `settings` with every value parsed; ConfigError names the problem and the valid values."""
     named = require(settings, Mapping, "settings")  # type: ignore[type-abstract]
     return {name: _read(_option(name, scopes, source), value, source) for name, value in named.items()}
 
@@ -255,7 +255,7 @@ def _option(name: str, scopes: Iterable[Scope], source: str) -> Option:
         return option
     valid = sorted(known for known, other in OPTIONS.items() if other.scope in scopes)
     raise ConfigError(
-        f"{_prefix(source)}{_why_unknown(name, option, valid)} The options are: {', '.join(valid)}.",
+        f"{_prefix(source)}{_why_unknown(name, option, valid)} Valid options: {', '.join(valid)}.",
         option=name,
         valid=valid,
     )
@@ -265,9 +265,9 @@ def _why_unknown(name: str, option: Option | None, valid: list[str]) -> str:
     if option is not None and option.scope == "manager":
         return f"{name} is an option of the memory manager; set it with vram.configure."
     if option is not None:
-        return f"{name} is an option of vram.Pool and has no meaning here."
+        return f"{name} is an option of vram.Pool and does not apply here."
     close = difflib.get_close_matches(str(name), valid, n=1)
-    return f"there is no option {shown(name)}" + (f"; did you mean {close[0]}?" if close else ".")
+    return f"unknown option {shown(name)}" + (f"; did you mean {close[0]}?" if close else ".")
 
 
 def _read(option: Option, value: object, source: str) -> Any:
@@ -275,8 +275,7 @@ def _read(option: Option, value: object, source: str) -> Any:
         return option.read(value)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ConfigError(
-            f"{_prefix(source)}{option.name} cannot be {shown(value)}; "
-            f"it takes {option.takes} ({option.doc}).",
+            f"{_prefix(source)}{option.name} cannot be {shown(value)}; valid: {option.takes} ({option.doc}).",
             option=option.name,
             value=value,
         ) from error
@@ -287,7 +286,7 @@ def _prefix(source: str) -> str:
 
 
 def split_settings(text: str, source: str = "") -> dict[str, str]:
-    """Split `key:value,key:[a:1,b:2]` into a dict of text; the grammar is that of PYTORCH_ALLOC_CONF."""
+    """Split `key:value,key:[a:1,b:2]` into a dict of strings, with the grammar of PYTORCH_ALLOC_CONF."""
     settings: dict[str, str] = {}
     require(text, str, "settings")
     for entry in filter(None, (part.strip() for part in _split_outside_brackets(text))):
@@ -311,12 +310,12 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
 
 
 def limit_bytes(limit: float, total: int | None) -> int:
-    """Return a limit in bytes, 0 for none; a share is one of the `total` bytes of the device."""
+    """Return a limit in bytes, 0 for none. A fraction refers to the `total` bytes of the device."""
     if hasattr(limit, "__index__"):
         return whole_number(limit, "limit")
     if not total:
         raise ConfigError(
-            f"limit cannot be {limit}: a share needs a device with a known capacity; give it in bytes",
+            f"limit cannot be {limit}: a fraction needs a device with a known capacity; use bytes instead",
             option="limit",
             value=limit,
         )
@@ -324,9 +323,9 @@ def limit_bytes(limit: float, total: int | None) -> int:
 
 
 def parse_pool_options(settings: Mapping[str, object], *, capacity: int | None = None) -> dict[str, object]:
-    """Return settings of a pool as the native core takes them; only those given, so nothing is reset.
+    """Return pool settings as the native core takes them. Only given ones are included, so none is reset.
 
-    `capacity` is the bytes of the device, for a limit given as a share of it.
+    `capacity` is the size of the device in bytes, for a limit given as a fraction of it.
     """
     options: dict[str, object] = read_options(settings, ("core",))
     if "limit" in options:
@@ -335,9 +334,9 @@ def parse_pool_options(settings: Mapping[str, object], *, capacity: int | None =
 
 
 class Config(Mapping[str, Any]):
-    """The settings in force: what was given, over VRAM_CONF, over the single variables, over the defaults.
+    """The effective settings: keyword arguments, then VRAM_CONF, then single variables, then defaults.
 
-    Setting one knob never resets another. The environment is read once, when the object is made.
+    Setting one option never resets another. The environment is read once, when the object is created.
     """
 
     def __init__(
@@ -347,7 +346,7 @@ class Config(Mapping[str, Any]):
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """Read and check everything; ConfigError where something is wrong."""
+        """Parse and check everything; raise ConfigError if something is wrong."""
         environ = os.environ if environ is None else require(environ, Mapping, "environ")  # type: ignore[type-abstract]
         self._scopes = tuple(scopes)
         self._environment, self._variables = _from_environment(environ)
@@ -355,22 +354,22 @@ class Config(Mapping[str, Any]):
         self.set({} if given is None else given)
 
     def set(self, settings: Mapping[str, object]) -> dict[str, Any]:
-        """Set options over what was set before; returns them as read. Nothing changes where one is wrong."""
+        """Set options and return the parsed values. If one is wrong, nothing changes."""
         read = _without_aliases(read_options(settings, self._scopes))
         self._given.update(read)
         return read
 
     def core_options(self, total: int) -> dict[str, object]:
-        """Every option of the native pool, for a device of `total` bytes."""
+        """Return every option of the native pool, for a device of `total` bytes."""
         options = {name: self[name] for name, option in OPTIONS.items() if option.scope == "core"}
         return {**options, "limit": limit_bytes(options["limit"], total)}
 
     def is_set(self, name: str) -> bool:
-        """Whether somebody set the option, so that its value is not just the default."""
+        """Return whether the option was set explicitly."""
         return name in self._given or name in self._environment
 
     def origin(self, name: str) -> str:
-        """Where the value comes from: "keyword", the environment variable's name, or "default"."""
+        """Return the source of the value: "keyword", the name of an environment variable, or "default"."""
         return "keyword" if name in self._given else self._variables.get(name, "default")
 
     def __getitem__(self, name: str) -> Any:
@@ -397,7 +396,7 @@ def _shown(value: object) -> str:
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The options that the environment sets, and the variable that sets each."""
+    """Return the options set by the environment, and the variable that sets each."""
     settings: dict[str, Any] = {}
     variables: dict[str, str] = {}
     for variable, name in VARIABLES.items():
@@ -414,7 +413,7 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
 
 
 def _without_aliases(options: dict[str, Any]) -> dict[str, Any]:
-    """Write the reference design's names for options of the pool as those options."""
+    """Replace aliases by the options they stand for."""
     plain = dict(options)
     strategy, caches = plain.pop("allocation_strategy", None), plain.pop("cache_sizes", {})
     if strategy is not None:

@@ -1,6 +1,6 @@
-"""vram under cuda.core: `MemoryResource` serves its buffers from the manager's pool of a device.
+"""vram for cuda.core: `MemoryResource` allocates buffers from the manager's pool of a device.
 
-`install()` makes it the device's default resource. Streams are those that cuda.core passes.
+`install()` makes it the default resource of the device. cuda.core passes the streams.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ __all__ = ["CoreOutOfMemory", "MemoryResource", "install", "uninstall"]
 _core: Any = require_library("cuda.core", "cuda.core (version 1 or later)")
 _CudaError: Any = require_library("cuda.core._utils.cuda_utils", "cuda.core").CUDAError
 _pools = DevicePools("cuda.core")
-_before: dict[int, Any] = {}  # the devices' own resources, while ours are installed
+_before: dict[int, Any] = {}  # the devices' previous resources, while ours are installed
 
 
 class CoreOutOfMemory(OutOfMemory, _CudaError):  # type: ignore[misc]
-    """Out of memory as code over cuda.core expects it: its CUDAError, which is also vram's OutOfMemory."""
+    """Out of memory for code that uses cuda.core: both its CUDAError and vram's OutOfMemory."""
 
 
 class MemoryResource(_core.MemoryResource):  # type: ignore[misc]
     """Device memory for cuda.core from the manager's pool of `device`.
 
-    A buffer closed on another stream than it was allocated on is reused only after the work queued there.
+    If a buffer is closed on a stream other than its own, the memory is reused only after the work queued
+    there.
     """
 
     def __init__(self, device: int = 0) -> None:
-        """Serve one CUDA device, by its number."""
+        """Serve one CUDA device, given by its number."""
         super().__init__()
         prepare({})
         self._device = device
         self._live: dict[int, Buffer] = {}
 
     def allocate(self, size: int, *, stream: Any = None) -> Any:
-        """A cuda.core Buffer of `size` bytes, ordered by `stream` (None: the default stream)."""
+        """Return a cuda.core Buffer of `size` bytes, ordered by `stream` (None: the default stream)."""
         try:
             buffer = _pools.allocate(size, self._device, _handle(stream))
         except OutOfMemory as error:
@@ -50,7 +51,7 @@ class MemoryResource(_core.MemoryResource):  # type: ignore[misc]
             raise
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
-        """Called by cuda.core when a Buffer is closed or collected."""
+        """Free a buffer. cuda.core calls this when a Buffer is closed or garbage collected."""
         buffer = self._live.pop(int(ptr), None)
         handle = _handle(stream)
         if buffer is None or buffer.pool.closed:
@@ -60,7 +61,7 @@ class MemoryResource(_core.MemoryResource):  # type: ignore[misc]
 
     @property
     def device_id(self) -> int:
-        """The number of the device."""
+        """Number of the device."""
         return self._device
 
     @property
@@ -70,19 +71,19 @@ class MemoryResource(_core.MemoryResource):  # type: ignore[misc]
 
     @property
     def is_host_accessible(self) -> bool:
-        """Whether the host can read the memory."""
+        """Whether the host can access the memory."""
         return False
 
     @property
     def is_managed(self) -> bool:
-        """Whether the driver moves the memory between host and device."""
+        """Whether the driver migrates the memory between host and device."""
         return False
 
 
 def install(device: int = 0, **config: Any) -> MemoryResource:
-    """Make a MemoryResource the default of a device (for this thread, as cuda.core keeps it) and return it.
+    """Make a MemoryResource the default of a device and return it. cuda.core keeps the default per thread.
 
-    `config` goes to `vram.configure`. Again: only the settings.
+    `config` is passed to `vram.configure`. Calling it again only applies `config`.
     """
     prepare(config)
     place = _core.Device(device)
@@ -97,13 +98,13 @@ def install(device: int = 0, **config: Any) -> MemoryResource:
 
 
 def uninstall(device: int = 0) -> None:
-    """Give a device its earlier resource back; buffers that exist stay valid."""
+    """Restore the device's previous resource; existing buffers stay valid."""
     if device in _before:
         _core.Device(device).memory_resource = _before.pop(device)
 
 
 def _handle(stream: Any) -> int:
-    """The handle of a cuda.core stream, or of a graph builder's."""
+    """Return the handle of a cuda.core stream or graph builder."""
     if stream is None:
         return 0
     protocol = getattr(stream, "__cuda_stream__", None)

@@ -1,7 +1,7 @@
-"""vram under CuPy: `vram.cupy.install()` has CuPy take device and pinned memory from the manager's pools.
+"""vram for CuPy: `vram.cupy.install()` makes CuPy allocate device and pinned memory from the manager's pools.
 
-Memory is ordered by CuPy's current stream; a failure is CuPy's own OutOfMemoryError. Placement, reuse and
-graph captures are the pool's business.
+Memory is ordered by CuPy's current stream. Failures raise CuPy's own OutOfMemoryError. The pool handles
+placement, reuse and graph captures.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _before: Callable[[int], Any] | None = None  # CuPy's allocator while ours is in
 
 
 def install(**config: Any) -> None:
-    """Have CuPy allocate from vram from now on, on every device; again: only the settings.
+    """Make CuPy allocate from vram on every device. Calling it again only applies `config`.
 
-    `config` goes to `vram.configure`. Arrays that exist keep the memory they have.
+    `config` is passed to `vram.configure`. Existing arrays keep their memory.
     """
     global _before
     prepare(config)
@@ -39,7 +39,7 @@ def install(**config: Any) -> None:
 
 
 def uninstall() -> None:
-    """Give CuPy its own allocators back. What was allocated from vram stays valid until it is dropped."""
+    """Restore CuPy's own allocators. Memory allocated from vram stays valid until it is dropped."""
     global _before
     if _before is None:
         return
@@ -51,9 +51,9 @@ def uninstall() -> None:
 def make_allocator(
     allocate: Callable[[int, int, int], Buffer], place: Callable[[], tuple[int, int]]
 ) -> Callable[[int], Any]:
-    """CuPy's `fn(size) -> MemoryPointer` over allocate(size, device, stream); `place` says the latter two.
+    """Return CuPy's `fn(size) -> MemoryPointer`. `place` returns the device and stream to pass to `allocate`.
 
-    CuPy's UnownedMemory holds the Buffer and drops it with the last array, so freeing runs no Python at all.
+    CuPy's UnownedMemory holds the Buffer and drops it with the last array, so a free runs no Python code.
     """
     pointer, unowned = _memory.MemoryPointer, _memory.UnownedMemory
 
@@ -71,7 +71,7 @@ def make_allocator(
 
 
 def make_pinned_allocator(allocate: Callable[[int], Buffer]) -> Callable[[int], Any]:
-    """CuPy's `fn(size) -> PinnedMemoryPointer`. A Buffer has the `ptr` and `size` that CuPy asks for."""
+    """Return CuPy's `fn(size) -> PinnedMemoryPointer`. A Buffer has the `ptr` and `size` that CuPy needs."""
     pointer = _pinned_memory.PinnedMemoryPointer
 
     def vram_pinned_allocator(size: int) -> Any:
@@ -84,7 +84,7 @@ def make_pinned_allocator(allocate: Callable[[int], Buffer]) -> Callable[[int], 
 
 
 def _place() -> tuple[int, int]:
-    """CuPy's current device and the handle of its current stream."""
+    """Return CuPy's current device and the handle of its current stream."""
     device, stream = _get_device(), _get_stream()
     handle: int = stream.ptr
     if handle:
@@ -101,7 +101,7 @@ def _allocate_pinned(size: int) -> Buffer:
 
 
 def _out_of_memory(size: int, error: OutOfMemory) -> Exception:
-    """CuPy's error, with its numbers, and our report in its text."""
+    """Return CuPy's error with its numbers and our report."""
     facts = error.facts
     made: Exception = _memory.OutOfMemoryError(size, facts.get("allocated", -1), facts.get("limit") or 0)
     made.args = (f"{made} {error}",)

@@ -1,6 +1,6 @@
 """vram on a Dask cluster: `client.register_plugin(vram.dask.VramSetup("cupy", limit="5GB"))`.
 
-Configures the manager of every worker and installs the adaptors named; what they do is theirs.
+Configures the manager of every worker and installs the given adaptors.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ __all__ = ["LIBRARIES", "VramSetup"]
 _plugin: Any = require_library("distributed.diagnostics.plugin", "Dask")
 
 LIBRARIES = {"cuda.core": "vram.cuda_core", "cupy": "vram.cupy", "numba": "vram.numba", "torch": "vram.torch"}
-"""The libraries that can be named, and who installs vram under each."""
+"""The supported libraries, and the module that installs vram for each."""
 
-# Workers may share a process, and one plugin may be set up there again after a restart.
+# Workers may share a process, and a plugin may be set up again after a restart.
 _lock = new_lock()
 _applied: dict[str, Any] = {}
 _users: dict[str, int] = {}
 
 
 class VramSetup(_plugin.WorkerPlugin):  # type: ignore[misc]
-    """A worker plugin: sets `vram.configure(**config)` and installs vram under the libraries named.
+    """A worker plugin that calls `vram.configure(**config)` and makes the given libraries allocate from vram.
 
-    `config` takes every option of `vram.config`; sizes are an int, a share (0.8), or a text ("5GB"). Setting
-    up again, as after a restart of the worker, changes nothing.
+    `config` takes every option of `vram.config`; sizes are an int, a fraction (0.8) or a string ("5GB").
+    Setting up again, for example after a restart of the worker, has no effect.
     """
 
     name = "vram"
 
     def __init__(self, *libraries: str, **config: Any) -> None:
-        """Check the names now, on the client; the options are checked where the devices are."""
+        """Check the names now, on the client. Options are checked on the workers, where the devices are."""
         unknown = [each for each in libraries if each not in LIBRARIES]
         if unknown:
             raise ConfigError(
-                f"{unknown[0]!r} is no library that vram goes under; there are: {', '.join(LIBRARIES)}",
+                f"{unknown[0]!r} is not a supported library; valid: {', '.join(LIBRARIES)}",
                 value=unknown[0],
             )
         self.libraries = libraries
         self.config = config
 
     def setup(self, worker: Any) -> None:
-        """Configure and install, in the worker's process."""
+        """Configure and install in the worker's process."""
         with _lock:
             changed = {
                 name: value
@@ -62,7 +62,7 @@ class VramSetup(_plugin.WorkerPlugin):  # type: ignore[misc]
                 _users[library] = _users.get(library, 0) + 1
 
     def teardown(self, worker: Any) -> None:
-        """Take vram from under the libraries again, once the last worker of the process leaves."""
+        """Restore the libraries' allocators when the last worker of the process stops."""
         with _lock:
             for library in self.libraries:
                 _users[library] = _users.get(library, 0) - 1
@@ -72,7 +72,7 @@ class VramSetup(_plugin.WorkerPlugin):  # type: ignore[misc]
 
 
 def _uninstall(library: str) -> None:
-    """Where the library allows it: PyTorch keeps its allocator until the process ends."""
+    """Uninstall vram if the library allows it: PyTorch keeps its allocator until the process ends."""
     uninstall = getattr(importlib.import_module(LIBRARIES[library]), "uninstall", None)
     if uninstall is not None:
         uninstall()

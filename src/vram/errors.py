@@ -1,13 +1,13 @@
-"""Every error vram raises. They carry numbers as attributes, not only text, and survive pickling.
+"""All errors that vram raises. They carry numbers as attributes as well as text, and survive pickling.
 
 VramError
-├── OutOfMemory      (also MemoryError)   a request that no rung of the ladder could serve
+├── OutOfMemory      (also MemoryError)   no rung of the ladder could serve a request
 ├── InvalidFree      (also ValueError)    double free, foreign or interior pointer
-├── DeviceError      (also RuntimeError)  a device call failed, or the device is not there
-├── Suspended        (also RuntimeError)  the buffer's memory was given back by `Pool.suspend`
-├── ConfigError      (also ValueError)    an unknown option or a bad value
-├── TraceError       (also ValueError)    a file that cannot be read as a trace
-└── RaceError        (also RuntimeError)  memory reused while another stream may still use it
+├── DeviceError      (also RuntimeError)  a device call failed, or the device does not exist
+├── Suspended        (also RuntimeError)  the buffer's memory was released by `Pool.suspend`
+├── ConfigError      (also ValueError)    an unknown option or an invalid value
+├── TraceError       (also ValueError)    a file cannot be read as a trace
+└── RaceError        (also RuntimeError)  memory was reused while another stream may still use it
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class VramError(Exception):
-    """The base of all errors of this package. Keyword arguments become attributes."""
+    """Base class of all errors in this package. Keyword arguments become attributes."""
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ def _rebuild(kind: type[VramError], message: str, facts: dict[str, Any]) -> Vram
 
 
 class OutOfMemory(VramError, MemoryError):
-    """No rung of the ladder could serve the request. `report` says what is free and why it does not serve."""
+    """No rung of the ladder could serve the request. `report` says what is free and why it is unusable."""
 
 
 class InvalidFree(VramError, ValueError):
@@ -60,20 +60,20 @@ class InvalidFree(VramError, ValueError):
 
 
 class DeviceError(VramError, RuntimeError):
-    """A device call failed (`call`, `code`, `native`), or the device is missing, closed or the parent's."""
+    """A device call failed (`call`, `code`, `native`), or the device is missing, closed or a parent's."""
 
 
 class Suspended(VramError, RuntimeError):
-    """The buffer cannot be used: `Pool.suspend` has taken its memory. `resume()` brings it back."""
+    """The buffer cannot be used because `Pool.suspend` released its memory. `resume()` restores it."""
 
 
 class ConfigError(VramError, ValueError):
-    """An unknown option or a value that it does not take; the message names the valid ones."""
+    """An unknown option or an invalid value. The message lists the valid ones."""
 
 
 class TraceError(VramError, ValueError):
-    """The file is not a trace that can be read; `place` says where it went wrong."""
+    """The file cannot be read as a trace. `place` is the position of the problem."""
 
 
 class RaceError(VramError, RuntimeError):
-    """Memory was reused while another stream may still use it; `race` holds the evidence."""
+    """Memory was reused while another stream may still use it. `race` has the evidence."""

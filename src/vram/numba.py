@@ -1,7 +1,8 @@
-"""vram under Numba: set NUMBA_CUDA_MEMORY_MANAGER=vram.numba, or call `vram.numba.install()`.
+"""vram for Numba: set NUMBA_CUDA_MEMORY_MANAGER=vram.numba, or call `vram.numba.install()`.
 
-Device memory comes from the manager's pools; host memory, pinning and managed memory stay Numba's own calls
-of the driver. Numba names no stream when it allocates or frees, so what it frees waits for all its streams.
+Device memory comes from the manager's pools. Numba itself still allocates host memory, pins memory and
+allocates managed memory. Numba passes no stream when it allocates or frees, so freed memory waits for all of
+Numba's streams.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 def _number_of(context: Any) -> int:
-    """The number of its device, which is the driver's own handle where another library made the context."""
+    """Return the device number, which is the driver's own handle if another library created the context."""
     device = context.device
     return int(getattr(device, "id", device))
 
 
 class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
-    """Numba's external memory manager over the pool of a context's device; Numba makes one a context."""
+    """Numba's external memory manager over the pool of a device. Numba creates one per context."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        """Made by Numba, once with no context, to ask for the version."""
+        """Called by Numba, once without a context to query the version."""
         super().__init__(*arguments, **keywords)
         self._frees = _Frees()
 
     @property
     def interface_version(self) -> int:
-        """The version of Numba's interface that this is written for."""
+        """Version of Numba's interface that this class implements."""
         return 1
 
     def initialize(self) -> None:
         """Called with the context current, before the first allocation and again later.
 
-        `numba.cuda.close()` has reset the device before a second context is made.
+        If a second context is created, `numba.cuda.close()` has reset the device before.
         """
         reopen_if_reset(_number_of(self.context))
         deallocations = self.deallocations
@@ -56,11 +57,11 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
             deallocations.memory_capacity = self.get_memory_info().total
 
     def memalloc(self, size: int) -> Any:
-        """Allocate device memory; out of memory is Numba's CudaAPIError with the driver's code."""
+        """Allocate device memory. Out of memory raises Numba's CudaAPIError with the driver's code."""
         buffer = self._attempt_allocation(lambda: self._allocate(size))
         pointer = _driver.binding.CUdeviceptr(buffer.ptr)
         context = weakref.proxy(self.context)
-        # Numba calls the finalizer once, whatever reset() did meanwhile, and at the latest when Python ends.
+        # Numba calls the finalizer once, even after reset(), and at the latest when Python exits.
         return _cuda.MemoryPointer(
             context, pointer, size, finalizer=functools.partial(self._frees.free, buffer)
         )
@@ -72,37 +73,38 @@ class VramMemoryManager(_cuda.GetIpcHandleMixin, _cuda.HostOnlyCUDAMemoryManager
             raise _driver.CudaAPIError(_OUT_OF_MEMORY, str(error)) from error
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """A handle for other processes, which the driver makes only of memory that is not mapped by pages."""
+        """Return a handle for other processes. The driver supports this only for plain segments."""
         try:
             return super().get_ipc_handle(memory)
         except _driver.CudaAPIError as error:
             if not _pools.pool(_number_of(self.context)).raw_stats()["paged"]:
                 raise
             raise DeviceError(
-                f"the driver makes no IPC handle of page-backed memory ({error}). Have vram take plain "
+                f"the driver creates no IPC handle for page-backed memory ({error}). Make vram use plain "
                 "segments: vram.numba.install(pages=False), or VRAM_CONF=pages:false, before the first "
                 "allocation.",
                 code="unsupported",
             ) from error
 
     def get_memory_info(self) -> Any:
-        """What the whole device has and has free, by the driver's account."""
+        """Return the total and free memory of the whole device, as reported by the driver."""
         free, total = Device(f"cuda:{_number_of(self.context)}").backend.memory_info()
         return _cuda.MemoryInfo(free=free, total=total)
 
     @contextlib.contextmanager
     def defer_cleanup(self) -> Iterator[None]:
-        """Free nothing inside the `with` block: host memory as Numba does it, device memory likewise."""
+        """Free nothing inside the `with` block, neither host memory nor device memory."""
         with super().defer_cleanup(), self._frees.later():
             yield
 
 
 class _Frees:
-    """Gives device memory back, in the order of everything that Numba has queued.
+    """Frees device memory in the order of everything that Numba has queued.
 
-    The legacy default stream waits for all blocking streams, which Numba's are. A mark there is handed to a
-    stream of our own, as whose use the block is freed: it is reused by nobody before the mark has passed, and
-    the host never waits, as it does in Numba's own manager. Any thread may free, also while Python ends.
+    The legacy default stream waits for all blocking streams, and Numba's streams are blocking. An event
+    recorded there is waited for by a private stream, and the block is freed as used by that stream. Nobody
+    reuses it before the event completes, and the host never waits, unlike in Numba's own manager. Any thread
+    may free, also while Python exits.
     """
 
     def __init__(self) -> None:
@@ -111,19 +113,17 @@ class _Frees:
         self._waiting: list[Buffer] = []
 
     def free(self, buffer: Buffer) -> None:
-        """Give a buffer back, or keep it until cleanup is allowed again."""
+        """Free a buffer, or keep it until cleanup is allowed again."""
         if self._deferred:
             self._waiting.append(buffer)
             return
-        with contextlib.suppress(
-            VramError
-        ):  # a pool that is closed, or a parent's after a fork, needs nothing
+        with contextlib.suppress(VramError):  # nothing to do for a closed pool or a parent's pool
             self._queue_after_all(buffer)
             buffer.free()
 
     @contextlib.contextmanager
     def later(self) -> Iterator[None]:
-        """Keep what is freed in the `with` block until its end, or that of the outermost."""
+        """Keep what is freed inside the `with` block until the outermost block ends."""
         self._deferred += 1
         try:
             yield
@@ -133,7 +133,8 @@ class _Frees:
             self.free(self._waiting.pop())
 
     def _queue_after_all(self, buffer: Buffer) -> None:
-        # Where the device cannot be marked, as while another library captures, the pool's own order holds.
+        # If no event can be recorded, for example while another library captures, the pool's own order
+        # applies.
         with contextlib.suppress(DeviceError):
             if self._order is None:
                 self._order = (Stream(buffer.device), Event(buffer.device))
@@ -147,9 +148,10 @@ _numba_memory_manager = VramMemoryManager
 
 
 def install(**config: Any) -> None:
-    """Have Numba allocate from vram, in contexts made from now on; again: only the settings.
+    """Make Numba allocate from vram in contexts created from now on. Calling it again only applies `config`.
 
-    `config` goes to `vram.configure`. Numba keeps the manager it first uses CUDA with: DeviceError then.
+    `config` is passed to `vram.configure`. Raises DeviceError if Numba has already used CUDA, because it
+    keeps its first memory manager.
     """
     prepare(config)
     if _driver._memory_manager is VramMemoryManager:
@@ -159,7 +161,7 @@ def install(**config: Any) -> None:
 
 
 def uninstall() -> None:
-    """Let Numba allocate for itself in contexts to come; `numba.cuda.close()` ends those that exist."""
+    """Make Numba allocate for itself in new contexts; `numba.cuda.close()` ends existing ones."""
     if _driver._memory_manager is VramMemoryManager:
         _cuda.set_memory_manager(_driver.NumbaCUDAMemoryManager)
 
@@ -168,7 +170,7 @@ def _require_unused() -> None:
     used = [number for number, device in _driver.driver.devices.items() if device.primary_context is not None]
     if used:
         raise DeviceError(
-            f"Numba has used CUDA already (device {used[0]}), with a memory manager of its own. Call "
+            f"Numba has already used CUDA (device {used[0]}) with its own memory manager. Call "
             "vram.numba.install() before that, or numba.cuda.close() first, or set "
             "NUMBA_CUDA_MEMORY_MANAGER=vram.numba.",
             code="invalid",

@@ -1,7 +1,7 @@
-"""Sizes as people write them: "512MiB" to bytes and back. Knows nothing of devices or pools.
+"""Sizes as people write them: "512MiB" to bytes and back.
 
-KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB are powers of 1000; the bare letters K, M, G, T mean
-the powers of 1024, as GPU tools use them. Upper and lower case are the same.
+KiB, MiB, GiB, TiB are powers of 1024. KB, MB, GB, TB are powers of 1000. The single letters K, M, G, T are
+powers of 1024, as in other GPU tools. Case does not matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vram.errors import ConfigError
 __all__ = ["format_count", "format_size", "parse_size"]
 
 MAX_SIZE = 2**63
-"""Sizes must stay below this, so that they fit every integer on the way to the driver."""
+"""Sizes must be below this to fit every integer type on the way to the driver."""
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE | re.ASCII)
@@ -26,38 +26,38 @@ _MAX_TEXT = 64
 
 
 def parse_size(size: SupportsIndex | float | str) -> int:
-    """Return the bytes that an int, a whole float, or a text such as "512MiB" or "1.5G" stands for.
+    """Return the bytes of an int, a whole float, or a string such as "512MiB" or "1.5G".
 
-    An int is anything that can be an index, such as NumPy's integers, but not a bool.
-    A text with a fraction of a byte is rounded down. Raises ConfigError for anything else.
+    Any type with `__index__` is accepted as an int, including NumPy's integers, but bool is not. Fractions of
+    a byte are rounded down. Raises ConfigError for anything else.
     """
     if isinstance(size, str):
         return _checked(_parse_text(size), size)
     if isinstance(size, float):
         if not (math.isfinite(size) and size.is_integer()):
-            raise _bad(size, "a number of bytes must be whole and finite")
+            raise _bad(size, "bytes must be whole and finite")
         return _checked(int(size), size)
     try:
         count = operator.index(size)
     except TypeError:
         count = None
     if count is None or isinstance(size, bool):
-        raise _bad(size, "it must be a number of bytes or a text")
+        raise _bad(size, "it must be bytes or a string")
     return _checked(count, size)
 
 
 def format_size(size: int) -> str:
-    """Return a size in the largest binary unit that keeps it at least 1: 1610612736 is "1.5 GiB"."""
+    """Return a size in the largest binary unit in which it is at least 1: 1610612736 is "1.5 GiB"."""
     largest = float(MAX_SIZE) ** 2
     if not -largest < size < largest:
-        raise _bad(size, "it is beyond all memory")
+        raise _bad(size, "it is larger than any memory")
     sign = "-" if size < 0 else ""
     if -1024 < size < 1024:
         return f"{sign}{abs(size)} B"
     value = abs(int(size))
     units = ("KiB", "MiB", "GiB", "TiB")
     power = min((value.bit_length() - 1) // 10, len(units))
-    # 1023.99 KiB would print as "1024 KiB": go up a unit instead.
+    # 1023.99 KiB would print as "1024 KiB": use the next unit instead.
     if power < len(units) and round(value / 1024**power, 2) >= 1024:
         power += 1
     number = f"{value / 1024**power:.2f}".rstrip("0").rstrip(".")
@@ -72,7 +72,7 @@ def _parse_text(text: str) -> int:
     if not prefix and suffix.startswith("i"):
         raise _bad(text, "write a number and a unit")
     if suffix == "i":
-        raise _bad(text, "the unit lacks its B")
+        raise _bad(text, "the unit must end in B")
     base = 1000 if prefix and suffix == "b" else 1024
     return int(Fraction(number) * base ** _POWERS[prefix])
 
@@ -88,7 +88,7 @@ def _checked(count: int, size: SupportsIndex | float | str) -> int:
 def _bad(size: object, why: str) -> ConfigError:
     return ConfigError(
         f"{shown(size)} is not a size: {why}. "
-        'Sizes are bytes as an int, or a text such as "512MiB", "1.5GiB", "2GB" or "64K" '
+        'Sizes are bytes as an int, or a string such as "512MiB", "1.5GiB", "2GB" or "64K" '
         "(units B, KiB, MiB, GiB, TiB; KB, MB, GB, TB; K, M, G, T).",
         value=size,
     )

@@ -50,7 +50,7 @@ def test_what_numpy_cannot_name_is_told(options: dict[str, Any]) -> None:
             list(pipe.map([np.zeros(3, np.float32)]))
     with Pipeline(lambda x: x, **options) as pipe:
         for wrong in (np.zeros(3, ">i4"), np.zeros(3, "M8[s]")):
-            with pytest.raises(TypeError, match="no type for"):
+            with pytest.raises(TypeError, match="no dtype for"):
                 list(pipe.map([wrong]))
 
 

@@ -110,7 +110,7 @@ def test_a_device_that_is_not_there_is_said(promises: Path) -> None:
         [promises, "cuda:63"], capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     assert ended.returncode == 2
-    assert ended.stdout.startswith("vram_device_open: there is no device cuda:63: ")
+    assert ended.stdout.startswith("vram_device_open: device cuda:63 does not exist: ")
 
 
 @needs_pkg_config

@@ -168,7 +168,7 @@ NEVER = """
     press = lambda: os.kill(os.getpid(), signal.SIGINT)
 """
 
-LEFT = "vram: the program ends while 1 launched function(s) had not returned.\n"
+LEFT = "vram: the program ends before 1 launched function(s) returned.\n"
 
 
 def test_ctrl_c_ends_the_wait_for_a_function_that_never_returns() -> None:

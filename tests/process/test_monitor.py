@@ -203,7 +203,7 @@ def test_an_unsafe_directory_is_refused(how: str, runtime: Path, tmp_path: Path)
         runtime.write_text("")
     else:
         runtime.symlink_to(tmp_path)
-    with pytest.raises(vram.ConfigError, match="safe place"):
+    with pytest.raises(vram.ConfigError, match="not a safe directory"):
         vram.monitor()
     assert processes() == []
 

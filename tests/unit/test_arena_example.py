@@ -53,4 +53,4 @@ def test_it_says_what_it_saw() -> None:
     shown = run()
     for part in ("the same to the last bit in all 40 images", "page faults", "wall time", "one shared"):
         assert part in shown
-    assert "two arenas, against allocating freely: requests better" in shown
+    assert "two arenas, compared with allocating freely: requests better" in shown

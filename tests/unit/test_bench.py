@@ -17,7 +17,7 @@ import pytest
 import vram
 from vram import _native, bench
 from vram.bench import measure, peers, workloads
-from vram.bench.report import Column, Left, Report, Table, shown
+from vram.bench.report import Column, LeftOut, Report, Table, shown
 
 MIB = 1 << 20
 
@@ -90,7 +90,7 @@ def test_the_hotpath_has_the_scenarios_of_the_native_benchmark() -> None:
         for scenario in workloads.HOTPATH:
             assert _native.bench_pairs(pool, scenario.name) > 0
         assert pool.stats().live == 0
-        with pytest.raises(ValueError, match="no scenario fastest"):
+        with pytest.raises(ValueError, match="unknown scenario fastest"):
             _native.bench_pairs(pool, "fastest")
 
 
@@ -173,9 +173,11 @@ def test_what_fails_is_named_with_the_reason_and_the_others_go_on() -> None:
     def broken() -> float:
         raise RuntimeError("no such\nthing")
 
-    failures: list[Left] = []
+    failures: list[LeftOut] = []
     assert measure.least({"bad": broken, "good": lambda: 1.0}, 2, failures) == {"good": 1.0}
-    assert failures == [Left("bad", "RuntimeError: no such thing")]
+    assert failures == [LeftOut("bad", "RuntimeError: no such thing")]
+    measure.least({"bad": broken}, 1, failures, where="512 B")
+    assert failures[1].name == "bad, 512 B"
     with pytest.raises(RuntimeError):
         measure.least({"bad": broken}, 1)
 
@@ -216,7 +218,7 @@ def test_a_peer_that_cannot_be_imported_is_listed_with_the_reason(monkeypatch: p
     monkeypatch.setattr(peers, "PEERS", {"missing": missing, "present": present})
     ways, left_out = peers.find(OnGpu(), ["missing", "present"])  # type: ignore[arg-type]
     assert ways == [peers.FLOOR]
-    assert left_out == [Left("missing", "ModuleNotFoundError: No module named 'no_such_allocator'")]
+    assert left_out == [LeftOut("missing", "ModuleNotFoundError: No module named 'no_such_allocator'")]
 
 
 @pytest.mark.gpu
@@ -301,7 +303,7 @@ def test_figures_are_shown_with_the_digits_that_mean_something(value: Any, unit:
 
 def test_a_report_is_plain_values() -> None:
     table = Table("t", [Column("a", "A", "ns")], [{"a": 1.0}])
-    report = Report("hotpath", {"device": {}}, [table], [Left("x", "gone")])
+    report = Report("hotpath", {"device": {}}, [table], [LeftOut("x", "gone")])
     assert report.to_json() == {
         "bench": "hotpath",
         "machine": {"device": {}},

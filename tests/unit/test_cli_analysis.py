@@ -57,8 +57,8 @@ def test_a_person_reads_the_reason_the_evidence_and_the_way_out(vram_command: An
     assert "of a limit of 13.09 GiB" in out
     assert "fragmentation" in out and "free, but split up by blocks in use" in out
     assert "held by stack" in out and "workloads.py:24 lm_loss" in out
-    assert "The largest free block has 266.3 MiB." in out
-    assert "What would have let it fit" in out
+    assert "The largest free block is 266.3 MiB." in out
+    assert "What would have helped" in out
 
 
 def test_what_is_left_out_can_be_asked_for_as_it_is_written(vram_command: Any) -> None:
@@ -104,13 +104,13 @@ def test_summary_names_the_holders(job: str, vram_command: Any) -> None:
 
 def test_a_gap_fails_only_above_what_is_allowed(job: str, vram_command: Any) -> None:
     code, out, _ = vram_command("diff", job, job, "--fail-above", "0")
-    assert code == 0 and "They hold the same by line." in out
+    assert code == 0 and "No difference when grouped by line." in out
     code, out, _ = vram_command("diff", job, DEMANDING, "--fail-above", "9GiB", "--json")
     document = json.loads(out)
     assert (code, document["failed"]) == (0, False)
     assert sum(group["gap"] for group in document["groups"]) == document["gap"] > 0
     code, out, _ = vram_command("diff", job, DEMANDING, "--fail-above", "64MiB")
-    assert code == 1 and "The gap is above the 64 MiB allowed." in out
+    assert code == 1 and "The difference exceeds the limit of 64 MiB." in out
     assert "workloads.py:24 lm_loss" in out
     assert vram_command("diff", DEMANDING, job, "--fail-above", "64MiB")[0] == 0
 
@@ -136,7 +136,7 @@ def test_merge_writes_the_ranks_and_names_the_odd_one(job: str, tmp_path: Path, 
     code, out, err = vram_command("merge", *paths, "-o", str(output))
     assert (code, err) == (0, "")
     title, _header, first, *_ = out.splitlines()
-    assert title == "3 ranks, 1 step in common: rank 1 is odd, +50.0% from the middle of all"
+    assert title == "3 ranks, 1 step in common: rank 1 differs most, +50.0% from the median"
     assert first.startswith("rank 1") and output.stat().st_size > 0
     code, out, _ = vram_command("merge", *paths, "--json")
     assert json.loads(out)["ranks"][0]["name"] == "rank 1"

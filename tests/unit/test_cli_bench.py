@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def test_info_says_why_a_device_has_no_pages(vram_command: Command, monkeypatch:
     monkeypatch.setattr(machine, "devices", lambda: [vram.Device.model("1GiB", pages=False)])
     code, out, _ = vram_command("info")
     assert code == 0
-    assert "no, plain segments only: the device has no pages" in out
+    assert "no, only plain segments: the device has no pages" in out
 
 
 def test_info_imports_no_framework() -> None:
@@ -143,9 +144,9 @@ def test_stats_say_whether_pages_are_mapped_and_why_not() -> None:
 # ---- tables for the documentation -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def tables() -> Any:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+def script(name: str) -> Any:
+    """A script in benchmarks/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -153,12 +154,17 @@ def tables() -> Any:
     return module
 
 
+@pytest.fixture
+def tables() -> Any:
+    return script("tables")
+
+
 def test_json_of_a_run_becomes_markdown(tables: Any, vram_command: Command) -> None:
     report = json.loads(vram_command("bench", "threads", "--device", "host", "--quick", "--json")[1])
     text = tables.markdown(report)
     assert text.startswith("`vram bench threads --device host` on 20")
     assert "| threads | wall, ns | of one thread |" in text
-    assert "not figures to quote" in text
+    assert "not reliable enough to quote" in text
 
 
 def test_the_document_has_a_place_for_every_benchmark(tables: Any) -> None:
@@ -175,3 +181,27 @@ def test_the_command_starts_where_the_native_core_is_not_built() -> None:
     code = "import sys; sys.modules['vram._native'] = None; import vram.cli, vram.bench.report"
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+# ---- the scripts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["arena", "record", "waits"])
+def test_a_script_gives_a_report_as_vram_bench_does(name: str) -> None:
+    report = script(name).run("host", quick=True)
+    assert report.bench == name
+    assert report.machine["device"]["name"] == "host"
+    for table in report.tables:
+        assert table.rows
+        assert all(column.key in row for row in table.rows for column in table.columns)
+
+
+SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "tables")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_a_command_with_the_options_of_vram_bench(name: str) -> None:
+    module = script(name)
+    assert module.__doc__
+    assert list(inspect.signature(module.run).parameters)[:2] == ["device", "quick"]
+    assert f"benchmarks/{name}.py" in (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")

@@ -44,7 +44,7 @@ def test_a_capacity_that_cannot_be_met_is_a_finding(plan_command: Command, rows:
     code, out, _ = plan_command(str(rows), "--capacity", "11", "--json")
     assert code == 1
     assert json.loads(out)["feasible"] is False
-    assert plan_command(str(rows), "--capacity", "11")[1].rstrip().endswith("nothing does")
+    assert plan_command(str(rows), "--capacity", "11")[1].rstrip().endswith("no plan can fit")
 
 
 def test_alignment_counts(plan_command: Command, rows: Path) -> None:
@@ -84,9 +84,9 @@ def test_the_picture_is_written(plan_command: Command, rows: Path, tmp_path: Pat
     [
         ("", "the first line must name id,lower,upper,size"),
         ("a,b,c\n1,2,3\n", "the first line must name"),
-        ("id,lower,upper,size\nx,0,1\n", "line 2 is not a buffer"),
-        ("id,lower,upper,size\nx,0,1,many\n", "line 2 is not a buffer"),
-        ("id,lower,upper,size\nx,5,1,8\n", "it must end after it begins"),
+        ("id,lower,upper,size\nx,0,1\n", "line 2 is not an id"),
+        ("id,lower,upper,size\nx,0,1,many\n", "line 2 is not an id"),
+        ("id,lower,upper,size\nx,5,1,8\n", "the end must be larger"),
     ],
 )
 def test_a_bad_csv_is_one_line_and_code_2(plan_command: Command, rows: Path, text: str, message: str) -> None:

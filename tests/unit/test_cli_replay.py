@@ -103,7 +103,7 @@ def test_the_table_and_its_meaning(fake: Any, vram_command: Any) -> None:
     assert (code, err) == (0, "")
     assert "oom_gpt2_train_9000.pickle.xz: 1152 events over 1.36 s" in out
     assert "1020 MiB" in out and "1.0200" in out
-    assert "vram takes 2.00% more from the device than the program holds at its peak" in out
+    assert "vram reserves 2.00% more device memory than the program allocates at its peak" in out
     _title, header, row, *_ = out.splitlines()
     assert len(header) <= 120
     assert (header.split()[0], row.split()[0]) == ("policy", "vram")
@@ -113,7 +113,7 @@ def test_a_person_reads_what_ran_out(fake: Any, vram_command: Any) -> None:
     fake(oom=OUT_OF_MEMORY)
     code, out, _ = vram_command("replay", SMALL, "--capacity", "4MiB")
     assert code == 1
-    assert "runs out of memory at event 3: 5 MiB asked, 2 MiB allocated and 3 MiB reserved of 4 MiB" in out
+    assert "runs out of memory at event 3: 5 MiB requested, 2 MiB allocated and 3 MiB reserved of" in out
 
 
 def test_options_reach_the_policy(fake: Any, vram_command: Any) -> None:

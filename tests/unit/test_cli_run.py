@@ -103,7 +103,7 @@ def test_without_pytorch_its_option_says_so(tmp_path: Path) -> None:
 def test_a_program_that_is_not_there_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
     ended = run(*arguments, cwd=tmp_path)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
-    assert ended.stderr.startswith("vram: there is no ") and arguments[-1] in ended.stderr
+    assert " not found " in ended.stderr and arguments[-1] in ended.stderr
 
 
 def test_an_error_of_vram_in_the_program_keeps_its_traceback(tmp_path: Path) -> None:

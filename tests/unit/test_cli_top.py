@@ -27,7 +27,7 @@ def as_wide_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(as_new: None) -> Iterator[dict[str, Any]]:
+def status(as_new: None) -> Iterator[dict[str, Any]]:
     """The status of two pools with a few holders."""
     with (
         vram.Pool(vram.Device.model("1GiB"), stacks="python") as one,
@@ -70,24 +70,24 @@ def other_process() -> Iterator[subprocess.Popen[str]]:
 # ---- rows -------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_sorted_by_their_values_not_by_their_text(told: dict[str, Any]) -> None:
+def test_rows_are_sorted_by_their_values_not_by_their_text(status: dict[str, Any]) -> None:
     tags = next(table for table in TABLES if table.name == "tags")
-    assert [row[1] for row in tags.rows(told)] == ["64 MiB", "8 MiB", "2 MiB"]
-    assert [row[1] for row in tags.rows(told, reverse=True)] == ["2 MiB", "8 MiB", "64 MiB"]
-    assert [row[0] for row in tags.rows(told, sort=0)] == sorted([HOSTILE, "cache", "weights"])
-    assert [row[0] for row in tags.rows(told, wanted="WEIGHT")] == ["weights"]
-    assert tags.rows(told, wanted="nothing such") == []
+    assert [row[1] for row in tags.rows(status)] == ["64 MiB", "8 MiB", "2 MiB"]
+    assert [row[1] for row in tags.rows(status, reverse=True)] == ["2 MiB", "8 MiB", "64 MiB"]
+    assert [row[0] for row in tags.rows(status, sort=0)] == sorted([HOSTILE, "cache", "weights"])
+    assert [row[0] for row in tags.rows(status, wanted="WEIGHT")] == ["weights"]
+    assert tags.rows(status, wanted="nothing such") == []
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_every_table_can_be_sorted_by_every_column(told: dict[str, Any], table: Any) -> None:
+def test_every_table_can_be_sorted_by_every_column(status: dict[str, Any], table: Any) -> None:
     for column in range(len(table.titles)):
-        rows = table.rows(told, sort=column)
-        assert len(rows) == len(told[table.name])
+        rows = table.rows(status, sort=column)
+        assert len(rows) == len(status[table.name])
         assert all(len(row) == len(table.titles) for row in rows)
 
 
-def test_a_device_is_a_sum_in_words(told: dict[str, Any]) -> None:
+def test_a_device_is_a_sum_in_words(status: dict[str, Any]) -> None:
     device = {
         "name": "cuda:0", "named": {"torch": 3 << 20}, "total": 10 << 20, "pools": 1 << 20,
         "libraries": 3 << 20, "processes": 2 << 20, "unknown": 0, "free": 4 << 20,
@@ -96,7 +96,7 @@ def test_a_device_is_a_sum_in_words(told: dict[str, Any]) -> None:
         "cuda:0: 10 MiB = pools 1 MiB + other libraries 3 MiB (torch 3 MiB) + other processes 2 MiB + "
         "unknown 0 B + free 4 MiB"
     )
-    assert "74 MiB allocated" in heading(told) and "2 pools" in heading(told)
+    assert "74 MiB allocated" in heading(status) and "2 pools" in heading(status)
 
 
 # ---- printed ----------------------------------------------------------------------------------------------
@@ -169,17 +169,17 @@ async def until(pilot: Any, met: Callable[[], bool]) -> None:
         await pilot.pause(0.02)
 
 
-def test_the_screen_shows_pauses_sorts_and_filters(screen: Any, told: dict[str, Any]) -> None:
+def test_the_screen_shows_pauses_sorts_and_filters(screen: Any, status: dict[str, Any]) -> None:
     looks: list[int] = []
 
     def look() -> dict[str, Any]:
         looks.append(1)
-        return {**told, "history": [[0, size, size, 0, 0] for size in range(len(looks))]}
+        return {**status, "history": [[0, size, size, 0, 0] for size in range(len(looks))]}
 
     async def use() -> None:
         app = screen.TopScreen(look, every=0.05)
         async with app.run_test(size=(140, 40)) as pilot:
-            await until(pilot, lambda: len(looks) > 2 and app.told is not None)
+            await until(pilot, lambda: len(looks) > 2 and app.status is not None)
             assert "74 MiB allocated" in text_of(app, "heading")
             assert "1 GiB = pools" in text_of(app, "devices")
             assert len(app.query_one("#history").data) > 1
@@ -214,7 +214,7 @@ def test_the_screen_shows_pauses_sorts_and_filters(screen: Any, told: dict[str, 
     asyncio.run(use())
 
 
-def test_the_screen_asks_one_question_at_a_time(screen: Any, told: dict[str, Any]) -> None:
+def test_the_screen_asks_one_question_at_a_time(screen: Any, status: dict[str, Any]) -> None:
     """A process that was stopped lets its asker wait, and a connection takes one question at a time."""
     under_way: list[int] = []
     most: list[int] = []
@@ -224,7 +224,7 @@ def test_the_screen_asks_one_question_at_a_time(screen: Any, told: dict[str, Any
         most.append(len(under_way))
         time.sleep(0.2)
         under_way.pop()
-        return told
+        return status
 
     async def use() -> None:
         app = screen.TopScreen(look, every=0.02)
@@ -235,8 +235,8 @@ def test_the_screen_asks_one_question_at_a_time(screen: Any, told: dict[str, Any
     assert max(most) == 1
 
 
-def test_the_screen_survives_the_end_of_the_process(screen: Any, told: dict[str, Any]) -> None:
-    answers = iter([told])
+def test_the_screen_survives_the_end_of_the_process(screen: Any, status: dict[str, Any]) -> None:
+    answers = iter([status])
 
     def look() -> dict[str, Any]:
         for answer in answers:
@@ -261,7 +261,7 @@ def test_the_screen_follows_a_real_process(screen: Any) -> None:
         with other_process() as other, attach(other.pid) as client:
             app = screen.TopScreen(client.status, every=0.05)
             async with app.run_test(size=(140, 40)) as pilot:
-                await until(pilot, lambda: app.told is not None)
+                await until(pilot, lambda: app.status is not None)
                 assert cells(app, "pools", 1) == ["32 MiB"]
                 assert cells(app, "holders", 1) == ["weights"]
                 assert other.stdin is not None

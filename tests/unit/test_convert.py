@@ -242,7 +242,7 @@ def test_a_recording_is_never_overwritten_by_itself(tmp_path: Path) -> None:
     copy = tmp_path / "run.pickle"
     copy.write_bytes(SNAPSHOT.read_bytes())
     result = run(copy, "--to", "torch")
-    assert result.exit_code == 2 and "is the recording itself" in result.output
+    assert result.exit_code == 2 and "is the input file" in result.output
     assert copy.read_bytes() == SNAPSHOT.read_bytes()
 
 

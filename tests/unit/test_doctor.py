@@ -44,10 +44,10 @@ MISTAKES: dict[str, tuple[Scene, str, str, str]] = {
     "a typo in VRAM_CONF": (
         with_variables(VRAM_CONF="limt:1GiB"),
         "wrong",
-        "cannot be read",
+        "setting is invalid",
         "did you mean limit",
     ),
-    "a bad value": (with_variables(VRAM_CACHE_SIZE="many"), "wrong", "cannot be read", "VRAM_CACHE_SIZE"),
+    "a bad value": (with_variables(VRAM_CACHE_SIZE="many"), "wrong", "setting is invalid", "VRAM_CACHE_SIZE"),
     "an unknown variable": (
         with_variables(VRAM_CONFIG="x"),
         "warning",
@@ -64,7 +64,7 @@ MISTAKES: dict[str, tuple[Scene, str, str, str]] = {
     "PyTorch before vram": (
         changed(plugged={"torch": False}, torch_began=True),
         "hint",
-        "has used CUDA",
+        "already used CUDA",
         "mem_pool",
     ),
     "CuPy before vram": (
@@ -108,7 +108,7 @@ MISTAKES: dict[str, tuple[Scene, str, str, str]] = {
     "a GPU without pages": (
         changed(devices=[{**GPU, "pages": False, "no_pages": "too old"}]),
         "hint",
-        "no pages",
+        "cannot map pages",
         "newer",
     ),
     "a GPU full of others": (
@@ -185,7 +185,7 @@ def test_doctor_prints_findings_and_its_code_says_whether_something_is_wrong(
     monkeypatch.setenv("VRAM_CONF", "limt:1GiB")
     code, out, _ = vram_command("doctor")
     assert code == 1
-    assert "wrong: a setting cannot be read" in out and "  fix: VRAM_CONF: there is no option 'limt'" in out
+    assert "wrong: a setting is invalid" in out and "  fix: VRAM_CONF: unknown option 'limt'" in out
     monkeypatch.delenv("VRAM_CONF")
     code, out, _ = vram_command("doctor", "--json")
     found = json.loads(out)

@@ -30,7 +30,7 @@ def test_it_runs_and_says_what_growing_in_place_saves(tmp_path: Path) -> None:
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    assert "The same numbers from all three" in done.stdout
+    assert "All three compute the same numbers" in done.stdout
     ways = json.loads(figures.read_text())["ways"]
     assert ways["grow"]["copied_bytes"] == 0 < ways["concatenate"]["copied_bytes"]
     assert ways["grow"]["most_bytes"] <= ways["maximum"]["most_bytes"] < ways["concatenate"]["most_bytes"]

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+import vram
 from vram import lab
 from vram.errors import ConfigError
 from vram.lab import EXPERIMENTS, Bench, Experiment, Observation, Quantity, Table
-from vram.lab.allocators import naive_pool
+from vram.lab.allocators import driver_pool, naive_pool, served
 from vram.lab.experiment import listed
-from vram.lab.kernels import Place
-from vram.lab.order import _most_at_once, _side_by_side
-from vram.lab.page import markdown
+from vram.lab.kernels import BlockRun
+from vram.lab.markdown import markdown
+from vram.lab.stream_order import _most_at_once, _side_by_side
 
 main = importlib.import_module("vram.cli").main
 
@@ -256,6 +257,19 @@ def test_pages_serve_where_plain_segments_are_fragmented(report: lab.Report) -> 
     assert served["vram with pages", "every other 8 MiB"] is True
 
 
+def test_the_experiments_on_the_drivers_pools_run_on_a_models() -> None:
+    bench = Bench("host", quick=True)
+    bench.device = vram.Device.model("1GiB")  # which runs no kernels, but has driver pools
+    water = EXPERIMENTS["high-water-mark"]
+    assert water.judge(water.measure(bench))[0] == "holds"
+    with driver_pool(bench, 64 << 20) as pool, vram.Stream(bench.device) as stream:
+        address = pool.malloc(64 << 20, stream)
+        assert not served(lambda: pool.malloc(64 << 20, stream))
+        pool.free(address, stream)
+        pool.trim()
+        assert pool.reserved() == 0
+
+
 def test_an_experiment_that_breaks_is_reported_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(bench: Bench) -> Observation:
         raise ZeroDivisionError("no numbers")
@@ -279,13 +293,13 @@ def test_the_naive_pool_hands_out_what_was_freed_last() -> None:
 
 
 def test_kernels_that_ran_at_once_are_counted() -> None:
-    places = [Place(0, 0, 10), Place(1, 5, 15), Place(2, 10, 20), Place(3, 30, 40)]
+    places = [BlockRun(0, 0, 10), BlockRun(1, 5, 15), BlockRun(2, 10, 20), BlockRun(3, 30, 40)]
     assert _most_at_once(places) == 2
 
 
 def test_sharing_a_multiprocessor_takes_the_same_one_at_the_same_time() -> None:
-    one = [Place(0, 0, 10), Place(1, 0, 10), Place(2, 0, 10)]
-    two = [Place(0, 2, 12), Place(1, 9, 19), Place(3, 0, 10)]
+    one = [BlockRun(0, 0, 10), BlockRun(1, 0, 10), BlockRun(2, 0, 10)]
+    two = [BlockRun(0, 2, 12), BlockRun(1, 9, 19), BlockRun(3, 0, 10)]
     assert _side_by_side(one, two, 5) == {0}
 
 
@@ -316,7 +330,7 @@ def test_a_person_reads_claim_verdict_and_numbers(vram_command: Any) -> None:
     assert code == 0
     assert "streams are threads" in out
     assert EXPERIMENTS["two-addresses"].claim in out
-    assert "holds: Written through either address" in out
+    assert "holds: After writing through either address" in out
     assert "needs a GPU" in out
 
 
@@ -334,7 +348,7 @@ def test_an_unknown_name_is_an_error_that_names_the_valid_ones(vram_command: Any
     assert (code, out) == (2, "")
     assert "Did you mean fragmentation?" in err
     assert all(name in err for name in EXPERIMENTS)
-    with pytest.raises(ConfigError, match="there is no experiment"):
+    with pytest.raises(ConfigError, match="unknown experiment"):
         lab.choose(["nothing-like-it"])
 
 
@@ -368,4 +382,4 @@ def test_a_file_that_is_no_run_is_refused(vram_command: Any, tmp_path: Path) -> 
     path.write_text("[]")
     code, _, err = vram_command("lab", "--from", str(path))
     assert code == 2
-    assert "is not what" in err
+    assert "is not the output of" in err

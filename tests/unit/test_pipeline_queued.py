@@ -27,7 +27,7 @@ class Queued(vram.pipeline.run.Run):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.on_host, self.ahead = False, min(vram.pipeline.run.AHEAD, self.depth)
+        self.on_host, self.uploads_ahead = False, min(vram.pipeline.run.MOST_UPLOADS_AHEAD, self.depth)
 
 
 @pytest.fixture(autouse=True)

@@ -168,16 +168,16 @@ def test_nothing_needs_nothing() -> None:
 @pytest.mark.parametrize(
     ("buffers", "options", "message"),
     [
-        ([("a", 3, 3, 1)], {}, "'a' lives from 3 to 3"),
+        ([("a", 3, 3, 1)], {}, "'a' is live from 3 to 3"),
         ([("a", 0, 1)], {}, "is not a buffer"),
         ([("a", 0, 1, -1)], {}, "is not a buffer"),
         ([("a", 0, 1, 1), ("a", 1, 2, 1)], {}, "1 different ids"),
         ([("a", 0, 1, 2**63)], {}, "4 EiB"),
         ([("a", 0, 1, 1)], {"align": 0}, "align is 0"),
         ([("a", 0, 1, 1)], {"time_limit": -1}, "time_limit is -1"),
-        ([("a", 0, 1, 1)], {"between": range(3)}, "only a trace"),
-        ({"lower": [1], "upper": [2]}, {}, "no column 'size'"),
-        ({"lower": [1], "upper": [2, 3], "size": [4]}, {}, "columns of 1, 1, 2 and 1 entries"),
+        ([("a", 0, 1, 1)], {"between": range(3)}, "only for a trace"),
+        ({"lower": [1], "upper": [2]}, {}, "column 'size' is missing"),
+        ({"lower": [1], "upper": [2, 3], "size": [4]}, {}, "columns differ in length: 1, 1, 2 and 1 entries"),
     ],
 )
 def test_what_is_no_plan_says_why(buffers: list[Row], options: dict[str, object], message: str) -> None:

@@ -617,14 +617,14 @@ def test_the_tour_runs() -> None:
         "the copy saw 7, 7",
         "without record_stream the other stream reads 31, WRONG",
         "with record_stream the other stream reads 2, right",
-        "vram.race_check says at tour.py:",
-        "asked the pool 1 time(s) and hold 2 MiB",
+        "vram.race_check found it at tour.py:",
+        "made 1 request(s) to the pool and hold 2 MiB",
         ": x.record_stream(copy)",
         "3 × 64 KiB tagged 'kv-cache'",
         "What would help: freeing 76 MiB",
         "Verdict: fragmentation: there was enough free memory in total",
         "  1 of 54  vram",
-        "Where to look next",
+        "Next steps",
     ):
         assert line in done.stdout
 

@@ -63,7 +63,7 @@ def test_a_pool_of_its_own_counts():
 """
     )
     result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["*the test held 12 MiB on model:* at once, and limit_vram allows 8 MiB*"])
+    result.stdout.fnmatch_lines(["*the test held 12 MiB on model:* at once, but limit_vram allows 8 MiB*"])
 
 
 def test_what_was_held_before_and_on_other_devices_does_not_count(run: Run) -> None:
@@ -114,7 +114,7 @@ def test_allowed():
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [
-            "*the test left 2 MiB behind in 1 allocation, and limit_vram_leaks allows 1 MiB*",
+            "*the test left 2 MiB behind in 1 allocation, but limit_vram_leaks allows 1 MiB*",
             "*1 × 2 MiB tagged 'cache', allocated at*",
             "*test_it.py:* in make*",
             "*test_it.py:* in step*",
@@ -202,7 +202,7 @@ def test_fails():
 def test_a_marker_used_wrongly_is_an_error(run: Run, marker: str) -> None:
     result = run(f"import pytest\n@pytest.mark.{marker}\ndef test_it(): pass\n")
     assert result.ret != 0
-    result.stdout.fnmatch_lines([f"*the marker {marker.partition('(')[0]} is used wrongly*"])
+    result.stdout.fnmatch_lines([f"*invalid use of the marker {marker.partition('(')[0]}*"])
 
 
 def test_markers_together_with_parameters_fixtures_and_classes(run: Run) -> None:

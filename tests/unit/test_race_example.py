@@ -63,5 +63,5 @@ def test_it_runs_as_a_program_and_says_what_it_saw() -> None:
     assert result.stderr == ""
     verdicts = result.stdout.splitlines()[:3]
     assert ["WRONG" in line for line in verdicts] == [True, False, False]
-    for part in ("fix: x.record_stream(s2)", "handed out again", "in free_too_early: x.free()"):
+    for part in ("fix: x.record_stream(s2)", "allocated again", "in free_too_early: x.free()"):
         assert part in result.stdout

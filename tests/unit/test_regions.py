@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vram.race.call_sites import Site
 from vram.race.clocks import StreamKey
-from vram.race.history import MOST_USES, Spans, Use
+from vram.race.history import MOST_USES, Use, UseMap
 from vram.race.regions import Region, array_region
-from vram.race.sites import Site
 
 HERE = Site("used", 0, "", ())
 
@@ -97,7 +97,7 @@ def test_what_is_kept_decides_as_all_uses_would(seed: int) -> None:
     """For every stream and every tick that may have been waited for: is there a rival that is later?"""
     choose = random.Random(seed)
     keys = [StreamKey(None, handle, 0) for handle in range(3)]
-    spans, everything = Spans(), []
+    spans, everything = UseMap(), []
     for tick in range(1, 60):
         use = Use(choose.choice(keys), tick, choose.random() < 0.5, random_region(choose), HERE)
         spans.add(use)
@@ -111,7 +111,7 @@ def test_what_is_kept_decides_as_all_uses_would(seed: int) -> None:
 
 
 def test_what_one_stream_covers_again_and_again_is_kept_once() -> None:
-    spans, key = Spans(), StreamKey(None, 1, 0)
+    spans, key = UseMap(), StreamKey(None, 1, 0)
     for tick in range(1, 1000):
         start = tick % 7
         spans.add(Use(key, tick, True, Region(start * 8, start * 8 + 8), HERE))
@@ -120,7 +120,7 @@ def test_what_one_stream_covers_again_and_again_is_kept_once() -> None:
 
 
 def test_many_strided_uses_of_one_stream_become_few() -> None:
-    spans, key = Spans(), StreamKey(None, 1, 0)
+    spans, key = UseMap(), StreamKey(None, 1, 0)
     for tick in range(1, 1000):
         column = array_region(tick, 1, (100,), (1000,))
         assert column is not None

@@ -486,7 +486,7 @@ def test_a_closed_store_loses_contents_and_says_so(pool: Pool) -> None:
     store = vram.PinnedPool("host")
     pool.suspend(store=store)
     store.close()
-    with pytest.raises(DeviceError, match="kept their contents was closed"):
+    with pytest.raises(DeviceError, match="stored their contents was closed"):
         pool.resume()
     assert buffer.suspended
     buffer.free()

@@ -23,4 +23,4 @@ def test_it_trains_and_serves_in_turn() -> None:
         assert re.search(r"reserved\s+0 B, suspended\s+66 MiB", suspended)
         assert re.search(r"reserved\s+64 MiB, suspended\s+66 MiB", served)
         assert re.search(r"reserved\s+66 MiB, suspended\s+0 B", resumed)
-    assert lines[-1].endswith("the same bits")
+    assert lines[-1].endswith("bit-identical")

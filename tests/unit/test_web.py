@@ -157,7 +157,7 @@ def test_another_host_is_refused(asker: Asker, host: str, path: str) -> None:
 )
 def test_another_origin_is_refused(asker: Asker, origin: str) -> None:
     status, answer = asker.ask("/api/start", origin=origin.format(port=asker.page.port))
-    assert (status, "another site" in answer["error"]) == (403, True)
+    assert (status, "other sites" in answer["error"]) == (403, True)
 
 
 def test_our_own_origin_may_ask(asker: Asker) -> None:
@@ -245,7 +245,7 @@ def test_only_the_files_of_the_table_are_served(asker: Asker, path: str) -> None
 def test_a_recording_is_a_number_of_the_table(asker: Asker, file: str) -> None:
     status, answer = asker.ask(f"/api/about?file={file}")
     assert status == 400
-    assert "recording" in answer["error"] or "whole number" in answer["error"]
+    assert "recording" in answer["error"] or "integer" in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_what_goes_wrong_inside_is_told_and_logged(
     monkeypatch.setattr(Recording, "about", broken)
     status, answer = asker.ask("/api/about?file=0")
     assert (status, answer) == (500, {"error": "ZeroDivisionError: no such luck"})
-    assert "the question about failed" in caplog.text
+    assert "the query about failed" in caplog.text
 
 
 # ---- where things are missing ------------------------------------------------------------------------------

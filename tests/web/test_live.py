@@ -51,18 +51,18 @@ def test_a_process_is_followed(serve: Callable[..., Any], open_tab: Callable[...
     assert "4711" in text and HOSTILE in text
     for part in (
         "pools of this process 900 MiB",
-        "other libraries in it 10 MiB",
+        "other libraries in this process 10 MiB",
         "unknown 40 MiB",
         "free 50 MiB",
     ):
         assert part in text
     assert tab.page.locator("img").count() == 0
     tab.page.click("text=Pause")
-    tab.page.wait_for_selector("text=Go on")
+    tab.page.wait_for_selector("text=Resume")
     held = tab.text("table.pools tbody tr td:nth-child(3)")
     tab.page.wait_for_timeout(500)
     assert tab.text("table.pools tbody tr td:nth-child(3)") == held
-    tab.page.click("text=Go on")
+    tab.page.click("text=Resume")
     tab.wait(f"document.querySelector('table.pools tbody tr td:nth-child(3)').innerText !== '{held}'")
 
 

@@ -1,4 +1,4 @@
-// What the server answers; each is drawn up in `vram.web.recordings`.
+// Types of the server's answers; `vram.web.recordings` produces them.
 
 export interface FileName { file: number; name: string; bytes: number }
 export interface Start { files: FileName[]; live: boolean }
@@ -70,7 +70,7 @@ export interface Ranked {
 export interface SweepAnswer { peak_allocated: number; policies: string[]; ranked: Ranked[] }
 export interface SweepState { done: number; count: number; answer?: SweepAnswer; error?: string }
 
-// What `vram.observe.monitor` tells of a running process.
+// The status of a running process from `vram.observe.monitor`.
 export interface LivePool {
   pool: number; kind: string; device: string; limit: number | null;
   allocated: number; requested: number; reserved: number; pending: number; cached: number; free: number;

@@ -1,4 +1,4 @@
-// The frame around the views: what is shown, the whole run as a strip, the view, and what is chosen.
+// The frame around the views: header, overview of the whole run, current view, and selection.
 
 import { useEffect, useState } from "preact/hooks";
 import { setTheme } from "./colors";
@@ -83,7 +83,7 @@ function Facts() {
       <span>reserved {size(about.most["reserved"] ?? 0)}</span>
       {about.devices.length > 1 && <span>device {about.device} of {about.devices.join(", ")}</span>}
       {about.dropped > 0 && <span class="warn">{count(about.dropped)} events lost</span>}
-      {about.truncated && <span class="warn">cut off</span>}
+      {about.truncated && <span class="warn">truncated</span>}
       {source.embedded && <span>report</span>}
     </span>
   );
@@ -98,10 +98,10 @@ function Theme() {
     setPlace(chosen);
     setTheme(THEMES[chosen]![0]);
   };
-  return <button type="button" class="small quiet" onClick={next} title="Light or dark" aria-label="Theme">{THEMES[place]![1]}</button>;
+  return <button type="button" class="small quiet" onClick={next} title="Switch between light and dark" aria-label="Theme">{THEMES[place]![1]}</button>;
 }
 
-/** Keys that work everywhere but where something is typed. */
+/** Keyboard shortcuts, active unless the user is typing in a field. */
 function useKeys(): void {
   const { start, about } = useStore();
   useEffect(() => {

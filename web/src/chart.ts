@@ -1,6 +1,6 @@
-// The large chart of the timeline: lines over time by uPlot, and below them single allocations or groups as
-// coloured bands. It asks for the detail of what is shown and half as much on both sides, so that panning
-// draws only what is here. Bands are drawn once into an image; panning moves it.
+// The chart of the timeline: lines over time by uPlot, and below them single allocations or groups as colored
+// bands. It requests detail for the visible range and half as much on both sides, so that panning needs no
+// request. Bands are drawn once into an image; panning moves the image.
 
 import uPlot from "uplot";
 import type { About, Band, Level } from "./answers";
@@ -13,7 +13,7 @@ export type Split = "allocations" | "stream" | "tag" | "module" | "line" | "none
 export const LINES = ["reserved", "allocated", "pending", "cached", "free"] as const;
 export type Line = (typeof LINES)[number];
 
-/** What the chart tells; it decides nothing but what it draws. */
+/** Events of the chart. The chart decides only what it draws. */
 export interface Listener {
   onStretch(low: number, high: number): void;
   onMoment(x: number, band: Band | null): void;
@@ -26,7 +26,7 @@ export interface Shown { file: number; axis: Axis; split: Split; lines: readonly
 interface Detail { low: number; high: number; columns: number; level: Level; bands: Band[]; groups: Level | null }
 interface Image { canvas: HTMLCanvasElement; low: number; high: number; top: number; span: number }
 
-const ASIDE = 1; // detail is asked for so many screens on both sides
+const ASIDE = 1; // number of screens to request on each side
 const MOST_COLUMNS = 6000;
 const SETTLE_MS = 70;
 const STEP_LANE = 13;
@@ -43,7 +43,7 @@ export class Chart {
   private top = 1;
   low: number;
   high: number;
-  private heard: [number, number]; // what the listener knows of them
+  private heard: [number, number]; // the range that the listener knows
   private momentX: number | null = null;
   private stack: number | null = null;
   private stream: string | null = null;
@@ -66,7 +66,7 @@ export class Chart {
     this.ensure(0);
   }
 
-  /** Ends the chart. Returns whether the listener has not yet heard of the present stretch. */
+  /** Close the chart. Returns whether the listener does not know the current range yet. */
   destroy(): boolean {
     this.asking?.abort();
     clearTimeout(this.timer);
@@ -76,7 +76,7 @@ export class Chart {
     return this.low !== this.heard[0] || this.high !== this.heard[1];
   }
 
-  // ---- what is chosen ----
+  // ---- selection ----
 
   mark(momentX: number | null, stack: number | null, stream: string | null): void {
     if (stack !== this.stack || stream !== this.stream) this.image = null;
@@ -84,14 +84,14 @@ export class Chart {
     this.redraw();
   }
 
-  /** Show the stretch that the listener was told of, or another one that it has chosen since. */
+  /** Show the range of the listener, unless the listener already knows it from this chart. */
   follow(low: number, high: number): void {
-    if (low === this.heard[0] && high === this.heard[1]) return; // the chart may have moved on meanwhile
+    if (low === this.heard[0] && high === this.heard[1]) return; // the chart may have moved in the meantime
     this.heard = [low, high];
     this.stretch(low, high);
   }
 
-  /** Show another stretch; the listener hears of it once it has settled. */
+  /** Show another range; the listener is notified once the range is stable. */
   stretch(low: number, high: number): void {
     const end = extent(this.about, this.shown.axis);
     const least = this.shown.axis === "time" ? 1 : 2;
@@ -210,7 +210,7 @@ export class Chart {
     else this.zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 240))), this.plot.posToVal(event.offsetX, "x"));
   };
 
-  /** Dragging with shift or the middle button pans; without, uPlot's brush zooms. */
+  /** Dragging with shift or the middle button pans; otherwise uPlot's brush zooms. */
   private readonly onPress = (event: MouseEvent): void => {
     if (!event.shiftKey && event.button !== 1) return;
     event.preventDefault();
@@ -328,7 +328,7 @@ export class Chart {
     ctx.restore();
   }
 
-  /** What is shown and half a screen on both sides, at the scale of what is shown. */
+  /** Paint the visible range and half a screen on both sides, at the current scale. */
   private paint(): Image {
     const { bbox } = this.plot;
     const span = this.high - this.low;
@@ -363,7 +363,7 @@ export class Chart {
       for (let index = 0; index < path.length; index += 2) {
         const until = Math.min(index + 2 < path.length ? path[index + 2]! : band.end, place.high);
         const end = (until - place.low) * place.xScale;
-        if (end - x < 0.5 && index + 2 < path.length) continue; // too narrow to be seen: the next one takes its place
+        if (end - x < 0.5 && index + 2 < path.length) continue; // too narrow to be visible: the next one is drawn instead
         if (end <= x) continue;
         const y = place.height - path[index + 1]! * place.yScale - height;
         context.fillRect(x, y, Math.max(end - x, 0.6), Math.max(height, 0.4));
@@ -378,7 +378,7 @@ export class Chart {
     context.globalAlpha = 1;
   }
 
-  /** Below all bands, what is allocated: whatever they do not cover are smaller allocations. */
+  /** Paint allocated memory below all bands: what the bands do not cover are smaller allocations. */
   private paintRest(context: CanvasRenderingContext2D, place: Place): void {
     const { level } = this.detail!;
     const allocated = level.series.find((each) => each.name === "allocated")?.values ?? [];
@@ -470,7 +470,7 @@ export class Chart {
 
 interface Place { low: number; high: number; xScale: number; yScale: number; height: number }
 
-/** Fills between two series over a stretch; values hold up to the next where they are exact. */
+/** Fill between two series over a range; exact values hold until the next one. */
 function area(context: CanvasRenderingContext2D, place: Place, level: Level, above: number[], below: number[] | null): void {
   const { x } = level;
   const first = Math.max(0, lastUpTo(x, place.low));
@@ -496,12 +496,12 @@ function area(context: CanvasRenderingContext2D, place: Place, level: Level, abo
   context.fill();
 }
 
-/** Least and most of each column, as one value for both. */
+/** Merge minimum and maximum of each column into one value. */
 function smooth(values: number[]): number[] {
   return values.map((_, index) => (values[index - (index % 2)]! + values[index - (index % 2) + 1]!) / 2);
 }
 
-/** The place of the last entry up to a value; -1 before the first. */
+/** Index of the last entry that is not greater than a value; -1 before the first. */
 export function lastUpTo(sorted: ArrayLike<number>, value: number): number {
   let low = 0;
   let high = sorted.length;
@@ -524,7 +524,7 @@ function heightAt(band: Band, x: number): number {
   return band.path[2 * low + 1]!;
 }
 
-/** Round sizes up to `high`, five or so. */
+/** About five round sizes up to `high`. */
 export function binarySteps(high: number): number[] {
   let step = 2 ** Math.floor(Math.log2(Math.max(high, 4) / 4));
   if (high / step > 7) step *= 2;

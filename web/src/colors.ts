@@ -1,4 +1,4 @@
-// Colours: by what memory is, and by who holds it. Both follow light and dark.
+// Colors by kind of memory and by holder, for the light and the dark theme.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const listeners = new Set<() => void>();
@@ -8,7 +8,7 @@ export function isDark(): boolean {
   return document.documentElement.dataset["theme"] === "dark";
 }
 
-/** Light, dark, or as the system has it. */
+/** Set the light theme, the dark theme, or that of the system. */
 export function setTheme(theme: "light" | "dark" | ""): void {
   chosen = theme;
   document.documentElement.dataset["theme"] = chosen || (dark.matches ? "dark" : "light");
@@ -26,10 +26,10 @@ export function css(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// Hues far enough apart to tell neighbours by, of one lightness, so that none shouts.
+// Distinct hues of equal lightness, so that neighbors differ and none stands out.
 const HUES = [212, 24, 152, 280, 48, 340, 186, 95, 258, 8, 128, 310, 200, 62, 168, 232];
 
-/** The colour of a stack, a line or a name: the same in every view. */
+/** The color of a stack, a line or a name, the same in every view. */
 export function holderColor(key: number | string): string {
   const place = typeof key === "number" ? key : hash(key);
   const hue = HUES[place % HUES.length]!;
@@ -38,10 +38,10 @@ export function holderColor(key: number | string): string {
   return isDark() ? `hsl(${hue} 34% ${46 - 6 * shift}%)` : `hsl(${hue} 44% ${70 - 8 * shift}%)`;
 }
 
-// Colours of a flame graph say whose code it is.
+// Colors of a flame graph show the package of the code.
 const PACKAGE_HUES = [212, 268, 168, 40, 330, 95, 190, 300];
 
-/** The colour of a place such as `torch/nn/linear.py:9 forward`: one hue a package, own code warm. */
+/** The color of a place such as `torch/nn/linear.py:9 forward`: one hue per package, warm for user code. */
 export function placeColor(name: string): string {
   const [first = "", ...rest] = name.split("/");
   const shade = hash(name) % 5;

@@ -1,4 +1,4 @@
-// As much of d3-flame-graph as is used here; it comes without types.
+// The part of d3-flame-graph that is used here; the package has no types.
 declare module "d3-flame-graph" {
   import type { Selection } from "d3-selection";
 

@@ -1,4 +1,4 @@
-// What is chosen: the moment with its event and account, and the stack.
+// The selection: the moment with its event and account, and the stack.
 
 import { count, share, size, time } from "./format";
 import { AccountBar, Frames } from "./parts";
@@ -6,7 +6,7 @@ import { choose, source, stackOf, stepBy, update, useStore } from "./state";
 
 const RESERVED = ["true-demand", "rounding", "pending", "fragmentation", "cached"];
 
-/** What the allocator holds; the rest of the device is for the explanation. */
+/** The parts that the allocator holds; the explanation shows the rest of the device. */
 function reserved(parts: Record<string, number>): Record<string, number> {
   return Object.fromEntries(RESERVED.map((name) => [name, parts[name] ?? 0]));
 }
@@ -39,7 +39,7 @@ export function Details() {
             </button>
           )}
         </div>
-        {source.embedded && <p class="dim">This report has some moments; the nearest is shown.</p>}
+        {source.embedded && <p class="dim">This report contains only some moments; the nearest one is shown.</p>}
         {what && (
           <dl>
             <dt>{what.action.replaceAll("_", " ")}</dt><dd>{what.size ? size(what.size) : ""}</dd>
@@ -60,7 +60,7 @@ export function Details() {
             <dt>allocated</dt><dd>{size(moment.allocated)}</dd>
             <dt>reserved</dt><dd>{size(moment.reserved)}</dd>
             <dt>fragmentation</dt><dd id="fragmentation">{share(moment.fragmentation, 1)}</dd>
-            <dt>largest free</dt><dd>{size(moment.largest_free)}</dd>
+            <dt>largest free block</dt><dd>{size(moment.largest_free)}</dd>
           </dl>
           <AccountBar parts={reserved(moment.parts)} meanings={moment.meanings} />
         </section>
@@ -77,7 +77,7 @@ export function Details() {
       <section class="stack">
         <h2>Stack</h2>
         {chosen === null ? (
-          <p class="dim">Choose an allocation, a block or a box of the flame graph.</p>
+          <p class="dim">Select an allocation, a block or a frame of the flame graph.</p>
         ) : (
           <>
             <p id="stack-label">{found?.label ?? "…"}</p>

@@ -1,4 +1,4 @@
-// Flame graph: who holds memory at the chosen moment, from the outermost call down; or what changed since another.
+// Flame graph: memory by stack at the selected moment, outermost call first, or the difference to another moment.
 
 import flamegraph, { type Box, type FlameGraph } from "d3-flame-graph";
 import { select } from "d3-selection";
@@ -12,7 +12,7 @@ import { message, source, update, useStore } from "./state";
 type By = "stack" | "module" | "tag" | "stream";
 const BY: readonly (readonly [By, string])[] = [["stack", "stack"], ["module", "module"], ["tag", "tag"], ["stream", "stream"]];
 
-/** A node as it is drawn: as wide as the larger of what it held and holds. */
+/** A node as drawn: its width is the larger of the bytes before and now. */
 interface Node { name: string; value: number; bytes: number; before: number; blocks: number; stacks: number[]; children: Node[] }
 
 export function Flame() {
@@ -87,7 +87,7 @@ export function Flame() {
         {answer && <span class="dim">{summary(answer)}</span>}
         <button type="button" onClick={() => graph.current?.resetZoom()}>Reset zoom</button>
       </div>
-      <div class="readout">{over && answer ? told(over, answer) : "Widths are bytes, colours whose code it is. Click to zoom; the innermost box of a stack chooses it in all views."}</div>
+      <div class="readout">{over && answer ? told(over, answer) : "Width shows bytes, color shows the package. Click to zoom; click the innermost frame to select its stack in all views."}</div>
       <div class="boxes" ref={box}><div ref={host} /></div>
     </section>
   );
@@ -104,7 +104,7 @@ async function other(
   return { against_file: file, against: about.peak };
 }
 
-/** Every node as wide as what it and its children need. */
+/** Make every node as wide as itself and its children need. */
 function widened(holder: Holder): Node {
   const children = holder.children.map(widened);
   const below = children.reduce((sum, each) => sum + each.value, 0);
@@ -142,7 +142,7 @@ function summary(answer: { compared: boolean; tree: Node }): string {
     : `${size(tree.bytes)} in ${count(tree.blocks)} blocks`;
 }
 
-/** Boxes can be reached and opened by keyboard. */
+/** Make frames focusable, and open them by keyboard. */
 function reachable(host: HTMLElement): void {
   for (const box of host.querySelectorAll<SVGGElement>("g.frame")) {
     box.setAttribute("tabindex", "0");

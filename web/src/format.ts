@@ -1,4 +1,4 @@
-// Numbers for people: sizes as `vram.format_size` writes them, times, counts.
+// Number formats: sizes as in `vram.format_size`, times, counts.
 
 const UNITS = ["KiB", "MiB", "GiB", "TiB"];
 

@@ -1,4 +1,4 @@
-// Live: a running process, as its monitor tells of it about once a second.
+// Live: a running process, updated about once a second from its monitor.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
@@ -10,7 +10,7 @@ import { Meter, Slice, useSize, useTheme } from "./parts";
 import { message, source } from "./state";
 
 const DEVICE_PARTS = [
-  ["pools", "live", "pools of this process"], ["libraries", "rounding", "other libraries in it"],
+  ["pools", "live", "pools of this process"], ["libraries", "rounding", "other libraries in this process"],
   ["processes", "foreign", "other processes"], ["unknown", "withheld", "unknown"], ["free", "unused", "free"],
 ] as const;
 
@@ -30,7 +30,7 @@ export function Live() {
       <div class="tools">
         <b>{status ? `${status.program || "process"} (${status.pid})` : "waiting …"}</b>
         <span class="spread" />
-        <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "Go on" : "Pause"}</button>
+        <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "Resume" : "Pause"}</button>
       </div>
       {error && <p class="error" role="alert">{error}</p>}
       {status && (
@@ -41,7 +41,7 @@ export function Live() {
           <table class="wide pools">
             <thead><tr><th>pool</th><th>device</th><th class="number">allocated</th><th class="number">reserved</th><th class="number">pending</th>
               <th class="number">cached</th><th class="number">peak</th><th class="number">live</th><th class="number">per second</th>
-              <th class="number">hit rate</th><th class="number">fragm.</th><th class="number">OOM</th></tr></thead>
+              <th class="number">hit rate</th><th class="number">fragmented</th><th class="number">OOM</th></tr></thead>
             <tbody>
               {status.pools.map((pool) => (
                 <tr key={pool.pool}>
@@ -111,7 +111,7 @@ function Holders(props: { status: LiveStatus }) {
 
 const LINES = [["allocated", 1], ["reserved", 2], ["pending", 3]] as const;
 
-/** The last minutes. Rows are time, allocated, reserved, pending and allocations a second. */
+/** The last minutes. Rows are time, allocated, reserved, pending and allocations per second. */
 function History(props: { rows: number[][] }) {
   const [box, width] = useSize<HTMLDivElement>();
   const theme = useTheme();

@@ -3,7 +3,7 @@ import "uplot/dist/uPlot.min.css";
 import { App } from "./app";
 import { setTheme } from "./colors";
 import { begin } from "./state";
-import "./style.css"; // last: it dresses what the libraries bring
+import "./style.css"; // last, to override the styles of libraries
 
 setTheme("");
 

@@ -1,4 +1,4 @@
-// Map: segments by address, one after the other like lines of text, with blocks, pending ones, rounding and holes.
+// Map: segments by address, laid out like lines of text, with live and pending blocks, rounding and holes.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Moment, Piece, Segment } from "./answers";
@@ -12,7 +12,7 @@ const GAP = 3;
 const HEADING = 20;
 const LEFT = 8;
 
-/** A stretch of a segment on one line. */
+/** A part of a segment on one line. */
 interface Run { segment: Segment; from: number; to: number; x: number; y: number }
 interface Heading { text: string; y: number }
 interface Layout { runs: Run[]; headings: Heading[]; height: number; perPixel: number }
@@ -39,14 +39,14 @@ export function MemoryMap() {
     <section class="view map" aria-label="Map">
       <div class="tools">
         <span><b>{moment ? share(moment.fragmentation, 1) : "–"}</b> fragmentation</span>
-        <span class="dim">{moment ? `${plural(moment.segments.length, "segment")}, largest free ${size(moment.largest_free)}` : ""}</span>
+        <span class="dim">{moment ? `${plural(moment.segments.length, "segment")}, largest free block ${size(moment.largest_free)}` : ""}</span>
         <Legend />
         <span class="spread" />
         <button type="button" onClick={() => setZoom(Math.min(4096, zoom * 2))} aria-label="Zoom in">+</button>
         <button type="button" onClick={() => setZoom(Math.max(1, zoom / 2))} aria-label="Zoom out">−</button>
         <button type="button" onClick={() => { setZoom(1); setScroll(0); }}>All</button>
       </div>
-      <div class="readout">{over ? told(over) : "← and → step through the events; with shift by a hundred. Click a block to choose its stack."}</div>
+      <div class="readout">{over ? told(over) : "← and → step through events, with shift by a hundred. Click a block to select its stack."}</div>
       <div class="canvas" ref={box} tabIndex={0} role="img"
         aria-label={moment ? `${moment.segments.length} segments, ${size(moment.reserved)} reserved` : ""}
         onScroll={(event) => setScroll(event.currentTarget.scrollTop)}>
@@ -63,7 +63,7 @@ export function MemoryMap() {
   );
 }
 
-/** Makes the box as long as what it shows a part of. */
+/** Makes the scroll area as tall as the whole map. */
 function Filler(props: { height: number; below: number }) {
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {
@@ -87,7 +87,7 @@ function layOut(moment: Moment, width: number, height: number, zoom: number): La
   for (const segment of moment.segments) streams.set(segment.stream, [...(streams.get(segment.stream) ?? []), segment]);
   const several = streams.size > 1;
   const lines = Math.max(3, Math.floor((height - streams.size * (several ? HEADING : 0)) / (LINE + GAP)) - streams.size - 1);
-  // Segments break lines: try scales until all of it fits.
+  // Segments break lines, so try scales until everything fits.
   let perPixel = moment.reserved / lineWidth / lines;
   let found = flow(streams, several, lineWidth, perPixel);
   for (let attempt = 0; attempt < 12 && found.height > height; attempt++) {
@@ -177,7 +177,7 @@ function paint(
     context.fillStyle = colors["rounding"]!;
     context.fillRect(right - lost * width, y, lost * width, LINE);
   }
-  const free = (bytes - held) / Math.max(1, bytes); // several small blocks and what is between them
+  const free = (bytes - held) / Math.max(1, bytes); // several small blocks and the gaps between them
   if (free > 0.02 && piece[5] > 1) {
     context.fillStyle = colors["hole"]!;
     context.fillRect(left, y, width, LINE * free);
@@ -188,7 +188,7 @@ function paint(
   }
 }
 
-/** The pieces of a run; they lie in order. */
+/** The pieces of a run, in order of address. */
 function* within(run: Run): Generator<Piece> {
   const { pieces } = run.segment;
   let low = 0;
@@ -229,8 +229,8 @@ function told(hit: Hit): string {
   if (!piece) return `${segment.pieces.length ? "hole" : "idle"}: ${size(hit.free)}   ·   ${where}`;
   const [offset, bytes, held, requested, pending, blocks, stack, event] = piece;
   if (blocks > 1) return `${plural(blocks, "small block")} in ${size(bytes)}, ${size(held)} in use   ·   ${where}`;
-  const rounding = held > requested ? `, ${size(requested)} asked for` : "";
-  const since = event < 0 ? "from before the recording" : `since event ${count(event)}`;
+  const rounding = held > requested ? `, ${size(requested)} requested` : "";
+  const since = event < 0 ? "allocated before the recording" : `since event ${count(event)}`;
   const holder = stackOf(stack)?.label ?? "";
   return [`${pending ? "pending" : "live"} ${size(bytes)}${rounding} at ${hex(segment.address, offset)}`, since, holder, where]
     .filter(Boolean).join("   ·   ");

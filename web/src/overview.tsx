@@ -1,4 +1,4 @@
-// The whole run as a strip above every view: where the chosen moment is, and which stretch the timeline shows.
+// The whole run as a strip above every view: the selected moment, and the range that the timeline shows.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Level } from "./answers";
@@ -55,7 +55,7 @@ export function Overview() {
   const place = axis === "time" ? time(moment?.what?.time_us ?? 0) : count(event);
   return (
     <div class="overview" ref={box}>
-      <canvas ref={canvas} role="slider" tabIndex={0} aria-label="Chosen moment" aria-valuenow={event} aria-valuemin={0}
+      <canvas ref={canvas} role="slider" tabIndex={0} aria-label="Selected moment" aria-valuenow={event} aria-valuemin={0}
         aria-valuemax={Math.max(0, about.events - 1)} aria-valuetext={place}
         onPointerDown={(pressed) => {
           pressed.currentTarget.setPointerCapture(pressed.pointerId);

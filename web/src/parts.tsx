@@ -1,11 +1,11 @@
-// Small pieces that several views draw with.
+// Small components shared by several views.
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { PARTS, onTheme } from "./colors";
 import { share, size } from "./format";
 
-/** A bar of the parts of a whole, with its legend. */
+/** A bar of the parts of a whole, with a legend. */
 export function AccountBar(props: { parts: Record<string, number>; meanings: Record<string, string>; legend?: boolean }) {
   const entries = Object.entries(props.parts).filter(([, bytes]) => bytes > 0);
   const whole = entries.reduce((sum, [, bytes]) => sum + bytes, 0);
@@ -41,7 +41,7 @@ export function Slice(props: { share: number; color: string; title: string }) {
   return <span ref={box} class={`slice ${props.color}`} title={props.title} />;
 }
 
-/** A horizontal bar behind a number of a table. */
+/** A horizontal bar behind a number in a table. */
 export function Meter(props: { share: number; color?: string; children?: ComponentChildren }) {
   const box = useRef<HTMLSpanElement>(null);
   useLayoutEffect(() => {
@@ -62,7 +62,7 @@ export function Copy(props: { text: string }) {
   return <button type="button" class="small" onClick={() => void copy()}>{done ? "Copied" : "Copy"}</button>;
 }
 
-/** Where the clipboard is not to be had, as in a file. */
+/** Select the text if the clipboard is unavailable, for example in a local file. */
 function select(text: string): void {
   const area = document.createElement("textarea");
   area.value = text;
@@ -72,7 +72,7 @@ function select(text: string): void {
   area.remove();
 }
 
-/** One of a few. */
+/** A choice between a few options. */
 export function Choice<T extends string>(props: {
   label: string; value: T; options: readonly (readonly [T, string])[]; onChange: (value: T) => void;
 }) {
@@ -86,7 +86,7 @@ export function Choice<T extends string>(props: {
   );
 }
 
-/** The size of an element, as it changes. */
+/** The size of an element, updated when it changes. */
 export function useSize<T extends HTMLElement>(): [{ current: T | null }, number, number] {
   const box = useRef<T>(null);
   const [measured, setMeasured] = useState<[number, number]>([0, 0]);
@@ -102,14 +102,14 @@ export function useSize<T extends HTMLElement>(): [{ current: T | null }, number
   return [box, ...measured];
 }
 
-/** Draws again when the theme changes; the number counts how often. */
+/** Redraw when the theme changes; returns the number of changes. */
 export function useTheme(): number {
   const [count, setCount] = useState(0);
   useEffect(() => onTheme(() => setCount((each) => each + 1)), []);
   return count;
 }
 
-/** A canvas of so many CSS pixels, sharp on any screen. */
+/** Prepare a canvas with the given size in CSS pixels, sharp on every screen. */
 export function prepared(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
   const ratio = devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);

@@ -1,14 +1,14 @@
-// Where answers come from: the server, or, in a report, the page itself.
+// The source of answers: the server, or, in a report, the page itself.
 
 import type { About, Level, LiveStatus, Moment, Start, SweepAnswer, SweepState } from "./answers";
 
 export type Parameters = Record<string, string | number | undefined>;
 
 export interface Source {
-  /** A report: only what was written into it can be asked. */
+  /** True for a report, which contains only some answers. */
   readonly embedded: boolean;
   ask<T>(question: string, given?: Parameters, signal?: AbortSignal): Promise<T>;
-  /** Runs a sweep and tells how far it is. */
+  /** Run a sweep and report its progress. */
   sweep(file: number, policies: string[], tell: (state: SweepState) => void): Promise<void>;
   live(tell: (status: LiveStatus) => void, signal: AbortSignal): Promise<void>;
 }
@@ -56,7 +56,7 @@ class Server implements Source {
   }
 }
 
-/** Server-sent events, read by hand: EventSource cannot carry the token in a header. */
+/** Read server-sent events with fetch: EventSource cannot send the token in a header. */
 async function* events<T>(response: Response): AsyncGenerator<T> {
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -69,7 +69,7 @@ async function* events<T>(response: Response): AsyncGenerator<T> {
   }
 }
 
-/** What `vram.web.report` wrote: answers by question, and by what was asked where there are several. */
+/** The data of `vram.web.report`: answers by question and parameters. */
 interface Written {
   start: Start;
   about: About;
@@ -102,11 +102,11 @@ class Embedded implements Source {
       case "moment": return written.moments[this.nearest(Number(given["event"]))];
       case "why": return written.why[this.nearest(Number(given["event"]))];
       case "holders": return written.holders[`${this.nearest(Number(given["event"]))}/${given["by"]}`];
-      default: throw new Error(`a report has no ${question}`);
+      default: throw new Error(`this report does not contain ${question}`);
     }
   }
 
-  /** A report has some moments only: the nearest to an event, or to a time. */
+  /** A report contains only some moments: the nearest to an event, or to a time. */
   private nearest(place: number, axis: unknown = "event"): number {
     const known = Object.entries(this.written.moments as Record<string, Moment>).map(([event, moment]) => ({
       event: Number(event),
@@ -118,10 +118,10 @@ class Embedded implements Source {
 
   async sweep(_file: number, _policies: string[], tell: (state: SweepState) => void): Promise<void> {
     const answer = this.written.sweep;
-    tell(answer ? { done: 1, count: 1, answer } : { done: 0, count: 0, error: "this report was written without a sweep" });
+    tell(answer ? { done: 1, count: 1, answer } : { done: 0, count: 0, error: "this report contains no sweep" });
   }
 
   async live(): Promise<void> {
-    throw new Error("a report shows no running process");
+    throw new Error("a report cannot show a running process");
   }
 }

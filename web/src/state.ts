@@ -1,4 +1,4 @@
-// One selection for all views: which recording, which moment, which stretch of time, which stack, which stream.
+// One selection for all views: recording, moment, range of time, stack and stream.
 
 import { useEffect, useState } from "preact/hooks";
 import type { About, Moment, Stack, Start } from "./answers";
@@ -19,10 +19,10 @@ export interface State {
   about: About | null;
   view: View;
   axis: Axis;
-  /** The stretch of the axis that is shown. */
+  /** The visible range of the axis. */
   low: number;
   high: number;
-  /** The chosen moment is after this event. */
+  /** The selected moment is after this event. */
   event: number;
   moment: Moment | null;
   stack: number | null;
@@ -52,13 +52,13 @@ export function useStore(): State {
   useEffect(() => {
     const listener = (): void => again((count) => count + 1);
     listeners.add(listener);
-    listener(); // something may have changed since it was drawn
+    listener(); // the state may have changed since the last draw
     return () => void listeners.delete(listener);
   }, []);
   return state;
 }
 
-// ---- what is chosen ----
+// ---- selection ----
 
 export async function begin(): Promise<void> {
   try {
@@ -96,7 +96,7 @@ let asked = 0;
 let waiting: number | null = null;
 let running = false;
 
-/** Choose a moment. While one is being fetched only the last wish is kept. */
+/** Select a moment. While one is being fetched, only the last request is kept. */
 export async function choose(event: number): Promise<void> {
   const { about } = state;
   if (!about) return;
@@ -125,7 +125,7 @@ export async function choose(event: number): Promise<void> {
   }
 }
 
-/** The next or an earlier event; in a report the next moment that it has. */
+/** Move by some events; in a report, to the next moment that it contains. */
 export function stepBy(count: number): void {
   void choose(state.event + count);
 }
@@ -140,7 +140,7 @@ export function show(view: View): void {
   remember();
 }
 
-/** The address keeps the view and the moment, so that a reload shows the same. */
+/** Store the view and the moment in the address, so that a reload shows the same. */
 function remember(): void {
   const kept = new URLSearchParams(location.hash.slice(1));
   kept.set("view", state.view);

@@ -1,4 +1,4 @@
-// Timeline: the chart, what is drawn in it, and a line that says what the pointer is over.
+// Timeline: the chart, its controls, and a line that describes what the pointer is over.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Band } from "./answers";
@@ -41,7 +41,7 @@ export function Timeline() {
     return () => {
       const ended = chart.current;
       chart.current = null;
-      // A chart of another size shows the same stretch; one over another axis or file starts anew.
+      // A chart of another size shows the same range; one for another axis or file starts again.
       const same = current().about === about && current().file === file && current().axis === axis;
       if (ended?.destroy() && same) update({ low: ended.low, high: ended.high });
     };
@@ -55,7 +55,7 @@ export function Timeline() {
   useEffect(mark, [state.event, state.moment, state.stack, state.stream]);
 
   useEffect(() => {
-    const { low, high } = current(); // what was drawn last may be older than what the chart has told since
+    const { low, high } = current(); // the last drawing may be older than what the chart has reported since
     chart.current?.follow(low, high);
   }, [state.low, state.high]);
 
@@ -91,7 +91,7 @@ export function Timeline() {
   );
 }
 
-const HELP = "Drag to zoom, wheel to zoom, shift-drag to pan, click to choose a moment. Keys: W S zoom, A D pan, 0 whole run, ← → step.";
+const HELP = "Drag to zoom, wheel to zoom, shift-drag to pan, click to select a moment. Keys: W S zoom, A D pan, 0 whole run, ← → step.";
 
 function onKey(event: KeyboardEvent, chart: Chart | null): void {
   if (!chart || event.ctrlKey || event.metaKey || event.altKey) return;

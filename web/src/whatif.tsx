@@ -1,4 +1,4 @@
-// What if: a sweep over allocators and their settings, run from here, with the setting to copy.
+// What if: a sweep over allocators and their settings, with the settings to copy.
 
 import { useEffect, useState } from "preact/hooks";
 import type { SweepState } from "./answers";
@@ -9,7 +9,7 @@ import { message, source, useStore } from "./state";
 const POLICIES = ["torch", "torch-expandable", "cuda-async", "vram", "bfc", "rmm-pool", "rmm-arena"];
 const FIRST = ["torch", "torch-expandable", "cuda-async", "vram"];
 
-/** Kept while the page is open: looking at another view does not lose it. */
+/** Kept while the page is open, so that switching views does not lose results. */
 const known = new Map<number, SweepState>();
 
 export function WhatIf() {
@@ -37,7 +37,7 @@ export function WhatIf() {
       <article>
         {!source.embedded && (
           <>
-            <p class="text">Replays this recording through other allocators and settings, and ranks them by the smallest device on which the job still ends.</p>
+            <p class="text">Replay this recording with other allocators and settings, and rank them by the smallest device on which the job completes.</p>
             <fieldset class="toggles">
               <legend class="hidden">Allocators</legend>
               {POLICIES.map((each) => (
@@ -62,7 +62,7 @@ export function WhatIf() {
         {state?.error !== undefined && <p class="error" role="alert">{state.error}</p>}
         {answer && (
           <>
-            <p class="dim">The program itself holds {size(answer.peak_allocated)} at its peak: no allocator can do with less.</p>
+            <p class="dim">The program allocates {size(answer.peak_allocated)} at its peak. No allocator can need less.</p>
             <table class="wide ranked">
               <thead><tr><th class="number">rank</th><th>allocator</th><th>smallest device</th><th class="number">peak reserved</th>
                 <th class="number">retries</th><th class="number">driver</th><th>setting</th></tr></thead>
@@ -70,7 +70,7 @@ export function WhatIf() {
                 {answer.ranked.map((each) => (
                   <tr key={each.rank}>
                     <td class="number">{each.rank}</td><td class="name">{each.policy}</td>
-                    <td>{each.smallest_capacity === null ? "none that was tried" : (
+                    <td>{each.smallest_capacity === null ? "none of those tried" : (
                       <Meter share={0.03 + (0.97 * (each.smallest_capacity - answer.peak_allocated)) / Math.max(1, widest - answer.peak_allocated)}
                         color={each.rank === 1 ? "good" : "live"}>
                         {size(each.smallest_capacity)} <span class="dim">+{(100 * (each.smallest_capacity / answer.peak_allocated - 1)).toFixed(1)} %</span>

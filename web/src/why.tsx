@@ -1,4 +1,4 @@
-// Why: the explanation of `vram explain` for the chosen moment.
+// Why: the explanation of `vram explain` for the selected moment.
 
 import { useEffect, useState } from "preact/hooks";
 import type { Remedy, Why as Answer } from "./answers";
@@ -19,18 +19,18 @@ export function Why() {
     );
     return () => asking.abort();
   }, [about, file, event]);
-  if (!answer) return <section class="view why"><p class="dim">Asking …</p></section>;
+  if (!answer) return <section class="view why"><p class="dim">Loading …</p></section>;
   const holders = answer.holders[by] ?? [];
   return (
     <section class="view why" aria-label="Why">
       <article>
         <p class="verdict"><span class={`badge ${answer.request ? "alarm" : ""}`} id="verdict">{answer.verdict}</span>
-          <span class="dim">{answer.request ? `${size(answer.request.size)} could not be had` : "nothing failed here"}</span></p>
+          <span class="dim">{answer.request ? `failed to allocate ${size(answer.request.size)}` : "no allocation failed here"}</span></p>
         <p class="text">{answer.text}</p>
         <h2>Where the memory is</h2>
         <AccountBar parts={near(answer.bytes)} meanings={answer.meanings} legend={false} />
         <table class="wide">
-          <thead><tr><th>memory</th><th class="number">size</th><th class="number">share</th><th>what it is</th></tr></thead>
+          <thead><tr><th>memory</th><th class="number">size</th><th class="number">share</th><th>meaning</th></tr></thead>
           <tbody>
             {Object.entries(answer.bytes).filter(([, bytes]) => bytes > 0).map(([name, bytes]) => (
               <tr key={name}><td>{name}</td><td class="number">{size(bytes)}</td><td class="number">{share(bytes, answer.device)}</td>
@@ -40,14 +40,14 @@ export function Why() {
         </table>
         {answer.remedies.length > 0 && (
           <>
-            <h2>What would have let it fit</h2>
+            <h2>What would have helped</h2>
             <ul class="remedies">{answer.remedies.map((each, index) => <RemedyLine key={index} remedy={each} />)}</ul>
           </>
         )}
         {answer.request && answer.request.frames.length > 0 && (
-          <details><summary>Who asked</summary><Frames frames={answer.request.frames} /></details>
+          <details><summary>Stack of the request</summary><Frames frames={answer.request.frames} /></details>
         )}
-        <h2>Who holds it</h2>
+        <h2>What holds memory</h2>
         <div class="segmented" role="group" aria-label="Group by">
           {Object.keys(answer.holders).map((each) => (
             <button key={each} type="button" class="small" aria-pressed={each === by} onClick={() => setBy(each)}>{each}</button>
@@ -67,7 +67,7 @@ export function Why() {
   );
 }
 
-/** Without what the program could not have had anyway, which may dwarf the rest. */
+/** Omit parts that were never available to the program, which may be much larger than the rest. */
 function near(parts: Record<string, number>): Record<string, number> {
   return Object.fromEntries(Object.entries(parts).filter(([name]) => name !== "withheld"));
 }
@@ -77,7 +77,7 @@ function RemedyLine(props: { remedy: Remedy }) {
   return (
     <li>
       {fits !== null && <span class={`badge ${fits ? "good" : "quiet"}`}>{fits ? "fits" : "does not fit"}</span>}
-      <span>{what}{fits && reserved !== null ? `: replayed, ${size(reserved)} reserved at most` : ""}</span>
+      <span>{what}{fits && reserved !== null ? `: in a replay, the peak is ${size(reserved)} reserved` : ""}</span>
       {setting && <><code>{setting}</code><Copy text={setting} /></>}
     </li>
   );

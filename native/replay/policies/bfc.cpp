@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::uint64_t kGranule = 256;
 constexpr std::uint64_t kFirstRegion = 2 * kMiB;
-constexpr std::uint64_t kLargestRest = 128 * kMiB;  // one this large never goes with its block
+constexpr std::uint64_t kLargestRest = 128 * kMiB;  // a remainder this large is always split off
 
 std::uint64_t rounded_down(std::uint64_t bytes) { return bytes / kGranule * kGranule; }
 
@@ -53,7 +53,7 @@ bool BfcPolicy::extend(std::uint64_t size) {
   return true;
 }
 
-// Whether that made room for `size` bytes.
+// Returns whether this made enough space for `size` bytes.
 bool BfcPolicy::release_free_regions(std::uint64_t size) {
   std::vector<PolicyBlock*> regions;
   std::uint64_t bytes = device_.capacity() - device_.reserved();

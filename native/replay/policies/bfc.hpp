@@ -1,6 +1,6 @@
 // The best-fit-with-coalescing allocator of TensorFlow and XLA: regions that double in size while the device
-// has room, requests rounded to 256 bytes, and a rest that goes with its block unless it is large.
-// One stream's memory is at once every stream's, as these frameworks compute on one.
+// has memory, requests rounded to 256 bytes, and a remainder that stays with its block unless it is large.
+// Memory of one stream is immediately available to all, because these frameworks compute on one stream.
 #pragma once
 
 #include "replay/policies/block_policy.hpp"
@@ -8,8 +8,8 @@
 namespace vram {
 
 struct BfcConfig {
-  bool allow_growth = true;         // else all of the device is taken with the first request
-  bool garbage_collection = false;  // give free regions back before memory is said to have run out
+  bool allow_growth = true;         // otherwise the first request reserves the whole device
+  bool garbage_collection = false;  // release free regions before reporting out of memory
 };
 
 class BfcPolicy : public BlockPolicy {
@@ -20,7 +20,7 @@ class BfcPolicy : public BlockPolicy {
 
  private:
   PolicyBlock* search(std::uint64_t size);
-  // Whether a region with room for `size` bytes was added.
+  // Returns whether a region with space for `size` bytes was added.
   bool extend(std::uint64_t size);
   bool release_free_regions(std::uint64_t size);
 

@@ -1,4 +1,4 @@
-// Accounts, pending memory and checks. See block_policy.hpp.
+// Statistics, pending memory and checks. See block_policy.hpp.
 #include "replay/policies/block_policy.hpp"
 
 #include <utility>

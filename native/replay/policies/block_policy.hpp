@@ -1,4 +1,4 @@
-// What policies over blocks share: the counted device, the blocks, the accounts, and memory that waits for
+// What policies over blocks share: the counting device, the blocks, the statistics, and memory that waits for
 // another stream. Each policy adds where a block comes from and where it goes.
 #pragma once
 
@@ -17,23 +17,23 @@ class BlockPolicy : public Policy {
   Placement placement(Token token) const override;
   PolicyUsage usage() const override;
   const std::vector<std::uint64_t>& segment_sizes() const override { return device_.sizes(); }
-  // Neighbours agree, sums agree, and what the policy itself demands.
+  // Verifies neighbors, sums, and the invariants of the policy.
   bool check(std::string* why) const override;
 
  protected:
   explicit BlockPolicy(PolicyDevice device) : device_(std::move(device)) {}
 
-  // Takes a block back that nobody uses any more: merge it, keep it, or give it to the device.
+  // Takes back an unused block: merge it, keep it, or release it to the device.
   virtual void reclaim(PolicyBlock* block) = 0;
-  // Whether a block that nobody uses is where the policy would look for it.
+  // Whether an unused block is where the policy would look for it.
   virtual bool is_kept(const PolicyBlock& block) const = 0;
-  // How many blocks the policy keeps free; with is_kept: exactly the free ones.
+  // The number of free blocks of the policy; with is_kept: exactly the free ones.
   virtual std::size_t kept() const = 0;
 
-  // Whether blocks with memory are all that is reserved.
+  // Whether blocks with memory account for all reserved memory.
   virtual bool reserves_every_block() const { return true; }
 
-  // Marks `block` as the program's.
+  // Marks `block` as allocated.
   Token hand_out(PolicyBlock* block) {
     block->live = true;
     allocated_ += block->size;

@@ -1,5 +1,5 @@
-// Pieces of segments, linked to their neighbours, and the ordered index in which policies keep the free ones.
-// Which block is taken, split or merged is for each policy.
+// Parts of segments, linked to their neighbors, and the ordered index in which policies keep the free ones.
+// Each policy decides which block is used, split or merged.
 #pragma once
 
 #include <array>
@@ -20,18 +20,18 @@ struct PolicyBlock {
   std::uint64_t size = 0;
   PolicyBlock* prev = nullptr;
   PolicyBlock* next = nullptr;
-  std::uint64_t mark = 0;  // what the policy wants to remember: an age, a segment, a time
+  std::uint64_t mark = 0;  // used by the policy: an age, a segment, a time
   std::uint32_t stream = 0;
-  bool small = false;    // of the pool for small requests, where the policy has one
+  bool small = false;    // in the pool for small requests, if the policy has one
   bool live = false;     // the program holds it
-  bool pending = false;  // the program gave it up, and another stream still uses it
-  bool mapped = true;    // it has memory, not addresses alone
+  bool pending = false;  // the program freed it, and another stream still uses it
+  bool mapped = true;    // it has memory, not only addresses
 
   bool is_free() const { return !live && !pending; }
   bool is_whole() const { return prev == nullptr && next == nullptr; }
 };
 
-// Blocks whose addresses in this process never change.
+// Blocks whose host addresses never change.
 class PolicyBlocks {
  public:
   PolicyBlock* add(const PolicyBlock& value) {
@@ -45,7 +45,7 @@ class PolicyBlocks {
     block->size = 0;
     spare_.push_back(block);
   }
-  // Cuts `size` bytes off the front of `block`, which keeps the rest. Returns the front.
+  // Splits `size` bytes off the front of `block`, which keeps the rest. Returns the front.
   PolicyBlock* split_front(PolicyBlock* block, std::uint64_t size) {
     PolicyBlock front = *block;
     front.size = size;
@@ -57,7 +57,7 @@ class PolicyBlocks {
     block->size -= size;
     return added;
   }
-  // Lets `block` take the place of its neighbour `other`, too. `other` is gone.
+  // Merges the neighbor `other` into `block`. `other` is deleted.
   void absorb(PolicyBlock* block, PolicyBlock* other) {
     if (block->prev == other) {
       block->address = other->address;
@@ -82,7 +82,7 @@ class PolicyBlocks {
   std::vector<PolicyBlock*> spare_;
 };
 
-// How blocks are ordered: smallest first and among equals the lowest address, or by address alone.
+// How blocks are ordered: by size and then address, or by address alone.
 struct BlockKey {
   std::uint64_t first = 0;
   std::uint64_t second = 0;
@@ -97,7 +97,7 @@ struct ByAddress {
   static BlockKey key(const PolicyBlock* block) { return {block->address, 0}; }
 };
 
-// An ordered set of blocks in short sorted runs: a policy's free lists are mostly so short that moving
+// An ordered set of blocks in short sorted runs: the free lists of policies are usually so short that moving
 // a few entries is cheaper than following a tree. A block's key must not change while it is in the set.
 // Invariant: no run is empty, and every key of a run is below every key of the next.
 template <typename Order>
@@ -114,7 +114,7 @@ class BlockSet {
   };
 
  public:
-  // A place in the set; end where block() is nullptr. Valid until the set changes.
+  // A position in the set; the end if block() is nullptr. Valid until the set changes.
   class Cursor {
    public:
     PolicyBlock* block() const {
@@ -146,7 +146,7 @@ class BlockSet {
   void insert(PolicyBlock* block) {
     const BlockKey key = Order::key(block);
     Cursor at = find(key);
-    if (at.run_ == runs_.size()) {  // above all others: behind them
+    if (at.run_ == runs_.size()) {  // greater than all others: append
       if (runs_.empty()) runs_.push_back(std::make_unique<Run>());
       at.run_ = runs_.size() - 1;
       at.place_ = runs_.back()->count;

@@ -1,4 +1,4 @@
-// The driver's pool, modelled. See cuda_async.hpp.
+// A model of the driver's pool. See cuda_async.hpp.
 #include "replay/policies/cuda_async.hpp"
 
 namespace vram {

@@ -1,11 +1,13 @@
-// A model of the driver's stream-ordered pool (cudaMallocAsync) that never gives memory back by itself, as
-// PyTorch sets it. NVIDIA does not publish the algorithm; this is the simplest one that agrees with measured
-// peaks of real jobs, which are all multiples of 32 MiB:
-// - memory comes in pages of 32 MiB, appended to one range of addresses for requests up to 1 MiB and
-//   another for larger ones, which are rounded up to 2 MiB;
-// - best fit among free ranges, split and merged at will, by all streams alike: the driver orders a reuse
-//   behind the free by itself.
-// It stayed within 4 % of what five recorded jobs really held (traces/README.md).
+// A model of the driver's stream-ordered pool (cudaMallocAsync) that never releases memory on its own, as
+// PyTorch configures it. NVIDIA does not publish the algorithm; this is the simplest one that agrees with the
+// measured peaks of real jobs, which are all multiples of 32 MiB:
+// - memory comes in pages of 32 MiB, appended to one range of addresses for requests up to 1 MiB and another
+// for
+//   larger ones, which are rounded up to 2 MiB;
+// - best fit among free ranges, split and merged freely, equally for all streams: the driver orders a reuse
+// after the
+//   free by itself.
+// It stayed within 4 % of the actual memory of five recorded jobs (traces/README.md).
 #pragma once
 
 #include <array>
@@ -29,7 +31,7 @@ class CudaAsyncPolicy : public BlockPolicy {
   };
 
   PolicyBlock* search(Range& range, std::uint64_t size);
-  // Appends pages until the last block has `size` bytes, and takes it out.
+  // Appends pages until the last block has `size` bytes, and removes it from the free blocks.
   PolicyBlock* grow(Range& range, bool small, std::uint64_t size);
 
   void reclaim(PolicyBlock* block) override;

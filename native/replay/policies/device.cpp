@@ -1,4 +1,4 @@
-// The counted driver. See policy.hpp.
+// The counting device. See policy.hpp.
 #include "backends/driver_costs.hpp"
 #include "replay/policies/policy.hpp"
 
@@ -32,7 +32,7 @@ void PolicyDevice::release(Address address, std::uint64_t bytes) {
   held_.erase(address);
 }
 
-// Each page is created and mapped by a call of its own; one call grants access to all of them.
+// Each page is created and mapped by a separate call; one call grants access to all of them.
 bool PolicyDevice::map(std::uint64_t bytes, std::uint64_t page) {
   const std::uint64_t pages = bytes / page;
   calls_ += pages;
@@ -65,7 +65,8 @@ Address PolicyDevice::place(std::uint64_t bytes) {
   return address;
 }
 
-// What was released in the recording may still be held here, and a damaged recording may say anything.
+// Memory that was released in the recording may still be held here, and a damaged recording may contain
+// anything.
 Address PolicyDevice::follow(std::uint64_t bytes) {
   if (followed_ >= recorded_.size() || recorded_[followed_].size != bytes) return 0;
   const Address address = recorded_[followed_].address + kRecordedBase;

@@ -1,6 +1,5 @@
-// What every policy fulfils: an allocator's algorithm, run on a device that is only counted. A policy decides
-// where a request lies and when it goes to the driver; what a recording says, and in which order it happened,
-// is for replay.hpp.
+// What every policy implements: an allocator's algorithm on a counting device. A policy decides where a
+// request is placed and when it calls the driver; replay.hpp feeds it the recording.
 #pragma once
 
 #include <algorithm>
@@ -15,22 +14,22 @@
 
 namespace vram {
 
-// A plain segment that the recorded allocator got.
+// A plain segment of the recorded allocator.
 struct RecordedSegment {
   std::uint64_t size = 0;
   Address address = 0;
 };
 
-// The driver of a device with `capacity` bytes, as a policy meets it: it grants or refuses, and counts.
-// Addresses matter where an allocator prefers the lower of two equal blocks. As long as a policy asks for
-// what the recorded allocator asked for, it gets the recorded addresses; from then on what CUDA's driver
-// mostly gives: each below the last, at multiples of 32 MiB, and small ones in the rest behind the last.
+// The driver of a device with `capacity` bytes, as seen by a policy: it allocates or refuses, and counts.
+// Addresses matter if an allocator prefers the lower of two equal blocks. As long as a policy requests what
+// the recorded allocator requested, it gets the recorded addresses; after that, what CUDA's driver usually
+// returns: each below the last, at multiples of 32 MiB, and small ones in the space behind the last.
 // Invariant: reserved() <= capacity.
 class PolicyDevice {
  public:
-  // As a capacity: never full. Far below 2^64, so that sums of sizes do not wrap.
+  // As a capacity: unlimited. Far below 2^64, so that sums of sizes do not overflow.
   static constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 60;
-  // Recorded addresses are moved up by this: all others lie below.
+  // Recorded addresses are moved up by this: all others are below.
   static constexpr Address kRecordedBase = std::uint64_t{1} << 62;
 
   // keep_sizes: for sizes(). recorded: in order.
@@ -41,10 +40,10 @@ class PolicyDevice {
   // One plain allocation (cudaMalloc). post: addresses that no other allocation has.
   bool allocate(std::uint64_t bytes, Address* address);
   void release(Address address, std::uint64_t bytes);
-  // Pages of `page` bytes each, created and mapped (or unmapped and given back) together.
+  // Pages of `page` bytes each, created and mapped (or unmapped and released) together.
   bool map(std::uint64_t bytes, std::uint64_t page);
   void unmap(std::uint64_t bytes, std::uint64_t page);
-  // More of a piece that is thought to have been taken in one call at the beginning.
+  // More of a range that is assumed to have been allocated in one call at the beginning.
   bool extend(std::uint64_t bytes) { return grow(bytes); }
   // A range of addresses without memory.
   Address reserve_addresses(std::uint64_t bytes, std::uint64_t alignment);
@@ -54,13 +53,13 @@ class PolicyDevice {
   std::uint64_t peak_reserved() const { return peak_reserved_; }
   std::uint64_t calls() const { return calls_; }
   double us() const { return us_; }
-  // Bytes of every growth in order, where asked to keep them.
+  // Bytes of every growth in order, if they are kept.
   const std::vector<std::uint64_t>& sizes() const { return sizes_; }
 
  private:
   bool grow(std::uint64_t bytes);
   Address place(std::uint64_t bytes);
-  // The next recorded address, or 0 where the recording no longer fits.
+  // The next recorded address, or 0 if the recording no longer matches.
   Address follow(std::uint64_t bytes);
 
   std::uint64_t capacity_;
@@ -72,55 +71,55 @@ class PolicyDevice {
   std::vector<RecordedSegment> recorded_;
   std::map<Address, std::uint64_t> held_;  // plain allocations: bytes by address
   std::size_t followed_ = 0;               // of the recorded segments
-  Address lowest_ = kRecordedBase;         // of all addresses given
+  Address lowest_ = kRecordedBase;         // of all assigned addresses
   Address rest_ = 0;                       // the unused addresses behind the last segment
   Address rest_end_ = 0;
   std::vector<std::uint64_t> sizes_;
 };
 
-// A request that was served; meaningless to everyone but the policy that gave it, until it is freed.
+// A successful request; only the policy that returned it can interpret it, until it is freed.
 using Token = void*;
 
 using Ticket = std::uint64_t;
 
 struct Placement {
   Address address = 0;
-  std::uint64_t size = 0;  // bytes set aside, at least those asked for
+  std::uint64_t size = 0;  // allocated bytes, at least the requested ones
 };
 
 // What a policy did so far.
 struct PolicyUsage {
-  std::uint64_t allocated = 0;  // bytes set aside for what the program holds
+  std::uint64_t allocated = 0;  // bytes allocated for the program
   std::uint64_t peak_allocated = 0;
-  std::uint64_t reserved = 0;  // bytes taken from the device
+  std::uint64_t reserved = 0;  // bytes reserved from the device
   std::uint64_t peak_reserved = 0;
   std::uint64_t driver_calls = 0;
-  double driver_us = 0;       // modelled from measured prices
-  std::uint64_t retries = 0;  // requests served only after cached memory was given back
+  double driver_us = 0;       // modelled from measured costs
+  std::uint64_t retries = 0;  // requests served only after cached memory was released
 };
 
-// One allocator. Calls come from one thread. Times are microseconds of the recording and never fall.
+// One allocator. Calls come from one thread. Times are microseconds of the recording and never decrease.
 class Policy {
  public:
   virtual ~Policy() = default;
 
-  // Returns nullptr when out of memory; everything but caches is then as before.
+  // Returns nullptr if it is out of memory; everything except caches is then unchanged.
   virtual Token allocate(std::uint64_t size, std::uint32_t stream, std::int64_t time_us) = 0;
-  // The program gives the memory up, and only its own stream has used it.
+  // The program frees memory that only its own stream has used.
   virtual void free(Token token, std::int64_t time_us) = 0;
-  // The program gives memory of `stream` up while another one still uses it. Returns what complete() wants
-  // when that use has ended.
+  // The program frees memory of `stream` while another stream still uses it. Returns the argument for
+  // complete() when that use has ended.
   virtual Ticket free_later(Token token, std::uint32_t stream, std::int64_t time_us) = 0;
-  // A policy may have waited by itself before; then this changes nothing.
+  // A policy may already have waited by itself; then this has no effect.
   virtual void complete(Ticket ticket) = 0;
-  // The program wants cached memory given back to the device (torch.cuda.empty_cache). A policy that keeps
-  // its memory for good does nothing.
+  // The program releases cached memory to the device (torch.cuda.empty_cache). A policy that never releases
+  // memory does nothing.
   virtual void trim() {}
 
   virtual Placement placement(Token token) const = 0;
   virtual PolicyUsage usage() const = 0;
   virtual const std::vector<std::uint64_t>& segment_sizes() const = 0;
-  // Whether every invariant holds; else *why names the first that does not.
+  // Whether every invariant holds; otherwise *why names the first violated one.
   virtual bool check(std::string* why) const = 0;
 };
 

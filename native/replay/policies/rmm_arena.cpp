@@ -8,10 +8,10 @@ namespace vram {
 namespace {
 
 constexpr std::uint64_t kGranule = 256;
-constexpr std::uint64_t kSuperblock = kMiB;  // the least, and the largest request of a stream's arena
+constexpr std::uint64_t kSuperblock = kMiB;  // minimum size, and largest request of a stream's arena
 constexpr std::uint64_t kAddresses = std::uint64_t{1} << 50;
 
-// RMM's size classes: four between two powers of two, finer below 2 KiB; 54 KiB stands where 56 would.
+// RMM's size classes: four between two powers of two, finer below 2 KiB; 54 KiB replaces 56.
 std::uint64_t size_class(std::uint64_t size) {
   if (size <= 2 * kKiB) return round_up(std::max<std::uint64_t>(size, 1), kGranule);
   const std::uint64_t rounded = round_up(size, std::bit_floor(size - 1) / 4);
@@ -97,7 +97,7 @@ RmmArenaPolicy::Superblock* RmmArenaPolicy::acquire(std::uint64_t size) {
   PolicyBlock* rest = superblock->free.begin().block();
   superblock->erase(rest);
   PolicyBlock* front = blocks_.split_front(rest, bytes);
-  rest->prev = front->next = nullptr;  // blocks never reach over the edge of a superblock
+  rest->prev = front->next = nullptr;  // blocks never cross the edge of a superblock
   superblock->address += bytes;
   superblock->size -= bytes;
   superblock->insert(rest);
@@ -118,7 +118,7 @@ PolicyBlock* RmmArenaPolicy::first_fit(Superblock* superblock, std::uint64_t siz
   return front;
 }
 
-// Whether the device has memory up to `end`.
+// Returns whether the device has memory up to `end`.
 bool RmmArenaPolicy::reach(Address end) {
   const std::uint64_t wanted = round_up(end - base_, kSuperblock);
   return wanted <= device_.reserved() || device_.extend(wanted - device_.reserved());
@@ -144,7 +144,7 @@ void RmmArenaPolicy::release(Superblock* superblock) {
   if (at != shared_.end()) join(superblock, at->second);
 }
 
-// Makes one superblock of two that are empty and touch; else returns `high`.
+// Merges two empty adjacent superblocks; otherwise returns `high`.
 RmmArenaPolicy::Superblock* RmmArenaPolicy::join(Superblock* low, Superblock* high) {
   if (!low->is_empty() || !high->is_empty() || low->address + low->size != high->address) return high;
   PolicyBlock* front = low->free.begin().block();

@@ -1,6 +1,7 @@
-// RMM's arena_memory_resource: one large piece of memory, cut into superblocks that each stream's arena takes
-// for requests up to 1 MiB; larger ones are served from the piece itself. First fit by address throughout, so
-// what is reserved here is the smallest arena that would have done: RMM takes the size it is told, at once.
+// RMM's arena_memory_resource: one large range of memory, divided into superblocks that each stream's arena
+// takes for requests up to 1 MiB; larger ones are served from the range itself. First fit by address
+// throughout, so the memory reserved here is the smallest arena that would suffice: RMM reserves the
+// configured size at the start.
 #pragma once
 
 #include <map>
@@ -33,12 +34,12 @@ class RmmArenaPolicy : public BlockPolicy {
   };
 
   PolicyBlock* serve(std::uint64_t size, std::uint32_t stream);
-  // Takes the first superblock with room for `size` out of the shared ones, cut to size where it is empty.
+  // Takes the first superblock with space for `size` out of the shared ones, split if it is empty.
   Superblock* acquire(std::uint64_t size);
-  // Gives a superblock back to the shared ones; empty neighbours become one.
+  // Returns a superblock to the shared ones; empty neighbors are merged.
   void release(Superblock* superblock);
   void defragment();
-  // The first free block of the superblock with room, cut to size; nullptr if the device is full.
+  // The first free block of the superblock that is large enough, split; nullptr if the device is full.
   PolicyBlock* first_fit(Superblock* superblock, std::uint64_t size);
   bool reach(Address end);
   Superblock* join(Superblock* low, Superblock* high);

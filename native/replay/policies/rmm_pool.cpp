@@ -30,7 +30,7 @@ Token RmmPoolPolicy::allocate(std::uint64_t size, std::uint32_t stream, std::int
   }
   PolicyBlock* front = blocks_.split_front(block, bytes);
   front->stream = stream;
-  free_[block->stream].insert(block);  // the rest stays where the block was
+  free_[block->stream].insert(block);  // the remainder stays at the end of the block
   return hand_out(front);
 }
 

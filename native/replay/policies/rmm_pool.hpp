@@ -1,5 +1,5 @@
-// RMM's pool_memory_resource: a free list for each stream, best fit, taken from other streams before the pool
-// grows, and growth that doubles the pool while the device has room.
+// RMM's pool_memory_resource: a free list per stream, best fit, stealing from other streams before the pool
+// grows, and growth that doubles the pool while the device has memory.
 #pragma once
 
 #include "replay/policies/block_policy.hpp"
@@ -8,7 +8,7 @@ namespace vram {
 
 struct RmmPoolConfig {
   std::uint64_t initial_size = 0;
-  std::uint64_t maximum_size = 0;  // 0: none but the device's
+  std::uint64_t maximum_size = 0;  // 0: only that of the device
 };
 
 class RmmPoolPolicy : public BlockPolicy {
@@ -19,12 +19,12 @@ class RmmPoolPolicy : public BlockPolicy {
 
  private:
   PolicyBlock* take(std::uint32_t stream, std::uint64_t size);
-  // From another stream's list as it is; else from all lists merged into this stream's, one by one.
+  // From another stream's list as it is; otherwise from all lists, merged into this stream's one by one.
   PolicyBlock* take_from_others(std::uint32_t stream, std::uint64_t size);
   PolicyBlock* merge_others(std::uint32_t stream, std::uint64_t size);
   PolicyBlock* grow(std::uint32_t stream, std::uint64_t size);
   PolicyBlock* add_segment(std::uint32_t stream, std::uint64_t bytes);
-  // Puts a free block into the list of its stream, merged with neighbours that are there, too.
+  // Puts a free block into the list of its stream, merged with free neighbors there.
   void keep(PolicyBlock* block);
 
   void reclaim(PolicyBlock* block) override { keep(block); }

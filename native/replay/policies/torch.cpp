@@ -8,13 +8,14 @@ namespace vram {
 namespace {
 
 constexpr std::uint64_t kMinBlock = 512;
-constexpr std::uint64_t kSmallSize = kMiB;             // the largest request of the small pools
-constexpr std::uint64_t kSmallSegment = 2 * kMiB;      // which are made of these
-constexpr std::uint64_t kMinLargeSegment = 10 * kMiB;  // requests from here on get segments of their own
+constexpr std::uint64_t kSmallSize = kMiB;         // the largest request of the small pools
+constexpr std::uint64_t kSmallSegment = 2 * kMiB;  // segment size of the small pools
+constexpr std::uint64_t kMinLargeSegment =
+    10 * kMiB;  // requests of at least this size get their own segments
 constexpr std::uint64_t kSegmentRounding = 2 * kMiB;
 constexpr std::uint64_t kLargestRequest = PolicyDevice::kUnlimited;
 
-// The next of the `divisions` equal steps between two powers of two.
+// Rounds up to the next of the `divisions` equal steps between two powers of two.
 std::uint64_t next_division(std::uint64_t size, std::uint64_t divisions) {
   if (std::has_single_bit(size)) return size;
   const std::uint64_t floor = std::bit_floor(size);
@@ -138,8 +139,7 @@ bool TorchPolicy::collects_garbage() const {
 
 std::uint64_t TorchPolicy::age(const PolicyBlock& block) const { return searches_[block.small] - block.mark; }
 
-// Gives whole segments back, those first that have not been used for longest, until what is held is
-// below the threshold.
+// Releases whole segments, least recently used first, until the reserved memory is below the threshold.
 void TorchPolicy::collect_garbage() {
   const auto threshold = static_cast<std::uint64_t>(config_.garbage_collection_threshold *
                                                     static_cast<double>(*config_.allowed));
@@ -171,7 +171,7 @@ void TorchPolicy::collect_garbage() {
   }
 }
 
-// Whether enough blocks that may not be split were given back for the request.
+// Returns whether enough unsplittable blocks were released for the request.
 bool TorchPolicy::release_oversize(const Request& request) {
   const std::uint64_t limit = config_.max_split_size;
   if (limit == TorchConfig{}.max_split_size) return false;

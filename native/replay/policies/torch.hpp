@@ -1,5 +1,5 @@
-// PyTorch's caching allocator, as torch 2.6 to 2.12 have it: two pools for each stream, best fit, splitting
-// and merging, and the ladder it climbs before it reports that memory ran out. Its expandable segments are
+// PyTorch's caching allocator, as in torch 2.6 to 2.12: two pools per stream, best fit, splitting and
+// merging, and the ladder it climbs before it reports that memory ran out. Its expandable segments are in
 // torch_expandable.hpp; graph pools are not modelled.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace vram {
 
-// The options of PYTORCH_ALLOC_CONF that decide where memory lies, in bytes. The defaults are PyTorch's.
+// The options of PYTORCH_ALLOC_CONF that affect placement, in bytes. The defaults are PyTorch's.
 struct TorchConfig {
   static constexpr std::size_t kIntervals =
       16;  // [1 MiB, 2 MiB), [2 MiB, 4 MiB), …; smaller ones share the first
@@ -21,13 +21,13 @@ struct TorchConfig {
   std::uint64_t large_segment = 20 * kMiB;
   double garbage_collection_threshold = 0;  // of `allowed`; 0: never
   std::array<std::uint64_t, kIntervals> roundup_power2_divisions{};
-  // What set_per_process_memory_fraction allows; absent: as much as is ever needed.
+  // What set_per_process_memory_fraction allows; absent: unlimited.
   std::optional<std::uint64_t> allowed;
 };
 
 class TorchPolicy : public BlockPolicy {
  public:
-  // The limit is the config's, so the device should have no other.
+  // The config sets the limit, so the device should have no other.
   TorchPolicy(const TorchConfig& config, PolicyDevice device);
 
   Token allocate(std::uint64_t size, std::uint32_t stream, std::int64_t time_us) override;
@@ -46,7 +46,7 @@ class TorchPolicy : public BlockPolicy {
     std::uint64_t size;  // rounded
   };
 
-  // The three things expandable segments do otherwise.
+  // The three operations in which expandable segments differ.
   virtual PolicyBlock* best_fit(const Request& request) const;
   virtual PolicyBlock* grow(const Request& request);
   virtual bool should_split(const PolicyBlock& block, std::uint64_t size) const;
@@ -59,7 +59,7 @@ class TorchPolicy : public BlockPolicy {
   bool is_allowed(std::uint64_t segment) const;
   std::uint64_t segment_size(std::uint64_t size) const;
   void keep(PolicyBlock* block);
-  // Lets `block` take `neighbour` in, if that is free, too, and both or none have memory.
+  // Merges `neighbour` into `block` if it is free as well and both or neither have memory.
   void merge(PolicyBlock* block, PolicyBlock* neighbour);
   Pool& pool_of(const PolicyBlock& block) { return *pools_[2 * block.stream + (block.small ? 1 : 0)]; }
 
@@ -82,7 +82,7 @@ class TorchPolicy : public BlockPolicy {
   std::uint64_t age(const PolicyBlock& block) const;
 
   std::vector<std::unique_ptr<Pool>> pools_;  // 2 · stream + (1 for small)
-  std::array<std::uint64_t, 2> searches_{};   // by small; what a block's age is counted in
+  std::array<std::uint64_t, 2> searches_{};   // by small; the unit of a block's age
 };
 
 }  // namespace vram

@@ -7,11 +7,11 @@ namespace {
 
 constexpr std::uint64_t kMinRest = 512;
 constexpr std::uint64_t kSmallPage = 2 * kMiB;
-// PyTorch reserves addresses for 9/8 of the device. How large the device is, a recording does not say.
+// PyTorch reserves addresses for 9/8 of the device. A recording does not contain the size of the device.
 constexpr std::uint64_t kLikelyDevice = 128 * kGiB;
 constexpr std::uint64_t kLargestDevice = 16 * 1024 * kGiB;
 
-// What a block could grow to: its own bytes and the addresses behind it.
+// The size that a block could grow to: its own bytes and the addresses behind it.
 std::uint64_t reach(const PolicyBlock& block) {
   return block.size + (block.next != nullptr && !block.next->mapped ? block.next->size : 0);
 }
@@ -32,7 +32,7 @@ bool TorchExpandablePolicy::should_split(const PolicyBlock& block, std::uint64_t
   return block.size - size >= kMinRest;
 }
 
-// The tightest block, where one that can still grow counts as large as it can become.
+// The best-fitting block; a block that can still grow counts with its maximum size.
 PolicyBlock* TorchExpandablePolicy::best_fit(const Request& request) const {
   auto at = request.pool.free.lower_bound(request.size);
   PolicyBlock* best = at.block();
@@ -43,14 +43,14 @@ PolicyBlock* TorchExpandablePolicy::best_fit(const Request& request) const {
 }
 
 PolicyBlock* TorchExpandablePolicy::grow(const Request& request) {
-  // The limit is asked about a plain segment, not about the pages that are missing.
+  // The limit applies to a plain segment, not to the missing pages.
   if (!is_allowed(segment_size(request.size))) return nullptr;
   PolicyBlock* block = find_room(request);
   if (!block->mapped && !map(block, std::min(block->size, request.size))) return nullptr;
   while (block->size < request.size) {
     PolicyBlock* behind = block->next;
     if (!map(behind, std::min(request.size - block->size, behind->size))) return nullptr;
-    block = behind;  // which took in the one before it
+    block = behind;  // which was merged with the one before it
   }
   request.pool.free.erase(block);
   return block;
@@ -87,7 +87,7 @@ bool TorchExpandablePolicy::map(PolicyBlock* block, std::uint64_t size) {
   Pool& pool = pool_of(*block);
   pool.unmapped.erase(block);
   if (bytes < block->size) {
-    // The block that is mapped keeps its identity, as whoever asked goes on with it.
+    // The mapped block keeps its identity, because the caller continues to use it.
     PolicyBlock rest = *block;
     rest.address += bytes;
     rest.size -= bytes;

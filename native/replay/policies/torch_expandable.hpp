@@ -1,5 +1,5 @@
-// PyTorch's caching allocator with expandable_segments:True: one range of addresses for each stream and kind
-// of request, grown by mapping pages at the lowest place that serves. All else is as in torch.hpp.
+// PyTorch's caching allocator with expandable_segments:True: one range of addresses per stream and kind of
+// request, which grows by mapping pages at the lowest suitable place. Everything else is as in torch.hpp.
 #pragma once
 
 #include "replay/policies/torch.hpp"
@@ -16,12 +16,12 @@ class TorchExpandablePolicy : public TorchPolicy {
   bool should_split(const PolicyBlock& block, std::uint64_t size) const override;
   void release_free_blocks(Pool& pool) override;
 
-  // The lowest free addresses with room for the request, with or without memory.
+  // The lowest free addresses with space for the request, with or without memory.
   PolicyBlock* find_room(const Request& request);
   PolicyBlock* add_segment(Pool& pool);
-  // Gives the first `size` bytes of a block memory, in whole pages, and merges it with free neighbours.
+  // Backs the first `size` bytes of a block with memory, in whole pages, and merges it with free neighbors.
   bool map(PolicyBlock* block, std::uint64_t size);
-  // Takes the memory of every page that lies in the block as a whole.
+  // Releases the memory of every page that is completely inside the block.
   void unmap(PolicyBlock* block);
   std::uint64_t page(bool small) const;
   std::uint64_t address_space() const;

@@ -30,7 +30,7 @@ void VramPolicy::notice(std::uint32_t stream) {
   }
 }
 
-// The model is asked nothing on the fast paths, so its clock is set on the slow ones only.
+// Fast paths do not query the model, so its clock is set only on slow paths.
 Token VramPolicy::allocate(std::uint64_t size, std::uint32_t stream, std::int64_t time_us) {
   notice(stream);
   Address address = 0;
@@ -48,8 +48,8 @@ void VramPolicy::free(Token token, std::int64_t time_us) {
   (void)pool_.free(address);
 }
 
-// A free that the recording shows waiting was used on some other stream; which one is not recorded, so
-// the one that was active last stands in for it.
+// A free that waits in the recording was used on another stream. The recording does not say which one, so the
+// one that was active last is used instead.
 std::uint32_t VramPolicy::other_than(std::uint32_t stream) const {
   const std::uint32_t likely = stream == recent_ ? earlier_ : recent_;
   return likely != stream ? likely : (stream + 1) % static_cast<std::uint32_t>(handles_.size());

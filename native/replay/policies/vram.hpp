@@ -1,4 +1,4 @@
-// The real pool as a policy: native/pool/pool.hpp on a model device whose clock is the recording's.
+// The real pool as a policy: native/pool/pool.hpp on a model device with the clock of the recording.
 #pragma once
 
 #include "backends/model.hpp"
@@ -9,17 +9,17 @@ namespace vram {
 
 class VramPolicy : public Policy {
  public:
-  // capacity: of the model device. Work finishes `lag_us` after it was issued, in recorded time.
+  // capacity: of the model device. Work completes `lag_us` after it was issued, in recorded time.
   VramPolicy(const PoolConfig& config, std::uint64_t capacity, double lag_us);
 
   Token allocate(std::uint64_t size, std::uint32_t stream, std::int64_t time_us) override;
   void free(Token token, std::int64_t time_us) override;
   Ticket free_later(Token token, std::uint32_t stream, std::int64_t time_us) override;
-  // The model device decides when work has finished.
+  // The model device decides when work has completed.
   void complete(Ticket) override {}
   void trim() override { (void)pool_.trim(0, true); }
 
-  // The address alone: how much the pool set aside is its own affair.
+  // Only the address: the pool does not report the allocated bytes.
   Placement placement(Token token) const override { return {reinterpret_cast<Address>(token), 0}; }
   PolicyUsage usage() const override;
   const std::vector<std::uint64_t>& segment_sizes() const override { return no_sizes_; }
@@ -36,7 +36,7 @@ class VramPolicy : public Policy {
   std::uint32_t earlier_ = 0;  // the last one before it that differs
   std::uint64_t calls_before_;
   double us_before_;
-  std::vector<std::uint64_t> no_sizes_;  // pages come one by one; their sizes tell nothing
+  std::vector<std::uint64_t> no_sizes_;  // pages come one by one; their sizes carry no information
 };
 
 }  // namespace vram

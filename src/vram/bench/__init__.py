@@ -1,7 +1,7 @@
-"""What memory costs here: `hotpath`, `threads`, `scenarios`, `pages` and `warmup`, each with a `run(device)`.
+"""Benchmarks of memory operations: `hotpath`, `threads`, `scenarios`, `pages` and `warmup`.
 
-Each run measures all that it compares, peers in turn, and returns a `Report` of plain tables. Drawing them is
-for the command line (`vram bench`).
+Each has a `run(device)` that measures everything it compares in turn and returns a `Report` of plain tables.
+The command line (`vram bench`) prints them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["BENCHES", "run"]
 
 BENCHES = {
-    "hotpath": "An allocate+free pair in six scenarios, from Python and C++, against every peer installed.",
-    "threads": "Threads on streams of their own, and with half of the frees on another thread.",
-    "scenarios": "Five kinds of program against PyTorch's allocator.",
-    "pages": "Growing, mapping again, and a first training step: pages against plain driver memory.",
-    "warmup": "The first use of blocks that were made ready, and of blocks that were not.",
+    "hotpath": "An allocate+free pair in six scenarios, from Python and C++, and with every installed peer.",
+    "threads": "Threads with one stream each, and with half of the frees on another thread.",
+    "scenarios": "Five kinds of program, compared with PyTorch's allocator.",
+    "pages": "Growing, remapping and a first training step: pages compared with plain driver memory.",
+    "warmup": "The first use of prepared blocks and of unprepared blocks.",
 }
-"""Every benchmark by name, with what it measures."""
+"""All benchmarks by name, with what they measure."""
 
 
 def run(name: str, device: str | Device | None = None, *, quick: bool = False) -> Report:
-    """Run one benchmark on a device; `quick` is for trying the command, not for figures."""
+    """Run one benchmark on a device; `quick` is for trying the command, not for reliable figures."""
     report: Report = importlib.import_module(f"vram.bench.{name}").run(device, quick=quick)
     return report

@@ -1,4 +1,4 @@
-"""`vram bench hotpath`: what an allocate+free pair costs, from Python and C++, beside every peer."""
+"""`vram bench hotpath`: the cost of an allocate+free pair, from Python, C++ and every installed peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from vram import _native
 from vram.bench import peers
 from vram.bench.measure import factor, least
-from vram.bench.report import Column, Left, Report, Table
+from vram.bench.report import Column, Report, Table
 from vram.bench.workloads import HOTPATH, Run, Scenario
 from vram.core.device import Device
 from vram.core.pool import Pool
@@ -26,12 +26,11 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
     others, left_out = peers.find(place)
     columns: dict[str, dict[str, float]] = {}
     for scenario in HOTPATH:
-        failures: list[Left] = []
         with Pool(place) as pool:
             ways = [peers.raw_way(pool), peers.buffer_way(pool), peers.FLOOR, *others]
             runs = {way.name: scenario.run(way) for way in ways} | _native_runs(pool, scenario)
-            columns[scenario.name] = least(runs, QUICK_REPEATS if quick else REPEATS, failures)
-        left_out += [Left(f"{failed.name}, {scenario.name}", failed.reason) for failed in failures]
+            repeats = QUICK_REPEATS if quick else REPEATS
+            columns[scenario.name] = least(runs, repeats, left_out, where=scenario.name)
         for way in others:
             way.trim()
     return Report.of("hotpath", place, [_all(columns), _against(columns)], left_out, quick=quick)
@@ -59,18 +58,18 @@ def _all(columns: dict[str, dict[str, float]]) -> Table:
 
 
 def _against(columns: dict[str, dict[str, float]]) -> Table:
-    """Ours over the floor and under the fastest peer, in each scenario."""
+    """Compare vram with the floor and with the fastest peer in each scenario."""
     return Table(
-        "vram malloc+free against the floor and the fastest peer of the same run",
+        "vram malloc+free, the floor and the fastest peer of the same run",
         [
             Column("scenario", "scenario"),
             Column("ours", "vram, ns", "ns"),
             Column("over_floor", "over the floor", "ratio"),
             Column("peer", "fastest peer"),
             Column("theirs", "its ns", "ns"),
-            Column("factor", "vram is faster by", "ratio"),
+            Column("factor", "vram faster by", "ratio"),
             Column("native", "C++, ns", "ns"),
-            Column("native_factor", "than the driver by", "ratio"),
+            Column("native_factor", "faster than driver by", "ratio"),
         ],
         [_against_row(scenario, results) for scenario, results in columns.items()],
     )

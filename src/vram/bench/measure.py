@@ -1,27 +1,31 @@
-"""How runs are timed: warm first, all in turn so that a disturbance meets all alike, and the least counts.
+"""How runs are timed: after a warm-up, in turns, so that a disturbance affects all of them alike.
 
-What is run is for `workloads` and `peers`.
+`vram bench` and the scripts in `benchmarks/` measure with these functions. What they run is in `workloads`
+and `peers`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from vram.bench.report import Left
+from vram.bench.report import LeftOut
 from vram.bench.workloads import Run
 
-__all__ = ["WARM_RUNS", "factor", "least", "undisturbed"]
+__all__ = ["WARM_RUNS", "elapsed_ns", "factor", "in_turns", "least", "least_of_each", "reason", "undisturbed"]
 
 WARM_RUNS = 2
-"""Runs before the first that counts: they fill caches and let the interpreter specialise the loop."""
+"""Runs before the first that counts: they fill caches and let the interpreter specialize the loop."""
+
+Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep the garbage collector out of a measurement."""
+    """Disable the garbage collector during a measurement."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -32,33 +36,60 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def least(runs: Mapping[str, Run], repeats: int, failures: list[Left] | None = None) -> dict[str, float]:
-    """Return the least of `repeats` results for each name, taken in turn.
+def in_turns(
+    runs: Mapping[str, Callable[[], Result]],
+    repeats: int,
+    failures: list[LeftOut] | None = None,
+    *,
+    where: str = "",
+    warm: int = WARM_RUNS,
+) -> dict[str, list[Result]]:
+    """Return `repeats` results for each name. Every repeat goes through all runs before the next one begins.
 
-    What raises is left out, with the reason in `failures`; without that list it raises here.
+    A run that raises is omitted, with the reason in `failures`; without that list the error is raised.
+    `where` names what was measured, for that list.
     """
-    running, found = dict(runs), dict.fromkeys(runs, math.inf)
+    found: dict[str, list[Result]] = {name: [] for name in runs}
     with undisturbed():
-        for repeat in range(-WARM_RUNS, repeats):
-            for name, run in tuple(running.items()):
+        for repeat in range(-warm, repeats):
+            for name in tuple(found):
                 try:
-                    result = run()
+                    result = runs[name]()
                 except Exception as error:
                     if failures is None:
                         raise
-                    failures.append(Left(name, reason(error)))
-                    del running[name]
+                    failures.append(LeftOut(f"{name}, {where}" if where else name, reason(error)))
+                    del found[name]
                 else:
                     if repeat >= 0:
-                        found[name] = min(found[name], result)
-    return {name: found[name] for name in running}
+                        found[name].append(result)
+    return found
+
+
+def least(
+    runs: Mapping[str, Run], repeats: int, failures: list[LeftOut] | None = None, *, where: str = ""
+) -> dict[str, float]:
+    """Return the minimum of `repeats` results for each name, taken in turns as by `in_turns`."""
+    return {name: min(results) for name, results in in_turns(runs, repeats, failures, where=where).items()}
+
+
+def least_of_each(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the least value of each key over several results."""
+    return {key: min(result[key] for result in results) for key in results[0]}
+
+
+def elapsed_ns(work: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns) -> int:
+    """Return the nanoseconds that a call takes."""
+    start = clock()
+    work()
+    return clock() - start
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line."""
+    """Return why something failed, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def factor(whole: float | None, part: float | None) -> float | None:
-    """`whole` over `part`; None where one of them was not measured."""
+    """Return `whole / part`; None if one of them was not measured."""
     return whole / part if whole is not None and part else None

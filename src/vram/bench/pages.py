@@ -1,20 +1,19 @@
-"""`vram bench pages`: growth from nothing, free memory serving another size, and a first training step.
+"""`vram bench pages`: growth, reuse of free memory for another size, and a first training step.
 
-Pages of each size and the pool's own choice, against plain segments and the driver's plain calls.
+Compares pages of each size and the pool's own choice with plain segments and plain driver calls.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from vram._native import Backend
 from vram.bench import peers
-from vram.bench.measure import reason, undisturbed
-from vram.bench.report import Column, Left, Report, Table
-from vram.bench.workloads import Way, training_step
+from vram.bench.measure import elapsed_ns, in_turns, least_of_each
+from vram.bench.report import Column, LeftOut, Report, Table
+from vram.bench.workloads import Scenario, Way, training_step
 from vram.config import PAGE_SIZES
 from vram.core.device import Device
 from vram.core.pool import Pool
@@ -28,17 +27,19 @@ GROWTH_BLOCKS = (2 * MIB, 64 * MIB)
 REMAP_BLOCK = 32 * MIB
 STEPS = 3
 
-POOLS: dict[str, dict[str, Any]] = {
+Pools: TypeAlias = Mapping[str, dict[str, Any]]
+
+POOLS: Pools = {
     "pool, pages of its choice": {},
     "pool, pages of 2 MiB": {"max_page": 2 * MIB},
     "pool, pages up to 8 MiB": {"max_page": 8 * MIB},
     "pool, plain segments": {"pages": False},
 }
-"""Configurations of the pool, by what the table calls them."""
+"""Configurations of the pool, by their names in the table."""
 
 
 def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
-    """Measure growth, mapping again and a first step on a device."""
+    """Measure growth, remapping and a first step on a device."""
     place = Device(device)
     repeats = QUICK_REPEATS if quick else REPEATS
     large = place.kind == "cuda" and not quick
@@ -46,71 +47,59 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
     pools = {
         name: options for name, options in POOLS.items() if place.pages or not options.get("pages", True)
     }
-    left_out = [Left(name, place.backend.no_pages) for name in POOLS if name not in pools]
-    with undisturbed():
-        tables = [
-            _growth(place, pools, growth, repeats),
-            _remap(place, pools, remap, repeats),
-            _steps(place, pools, activations, repeats, left_out),
-        ]
+    left_out = [LeftOut(name, place.backend.no_pages) for name in POOLS if name not in pools]
+    tables = [
+        _growth(place, pools, growth, repeats),
+        _remap(place, pools, remap, repeats),
+        _steps(place, pools, activations, repeats, left_out),
+    ]
     return Report.of("pages", place, tables, left_out, quick=quick)
-
-
-def _ms(work: Callable[[], object]) -> float:
-    start = time.perf_counter_ns()
-    work()
-    return (time.perf_counter_ns() - start) / 1e6
 
 
 # ---- growth -----------------------------------------------------------------------------------------------
 
 
-def _growth(place: Device, pools: Mapping[str, dict[str, Any]], total: int, repeats: int) -> Table:
-    ways: dict[str, Callable[[int], float | None]] = {
-        name: lambda size, options=options: _grow(place, options, size, total)  # type: ignore[misc]
+def _growth(place: Device, pools: Pools, total: int, repeats: int) -> Table:
+    columns = [Column("memory", "memory")]
+    every = _growths(place, pools, total // 2, total)
+    rows: dict[str, dict[str, Any]] = {name: {"memory": name} for name in every}
+    for size in (*GROWTH_BLOCKS, total // 2):
+        columns.append(Column(title := f"in blocks of {format_size(size)}", title, "ms"))
+        for name, spent in in_turns(_growths(place, pools, size, total), repeats, warm=0).items():
+            rows[name][title] = min(spent) / 1e6 * GIB / total
+    title = f"Growth: {format_size(total)} from an empty pool, ms per GiB"
+    return Table(title, columns, list(rows.values()))
+
+
+def _growths(place: Device, pools: Pools, size: int, total: int) -> dict[str, Callable[[], int]]:
+    """Every way to take `total` bytes in blocks of a size; each returns nanoseconds."""
+    runs: dict[str, Callable[[], int]] = {
+        name: lambda options=options: _grow(place, options, size, total)  # type: ignore[misc]
         for name, options in pools.items()
     }
-    if place.pages:
-        ways |= {
-            f"pages of {format_size(page)}, driver calls alone": (
-                lambda size, page=page: _map(place.backend, page, size, total)  # type: ignore[misc]
-            )
-            for page in PAGE_SIZES
-        }
+    for page in PAGE_SIZES if place.pages else ():
+        if size % page == 0:
+            name = f"pages of {format_size(page)}, driver calls alone"
+            runs[name] = lambda page=page: _map(place.backend, page, size, total)  # type: ignore[misc]
     alone = "cuMemAlloc alone" if place.kind == "cuda" else "plain memory of the device alone"
-    ways[alone] = lambda size: _reserve(place.backend, size, total)
-    sizes = {f"in blocks of {format_size(size)}": size for size in (*GROWTH_BLOCKS, total // 2)}
-    rows = [
-        {"memory": name, **{title: _per_gib(way, size, total, repeats) for title, size in sizes.items()}}
-        for name, way in ways.items()
-    ]
-    columns = [Column("memory", "memory"), *(Column(title, title, "ms") for title in sizes)]
-    return Table(f"Growth: {format_size(total)} taken from nothing, ms a GiB", columns, rows)
+    return runs | {alone: lambda: _reserve(place.backend, size, total)}
 
 
-def _per_gib(way: Callable[[int], float | None], size: int, total: int, repeats: int) -> float | None:
-    """The least of several times, for a GiB; None where a way cannot make blocks of that size."""
-    times = [spent for spent in (way(size) for _ in range(repeats)) if spent is not None]
-    return min(times) * GIB / total if times else None
-
-
-def _grow(place: Device, options: dict[str, Any], size: int, total: int) -> float:
+def _grow(place: Device, options: dict[str, Any], size: int, total: int) -> int:
     with Pool(place, **options) as pool:
-        return _ms(lambda: [pool.malloc(size) for _ in range(total // size)])
+        return elapsed_ns(lambda: [pool.malloc(size) for _ in range(total // size)])
 
 
-def _reserve(backend: Backend, size: int, total: int) -> float:
+def _reserve(backend: Backend, size: int, total: int) -> int:
     addresses: list[int] = []
-    spent = _ms(lambda: addresses.extend(backend.reserve(size) for _ in range(total // size)))
+    spent = elapsed_ns(lambda: addresses.extend(backend.reserve(size) for _ in range(total // size)))
     for address in addresses:
         backend.release(address, size)
     return spent
 
 
-def _map(backend: Backend, page: int, size: int, total: int) -> float | None:
-    """Pages created and mapped at fresh addresses, access granted once for each block."""
-    if size % page:
-        return None
+def _map(backend: Backend, page: int, size: int, total: int) -> int:
+    """Create pages and map them at new addresses, with access granted once for each block."""
     space, pages = backend.space_reserve(total), []
 
     def grow() -> None:
@@ -120,7 +109,7 @@ def _map(backend: Backend, page: int, size: int, total: int) -> float | None:
                 backend.map(address, page, pages[-1])
             backend.set_access(block, size)
 
-    spent = _ms(grow)
+    spent = elapsed_ns(grow)
     for number, handle in enumerate(pages):
         backend.unmap(space + number * page, page)
         backend.page_release(handle, page)
@@ -128,29 +117,29 @@ def _map(backend: Backend, page: int, size: int, total: int) -> float | None:
     return spent
 
 
-# ---- mapping again ----------------------------------------------------------------------------------------
+# ---- remapping --------------------------------------------------------------------------------------------
 
 
-def _remap(place: Device, pools: Mapping[str, dict[str, Any]], total: int, repeats: int) -> Table:
-    """Fill a limit with blocks, free every second, and ask for blocks of twice the size in their place."""
-    rows: list[dict[str, Any]] = []
-    for name, options in pools.items():
-        best = min(
-            (_twice_the_size(place, options, total) for _ in range(repeats)), key=lambda row: row["us"]
-        )
-        rows.append({"memory": name, **best})
+def _remap(place: Device, pools: Pools, total: int, repeats: int) -> Table:
+    """Fill a limit with blocks, free every other one, and request blocks of twice the size."""
+    runs: dict[str, Callable[[], dict[str, Any]]] = {
+        name: lambda options=options: _twice_the_size(place, options, total)  # type: ignore[misc]
+        for name, options in pools.items()
+    }
+    found = in_turns(runs, repeats, warm=0)
+    rows = [{"memory": name, **min(results, key=lambda row: row["us"])} for name, results in found.items()]
     return Table(
-        f"Free memory in the wrong place: {format_size(total)} full of blocks of {format_size(REMAP_BLOCK)}, "
-        "every second one freed, the same bytes asked for again in blocks of twice the size",
+        f"Fragmented memory: {format_size(total)} full of blocks of {format_size(REMAP_BLOCK)}, "
+        "every other one freed, the same bytes requested in blocks of twice the size",
         [
             Column("memory", "memory"),
-            Column("us", "µs a MiB, first time", "us"),
-            Column("again_us", "µs a MiB, once more", "us"),
+            Column("us", "µs per MiB, first time", "us"),
+            Column("again_us", "µs per MiB, repeated", "us"),
             Column("mappings", "mappings made", "count"),
             Column("served", "requests served", "share"),
         ],
         rows,
-        "Once more: the same blocks freed and asked for again, when every address has its pages already.",
+        "Repeated: the same blocks are freed and requested again, when every address already has its pages.",
     )
 
 
@@ -174,17 +163,15 @@ def _twice_the_size(place: Device, options: dict[str, Any], total: int) -> dict[
 
 
 def _ask(pool: Pool, size: int, count: int) -> tuple[float, int]:
-    """Microseconds of `count` requests and how many were served; frees them again."""
+    """Return the microseconds of `count` requests and how many succeeded; free them again."""
     held: list[int] = []
 
     def ask() -> None:
-        for _ in range(count):
-            held.append(pool.malloc(size))
+        with contextlib.suppress(MemoryError):
+            for _ in range(count):
+                held.append(pool.malloc(size))
 
-    start = time.perf_counter_ns()
-    with contextlib.suppress(MemoryError):
-        ask()
-    spent = (time.perf_counter_ns() - start) / 1e3
+    spent = elapsed_ns(ask) / 1e3
     for block in held:
         pool.free(block)
     return spent, len(held)
@@ -193,20 +180,16 @@ def _ask(pool: Pool, size: int, count: int) -> tuple[float, int]:
 # ---- a first training step --------------------------------------------------------------------------------
 
 
-def _steps(
-    place: Device, pools: Mapping[str, dict[str, Any]], total: int, repeats: int, left_out: list[Left]
-) -> Table:
+def _steps(place: Device, pools: Pools, total: int, repeats: int, left_out: list[LeftOut]) -> Table:
     step = training_step(total)
-    rows: list[dict[str, Any]] = []
-    for name, options in pools.items():
-        rows.append({"memory": name, **_least([_pool_steps(place, options, total) for _ in range(repeats)])})
     others, missing = peers.find(place, peers.TORCH[:1])
+    runs: dict[str, Callable[[], dict[str, float]]] = {
+        name: lambda options=options: _pool_steps(place, options, step)  # type: ignore[misc]
+        for name, options in pools.items()
+    }
+    runs |= {way.name: lambda way=way: _way_steps(way, step) for way in others}  # type: ignore[misc]
     left_out += missing
-    for way in others:
-        try:
-            rows.append({"memory": way.name, **_least([_way_steps(way, total) for _ in range(repeats)])})
-        except Exception as error:
-            left_out.append(Left(f"{way.name}, training step", reason(error)))
+    found = in_turns(runs, repeats, left_out, where="training step", warm=0)
     return Table(
         f"A training step: {step.pairs} blocks, {format_size(total)} of activations, forward and back, ms",
         [
@@ -216,23 +199,19 @@ def _steps(
             Column("step3", "third", "ms"),
             Column("reserved", "reserved over live at peak", "ratio"),
         ],
-        rows,
+        [{"memory": name, **least_of_each(results)} for name, results in found.items()],
     )
 
 
-def _pool_steps(place: Device, options: dict[str, Any], total: int) -> dict[str, float]:
+def _pool_steps(place: Device, options: dict[str, Any], step: Scenario) -> dict[str, float]:
     with Pool(place, **options) as pool:
-        found = _way_steps(peers.raw_way(pool), total)
+        found = _way_steps(peers.raw_way(pool), step)
         return {**found, "reserved": pool.stats().waste_ratio}
 
 
-def _way_steps(way: Way, total: int) -> dict[str, float]:
+def _way_steps(way: Way, step: Scenario) -> dict[str, float]:
     way.trim()
-    loop = training_step(total).compile(way)
+    loop = step.compile(way)
     found = {f"step{number}": loop() / 1e6 for number in range(1, STEPS + 1)}
     way.trim()
     return found
-
-
-def _least(repeats: list[dict[str, float]]) -> dict[str, float]:
-    return {key: min(found[key] for found in repeats) for key in repeats[0]}

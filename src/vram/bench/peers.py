@@ -1,7 +1,7 @@
-"""Every way to allocate that `hotpath` and `scenarios` compare: ours, the floor, and each peer installed.
+"""The ways to allocate that `hotpath` and `scenarios` compare: vram, the floor, and every installed peer.
 
-Each peer is called in its cheapest configuration that is open to a Python program. One that cannot be used
-is named with the reason. How the calls are timed is for `workloads` and `measure`.
+Each peer is called in its cheapest configuration that is available to a Python program. If one cannot be
+used, the report gives the reason. `workloads` and `measure` time the calls.
 """
 
 from __future__ import annotations
@@ -11,82 +11,65 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vram.bench.measure import reason
-from vram.bench.report import Left
+from vram.bench.report import LeftOut
 from vram.bench.workloads import Way
 from vram.core.device import Device
+from vram.core.driver_pool import DriverPool
 from vram.core.pool import Pool
 
 __all__ = ["FLOOR", "PEERS", "TORCH", "buffer_way", "find", "raw_way"]
 
 FLOOR = Way("two calls of a no-op builtin", "abs(size)", "abs(0)", {"abs": abs})
-"""What the loop and two calls cost when nothing is allocated."""
+"""The cost of the loop and two calls if nothing is allocated."""
 
 RELEASE_THRESHOLD, NEVER = 4, 2**64 - 1
-"""The number of that attribute of a driver pool, and its value by which free memory stays in the pool."""
+"""The number of that attribute of a driver pool, and its value that keeps free memory in the pool."""
 RMM_POOL_BYTES = 8 << 30
-"""What RMM's pool and arena take at first, so that they never grow while measured."""
+"""Initial size of RMM's pool and arena, so that they never grow during a measurement."""
+DRIVER_POOL = "cudaMallocAsync (vram.DriverPool)"
 
 
-def raw_way(pool: Pool) -> Way:
-    """Plain addresses of our pool."""
-    return Way("vram malloc, free", "malloc(size)", "free(block)", {"malloc": pool.malloc, "free": pool.free})
+def raw_way(pool: Pool, name: str = "vram malloc, free") -> Way:
+    """Allocate plain addresses from one of our pools."""
+    return Way(name, "malloc(size)", "free(block)", {"malloc": pool.malloc, "free": pool.free})
 
 
 def buffer_way(pool: Pool) -> Way:
-    """Buffers of our pool, freed when dropped."""
+    """Allocate Buffers from our pool, freed when dropped."""
     return Way("vram Buffer", "allocate(size)", names={"allocate": pool.allocate})
 
 
 # ---- peers: each returns its way on a CUDA device, or raises -----------------------------------------------
 
 
-def _torch(device: Device) -> Any:
+def _torch(device: Device) -> tuple[Any, dict[str, Any]]:
+    """PyTorch on a device, and how each way to call its allocator runs out of memory and gives it back."""
     torch = importlib.import_module("torch")
     torch.cuda.init()
     torch.cuda.set_device(device.index)
-    return torch
+    return torch, {"out_of_memory": torch.OutOfMemoryError, "trim": torch.cuda.empty_cache}
 
 
 def _torch_raw(device: Device) -> Way:
-    torch = _torch(device)
+    torch, endings = _torch(device)
     names = {
         "alloc": torch._C._cuda_cudaCachingAllocator_raw_alloc,
         "delete": torch._C._cuda_cudaCachingAllocator_raw_delete,
         "stream": torch.cuda.current_stream(device.index).cuda_stream,
     }
-    return Way(
-        "torch raw C calls",
-        "alloc(size, stream)",
-        "delete(block)",
-        names,
-        torch.OutOfMemoryError,
-        torch.cuda.empty_cache,
-    )
+    return Way("torch raw C calls", "alloc(size, stream)", "delete(block)", names, **endings)
 
 
 def _torch_public(device: Device) -> Way:
-    torch = _torch(device)
+    torch, endings = _torch(device)
     names = {"alloc": torch.cuda.caching_allocator_alloc, "delete": torch.cuda.caching_allocator_delete}
-    return Way(
-        "torch caching_allocator_alloc",
-        "alloc(size)",
-        "delete(block)",
-        names,
-        torch.OutOfMemoryError,
-        torch.cuda.empty_cache,
-    )
+    return Way("torch caching_allocator_alloc", "alloc(size)", "delete(block)", names, **endings)
 
 
 def _torch_empty(device: Device) -> Way:
-    torch = _torch(device)
+    torch, endings = _torch(device)
     names = {"empty": torch.empty, "uint8": torch.uint8, "place": torch.device("cuda", device.index)}
-    return Way(
-        "torch.empty",
-        "empty(size, dtype=uint8, device=place)",
-        names=names,
-        out_of_memory=torch.OutOfMemoryError,
-        trim=torch.cuda.empty_cache,
-    )
+    return Way("torch.empty", "empty(size, dtype=uint8, device=place)", names=names, **endings)
 
 
 def _cupy_pool(device: Device) -> Way:
@@ -100,7 +83,7 @@ def _cupy_async(device: Device) -> Way:
     cupy = importlib.import_module("cupy")
     cupy.cuda.Device(device.index).use()
     runtime = cupy.cuda.runtime
-    # The device's default pool, which cuda.core shares and sets in the same way.
+    # The device's default pool, which cuda.core shares and configures in the same way.
     runtime.memPoolSetAttribute(runtime.deviceGetDefaultMemPool(device.index), RELEASE_THRESHOLD, NEVER)
     pool = cupy.cuda.MemoryAsyncPool("default")
     return Way("CuPy async pool", "malloc(size)", names={"malloc": pool.malloc})
@@ -125,19 +108,6 @@ def _cuda_core(device: Device) -> Way:
     return Way("cuda.core", "allocate(size, stream=stream)", "block.close(stream)", names)
 
 
-def _driver_pool(device: Device) -> Way:
-    kind = getattr(importlib.import_module("vram"), "DriverPool", None)
-    if kind is None:
-        raise ImportError("this vram has no DriverPool")
-    pool = kind(device)
-    return Way(
-        "cudaMallocAsync (vram.DriverPool)",
-        "malloc(size)",
-        "free(block)",
-        {"malloc": pool.malloc, "free": pool.free},
-    )
-
-
 PEERS: dict[str, Callable[[Device], Way]] = {
     "torch raw C calls": _torch_raw,
     "torch caching_allocator_alloc": _torch_public,
@@ -150,21 +120,21 @@ PEERS: dict[str, Callable[[Device], Way]] = {
     "RMM pool": _rmm("pool", lambda mr: mr.PoolMemoryResource(mr.CudaMemoryResource(), RMM_POOL_BYTES)),
     "RMM async": _rmm("async", lambda mr: mr.CudaAsyncMemoryResource(initial_pool_size=RMM_POOL_BYTES)),
     "cuda.core": _cuda_core,
-    "cudaMallocAsync (vram.DriverPool)": _driver_pool,
+    DRIVER_POOL: lambda device: raw_way(DriverPool(device), DRIVER_POOL),
 }
-"""Every peer by name."""
+"""All peers by name."""
 TORCH = ("torch raw C calls", "torch.empty")
-"""PyTorch's allocator called as cheaply as a program can, and as most programs call it."""
+"""PyTorch's allocator: called as cheaply as possible, and as most programs call it."""
 
 
-def find(device: Device, names: Iterable[str] = PEERS) -> tuple[list[Way], list[Left]]:
+def find(device: Device, names: Iterable[str] = PEERS) -> tuple[list[Way], list[LeftOut]]:
     """Return the peers that can be used on a device, and the others with the reason."""
     if device.kind != "cuda":
-        return [], [Left(name, f"needs a CUDA device; this is {device.name}") for name in names]
+        return [], [LeftOut(name, f"needs a CUDA device; this is {device.name}") for name in names]
     ways, left_out = [], []
     for name in names:
         try:
             ways.append(PEERS[name](device))
         except Exception as error:
-            left_out.append(Left(name, reason(error)))
+            left_out.append(LeftOut(name, reason(error)))
     return ways, left_out

@@ -1,16 +1,15 @@
-"""`vram bench scenarios`: five kinds of program against PyTorch's allocator in the same run."""
+"""`vram bench scenarios`: five kinds of program, compared with PyTorch's allocator in the same run."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from vram.bench import peers
-from vram.bench.measure import factor, least, reason, undisturbed
-from vram.bench.report import Column, Left, Report, Table
+from vram.bench.measure import factor, in_turns, least
+from vram.bench.report import Column, LeftOut, Report, Table
 from vram.bench.workloads import PROGRAMS, Scenario, Way, pressure
 from vram.core.device import Device
 from vram.core.pool import Pool
@@ -27,7 +26,7 @@ CLAIMED = {
     "memory pressure": 4.83,
     "variable sizes": 0.83,
 }
-"""How much faster than PyTorch the reference design says it is."""
+"""How much faster than PyTorch the reference design claims to be."""
 OURS = ("vram malloc, free", "vram Buffer")
 
 
@@ -37,24 +36,21 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
     others, left_out = peers.find(place, peers.TORCH)
     rows = []
     for name in CLAIMED:
-        failures: list[Left] = []
         if name in PROGRAMS:
-            found: dict[str, Any] = {"ns": _program(place, PROGRAMS[name], others, failures, quick)}
+            found: dict[str, Any] = {"ns": _program(place, PROGRAMS[name], others, left_out, quick)}
         else:
-            found = _under_pressure(place, others, failures, quick)
-        left_out += [Left(f"{failed.name}, {name}", failed.reason) for failed in failures]
+            found = _under_pressure(place, others, left_out, quick)
         rows.append(_row(name, **found))
     return Report.of("scenarios", place, [_table(rows)], left_out, quick=quick)
 
 
 def _program(
-    place: Device, scenario: Scenario, others: list[Way], failures: list[Left], quick: bool
+    place: Device, scenario: Scenario, others: list[Way], left_out: list[LeftOut], quick: bool
 ) -> dict[str, float]:
     with Pool(place) as pool:
         ways = [peers.raw_way(pool), peers.buffer_way(pool), *others]
-        found = least(
-            {way.name: scenario.run(way) for way in ways}, QUICK_REPEATS if quick else REPEATS, failures
-        )
+        runs = {way.name: scenario.run(way) for way in ways}
+        found = least(runs, QUICK_REPEATS if quick else REPEATS, left_out, where=scenario.name)
     for way in others:
         way.trim()
     return found
@@ -63,8 +59,8 @@ def _program(
 # ---- memory pressure --------------------------------------------------------------------------------------
 
 
-def _under_pressure(place: Device, others: list[Way], failures: list[Left], quick: bool) -> dict[str, Any]:
-    """The same requests for everyone inside the same limit, each run from nothing."""
+def _under_pressure(place: Device, others: list[Way], left_out: list[LeftOut], quick: bool) -> dict[str, Any]:
+    """Run the same requests within the same limit for all, each starting from an empty pool."""
     limit = PRESSURE_LIMIT if place.kind == "cuda" else HOST_PRESSURE_LIMIT
     scenario = pressure(limit, QUICK_REQUESTS if quick else PRESSURE_REQUESTS)
     runs: dict[str, Callable[[], tuple[int, int]]] = {
@@ -72,18 +68,12 @@ def _under_pressure(place: Device, others: list[Way], failures: list[Left], quic
         "vram Buffer": lambda: _ours(place, limit, scenario, peers.buffer_way),
     }
     runs |= {way.name: lambda way=way: _torchs(place, limit, scenario, way) for way in others}  # type: ignore[misc]
-    ns = dict.fromkeys(runs, math.inf)
-    refused: dict[str, int] = {}
-    with undisturbed():
-        for _ in range(1 if quick else PRESSURE_REPEATS):
-            for name, once in tuple(runs.items()):
-                try:
-                    spent, refused[name] = once()
-                    ns[name] = min(ns[name], spent / scenario.pairs)
-                except Exception as error:
-                    failures.append(Left(name, reason(error)))
-                    del runs[name]
-    return {"ns": {name: ns[name] for name in runs}, "refused": refused}
+    repeats = 1 if quick else PRESSURE_REPEATS
+    found = in_turns(runs, repeats, left_out, where=scenario.name, warm=0)
+    return {
+        "ns": {name: min(spent for spent, _ in results) / scenario.pairs for name, results in found.items()},
+        "refused": {name: results[-1][1] for name, results in found.items()},
+    }
 
 
 def _ours(place: Device, limit: int, scenario: Scenario, way: Callable[[Pool], Way]) -> tuple[int, int]:
@@ -147,6 +137,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             Column("torch_refused", "torch refused", "count"),
         ],
         rows,
-        "Memory pressure: mixed sizes at 95 % of a limit over fragmented memory; who is refused frees its "
-        "oldest block and asks again.",
+        "Memory pressure: mixed sizes at 95 % of a limit over fragmented memory; a refused request frees the "
+        "oldest block and is repeated.",
     )

@@ -1,4 +1,4 @@
-"""`vram bench threads`: what threads cost each other, in C++, each on a stream of its own."""
+"""`vram bench threads`: how much threads slow each other down, in C++, with one stream each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from vram import _native
-from vram.bench.measure import factor
+from vram.bench.measure import factor, in_turns
 from vram.bench.report import Column, Report, Table
 from vram.core.device import Device
 from vram.core.pool import Pool
@@ -17,7 +17,7 @@ __all__ = ["run"]
 THREADS, QUICK_THREADS = (1, 2, 4, 8, 16), (1, 2)
 REPEATS, QUICK_REPEATS = 7, 1
 BATCHES, QUICK_BATCHES = 4000, 50
-"""Batches of 64 pairs that each thread makes in a run."""
+"""Batches of 64 pairs per thread and run."""
 
 
 def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
@@ -32,7 +32,7 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
             for title, shared, hand_over in (
                 ("One pool, own frees", pools[:1], False),
                 ("One pool, half freed by another thread", pools[:1], True),
-                ("A pool for each thread, which share nothing: the machine's own cost", [], False),
+                ("One pool per thread, nothing shared: the cost of the machine itself", [], False),
             )
         ]
     return Report.of("threads", place, tables, quick=quick)
@@ -40,7 +40,9 @@ def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
 
 def _measure(pools: list[Pool], streams: list[int], hand_over: bool, quick: bool) -> dict[str, Any]:
     repeats, batches = (QUICK_REPEATS, QUICK_BATCHES) if quick else (REPEATS, BATCHES)
-    results = [_native.bench_threads(pools, streams, hand_over, batches) for _ in range(repeats + 1)][1:]
+    results = in_turns(
+        {"threads": lambda: _native.bench_threads(pools, streams, hand_over, batches)}, repeats, warm=1
+    )["threads"]
     wall, _, handed_over = min(results)
     return {
         "threads": len(streams),

@@ -1,4 +1,4 @@
-"""`vram bench warmup`: the first use of blocks that `Pool.warmup` made ready, against the hundredth."""
+"""`vram bench warmup`: the first use of blocks that `Pool.warmup` prepared, compared with the hundredth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vram.bench.measure import undisturbed
+from vram.bench.measure import in_turns
 from vram.bench.report import Column, Report, Table
 from vram.core.device import Device
 from vram.core.pool import Pool
@@ -19,11 +19,15 @@ REPEATS, QUICK_REPEATS = 15, 3
 
 
 def run(device: str | Device | None = None, *, quick: bool = False) -> Report:
-    """Measure every one of 1000 allocations from a fresh pool, made ready in each way."""
+    """Measure each of 1000 allocations from a new pool, for each kind of preparation."""
     place = Device(device)
     repeats = QUICK_REPEATS if quick else REPEATS
-    rows = [_row(name, place, ready, repeats) for name, ready in READY.items()]
-    rows.append({"pool": "the clock alone", **_summary([_clock_alone() for _ in range(repeats)])})
+    runs: dict[str, Callable[[], list[int]]] = {
+        name: lambda ready=ready: _uses(place, ready)  # type: ignore[misc]
+        for name, ready in READY.items()
+    }
+    runs["the clock alone"] = _clock_alone
+    rows = [{"pool": name, **_summary(results)} for name, results in in_turns(runs, repeats, warm=1).items()]
     return Report.of("warmup", place, [_table(rows)], quick=quick)
 
 
@@ -41,21 +45,16 @@ def _untouched(pool: Pool) -> None:
 
 
 READY: dict[str, Callable[[Pool], None]] = {
-    "made ready by warmup()": _warmed_up,
-    "in use before: 1000 allocated and freed": _in_use_before,
-    "not made ready": _untouched,
+    "prepared by warmup()": _warmed_up,
+    "used before: 1000 allocated and freed": _in_use_before,
+    "not prepared": _untouched,
 }
-"""What happens to a fresh pool before it is measured."""
-
-
-def _row(name: str, place: Device, ready: Callable[[Pool], None], repeats: int) -> dict[str, Any]:
-    _uses(place, ready)  # so that the interpreter knows the loop
-    return {"pool": name, **_summary([_uses(place, ready) for _ in range(repeats)])}
+"""What happens to a new pool before it is measured."""
 
 
 def _uses(place: Device, ready: Callable[[Pool], None]) -> list[int]:
-    """Nanoseconds of each allocation, the clock's own included."""
-    with Pool(place) as pool, undisturbed():
+    """Return the nanoseconds of each allocation, including the cost of the clock."""
+    with Pool(place) as pool:
         times, blocks = [0] * BLOCKS, [0] * BLOCKS
         clock, malloc = time.perf_counter_ns, pool.malloc
         ready(pool)
@@ -79,7 +78,7 @@ def _clock_alone() -> list[int]:
 
 
 def _summary(repeats: list[list[int]]) -> dict[str, float]:
-    """Each use at its median over the repeats; one disturbed repeat then does not count."""
+    """Use the median over the repeats for each use, so that one disturbed repeat does not count."""
     uses = [statistics.median(times) for times in zip(*repeats, strict=True)]
     return {
         "first": uses[0],
@@ -92,7 +91,7 @@ def _summary(repeats: list[list[int]]) -> dict[str, float]:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     return Table(
-        f"Allocations of 64 KiB from Python, {BLOCKS} one after another from a fresh pool, ns",
+        f"Allocations of 64 KiB from Python, {BLOCKS} in sequence from a new pool, ns",
         [
             Column("pool", "pool"),
             Column("first", "1st", "ns"),
@@ -102,6 +101,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             Column("slowest", "slowest", "ns"),
         ],
         rows,
-        "Each allocation is timed alone, so the clock's own cost is in every figure. The very first "
-        "call also finds cold processor caches, whatever the pool did: compare it with the pool in use.",
+        "Each allocation is timed alone, so every figure includes the cost of the clock. The very first "
+        "call also meets cold processor caches, regardless of the pool: compare it with the used pool.",
     )

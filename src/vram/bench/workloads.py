@@ -1,8 +1,8 @@
-"""The scenarios as loops, and how a way to allocate is put into them.
+"""The scenarios as loops, and how a way to allocate is inserted into them.
 
-A loop is text, as in `timeit`: the expressions that allocate and free are written into it, so that no call
-but the measured ones is in the timed part. Sizes are those of native/bench/bench.hpp, so that Python and
-C++ do the same. `peers` has the allocators.
+A loop is source text, as in `timeit`: the expressions that allocate and free are inserted into it, so that
+the timed part has no other calls. Sizes are those of native/bench/bench.hpp, so that Python and C++ do the
+same. `peers` has the allocators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KIB, MIB = 1 << 10, 1 << 20
 KEPT, TEMPORARY, LAYERS = _native.bench_layer()
 
 Run: TypeAlias = Callable[[], float]
-"""One run through a scenario; returns nanoseconds a pair."""
+"""One run of a scenario; returns nanoseconds per pair."""
 
 
 def _nothing() -> None:
@@ -33,8 +33,8 @@ def _nothing() -> None:
 class Way:
     """A way to allocate and free, as expressions over `names`.
 
-    `make` is an expression with `{size}`; `drop` is a statement with `block` and, if it must be told,
-    `{size}`. Without one, dropping the last reference frees.
+    `make` is an expression with `{size}`. `drop` is a statement with `block` and, if it needs the size,
+    `{size}`. By default, dropping the last reference frees.
     """
 
     name: str
@@ -43,19 +43,19 @@ class Way:
     names: Mapping[str, Any] = field(default_factory=dict)
     out_of_memory: type[BaseException] = MemoryError
     trim: Callable[[], object] = _nothing
-    """Gives cached memory back, so that the next run begins cold."""
+    """Releases cached memory, so that the next run starts cold."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A loop over a way: `{make}` and `{drop}` stand in `body`, which returns nanoseconds for all pairs."""
+    """A loop over a way: `body` contains `{make}` and `{drop}` and returns nanoseconds for all pairs."""
 
     name: str
     pairs: int
     body: str
     names: Mapping[str, Any]
     dropped: str = "size"
-    """What the size of `block` is called where it is dropped."""
+    """The expression for the size of `block` where it is dropped."""
 
     def run(self, way: Way) -> Run:
         """Compile the loop for one way."""
@@ -100,7 +100,7 @@ for _ in rounds:
 return clock() - start
 """
 
-# Every layer keeps what it makes until the way back, except its temporaries.
+# Every layer keeps its blocks until the backward pass, except temporaries.
 _LAYERS = """
 keep, take = live.append, live.pop
 start = clock()
@@ -135,8 +135,8 @@ for i, old in last:
 return clock() - start
 """
 
-# Who is refused while filling does without; later it lets its oldest block go and tries again, as a program
-# under pressure must.
+# A refused request is skipped while filling. Later it frees the oldest block and tries again, as a program
+# under memory pressure must.
 _PRESSURE = """
 live, refused = {{}}, 0
 for name, size in fill:
@@ -221,7 +221,7 @@ HOTPATH = (
     _layers("transformer step", KEPT, TEMPORARY, LAYERS, rounds=10),
     _swaps("variable, 64 live"),
 )
-"""The six scenarios of `vram bench hotpath`; native/bench/bench.hpp has the same under the same names."""
+"""The six scenarios of `vram bench hotpath`; native/bench/bench.hpp has the same ones with the same names."""
 
 PROGRAMS = {
     "same size": _all_then_free("same size", 256 * KIB),
@@ -241,9 +241,10 @@ def training_step(total: int) -> Scenario:
 
 
 def pressure(limit: int, requests: int) -> Scenario:
-    """A program at 95 % of a limit whose memory is fragmented; its loop returns (nanoseconds, refusals).
+    """A program at 95 % of a limit with fragmented memory; its loop returns (nanoseconds, refusals).
 
-    Mixed sizes fill the limit, every second block goes, then each request frees random blocks until it fits.
+    Mixed sizes fill the limit, every other block is freed, then each request frees random blocks until it
+    fits.
     """
     most, chance, names = limit * 95 // 100, random.Random(0), iter(range(1 << 30))
     live: dict[int, int] = {}

@@ -1,67 +1,59 @@
-"""The `vram` command. A command parses and renders, one file each; what it shows is computed by the library.
+"""The `vram` command line. Each command has its own file that parses and prints; the library computes.
 
-Exit codes: 0 fine, 1 a finding (out of memory, a leak, too large a gap), 2 wrong usage or a bad file; 130
-where Ctrl-C interrupted the command (`vram serve` is meant to end so, and exits with 0), 141 where the
-reader of the output left before its end.
+Exit codes: 0 success; 1 a finding (out of memory, a leak, a gap above the limit); 2 wrong usage or a bad
+file; 130 interrupted by Ctrl-C (except `vram serve`, which is stopped that way and exits with 0); 141 the
+reader of the output closed the pipe early.
 """
 
 from __future__ import annotations
 
+import importlib
+import shlex
+
 import rich_click as click
 
-from .bench import bench_commands
-from .completion import completion_command
+from vram.system.clibrary import PKGCONFIG, compiler_flags, folder_of
+
 from .console import Commands
-from .convert import convert_command
-from .demo import demo_command
-from .diff import diff_command
-from .doctor import doctor_command
-from .explain import explain_command
-from .flags import flag_options, print_flags
-from .info import info_command
-from .lab import lab_command
-from .leaks import leaks_command
-from .merge import merge_command
-from .plan import plan_command
-from .replay import replay_command
-from .report import report_command
-from .run import run_command
-from .serve import serve_command
-from .summary import summary_command
-from .top import top_command
 
 __all__ = ["main"]
 
+COMMANDS = (
+    *("bench", "completion", "convert", "demo", "diff", "doctor", "explain", "info", "lab", "leaks", "merge"),
+    *("plan", "replay", "report", "run", "serve", "summary", "top"),
+)
+"""Each is `NAME_command` in the module of its name, which is imported when the command is used."""
+
+
+class _Vram(Commands):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, for the help and for shells."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"vram.cli.{cmd_name}")
+        found: click.Command = getattr(module, f"{cmd_name}_command")
+        return found
+
 
 @click.group(
-    cls=Commands,
+    cls=_Vram,
     invoke_without_command=True,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="vram", prog_name="vram", message="%(prog)s %(version)s")
-@flag_options
+@click.option("--include", "--cflags", "include", is_flag=True, help="Print compiler flags for C and C++.")
+@click.option("--libs", is_flag=True, help="Print linker flags for the C library.")
+@click.option("--pkgconfig", is_flag=True, help="Print the directory of vram.pc, for PKG_CONFIG_PATH.")
 @click.pass_context
 def main(ctx: click.Context, include: bool, libs: bool, pkgconfig: bool) -> None:
-    """GPU memory: why a job ran out of it, what it would cost elsewhere, what this machine can do."""
-    print_flags(ctx, include=include, libs=libs, pkgconfig=pkgconfig)
-
-
-main.add_command(bench_commands)
-main.add_command(completion_command)
-main.add_command(convert_command)
-main.add_command(demo_command)
-main.add_command(diff_command)
-main.add_command(doctor_command)
-main.add_command(explain_command)
-main.add_command(info_command)
-main.add_command(lab_command)
-main.add_command(leaks_command)
-main.add_command(merge_command)
-main.add_command(plan_command)
-main.add_command(replay_command)
-main.add_command(report_command)
-main.add_command(run_command)
-main.add_command(serve_command)
-main.add_command(summary_command)
-main.add_command(top_command)
+    """Find out why a job ran out of GPU memory, compare allocators, and inspect this machine."""
+    if include or libs or pkgconfig:
+        words = compiler_flags(include=include, libs=libs)
+        words += [str(folder_of(PKGCONFIG))] if pkgconfig else []
+        click.echo(shlex.join(words))
+        ctx.exit()

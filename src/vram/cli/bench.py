@@ -1,8 +1,10 @@
-"""`vram bench`: what memory costs on this machine. Draws reports of `vram.bench`, measures nothing."""
+"""`vram bench`: what memory costs on this machine. Prints the reports of `vram.bench`; measures nothing."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import rich_click as click
@@ -11,43 +13,53 @@ from rich.text import Text
 
 from vram.bench import BENCHES
 from vram.bench import run as run_bench
-from vram.bench.report import Report, Table, shown
-from vram.sizes import format_size
+from vram.bench.report import Report, Table, machine_lines, shown
 
-from .console import draw_grid, open_console
+from .console import draw_grid, json_option, open_console
 
-__all__ = ["bench_commands"]
+__all__ = ["bench_command", "measuring_command"]
 
 
 @click.group("bench")
-def bench_commands() -> None:
-    """Measure what memory costs here, beside the peers that are installed."""
+def bench_command() -> None:
+    """Measure the cost of memory operations on this machine, next to other installed allocators."""
 
 
-def _command(name: str, purpose: str) -> click.Command:
+def measuring_command(
+    name: str, purpose: str | None, run: Callable[..., Report], *options: Any
+) -> click.Command:
+    """A command that runs one benchmark and prints its report; `options` are passed on to `run`.
+
+    The scripts in `benchmarks/` are such commands, too.
+    """
+
     @click.command(name, help=purpose)
-    @click.option("--device", metavar="NAME", help="cuda:0, host, …; the default device without.")
-    @click.option("--quick", is_flag=True, help="Try it in seconds; the figures are then worth little.")
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-    def command(device: str | None, quick: bool, as_json: bool) -> None:
-        report = run_bench(name, device, quick=quick)
+    @click.option("--device", metavar="NAME", help="Device to measure, such as cuda:0 or host.")
+    @click.option("--quick", is_flag=True, help="Finish in seconds, with less reliable figures.")
+    @json_option
+    def command(device: str | None, quick: bool, as_json: bool, **more: Any) -> None:
+        report = run(device, quick=quick, **more)
         if as_json:
             click.echo(json.dumps(report.to_json(), indent=1))
         else:
             _draw(report, open_console())
 
+    for option in options:
+        option(command)
     return command
 
 
 for _name, _purpose in BENCHES.items():
-    bench_commands.add_command(_command(_name, _purpose))
+    bench_command.add_command(measuring_command(_name, _purpose, partial(run_bench, _name)))
 
 
 def _draw(report: Report, console: Console) -> None:
-    for line in _machine_lines(report.machine):
+    hardware, host, versions = machine_lines(report.machine)
+    device, system = report.machine["device"]["name"], report.machine["system"]
+    for line in (f"{device}: {hardware}", f"{host}, {system}", versions, report.machine["date"]):
         console.print(Text(line), soft_wrap=True)
     if report.quick:
-        console.print(Text("Quick run: figures to try the command with, not to quote.", style="bold"))
+        console.print(Text("Quick run: these figures are not reliable enough to quote.", style="bold"))
     for table in report.tables:
         console.print()
         console.print(Text(table.title, style="bold"), soft_wrap=True)
@@ -67,16 +79,3 @@ def _columns(table: Table) -> str:
 
 def _rows(table: Table) -> list[list[str]]:
     return [[shown(row.get(column.key), column.unit) for column in table.columns] for row in table.rows]
-
-
-def _machine_lines(machine: Any) -> list[str]:
-    """The header of a measurement, for a person."""
-    device = machine["device"]
-    driver = f", driver {device['driver'] or ''} (CUDA {device['driver_cuda']})" if "driver" in device else ""
-    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    return [
-        f"{device['name']}: {device['hardware']}, {format_size(device['total_bytes'])}{driver}",
-        f"{machine['processors']} × {machine['processor']}, {machine['system']}",
-        f"vram {machine['vram']}, Python {machine['python']}" + (f", {versions}" if versions else ""),
-        machine["date"],
-    ]

@@ -1,4 +1,4 @@
-"""`vram completion`: what a shell needs to complete commands, options, files and monitored processes."""
+"""`vram completion`: shell completion for commands, options, files and monitored processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHELLS = {
 }
 
 
-@click.command("completion", epilog="In the shell's start file: " + "; ".join(SHELLS.values()))
+@click.command("completion", epilog="Add to your shell's startup file: " + "; ".join(SHELLS.values()))
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str) -> None:
-    """Print a script with which a shell completes what is typed after vram."""
+    """Print the script that enables shell completion for vram."""
     found = get_completion_class(shell)
-    assert found is not None  # click has these three
+    assert found is not None  # click supports all three
     click.echo(found(ctx.find_root().command, {}, "vram", "_VRAM_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""What all commands share: the console, how their options are read, and how an error reaches the user."""
+"""What all commands share: the console, option parsing and error reporting."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ __all__ = [
 FINDING = 1
 BAD_INPUT = 2
 INTERRUPTED = 128 + 2
-"""As shells say it of a program that Ctrl-C ended."""
+"""What shells report for a program ended by Ctrl-C."""
 READER_LEFT = 128 + 13
-"""As shells say it of a program that SIGPIPE ended."""
+"""What shells report for a program ended by SIGPIPE."""
 PIPED_WIDTH = 120
 SHOWN_AFTER_S = 1.0
 MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
 GAP = 2
 """Spaces between the columns of a grid."""
 LEAST_WIDTH = 16
-"""Letters that a column of names keeps, however narrow the terminal."""
+"""Minimum width of a text column in characters, even on a narrow terminal."""
 
 file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 files_argument = click.argument(
@@ -66,7 +66,7 @@ files_argument = click.argument(
 
 
 def _monitored(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    """What a shell offers in place of a PID."""
+    """Complete a PID with those of the monitored processes."""
     from vram.observe.monitor import processes
 
     return [str(each.pid) for each in processes() if str(each.pid).startswith(begun)]
@@ -79,7 +79,7 @@ at_option = click.option(
     metavar="MOMENT",
     default="peak",
     show_default=True,
-    help="peak, oom, an event's number or step:N.",
+    help="Moment to show: peak, oom, an event number or step:N.",
 )
 top_option = click.option(
     "--top",
@@ -87,23 +87,23 @@ top_option = click.option(
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="Rows to draw; JSON has all of them.",
+    help="Number of rows to print; JSON contains all rows.",
 )
 device_option = click.option(
     "--device",
     metavar="N",
     type=int,
-    help="Which device of the recording; by default the one with most events.",
+    help="Device number in the recording. Default: the one with the most events.",
 )
 
 
 class Commands(click.RichGroup):
-    """A group whose commands end with one line on stderr, not a traceback, when the library refuses."""
+    """A group whose commands report library errors as one line on stderr instead of a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of the library is the user's to read."""
+        """Run the command and turn errors of the library into a message and an exit code."""
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # not every terminal and pipe knows every letter
+            if isinstance(stream, io.TextIOWrapper):  # the encoding may lack some characters
                 stream.reconfigure(errors="replace")
         try:
             return super().invoke(ctx)
@@ -113,26 +113,26 @@ class Commands(click.RichGroup):
         except KeyboardInterrupt:
             click.echo("vram: interrupted", err=True)
             ctx.exit(INTERRUPTED)
-        except BrokenPipeError:  # as `| head` does it: what is left to flush goes nowhere
+        except BrokenPipeError:  # for example `| head`: discard what remains
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(READER_LEFT)
 
 
 def one_line(message: str) -> str:
-    """A message that may quote a stranger's file: one line, and nothing a terminal would obey."""
+    """Make a message from an untrusted file safe for a terminal: one line, no control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
 
 
 class _Output(Console):
-    """Standard output whose reader may leave."""
+    """Standard output whose reader may close the pipe."""
 
     def on_broken_pipe(self) -> NoReturn:
-        """Leave it to `Commands`, which hears of it from other writers, too."""
+        """Raise, so that `Commands` handles every broken pipe in one place."""
         raise BrokenPipeError
 
 
 def open_console() -> Console:
-    """Standard output, wide enough for a paragraph where no terminal says how wide it is."""
+    """Open standard output; a pipe gets a fixed width that is enough for a paragraph."""
     console = _Output(highlight=False)
     if _is_piped(console):
         console.width = PIPED_WIDTH
@@ -144,12 +144,12 @@ def _is_piped(console: Console) -> bool:
 
 
 def draw_line(console: Console, line: str, style: str = "") -> None:
-    """A line of text that may quote a stranger's file."""
+    """Print one line of text that may come from an untrusted file."""
     console.print(Text(one_line(line), style=style), soft_wrap=True)
 
 
 def draw_facts(console: Console, facts: Mapping[str, str]) -> None:
-    """Names and values, a line each, whatever the width."""
+    """Print names and values, one pair per line, at any width."""
     width = max(map(cell_len, facts), default=0)
     for name, value in facts.items():
         padded = name + " " * (width - cell_len(name))
@@ -164,10 +164,11 @@ def draw_grid(
     top: int | None = None,
     rest: str = "--top shows more",
 ) -> None:
-    """A table without lines. `columns` are titles between `|`; those that begin with `>` have numbers.
+    """Print a table without borders. `columns` holds the titles, separated by `|`; `>` marks number columns.
 
-    Numbers align right and are never cut; where it is narrow their titles and the other columns fold. In a
-    pipe nothing does: a row is a line. Of the rows the first `top` are drawn; `rest` says how to see more.
+    Numbers are right-aligned and never cut. On a narrow terminal, text columns and the titles of number
+    columns wrap. In a pipe nothing wraps: each row is one line. Only the first `top` rows are printed; `rest`
+    tells the user how to see more.
     """
     cells = [[one_line(cell) for cell in row] for row in rows[:top]]
     numbers = [title.startswith(">") for title in columns.split("|")]
@@ -192,13 +193,13 @@ def draw_grid(
 
 
 def _widths(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
-    """The letters of the longest line in each column."""
+    """Return the width of the longest line in each column."""
     columns = zip(titles, *cells, strict=True)
     return [max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns]
 
 
 def read_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """`512MiB` as 536870912."""
+    """Parse `512MiB` as 536870912."""
     try:
         return None if value is None else parse_size(value)
     except ConfigError as error:
@@ -206,17 +207,17 @@ def read_size(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 
 def read_duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """`5ms` as 5000.0 microseconds."""
+    """Parse `5ms` as 5000.0 microseconds."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|µs|ms|s)", value.strip())
     if match:
         return float(match[1]) * MICROSECONDS[match[2]]
     if value.strip() == "0":
         return 0.0
-    raise click.BadParameter(f"{value!r} is not a time; write 5ms, 250us or 0.1s", ctx, param)
+    raise click.BadParameter(f"{value!r} is not a duration; write 5ms, 250us or 0.1s", ctx, param)
 
 
 def read_conf(ctx: click.Context, param: click.Parameter, value: str) -> dict[str, object]:
-    """`cross_stream:wait,limit:2GiB` as a dict of text; each setting is read by who knows what it wants."""
+    """Split `cross_stream:wait,limit:2GiB` into a dict of strings. Values stay unparsed."""
     try:
         return dict(split_settings(value))
     except ConfigError as error:
@@ -225,7 +226,7 @@ def read_conf(ctx: click.Context, param: click.Parameter, value: str) -> dict[st
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Takes what is done of how much; shows it on a terminal's stderr once it has taken a second."""
+    """Yield a function of (done, total). It shows a progress bar on a terminal after one second."""
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True)
     task = bar.add_task(what)

@@ -1,4 +1,4 @@
-"""`vram convert`: a recording in the file of another tool. Parses and reports; the library writes."""
+"""`vram convert`: write a recording in the format of another tool. The library does the writing."""
 
 from __future__ import annotations
 
@@ -19,27 +19,25 @@ __all__ = ["convert_command"]
 
 @click.command("convert")
 @file_argument
-@click.option(
-    "--to", "to", required=True, type=click.Choice(sorted(FORMATS)), help="What to make of the recording."
-)
+@click.option("--to", "to", required=True, type=click.Choice(sorted(FORMATS)), help="Target format.")
 @click.option(
     "-o",
     "--output",
     metavar="OUT",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where to write it; by default beside FILE, with the format's suffix.",
+    help="Output file. Default: next to FILE, with the suffix of the format.",
 )
 @device_option
 @json_option
 def convert_command(file: Path, to: str, output: Path | None, device: int | None, as_json: bool) -> None:
-    """Write a recording as a file of another tool.
+    """Convert a recording to the format of another tool.
 
-    torch opens in PyTorch's memory viewer, perfetto in Perfetto; folded and speedscope say who holds memory
-    at the peak, by stack; parquet is our own format, which opens fastest.
+    torch opens in PyTorch's memory viewer and perfetto in Perfetto. folded and speedscope show memory at the
+    peak by stack. parquet is vram's own format, which opens fastest.
     """
     target = output or default_output(file, to)
     if target.exists() and file.exists() and target.samefile(file):
-        raise ConfigError(f"{target} is the recording itself; name another file with -o")
+        raise ConfigError(f"{target} is the input file; choose another output file with -o")
     trace = open_trace(file, device=device)
     convert(trace, to, target)
     written = target.stat().st_size
@@ -51,5 +49,5 @@ def convert_command(file: Path, to: str, output: Path | None, device: int | None
 
 
 def default_output(file: Path, to: str) -> Path:
-    """`run.pickle.xz` as `run.perfetto.json`."""
+    """Return `run.perfetto.json` for `run.pickle.xz`."""
     return file.with_name(file.name.split(".", 1)[0] + FORMATS[to].suffix)

@@ -1,4 +1,4 @@
-"""`vram diff`: what one run holds beyond another at its peak. Draws a table of `vram.analysis`."""
+"""`vram diff`: compare the memory of two runs at their peaks. Prints a table of `vram.analysis`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ __all__ = ["diff_command"]
     type=click.Choice([name for name in GROUPINGS if name != "stack"]),
     default="line",
     show_default=True,
-    help="What to attribute the gap to.",
+    help="How to group the difference.",
 )
 @at_option
 @click.option(
     "--fail-above",
     metavar="SIZE",
     callback=read_size,
-    help="Exit with 1 if B holds more than this beyond A, such as 64MiB.",
+    help="Exit with 1 if B holds more than A by more than this, such as 64MiB.",
 )
 @top_option
 @device_option
@@ -59,7 +59,7 @@ def diff_command(
     device: int | None,
     as_json: bool,
 ) -> None:
-    """Show what run B holds at its peak beyond run A, and which lines of the program it comes from."""
+    """Show how much more memory run B holds than run A at the peak, and which lines of code allocate it."""
     first, second = (open_trace(path, device=device) for path in (before, after))
     found = difference(first, second, by, at)
     failed = fail_above is not None and found.gap > fail_above
@@ -71,7 +71,7 @@ def diff_command(
         console = open_console()
         _draw(found, (before.name, after.name), top, console)
         if fail_above is not None and failed:
-            draw_line(console, f"The gap is above the {format_size(fail_above)} allowed.", "bold")
+            draw_line(console, f"The difference exceeds the limit of {format_size(fail_above)}.", "bold")
     if failed:
         ctx.exit(FINDING)
 
@@ -92,7 +92,7 @@ def _draw(found: Difference, names: tuple[str, str], top: int, console: Console)
     if rows:
         draw_grid(console, f"{found.by}|>before|>after|>gap|>blocks", rows, top=top)
     else:
-        draw_line(console, f"They hold the same by {found.by}.")
+        draw_line(console, f"No difference when grouped by {found.by}.")
 
 
 def _signed(size: int) -> str:

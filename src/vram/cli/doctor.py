@@ -1,4 +1,4 @@
-"""`vram doctor`: what is wrong with the set-up and how to mend it. Draws what `vram.system.doctor` found."""
+"""`vram doctor`: find problems in the setup and how to fix them. Prints what `vram.system.doctor` found."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ STYLES = {"wrong": "bold red", "warning": "bold yellow", "hint": "bold"}
 @json_option
 @click.pass_context
 def doctor_command(ctx: click.Context, pid: int | None, as_json: bool) -> None:
-    """Look for common mistakes in settings, drivers and the order of things, and say how to mend them.
+    """Check settings, drivers and the order of initialization for common problems, and show how to fix them.
 
-    With PID, in a process of yours that has vram.monitor() on. Exits with 1 where something does not work.
+    With PID, check a running process of yours that has called vram.monitor(). Exits with 1 if something does
+    not work.
     """
     findings = _findings(pid)
     if as_json:
@@ -52,4 +53,4 @@ def _draw(findings: list[dict[str, Any]]) -> None:
         for part in ("why", "fix"):
             console.print(Text(f"  {part}: {one_line(finding[part])}"), soft_wrap=True)
     if not findings:
-        draw_line(console, "nothing to mend was found; vram info shows what there is")
+        draw_line(console, "no problems found; vram info shows devices, versions and settings")

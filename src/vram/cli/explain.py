@@ -1,4 +1,4 @@
-"""`vram explain`: why a recorded job ran out of memory. Draws what `vram.analysis` found."""
+"""`vram explain`: why a recorded job ran out of memory. Prints what `vram.analysis` found."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ MOST_IN_JSON = 50
 @click.option(
     "--at",
     metavar="MOMENT",
-    help="oom, peak, an event's number or step:N; by default the out-of-memory, else the peak.",
+    help="oom, peak, an event number or step:N. Default: the out-of-memory error if any, else the peak.",
 )
 @click.option(
     "--capacity",
     metavar="SIZE",
     callback=read_size,
-    help="Memory of the device, or the limit set for the process, where the recording does not say.",
+    help="Device memory or process limit, if the recording does not contain it.",
 )
 @device_option
 @json_option
@@ -51,10 +51,10 @@ MOST_IN_JSON = 50
 def explain_command(
     ctx: click.Context, file: Path, at: str | None, capacity: int | None, device: int | None, as_json: bool
 ) -> None:
-    """Say why a recorded job ran out of memory: the verdict, who holds what, and what would have helped.
+    """Explain why a recorded job ran out of memory: the verdict, what holds memory, what would have helped.
 
-    FILE is a PyTorch memory snapshot, a log of RMM or a recording of vram. The verdict is true-demand,
-    fragmentation, pending, cached, rounding or foreign. Exits with 1 where an out-of-memory was explained.
+    FILE is a PyTorch memory snapshot, an RMM log or a vram recording. The verdict is one of true-demand,
+    fragmentation, pending, cached, rounding and foreign. Exits with 1 if it explained an out-of-memory error.
     """
     found = explain(open_trace(file, device=device), at, capacity=capacity)
     if as_json:
@@ -69,12 +69,12 @@ def _draw(found: Explanation, console: Console) -> None:
     draw_line(console, found.text)
     if len(found.trace.devices) > 1:
         others = ", ".join(map(str, found.trace.devices))
-        draw_line(console, f"This is device {found.trace.device} of {others}; --device shows another.", "dim")
+        draw_line(console, f"Device {found.trace.device} of {others}; choose another with --device.", "dim")
     console.print()
     device = max(1, found.account.device)
     draw_grid(
         console,
-        "memory|>size|>share|what it is",
+        "memory|>size|>share|meaning",
         [
             (name, format_size(size), f"{size / device:.1%}", MEANINGS[name])
             for name, size in found.account.parts().items()
@@ -87,24 +87,24 @@ def _draw(found: Explanation, console: Console) -> None:
         _draw_holders(found, by, console)
     if found.remedies:
         console.print()
-        draw_line(console, "What would have let it fit", "bold")
+        draw_line(console, "What would have helped", "bold")
         for remedy in found.remedies:
             draw_line(console, f"- {_remedy(remedy)}")
 
 
 def _largest(found: Explanation) -> str:
-    """The piece of memory that came nearest to the request."""
+    """Describe the largest free block."""
     anywhere, here = found.largest_free, found.largest_on_stream
     if not anywhere:
         return "There is no free block."
     on_stream = "" if here is None or here == anywhere else f", {format_size(here)} on the request's stream"
-    return f"The largest free block has {format_size(anywhere)}{on_stream}."
+    return f"The largest free block is {format_size(anywhere)}{on_stream}."
 
 
 def _draw_holders(found: Explanation, by: str, console: Console) -> None:
     groups = found.holders[by]
     if not groups or (len(groups) < 2 and by != "stack"):
-        return  # one group says nothing that the account does not
+        return  # one group adds nothing to the account
     at = "" if found.moment.kind == "end" else f" --at {found.moment.event}"
     console.print()
     draw_grid(
@@ -122,5 +122,5 @@ def _remedy(remedy: Remedy) -> str:
         return remedy.what + setting
     size = format_size(remedy.reserved)
     if remedy.fits:
-        return f"{remedy.what}{setting}: replayed, and it fits, with {size} reserved at most"
-    return f"not {remedy.what}{setting}: replayed, and it runs out as well"
+        return f"{remedy.what}{setting}: in a replay, the job fits with a peak of {size} reserved"
+    return f"not {remedy.what}{setting}: in a replay, the job still runs out of memory"

@@ -1,4 +1,4 @@
-"""`vram info`: devices, versions and settings in force. Draws what `vram.system.machine` found."""
+"""`vram info`: devices, versions and effective settings. Prints what `vram.system.machine` found."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from rich.text import Text
 from vram.config import OPTIONS
 from vram.sizes import format_size
 
-from .console import draw_facts, open_console, pid_argument
+from .console import draw_facts, json_option, open_console, pid_argument
 
 __all__ = ["info_command"]
 
 
 @click.command("info")
 @pid_argument
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def info_command(pid: int | None, as_json: bool) -> None:
-    """Show devices, what they can do, versions found, and the settings in force and where each comes from.
+    """Show devices and their features, versions, and the effective settings with the origin of each.
 
-    With PID, of a process of yours that has vram.monitor() on: as that process sees it, with what is
-    installed there.
+    With PID, show a running process of yours that has called vram.monitor(), as that process sees it.
     """
     found = _found(pid)
     if as_json:
@@ -36,7 +35,7 @@ def info_command(pid: int | None, as_json: bool) -> None:
         _section(console, device["name"], _device_facts(device))
     if found["no_cuda"]:
         console.print(Text(f"\nNo CUDA device: {found['no_cuda']}"), soft_wrap=True)
-    _section(console, "libraries", found["packages"] or {"none": "of those vram works with"})
+    _section(console, "libraries", found["packages"] or {"none": "no supported library is installed"})
     _section(console, "features", {each["name"]: _feature(each) for each in found["features"]})
     _section(console, "this process", _process(found))
     _section(console, "settings", _settings(found["settings"]))
@@ -44,7 +43,7 @@ def info_command(pid: int | None, as_json: bool) -> None:
 
 def _found(pid: int | None) -> dict[str, Any]:
     if pid is None:
-        from vram.system.machine import info  # needs the native core; the other commands do not
+        from vram.system.machine import info  # only this command needs the native core
 
         return info()
     from vram.observe.monitor import attach
@@ -78,7 +77,7 @@ def _device_facts(device: dict[str, Any]) -> dict[str, str]:
 def _pages(device: dict[str, Any]) -> str:
     if device["pages"]:
         return "yes, of " + ", ".join(format_size(size) for size in device["page_sizes"])
-    return f"no, plain segments only: {device['no_pages']}"
+    return f"no, only plain segments: {device['no_pages']}"
 
 
 def _feature(feature: dict[str, Any]) -> str:
@@ -87,11 +86,11 @@ def _feature(feature: dict[str, Any]) -> str:
 
 
 def _process(found: dict[str, Any]) -> dict[str, str]:
-    """What is installed, and who looks."""
+    """Describe which libraries use vram in this process, and what records or checks it."""
     facts = {
         library: "allocates from vram" if plugged else "has its own allocator"
         for library, plugged in found["plugged"].items()
-    } or {"libraries": "none loaded that could allocate from vram"}
+    } or {"libraries": "no library is loaded that could allocate from vram"}
     seen = found["observed"]
     facts["monitor"] = seen["monitor"] or "off"
     facts["recordings"] = ", ".join(seen["recordings"]) or "none"
@@ -100,9 +99,9 @@ def _process(found: dict[str, Any]) -> dict[str, str]:
 
 
 def _settings(settings: dict[str, Any]) -> dict[str, str]:
-    """The variables that are set, then every option, with where it comes from if somebody set it."""
+    """Show the environment variables that are set, then every option, with its origin if it was set."""
     origins = settings["origins"]
-    facts = dict(settings["environment"]) or {"environment": "sets nothing (VRAM_CONF is empty)"}
+    facts = dict(settings["environment"]) or {"environment": "no settings (VRAM_CONF is empty)"}
     for name, value in settings["options"].items():
         facts[name] = _value(name, value) + (f" (set by {origins[name]})" if name in origins else "")
     return facts

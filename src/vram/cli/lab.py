@@ -1,4 +1,4 @@
-"""`vram lab`: run the experiments and show claim, verdict and numbers. Draws, measures nothing."""
+"""`vram lab`: run experiments and print claim, verdict and numbers. Measures nothing itself."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STYLES = {"holds": "bold green", "does not hold": "bold red", "depends": "bold y
 
 @click.command("lab")
 @click.argument("names", metavar="[NAME...]", nargs=-1)
-@click.option("--list", "only_list", is_flag=True, help="List the experiments and their claims; run none.")
+@click.option("--list", "only_list", is_flag=True, help="List the experiments and claims; run nothing.")
 @click.option(
-    "--device", metavar="DEVICE", help="Where to run, such as cuda:0 or host; by default the first GPU."
+    "--device", metavar="DEVICE", help="Device to run on, such as cuda:0 or host. Default: the first GPU."
 )
-@click.option("--quick", is_flag=True, help="Smaller and shorter, for a first look.")
+@click.option("--quick", is_flag=True, help="Run smaller and shorter versions, for a first look.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print a section for a Markdown page.")
 @click.option(
@@ -34,7 +34,7 @@ STYLES = {"holds": "bold green", "does not hold": "bold red", "depends": "bold y
     "source",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Show the JSON of an earlier run instead of running anything.",
+    help="Show the JSON of an earlier run instead of running experiments.",
 )
 @click.pass_context
 def lab_command(
@@ -47,10 +47,10 @@ def lab_command(
     as_markdown: bool,
     source: Path | None,
 ) -> None:
-    """Test what people say about GPU memory on the device at hand.
+    """Test common claims about GPU memory on this machine.
 
-    Each experiment prints the claim, what was measured and whether the claim holds, with the numbers. Without
-    a NAME all of them run. Exits with 1 if an experiment could not be carried out.
+    Each experiment prints the claim, the measurements and whether the claim holds. Without NAME, all
+    experiments run. Exits with 1 if an experiment failed to run.
     """
     if only_list:
         _list(names, as_json)
@@ -60,7 +60,7 @@ def lab_command(
     if as_json:
         click.echo(json.dumps(document, ensure_ascii=False))
     elif as_markdown:
-        from vram.lab.page import markdown
+        from vram.lab.markdown import markdown
 
         click.echo(markdown(document), nl=False)
     elif source:
@@ -90,12 +90,12 @@ def _read(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
         document["machine"], document["experiments"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not what `vram lab --json` prints", path=str(path)) from error
+        raise ConfigError(f"{path} is not the output of `vram lab --json`", path=str(path)) from error
     return dict(document)
 
 
 def _run(names: tuple[str, ...], device: str | None, quick: bool, *, live: bool) -> dict[str, Any]:
-    """Run with a line of progress on stderr; where `live`, each result is drawn as it comes."""
+    """Run with progress on stderr; if `live`, print each result as soon as it is available."""
     from vram import lab
     from vram.core.device import Device
 
@@ -130,7 +130,7 @@ def _draw_machine(machine: dict[str, str], console: Console) -> None:
 
 
 def _draw(each: dict[str, Any], console: Console) -> None:
-    from vram.lab.page import cell_text, measured_text, outcome
+    from vram.lab.markdown import cell_text, measured_text, outcome
 
     verdict = outcome(each)
     console.print(Text.assemble((each["name"], "bold"), "  ", each["claim"]), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`vram leaks`: what grew in a stretch of a recording. Draws a table of `vram.analysis`."""
+"""`vram leaks`: what grew over a range of a recording. Prints a table of `vram.analysis`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["leaks_command"]
     "--between",
     metavar="FROM,TO",
     required=True,
-    help="The stretch to look at, such as step:10,step:50 or event:0,event:90000; both ends belong to it.",
+    help="Range to examine, such as step:10,step:50 or event:0,event:90000; both ends are included.",
 )
 @top_option
 @device_option
@@ -41,10 +41,10 @@ __all__ = ["leaks_command"]
 def leaks_command(
     ctx: click.Context, file: Path, between: str, top: int, device: int | None, as_json: bool
 ) -> None:
-    """Find memory that steps leave behind: allocated in a stretch, and still live at its end, by stack.
+    """Find memory that steps leave behind: allocated within a range and still live at its end, by stack.
 
-    The confidence is the share of steps that left something behind; from one half on, a leak is likely.
-    Exits with 1 if there is one.
+    Confidence is the share of steps that left memory behind. A leak is likely from one half upwards. Exits
+    with 1 if a leak is likely.
     """
     trace = open_trace(file, device=device)
     found = find_leaks(trace, between)
@@ -63,11 +63,11 @@ def _draw(found: Leaks, name: str, top: int, console: Console) -> None:
     draw_line(console, f"{name}, {stretch}: {what}", "bold")
     rows = found.table.to_pylist()
     if not rows:
-        draw_line(console, "Nothing that was allocated in this stretch was live at its end.")
+        draw_line(console, "Nothing allocated in this range was still live at its end.")
         return
     draw_grid(
         console,
-        f"stack|>left|>blocks|>a {found.unit}|>confidence|>at the end",
+        f"stack|>left|>blocks|>per {found.unit}|>confidence|>at the end",
         [
             (
                 row["group"],

@@ -1,4 +1,4 @@
-"""`vram merge`: the ranks of one run side by side. Draws and writes what `vram.analysis` aligned."""
+"""`vram merge`: compare the ranks of one run. Prints and writes what `vram.analysis` aligned."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["merge_command"]
     "--output",
     metavar="PATH",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where to write the table of ranks and steps: JSON to a name that ends so, else Parquet.",
+    help="Write the table of ranks and steps: as JSON if the name ends in .json, else as Parquet.",
 )
 @device_option
 @json_option
 def merge_command(files: tuple[Path, ...], output: Path | None, device: int | None, as_json: bool) -> None:
-    """Align the recordings of several ranks by step, and name first the rank that is not like the others."""
+    """Align the recordings of several ranks by step and show the rank that differs most first."""
     traces = [open_trace(path, device=device) for path in files]
     found = merge(traces)
     if output is not None:
@@ -45,7 +45,7 @@ def _draw(found: Merged, output: Path | None, console: Console) -> None:
     draw_line(console, _headline(odd, len(found.ranks), len(found.common_steps)), "bold")
     draw_grid(
         console,
-        "rank|>peak allocated|>peak reserved|>from the middle|>steps|>out of memory",
+        "rank|>peak allocated|>peak reserved|>from the median|>steps|>out of memory",
         [
             (
                 rank.name,
@@ -59,7 +59,7 @@ def _draw(found: Merged, output: Path | None, console: Console) -> None:
         ],
     )
     if output is not None:
-        draw_line(console, f"Ranks and steps are in {output}.", "dim")
+        draw_line(console, f"Wrote the table of ranks and steps to {output}.", "dim")
 
 
 def _headline(odd: list[Rank], ranks: int, steps: int) -> str:
@@ -68,4 +68,4 @@ def _headline(odd: list[Rank], ranks: int, steps: int) -> str:
         return f"{aligned}: all alike"
     first = odd[0]
     failed = " and ran out of memory" if first.ooms else ""
-    return f"{aligned}: {first.name} is odd, {first.deviation:+.1%} from the middle of all{failed}"
+    return f"{aligned}: {first.name} differs most, {first.deviation:+.1%} from the median{failed}"

@@ -1,4 +1,4 @@
-"""`vram plan`: how little memory buffers need with fixed offsets. Draws the plan, computes nothing."""
+"""`vram plan`: how little memory buffers need with fixed offsets. Prints the plan; computes nothing."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ TRACE_ALIGN = 512
 @click.option(
     "--between",
     metavar="FROM,TO",
-    help="Only what is live in a stretch, such as step:2,step:3 or event:0,event:90; both ends belong to it.",
+    help="Plan only what is live in a range, such as step:2,step:3 or event:0,event:90; ends included.",
 )
-@click.option("--capacity", metavar="SIZE", callback=read_size, help="Memory that is enough, such as 40GiB.")
+@click.option("--capacity", metavar="SIZE", callback=read_size, help="Stop at a plan that fits this size.")
 @click.option(
     "--align",
     metavar="SIZE",
     callback=read_size,
-    help="Offsets and sizes are multiples of it; 512 for traces, 1 for CSV unless given.",
+    help="Alignment of offsets and sizes. Default: 512 for traces, 1 for CSV.",
 )
 @click.option(
     "--time-limit",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
-    help="About 1 unless given, up to 9 with --capacity.",
+    help="Time limit of the search. Default: about 1, up to 9 with --capacity.",
 )
 @device_option
 @json_option
 @click.option(
-    "--svg", "picture", metavar="OUT", type=click.Path(path_type=Path), help="Write a picture of the layout."
+    "--svg", "picture", metavar="OUT", type=click.Path(path_type=Path), help="Write an image of the layout."
 )
 @click.pass_context
 def plan_command(
@@ -65,14 +65,14 @@ def plan_command(
     as_json: bool,
     picture: Path | None,
 ) -> None:
-    """Give each buffer of a recorded job a fixed offset, in as little memory as can be found.
+    """Assign a fixed offset to each buffer of a recorded job, using as little memory as possible.
 
-    FILE is a trace, or a CSV of `id,lower,upper,size` (live from lower up to, not including, upper). Exits
-    with 1 if no plan within --capacity was found.
+    FILE is a trace, or a CSV of `id,lower,upper,size` (live from lower to upper, excluding upper). Exits with
+    1 if no plan within --capacity was found.
     """
     if file.suffix.lower() == CSV_SUFFIX:
         if between is not None or device is not None:
-            raise click.UsageError("--between and --device are for traces; a CSV has neither")
+            raise click.UsageError("--between and --device apply to traces, not to CSV files")
         found = plan(read_csv(file), align=align or 1, capacity=capacity, time_limit=time_limit)
     else:
         trace = open_trace(file, device=device)
@@ -94,13 +94,13 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise click.UsageError(f"the picture cannot be written: {error}") from error
+        raise click.UsageError(f"failed to write the image: {error}") from error
 
 
 def _draw(file: Path, found: Plan) -> None:
     lines = [
         f"{file.name}: {len(found)} buffers need {format_size(found.peak)} ({found.peak} bytes)",
-        f"{found.ratio:.4f} times the {format_size(found.lower_bound)} that are live at once",
+        f"{found.ratio:.4f} times the {format_size(found.lower_bound)} that is live at once",
         f"found in {found.seconds:.2f} s by {found.method or 'nothing to do'}",
     ]
     if found.capacity is not None:
@@ -114,4 +114,4 @@ def _draw(file: Path, found: Plan) -> None:
 def _why_not(found: Plan) -> str:
     if found.feasible:
         return ""
-    return "; nothing does" if found.proven else "; a longer --time-limit may find more"
+    return "; no plan can fit" if found.proven else "; a longer --time-limit may find a plan that fits"

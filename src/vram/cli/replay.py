@@ -1,4 +1,4 @@
-"""`vram replay`: what recorded jobs would have cost under allocators. Draws reports, computes nothing."""
+"""`vram replay`: what recorded jobs would cost under other allocators. Prints reports; computes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SWEEP_COLUMNS = ">rank|policy|>smallest device|>peak reserved|>retries|setting"
 
 
 def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """`torch=max_split_size_mb:64` and the like as settings by policy; without a name, for every policy."""
+    """Parse `torch=max_split_size_mb:64` into settings by policy; without a policy name, for every policy."""
     shared: dict[str, object] = {}
     named: dict[str, dict[str, object]] = {}
     for value in values:
@@ -55,20 +55,20 @@ def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[s
     "policies",
     multiple=True,
     type=click.Choice(sorted(POLICIES)),
-    help="Allocator to replay through; may be repeated. Without: vram, or with --sweep all of them.",
+    help="Allocator to replay through; repeatable. Default: vram, or all of them with --sweep.",
 )
 @click.option(
     "--capacity",
     metavar="SIZE",
     callback=read_size,
-    help="Memory of the device, such as 40GiB; never full without.",
+    help="Device memory, such as 40GiB. Default: unlimited.",
 )
 @click.option(
     "--conf",
     metavar="[POLICY=]KEY:VALUE,...",
     multiple=True,
     callback=read_policy_conf,
-    help="Settings in the policy's own words, as in PYTORCH_ALLOC_CONF or VRAM_CONF; may be repeated.",
+    help="Settings in the policy's own syntax, as in PYTORCH_ALLOC_CONF or VRAM_CONF; repeatable.",
 )
 @click.option(
     "--lag",
@@ -76,14 +76,14 @@ def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[s
     callback=read_duration,
     default="5ms",
     show_default=True,
-    help="How long after it was issued the device finishes work, in recorded time.",
+    help="How long after submission the device completes work, in recorded time.",
 )
-@click.option("--sweep", is_flag=True, help="Try each allocator's sensible settings, and rank them.")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, help="Replays at once in a sweep.")
+@click.option("--sweep", is_flag=True, help="Try common settings of each allocator and rank them.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, help="Parallel replays in a sweep.")
 @click.option(
     "--executor",
     metavar="dask[=ADDRESS]",
-    help="Sweep on a Dask cluster; without an address on one of -j workers on this machine.",
+    help="Sweep on a Dask cluster. Without an address: a local cluster with -j workers.",
 )
 @device_option
 @json_option
@@ -101,16 +101,16 @@ def replay_command(
     device: int | None,
     as_json: bool,
 ) -> None:
-    """Run the allocations of recorded jobs through allocators, on a device that is only modelled.
+    """Replay the allocations of recorded jobs through allocators, on a simulated device.
 
-    FILE is whatever vram.open reads: a PyTorch memory snapshot, a log of RMM, or a recording of vram. JSON is
-    one object, or a list of them for several files. Exits with 1 if an allocator ran out of memory, or if no
+    FILE is anything vram.open reads: a PyTorch memory snapshot, an RMM log or a vram recording. JSON is one
+    object, or a list of objects for several files. Exits with 1 if an allocator ran out of memory, or if no
     setting of a sweep fits the device.
     """
     if sweep and conf:
-        raise click.UsageError("--sweep chooses the settings itself; leave --conf out")
+        raise click.UsageError("--sweep chooses the settings itself; omit --conf")
     if not sweep and (executor or jobs > 1):
-        raise click.UsageError("-j and --executor are for --sweep")
+        raise click.UsageError("-j and --executor require --sweep")
     if sweep:
         traces = [open_trace(path, device=device) for path in files]
         with progress_bar("settings") as progress:
@@ -187,16 +187,16 @@ def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> Iterator[str]:
     best = ranked[0]
     if best.smallest_capacity is None:
         held = "" if capacity is None else f" with {format_size(capacity)}"
-        yield f"No setting lets the job end{held}; the nearest would hold {format_size(best.peak_reserved)}."
+        yield f"No setting lets the job complete{held}; the best reserves {format_size(best.peak_reserved)}."
         return
     for position, (size, each) in enumerate(_best_of_each_policy(ranked)):
         device = "A device with " if position == 0 else ""
-        yield f"{device}{format_size(size)} would have sufficed, with {each.policy}:"
+        yield f"{device}{format_size(size)} is enough with {each.policy}:"
         yield each.environment
 
 
 def _best_of_each_policy(ranked: tuple[Ranked, ...]) -> list[tuple[int, Ranked]]:
-    """The first of each that lets the job end, and with how much: not everyone can change the allocator."""
+    """Return the best setting of each policy that completes the job: not every user can switch policies."""
     best: dict[str, tuple[int, Ranked]] = {}
     for each in ranked:
         if each.smallest_capacity is not None:
@@ -230,33 +230,22 @@ def _row(result: ReplayResult) -> list[str]:
 
 
 def _sentence(result: ReplayResult, report: ReplayReport) -> str:
-    """What the row means."""
-    if result.oom is not None:
+    """Explain one row of the table in a sentence."""
+    if (oom := result.oom) is not None:
+        step = "" if oom["step"] is None else f" in step {oom['step']}"
+        capacity = "" if report.capacity is None else f" of {format_size(report.capacity)}"
         return (
-            f"{result.policy} runs out of memory at event {result.oom['event']}{_in_step(result.oom)}: "
-            f"{format_size(result.oom['size'])} asked, {format_size(result.oom['allocated'])} allocated and "
-            f"{format_size(result.oom['reserved'])} reserved{_of_capacity(report)}; "
+            f"{result.policy} runs out of memory at event {oom['event']}{step}: "
+            f"{format_size(oom['size'])} requested, {format_size(oom['allocated'])} allocated "
+            f"and {format_size(oom['reserved'])} reserved{capacity}; "
             "try a larger --capacity, or other settings with --conf."
         )
+    share = f", {result.driver_us / report.span_us:.2%} of the recorded time" if report.span_us else ""
     return (
-        f"{result.policy} takes {result.ratio - 1:.2%} more from the device than the program "
-        f"holds at its peak; its {result.driver_calls} driver calls take {_duration(result.driver_us)}"
-        f"{_of_span(result, report)}."
+        f"{result.policy} reserves {result.ratio - 1:.2%} more device memory than the program "
+        f"allocates at its peak; its {result.driver_calls} driver calls take {_duration(result.driver_us)}"
+        f"{share}."
     )
-
-
-def _in_step(failure: dict[str, Any]) -> str:
-    return "" if failure["step"] is None else f" in step {failure['step']}"
-
-
-def _of_capacity(report: ReplayReport) -> str:
-    return "" if report.capacity is None else f" of {format_size(report.capacity)}"
-
-
-def _of_span(result: ReplayResult, report: ReplayReport) -> str:
-    if not report.span_us:
-        return ""
-    return f", {result.driver_us / report.span_us:.2%} of the recorded time"
 
 
 def _duration(microseconds: float) -> str:

@@ -23,19 +23,19 @@ __all__ = ["report_command"]
     type=click.Path(path_type=Path),
     default=Path("report.html"),
     show_default=True,
-    help="Where to write it.",
+    help="Output file.",
 )
-@click.option("--redact", is_flag=True, help="Leave out the folders of files in stacks, tags and marks.")
+@click.option("--redact", is_flag=True, help="Remove directories of files in stacks, tags and marks.")
 @click.option(
     "--sweep/--no-sweep",
     default=True,
-    help="Whether to try other allocators and settings for the what-if table.",
+    help="Replay other allocators and settings for the what-if table.",
 )
 @device_option
 def report_command(file: Path, output: Path, redact: bool, sweep: bool, device: int | None) -> None:
-    """Write a recording as one HTML file: over time, by address and by stack at its peak, and why.
+    """Write a recording as one HTML file: memory over time, by address and by stack, and the explanation.
 
-    It is the page of `vram serve` with its answers in it: it works offline and can be given away.
+    The file is the page of `vram serve` with its data included. It works offline and can be shared.
     """
     from vram.web import write_report
 

@@ -1,4 +1,4 @@
-"""`vram run`: start a Python program on vram without changing it. What it then does is the program's own."""
+"""`vram run`: run a Python program with vram, without changing the program."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NOT_THE_PROGRAM = (__file__, "<frozen runpy>", runpy.__file__)
 
 
 class _RunCommand(click.RichCommand):
-    """A command whose own options end where the program begins, as Python's do."""
+    """A command whose own options end where the program begins, as in `python`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Everything after the script, or after `-m MODULE`, belongs to the program."""
+        """Pass everything after the script, or after `-m MODULE`, to the program."""
         options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
         valued = {name for each in options for name in each.opts}
         return super().parse_args(ctx, _with_end_of_options(args, valued))
@@ -49,7 +49,7 @@ def _with_end_of_options(args: list[str], valued: set[str]) -> list[str]:
 
 def _read_report(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is not None and value != "html" and not value.endswith(".html"):
-        raise click.BadParameter(f"{value!r} is neither html nor a file of that kind", ctx, param)
+        raise click.BadParameter(f"{value!r} is neither html nor the name of an .html file", ctx, param)
     return value
 
 
@@ -58,35 +58,35 @@ def _read_report(ctx: click.Context, param: click.Parameter, value: str | None) 
     cls=_RunCommand,
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )
-@click.option("--torch", "with_torch", is_flag=True, help="Have PyTorch allocate from vram.")
+@click.option("--torch", "with_torch", is_flag=True, help="Make PyTorch allocate from vram.")
 @click.option(
     "--conf",
     metavar="KEY:VALUE,...",
     default="",
     callback=read_conf,
-    help="Settings, as in VRAM_CONF; child processes inherit them.",
+    help="Settings as in VRAM_CONF; child processes inherit them.",
 )
 @click.option(
     "--record",
     "recording",
     metavar="FILE",
-    help="Write everything that vram's pools do to a trace file, one a device and rank; see vram.record.",
+    help="Record all events of vram's pools, one trace file per device and rank; see vram.record.",
 )
 @click.option(
     "--on-oom",
     "on_oom",
     metavar="explain,snapshot",
     default="",
-    help="When memory runs out, say why and where, or write what is held to vram-oom-PID-N.vtrace, or both.",
+    help="When memory runs out, print why and where, write vram-oom-PID-N.vtrace, or both.",
 )
 @click.option(
     "--report",
     metavar="html|FILE.html",
     callback=_read_report,
-    help="When the program has ended, write its memory as a page, beside the recording if there is one.",
+    help="After the program ends, write an HTML report, next to the recording if there is one.",
 )
-@click.option("--monitor", is_flag=True, help="Let vram top look at the program; see vram.monitor.")
-@click.option("--web", is_flag=True, help="Serve a page of what the program holds, and print its address.")
+@click.option("--monitor", is_flag=True, help="Allow vram top to watch the program; see vram.monitor.")
+@click.option("--web", is_flag=True, help="Serve a live page of the program's memory and print its address.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("program", metavar="[SCRIPT] [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 def run_command(
@@ -100,7 +100,7 @@ def run_command(
     module: str | None,
     program: tuple[str, ...],
 ) -> None:
-    """Run a Python script or module with vram configured, and under PyTorch where asked for.
+    """Run a Python script or module with vram configured, and optionally as PyTorch's allocator.
 
     Under torchrun: torchrun --nproc-per-node=8 --no-python vram run --torch train.py
     """
@@ -126,7 +126,7 @@ def run_command(
 
 
 def _configure(conf: dict[str, object]) -> None:
-    """Set VRAM_CONF, which is read when the first pool is made, here and in child processes."""
+    """Set VRAM_CONF, which is read when the first pool is created, here and in child processes."""
     read_options(conf, source="--conf")
     entries = [os.environ.get("VRAM_CONF", ""), *(f"{key}:{value}" for key, value in conf.items())]
     if conf:
@@ -143,7 +143,7 @@ def _install_under_torch() -> None:
 
 
 def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> None:
-    """Have every pool of the manager recorded until the process ends; `ends` then writes a report."""
+    """Record every pool of the manager until the process ends; `ends` then writes the report."""
     from vram.core.manager import get_memory_manager
     from vram.observe.recorder import record_pools
     from vram.observe.recording import path_of_rank
@@ -158,7 +158,7 @@ def _record(ends: contextlib.ExitStack, recording: str | None, report: str | Non
 
 
 def _report_path(recording: str | None, report: str) -> Path:
-    """Where the report goes; refuses before the program runs where none could be written."""
+    """Choose the path of the report; raise before the program runs if it cannot be written."""
     from vram.web.assets import built_page
 
     built_page()
@@ -179,7 +179,7 @@ def _write_reports(recorded: PoolsRecorder, target: Path) -> None:
         for place, each in enumerate(recorded.recorders):
             path = beside(target, each.pool.device.name) if place else target
             write_report(open_trace(each.path, trusted=True), path)
-            click.echo(f"vram: the report is in {path}", err=True)
+            click.echo(f"vram: wrote the report to {path}", err=True)
         if not recorded.recorders:
             click.echo("vram: no report: the program used no pool of vram.get_memory_manager()", err=True)
     except (VramError, OSError, ImportError) as error:
@@ -201,20 +201,20 @@ def _monitor(web: bool) -> None:
 
 
 def _find(module: str | None, program: tuple[str, ...]) -> None:
-    """Look where the program is as Python would; ConfigError where it is not there."""
+    """Check that the program exists where Python would look for it; raise ConfigError if not."""
     if module is None:
         script = program[0]
         if not os.path.exists(script):
-            raise ConfigError(f"there is no script {script!r} in {os.getcwd()}")
+            raise ConfigError(f"script {script!r} not found in {os.getcwd()}")
         sys.path[0] = os.path.dirname(os.path.realpath(script))
         return
     sys.path[0] = os.getcwd()
     try:
         found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # the package that it would be in
+    except ModuleNotFoundError:  # its parent package does not exist
         found = None
     if found is None:
-        raise ConfigError(f"there is no module {module!r} where python -m looks")
+        raise ConfigError(f"module {module!r} not found on the path of python -m")
 
 
 def _run(module: str | None, program: tuple[str, ...]) -> None:
@@ -227,7 +227,7 @@ def _run(module: str | None, program: tuple[str, ...]) -> None:
 
 
 def _end_as_python_does(error: BaseException) -> NoReturn:
-    """Show the program's traceback, without the frames that led to it, and end with Python's exit code."""
+    """Print the program's traceback without the frames of vram, and exit with Python's exit code."""
     error.__traceback__ = _of_program(error.__traceback__)
     sys.excepthook(type(error), error, error.__traceback__)
     sys.exit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED)

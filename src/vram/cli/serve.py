@@ -1,12 +1,10 @@
-"""`vram serve`: recordings, or a running process, on a page in the browser. `vram.web` serves it."""
+"""`vram serve`: show recordings or a running process in the browser. `vram.web` serves the page."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
 
@@ -19,27 +17,31 @@ __all__ = ["serve_command"]
 
 @click.command("serve")
 @click.argument("files", metavar="[FILE|DIR]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--pid", metavar="PID", type=int, help="A running process of yours that has vram.monitor() on.")
-@click.option("--port", metavar="N", type=click.IntRange(0, 65535), default=0, help="By default any.")
+@click.option("--pid", metavar="PID", type=int, help="Your running process that called vram.monitor().")
+@click.option(
+    "--port", metavar="N", type=click.IntRange(0, 65535), default=0, help="Port. Default: any free one."
+)
 @click.option(
     "--open/--no-open",
     "opened",
     default=None,
-    help="Open the browser; by default where there is a desktop.",
+    help="Open the browser. Default: if a desktop is available.",
 )
 @device_option
 def serve_command(
     files: tuple[Path, ...], pid: int | None, port: int, opened: bool | None, device: int | None
 ) -> None:
-    """Show recordings or a running process in the browser: over time, by address, by stack, and why.
+    """Show recordings or a running process in the browser: memory over time, by address, by stack, and why.
 
-    The page is served on 127.0.0.1 for who has the address that is printed, and loads nothing from elsewhere.
+    The page is served on 127.0.0.1. Requests must carry the token in the printed address. The page loads
+    nothing from other servers.
     """
+    from vram.observe.monitor import attach
     from vram.web import Page
 
     if not files and pid is None:
-        raise ConfigError("name a recording, a folder of them, or a running process with --pid")
-    live = None if pid is None else _attached(pid)
+        raise ConfigError("specify a recording, a directory of recordings, or a running process with --pid")
+    live = None if pid is None else attach(pid).status
     page = Page(files, live=live, port=port, device=device)
     open_console().print(page.url, soft_wrap=True, markup=False)
     sys.stdout.flush()
@@ -49,15 +51,6 @@ def serve_command(
         page.run()
     finally:
         page.close()
-
-
-def _attached(pid: int) -> Any:
-    """The status of a process, over the socket of its monitor."""
-    try:
-        monitoring = importlib.import_module("vram.observe.monitor")
-    except ImportError as error:
-        raise ConfigError("this vram cannot attach to processes; serve a recording of it instead") from error
-    return monitoring.attach(pid).status
 
 
 def _has_desktop() -> bool:

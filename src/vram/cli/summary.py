@@ -1,4 +1,4 @@
-"""`vram summary`: who holds memory in a recording. Draws a table of `vram.analysis`."""
+"""`vram summary`: what holds memory in a recording. Prints a table of `vram.analysis`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["summary_command"]
 @device_option
 @json_option
 def summary_command(file: Path, by: str, at: str, top: int, device: int | None, as_json: bool) -> None:
-    """Show who holds the memory of a recorded job at its peak, or at another moment."""
+    """Show what holds the memory of a recorded job at its peak or at another moment."""
     trace = open_trace(file, device=device)
     moment = find_moment(trace, at)
     rows = summary(trace, by, at).to_pylist()

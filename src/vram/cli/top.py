@@ -1,6 +1,7 @@
-"""`vram top`: what a running process holds, live. Here are the command and the printed form; the full
-screen is in `top_screen`, which needs Textual, the tables of both in `top_tables`.
-What is shown comes from `vram.observe.monitor`.
+"""`vram top`: what a running process holds, live.
+
+This file has the command and the printed form. The full screen is in `top_screen`, which needs Textual.
+The tables of both are in `top_tables`, and the data comes from `vram.observe.monitor`.
 """
 
 from __future__ import annotations
@@ -13,32 +14,32 @@ import rich_click as click
 from vram.errors import ConfigError
 
 from .console import draw_grid, draw_line, json_option, open_console, pid_argument, read_duration, top_option
-from .top_tables import TABLES, Table, Told, device_line, heading
+from .top_tables import TABLES, Status, Table, device_line, heading
 
 __all__ = ["top_command"]
 
-NEEDS_TEXTUAL = 'the live screen needs Textual: pip install "vram[tui]"; vram top -1 prints once without it'
+NEEDS_TEXTUAL = 'the live screen needs Textual: pip install "vram[tui]"; vram top -1 works without it'
 
 
 @click.command("top")
 @pid_argument
-@click.option("-1", "--once", is_flag=True, help="Print once and leave; needs no terminal.")
+@click.option("-1", "--once", is_flag=True, help="Print once and exit; needs no terminal.")
 @click.option(
     "--every",
     metavar="TIME",
     default="1s",
     show_default=True,
     callback=read_duration,
-    help="How often to look, such as 500ms.",
+    help="Update interval, such as 500ms.",
 )
-@click.option("--filter", "wanted", metavar="TEXT", default="", help="Only rows that contain it.")
+@click.option("--filter", "wanted", metavar="TEXT", default="", help="Show only rows that contain TEXT.")
 @top_option
 @json_option
 def top_command(pid: int | None, once: bool, every: float, wanted: str, top: int, as_json: bool) -> None:
     """Show what a running process holds: pools, streams, tags, holders, devices.
 
-    PID is a process of yours that called vram.monitor() or was started with vram run --monitor; it may be
-    left out where there is only one.
+    PID is a process of yours that called vram.monitor() or was started with vram run --monitor. You can omit
+    it if there is only one.
     """
     from vram.observe.monitor import attach
 
@@ -53,7 +54,7 @@ def top_command(pid: int | None, once: bool, every: float, wanted: str, top: int
             run(lambda: client.status(top), max(0.05, every / 1e6), wanted)
 
 
-def _screen() -> Callable[[Callable[[], Told], float, str], None]:
+def _screen() -> Callable[[Callable[[], Status], float, str], None]:
     try:
         from .top_screen import show
     except ModuleNotFoundError as error:
@@ -63,26 +64,26 @@ def _screen() -> Callable[[Callable[[], Told], float, str], None]:
     return show
 
 
-def _draw(told: Told, wanted: str, top: int) -> None:
+def _draw(status: Status, wanted: str, top: int) -> None:
     console = open_console()
-    draw_line(console, heading(told), "bold")
-    for device in told["devices"]:
+    draw_line(console, heading(status), "bold")
+    for device in status["devices"]:
         draw_line(console, device_line(device))
     for table in TABLES:
-        rows = table.rows(told, wanted=wanted)
+        rows = table.rows(status, wanted=wanted)
         console.print()
-        draw_line(console, f"{table.name}{_age(table, told)}", "bold")
+        draw_line(console, f"{table.name}{_age(table, status)}", "bold")
         if rows:
             draw_grid(console, table.columns, rows, top=top)
         else:
             draw_line(console, f"none{' with ' + repr(wanted) if wanted else ''}")
-        if left := told["left_out"].get(table.name, 0):
+        if left := status["left_out"].get(table.name, 0):
             draw_line(console, f"and {left} more: --top shows more", "dim")
 
 
-def _age(table: Table, told: Told) -> str:
-    """Said where it matters."""
-    old = told["holders_age_s"]
+def _age(table: Table, status: Status) -> str:
+    """Return the age of data that is not refreshed on every update."""
+    old = status["holders_age_s"]
     return f", {old:.0f} s ago" if table.name in ("tags", "holders") and old >= 1 else ""
 
 

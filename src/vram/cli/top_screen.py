@@ -1,6 +1,6 @@
-"""The full screen of `vram top`, in Textual: draws the tables of `top_tables` again and again.
+"""The full screen of `vram top`, in Textual: redraws the tables of `top_tables`.
 
-Names from the watched process are shown as text, never as markup.
+Names from the watched process are shown as plain text, never interpreted as markup.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Footer, Input, Sparkline, Static, TabbedC
 from vram.errors import VramError
 
 from .console import one_line
-from .top_tables import TABLES, Table, Told, device_line, heading
+from .top_tables import TABLES, Status, Table, device_line, heading
 
 __all__ = ["TopScreen", "show"]
 
@@ -27,17 +27,17 @@ BAR = (
     ("processes", "▒", "magenta"),
     ("unknown", "▒", "red"),
 )
-"""The parts of a device's bar: how each is drawn."""
+"""The parts of a device's bar, and how each is drawn."""
 BAR_WIDTH = 24
 
 
-def show(look: Callable[[], Told], every: float, wanted: str) -> None:
-    """Show what `look` returns every so many seconds, until the user leaves."""
+def show(look: Callable[[], Status], every: float, wanted: str) -> None:
+    """Show what `look` returns, refreshed every `every` seconds, until the user quits."""
     TopScreen(look, every=every, wanted=wanted).run()
 
 
 class TopScreen(App[None]):
-    """Pools, streams, tags and holders of one process, with the devices' totals and the past above them."""
+    """Pools, streams, tags and holders of one process, below the device totals and the history."""
 
     TITLE = "vram top"
     ENABLE_COMMAND_PALETTE = False
@@ -61,8 +61,8 @@ class TopScreen(App[None]):
         *(Binding(str(number), f"table({number - 1})", show=False) for number in range(1, len(TABLES) + 1)),
     ]
 
-    def __init__(self, look: Callable[[], Told], *, every: float = 1.0, wanted: str = "") -> None:
-        """Draw what `look` returns; `wanted` is the filter to begin with."""
+    def __init__(self, look: Callable[[], Status], *, every: float = 1.0, wanted: str = "") -> None:
+        """Draw what `look` returns; `wanted` is the initial filter."""
         super().__init__()
         self._look = look
         self._every = every
@@ -70,12 +70,12 @@ class TopScreen(App[None]):
         self.paused = False
         self._asking = False
         self.ended = ""
-        self.told: Told | None = None
+        self.status: Status | None = None
         self.sorted_by = {table.name: table.sort for table in TABLES}
         self.reversed = {table.name: False for table in TABLES}
 
     def compose(self) -> ComposeResult:
-        """The screen from top to bottom."""
+        """Build the screen from top to bottom."""
         yield Static(id="heading")
         yield Static(id="devices")
         yield Sparkline([], id="history")
@@ -84,15 +84,15 @@ class TopScreen(App[None]):
             for table in TABLES:
                 with TabPane(table.name, id=table.name):
                     yield DataTable[Text](id=f"{table.name}-rows", cursor_type="row", zebra_stripes=True)
-        yield Input(placeholder="only rows that contain…", id="wanted")
+        yield Input(placeholder="show only rows that contain…", id="wanted")
         yield Footer()
 
     def on_mount(self) -> None:
-        """Look for the first time, then at a steady pace."""
+        """Update now, then at a fixed interval."""
         self.set_interval(self._every, self._ask)
         self._ask()
 
-    # ---- looking ------------------------------------------------------------------------------------------
+    # ---- updating -----------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
         if not (self.paused or self.ended or self._asking):
@@ -101,17 +101,17 @@ class TopScreen(App[None]):
 
     @work(thread=True, exit_on_error=False)
     def _ask_aside(self) -> None:
-        """On another thread, one question at a time: a process that was stopped lets its askers wait."""
+        """Update on another thread, one request at a time: a stopped process makes its clients wait."""
         try:
-            told = self._look()
+            status = self._look()
         except VramError as error:
             self.call_from_thread(self._end, str(error))
         else:
-            self.call_from_thread(self._take, told)
+            self.call_from_thread(self._take, status)
 
-    def _take(self, told: Told) -> None:
+    def _take(self, status: Status) -> None:
         self._asking = False
-        self.told = told
+        self.status = status
         self.draw()
 
     def _end(self, why: str) -> None:
@@ -121,17 +121,17 @@ class TopScreen(App[None]):
     # ---- drawing ------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Everything, from what was told last."""
+        """Redraw everything from the last status."""
         self.query_one("#state", Static).update(Text(self._state()))
-        if self.told is None:
+        if self.status is None:
             return
-        told = self.told
-        self.query_one("#heading", Static).update(Text(one_line(heading(told)), no_wrap=True))
-        bars = Text("\n").join(_bar(device) for device in told["devices"])
+        status = self.status
+        self.query_one("#heading", Static).update(Text(one_line(heading(status)), no_wrap=True))
+        bars = Text("\n").join(_bar(device) for device in status["devices"])
         self.query_one("#devices", Static).update(bars)
-        self.query_one("#history", Sparkline).data = [float(row[1]) for row in told["history"]]
+        self.query_one("#history", Sparkline).data = [float(row[1]) for row in status["history"]]
         for table in TABLES:
-            self._fill(table, told)
+            self._fill(table, status)
 
     def _state(self) -> str:
         words = [one_line(self.ended)] if self.ended else ["paused"] if self.paused else []
@@ -139,11 +139,11 @@ class TopScreen(App[None]):
             words.append(f"only rows with {one_line(self.wanted)!r}")
         return "; ".join(words)
 
-    def _fill(self, table: Table, told: Told) -> None:
+    def _fill(self, table: Table, status: Status) -> None:
         widget: DataTable[Text] = self.query_one(f"#{table.name}-rows", DataTable)
         cursor, place = widget.cursor_row, widget.scroll_offset
         by, backwards = self.sorted_by[table.name], self.reversed[table.name]
-        rows = table.rows(told, wanted=self.wanted, sort=by, reverse=backwards)
+        rows = table.rows(status, wanted=self.wanted, sort=by, reverse=backwards)
         widget.clear(columns=True)
         for number, title in enumerate(table.titles):
             arrow = (" ▲" if backwards else " ▼") if number == by else ""
@@ -164,46 +164,46 @@ class TopScreen(App[None]):
         return self.query_one(TabbedContent).active
 
     def action_pause(self) -> None:
-        """Stop looking, or go on."""
+        """Pause or resume updates."""
         self.paused = not self.paused
         self.draw()
         self._ask()
 
     def action_sort(self) -> None:
-        """Sort the table that is shown by its next column."""
+        """Sort the visible table by its next column."""
         table = next(each for each in TABLES if each.name == self._shown)
         self.sorted_by[table.name] = (self.sorted_by[table.name] + 1) % len(table.titles)
         self.draw()
 
     def action_reverse(self) -> None:
-        """Turn the order of the table that is shown around."""
+        """Reverse the order of the visible table."""
         self.reversed[self._shown] = not self.reversed[self._shown]
         self.draw()
 
     def action_table(self, number: int) -> None:
-        """Show another table."""
+        """Switch to another table."""
         self.query_one(TabbedContent).active = TABLES[number].name
 
     def action_filter(self) -> None:
-        """Ask what rows must contain."""
+        """Open the filter field."""
         field = self.query_one("#wanted", Input)
         field.add_class("open")
         field.value = self.wanted
         field.focus()
 
     def action_clear(self) -> None:
-        """Show all rows again."""
+        """Clear the filter."""
         self.query_one("#wanted", Input).value = ""
         self.wanted = ""
         self._close_field()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while it is typed."""
+        """Filter while the user types."""
         self.wanted = event.value
         self.draw()
 
     def on_input_submitted(self) -> None:
-        """Keep the filter, and give the keys back to the tables."""
+        """Keep the filter and return the focus to the tables."""
         self._close_field()
 
     def _close_field(self) -> None:
@@ -212,8 +212,8 @@ class TopScreen(App[None]):
         self.draw()
 
 
-def _bar(device: Told) -> Text:
-    """A device's memory as a bar and in words. Each part has the cells that its share rounds to."""
+def _bar(device: Status) -> Text:
+    """Draw a device's memory as a bar followed by text. Each part gets its rounded share of the cells."""
     total = max(1, device["total"])
     bar = Text()
     for part, letter, colour in BAR:

@@ -10,25 +10,25 @@ from vram.analysis.places import place_of
 from vram.sizes import format_count, format_size
 from vram.trace.model import Frame
 
-__all__ = ["TABLES", "Table", "Told", "device_line", "heading"]
+__all__ = ["TABLES", "Status", "Table", "device_line", "heading"]
 
-Told: TypeAlias = dict[str, Any]
-"""The status of a process, as `vram.observe.status` makes it."""
+Status: TypeAlias = dict[str, Any]
+"""The status of a process, as returned by `vram.observe.status`."""
 
 
-def heading(told: Told) -> str:
-    """One line about the process."""
-    rate = sum(pool["rate"] for pool in told["pools"])
-    held = sum(pool["allocated"] for pool in told["pools"])
-    kept = sum(pool["reserved"] for pool in told["pools"])
+def heading(status: Status) -> str:
+    """Summarize the process in one line."""
+    rate = sum(pool["rate"] for pool in status["pools"])
+    held = sum(pool["allocated"] for pool in status["pools"])
+    kept = sum(pool["reserved"] for pool in status["pools"])
     return (
-        f"{told['program']} ({told['pid']}): {format_size(held)} allocated, {format_size(kept)} reserved in "
-        f"{format_count(len(told['pools']), 'pool')}, {rate:,.0f} allocations/s"
+        f"{status['program']} ({status['pid']}): {format_size(held)} allocated, {format_size(kept)} reserved "
+        f"in {format_count(len(status['pools']), 'pool')}, {rate:,.0f} allocations/s"
     )
 
 
-def device_line(device: Told) -> str:
-    """Whose the memory of a device is; the parts sum to the whole."""
+def device_line(device: Status) -> str:
+    """Split the memory of a device by owner; the parts add up to the total."""
     named = ", ".join(f"{name} {format_size(size)}" for name, size in device["named"].items())
     parts = [
         f"pools {format_size(device['pools'])}",
@@ -48,24 +48,24 @@ _Keyed: TypeAlias = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """One list of the status: `columns` as `draw_grid` takes them, and for each row values and their text."""
+    """One table of the status: `columns` as in `draw_grid`, and for each row its values and their text."""
 
     name: str
     columns: str
-    values: Callable[[Told], tuple[_Keyed, Cells]]
+    values: Callable[[Status], tuple[_Keyed, Cells]]
     sort: int
-    """The column that is sorted by at first, largest first."""
+    """The column sorted by initially, largest first."""
 
     @property
     def titles(self) -> list[str]:
-        """The columns' titles."""
+        """The titles of the columns."""
         return [title.removeprefix(">") for title in self.columns.split("|")]
 
     def rows(
-        self, told: Told, *, wanted: str = "", sort: int | None = None, reverse: bool = False
+        self, status: Status, *, wanted: str = "", sort: int | None = None, reverse: bool = False
     ) -> list[Cells]:
-        """The rows that contain `wanted`, by a column: numbers largest first, names by letter."""
-        made = [self.values(each) for each in told[self.name]]
+        """Return rows that contain `wanted`, sorted by a column: numbers descending, names ascending."""
+        made = [self.values(each) for each in status[self.name]]
         if wanted:
             made = [row for row in made if any(wanted.lower() in cell.lower() for cell in row[1])]
         place = self.sort if sort is None else sort
@@ -80,7 +80,7 @@ def _sizes(*sizes: int) -> Sequence[str]:
     return [format_size(size) for size in sizes]
 
 
-def _pool(pool: Told) -> tuple[_Keyed, Cells]:
+def _pool(pool: Status) -> tuple[_Keyed, Cells]:
     limit = pool["limit"]
     name = f"{pool['kind']} {pool['pool']} on {pool['device']}"
     sizes = [pool[key] for key in ("allocated", "reserved", "pending", "cached", "peak_allocated")]
@@ -98,22 +98,24 @@ def _pool(pool: Told) -> tuple[_Keyed, Cells]:
     )
 
 
-def _stream(stream: Told) -> tuple[_Keyed, Cells]:
+def _stream(stream: Status) -> tuple[_Keyed, Cells]:
     name = f"{stream['stream']:#x}" if stream["stream"] else "default"
     where = f"pool {stream['pool']} on {stream['device']}"
     live, cached, pending = stream["live"], stream["cached"], stream["pending_blocks"]
-    shown = name + (" (gone)" if stream["retired"] else "")
+    shown = name + (" (destroyed)" if stream["retired"] else "")
     return (shown, where, live, cached, pending), (shown, where, *_sizes(live, cached), f"{pending:,}")
 
 
-def _tag(tag: Told) -> tuple[_Keyed, Cells]:
+def _tag(tag: Status) -> tuple[_Keyed, Cells]:
     name = "(no tag)" if tag["tag"] is None else tag["tag"]
     return (name, tag["bytes"], tag["count"]), (name, format_size(tag["bytes"]), f"{tag['count']:,}")
 
 
-def _holder(holder: Told) -> tuple[_Keyed, Cells]:
+def _holder(holder: Status) -> tuple[_Keyed, Cells]:
     frame = place_of([Frame(*each) for each in holder["stack"]])
-    place = f"{frame.filename}:{frame.line} in {frame.name}" if frame else "(no stack: see stacks)"
+    place = (
+        f"{frame.filename}:{frame.line} in {frame.name}" if frame else "(no stack; enable the stacks setting)"
+    )
     tag = holder["tag"] or ""
     return (
         (place, tag, holder["pool"], holder["bytes"], holder["count"]),
@@ -128,7 +130,7 @@ TABLES = (
         _pool,
         1,
     ),
-    Table("streams", "stream|of|>live|>cached|>pending blocks", _stream, 2),
+    Table("streams", "stream|pool|>live|>cached|>pending blocks", _stream, 2),
     Table("tags", "tag|>bytes|>blocks", _tag, 1),
     Table("holders", "allocated at|tag|>pool|>bytes|>blocks", _holder, 3),
 )

@@ -11,6 +11,7 @@ import os
 from typing import Any, Final
 
 from vram import _native
+from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.locks import new_lock
 from vram.core.observer import host_knows
@@ -52,12 +53,6 @@ class Pin(_native.PinCore):
         with host_knows(self.device):
             self.unlock()
         _live.pop(id(self), None)
-
-    def __enter__(self) -> Pin:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if "array" not in self.__dict__:  # nothing was exported

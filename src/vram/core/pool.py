@@ -22,6 +22,7 @@ from vram.arguments import shown, whole_number
 from vram.config import Config, limit_bytes, read_options
 from vram.core.advice import Patterns, find_patterns
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.journal import pool_trace
 from vram.core.locks import new_lock
@@ -333,12 +334,6 @@ class Pool(_native.PoolCore):
             super().close()
         if self._store is not None:
             self._store.close()
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         if "_futures" not in self.__dict__:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from vram import _native
 from vram.arguments import require, shown
 from vram.core import observer
+from vram.core.closing import Closing
 from vram.core.device import Device, _Core, _core_of
 from vram.errors import DeviceError, VramError
 
@@ -32,7 +33,7 @@ class Reads:
         self.value = value
 
 
-class Stream:
+class Stream(Closing):
     """An ordered queue of work on a device. Work on different streams may overlap.
 
     `Stream(device)` creates a stream and owns it: `close()`, the end of a `with` block or garbage collection
@@ -154,12 +155,6 @@ class Stream:
         if observer.active is not None:
             observer.active.on_close(self)
         self._core.backend.stream_destroy(handle)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         # In the child of a fork the backend refuses, and there is nothing to destroy. During interpreter

@@ -1,1 +1,1 @@
-"""What the plugs into CuPy, Numba, cuda.core, Dask and PyTorch share."""
+"""Code shared by the adaptors for CuPy, Numba, cuda.core, Dask and PyTorch."""

@@ -1,6 +1,6 @@
-"""What the adaptors to other libraries share: their memory, and how a missing library is named.
+"""Code shared by the adaptors for other libraries: their memory, and the error for a missing library.
 
-Each adaptor (`vram.cupy`, `vram.numba`, `vram.cuda_core`, `vram.dask`) speaks its library's own interface.
+Each adaptor (`vram.cupy`, `vram.numba`, `vram.cuda_core`, `vram.dask`) implements its library's interface.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from vram.errors import DeviceError
 __all__ = ["DevicePools", "pinned_pool", "prepare", "reopen_if_reset", "require_library"]
 
 _CONTEXT_IS_DESTROYED = 709  # CUDA_ERROR_CONTEXT_IS_DESTROYED
-_users_tag = _current.get  # vram.current_tag() without a call in Python: this is a hot path
+_users_tag = _current.get  # vram.current_tag() without a Python call: this is a hot path
 
 
 def require_library(module: str, name: str) -> ModuleType:
-    """Import another library; where it is missing, the ImportError says who wanted it."""
+    """Import another library; if it is missing, the ImportError names the adaptor that needs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"vram's adaptor for {name} needs the module {module}, which cannot be imported here: {error}. "
-            f"Install {name}, or leave its adaptor out.",
+            f"vram's adaptor for {name} needs the module {module}, which cannot be imported: {error}.  "
+            f"Install {name}, or do not use its adaptor.",
             name=module,
         ) from error
 
 
 def prepare(config: dict[str, Any]) -> None:
-    """What every install() does first: a CUDA device must be there, and the manager takes the settings."""
-    Device("cuda:0")  # DeviceError, which says what was looked for
+    """First step of every install(): check that there is a CUDA device, and apply the settings."""
+    Device("cuda:0")  # raises DeviceError if there is none
     if config:
         get_memory_manager().configure(config)
 
 
 def reopen_if_reset(device: int) -> None:
-    """Begin anew on a CUDA device that another library has reset: all memory there is lost."""
+    """Start again on a CUDA device that another library has reset: all memory there is lost."""
     place = Device(f"cuda:{device}")
     try:
         place.backend.memory_info()
@@ -61,13 +61,13 @@ def reopen_if_reset(device: int) -> None:
 class DevicePools:
     """The manager's pools of the CUDA devices, by number. Allocations get the user's tag, else the library's.
 
-    A pool that was closed is replaced by the manager's next one.
+    A closed pool is replaced by the manager's next one.
     """
 
     __slots__ = ("_pools", "_tag")
 
     def __init__(self, tag: str) -> None:
-        """Name the library that allocates through this."""
+        """Set the name of the library that allocates through this object."""
         self._tag = tag
         self._pools: dict[int, Pool] = {}
 
@@ -84,11 +84,11 @@ class DevicePools:
             return self.pool(device).allocate(size, stream=stream, tag=_users_tag() or self._tag)
 
     def pool(self, device: int) -> Pool:
-        """The manager's pool of a device, made now if need be."""
+        """Return the manager's pool of a device, created if needed."""
         pool = self._pools[device] = get_memory_manager().pool(f"cuda:{device}")
         return pool
 
 
 def pinned_pool() -> PinnedPool:
-    """The page-locked host memory that all adaptors of this process share."""
+    """Return the pinned host memory that all adaptors of this process share."""
     return shared_pinned_pool(Device("cuda:0"))

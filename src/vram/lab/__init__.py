@@ -1,24 +1,21 @@
-"""The lab: what people say about GPU memory, tested on the device at hand.
+"""The lab: common claims about GPU memory, tested on this machine.
 
-`run()` measures and judges; each experiment is a short function in one of the modules here. `page` turns a
-run into a section of a document. Drawing in a terminal is for `vram.cli.lab`.
+`run()` measures and judges. Each experiment is a short function in one of the modules here. `markdown` turns
+a run into a section of a document; `vram.cli.lab` prints it in a terminal.
 """
 
 from __future__ import annotations
 
-import datetime
 import difflib
-import os
-import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vram._native import CudaBackend
 from vram.core.device import Device
 from vram.errors import ConfigError
+from vram.system.machine import describe_machine as machine_facts
 
-from . import copies, order, pages, pools, waiting
+from . import copies, pages, pools, stream_order, waiting
 from .experiment import Bench, Experiment, Observation, Quantity, Result, Table
 
 __all__ = [
@@ -48,16 +45,16 @@ EXPERIMENTS = {
         pools.high_water_mark,
         pools.trim,
         pools.fragmentation,
-        order.same_stream,
-        order.cross_stream,
-        order.record_stream,
-        order.kernels_at_once,
+        stream_order.same_stream,
+        stream_order.cross_stream,
+        stream_order.record_stream,
+        stream_order.kernels_at_once,
         pages.grow_in_place,
         pages.two_addresses,
         waiting.capture,
     )
 }
-"""Every experiment by name, in the order they are run."""
+"""All experiments by name, in the order in which they run."""
 
 
 @dataclass(frozen=True)
@@ -69,23 +66,23 @@ class Report:
 
     @property
     def failed(self) -> list[Result]:
-        """The experiments that could not be carried out."""
+        """The experiments that failed to run."""
         return [result for result in self.results if result.failed]
 
     def to_json(self) -> dict[str, Any]:
-        """The run as plain data."""
+        """Return the run as plain data."""
         return {"machine": self.machine, "experiments": [result.to_json() for result in self.results]}
 
 
 def choose(names: Iterable[str] = ()) -> list[Experiment]:
-    """The experiments of these names, all of them where none is named."""
+    """Return the experiments with these names, or all of them if no name is given."""
     wanted = list(names)
     for name in wanted:
         if name not in EXPERIMENTS:
             near = difflib.get_close_matches(name, EXPERIMENTS, 1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigError(
-                f"there is no experiment {name!r}.{hint} There are: {', '.join(EXPERIMENTS)}", name=name
+                f"unknown experiment {name!r}.{hint} Valid names: {', '.join(EXPERIMENTS)}", name=name
             )
     return [EXPERIMENTS[name] for name in wanted] if wanted else list(EXPERIMENTS.values())
 
@@ -98,7 +95,7 @@ def run(
     on_start: Callable[[Experiment], object] = lambda experiment: None,
     on_result: Callable[[Result], object] = lambda result: None,
 ) -> Report:
-    """Run experiments on a device (the default device where none is given) and judge each claim."""
+    """Run experiments on a device (default: the default device) and judge each claim."""
     chosen = choose(names)
     bench = Bench(device, quick=quick)
     results = []
@@ -110,18 +107,13 @@ def run(
 
 
 def describe_machine(device: Device) -> dict[str, str]:
-    """What the numbers of a run depend on."""
-    backend = device.backend
-    cuda = isinstance(backend, CudaBackend)
-    described = {"device": device.name}
-    if isinstance(backend, CudaBackend):
-        version = backend.driver_version
-        described["hardware"] = backend.hardware
-        described["driver"] = f"CUDA {version // 1000}.{version % 1000 // 10}"
+    """Describe the machine that the numbers of a run depend on."""
+    machine = machine_facts(device)
+    facts = machine["device"]
+    described = {"device": device.name, "hardware": facts["hardware"]}
+    if device.kind == "cuda":
+        described["driver"] = f"CUDA {facts['driver_cuda']}"
     else:
-        described["hardware"] = f"{os.cpu_count()} processors, {platform.machine()}"
-    described["python"] = platform.python_version()
-    described["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    if not cuda:
-        described["note"] = "Run on the host device, where memory is the machine's and streams are threads."
-    return described
+        described["hardware"] = f"{machine['processors']} × {facts['hardware']}"
+        described["note"] = "Run on the host device: memory is host memory, and streams are threads."
+    return described | {"python": machine["python"], "date": machine["date"][:10]}

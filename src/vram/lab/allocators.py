@@ -1,5 +1,5 @@
-"""The allocators that experiments compare, behind one small interface: vram's own pool, the driver's,
-PyTorch's, and one that is wrong on purpose.
+"""The allocators that experiments compare, with one small interface: vram's pool, the driver's, PyTorch's,
+and one that is wrong on purpose.
 """
 
 from __future__ import annotations
@@ -8,24 +8,33 @@ import contextlib
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
+from vram.core.driver_pool import DriverPool
 from vram.core.pool import Pool
 from vram.core.stream import Stream
-from vram.errors import DeviceError, OutOfMemory
+from vram.errors import OutOfMemory
 
-from .driver import RESERVED_NOW, UNLIMITED
 from .experiment import MIB, Bench
 
-__all__ = ["Allocator", "driver_pool", "naive_pool", "served", "torch_installed", "torch_pool", "vram_pool"]
+__all__ = [
+    "Allocator",
+    "OpenPool",
+    "driver_pool",
+    "naive_pool",
+    "served",
+    "stream_ordered_pools",
+    "torch_installed",
+    "torch_pool",
+    "vram_pool",
+]
 
-DRIVER_OUT_OF_MEMORY = 2
 SLOT = 2 * MIB
-"""Sizes a backend gives plain memory in are multiples of this."""
+"""A backend allocates plain memory in multiples of this size."""
 
 
 class Allocator(ABC):
-    """Addresses of memory in the order of a stream. `malloc` raises OutOfMemory where there is none."""
+    """Allocates addresses in the order of a stream. `malloc` raises OutOfMemory if there is no memory."""
 
     @abstractmethod
     def malloc(self, size: int, stream: Stream) -> int:
@@ -33,25 +42,29 @@ class Allocator(ABC):
 
     @abstractmethod
     def free(self, address: int, stream: Stream) -> None:
-        """Free in the order of `stream`, the one it was allocated for."""
+        """Free in the order of `stream`, for which it was allocated."""
 
     @abstractmethod
     def reserved(self) -> int:
-        """Bytes held from the device."""
+        """Return the bytes held from the device."""
 
     def record_stream(self, address: int, stream: Stream) -> None:
-        """Tell of a use on another stream."""
+        """Record a use on another stream."""
         raise NotImplementedError(f"{type(self).__name__} has no record_stream")
 
     def trim(self) -> None:
-        """Give back what is unused."""
+        """Release unused memory."""
         raise NotImplementedError(f"{type(self).__name__} has no trim")
 
 
-# ---- vram -------------------------------------------------------------------------------------------------
+OpenPool: TypeAlias = Callable[[], contextlib.AbstractContextManager[Allocator]]
+"""Opens a pool for the time of a `with` block."""
 
 
-class _Vram(Allocator):
+# ---- vram's and the driver's ------------------------------------------------------------------------------
+
+
+class _PoolAllocator(Allocator):
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
@@ -73,16 +86,32 @@ class _Vram(Allocator):
 
 @contextlib.contextmanager
 def vram_pool(bench: Bench, **options: Any) -> Iterator[Allocator]:
-    """vram's pool with these options."""
+    """Open vram's pool with these options."""
     with Pool(bench.device, **options) as pool:
-        yield _Vram(pool)
+        yield _PoolAllocator(pool)
+
+
+@contextlib.contextmanager
+def driver_pool(bench: Bench, limit: int = 0) -> Iterator[Allocator]:
+    """A new pool of the driver, of at most `limit` bytes, that gives nothing back by itself."""
+    with DriverPool(bench.device, max_size=limit, release_threshold=None) as pool:
+        yield _PoolAllocator(pool)
+        bench.device.synchronize()
+
+
+def stream_ordered_pools(bench: Bench) -> dict[str, OpenPool]:
+    """What can be compared on the device: vram's pool, and the driver's on a GPU."""
+    pools: dict[str, OpenPool] = {"vram": lambda: vram_pool(bench)}
+    if bench.on_gpu:
+        pools["cudaMallocAsync"] = lambda: driver_pool(bench)
+    return pools
 
 
 # ---- wrong on purpose -------------------------------------------------------------------------------------
 
 
 class _Naive(Allocator):
-    """Hands out what was freed last, to any stream, at once: what a pool that ignores streams would do."""
+    """Returns the most recently freed block to any stream immediately, like a pool that ignores streams."""
 
     def __init__(self, addresses: list[int], size: int) -> None:
         self._free = addresses
@@ -100,43 +129,10 @@ class _Naive(Allocator):
 
 @contextlib.contextmanager
 def naive_pool(bench: Bench, size: int, blocks: int = 2) -> Iterator[Allocator]:
-    """A pool of a few blocks of one size that ignores streams."""
+    """Open a pool of a few blocks of one size that ignores streams."""
     whole = -(-size * blocks // SLOT) * SLOT
     with bench.reserved(whole) as (base,):
         yield _Naive([base + size * index for index in range(blocks)], size)
-
-
-# ---- the driver's -----------------------------------------------------------------------------------------
-
-
-class _Driver(Allocator):
-    def __init__(self, bench: Bench, pool: int) -> None:
-        self._driver, self._pool = bench.driver, pool
-
-    def malloc(self, size: int, stream: Stream) -> int:
-        try:
-            return self._driver.pool_malloc(self._pool, size, stream.handle)
-        except DeviceError as error:
-            if error.native == DRIVER_OUT_OF_MEMORY:
-                raise OutOfMemory(str(error), size=size) from error
-            raise
-
-    def free(self, address: int, stream: Stream) -> None:
-        self._driver.free_async(address, stream.handle)
-
-    def reserved(self) -> int:
-        return self._driver.pool_get(self._pool, RESERVED_NOW)
-
-    def trim(self) -> None:
-        self._driver.pool_trim(self._pool)
-
-
-@contextlib.contextmanager
-def driver_pool(bench: Bench, limit: int = 0) -> Iterator[Allocator]:
-    """A new pool of the driver, of at most `limit` bytes, that gives nothing back by itself."""
-    with bench.driver.pool(threshold=UNLIMITED, max_size=limit) as pool:
-        yield _Driver(bench, pool)
-        bench.device.synchronize()
 
 
 # ---- PyTorch's --------------------------------------------------------------------------------------------
@@ -164,7 +160,7 @@ class _Torch(Allocator):
 
 @contextlib.contextmanager
 def torch_pool(bench: Bench, limit: int) -> Iterator[Allocator]:
-    """PyTorch's caching allocator, held to `limit` bytes beyond what it has reserved already."""
+    """Open PyTorch's caching allocator, limited to `limit` bytes more than it has already reserved."""
     torch: Any = importlib.import_module("torch")
     index = bench.device.index
     torch.cuda.init()
@@ -179,14 +175,14 @@ def torch_pool(bench: Bench, limit: int) -> Iterator[Allocator]:
 
 
 def torch_installed() -> bool:
-    """Whether PyTorch with CUDA is there to compare with."""
+    """Return whether PyTorch with CUDA is available for comparison."""
     if importlib.util.find_spec("torch") is None:
         return False
     return bool(importlib.import_module("torch").cuda.is_available())
 
 
 def served(call: Callable[[], object]) -> bool:
-    """Whether an allocation is served; errors other than OutOfMemory are raised."""
+    """Return whether an allocation succeeds; errors other than OutOfMemory are raised."""
     try:
         call()
     except OutOfMemory:

@@ -1,4 +1,4 @@
-"""Copies between host and device: which block, how fast they are, and what they run beside."""
+"""Copies between host and device: which calls block, how fast they are, and what they overlap with."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import mmap
 from collections.abc import Iterator
 from ctypes import addressof, c_char
 
+from vram.core.pool import PinnedPool
 from vram.core.stream import Event, Stream
 from vram.sizes import format_size
 
 from .experiment import KIB, MIB, Bench, Judgement, Observation, Quantity, Table, experiment
 
 ASYNC_ENGINES = 40
-"""The driver's number for "how many copy engines"."""
+"""The driver's number of the attribute "copy engines"."""
 
 
 @contextlib.contextmanager
 def _pageable(size: int) -> Iterator[int]:
-    """Ordinary memory of the process, every page touched."""
+    """Allocate pageable memory with every page touched."""
     memory = mmap.mmap(-1, size)
     for place in range(0, size, mmap.PAGESIZE):
         memory[place] = 1
@@ -33,28 +34,29 @@ def _judge_pinned(seen: Observation) -> Judgement:
     pageable = min(seen["pageable_upload_call_ms"], seen["pageable_download_call_ms"]) > half
     pinned = max(seen["pinned_upload_call_ms"], seen["pinned_download_call_ms"]) > half
     speeds = (
-        f"{seen['pageable_upload_gb_s']:.1f} GB/s up and {seen['pageable_download_gb_s']:.1f} down pageable, "
-        f"{seen['pinned_upload_gb_s']:.1f} and {seen['pinned_download_gb_s']:.1f} pinned"
+        f"pageable {seen['pageable_upload_gb_s']:.1f} GB/s up and {seen['pageable_download_gb_s']:.1f} down, "
+        f"pinned {seen['pinned_upload_gb_s']:.1f} and {seen['pinned_download_gb_s']:.1f}"
     )
     calls = (
-        f"Behind a {seen['kernel_ms']:.0f} ms kernel the call keeps the host "
-        f"{seen['pageable_upload_call_ms']:.2f} ms pageable, {seen['pinned_upload_call_ms']:.2f} ms pinned"
+        f"Behind a {seen['kernel_ms']:.0f} ms kernel, the call blocks the host for "
+        f"{seen['pageable_upload_call_ms']:.2f} ms (pageable) and {seen['pinned_upload_call_ms']:.2f} ms "
+        "(pinned)"
     )
     if pageable and not pinned:
         return "holds", f"{calls}; {speeds}."
     if pinned:
-        return "does not hold", f"{calls}: pinned copies block too; {speeds}."
+        return "does not hold", f"{calls}: pinned copies block as well; {speeds}."
     return "depends", f"{calls}: pageable copies do not always block; {speeds}."
 
 
 @experiment(
     "pinned-copies",
-    "Pageable copies block the host, pinned ones do not.",
+    "Copies of pageable memory block the host; copies of pinned memory do not.",
     judge=_judge_pinned,
     needs_gpu=True,
 )
 def pinned_copies(bench: Bench) -> Observation:
-    """An "asynchronous" copy from ordinary memory is not: it is slower and holds the host up."""
+    """An "asynchronous" copy of pageable memory is not asynchronous: it is slower and blocks the host."""
     sizes = [64 * KIB, 1 * MIB, 16 * MIB, (64 if bench.quick else 256) * MIB]
     largest = sizes[-1]
     rows: list[tuple[str | float, ...]] = []
@@ -62,10 +64,10 @@ def pinned_copies(bench: Bench) -> Observation:
     with (
         bench.streams(1) as (stream,),
         bench.reserved(largest) as (device,),
-        bench.driver.pinned(largest) as (pinned,),
+        PinnedPool(bench.device) as locked,
         _pageable(largest) as pageable,
     ):
-        for kind, host in (("pageable", pageable), ("pinned", pinned)):
+        for kind, host in (("pageable", pageable), ("pinned", locked.malloc(largest))):
             for way, to, source in (("upload", device, host), ("download", host, device)):
                 for size in sizes:
                     speed, kept = _copy_speed(bench, stream, to, source, size)
@@ -76,7 +78,7 @@ def pinned_copies(bench: Bench) -> Observation:
 
 
 def _copy_speed(bench: Bench, stream: Stream, to: int, source: int, size: int) -> tuple[float, float]:
-    """GB/s, and the part of the time that the call itself keeps the host."""
+    """Return GB/s, and the share of the time for which the call blocks the host."""
 
     def copy() -> None:
         bench.backend.copy(to, source, size, stream.handle)
@@ -88,7 +90,7 @@ def _copy_speed(bench: Bench, stream: Stream, to: int, source: int, size: int) -
 
 
 def _behind(bench: Bench, stream: Stream, to: int, source: int) -> float:
-    """How long the call takes when a kernel runs before it in its stream."""
+    """Return how long the call takes when a kernel runs before it in its stream."""
     size = 16 * MIB
     bench.busy(stream)
     spent = bench.timed(lambda: bench.backend.copy(to, source, size, stream.handle))
@@ -99,7 +101,7 @@ def _behind(bench: Bench, stream: Stream, to: int, source: int) -> float:
 # ---- overlap ----------------------------------------------------------------------------------------------
 
 OVERLAPPED, SERIAL = 0.7, 0.2
-"""Shares of what could be hidden: from the first on it overlaps, below the second it does not."""
+"""Shares of the time that could overlap: above the first the work overlaps, below the second it does not."""
 
 
 def _judge_overlap(seen: Observation) -> Judgement:
@@ -107,8 +109,8 @@ def _judge_overlap(seen: Observation) -> Judgement:
     together = seen["together_ms"]
     share = (sum(alone) - together) / (sum(alone) - max(alone))
     text = (
-        f"{together:.2f} ms together; {sum(alone):.2f} one after the other, {max(alone):.2f} the longest: "
-        f"{100 * share:.0f} % of what can be hidden is"
+        f"{together:.2f} ms together, {sum(alone):.2f} ms in sequence, {max(alone):.2f} ms for the longest: "
+        f"{100 * share:.0f} % of the time that can overlap does"
     )
     if "copy_engines" in seen.numbers:
         text += f", with {seen['copy_engines']:.0f} copy engines"
@@ -119,13 +121,13 @@ def _judge_overlap(seen: Observation) -> Judgement:
 
 @experiment("overlap", "Upload, download and compute run at the same time.", judge=_judge_overlap)
 def overlap(bench: Bench) -> Observation:
-    """A prefetching loader is worth its streams only if copies really run beside kernels and each other."""
+    """A prefetching loader needs copies that really overlap with kernels and with each other."""
     size = (64 if bench.quick or not bench.on_gpu else 256) * MIB
     with contextlib.ExitStack() as stack:
         up, down, compute = stack.enter_context(bench.streams(3))
         first, second = stack.enter_context(bench.reserved(size, size))
-        memory = bench.driver.pinned(size, size) if bench.on_gpu else bench.reserved(size, size)
-        source, target = stack.enter_context(memory)
+        locked = stack.enter_context(PinnedPool(bench.device))
+        source, target = locked.malloc(size), locked.malloc(size)
 
         def upload() -> None:
             bench.backend.copy(first, source, size, up.handle)
@@ -161,7 +163,7 @@ def overlap(bench: Bench) -> Observation:
 # ---- chunks -----------------------------------------------------------------------------------------------
 
 CLOSE = 1.03
-"""Times within this factor are the same."""
+"""Times within this factor count as equal."""
 
 
 def _judge_chunks(seen: Observation) -> Judgement:
@@ -169,31 +171,32 @@ def _judge_chunks(seen: Observation) -> Judgement:
     smallest, whole = next(iter(times)), list(times)[-1]
     best = min(times, key=times.__getitem__)
     text = (
-        f"best with {best}: {times[best]:.2f} ms; {times[smallest]:.2f} ms with {smallest}, "
-        f"{times[whole]:.2f} ms in one piece; ideal {seen['ideal_ms']:.2f} ms."
+        f"{best} takes {times[best]:.2f} ms, {smallest} takes {times[smallest]:.2f} ms, "
+        f"one piece takes {times[whole]:.2f} ms; ideal is {seen['ideal_ms']:.2f} ms."
     )
     if times[smallest] <= CLOSE * times[best] < times[whole]:
-        return "holds", f"The smallest chunk is as good as any: {text}"
+        return "holds", f"The smallest chunk is as fast as any: {text}"
     if times[whole] <= CLOSE * times[best]:
-        return "does not hold", f"Cutting does not pay: {text}"
-    return "depends", f"There is a best size: {text}"
+        return "does not hold", f"Splitting does not help: {text}"
+    return "depends", f"A medium size is fastest: {text}"
 
 
 @experiment(
     "chunk-size",
-    "The smaller the chunks, the better a copy overlaps the work on it.",
+    "The smaller the chunks, the better copies overlap with compute.",
     judge=_judge_chunks,
     needs_gpu=True,
 )
 def chunk_size(bench: Bench) -> Observation:
-    """Too large and nothing overlaps, too small and every chunk pays for a copy, an event and a launch."""
+    """Large chunks do not overlap; with small chunks, each one pays for a copy, an event and a launch."""
     size = (32 if bench.quick else 128) * MIB
     chunks = [each for each in (128 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB) if each < size]
     with (
         bench.streams(2) as (copies, compute),
         bench.reserved(size) as (device,),
-        bench.driver.pinned(size) as (host,),
+        PinnedPool(bench.device) as locked,
     ):
+        host = locked.malloc(size)
         copy_ms = bench.timed_until_done(
             lambda: bench.backend.copy(device, host, size, copies.handle), copies
         )
@@ -226,7 +229,7 @@ def chunk_size(bench: Bench) -> Observation:
 
 
 def _rounds_for(bench: Bench, device: int, size: int, stream: Stream, wanted_ms: float) -> int:
-    """How much work on each word takes about as long as copying it."""
+    """Return the work per word that takes about as long as copying it."""
     trial = 512
     spent = bench.timed_until_done(
         lambda: bench.kernels.churn(device, size, rounds=trial, stream=stream), stream

@@ -1,62 +1,39 @@
-"""The driver's calls that the experiments need and the backend contract does not have: its own pools,
-page-locked memory, bare allocation inside a capture. A thin binding of libcuda.so.1; statuses become errors.
+"""Driver calls that the experiments need and the backend contract does not offer: pinned memory, and plain
+allocation during a capture. A thin binding of libcuda.so.1 that raises errors.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 from vram.core.device import Device
 from vram.errors import DeviceError
 
-__all__ = ["RELEASE_THRESHOLD", "RESERVED_HIGH", "RESERVED_NOW", "UNLIMITED", "Driver", "PoolProperties"]
+__all__ = ["Driver"]
 
 LIBRARY = "libcuda.so.1"
 
-# Numbers of the attributes of a driver's pool.
-RELEASE_THRESHOLD, RESERVED_NOW, RESERVED_HIGH = 4, 5, 6
-UNLIMITED = 2**64 - 1
-
 CAPTURE_GLOBAL = 0
-_PINNED_ALLOCATION, _DEVICE_LOCATION = 1, 1
-
-
-class PoolProperties(ctypes.Structure):
-    """CUmemPoolProps."""
-
-    _fields_ = [
-        ("allocation_type", ctypes.c_int),
-        ("handle_types", ctypes.c_int),
-        ("location_type", ctypes.c_int),
-        ("location_id", ctypes.c_int),
-        ("security_attributes", ctypes.c_void_p),
-        ("max_size", ctypes.c_size_t),
-        ("usage", ctypes.c_ushort),
-        ("reserved", ctypes.c_ubyte * 54),
-    ]
 
 
 class Driver:
-    """The driver as seen from one device's primary context, which is current only during a call."""
+    """The driver in one device's primary context, which is current only during a call."""
 
     def __init__(self, device: Device) -> None:
-        """Load the driver and hold the primary context of a CUDA device."""
+        """Load the driver and retain the primary context of a CUDA device."""
         self._library: Any = ctypes.CDLL(LIBRARY)
         self._context = ctypes.c_void_p()
         number = ctypes.c_int()
         self._check("cuDeviceGet", self._library.cuDeviceGet(ctypes.byref(number), device.index))
-        self._device = number.value
-        # The device's backend holds a reference for the life of the process; this is one more of the same.
+        # The device's backend holds a reference until the process ends; this is one more.
         status = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), number)
         self._check("cuDevicePrimaryCtxRetain", status)
 
     # ---- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the driver in the device's context; a status other than 0 is a DeviceError."""
+        """Call a function of the driver in the device's context; raise DeviceError if the status is not 0."""
         self._check(name, self.status(name, *arguments))
 
     def status(self, name: str, *arguments: Any) -> int:
@@ -74,12 +51,12 @@ class Driver:
             raise DeviceError(f"{name} failed: {text} ({status})", call=name, code="failed", native=status)
 
     def error_name(self, status: int) -> str:
-        """`CUDA_ERROR_INVALID_VALUE` for 1."""
+        """Return `CUDA_ERROR_INVALID_VALUE` for 1."""
         text = ctypes.c_char_p()
         self._library.cuGetErrorName(status, ctypes.byref(text))
         return (text.value or b"an unknown error").decode()
 
-    # ---- plain and page-locked memory -------------------------------------------------------------------
+    # ---- plain and pinned memory ------------------------------------------------------------------------
 
     def malloc(self, size: int) -> int:
         """cudaMalloc."""
@@ -106,80 +83,25 @@ class Driver:
         self.call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def _made(self, name: str, *arguments: Any) -> int:
-        """The address that a call returns through its first parameter."""
+        """Return the address that a call returns through its first parameter."""
         made = ctypes.c_uint64()
         self.call(name, ctypes.byref(made), *arguments)
         return made.value
 
-    @contextlib.contextmanager
-    def pinned(self, *sizes: int) -> Iterator[list[int]]:
-        """Page-locked memory for the time of a `with` block."""
-        held: list[int] = []
-        try:
-            for size in sizes:
-                held.append(self.pinned_alloc(size))
-            yield list(held)
-        finally:
-            for address in held:
-                self.pinned_free(address)
-
-    # ---- the driver's own pools -------------------------------------------------------------------------
+    # ---- allocation in stream order ---------------------------------------------------------------------
 
     def malloc_async(self, size: int, stream: int) -> int:
         """cudaMallocAsync, from the device's current pool."""
         return self._made("cuMemAllocAsync", ctypes.c_size_t(size), ctypes.c_void_p(stream))
 
     def free_async(self, address: int, stream: int) -> None:
-        """cudaFreeAsync, whichever pool it came from."""
+        """cudaFreeAsync."""
         self.call("cuMemFreeAsync", ctypes.c_uint64(address), ctypes.c_void_p(stream))
-
-    def pool_malloc(self, pool: int, size: int, stream: int) -> int:
-        """cudaMallocFromPoolAsync."""
-        arguments = (ctypes.c_size_t(size), ctypes.c_void_p(pool), ctypes.c_void_p(stream))
-        return self._made("cuMemAllocFromPoolAsync", *arguments)
-
-    @contextlib.contextmanager
-    def pool(self, *, threshold: int = 0, max_size: int = 0) -> Iterator[int]:
-        """A new driver pool for the time of a `with` block; what came from it must be freed by then."""
-        properties = PoolProperties(
-            allocation_type=_PINNED_ALLOCATION,
-            location_type=_DEVICE_LOCATION,
-            location_id=self._device,
-            max_size=max_size,
-        )
-        pool = self._made("cuMemPoolCreate", ctypes.byref(properties))
-        try:
-            self.pool_set(pool, RELEASE_THRESHOLD, threshold)
-            yield pool
-        finally:
-            self.call("cuMemPoolDestroy", ctypes.c_void_p(pool))
-
-    def pool_get(self, pool: int, attribute: int) -> int:
-        """An attribute of a pool that is a number of bytes."""
-        value = ctypes.c_uint64()
-        self.call("cuMemPoolGetAttribute", ctypes.c_void_p(pool), attribute, ctypes.byref(value))
-        return value.value
-
-    def pool_set(self, pool: int, attribute: int, value: int) -> None:
-        """Set an attribute that is a number of bytes."""
-        self.call("cuMemPoolSetAttribute", *self._setting(pool, attribute, value))
-
-    def pool_set_status(self, pool: int, attribute: int, value: int) -> int:
-        """Try to set an attribute that is a number of bytes; returns the driver's status."""
-        return self.status("cuMemPoolSetAttribute", *self._setting(pool, attribute, value))
-
-    @staticmethod
-    def _setting(pool: int, attribute: int, value: int) -> tuple[Any, ...]:
-        return ctypes.c_void_p(pool), attribute, ctypes.byref(ctypes.c_uint64(value))
-
-    def pool_trim(self, pool: int, keep: int = 0) -> None:
-        """cudaMemPoolTrimTo."""
-        self.call("cuMemPoolTrimTo", ctypes.c_void_p(pool), ctypes.c_size_t(keep))
 
     # ---- capture ----------------------------------------------------------------------------------------
 
     def capture_begin(self, stream: int) -> None:
-        """Begin a capture that refuses what is unsafe on any thread (the default of CUDA)."""
+        """Begin a capture that refuses unsafe calls on any thread (CUDA's default)."""
         self.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), CAPTURE_GLOBAL)
 
     def capture_end(self, stream: int) -> int:

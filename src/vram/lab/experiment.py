@@ -1,7 +1,7 @@
-"""What an experiment is: a claim, a measurement, and a verdict that is computed from the measurement.
+"""An experiment: a claim, a measurement, and a verdict that is computed from the measurement.
 
-`Bench` is what experiments work with: the device, its kernels, the driver, clocks and streams. The
-experiments are in the other modules of this package; drawing is for `vram.cli.lab`.
+`Bench` provides what experiments use: the device, its kernels, the driver, clocks and streams. The
+experiments are in the other modules of this package; `vram.cli.lab` prints them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -38,7 +38,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 Verdict: TypeAlias = Literal["holds", "does not hold", "depends"]
 Judgement: TypeAlias = tuple[Verdict, str]
-"""The verdict and the sentence that says why."""
+"""The verdict and the sentence that explains it."""
 Cell: TypeAlias = str | int | float | bool
 
 
@@ -51,19 +51,19 @@ class Quantity(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of an experiment that measures the same thing of several candidates."""
+    """Rows of an experiment that measures the same for several candidates."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
 
     def records(self) -> list[dict[str, Cell]]:
-        """The rows as dicts."""
+        """Return the rows as dicts."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What was measured, before anyone judges it."""
+    """What was measured, before it is judged."""
 
     numbers: dict[str, Quantity]
     table: Table | None = None
@@ -83,7 +83,7 @@ Judge: TypeAlias = Callable[[Observation], Judgement]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A claim as people say it, how it is measured, and how the measurement is judged."""
+    """A common claim, how it is measured, and how the measurement is judged."""
 
     name: str
     claim: str
@@ -95,7 +95,7 @@ class Experiment:
     needs_pages: bool = False
 
     def run(self, bench: Bench) -> Result:
-        """Measure and judge; what goes wrong is part of the result, so that the others still run."""
+        """Measure and judge. An error becomes part of the result, so that the other experiments still run."""
         if self.needs_gpu and not bench.on_gpu:
             return Result(self, skipped="needs a GPU")
         if self.needs_pages and not bench.device.pages:
@@ -114,7 +114,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Result:
-    """An experiment after it ran, or why it did not."""
+    """The result of an experiment, or why it did not run."""
 
     experiment: Experiment
     observation: Observation = field(default_factory=lambda: Observation({}))
@@ -125,7 +125,7 @@ class Result:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain data."""
+        """Return the result as plain data."""
         seen = self.observation
         document: dict[str, Any] = {
             "name": self.experiment.name,
@@ -139,16 +139,14 @@ class Result:
         }
         if seen.table is not None:
             document["table"] = {"columns": list(seen.table.columns), "rows": [*map(list, seen.table.rows)]}
-        return document | {key: text for key, text in self._excuses().items() if text}
-
-    def _excuses(self) -> Mapping[str, str]:
-        return {"skipped": self.skipped, "failed": self.failed}
+        excuses = {"skipped": self.skipped, "failed": self.failed}
+        return document | {key: text for key, text in excuses.items() if text}
 
 
 def experiment(
     name: str, claim: str, *, judge: Judge, needs_gpu: bool = False, needs_pages: bool = False
 ) -> Callable[[Measure], Experiment]:
-    """Make an experiment of a measuring function; its docstring says why the claim matters."""
+    """Make an experiment from a measuring function; its docstring says why the claim matters."""
 
     def make(measure: Measure) -> Experiment:
         why = " ".join((measure.__doc__ or "").split())
@@ -173,29 +171,29 @@ class Bench:
 
     @property
     def backend(self) -> Any:
-        """The native backend, with the calls of the contract one by one."""
+        """The native backend, with the individual calls of its contract."""
         return self.device.backend
 
     @property
     def driver(self) -> Driver:
         """The driver's own calls (GPU only)."""
         if self._driver is None:
-            raise DeviceError(f"{self.device.name} has no CUDA driver behind it", code="unsupported")
+            raise DeviceError(f"{self.device.name} does not use a CUDA driver", code="unsupported")
         return self._driver
 
     @property
     def busy_ms(self) -> float:
-        """How long a kernel runs that something might wait for."""
+        """Duration of the kernel that other calls might wait for."""
         return 20.0 if self.quick else 50.0
 
     @property
     def checked_bytes(self) -> int:
-        """Memory that a pattern is verified in; the host's Python loop is slow."""
+        """Bytes in which a pattern is verified; fewer on the host, where a Python loop checks it."""
         return 4 * MIB if self.on_gpu else 16 * KIB
 
     @contextlib.contextmanager
     def streams(self, count: int) -> Iterator[list[Stream]]:
-        """New streams for the time of a `with` block; their work is over at its end."""
+        """Create streams for the duration of a `with` block; their work has completed at its end."""
         made = [Stream(self.device) for _ in range(count)]
         try:
             yield made
@@ -206,7 +204,7 @@ class Bench:
 
     @contextlib.contextmanager
     def reserved(self, *sizes: int) -> Iterator[list[int]]:
-        """Plain memory of the device for the time of a `with` block."""
+        """Allocate plain device memory for the duration of a `with` block."""
         held: list[tuple[int, int]] = []
         try:
             for size in sizes:
@@ -218,7 +216,7 @@ class Bench:
                 self.backend.release(address, size)
 
     def busy(self, stream: Stream, ms: float | None = None) -> float:
-        """Keep a stream busy and return once its kernel runs; the result is when, as of `clock_ms()`."""
+        """Keep a stream busy, wait until its kernel runs, and return that time on `clock_ms()`."""
         self.kernels.spin(stream, self.busy_ms if ms is None else ms)
         started = clock_ms()
         time.sleep(0.002)
@@ -226,13 +224,13 @@ class Bench:
 
     @staticmethod
     def timed(call: Callable[[], object]) -> float:
-        """Milliseconds that a call keeps the host."""
+        """Return for how many milliseconds a call blocks the host."""
         start = clock_ms()
         call()
         return clock_ms() - start
 
     def timed_until_done(self, call: Callable[[], object], *streams: Stream, times: int = 3) -> float:
-        """Milliseconds until the work of a call is finished on its streams: the median of a few times."""
+        """Return the milliseconds until a call's work completes on its streams; median of several runs."""
 
         def once() -> None:
             call()
@@ -244,10 +242,10 @@ class Bench:
 
 
 def clock_ms() -> float:
-    """Milliseconds on the host's clock."""
+    """Return milliseconds of the host's clock."""
     return time.perf_counter_ns() / 1e6
 
 
 def listed(names: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Return `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "none"

@@ -1,8 +1,7 @@
-"""Small kernels for experiments and tests: be busy, write a pattern, verify it, say where one ran.
+"""Small kernels for experiments and tests: stay busy, write a pattern, verify it, report where they ran.
 
-On CUDA devices they are PTX text that the driver compiles; on the host device the same work runs on the
-stream's thread. They order nothing by themselves and are not seen by a race checker: whoever launches
-them keeps the order right.
+On CUDA devices they are PTX that the driver compiles. On the host device the same work runs on the stream's
+thread. They do not order anything, and race checkers do not see them: the caller must ensure the order.
 """
 
 from __future__ import annotations
@@ -21,25 +20,23 @@ from vram.core.locks import new_lock
 from vram.core.stream import stream_handle
 from vram.errors import DeviceError
 
-__all__ = ["Kernels", "Mismatches", "Place", "Places", "pattern"]
+__all__ = ["BlockRun", "BlockRuns", "Kernels", "Mismatches", "pattern"]
 
 WORD = 4
 """Bytes of one word of a pattern."""
 THREADS = 256
-"""Threads of a block, for the kernels that go over memory."""
+"""Threads per block of the kernels that process memory."""
 BLOCKS_PER_MULTIPROCESSOR = 8
 RESULT_BYTES = 2 << 20
-"""Memory for results on a device: the least a backend gives."""
+"""Memory for results on a device: the smallest size a backend allocates."""
 REGION_BYTES = 128 << 10
 MULTIPROCESSORS = 16
-"""The driver's number for "how many multiprocessors"."""
+"""The driver's number of the attribute "multiprocessors"."""
 
 _INDEX_FACTOR, _SEED_FACTOR, _MIX_FACTOR = 0x9E3779B1, 0x27D4EB2F, 0x85EBCA77
 _MASK = 0xFFFFFFFF
 
-# Every kernel over memory walks word indices from its own (%rd3) in steps of all threads (%rd5) up to the
-# count (%rd2); %rd1 is the first word's address. Names of kernels and labels are unique in the module.
-PTX = """
+_TIMERS = """
 .version 7.0
 .target sm_70
 .address_size 64
@@ -93,66 +90,30 @@ WHERE_AGAIN:
 WHERE_END:
     ret;
 }
+"""
 
-.visible .entry vram_fill(
-    .param .u64 fill_words,
-    .param .u64 fill_count,
-    .param .u32 fill_seed
+
+def _over_words(name: str, parameters: str, start: str, body: str, end: str = "") -> str:
+    """A kernel whose threads go over words of memory, in steps of all threads (%rd5).
+
+    In `body`, %rd3 is the index of a word and %rd8 its address; %r1 is the first of the further parameters.
+    `start` runs before the first word, `end` after the last.
+    """
+    return f"""
+.visible .entry vram_{name}(
+    .param .u64 {name}_words,
+    .param .u64 {name}_count,
+    {parameters}
 )
-{
-    .reg .pred %p<2>;
-    .reg .b32 %r<13>;
-    .reg .b64 %rd<9>;
-
-    ld.param.u64 %rd6, [fill_words];
-    ld.param.u64 %rd2, [fill_count];
-    ld.param.u32 %r1, [fill_seed];
-    cvta.to.global.u64 %rd1, %rd6;
-    mov.u32 %r2, %ntid.x;
-    mov.u32 %r3, %ctaid.x;
-    mov.u32 %r4, %tid.x;
-    mov.u32 %r5, %nctaid.x;
-    cvt.u64.u32 %rd7, %r4;
-    mul.wide.u32 %rd4, %r3, %r2;
-    add.u64 %rd3, %rd4, %rd7;
-    mul.wide.u32 %rd5, %r5, %r2;
-FILL_NEXT:
-    setp.ge.u64 %p1, %rd3, %rd2;
-    @%p1 bra FILL_END;
-    cvt.u32.u64 %r6, %rd3;
-    mul.lo.u32 %r7, %r6, 0x9E3779B1;
-    xor.b32 %r8, %r7, %r1;
-    shr.u32 %r9, %r8, 15;
-    xor.b32 %r10, %r8, %r9;
-    mul.lo.u32 %r11, %r10, 0x85EBCA77;
-    shr.u32 %r12, %r11, 13;
-    xor.b32 %r12, %r11, %r12;
-    shl.b64 %rd8, %rd3, 2;
-    add.u64 %rd8, %rd1, %rd8;
-    st.global.u32 [%rd8], %r12;
-    add.u64 %rd3, %rd3, %rd5;
-    bra FILL_NEXT;
-FILL_END:
-    ret;
-}
-
-.visible .entry vram_check(
-    .param .u64 check_words,
-    .param .u64 check_count,
-    .param .u32 check_seed,
-    .param .u64 check_errors
-)
-{
+{{
     .reg .pred %p<4>;
     .reg .b32 %r<14>;
     .reg .b64 %rd<12>;
 
-    ld.param.u64 %rd6, [check_words];
-    ld.param.u64 %rd2, [check_count];
-    ld.param.u32 %r1, [check_seed];
-    ld.param.u64 %rd9, [check_errors];
+    ld.param.u64 %rd6, [{name}_words];
+    ld.param.u64 %rd2, [{name}_count];
+    {start.strip()}
     cvta.to.global.u64 %rd1, %rd6;
-    cvta.to.global.u64 %rd10, %rd9;
     mov.u32 %r2, %ntid.x;
     mov.u32 %r3, %ctaid.x;
     mov.u32 %r4, %tid.x;
@@ -161,10 +122,22 @@ FILL_END:
     mul.wide.u32 %rd4, %r3, %r2;
     add.u64 %rd3, %rd4, %rd7;
     mul.wide.u32 %rd5, %r5, %r2;
-    mov.u64 %rd11, 0;
-CHECK_NEXT:
+{name.upper()}_NEXT:
     setp.ge.u64 %p1, %rd3, %rd2;
-    @%p1 bra CHECK_REPORT;
+    @%p1 bra {name.upper()}_DONE;
+    shl.b64 %rd8, %rd3, 2;
+    add.u64 %rd8, %rd1, %rd8;
+    {body.strip()}
+    add.u64 %rd3, %rd3, %rd5;
+    bra {name.upper()}_NEXT;
+{name.upper()}_DONE:
+    {end.strip()}
+    ret;
+}}
+"""
+
+
+_PATTERN_WORD = """
     cvt.u32.u64 %r6, %rd3;
     mul.lo.u32 %r7, %r6, 0x9E3779B1;
     xor.b32 %r8, %r7, %r1;
@@ -173,65 +146,55 @@ CHECK_NEXT:
     mul.lo.u32 %r11, %r10, 0x85EBCA77;
     shr.u32 %r12, %r11, 13;
     xor.b32 %r12, %r11, %r12;
-    shl.b64 %rd8, %rd3, 2;
-    add.u64 %rd8, %rd1, %rd8;
+"""  # in %r12: the word of `pattern`, with the seed in %r1
+
+_FILL = _over_words(
+    "fill",
+    ".param .u32 fill_seed",
+    "ld.param.u32 %r1, [fill_seed];",
+    _PATTERN_WORD + "    st.global.u32 [%rd8], %r12;",
+)
+_CHECK = _over_words(
+    "check",
+    ".param .u32 check_seed,\n    .param .u64 check_errors",
+    """
+    ld.param.u32 %r1, [check_seed];
+    ld.param.u64 %rd9, [check_errors];
+    cvta.to.global.u64 %rd10, %rd9;
+    mov.u64 %rd11, 0;
+    """,
+    _PATTERN_WORD
+    + """
     ld.global.u32 %r13, [%rd8];
     setp.ne.u32 %p2, %r13, %r12;
     @%p2 add.u64 %rd11, %rd11, 1;
-    add.u64 %rd3, %rd3, %rd5;
-    bra CHECK_NEXT;
-CHECK_REPORT:
+    """,
+    """
     setp.eq.u64 %p3, %rd11, 0;
-    @%p3 bra CHECK_END;
+    @%p3 bra NOTHING_WRONG;
     red.global.add.u64 [%rd10], %rd11;
-CHECK_END:
-    ret;
-}
-
-.visible .entry vram_churn(
-    .param .u64 churn_words,
-    .param .u64 churn_count,
-    .param .u32 churn_rounds
+NOTHING_WRONG:
+    """,
 )
-{
-    .reg .pred %p<3>;
-    .reg .b32 %r<8>;
-    .reg .b64 %rd<9>;
-
-    ld.param.u64 %rd6, [churn_words];
-    ld.param.u64 %rd2, [churn_count];
-    ld.param.u32 %r1, [churn_rounds];
-    cvta.to.global.u64 %rd1, %rd6;
-    mov.u32 %r2, %ntid.x;
-    mov.u32 %r3, %ctaid.x;
-    mov.u32 %r4, %tid.x;
-    mov.u32 %r5, %nctaid.x;
-    cvt.u64.u32 %rd7, %r4;
-    mul.wide.u32 %rd4, %r3, %r2;
-    add.u64 %rd3, %rd4, %rd7;
-    mul.wide.u32 %rd5, %r5, %r2;
-CHURN_NEXT:
-    setp.ge.u64 %p1, %rd3, %rd2;
-    @%p1 bra CHURN_END;
-    shl.b64 %rd8, %rd3, 2;
-    add.u64 %rd8, %rd1, %rd8;
+_CHURN = _over_words(
+    "churn",
+    ".param .u32 churn_rounds",
+    "ld.param.u32 %r1, [churn_rounds];",
+    """
     ld.global.u32 %r6, [%rd8];
     mov.u32 %r7, %r1;
-CHURN_ROUND:
+NEXT_ROUND:
     setp.eq.u32 %p2, %r7, 0;
-    @%p2 bra CHURN_STORE;
+    @%p2 bra NO_MORE_ROUNDS;
     mul.lo.u32 %r6, %r6, 1664525;
     add.u32 %r6, %r6, 1013904223;
     sub.u32 %r7, %r7, 1;
-    bra CHURN_ROUND;
-CHURN_STORE:
+    bra NEXT_ROUND;
+NO_MORE_ROUNDS:
     st.global.u32 [%rd8], %r6;
-    add.u64 %rd3, %rd3, %rd5;
-    bra CHURN_NEXT;
-CHURN_END:
-    ret;
-}
-"""
+    """,
+)
+PTX = _TIMERS + _FILL + _CHECK + _CHURN
 
 
 # ---- the pattern ------------------------------------------------------------------------------------------
@@ -252,14 +215,14 @@ def pattern(words: int, seed: int) -> array[int]:
     return result
 
 
-# ---- what a kernel leaves behind --------------------------------------------------------------------------
+# ---- results of kernels -----------------------------------------------------------------------------------
 
 
 class Mismatches:
-    """How many words a check found different; known once its stream has come so far."""
+    """The number of words that a check found different; available after the stream has run the check."""
 
     def __init__(self, device: Device, stream: int, address: int | None = None) -> None:
-        """Made by `Kernels.check`; `address` is where the device counts, None where the host does."""
+        """Created by `Kernels.check`; `address` is the device's counter, None if the host counts."""
         self._device = device
         self._stream = stream
         self._address = address
@@ -278,28 +241,28 @@ class Mismatches:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where and when one block of a kernel ran: its multiprocessor, and nanoseconds on the device's clock."""
+class BlockRun:
+    """Where and when one block of a kernel ran: its multiprocessor, and nanoseconds of the device's clock."""
 
     multiprocessor: int
     start_ns: int
     end_ns: int
 
 
-class Places:
-    """What a `where` kernel writes down; known once its stream has come so far."""
+class BlockRuns:
+    """What a `where` kernel recorded; available after the stream has run it."""
 
     def __init__(self, device: Device, stream: int, address: int, blocks: int) -> None:
-        """Made by `Kernels.where`."""
+        """Created by `Kernels.where`."""
         self._device = device
         self._stream = stream
         self._address = address
         self._blocks = blocks
 
-    def read(self) -> list[Place]:
+    def read(self) -> list[BlockRun]:
         """Wait for the kernel and return the place of each of its blocks."""
         raw = _read(self._device, self._address, 24 * self._blocks, self._stream)
-        return [Place(*entry) for entry in struct.iter_unpack("<QQQ", raw)]
+        return [BlockRun(*entry) for entry in struct.iter_unpack("<QQQ", raw)]
 
 
 def _read(device: Device, address: int, size: int, stream: int) -> bytes:
@@ -308,7 +271,7 @@ def _read(device: Device, address: int, size: int, stream: int) -> bytes:
     return target.raw
 
 
-# ---- the class people use ---------------------------------------------------------------------------------
+# ---- public class -----------------------------------------------------------------------------------------
 
 
 class _Work(Protocol):
@@ -316,22 +279,22 @@ class _Work(Protocol):
     def fill(self, address: int, words: int, seed: int, stream: int) -> None: ...
     def check(self, address: int, words: int, seed: int, stream: int) -> Mismatches: ...
     def churn(self, address: int, words: int, rounds: int, stream: int) -> None: ...
-    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> Places: ...
+    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> BlockRuns: ...
 
 
 class Kernels:
-    """The kernels of one device. Compiled once for each device of the process; any thread may launch them.
+    """The kernels of one device. They are compiled once per device and process; any thread may launch them.
 
-    Memory is a Buffer, or an address with a size in bytes, a multiple of 4.
+    Memory is a Buffer, or an address with a size in bytes that is a multiple of 4.
     """
 
     def __init__(self, device: str | Device | None = None) -> None:
-        """Load the kernels on a device (the default device where none is given)."""
+        """Load the kernels on a device (default: the default device)."""
         self.device = device if isinstance(device, Device) else Device(device)
         self._work = _work_of(self.device)
 
     def spin(self, stream: Any, ms: float, *, blocks: int = 1, threads: int = 1) -> None:
-        """Keep `stream` busy for `ms` milliseconds; more blocks and threads keep multiprocessors full."""
+        """Keep `stream` busy for `ms` milliseconds; more blocks and threads occupy more multiprocessors."""
         self._work.spin(self._stream(stream), _nanoseconds(ms), blocks, threads)
 
     def fill(self, memory: Any, size: int | None = None, *, seed: int, stream: Any = None) -> None:
@@ -346,8 +309,8 @@ class Kernels:
         """Read, compute `rounds` times and write every word (CUDA only)."""
         self._work.churn(*_words(memory, size), rounds, self._stream(stream))
 
-    def where(self, stream: Any, ms: float, *, blocks: int = 1, threads: int = 32) -> Places:
-        """Have each block write down its multiprocessor, start and end, `ms` apart (CUDA only)."""
+    def where(self, stream: Any, ms: float, *, blocks: int = 1, threads: int = 32) -> BlockRuns:
+        """Make each block record its multiprocessor, start and end, `ms` apart (CUDA only)."""
         return self._work.where(self._stream(stream), _nanoseconds(ms), blocks, threads)
 
     def _stream(self, stream: Any) -> int:
@@ -356,7 +319,7 @@ class Kernels:
 
 def _nanoseconds(ms: float) -> int:
     if not 0 <= ms <= 60_000:
-        raise ValueError(f"a kernel that is busy for {ms} ms makes no sense here; choose 0 to 60000")
+        raise ValueError(f"a kernel cannot be busy for {ms} ms; choose 0 to 60000")
     return int(ms * 1e6)
 
 
@@ -364,10 +327,10 @@ def _words(memory: Any, size: int | None) -> tuple[int, int]:
     address = memory if isinstance(memory, int) else memory.ptr
     if size is None:
         if isinstance(memory, int):
-            raise TypeError("an address needs a size in bytes beside it")
+            raise TypeError("an address also needs a size in bytes")
         size = memory.size
     if size % WORD or address % WORD or size < 0:
-        raise ValueError(f"patterns are of whole 4-byte words: {size} bytes at {address:#x} are not")
+        raise ValueError(f"patterns consist of whole 4-byte words; {size} bytes at {address:#x} do not")
     return address, size // WORD
 
 
@@ -394,7 +357,7 @@ def _work_of(device: Device) -> _Work:
 
 
 class _CudaWork:
-    """The module and its kernels. What it loads stays for the life of the process, as the device does."""
+    """The module and its kernels. It stays loaded until the process ends, like the device."""
 
     def __init__(self, device: Device) -> None:
         backend = device.backend
@@ -409,7 +372,7 @@ class _CudaWork:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Launch each once: the driver may load a kernel at its first launch, and wait for others then."""
+        """Launch each kernel once: the first launch may load it and wait for other work."""
         self.spin(0, 0, 1, 1)
         self.where(0, 0, 1, 32).read()
         self.fill(self._results, 1, 0, 0)
@@ -432,11 +395,11 @@ class _CudaWork:
     def churn(self, address: int, words: int, rounds: int, stream: int) -> None:
         self._over(words, "churn", [*_range(address, words), struct.pack("<I", rounds)], stream)
 
-    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> Places:
+    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> BlockRuns:
         out = self._result_bytes(24 * blocks)
         values = [struct.pack("<Q", out), struct.pack("<Q", nanoseconds)]
         self._launch("where", blocks, threads, values, stream)
-        return Places(self._device, stream, out, blocks)
+        return BlockRuns(self._device, stream, out, blocks)
 
     def _over(self, words: int, name: str, values: list[bytes], stream: int) -> None:
         blocks = max(1, min(self._grid, -(-words // THREADS)))
@@ -446,15 +409,15 @@ class _CudaWork:
         self._backend.launch_kernel(self._functions[name], [blocks], [threads], values, stream)
 
     def _result_bytes(self, size: int) -> int:
-        """Memory for one result; used again after many others of its size (16384 counters)."""
+        """Return memory for one result; it is reused after many others of its size (16384 counters)."""
         slot = 1 << (max(size, 8) - 1).bit_length()
         if slot not in _REGIONS:
-            raise ValueError(f"{size} bytes of results are more than one kernel may leave: {max(_REGIONS)}")
+            raise ValueError(f"{size} bytes of results exceed the maximum of one kernel: {max(_REGIONS)}")
         start = slot * (next(self._tickets) % (REGION_BYTES // slot))
         return self._results + _REGIONS[slot] + start
 
 
-# Results of each size, 8 bytes to 32 KiB, have a region of their own: rings that never meet.
+# Results of each size, 8 bytes to 32 KiB, have their own region: rings that never overlap.
 _REGIONS = {8 << index: index * REGION_BYTES for index in range(13)}
 
 
@@ -487,7 +450,7 @@ class _HostWork:
     def churn(self, address: int, words: int, rounds: int, stream: int) -> None:
         raise self._needs_gpu("churn")
 
-    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> Places:
+    def where(self, stream: int, nanoseconds: int, blocks: int, threads: int) -> BlockRuns:
         raise self._needs_gpu("where")
 
     def _launch(self, stream: int, work: Any) -> None:

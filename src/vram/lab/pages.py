@@ -1,50 +1,14 @@
-"""What mapped pages make possible: growing in place, one memory at two addresses."""
+"""What mapped pages make possible: growing in place, and mapping one page at two addresses."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
+from vram.core.pool import Pool
 from vram.core.stream import Stream
+from vram.lifetimes.growable import GrowableBuffer
 
 from .experiment import MIB, Bench, Judgement, Observation, Quantity, experiment
 
 PAGE = 32 * MIB
-
-
-class _Space:
-    """Addresses that pages are mapped into from the front, and given back at the end."""
-
-    def __init__(self, bench: Bench, size: int) -> None:
-        self._backend = bench.backend
-        self._size = size
-        self._pages: list[int] = []
-        self.address: int = self._backend.space_reserve(size)
-
-    def grow(self, size: int) -> None:
-        """Map more pages behind what is mapped."""
-        start = self.address + len(self._pages) * PAGE
-        for offset in range(0, size, PAGE):
-            page = self._backend.page_create(PAGE)
-            self._backend.map(start + offset, PAGE, page)
-            self._pages.append(page)
-        self._backend.set_access(start, size)
-
-    def close(self) -> None:
-        for index, page in enumerate(self._pages):
-            self._backend.unmap(self.address + index * PAGE, PAGE)
-            self._backend.page_release(page, PAGE)
-        self._backend.space_release(self.address, self._size)
-
-
-@contextlib.contextmanager
-def _space(bench: Bench, size: int) -> Iterator[_Space]:
-    space = _Space(bench, size)
-    try:
-        yield space
-    finally:
-        bench.device.synchronize()
-        space.close()
 
 
 # ---- growing ----------------------------------------------------------------------------------------------
@@ -52,12 +16,12 @@ def _space(bench: Bench, size: int) -> Iterator[_Space]:
 
 def _judge_growth(seen: Observation) -> Judgement:
     if seen["wrong_words"]:
-        return "does not hold", f"{seen['wrong_words']:.0f} words were lost in growing."
+        return "does not hold", f"{seen['wrong_words']:.0f} words were lost while growing."
     ratio = seen["copy_ms"] / seen["in_place_ms"]
     text = (
-        f"From {seen['from_mib']:.0f} to {seen['to_mib']:.0f} MiB in {seen['in_place_ms']:.2f} ms in place, "
-        f"{seen['copy_ms']:.2f} ms by allocating, copying and freeing ({ratio:.1f} times), which needs "
-        f"{seen['copy_peak_mib']:.0f} MiB at once; both with zeros written to the new part."
+        f"Growing from {seen['from_mib']:.0f} to {seen['to_mib']:.0f} MiB takes {seen['in_place_ms']:.2f} ms "
+        f"in place and {seen['copy_ms']:.2f} ms by allocating, copying and freeing ({ratio:.1f} times), "
+        f"which needs {seen['copy_peak_mib']:.0f} MiB at once. Both write zeros to the new part."
     )
     if ratio >= 1.5:
         return "holds", text
@@ -71,19 +35,21 @@ def _judge_growth(seen: Observation) -> Judgement:
     needs_pages=True,
 )
 def grow_in_place(bench: Bench) -> Observation:
-    """A key-value cache or a list of results that grows needs neither a copy nor room for two of itself."""
+    """A growing key-value cache or list of results needs neither a copy nor memory for two copies."""
     before = (1024 if bench.on_gpu and not bench.quick else 128) * MIB
     more = before // 4
     checked = min(bench.checked_bytes, before)
     with bench.streams(1) as (stream,):
-        with _space(bench, before + more) as space:
-            space.grow(before)
-            bench.kernels.fill(space.address, checked, seed=1, stream=stream)
+        with (
+            Pool(bench.device) as pool,
+            GrowableBuffer(before + more, pool, stream=stream, size=before, ahead=0) as buffer,
+        ):
+            bench.kernels.fill(buffer.ptr, checked, seed=1, stream=stream)
             stream.synchronize()
-            in_place_ms = bench.timed(lambda: _grow_mapped(bench, space, stream, before, more))
-            bench.kernels.fill(space.address + before, checked, seed=2, stream=stream)
-            wrong = bench.kernels.check(space.address, checked, seed=1, stream=stream).count()
-            wrong += bench.kernels.check(space.address + before, checked, seed=2, stream=stream).count()
+            in_place_ms = bench.timed(lambda: _grow_in_place(bench, buffer, stream, more))
+            bench.kernels.fill(buffer.ptr + before, checked, seed=2, stream=stream)
+            wrong = bench.kernels.check(buffer.ptr, checked, seed=1, stream=stream).count()
+            wrong += bench.kernels.check(buffer.ptr + before, checked, seed=2, stream=stream).count()
         copy_ms, lost = _grow_by_copy(bench, stream, before, before + more, checked)
     return Observation(
         {
@@ -97,9 +63,10 @@ def grow_in_place(bench: Bench) -> Observation:
     )
 
 
-def _grow_mapped(bench: Bench, space: _Space, stream: Stream, before: int, more: int) -> None:
-    space.grow(more)
-    bench.backend.fill(space.address + before, 0, more, stream.handle)
+def _grow_in_place(bench: Bench, buffer: GrowableBuffer, stream: Stream, more: int) -> None:
+    end = buffer.ptr + buffer.size
+    buffer.grow(more)
+    bench.backend.fill(end, 0, more, stream.handle)
     stream.synchronize()
 
 
@@ -130,10 +97,10 @@ def _grow_by_copy(bench: Bench, stream: Stream, before: int, after: int, checked
 
 def _judge_two_addresses(seen: Observation) -> Judgement:
     wrong = seen["wrong_words_second"] + seen["wrong_words_first"]
-    of = f"of {2 * seen['words']:.0f} words read through the other address {wrong:.0f} are wrong"
+    of = f"{wrong:.0f} of {2 * seen['words']:.0f} words read through the other address are wrong"
     if wrong == 0:
-        return "holds", f"Written through either address, {of}."
-    return ("does not hold" if wrong >= 2 * seen["words"] else "depends"), f"Written through either, {of}."
+        return "holds", f"After writing through either address, {of}."
+    return ("does not hold" if wrong >= 2 * seen["words"] else "depends"), f"After either write, {of}."
 
 
 @experiment(
@@ -143,7 +110,7 @@ def _judge_two_addresses(seen: Observation) -> Judgement:
     needs_pages=True,
 )
 def two_addresses(bench: Bench) -> Observation:
-    """A pool may then leave old mappings in place and give their pages new addresses, without a copy."""
+    """A pool can then keep old mappings and map their pages at new addresses, without a copy."""
     backend, size = bench.backend, min(bench.checked_bytes, PAGE)
     space = backend.space_reserve(2 * PAGE)
     page = backend.page_create(PAGE)

@@ -1,16 +1,24 @@
-"""What pools keep, give back and fail to serve: the driver's attributes, trimming, fragmentation."""
+"""What pools keep, release and fail to serve: the driver's attributes, trimming, fragmentation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any
 
+from vram.core.driver_pool import DriverPool
 from vram.core.stream import Stream
+from vram.errors import DeviceError
 from vram.sizes import format_size
 
-from .allocators import Allocator, driver_pool, served, torch_installed, torch_pool, vram_pool
-from .driver import RELEASE_THRESHOLD, RESERVED_HIGH, RESERVED_NOW, UNLIMITED
+from .allocators import (
+    Allocator,
+    OpenPool,
+    driver_pool,
+    served,
+    stream_ordered_pools,
+    torch_installed,
+    torch_pool,
+    vram_pool,
+)
 from .experiment import (
     KIB,
     MIB,
@@ -24,7 +32,11 @@ from .experiment import (
     listed,
 )
 
-_Opened: TypeAlias = AbstractContextManager[Allocator]
+RELEASE_THRESHOLD, RESERVED_NOW, RESERVED_HIGH = (
+    "release_threshold",
+    "reserved_mem_current",
+    "reserved_mem_high",
+)
 
 # ---- the release threshold --------------------------------------------------------------------------------
 
@@ -33,8 +45,9 @@ def _judge_threshold(seen: Observation) -> Judgement:
     cost = seen["batch_at_0_ms"] / seen["batch_unlimited_ms"]
     kept, kept_always = seen["reserved_at_0"], seen["reserved_unlimited"]
     text = (
-        f"{seen['batch_at_0_ms']:.2f} ms a batch with threshold 0 against {seen['batch_unlimited_ms']:.2f} "
-        f"({cost:.1f} times); {format_size(int(kept))} against {format_size(int(kept_always))} kept after it."
+        f"A batch takes {seen['batch_at_0_ms']:.2f} ms with threshold 0 and {seen['batch_unlimited_ms']:.2f} "
+        f"ms without a limit ({cost:.1f} times); {format_size(int(kept))} and "
+        f"{format_size(int(kept_always))} stay reserved."
     )
     given_back, slower = kept < kept_always / 2, cost >= 1.5
     if given_back and slower:
@@ -46,30 +59,30 @@ def _judge_threshold(seen: Observation) -> Judgement:
 
 @experiment(
     "release-threshold",
-    "With the default release threshold of 0, cudaMallocAsync gives all memory back at every synchronise, "
-    "and pays for it in the next batch.",
+    "With the default release threshold of 0, cudaMallocAsync releases all memory at every synchronization, "
+    "which slows down the next batch.",
     judge=_judge_threshold,
     needs_gpu=True,
 )
 def release_threshold(bench: Bench) -> Observation:
-    """A loop that synchronises each batch may spend more on the pool than on its work, by default."""
+    """A loop that synchronizes after each batch may spend more time on the pool than on its work."""
     batches, blocks, size = 5 if bench.quick else 10, 8, 64 * MIB
     numbers: dict[str, Quantity] = {}
     with bench.streams(1) as (stream,):
-        for name, threshold in (("at_0", 0), ("unlimited", UNLIMITED)):
-            with bench.driver.pool(threshold=threshold) as pool:
+        for name, threshold in (("at_0", 0), ("unlimited", None)):
+            with DriverPool(bench.device, release_threshold=threshold) as pool:
                 spent = [_batch(bench, pool, stream, blocks, size) for _ in range(batches + 1)][1:]
                 numbers[f"batch_{name}_ms"] = Quantity(sum(spent) / batches, "ms")
-                numbers[f"reserved_{name}"] = Quantity(bench.driver.pool_get(pool, RESERVED_NOW), "bytes")
+                numbers[f"reserved_{name}"] = Quantity(pool.attribute(RESERVED_NOW), "bytes")
     return Observation(numbers)
 
 
-def _batch(bench: Bench, pool: int, stream: Stream, blocks: int, size: int) -> float:
+def _batch(bench: Bench, pool: DriverPool, stream: Stream, blocks: int, size: int) -> float:
     start = clock_ms()
-    held = [bench.driver.pool_malloc(pool, size, stream.handle) for _ in range(blocks)]
+    held = [pool.malloc(size, stream) for _ in range(blocks)]
     for address in held:
         bench.kernels.fill(address, 64 * KIB, seed=1, stream=stream)
-        bench.driver.free_async(address, stream.handle)
+        pool.free(address)
     stream.synchronize()
     return clock_ms() - start
 
@@ -81,9 +94,9 @@ def _judge_high_water(seen: Observation) -> Judgement:
     refused = seen["status_of_setting"] != 0
     reset = seen["status_of_resetting"] == 0 and seen["high_after_reset"] < seen["high_before"]
     text = (
-        f"Setting it answers {seen['status_of_setting']:.0f}, resetting {seen['status_of_resetting']:.0f}; "
-        f"the mark goes from {format_size(int(seen['high_before']))} to "
-        f"{format_size(int(seen['high_after_reset']))}, what is reserved then."
+        f"Setting it returns {seen['status_of_setting']:.0f}, resetting it returns "
+        f"{seen['status_of_resetting']:.0f}; the mark changes from {format_size(int(seen['high_before']))} "
+        f"to {format_size(int(seen['high_after_reset']))}, which is the reserved memory."
     )
     if refused and reset:
         return "holds", text
@@ -94,22 +107,21 @@ def _judge_high_water(seen: Observation) -> Judgement:
 
 @experiment(
     "high-water-mark",
-    "The high-water mark of a driver's pool cannot be set, only reset.",
+    "The high-water mark of a driver pool can be reset, but not set.",
     judge=_judge_high_water,
     needs_gpu=True,
 )
 def high_water_mark(bench: Bench) -> Observation:
-    """Per-phase peaks need a reset between phases; a monitor that resets it takes it from everyone else."""
-    driver = bench.driver
-    with bench.streams(1) as (stream,), driver.pool(threshold=0) as pool:
-        driver.free_async(driver.pool_malloc(pool, 64 * MIB, stream.handle), stream.handle)
+    """Peaks per phase need resets between phases; a monitor that resets the mark affects other readers."""
+    with bench.streams(1) as (stream,), DriverPool(bench.device) as pool:
+        pool.free(pool.malloc(64 * MIB, stream))
         stream.synchronize()
-        before = driver.pool_get(pool, RESERVED_HIGH)
-        set_status = driver.pool_set_status(pool, RESERVED_HIGH, 1 << 30)
-        driver.pool_trim(pool)
-        reset_status = driver.pool_set_status(pool, RESERVED_HIGH, 0)
-        after = driver.pool_get(pool, RESERVED_HIGH)
-        threshold_status = driver.pool_set_status(pool, RELEASE_THRESHOLD, 1 << 30)
+        before = pool.attribute(RESERVED_HIGH)
+        set_status = _status_of_setting(pool, RESERVED_HIGH, 1 << 30)
+        pool.trim(wait=True)
+        reset_status = _status_of_setting(pool, RESERVED_HIGH, 0)
+        after = pool.attribute(RESERVED_HIGH)
+        threshold_status = _status_of_setting(pool, "release_threshold", 1 << 30)
     return Observation(
         {
             "high_before": Quantity(before, "bytes"),
@@ -121,41 +133,47 @@ def high_water_mark(bench: Bench) -> Observation:
     )
 
 
+def _status_of_setting(pool: DriverPool, attribute: str, value: int) -> int:
+    """The driver's own answer; 0 where it agrees."""
+    try:
+        pool.set_attribute(attribute, value)
+    except DeviceError as error:
+        return error.native or 1
+    return 0
+
+
 # ---- trimming ---------------------------------------------------------------------------------------------
 
 COMPLETE = 0.05
-"""What may be kept beyond the live bytes, as a share of what was unused."""
+"""Unused memory that may stay reserved, as a share."""
 
 
 def _judge_trim(seen: Observation) -> Judgement:
     if seen["wrong_words"]:
-        return "does not hold", f"{seen['wrong_words']:.0f} words of live memory changed while trimming."
+        return "does not hold", f"{seen['wrong_words']:.0f} words of live memory changed during the trim."
     rows = seen.rows()
     complete = [_trimmed(row) >= 1 - COMPLETE for row in rows]
     told = "; ".join(f"{row['pool']}, {row['blocks']}: {100 * _trimmed(row):.0f} %" for row in rows)
-    text = f"Of the unused memory this much goes back: {told}. Live memory is untouched."
+    text = f"Share of unused memory that was released: {told}. Live memory is unchanged."
     if all(complete):
         return "holds", text
     return ("depends" if any(_trimmed(row) > 0 for row in rows) else "does not hold"), text
 
 
 def _trimmed(row: dict[str, Any]) -> float:
-    """The share of unused memory that went back."""
+    """Return the share of unused memory that was released."""
     unused = float(row["reserved MiB"]) - float(row["live MiB"])
     return 1.0 if unused <= 0 else (float(row["reserved MiB"]) - float(row["after MiB"])) / unused
 
 
-@experiment("trim", "Trimming gives back what is unused, and nothing else.", judge=_judge_trim)
+@experiment("trim", "Trimming releases unused memory, and nothing else.", judge=_judge_trim)
 def trim(bench: Bench) -> Observation:
-    """Memory goes back by the page: a page with one small live block in it stays whole."""
+    """Memory is released by the page: a page with one small live block stays reserved."""
     rows: list[tuple[str | float, ...]] = []
     wrong = 0
-    opened: dict[str, Callable[[], _Opened]] = {"vram": lambda: vram_pool(bench)}
-    if bench.on_gpu:
-        opened["cudaMallocAsync"] = lambda: driver_pool(bench)
     with bench.streams(1) as (stream,):
         for size, blocks in ((8 * MIB, 8), (256 * KIB, 64)):
-            for name, open_pool in opened.items():
+            for name, open_pool in stream_ordered_pools(bench).items():
                 with open_pool() as allocator:
                     seen, errors = _trim_one(bench, allocator, stream, size, blocks)
                 rows.append((name, f"{blocks} of {format_size(size)}", *(value / MIB for value in seen)))
@@ -169,7 +187,7 @@ def trim(bench: Bench) -> Observation:
 def _trim_one(
     bench: Bench, allocator: Allocator, stream: Stream, size: int, blocks: int
 ) -> tuple[tuple[int, int, int], int]:
-    """Free every other block and trim: bytes live, reserved before and after, and live words that changed."""
+    """Free every other block and trim. Return live bytes, reserved before and after, wrong words."""
     checked = min(size, bench.checked_bytes)
     held = [allocator.malloc(size, stream) for _ in range(blocks)]
     live, gone = held[::2], held[1::2]
@@ -196,19 +214,19 @@ def _trim_one(
 LIMIT = 256 * MIB
 REQUEST = 64 * MIB
 PATTERNS = {"every other 8 MiB": (8 * MIB, 2), "every other 512 KiB": (512 * KIB, 2)}
-"""What is freed: size of the blocks that fill the limit, and which of them go."""
+"""What is freed: the size of the blocks that fill the limit, and which of them are freed."""
 
 
 def _judge_fragmentation(seen: Observation) -> Judgement:
     rows = [row for row in seen.rows() if float(row["free MiB"]) >= seen["request_mib"]]
     failed = [f"{row['allocator']} ({row['freed']})" for row in rows if not row["served"]]
     fine = [f"{row['allocator']} ({row['freed']})" for row in rows if row["served"]]
-    asked = f"{seen['request_mib']:.0f} MiB where more than that is free"
+    asked = f"{seen['request_mib']:.0f} MiB while more than that is free"
     if not fine:
-        return "holds", f"Nobody serves {asked}: {listed(failed)}."
+        return "holds", f"No allocator serves {asked}: {listed(failed)}."
     if not failed:
-        return "does not hold", f"Everybody serves {asked}: {listed(fine)}."
-    return "depends", f"Asked for {asked}, these fail: {listed(failed)}; these do not: {listed(fine)}."
+        return "does not hold", f"Every allocator serves {asked}: {listed(fine)}."
+    return "depends", f"When asked for {asked}, these fail: {listed(failed)}; these succeed: {listed(fine)}."
 
 
 @experiment(
@@ -217,7 +235,7 @@ def _judge_fragmentation(seen: Observation) -> Judgement:
     judge=_judge_fragmentation,
 )
 def fragmentation(bench: Bench) -> Observation:
-    """Free memory in the wrong place is a common reason to run out; pages that can be mapped anew cure it."""
+    """Fragmentation is a common reason for out-of-memory errors; pages that can be remapped avoid it."""
     rows: list[tuple[str | float | bool, ...]] = []
     with bench.streams(1) as (stream,):
         for name, open_pool in _contenders(bench).items():
@@ -233,8 +251,8 @@ def fragmentation(bench: Bench) -> Observation:
     )
 
 
-def _contenders(bench: Bench) -> dict[str, Callable[[], _Opened]]:
-    contenders: dict[str, Callable[[], _Opened]] = {}
+def _contenders(bench: Bench) -> dict[str, OpenPool]:
+    contenders: dict[str, OpenPool] = {}
     if bench.device.pages:
         contenders["vram with pages"] = lambda: vram_pool(bench, limit=LIMIT)
     contenders["vram without pages"] = lambda: vram_pool(bench, limit=LIMIT, pages=False)
@@ -246,7 +264,7 @@ def _contenders(bench: Bench) -> dict[str, Callable[[], _Opened]]:
 
 
 def _fragment(allocator: Allocator, stream: Stream, size: int, step: int) -> tuple[float, bool, float]:
-    """Fill the limit, free every `step`-th block, ask for a large one: MiB free, served, in how many ms."""
+    """Fill the limit, free every `step`-th block, request a large one. Return free MiB, success and ms."""
     held: list[int] = []
     while len(held) * size < LIMIT and served(lambda: held.append(allocator.malloc(size, stream))):
         pass

@@ -27,9 +27,9 @@ def _judge_synchronous(seen: Observation) -> Judgement:
     usable, back = seen["usable_at_return"] == 1, seen["given_back_at_return"] == 1
     waits = seen["free_ms"] > seen["kernel_ms"] / 2
     free = f"free {'waits' if waits else 'does not wait'} for the kernel ({seen['free_ms']:.2f} ms)"
-    malloc = f"Malloc returns after {seen['malloc_ms']:.2f} ms beside a {seen['kernel_ms']:.0f} ms kernel"
+    malloc = f"During a {seen['kernel_ms']:.0f} ms kernel, malloc returns after {seen['malloc_ms']:.2f} ms"
     if usable and back:
-        return "holds", f"{malloc} with memory that works at once; {free}, and the memory is back on return."
+        return "holds", f"{malloc} with usable memory; {free}, and the memory is released on return."
     if not usable and not back:
         return "does not hold", f"{malloc}, but neither call has taken effect on return."
     return "depends", f"{malloc}; {free}; only {'malloc' if usable else 'free'} has taken effect on return."
@@ -37,11 +37,11 @@ def _judge_synchronous(seen: Observation) -> Judgement:
 
 @experiment(
     "malloc-synchronous",
-    "cudaMalloc and cudaFree happen on the host, at once, in no stream's order.",
+    "cudaMalloc and cudaFree take effect immediately on the host, outside the order of any stream.",
     judge=_judge_synchronous,
 )
 def malloc_synchronous(bench: Bench) -> Observation:
-    """Memory from them needs no order before its first use, but code that frees pays for all running work."""
+    """Memory from cudaMalloc needs no ordering before use, but a call that waits stalls the host."""
     size = 64 * MIB
     with bench.streams(2) as (busy, other):
         bench.backend.release(bench.backend.reserve(size), size)
@@ -73,7 +73,7 @@ def malloc_synchronous(bench: Bench) -> Observation:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call to be timed, what has to be there before, and how what it made is taken back."""
+    """A call to time, its preparation, and how to undo its effect."""
 
     name: str
     act: Callable[[Any], Any]
@@ -81,7 +81,7 @@ class _Call:
     after: Callable[[Any, Any], object] = lambda prepared, made: None
 
     def cost(self, bench: Bench, busy: Stream | None) -> float:
-        """Milliseconds of the call, beside a kernel on `busy` or alone."""
+        """Return the milliseconds of the call, while a kernel runs on `busy` or alone."""
         prepared = self.before()
         if busy is not None:
             bench.busy(busy)
@@ -94,7 +94,7 @@ class _Call:
 
 
 class _Page:
-    """One page on its way to being used and back: create, map, set_access, unmap, release."""
+    """One page from creation to use and back: create, map, set_access, unmap, release."""
 
     def __init__(self, bench: Bench, *steps: str) -> None:
         self._backend = bench.backend
@@ -126,7 +126,7 @@ class _Page:
         self._page = 0
 
     def undo(self) -> None:
-        """Take back what is still there."""
+        """Undo the remaining steps."""
         if self._mapped:
             self.unmap()
         if self._page:
@@ -141,7 +141,7 @@ PAGE_STEPS = {
     "unmap": ("cuMemUnmap", ("create", "map", "set_access")),
     "release": ("cuMemRelease", ("create",)),
 }
-"""Each step with the driver's name for it and the steps that come before."""
+"""Each step with the driver's name for it, and the steps before it."""
 
 
 def _page_calls(bench: Bench) -> list[_Call]:
@@ -214,17 +214,15 @@ def _judge_who_waits(seen: Observation) -> Judgement:
     waiting = [str(row["call"]) for row in rows if row["waits"]]
     at_once = [str(row["call"]) for row in rows if not row["waits"]]
     if not waiting:
-        return "does not hold", f"None of {len(rows)} calls waits for the kernel of another stream."
+        return "does not hold", f"None of {len(rows)} calls waits for the kernel on another stream."
     if not at_once:
-        return "holds", f"All of {len(rows)} calls wait for the kernel of another stream."
+        return "holds", f"All {len(rows)} calls wait for the kernel on another stream."
     return "depends", f"{listed(waiting)} wait{'s' * (len(waiting) == 1)}; {listed(at_once)} do not."
 
 
-@experiment(
-    "who-waits", "Allocating and freeing memory waits for the work that is running.", judge=_judge_who_waits
-)
+@experiment("who-waits", "Allocating and freeing memory waits for running work.", judge=_judge_who_waits)
 def who_waits(bench: Bench) -> Observation:
-    """A call that waits, made in the middle of a step, stops the host until the device is idle."""
+    """A call that waits in the middle of a step stops the host until the device is idle."""
     size = 16 * MIB
     memory = mmap.mmap(-1, size)
     with bench.streams(2) as (busy, other):
@@ -251,19 +249,19 @@ def who_waits(bench: Bench) -> Observation:
 # ---- other streams ----------------------------------------------------------------------------------------
 
 STALLED, UNDISTURBED = 1.25, 1.10
-"""A chain that takes this many times as long was stalled; up to the second number it was left alone."""
+"""A chain that takes longer by the first factor was stalled; up to the second factor it was undisturbed."""
 
 
 GROWTH, MOST_MALLOCS = 16 * MIB, 64
-"""What is allocated beside other work: size of a block, and how many at most."""
+"""What is allocated during other work: size of a block, and the maximum number of blocks."""
 
 
 def _judge_stalls(seen: Observation) -> Judgement:
     ratio = seen["chain_with_malloc_ms"] / seen["chain_alone_ms"]
     both = seen["chain_with_malloc_and_free_ms"] / seen["chain_alone_ms"]
     text = (
-        f"A chain of kernels takes {ratio:.2f} times as long beside {seen['mallocs']:.0f} mallocs, "
-        f"{both:.2f} times beside mallocs and frees; a launch takes {seen['launch_us']:.1f} µs, and "
+        f"A chain of kernels takes {ratio:.2f} times as long during {seen['mallocs']:.0f} mallocs, and "
+        f"{both:.2f} times as long during mallocs and frees. A launch takes {seen['launch_us']:.1f} µs, and "
         f"{seen['launch_beside_malloc_us']:.1f} µs while another thread allocates."
     )
     if ratio >= STALLED:
@@ -271,9 +269,9 @@ def _judge_stalls(seen: Observation) -> Judgement:
     return ("does not hold" if ratio <= UNDISTURBED else "depends"), text
 
 
-@experiment("malloc-stalls", "cudaMalloc stalls the other streams.", judge=_judge_stalls)
+@experiment("malloc-stalls", "cudaMalloc stalls other streams.", judge=_judge_stalls)
 def malloc_stalls(bench: Bench) -> Observation:
-    """If it did, one stream's growth would show as a gap in all others, and growing ahead would not help."""
+    """If it did, growth on one stream would delay all others, and growing ahead of time would not help."""
     held: list[int] = []
 
     def malloc() -> None:
@@ -313,26 +311,26 @@ def malloc_stalls(bench: Bench) -> Observation:
 
 
 def _chain_ms(bench: Bench, stream: Stream, step: Callable[[], object] | None = None) -> float:
-    """How long a chain of short kernels takes while the host repeats `step`."""
+    """Return how long a chain of short kernels takes while the host repeats `step`."""
     kernels, kernel_ms = 100 if bench.quick else 300, 0.1 if bench.on_gpu else 0.5
     start = clock_ms()
     for _ in range(kernels):
         bench.kernels.spin(stream, kernel_ms)
     while step is not None and not stream.query():
         step()
-        time.sleep(0.0002)  # on the host the chain needs Python, too
+        time.sleep(0.0002)  # on the host, the chain needs Python as well
     stream.synchronize()
     return clock_ms() - start
 
 
 def _launch_us(bench: Bench, stream: Stream, beside: Callable[[], object]) -> float:
-    """The median time of a launch, in microseconds, while another thread does something."""
+    """Return the median time of a launch in microseconds while another thread runs `beside`."""
     thread = threading.Thread(target=beside)
     thread.start()
     spent: list[float] = []
     while thread.is_alive() or not spent:
         spent.append(bench.timed(lambda: bench.kernels.spin(stream, 0)))
-        time.sleep(0)  # lets the other thread into Python
+        time.sleep(0)  # lets the other thread run Python
     thread.join()
     stream.synchronize()
     return 1e3 * statistics.median(spent)
@@ -346,9 +344,9 @@ def _judge_capture(seen: Observation) -> Judgement:
     allowed = [str(row["call"]) for row in rows if row["allowed"]]
     refused = [str(row["call"]) for row in rows if not row["allowed"]]
     if not allowed:
-        return "holds", f"All of {len(rows)} calls are refused."
+        return "holds", f"All {len(rows)} calls are refused."
     if not refused:
-        return "does not hold", f"All of {len(rows)} calls are allowed."
+        return "does not hold", f"All {len(rows)} calls are allowed."
     return "depends", f"{listed(refused)} cannot be called during a capture; {listed(allowed)} can."
 
 
@@ -356,7 +354,7 @@ def _judge_capture(seen: Observation) -> Judgement:
     "capture", "Memory cannot be allocated inside a CUDA graph capture.", judge=_judge_capture, needs_gpu=True
 )
 def capture(bench: Bench) -> Observation:
-    """A forbidden call does not only fail: it ends the capture, and the graph is lost."""
+    """A forbidden call fails and also ends the capture, so the graph is lost."""
     driver, size = bench.driver, 2 * MIB
     memory = mmap.mmap(-1, size)
     address = addressof(c_char.from_buffer(memory))
@@ -408,7 +406,7 @@ def capture(bench: Bench) -> Observation:
 
 
 def _captured(bench: Bench, stream: Stream, call: Callable[[], object]) -> tuple[bool, str]:
-    """Whether a capture survives the call, and what the driver says if not."""
+    """Return whether a capture survives the call, and the driver's error if it does not."""
     said = ""
     bench.driver.capture_begin(stream.handle)
     try:

@@ -1,1 +1,1 @@
-"""Memory with a known lifetime: arenas, growable buffers, scratch memory, and plans made ahead of a run."""
+"""Memory with a known lifetime: arenas, growable buffers, scratch memory, and plans for a run."""

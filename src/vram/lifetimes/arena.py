@@ -1,7 +1,7 @@
-"""`Arena`: allocations with one common lifetime. Taken by moving a cursor, given back all at once.
+"""`Arena`: allocations that share one lifetime. Allocating moves a cursor; everything is released at once.
 
-The cursor, its chunks and stream order are native (`native/arena/arena.hpp`). This module adds arrays,
-scopes, statistics, and the messages of errors.
+The cursor, the chunks and stream order are native (`native/arena/arena.hpp`). This module adds arrays,
+scopes, statistics and error messages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from vram import _native
 from vram.arguments import require, shown
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.scope import Scope
 from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
@@ -34,13 +35,13 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class ArenaStats:
-    """What an arena holds and has done; all in bytes but for the counts.
+    """Statistics of an arena. All values are bytes except the counts.
 
-    `used` is in live arrays and the padding between them, `high_water` the most of it at any time: an arena
-    with that `size` holds all of it in one piece. `capacity` is held from the pool, in `chunks`; of it
-    `resting` in host memory that queued work still used at a reset. `depth` counts open scopes.
-    `allocations` were served, of `allocated` bytes as asked for, by `requests` to the pool. `host_waits`
-    counts the times that resting memory had to be waited for.
+    `used` is the memory in live arrays and the padding between them. `high_water` is its maximum: an arena
+    with that `size` needs only one chunk. `capacity` is held from the pool, in `chunks`. `resting` is the
+    part of it that is host memory which queued work still used at a reset. `depth` counts open scopes.
+    `allocations` counts the allocations, `allocated` their requested bytes, `requests` the requests to the
+    pool. `host_waits` counts how often the host waited for resting memory.
     """
 
     used: int
@@ -56,21 +57,22 @@ class ArenaStats:
     host_waits: int
 
 
-class Arena(_native.ArenaCore):
-    """Memory for what lives and dies together: an iteration, a phase, a request.
+class Arena(Closing, _native.ArenaCore):
+    """Memory for data with a common lifetime: an iteration, a phase, a request.
 
-    `arena.empty(shape, dtype)` takes the next bytes; `arena.reset()` gives everything back in one step,
-    `with arena.scope():` what was taken inside. The memory stays the arena's: an iteration like one before it
-    asks nobody for anything. What is live never moves.
+    `arena.empty(shape, dtype)` allocates the next bytes. `arena.reset()` releases everything at once, and
+    `with arena.scope():` releases what was allocated inside. The arena keeps the memory, so an iteration like
+    an earlier one makes no request to the pool. Live arrays never move.
 
-    `device_or_pool` is where the memory comes from: a pool, or a device (None: the default one), which means
-    the manager's pool of it, or with `pinned` a new `PinnedPool`. `size` bytes are taken at once; more is
-    taken as needed, unless `growable` is false. The memory follows the order of `stream`, and `align` is for
-    all allocations (64 bytes on the host, 256 elsewhere). With `checked`, arrays that outlive their scope
-    raise when they are used and say where they were made. `name` is what reports and the pool's account
-    call it.
+    `device_or_pool` is a pool, or a device (None: the default device). For a device, the memory comes from
+    the manager's pool, or with `pinned` from a new `PinnedPool`. `size` bytes are allocated immediately; more
+    is allocated as needed, unless `growable` is false. The memory follows the order of `stream`. `align`
+    applies to all allocations (64 bytes on the host, 256 elsewhere). With `checked`, an array that is used
+    after its scope raises and reports where it was allocated. `name` appears in reports and in the pool's
+    statistics.
 
-    An arena belongs to the thread that made it; another calls `adopt()` first, once the former has stopped.
+    An arena belongs to the thread that created it. Another thread must call `adopt()` first, after the
+    previous one has stopped using it.
     """
 
     _unended: tuple[int, int] | None = None
@@ -87,7 +89,7 @@ class Arena(_native.ArenaCore):
         checked: bool = False,
         name: str | None = None,
     ) -> None:
-        """Make an arena; without `size` it takes nothing before the first allocation."""
+        """Create an arena. Without `size` it holds no memory before the first allocation."""
         if not growable and not size:
             raise ConfigError(
                 'an arena that cannot grow needs a size: Arena(…, size="64MiB", growable=False)'
@@ -104,26 +106,26 @@ class Arena(_native.ArenaCore):
     # ---- allocation -------------------------------------------------------------------------------------
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = float) -> Any:
-        """Take an array with undefined contents: NumPy's own on the host, elsewhere a Buffer with a shape.
+        """Allocate an array with undefined contents: NumPy's on the host, elsewhere a Buffer with a shape.
 
-        Other libraries take that Buffer without a copy: `torch.from_dlpack(b)`, `cupy.from_dlpack(b)`, or
-        by `__cuda_array_interface__`. It may be used until its scope ends or the arena is reset.
+        Other libraries use that Buffer without a copy: `torch.from_dlpack(b)`, `cupy.from_dlpack(b)`, or
+        through `__cuda_array_interface__`. It is valid until its scope ends or the arena is reset.
         """
         return self._make(self, shape, dtype)
 
     # ---- lifetimes --------------------------------------------------------------------------------------
 
     def scope(self) -> ArenaScope:
-        """What is taken in this `with` block, or function, is given back at its end. Scopes nest."""
+        """Release what is allocated in this `with` block or decorated function at its end. Scopes nest."""
         return ArenaScope(self)
 
     def reset(self, *, zero: bool = False) -> None:
-        """Give everything back at once; the memory stays the arena's.
+        """Release everything at once; the arena keeps the memory.
 
-        Work that is queued already is not waited for: the arena's stream waits for the streams that
-        were told to it by `record_stream`, and host memory which queued work uses rests until that has
-        finished. With `zero` all that is taken until the next reset reads as zero, filled in stream
-        order; ends of scopes inside do not zero. DeviceError while a scope is open.
+        The host does not wait for queued work: the arena's stream waits for the streams passed to
+        `record_stream`, and host memory that queued work uses rests until that work completes. With `zero`,
+        everything allocated until the next reset reads as zero, filled in stream order; ends of scopes do not
+        zero. Raises DeviceError while a scope is open.
         """
         if self._unended is not None:  # a scope whose end failed
             if self.is_open(*self._unended):
@@ -139,20 +141,20 @@ class Arena(_native.ArenaCore):
                 self._unended = min(self._unended or mark, mark)
             raise
 
-    # ---- what it says of itself -------------------------------------------------------------------------
+    # ---- properties and statistics ----------------------------------------------------------------------
 
     @property
     def device(self) -> Device:
-        """The device whose memory, or whose streams, it is about."""
+        """The device whose memory, or whose streams, the arena uses."""
         return self.pool.device
 
     @property
     def growable(self) -> bool:
-        """Whether it takes more than `size` from its pool when it needs to."""
+        """Whether the arena may allocate more than `size` from its pool."""
         return self._growable
 
     def stats(self) -> ArenaStats:
-        """What it holds and has done."""
+        """Return what the arena holds and has done."""
         return ArenaStats(**self.raw_stats())
 
     @property
@@ -162,7 +164,7 @@ class Arena(_native.ArenaCore):
 
     @property
     def high_water(self) -> int:
-        """The most bytes used at any time, since the arena was made or `reset_peak()`."""
+        """Maximum of `used` since the arena was created or `reset_peak()` was called."""
         return self.raw_stats()["high_water"]
 
     @property
@@ -173,21 +175,15 @@ class Arena(_native.ArenaCore):
     # ---- end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the memory back to the pool; arrays of it are over. Again: nothing.
+        """Return the memory to the pool and invalidate its arrays. Calling it again has no effect.
 
-        NumPy arrays and DLPack capsules that are still held keep the memory they look at until they go.
+        NumPy arrays and DLPack capsules that still exist keep their memory until they are dropped.
         """
         self.end()
 
-    def __enter__(self) -> Arena:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         if "name" not in self.__dict__:
-            return "<vram.Arena, not made>"
+            return "<vram.Arena, not created>"
         head = f"<vram.Arena {self.name!r} on {self.device.name}"
         if self.closed:
             return f"{head}, closed>"
@@ -200,22 +196,22 @@ class Arena(_native.ArenaCore):
 
 
 class ArenaScope(Scope):
-    """A lifetime inside an arena's. Made by `Arena.scope`."""
+    """A lifetime nested in that of an arena. Created by `Arena.scope`."""
 
     __slots__ = ("_arena", "_marks")
 
     def __init__(self, arena: Arena) -> None:
-        """May be entered again, also within itself."""
+        """Create a scope. It can be entered repeatedly, also within itself."""
         self._arena = arena
         self._marks: list[tuple[int, int]] = []
 
     def __enter__(self) -> ArenaScope:
-        """Remember where the arena stands."""
+        """Remember the position of the arena."""
         self._marks.append(self._arena.mark())
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Go back there; an arena that was closed meanwhile has nothing to give back."""
+        """Return to that position. An arena that was closed in between has nothing to release."""
         mark = self._marks.pop()
         if not self._arena.closed:
             self._arena._end(mark)
@@ -234,10 +230,10 @@ class ArenaLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArenaReport:
-    """The high-water marks of several arenas. Printed, it is a table.
+    """The high-water marks of several arenas. Printed as a table.
 
-    `apart` is what they need as they are, `shared` what one arena needs that serves them in turn and is reset
-    in between: the largest mark. That is for phases whose arrays do not outlive them.
+    `apart` is what the arenas need separately. `shared` is what one arena needs that serves them in turn and
+    is reset in between: the largest mark. Sharing suits phases whose arrays do not outlive them.
     """
 
     arenas: tuple[ArenaLine, ...]
@@ -258,24 +254,24 @@ class ArenaReport:
 
 
 def arena_report(*arenas: Arena) -> ArenaReport:
-    """Compare arenas of one memory: the high-water mark of each, and what one shared by all would need."""
+    """Compare arenas on the same memory: their high-water marks, and what one shared arena would need."""
     if not arenas:
-        raise ConfigError("arena_report takes the arenas to compare: arena_report(forward, backward)")
+        raise ConfigError("arena_report needs the arenas to compare: arena_report(forward, backward)")
     for arena in arenas:
-        require(arena, Arena, "each of the arenas")
+        require(arena, Arena, "each arena")
     places = {(arena.device.name, arena.host_accessible) for arena in arenas}
     if len(places) > 1:
         named = ", ".join(sorted({arena.device.name for arena in arenas}))
         raise ConfigError(
-            f"the arenas have different memory ({named}, or pinned), so no arena can serve them all; report "
-            "those of one memory together"
+            f"the arenas use different memory ({named}, or pinned), so one arena cannot serve them all; "
+            "compare arenas on the same memory"
         )
     lines = tuple(ArenaLine(arena.name, arena.high_water, arena.capacity) for arena in arenas)
     marks = [line.high_water for line in lines]
     return ArenaReport(lines, sum(marks), max(marks))
 
 
-# ---- what is asked for ------------------------------------------------------------------------------------
+# ---- arguments --------------------------------------------------------------------------------------------
 
 
 def _pool_for(what: str | Device | _native.PoolCore | None, pinned: bool) -> _native.PoolCore:
@@ -300,12 +296,12 @@ def _checked_align(align: Any) -> int:
     whole = hasattr(align, "__index__") and not isinstance(align, bool)
     number = operator.index(align) if whole else 0
     if not 1 <= number <= MOST_ALIGN or number & (number - 1):
-        raise ConfigError(f"{shown(align)} is not an alignment: a power of two up to 2 MiB is", align=align)
+        raise ConfigError(f"{shown(align)} is not an alignment; use a power of two up to 2 MiB", align=align)
     return number
 
 
 def _first_array(arena: Arena, shape: Any, dtype: Any) -> Any:
-    """How this arena makes arrays is found out with the first of them: only then NumPy is loaded."""
+    """Choose how this arena creates arrays when the first is requested: only then is NumPy loaded."""
     arena._make = _array_maker(arena)
     return arena._make(arena, shape, dtype)
 
@@ -326,17 +322,17 @@ def _device_array(arena: Arena, shape: Any, dtype: Any) -> Buffer:
     return arena.take_array(shape, *element)
 
 
-# ---- errors, worded for the native core -------------------------------------------------------------------
+# ---- error messages for the native core --------------------------------------------------------------------
 
 
 def _outlived(arena: Arena, size: int, stack: Stack) -> InvalidFree:
-    """A piece was used after its lifetime."""
+    """An array was used after its lifetime."""
     place = "\n".join(f"    {_place(frame)}" for frame in stack)
-    where = f"It was allocated at\n{place}" if stack else "checked=True on the arena says where it was made."
+    where = f"It was allocated at\n{place}" if stack else "Pass checked=True to the arena to see where."
     return InvalidFree(
-        f"{format_size(size)} of {arena.name!r} are used after their lifetime: their scope has ended, or "
-        f"the arena was reset or closed, and the memory may be another array's by now. Copy what is to "
-        f"last, or allocate it outside of the scope. {where}",
+        f"an array of {format_size(size)} in {arena.name!r} was used after its lifetime: its scope has "
+        "ended, or the arena was reset or closed, and the memory may belong to another array now. Copy "
+        f"data that must outlive the scope, or allocate it outside of the scope. {where}",
         arena=arena.name,
         size=size,
         stack=stack,
@@ -348,30 +344,30 @@ def _place(frame: Frame) -> str:
 
 
 _REFUSALS: Final = {
-    "arena of another thread": "it belongs to another thread: the one that made it, or called adopt() last. "
-    "Call arena.adopt() here once that thread has stopped using it, or make an arena for each thread.",
-    "reset while marks are open": "a scope is open. End it first: reset() ends everything.",
-    "rewind to a mark that is over": "it is over already, because a scope around it has ended or the arena "
-    "was reset. Scopes end in the order opposite to that in which they began.",
-    "arena alignment": "an alignment is a power of two up to 2 MiB.",
+    "arena of another thread": "it belongs to another thread: its creator, or the last to call adopt(). "
+    "Call arena.adopt() here after that thread has stopped using it, or create an arena for each thread.",
+    "reset while marks are open": "a scope is open. Leave the scope first: reset() releases everything.",
+    "rewind to a mark that is over": "it has already ended, because an enclosing scope ended or the arena "
+    "was reset. Scopes must end in the reverse order of their beginning.",
+    "arena alignment": "an alignment must be a power of two up to 2 MiB.",
 }
 
 
 def _refused(arena: Arena, call: str, what: str) -> DeviceError:
-    """A call that the rules of arenas do not allow."""
+    """A call that violates the rules of arenas."""
     name = getattr(arena, "name", "the arena")
     return DeviceError(
-        f"vram could not {what} of {name!r}: {_REFUSALS[call]}", arena=name, call=call, code="invalid"
+        f"vram failed to {what} ({name!r}): {_REFUSALS[call]}", arena=name, call=call, code="invalid"
     )
 
 
 def _full(arena: Arena, size: int) -> OutOfMemory:
-    """An arena of a fixed size has no room."""
+    """An arena of fixed size is full."""
     now = arena.stats()
     return OutOfMemory(
-        f"out of memory: {format_size(size)} asked of {arena.name!r}, which is {format_size(now.capacity)} "
-        f"and cannot grow; {format_size(now.used)} are used. Make it larger, let it grow "
-        "(growable=True; its high_water then says what is needed), or end scopes earlier.",
+        f"out of memory: {format_size(size)} requested from {arena.name!r}, which is "
+        f"{format_size(now.capacity)} and cannot grow; {format_size(now.used)} is used. Make it larger, let "
+        "it grow (growable=True; high_water then shows the size it needs), or end scopes earlier.",
         requested=size,
         arena=arena.name,
         device=arena.device.name,

@@ -1,6 +1,6 @@
-"""NumPy arrays over an arena's memory, and those of a checked arena, which raise when they are used too late.
+"""NumPy arrays on an arena's memory, and checked arrays, which raise when used after their lifetime.
 
-Loaded with the first array of an arena in host memory, because it needs NumPy.
+Loaded with the first array of an arena on host memory, because it needs NumPy.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from vram.sizes import MAX_SIZE
 __all__ = ["CheckedArray", "checked_array", "plain_array", "raw_type"]
 
 MOST_KNOWN = 1000
-"""So many ways to write a type are remembered."""
+"""Maximum number of spellings of types to remember."""
 _ndarray: Any = np.ndarray
-_types: dict[Any, tuple[np.dtype[Any], int]] = {}  # what it is, and the bytes of one
+_types: dict[Any, tuple[np.dtype[Any], int]] = {}  # the dtype and the bytes of one element
 
 
 def plain_array(arena: _native.ArenaCore, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """Take an array of NumPy's own."""
+    """Allocate a plain NumPy array."""
     try:
         found, item = _types[dtype]
     except (KeyError, TypeError):
@@ -46,7 +46,7 @@ def plain_array(arena: _native.ArenaCore, shape: Any, dtype: Any) -> np.ndarray[
 
 
 def checked_array(arena: _native.ArenaCore, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """Take an array that knows its piece."""
+    """Allocate an array that knows its allocation in the arena."""
     array = plain_array(arena, shape, dtype)
     checked = array.view(CheckedArray)
     checked.__dict__["_piece"] = array.base
@@ -54,31 +54,32 @@ def checked_array(arena: _native.ArenaCore, shape: Any, dtype: Any) -> np.ndarra
 
 
 def raw_type(dtype: Any) -> np.dtype[Any]:
-    """The type of elements that raw memory can hold; ConfigError for one of Python objects."""
+    """Return an element type that raw memory can hold; raise ConfigError for Python objects."""
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
     try:
         found: np.dtype[Any] = np.dtype(name)
     except UnicodeError:
-        raise ConfigError(f"{shown(dtype)} is not a type of elements", dtype=dtype) from None
+        raise ConfigError(f"{shown(dtype)} is not a valid dtype", dtype=dtype) from None
     if found.hasobject:
         raise ConfigError(
-            f"arrays of {found} hold references to Python objects, which raw memory cannot; use a plain type",
+            f"arrays of {found} hold references to Python objects, which raw memory cannot store; use a "
+            "numeric dtype",
             dtype=str(found),
         )
     return found
 
 
 class CheckedArray(np.ndarray[Any, Any]):
-    """An array that knows its piece of an arena. Every use after the piece's lifetime raises InvalidFree.
+    """An array that knows its allocation in an arena. Every use after its lifetime raises InvalidFree.
 
-    So do uses of views of it. Results of computations are plain arrays. Python cannot see uses through
-    `np.asarray`, a memoryview or DLPack; what was given back is overwritten, so that such uses read NaN.
+    The same applies to views. Results of computations are plain arrays. Python cannot see uses through
+    `np.asarray`, a memoryview or DLPack; released memory is overwritten, so such uses read NaN.
     """
 
     _piece: Buffer | None
 
     def __array_finalize__(self, source: Any, /) -> None:
-        """A view of an array is bound to the same piece, a copy to none."""
+        """Bind a view to the same allocation, and a copy to none."""
         bound = source.__dict__.get("_piece") if isinstance(source, CheckedArray) else None
         object.__setattr__(
             self, "_piece", bound if np.ndarray.__dict__["base"].__get__(self) is not None else None
@@ -90,7 +91,7 @@ class CheckedArray(np.ndarray[Any, Any]):
         return super().__getattribute__(name)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """Compute with the plain arrays, once all of them are known to be live."""
+        """Compute with plain arrays after checking that all of them are live."""
         if "out" in options:
             given = options["out"]
             options["out"] = tuple(map(_plain, given))
@@ -99,7 +100,7 @@ class CheckedArray(np.ndarray[Any, Any]):
         return getattr(ufunc, method)(*map(_plain, inputs), **options)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
-        """Call the plain function, on plain arrays; views in its result are bound again."""
+        """Call the function with plain arrays and bind views in its result again."""
         _require_live_within(arguments)
         _require_live_within(options)
         return super().__array_function__(function, types, arguments, options)
@@ -125,7 +126,7 @@ for _name in f"{_USES} {_COPIES}".split():
 def _require_live(array: CheckedArray) -> None:
     piece = np.ndarray.__getattribute__(array, "__dict__").get("_piece")
     if piece is not None and piece.freed:
-        piece.record_stream(None)  # raises, with where it was allocated
+        piece.record_stream(None)  # raises and reports where it was allocated
 
 
 def _require_live_within(values: Any) -> None:

@@ -1,4 +1,4 @@
-"""Shapes and types of elements, as arrays in arenas and growable buffers take them."""
+"""Shapes and element types of arrays in arenas and growable buffers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["ELEMENTS", "Element", "checked_shape", "element_of"]
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
-    """The lengths that a number or a row of numbers means."""
+    """Return a shape given as a number or a sequence of numbers as a tuple."""
     try:
         lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         whole = tuple(operator.index(each) for each in lengths)
     except TypeError:
         whole = (-1,)
     if any(not 0 <= each < MAX_SIZE for each in whole):
-        raise ConfigError(f"{shown(shape)} is not a shape: whole numbers from 0 up are", shape=shape)
+        raise ConfigError(f"{shown(shape)} is not a shape; use integers of at least 0", shape=shape)
     return whole
 
 
 class Element(NamedTuple):
-    """A type of elements: bytes of one, NumPy's name of it and DLPack's code."""
+    """An element type: its size in bytes, NumPy's name and DLPack's code."""
 
     size: int
     typestr: str
@@ -46,7 +46,7 @@ for _builtin, _name in ((bool, "bool"), (int, "int64"), (float, "float64"), (com
 
 
 def element_of(dtype: Any) -> Element:
-    """The type that a name, a built-in type, or a dtype of NumPy or PyTorch means."""
+    """Return the element type for a name, a built-in type, or a dtype of NumPy or PyTorch."""
     name = str(dtype).removeprefix("torch.")
     if name not in ELEMENTS:
         try:
@@ -57,7 +57,7 @@ def element_of(dtype: Any) -> Element:
             pass
     if name not in ELEMENTS:
         raise ConfigError(
-            f"{shown(dtype)} is not a type of elements on a device; those are "
+            f"{shown(dtype)} is not a valid dtype on a device; valid: "
             f"{', '.join(each for each in ELEMENTS if isinstance(each, str))}",
             dtype=str(dtype),
         )

@@ -1,8 +1,8 @@
-"""`GrowableBuffer`: memory whose length changes while its address stays.
+"""`GrowableBuffer`: memory whose length changes while its address stays the same.
 
-Addresses for the most it may hold are taken once; pages of the pool are mapped there as it grows and go back
-as it shrinks, in stream order. Which pages, and when others may have them, is the native pool's business;
-added here are lengths in bytes, views of the memory, and what keeps them from outliving it.
+Addresses for the maximum size are reserved once. Pages of the pool are mapped there as the buffer grows and
+released as it shrinks, in stream order. The native pool chooses the pages and decides when they can be
+reused. This module adds lengths in bytes and views, and prevents views from outliving the memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vram import _native
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.locks import new_lock
 from vram.core.stream import stream_handle
@@ -28,27 +29,27 @@ if TYPE_CHECKING:
 __all__ = ["DeviceArray", "GrowableBuffer"]
 
 STEP: Final = 2 << 20
-"""Memory comes and goes in multiples of this."""
+"""Memory is added and released in multiples of this."""
 LARGEST: Final = 1 << 40
-"""The most bytes one buffer may have addresses for."""
+"""Maximum number of bytes that one buffer may reserve addresses for."""
 MOST_AHEAD: Final = 32 << 20
-"""With `ahead="auto"`, no more than this is made ready."""
+"""Maximum number of bytes prepared with `ahead="auto"`."""
 
 
-class GrowableBuffer:
+class GrowableBuffer(Closing):
     """Memory of one device that grows and shrinks in place: same `ptr`, no copy.
 
-    `max_size` is the most it may ever hold; only addresses are taken for it. `device` is a name, a Device
-    (their pool is the memory manager's) or a Pool, which must have pages. `size` is the length to begin with.
-    What is new may be used by work queued on `stream` from then on; memory given up by a shrink serves
-    others when the work queued until then has finished. Nobody waits for it.
+    `max_size` is the maximum size; it reserves only addresses. `device` is a name or a Device (the memory
+    comes from the memory manager's pool), or a Pool with pages. `size` is the initial length. Work queued on
+    `stream` after a growth may use the new bytes. Memory released by a shrink is reused after the work queued
+    before it has completed. Neither operation waits.
 
-    After each growth the next pages are made ready by a background thread: `ahead="auto"` as many bytes as
-    the growth took, at least 2 MiB and at most 32 MiB; or a size; 0 for none. They stay free pages of the
-    pool until the buffer takes them, so they cost nobody else an allocation.
+    After each growth a background thread prepares the next pages: with `ahead="auto"` as many bytes as the
+    growth took, at least 2 MiB and at most 32 MiB; or a fixed size; 0 disables it. Prepared pages stay free
+    pages of the pool until the buffer takes them, so they remain available to other allocations.
 
-    Any thread may use it; resizes take turns. `close()`, the end of a `with` block or garbage collection
-    gives everything back.
+    Any thread may use the buffer; resizes are serialized. `close()`, the end of a `with` block or garbage
+    collection releases everything.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class GrowableBuffer:
         ahead: int | str = "auto",
         tag: str | None = None,
     ) -> None:
-        """Take the addresses, and memory for `size` bytes."""
+        """Reserve the addresses and allocate memory for `size` bytes."""
         self.max_size: Final = _checked_max(max_size)
         self._ahead = None if ahead == "auto" else parse_size(ahead)
         self.pool: Final = pool_of(device)
@@ -78,7 +79,7 @@ class GrowableBuffer:
         self._open = True
         try:
             if self.resize(size) == 0 and self._ahead != 0:
-                self._native_resize(0, self._ahead or STEP)  # the first pages, too, come ahead of need
+                self._native_resize(0, self._ahead or STEP)  # prepare the first pages as well
         except BaseException:
             self.close()
             raise
@@ -87,7 +88,7 @@ class GrowableBuffer:
 
     @property
     def size(self) -> int:
-        """Bytes in use: the length."""
+        """Length in bytes."""
         return self._size
 
     def __len__(self) -> int:
@@ -95,47 +96,47 @@ class GrowableBuffer:
 
     @property
     def capacity(self) -> int:
-        """Bytes that have memory now, at least `size`; up to here growing calls nobody."""
+        """Bytes that are backed by memory, at least `size`; growing up to here needs no call of the pool."""
         return min(self._capacity, self.max_size)
 
     @property
     def ready(self) -> int:
-        """Bytes beyond `capacity` whose pages are mapped already, so that taking them is quick."""
+        """Bytes beyond `capacity` whose pages are already mapped, so that growing into them is fast."""
         with self._lock:
             self._require_open()
             return self.pool.growable_info(self.ptr)["ready"]
 
     @property
     def device(self) -> Device:
-        """The device the memory is on."""
+        """The device of the memory."""
         return self.pool.device
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or its pool was."""
+        """Whether the buffer or its pool was closed."""
         return not self._open or self.pool.closed
 
     def resize(self, size: int | str) -> int:
-        """Change the length to `size` bytes and return it. What both lengths have in common stays as it is.
+        """Change the length to `size` bytes and return it. The bytes common to both lengths are unchanged.
 
-        Growing: the new bytes are undefined (zero where the pool zeroes). ConfigError beyond `max_size`,
-        OutOfMemory where the pool has no room; the old length is then in force.
-        Shrinking: views of bytes beyond the new length are freed. Where another library holds such bytes (a
-        memoryview, an array, a tensor), that is a BufferError and nothing changes.
+        Growing: the new bytes are undefined (zero if the pool zeroes). Raises ConfigError beyond `max_size`,
+        and OutOfMemory if the pool has no memory; the old length then stays. Shrinking: views of bytes beyond
+        the new length are freed. Raises BufferError and changes nothing if another library holds such bytes
+        (a memoryview, an array, a tensor).
         """
         wanted = parse_size(size)
         with self._lock:
             self._require_open()
             if self._busy:
                 raise DeviceError(
-                    "the buffer is being resized, and this call comes from inside that: from a callback of "
-                    "Pool.on_oom. Resize other buffers there.",
+                    "the buffer is already being resized, and this call was made during that resize, in a "
+                    "callback of Pool.on_oom. Resize other buffers there.",
                     code="invalid",
                 )
             if wanted > self.max_size:
                 raise ConfigError(
-                    f"{format_size(wanted)} is more than this buffer may ever hold, which is "
-                    f"{format_size(self.max_size)}. Open it with a larger max_size: it takes no memory.",
+                    f"{format_size(wanted)} exceeds the max_size of this buffer, which is "
+                    f"{format_size(self.max_size)}. Create it with a larger max_size, which needs no memory.",
                     requested=wanted,
                     max_size=self.max_size,
                 )
@@ -150,21 +151,21 @@ class GrowableBuffer:
             return wanted
 
     def grow(self, by: int | str) -> int:
-        """Make it longer and return where the new bytes begin: the old length."""
+        """Grow the buffer and return the offset of the new bytes: the old length."""
         with self._lock:
             before = self._size
             self.resize(before + parse_size(by))
             return before
 
     def shrink(self, by: int | str) -> int:
-        """Make it shorter, at most to nothing, and return the new length."""
+        """Shrink the buffer, at most to zero bytes, and return the new length."""
         with self._lock:
             return self.resize(max(0, self._size - parse_size(by)))
 
     def prepare(self, size: int | str) -> int:
-        """Have pages ready for `size` more bytes, now and on this thread; returns `ready`.
+        """Prepare pages for `size` more bytes now, on this thread, and return `ready`.
 
-        What the background thread does after each growth. There may be less to be had; that is no error.
+        The background thread does the same after each growth. Preparing less than `size` is not an error.
         """
         with self._lock:
             self._require_open()
@@ -173,7 +174,7 @@ class GrowableBuffer:
             return self.ready
 
     def _native_resize(self, capacity: int, ahead: int) -> None:
-        stream_handle(self._stream, self.pool.device)  # raises where the stream was closed
+        stream_handle(self._stream, self.pool.device)  # raises if the stream was closed
         ahead = min(ahead, -(-self.max_size // STEP) * STEP - capacity)
         self._busy = True
         try:
@@ -185,9 +186,10 @@ class GrowableBuffer:
     # ---- views ------------------------------------------------------------------------------------------
 
     def view(self, offset: int | str = 0, size: int | str | None = None) -> Buffer:
-        """A Buffer over `size` bytes from `offset` on (by default to the end): the memory itself, not a copy.
+        """Return a Buffer over `size` bytes starting at `offset` (default: to the end). It does not copy.
 
-        It keeps this buffer alive and stays valid when it grows. Dropping or freeing it frees no memory.
+        The view keeps this buffer alive and stays valid when it grows. Dropping or freeing the view frees no
+        memory.
         """
         start = parse_size(offset)
         with self._lock:
@@ -195,7 +197,7 @@ class GrowableBuffer:
             length = self._size - start if size is None else parse_size(size)
             if length < 0 or start + length > self._size:
                 raise ConfigError(
-                    f"{format_size(max(0, length))} at offset {start} are not within the buffer's "
+                    f"{format_size(max(0, length))} at offset {start} exceeds the buffer's length of "
                     f"{format_size(self._size)}; grow it first",
                     offset=start,
                     requested=length,
@@ -206,10 +208,10 @@ class GrowableBuffer:
             return part
 
     def array(self, shape: int | tuple[int, ...], dtype: Any = "uint8", offset: int | str = 0) -> Any:
-        """The memory from `offset` on as an array: NumPy's on host memory, else a `DeviceArray`.
+        """Return the memory from `offset` as an array: a NumPy array on host memory, else a `DeviceArray`.
 
-        `dtype` is whatever NumPy takes for one, but Python objects. As long as the array lives, or what other
-        libraries made of it, the buffer cannot be shrunk below its end.
+        `dtype` is any NumPy dtype except Python objects. While the array exists, or objects that other
+        libraries created from it, the buffer cannot shrink below its end.
         """
         import numpy
 
@@ -230,22 +232,22 @@ class GrowableBuffer:
         return self.device.kind == "host"
 
     def __dlpack__(self, **request: Any) -> Any:
-        """The current length as a DLPack capsule of bytes, as `Buffer.__dlpack__`."""
+        """Export the current length as a DLPack capsule of bytes, like `Buffer.__dlpack__`."""
         return self.view().__dlpack__(**request)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """DLPack's device of the memory."""
+        """Return the DLPack device of the memory."""
         return self.view(0, 0).__dlpack_device__()
 
     def record_stream(self, stream: Any) -> None:
-        """Work on another stream uses the memory: what a shrink or close gives up waits for it, too."""
+        """Record a use on another stream: memory released by a shrink or close waits for it, too."""
         with self._lock:
             self._require_open()
             if self._capacity:
                 self.pool.record_stream(self.ptr, stream)
 
     def _exported(self, beyond: int) -> Iterator[Buffer | DeviceArray]:
-        """What is in other libraries' hands, or may be, and ends beyond that length."""
+        """Yield objects that end beyond that length and that other libraries hold or may hold."""
         for view in tuple(self._views):
             if view.ptr - self.ptr + view.size <= beyond:
                 continue
@@ -253,7 +255,7 @@ class GrowableBuffer:
                 yield view
 
     def _retire_views(self, length: int) -> None:
-        """Free the views that end beyond a length; BufferError where one is in other hands."""
+        """Free the views that end beyond a length; raise BufferError if another library holds one."""
         held = [view for view in self._exported(length) if view.size]
         if held:
             end = max(view.ptr - self.ptr + view.size for view in held)
@@ -268,7 +270,7 @@ class GrowableBuffer:
     # ---- end --------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """Bytes: `size`, `capacity`, `pending` (given up, not yet for others), `ready`, `max_size`."""
+        """Return bytes: `size`, `capacity`, `pending` (released, not yet reusable), `ready`, `max_size`."""
         with self._lock:
             self._require_open()
             info = self.pool.growable_info(self.ptr)
@@ -281,16 +283,16 @@ class GrowableBuffer:
             }
 
     def close(self) -> None:
-        """Give the memory and the addresses back, in stream order. Again: nothing.
+        """Release the memory and the addresses, in stream order. Calling it again has no effect.
 
-        BufferError as long as another library holds a view. In the child of a fork it does nothing.
+        Raises BufferError while another library holds a view. In the child of a fork it does nothing.
         """
         with self._lock:
             if self.closed:
                 self._open = False
                 return
             if self._busy:
-                raise DeviceError("the buffer is being resized; close it after that", code="invalid")
+                raise DeviceError("the buffer is being resized; close it afterwards", code="invalid")
             self._retire_views(0)
             self._open = False
             self.pool.growable_close(self.ptr)
@@ -300,21 +302,15 @@ class GrowableBuffer:
         if self._open and not self.pool.closed:
             return
         if not self._open:
-            raise InvalidFree("the growable buffer was closed; open another one", ptr=self.ptr)
+            raise InvalidFree("the growable buffer is closed; create a new one", ptr=self.ptr)
         raise DeviceError(
-            "the pool of the growable buffer was closed, or belongs to the parent of a fork", code="closed"
+            "the pool of the growable buffer is closed or belongs to the parent of a fork", code="closed"
         )
-
-    def __enter__(self) -> GrowableBuffer:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_open", False):
             return
-        # Nobody has a view: each of them would hold this object.
+        # No view exists: each would hold a reference to this object.
         with contextlib.suppress(VramError, AttributeError, TypeError):
             self._open = False
             if not self.pool.closed:
@@ -328,14 +324,14 @@ class GrowableBuffer:
 
 
 class DeviceArray:
-    """A part of a GrowableBuffer with shape and type, for libraries that take `__cuda_array_interface__`.
+    """Part of a GrowableBuffer with a shape and a type, for libraries that use `__cuda_array_interface__`.
 
-    Made by `GrowableBuffer.array`. `torch.as_tensor(a, device="cuda")` and `cupy.asarray(a)` are the memory
-    itself and keep this object; `buffer` is the same as bytes.
+    Created by `GrowableBuffer.array`. `torch.as_tensor(a, device="cuda")` and `cupy.asarray(a)` share the
+    memory and keep this object alive. `buffer` is the same memory as bytes.
     """
 
     def __init__(self, buffer: Buffer, shape: tuple[int, ...], typestr: str) -> None:
-        """Made by `GrowableBuffer.array`."""
+        """Created by `GrowableBuffer.array`."""
         self.buffer: Final = buffer
         self.shape: Final = shape
         self.typestr: Final = typestr
@@ -347,7 +343,7 @@ class DeviceArray:
 
     @property
     def size(self) -> int:
-        """Bytes of all elements."""
+        """Size of all elements in bytes."""
         return self.buffer.size
 
     @property
@@ -361,7 +357,7 @@ class DeviceArray:
 
 
 def pool_of(device: str | Device | Pool | None) -> Pool:
-    """The pool itself, or the memory manager's of a device."""
+    """Return the pool itself, or the memory manager's pool of a device."""
     if isinstance(device, _native.PoolCore):
         return device
     from vram.core.manager import get_memory_manager
@@ -373,20 +369,19 @@ def _checked_max(max_size: int | str) -> int:
     most = parse_size(max_size)
     if not 0 < most <= LARGEST:
         raise ConfigError(
-            f"max_size is {format_size(most)}; a growable buffer has addresses for 1 byte to "
-            f"{format_size(LARGEST)}",
+            f"max_size is {format_size(most)}; it must be from 1 byte to {format_size(LARGEST)}",
             max_size=most,
         )
     return most
 
 
 def _not_opened(pool: Pool, most: int, error: DeviceError | OutOfMemory) -> VramError:
-    """The error in words that fit."""
+    """Return the error with a message for growable buffers."""
     if isinstance(error, OutOfMemory):
         return OutOfMemory(
-            f"no addresses are left for {format_size(most)} in one piece: a pool has a space of sixteen "
-            "times its device's memory, 2 TiB at the most. Close other growable buffers, open this one with "
-            "a smaller max_size, or in a pool of its own.",
+            f"no contiguous address range of {format_size(most)} is left: a pool reserves addresses for "
+            "sixteen times its device's memory, at most 2 TiB. Close other growable buffers, create this "
+            "one with a smaller max_size, or give it its own pool.",
             **{**error.facts, "requested": most},
         )
     if error.code != "unsupported":

@@ -1,7 +1,7 @@
-"""Static memory planning: a fixed offset for each of a set of buffers whose lifetimes are known.
+"""Static memory planning: a fixed offset for each buffer of a set with known lifetimes.
 
-Turns recordings, rows, columns and CSV into lifetimes, and names what the native planner found. Reading
-recordings is for `trace`, drawing tables for the front ends.
+Converts recordings, rows, columns and CSV into lifetimes, and returns the result of the native planner.
+`trace` reads recordings; the front ends print tables.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from vram.trace import ALLOCATE, AT_ONCE, Lifetimes, Trace, lifetimes
 __all__ = ["Plan", "Row", "plan", "read_csv"]
 
 SEARCH_SECONDS = 9.0
-"""Default time limit where a capacity must be met."""
+"""Default time limit if a capacity must be met."""
 SECONDS, MORE_SECONDS, MANY_BUFFERS = 0.8, 4.0, 20_000
-"""Default time limits where the least is asked for, of few and of many buffers."""
+"""Default time limits for minimizing memory, for few and for many buffers."""
 MAX_BYTES = 2**62
-"""All buffers together must stay below this."""
+"""The total size of all buffers must stay below this."""
 COLUMNS = ("lower", "upper", "size")
 HEADER = ["id", *COLUMNS]
 
@@ -38,12 +38,12 @@ Row = tuple[Hashable, int, int, int]
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Where each buffer lies. Bytes; `offsets` by the buffers' ids.
+    """The offset of each buffer. All sizes are bytes; `offsets` is keyed by the ids of the buffers.
 
-    - `peak`: the memory the plan needs; `lower_bound`: the most that is live at one time, less than which no
-      plan needs; sizes are counted as rounded up to `align` in both; `ratio` is one by the other
-    - `method`: what found it; `proven`: there is no smaller plan (with a `capacity`: none that meets it)
-    - `feasible`: whether `peak` is within `capacity`; True without one
+    - `peak`: the memory the plan needs; `lower_bound`: the maximum that is live at one time, a lower bound
+      for every plan; both count sizes rounded up to `align`; `ratio` is `peak / lower_bound`
+    - `method`: how it was found; `proven`: no smaller plan exists (with a `capacity`: none that fits)
+    - `feasible`: whether `peak` is within `capacity`; True without a capacity
     """
 
     ids: tuple[Hashable, ...]
@@ -66,12 +66,12 @@ class Plan:
 
     @property
     def ratio(self) -> float:
-        """Peak ÷ lower bound; 1.0 is the best there can be."""
+        """Peak ÷ lower bound; 1.0 is optimal."""
         return self.peak / self.lower_bound if self.lower_bound else 1.0
 
     @property
     def feasible(self) -> bool:
-        """Whether the plan is within the capacity that was asked for."""
+        """Whether the plan fits the requested capacity."""
         return self.capacity is None or self.peak <= self.capacity
 
     def __len__(self) -> int:
@@ -89,19 +89,19 @@ class Plan:
         return plan_html(self)
 
     def to_json(self) -> dict[str, Any]:
-        """What was found, as plain data; the shape is part of the command line's contract."""
+        """Return the result as plain data; the format is part of the command line's contract."""
         names = ("peak", "lower_bound", "ratio", "seconds", "method", "feasible", "proven")
         return {name: getattr(self, name) for name in names}
 
     def check(self) -> None:
-        """Raise AssertionError if two buffers share a byte while both live, or if one lies outside."""
+        """Raise AssertionError if two buffers overlap while both are live, or if one exceeds the peak."""
         changes = sorted(
             (moment, starts, index)
             for index in range(len(self))
             if self.size[index]
             for moment, starts in ((self.lower[index], True), (self.upper[index], False))
         )
-        live: list[tuple[int, int]] = []  # offset and index, in order
+        live: list[tuple[int, int]] = []  # offset and index, sorted
         for _, starts, index in changes:
             offset, top = self.offset[index], self.offset[index] + self.size[index]
             place = bisect_left(live, (offset, index))
@@ -109,14 +109,14 @@ class Plan:
                 live.pop(place)
                 continue
             if offset % self.align or top > self.peak:
-                raise AssertionError(f"buffer {self.ids[index]!r} lies at {offset}, outside")
+                raise AssertionError(f"buffer {self.ids[index]!r} at {offset} is outside the plan")
             for other in (each for _, each in live[max(place - 1, 0) : place + 1]):
                 if self.offset[other] < top and offset < self.offset[other] + self.size[other]:
                     raise AssertionError(f"buffers {self.ids[index]!r} and {self.ids[other]!r} overlap")
             live.insert(place, (offset, index))
 
     def picture(self, width: int = 960, height: int = 540) -> str:
-        """The layout as SVG: time to the right, offsets upwards, a rectangle a buffer."""
+        """Return the layout as SVG: time to the right, offsets upwards, one rectangle per buffer."""
         width, height = (
             whole_number(length, name, least=1, most=MOST_PIXELS)
             for length, name in ((width, "width"), (height, "height"))
@@ -142,7 +142,7 @@ class Plan:
 
 
 MOST_PIXELS = 1 << 20
-"""Of a picture, each way."""
+"""Maximum width and height of the image."""
 
 
 def plan(
@@ -154,13 +154,13 @@ def plan(
     between: range | None = None,
     seed: int = 0,
 ) -> Plan:
-    """Find offsets for `buffers` in as little memory as the time allows.
+    """Find offsets for `buffers` that use as little memory as the time limit allows.
 
-    `buffers` are rows of (id, lower, upper, size), each live from `lower` up to, not including, `upper`; or
-    columns of these names (`id` may be left out); or a trace, of which `between` takes the events of a part:
-    all that is live in them, for as long as it is. Planning ends when the peak is the lower bound or within
-    `capacity`, or after `time_limit` seconds (by default about one, a few for many buffers, and nine where a
-    capacity is to be met). The same input and `seed` give the same plan, if time does not cut it short.
+    `buffers` are rows of (id, lower, upper, size), each live from `lower` to `upper`, excluding `upper`; or
+    columns with these names (`id` is optional); or a trace. `between` selects events of a trace: everything
+    live in them is planned for as long as it is live there. Planning ends when the peak reaches the lower
+    bound or `capacity`, or after `time_limit` seconds (default: about one, a few for many buffers, and nine
+    with a capacity). The same input and `seed` give the same plan, unless the time limit ends the search.
     """
     start = time.perf_counter()
     ids, lower, upper, size = _columns(buffers, between)
@@ -188,7 +188,7 @@ def plan(
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[Row]:
-    """The rows of a CSV whose first line names id, lower, upper and size."""
+    """Return the rows of a CSV whose first line names id, lower, upper and size."""
     file = os.fsdecode(path)
     try:
         with open(file, encoding="utf-8", newline="") as lines:
@@ -199,7 +199,7 @@ def read_csv(path: str | os.PathLike[str]) -> list[Row]:
             places = [header.index(name) for name in HEADER]
             return [_row(file, reader.line_num, places, cells) for cells in reader if cells]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{file} cannot be read: {error}") from error
+        raise TraceError(f"failed to read {file}: {error}") from error
 
 
 def _row(file: str, line: int, places: list[int], cells: list[str]) -> Row:
@@ -208,7 +208,7 @@ def _row(file: str, line: int, places: list[int], cells: list[str]) -> Row:
         return identity, int(lower), int(upper), int(size)
     except (IndexError, ValueError):
         raise TraceError(
-            f"{file}: line {line} is not a buffer, an id and three whole numbers", place=f"line {line}"
+            f"{file}: line {line} is not an id followed by three integers", place=f"line {line}"
         ) from None
 
 
@@ -220,7 +220,7 @@ def _columns(
     if isinstance(buffers, Lifetimes):
         rows: Iterable[Row] = _live_in(buffers, between)
     elif between is not None:
-        raise ConfigError("only a trace has events to plan between")
+        raise ConfigError("between= is valid only for a trace")
     elif isinstance(buffers, Mapping):
         rows = _rows_of(buffers)
     else:
@@ -243,12 +243,14 @@ def _rows_of(columns: Mapping[str, Sequence[Any]]) -> list[Row]:
     missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise ConfigError(
-            f"no column {missing[0]!r}; there must be lower, upper and size, and there may be id"
+            f"column {missing[0]!r} is missing; lower, upper and size are required, id is optional"
         )
     lower, upper, size = (columns[name] for name in COLUMNS)
     ids = columns.get("id", range(len(lower)))
     if len({len(ids), len(lower), len(upper), len(size)}) != 1:
-        raise ConfigError(f"columns of {len(ids)}, {len(lower)}, {len(upper)} and {len(size)} entries")
+        raise ConfigError(
+            f"columns differ in length: {len(ids)}, {len(lower)}, {len(upper)} and {len(size)} entries"
+        )
     return [
         (identity, int(begin), int(end), int(bytes_))
         for identity, begin, end, bytes_ in zip(ids, lower, upper, size, strict=True)
@@ -256,7 +258,7 @@ def _rows_of(columns: Mapping[str, Sequence[Any]]) -> list[Row]:
 
 
 def _live_in(program: Lifetimes, between: range | None) -> list[Row]:
-    """Time is counted in operations. What another stream delayed is live until it really became free."""
+    """Time is counted in operations. A buffer that another stream delayed is live until it became free."""
     first, last = 0, len(program)
     if between is not None:
         first, last = (bisect_left(program.event, event) for event in (between.start, between.stop))
@@ -291,11 +293,11 @@ def _check(
         raise ConfigError(f"time_limit is {time_limit}; it must be 0 seconds or more")
     for identity, begin, end in zip(ids, lower, upper, strict=True):
         if begin >= end:
-            raise ConfigError(f"buffer {identity!r} lives from {begin} to {end}; it must end after it begins")
+            raise ConfigError(f"buffer {identity!r} is live from {begin} to {end}; the end must be larger")
     if sum(size) + align * len(size) >= MAX_BYTES:
-        raise ConfigError(f"buffers of {sum(size)} bytes altogether; a plan holds less than 4 EiB")
+        raise ConfigError(f"the buffers have {sum(size)} bytes in total; a plan supports less than 4 EiB")
     if len(set(ids)) != len(ids):
-        raise ConfigError(f"{len(ids)} buffers have {len(set(ids))} different ids; give each its own")
+        raise ConfigError(f"{len(ids)} buffers have only {len(set(ids))} different ids; ids must be unique")
 
 
 def _default_limit(buffers: int, capacity: int | None) -> float:

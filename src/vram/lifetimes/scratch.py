@@ -1,6 +1,6 @@
-"""`Scratch`: variable-length workspace for the work of one stream, over one GrowableBuffer.
+"""`Scratch`: workspace of variable size for the work of one stream, in one GrowableBuffer.
 
-It decides how long the buffer is; where its memory comes from is the pool's business.
+This module decides the length of the buffer; the pool provides its memory.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.locks import new_lock
 from vram.core.stream import Stream
 from vram.errors import ConfigError
@@ -21,39 +22,40 @@ if TYPE_CHECKING:
 __all__ = ["Scratch"]
 
 WINDOW: Final = 64
-"""Requests after which the length is looked at."""
+"""The length is reconsidered after this many requests."""
 UNIT: Final = 512
 """Workspaces begin at multiples of this."""
 
 
-class Scratch:
+class Scratch(Closing):
     """Workspace for the work of one stream: `with scratch.get(size) as workspace: ...`.
 
-    A workspace is a Buffer, the caller's until it is freed or dropped; then its bytes serve the next one, in
-    stream order, while the work that used them may still run. Workspaces taken while others are held
-    lie behind them. It grows at once when more is asked for, where it stands: no pointer changes. It shrinks
-    by this rule: after every 64 requests, if the most that was held at a time was no more than half of what
-    it has, to that. Neither waits for the device.
+    A workspace is a Buffer that the caller owns until it is freed or dropped. The next workspace then reuses
+    its bytes in stream order, while earlier work may still run. Workspaces requested while others are held
+    are placed behind them. The scratch memory grows immediately and in place when more is requested: no
+    pointer changes. It shrinks by this rule: after every 64 requests, if the maximum held at one time was at
+    most half of the memory, it shrinks to that maximum. Neither waits for the device.
 
-    `stream` is as everywhere; `pool` (by default the memory manager's of the stream's device) needs pages.
-    `max_size` bounds it, and takes only addresses: by default a quarter of the device's memory. Any thread
-    may use it, though the work must be queued on its stream, or be ordered before what follows there.
+    `stream` is a stream as in every other call. `pool` needs pages (default: the memory manager's pool of the
+    stream's device). `max_size` is the maximum and reserves only addresses (default: a quarter of the
+    device's memory). Any thread may use it, but the work must be queued on its stream or be ordered before
+    later work there.
     """
 
     def __init__(
         self, stream: Any = None, *, pool: Pool | None = None, max_size: int | str | None = None
     ) -> None:
-        """Make an empty one; it takes addresses and no memory."""
+        """Create empty scratch memory; it reserves addresses and no memory."""
         source = pool_of(pool or (stream.device if isinstance(stream, Stream) else None))
         most = source.device.total_memory // 4 if max_size is None else parse_size(max_size)
         self._buffer = GrowableBuffer(most, source, stream=stream, ahead=0)
-        self._lock = new_lock()  # dropping what was garbage may come in between
+        self._lock = new_lock()  # garbage collection may drop buffers in between
         self._held: list[tuple[weakref.ref[Buffer], int]] = []  # by address: a workspace and its end
-        self._most = 0  # bytes held at a time since the window began
+        self._most = 0  # maximum bytes held at one time in this window
         self._count = 0
 
     def get(self, size: int | str, *, align: int = UNIT) -> Buffer:
-        """A workspace of `size` bytes. OutOfMemory without room for it, ConfigError beyond `max_size`."""
+        """Return a workspace of `size` bytes. Raises OutOfMemory, or ConfigError beyond `max_size`."""
         wanted = parse_size(size)
         if align < 1 or align & (align - 1) or align > STEP:
             raise ConfigError(
@@ -70,7 +72,7 @@ class Scratch:
             return workspace
 
     def _top(self) -> int:
-        """Where the workspaces end that are still held."""
+        """Return the end of the last workspace that is still held."""
         while self._held:
             last, end = self._held[-1]
             workspace = last()
@@ -80,7 +82,7 @@ class Scratch:
         return 0
 
     def _follow(self, end: int) -> None:
-        """The rule by which it shrinks. The workspace just handed out counts, so nothing held is cut off."""
+        """Apply the shrink rule. The new workspace counts, so nothing held is cut off."""
         self._most = max(self._most, end)
         self._count += 1
         if self._count < WINDOW:
@@ -91,42 +93,36 @@ class Scratch:
 
     @property
     def size(self) -> int:
-        """Bytes that have memory now."""
+        """Bytes that are backed by memory."""
         return self._buffer.capacity
 
     @property
     def max_size(self) -> int:
-        """The most bytes it may have."""
+        """Maximum size in bytes."""
         return self._buffer.max_size
 
     @property
     def pool(self) -> Pool:
-        """The pool its memory comes from."""
+        """The pool that provides the memory."""
         return self._buffer.pool
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or its pool was."""
+        """Whether it or its pool was closed."""
         return self._buffer.closed
 
     def trim(self) -> int:
-        """Give up all but what is held; returns the bytes that remain."""
+        """Release all memory that is not held; return the remaining bytes."""
         with self._lock:
             self._buffer.resize(min(self._top(), self._buffer.size))
             self._count = self._most = 0
             return self.size
 
     def close(self) -> None:
-        """Give everything back, in stream order; workspaces still held are freed. Again: nothing."""
+        """Release everything in stream order, also held workspaces. Calling it again has no effect."""
         with self._lock:
             self._buffer.close()
             self._held.clear()
-
-    def __enter__(self) -> Scratch:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         if self.closed:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vram.arguments import real_number, shown, whole_number
+from vram.core.closing import Closing
 from vram.core.locks import new_event, new_lock
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.system.descriptors import disown
@@ -267,12 +268,6 @@ class Monitor:
             with contextlib.suppress(OSError):
                 each.close()
 
-    def __enter__(self) -> Monitor:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"vram top {os.getpid()} shows it"
         return f"<vram.Monitor at {str(self.path)!r}: {state}>"
@@ -429,7 +424,7 @@ def _nobody(pid: int | None) -> str:
     return f"process {pid} is not monitored, or not yours; {advice}. Monitored now: {others}"
 
 
-class Client:
+class Client(Closing):
     """A connection to a monitored process. One thread at a time may use it."""
 
     def __init__(self, process: Process, *, timeout: float = LINK_SECONDS) -> None:
@@ -499,9 +494,3 @@ class Client:
         """Disconnect. Closing again does nothing."""
         self._lines.close()
         self._link.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

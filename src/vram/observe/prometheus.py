@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vram.arguments import shown, whole_number
+from vram.core.closing import Closing
 from vram.errors import ConfigError
 from vram.observe.status import Observatory
 
@@ -145,12 +146,6 @@ class Metrics:
             self._server.server_close()
         if self._thread is not None:
             self._thread.join()
-
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<vram.Metrics at {self.url or 'a registry'}{'' if self in _open else ', closed'}>"

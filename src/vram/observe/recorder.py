@@ -253,12 +253,6 @@ class PoolsRecorder:
         for recorder in self.recorders:
             recorder.close()
 
-    def __enter__(self) -> PoolsRecorder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
 
 def record_pools(manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> PoolsRecorder:
     """Record all pools of `manager`, with the options of `vram.record`.

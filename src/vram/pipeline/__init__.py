@@ -1,4 +1,4 @@
-"""Copies and computation that overlap: a `Pipeline` moves data through streams in chunks."""
+"""Overlapping copies and computation: a `Pipeline` moves data through streams in chunks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""How array libraries see device memory: a Buffer as an array of theirs, a stream as their current one, and
-what they give back. One small class for each; whose memory it is and when it may be used is the caller's.
+"""How array libraries use device memory: a Buffer as their array, a stream as their current stream, and their
+results. One small class per library; the caller is responsible for ownership and order.
+
+Also the structures of batches and results: tuples, lists and dicts of arrays and other values.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ from typing import Any, Protocol
 
 from vram.core.buffer import Buffer
 from vram.core.device import Device
+from vram.core.pinned import Pin
 from vram.core.stream import Stream
 from vram.errors import ConfigError
 from vram.integrations.adaptors import require_library
 
-__all__ = ["LIKE", "HostArray", "Library", "Result", "library_for"]
+__all__ = ["LIKE", "HostArray", "Library", "Result", "host_array", "leaves", "library_for", "walk"]
 
 np: Any = require_library("numpy", "NumPy")
 
 LIKE = ("torch", "cupy", "numba", "numpy", "buffer")
-"""The libraries, by the names that `like=` takes."""
+"""The libraries, by the names that `like=` accepts."""
 _ON_CUDA = ("torch", "cupy", "numba")
 
 HostArray = Any
@@ -32,7 +35,7 @@ HostArray = Any
 
 @dataclass(frozen=True)
 class Result:
-    """An array that lies side by side in device memory. `keep` holds the memory."""
+    """A contiguous array in device memory. `keep` holds the memory."""
 
     ptr: int
     shape: tuple[int, ...]
@@ -41,33 +44,33 @@ class Result:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
 class Library(Protocol):
-    """What is asked of an array library on one device."""
+    """What the pipeline needs from an array library on one device."""
 
     name: str
 
     def make_stream(self) -> Stream:
-        """A stream for the library's work."""
+        """Return a stream for the library's work."""
 
     def current(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
-        """Have the library queue its work on `stream` inside the block."""
+        """Make the library queue its work on `stream` inside the block."""
 
     def wrap(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> Any:
-        """View a buffer as an array, without a copy and without ordering anything."""
+        """View a buffer as an array, without a copy and without ordering."""
 
     def result(self, value: Any) -> Result | None:
-        """Look at what a function returned; None where it is no array of this device."""
+        """Convert the return value of a function; None if it is not an array on this device."""
 
 
 def library_for(like: str | None, device: Device) -> Library:
-    """The library of that name on a device.
+    """Return the library with that name on a device.
 
-    Where none is named: NumPy on the host, plain Buffers on a model; on a GPU the first of PyTorch, CuPy and
-    Numba that the program has imported, else the first that is installed.
+    Default: NumPy on the host, plain Buffers on a model. On a GPU, the first of PyTorch, CuPy and Numba that
+    the program has imported, else the first that is installed.
     """
     name = like if like is not None else _inferred(device)
     if name not in LIKE:
@@ -100,7 +103,7 @@ def _inferred(device: Device) -> str:
         if importlib.util.find_spec(name) is not None:
             return name
     raise ConfigError(
-        f"no library for arrays on {device.name} is installed: PyTorch, CuPy and Numba were looked for. "
+        f"no array library for {device.name} is installed (tried PyTorch, CuPy and Numba). "
         "Install one, or pass like='buffer' and queue your own work on the buffers.",
         option="like",
         device=device.name,
@@ -108,13 +111,13 @@ def _inferred(device: Device) -> str:
 
 
 class _Unordered:
-    """A buffer's DLPack export that makes no stream wait: whoever wraps it sees to the order."""
+    """A buffer's DLPack export that makes no stream wait: the caller ensures the order."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
 
     def __dlpack__(self, *, stream: Any = None, **request: Any) -> Any:
-        on_host = self._buffer.device.kind == "host"  # whose memory has no stream in DLPack
+        on_host = self._buffer.device.kind == "host"  # host memory has no stream in DLPack
         return self._buffer.__dlpack__(stream=None if on_host else -1, **request)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -122,7 +125,7 @@ class _Unordered:
 
 
 class _OwnStream:
-    """Libraries that take any stream."""
+    """Libraries that accept any stream."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -132,7 +135,7 @@ class _OwnStream:
 
 
 class _Exported:
-    """A buffer by the CUDA array interface; the capsule counts as a view of it for as long as this lives."""
+    """A buffer with the CUDA array interface; the capsule counts as a view while this object exists."""
 
     def __init__(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any, stream: int) -> None:
         self._capsule = buffer.__dlpack__(stream=-1)
@@ -159,7 +162,7 @@ class _Torch:
         self._place = self._torch.device("cuda", device.index) if self._on_gpu else self._torch.device("cpu")
 
     def make_stream(self) -> Stream:
-        """On a GPU one of PyTorch's: its allocator may ask for a stream long after memory was freed there."""
+        """On a GPU, use a stream of PyTorch: its allocator may use it long after memory was freed there."""
         if not self._on_gpu:
             return Stream(self._device)
         return Stream._view(self._device._core, self._torch.cuda.Stream(self._place).cuda_stream)
@@ -176,7 +179,7 @@ class _Torch:
     def wrap(self, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> Any:
         kind = getattr(self._torch, str(dtype.name), None)
         if kind is None or not dtype.isnative:
-            raise TypeError(f"PyTorch has no type for {dtype!r}; convert the array, or view it as bytes")
+            raise TypeError(f"PyTorch has no dtype for {dtype!r}; convert the array, or view it as bytes")
         if buffer.size == 0:
             return self._torch.empty(shape, dtype=kind, device=self._place)
         return self._torch.from_dlpack(_Unordered(buffer)).view(kind).view(shape)
@@ -190,7 +193,7 @@ class _Torch:
             dtype = np.dtype(name)
         except TypeError as error:
             raise TypeError(
-                f"NumPy has no type for {flat.dtype}; return float(), or view() it as integers"
+                f"NumPy has no dtype for {flat.dtype}; return float(), or view() it as integers"
             ) from error
         return Result(flat.data_ptr(), tuple(flat.shape), dtype, flat)
 
@@ -228,7 +231,7 @@ class _Cupy(_OwnStream):
 
 
 class _Numba(_OwnStream):
-    """Numba has no current stream: arrays carry theirs, so `kernel[blocks, threads, x.stream](x)`."""
+    """Numba has no current stream: arrays carry theirs, so use `kernel[blocks, threads, x.stream](x)`."""
 
     name = "numba"
 
@@ -256,7 +259,7 @@ class _Numba(_OwnStream):
         dtype = np.dtype(seen["typestr"])
         shape = tuple(seen["shape"])
         if seen.get("strides") not in (None, _packed(shape, dtype.itemsize)):
-            raise ValueError("the array that compute returned does not lie side by side; return a copy of it")
+            raise ValueError("the array returned by compute is not contiguous; return a copy of it")
         return Result(seen["data"][0] or 0, shape, dtype, value)
 
 
@@ -288,7 +291,7 @@ class _Numpy(_OwnStream):
 
 
 class _Buffers(_OwnStream):
-    """Memory as it is: compute gets Buffers of bytes, and queues its own work on them."""
+    """Plain memory: compute gets Buffers of bytes and queues its own work on them."""
 
     name = "buffer"
 
@@ -311,3 +314,49 @@ _KINDS: dict[str, Callable[[Device], Library]] = {
     "numpy": _Numpy,
     "buffer": _Buffers,
 }
+
+
+# ---- batches and results ----------------------------------------------------------------------------------
+
+
+def walk(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return the same structure of tuples, lists and dicts with every leaf converted."""
+    if isinstance(value, dict):
+        return {key: walk(each, convert) for key, each in value.items()}
+    if isinstance(value, tuple):
+        parts = [walk(each, convert) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, list):
+        return [walk(each, convert) for each in value]
+    return convert(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the leaves of a structure in order."""
+    found: list[Any] = []
+    walk(value, found.append)
+    return iter(found)
+
+
+def host_array(leaf: Any) -> HostArray | None:
+    """Return host memory as a NumPy array without a copy; None if it is not an array."""
+    if isinstance(leaf, Pin):
+        leaf = leaf.array
+    if isinstance(leaf, (np.generic, bytes, str)):
+        return None
+    if not isinstance(leaf, np.ndarray):
+        known = ("__array_interface__", "__array__", "__dlpack__", "__buffer__")
+        if not any(hasattr(leaf, name) for name in known) and not _has_buffer(leaf):
+            return None
+        leaf = np.asarray(leaf)
+    if leaf.dtype.hasobject:
+        raise TypeError("an array of Python objects cannot be copied to a device; convert it to numbers")
+    return leaf
+
+
+def _has_buffer(leaf: Any) -> bool:
+    try:
+        memoryview(leaf).release()
+    except TypeError:
+        return False
+    return True

@@ -1,11 +1,11 @@
-"""How large the chunks of a pipeline should be, found by measuring. Pure: sizes and times in, a size out.
+"""Choosing the chunk size of a pipeline from measurements. Pure functions: sizes and times in, a size out.
 
-The rule. Each lane takes `fixed + slope × bytes` for a chunk; both are measured, from small and larger chunks
-at the beginning of the run, of which the quickest count: the first meet everything cold. A run of n equal
-chunks then takes all lanes once, to fill and drain, and the slowest lane n - 1 times more; the host, which
-queues the work, counts as a lane, too. Of the sizes SMALL × 2^k inside the bounds the one with the least
-predicted time is looked for; of those within CLOSE of it the largest is taken, for it leaves most room for
-what was not measured. Small chunks lose to fixed costs, large ones to filling and draining; where fixed costs
+The rule: each lane takes `fixed + slope × bytes` for a chunk. Both are measured with small and larger chunks
+at the beginning of the run; the fastest ones count, because the first chunks run cold. A run of n equal
+chunks then takes the time of all lanes once, to fill and drain, and n - 1 times that of the slowest lane. The
+host, which queues the work, counts as a lane. Among the sizes SMALL × 2^k within the bounds, the rule finds
+the smallest predicted time and chooses the largest size within CLOSE of it, which leaves the most room for
+what was not measured. Small chunks lose to fixed costs, large ones to filling and draining. If fixed costs
 make one lane slower than the others, the size grows until copying and computing take the same time.
 """
 
@@ -16,29 +16,29 @@ from collections.abc import Callable, Mapping
 __all__ = ["LARGE", "MOST", "SMALL", "ChunkSizes", "best_size"]
 
 SMALL = 1 << 20
-"""Bytes of the first chunks, which measure what a chunk costs whatever its size."""
+"""Bytes of the first chunks, which measure the fixed cost of a chunk."""
 LARGE = 8 << 20
-"""Bytes of the chunks after them, which measure what a byte costs."""
+"""Bytes of the next chunks, which measure the cost of a byte."""
 MOST = 256 << 20
-"""No chunk is chosen larger than this."""
+"""Maximum chunk size."""
 FEW = 128 << 20
-"""Less than this is not worth measuring: it is cut into eight."""
+"""Smaller inputs are not measured but split into eight chunks."""
 CLOSE = 1.01
-_WARM = 2  # chunks of each size that find memory which others have used before
+_WARM = 2  # chunks of each size that reuse memory of earlier ones
 
 Times = Mapping[str, float]
-"""Milliseconds of each lane."""
+"""Milliseconds in each lane."""
 
 
 def predicted_ms(size: int, total: int, lanes: Mapping[str, tuple[float, float]]) -> float:
-    """How long `total` bytes take in chunks of `size`; lanes are (fixed ms, ms for a byte)."""
+    """Predict the time of `total` bytes in chunks of `size`; lanes are (fixed ms, ms per byte)."""
     times = [fixed + slope * size for fixed, slope in lanes.values()]
     chunks = max(1, -(-total // size))
     return sum(times) + (chunks - 1) * max(times, default=0.0)
 
 
 def best_size(total: int, most: int, lanes: Mapping[str, tuple[float, float]]) -> int:
-    """The size that the rule chooses."""
+    """Return the size that the rule chooses."""
     sizes = [SMALL]
     while sizes[-1] * 2 <= min(most, MOST, total):
         sizes.append(sizes[-1] * 2)
@@ -48,10 +48,10 @@ def best_size(total: int, most: int, lanes: Mapping[str, tuple[float, float]]) -
 
 
 class ChunkSizes:
-    """The sizes of a run's chunks, one after the other; `add` tells what finished chunks took."""
+    """The sizes of successive chunks of a run; `add` reports the times of completed chunks."""
 
     def __init__(self, total: int, depth: int, most: Callable[[], int], chosen: int | None = None) -> None:
-        """Of `total` bytes, `depth` chunks of at most `most()` at a time; `chosen` is known from before."""
+        """Split `total` bytes; `depth` chunks of at most `most()` are in flight. `chosen` is a known size."""
         self._needed = depth + _WARM
         self._left = total
         self._most = most
@@ -63,7 +63,7 @@ class ChunkSizes:
         self.chosen = chosen
 
     def next(self) -> int:
-        """Bytes of the next chunk, if it can be as large as that."""
+        """Return the size of the next chunk in bytes, if enough data is left."""
         measuring = SMALL if self._given < self._needed else LARGE
         self._given += 1
         size = max(1, min(measuring if self.chosen is None else self.chosen, self._most()))
@@ -71,10 +71,10 @@ class ChunkSizes:
         return size
 
     def add(self, size: int, times: Times) -> None:
-        """A chunk of about `size` bytes took so long in each lane."""
+        """Add the times of a chunk of about `size` bytes in each lane."""
         if self.chosen is not None:
             return
-        # Rows are whole: what is nearer to one size counts as that.
+        # Chunks consist of whole rows, so assign each to the nearest size.
         near = SMALL if size * size < SMALL * LARGE else LARGE
         self._samples[near].append({"": float(size), **times})
         if all(len(samples) >= self._needed for samples in self._samples.values()):
@@ -91,5 +91,5 @@ class ChunkSizes:
 
 
 def _quickest(samples: list[dict[str, float]]) -> dict[str, float]:
-    """For each lane the least time seen; sizes are all but equal."""
+    """Return the minimum time for each lane; sizes are nearly equal."""
     return {lane: min(sample.get(lane, 0.0) for sample in samples) for lane in samples[0]}

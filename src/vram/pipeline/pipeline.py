@@ -3,13 +3,13 @@
 Each step has its own stream, and chunks pass from one to the next by events. `arrays` adapts the array
 libraries, `chunk_size` chooses the sizes of chunks, `run` executes one run, and `report` describes it.
 
-One chunk, from left to right; `stage in` and `stage out` only where host memory is not page-locked:
+One chunk, from left to right; `stage in` and `stage out` only if host memory is not pinned:
 
     batch ──stage in──► pinned ──upload──► device ──compute──► result ──download──► pinned ──stage out──► out
 
-What bounds the memory: at most `depth` chunks hold pinned input, at most `depth` hold device input, and at
-most `depth` have been computed and not been taken out. A chunk's device input is freed in the order of the
-upload stream, behind its last use: the next upload takes the same memory without the host waiting.
+Bounds of the memory: at most `depth` chunks hold pinned input, at most `depth` hold device input, and at most
+`depth` have been computed and not been returned. A chunk's device input is freed in the order of the upload
+stream, behind its last use: the next upload reuses the memory without a host wait.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from typing import Any
 
 from vram import _native
 from vram.core.buffer import Buffer
+from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.manager import get_memory_manager
 from vram.core.pinned import shared_pinned_pool
 from vram.core.pool import PinnedPool, Pool
 from vram.core.stream import Stream
 from vram.errors import ConfigError
-from vram.pipeline.arrays import HostArray, Library, library_for
+from vram.pipeline.arrays import HostArray, Library, host_array, leaves, library_for, walk
 from vram.pipeline.chunk_size import ChunkSizes
 from vram.pipeline.report import LANES, PipelineReport
 from vram.pipeline.run import Chunk, Run, Target
-from vram.pipeline.structures import host_array, leaves, walk
 from vram.sizes import parse_size
 
 __all__ = ["Pipeline", "PipelineReport"]
 
 MEMORY_SHARE = 0.5
-"""Chunks whose size is found by measuring may take this share of the memory that is free."""
+"""Share of the free memory that chunks of a measured size may use."""
 
 
-class Pipeline:
+class Pipeline(Closing):
     """Streams host data through `compute`, a function of arrays on a device.
 
-    `for out in pipe.map(batches)` puts one batch after the other through it; `pipe.run(array, out=…)` cuts an
-    array of any size into chunks. `compute` gets what a batch is (an array, or a tuple, list or dict of
-    arrays and anything else) with its arrays on the device, as arrays of the library that `like` names:
-    "torch", "cupy", "numba", "numpy" (host) or "buffer". It returns such arrays, in any structure, or None.
-    While it runs, the library's current stream is `pipe.stream`. Its arguments are for this call: what it
-    wants to keep, it copies.
+    `for out in pipe.map(batches)` processes batches one after the other. `pipe.run(array, out=…)` splits an
+    array of any size into chunks. `compute` gets a batch (an array, or a tuple, list or dict of arrays and
+    other values) with its arrays on the device, as arrays of the library named by `like`: "torch", "cupy",
+    "numba", "numpy" (host) or "buffer". It returns such arrays, in any structure, or None. While it runs, the
+    library's current stream is `pipe.stream`. Its arguments are valid only during the call: copy what must be
+    kept.
 
-    `chunk` is a size in bytes for `run`, or "auto": found by measuring. `depth` chunks are under way at once.
-    Device memory comes from `pool` (the manager's where none is given), page-locked memory from `pinned`.
-    `staging` says whether host memory is copied into page-locked memory first; by default that is so for
-    memory a GPU cannot reach by itself.
+    `chunk` is a size in bytes for `run`, or "auto" to find it by measuring. `depth` chunks are in flight at
+    once. Device memory comes from `pool` (default: the manager's pool), pinned memory from `pinned`.
+    `staging` tells whether host memory is first copied to pinned memory; by default this is done for memory
+    that a GPU cannot access directly.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class Pipeline:
         pinned: PinnedPool | None = None,
         staging: bool | None = None,
     ) -> None:
-        """Make a pipeline; it takes memory only while it runs."""
+        """Create a pipeline; it holds memory only while it runs."""
         if not callable(compute):
-            raise TypeError(f"compute is a function of a batch, not {type(compute).__name__}")
+            raise TypeError(f"compute must be a function of a batch, not {type(compute).__name__}")
         self.depth = _checked_depth(depth)
         self._chunk = None if chunk == "auto" else parse_size(chunk)
         if self._chunk == 0:
-            raise ConfigError("a chunk has at least one byte, not 0", value=chunk)
+            raise ConfigError("a chunk must have at least one byte, not 0", value=chunk)
         self.device = _device_of(device, pool)
         self.compute = compute
         self.library: Library = library_for(like, self.device)
         self.pool = pool if pool is not None else get_memory_manager().pool(self.device)
         if pinned is not None and not isinstance(pinned, PinnedPool):
-            raise TypeError(f"pinned is a vram.PinnedPool, not {type(pinned).__name__}")
+            raise TypeError(f"pinned must be a vram.PinnedPool, not {type(pinned).__name__}")
         self.pinned = pinned if pinned is not None else shared_pinned_pool(self.device)
         if self.pinned.device != self.device:
             raise ConfigError(f"the pinned pool is for {self.pinned.device.name}, not for {self.device.name}")
@@ -105,13 +105,13 @@ class Pipeline:
         return self._streams["compute"]
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Put batches of any sizes through; yields what `compute` returned for each, in order, on the host.
+        """Process batches of any size; yield what `compute` returned for each, in order, on the host.
 
-        Arrays come back as NumPy arrays of their own, anything else as it is. They lie in page-locked memory,
-        which is used again once they are dropped; while those of more than `depth` batches are held, further
-        ones are copied to ordinary memory. A batch must stay as it is until its result has come. An error of
-        `compute`, or of `batches`, is raised in place of its result, after those before it. Leaving the loop
-        early waits for what is queued and releases everything.
+        Arrays are returned as separate NumPy arrays, other values unchanged. The arrays are in pinned memory,
+        which is reused after they are dropped; while arrays of more than `depth` batches are held, further
+        ones are copied to pageable memory. Do not change a batch before its result is returned. An error in
+        `compute` or `batches` is raised in place of its result, after the earlier results. Leaving the loop
+        early waits for queued work and releases everything.
         """
         run = Run(self, None)
         self._report = run.report
@@ -120,10 +120,10 @@ class Pipeline:
                 yield self._handed_out(chunk)
 
     def run(self, array: Any, out: Any = None) -> Any:
-        """Put an array, or a tuple, list or dict of arrays of equal length, through in chunks of its rows.
+        """Process an array, or a tuple, list or dict of arrays of equal length, in chunks of rows.
 
-        `compute` returns as many rows as it was given, or None each time. They are written to `out`, which is
-        made where none is given, and returned. For results with another number of rows use `map`.
+        `compute` must return as many rows as it gets, or None every time. The rows are written to `out`,
+        which is created if it is not given, and returned. For results with another number of rows use `map`.
         """
         whole = walk(array, _required_array)
         rows = _rows_of(whole)
@@ -131,7 +131,7 @@ class Pipeline:
         sizes, row_bytes, key = self._chunk_sizes(whole, rows)
         run = Run(self, target)
         self._report = run.report
-        if rows == 0 and out is None:  # compute says what a result is, of no rows, too
+        if rows == 0 and out is None:  # compute determines the result of zero rows as well
             parts = iter([walk(whole, operator.itemgetter(slice(0, 0)))])
         else:
             parts = _slices(whole, rows, row_bytes, sizes)
@@ -143,21 +143,15 @@ class Pipeline:
         return target.out
 
     def report(self) -> PipelineReport:
-        """The account of the last run so far: timeline, bandwidths, share of the ideal, what limits it."""
+        """Return the report of the last run so far: timeline, bandwidths, share of the ideal, limit."""
         if self._report is None:
             raise ValueError("the pipeline has not run yet; call map() or run() first")
         return self._report
 
     def close(self) -> None:
-        """Give the streams back; what runs still finishes. A run afterwards is refused. Again: nothing."""
+        """Close the streams after running work. Later runs are refused. Calling it again has no effect."""
         for stream in self._streams.values():
             stream.close()
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         name = getattr(self.compute, "__name__", type(self.compute).__name__)
@@ -168,7 +162,7 @@ class Pipeline:
     # ---- memory -----------------------------------------------------------------------------------------
 
     def _direct(self, array: HostArray) -> bool:
-        """Whether the device copies this host memory by itself."""
+        """Return whether the device can copy this host memory directly."""
         if self._staging is not None:
             return not self._staging
         backend = self.device.backend
@@ -177,7 +171,7 @@ class Pipeline:
         return backend.host_pinned(array.ctypes.data, array.nbytes)
 
     def _handed_out(self, chunk: Chunk) -> Any:
-        """What the user gets: arrays in page-locked memory, or copies where many of those are held."""
+        """Return the user's result: arrays in pinned memory, or copies if many of those are held."""
         output, chunk.output = chunk.output, None
         if len(self._handed) > self.depth:
             output = walk(output, lambda leaf: leaf.copy() if id(leaf) in chunk.pinned_outputs else leaf)
@@ -198,7 +192,7 @@ class Pipeline:
         return ChunkSizes(total, self.depth, self._most_chunk_bytes, chosen), row_bytes, key
 
     def _most_chunk_bytes(self) -> int:
-        """The largest chunk of which `depth`, with results like those so far, fit into a share of memory."""
+        """Return the largest chunk size for which `depth` chunks with results fit into a share of memory."""
         report = self._report
         ratio = 2.0 if report is None or not report.bytes_in else 1 + report.bytes_out / report.bytes_in
         raw = self.pool.raw_stats()
@@ -209,7 +203,7 @@ class Pipeline:
 
 def _checked_depth(depth: object) -> int:
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise ConfigError(f"depth is a number of chunks from 1 on, not {depth!r}", value=depth)
+        raise ConfigError(f"depth must be at least 1, not {depth!r}", value=depth)
     return depth
 
 
@@ -217,13 +211,13 @@ def _device_of(device: str | Device | None, pool: Pool | None) -> Device:
     if pool is None:
         return device if isinstance(device, Device) else Device(device)
     if not isinstance(pool, Pool):
-        raise TypeError(f"pool is a vram.Pool, not {type(pool).__name__}")
+        raise TypeError(f"pool must be a vram.Pool, not {type(pool).__name__}")
     if device is not None and Device(device) != pool.device:
         raise ConfigError(f"the pool is on {pool.device.name}, not on {Device(device).name}")
     return pool.device
 
 
-# ---- arrays that are cut ----------------------------------------------------------------------------------
+# ---- arrays that are split --------------------------------------------------------------------------------
 
 
 def _required_array(leaf: Any) -> HostArray:
@@ -236,10 +230,10 @@ def _required_array(leaf: Any) -> HostArray:
 def _rows_of(whole: Any) -> int:
     shapes = [array.shape for array in leaves(whole)]
     if not shapes or any(not shape for shape in shapes):
-        raise ValueError("run() cuts arrays along their first axis; it needs arrays that have one")
+        raise ValueError("run() splits arrays along their first axis; zero-dimensional arrays have none")
     lengths = {shape[0] for shape in shapes}
     if len(lengths) != 1:
-        raise ValueError(f"the arrays have different lengths: {sorted(lengths)}; they are cut alike")
+        raise ValueError(f"the arrays have different lengths: {sorted(lengths)}; run() needs equal lengths")
     return int(lengths.pop())
 
 

@@ -1,5 +1,5 @@
-"""What a pipeline did and when: the spans of each lane, their sums, how close it came to the ideal, and what
-held it up. Pure numbers, words and pictures; measuring is the pipeline's (`vram.pipeline.pipeline`).
+"""The report of a pipeline: the spans of each lane, their sums, the share of the ideal time, and what limited
+the run. Only numbers, texts and drawings; the pipeline measures (`vram.pipeline.pipeline`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from vram.sizes import format_count, format_size
 __all__ = ["LANES", "PipelineReport", "Span"]
 
 LANES = ("stage in", "upload", "compute", "download", "stage out")
-"""What happens to a chunk, in order. Staging copies between ordinary and page-locked memory, on the host."""
+"""The steps of a chunk, in order. Staging copies between pageable and pinned memory on the host."""
 _DEVICE_LANES = ("upload", "compute", "download")
 MOST_SPANS = 20_000
-"""Spans a report keeps; of longer runs it keeps the first, and the sums of all."""
+"""Maximum number of spans in a report; of longer runs it keeps the first ones, and the sums of all."""
 BUSY = 0.85
-"""A lane that is busy for this share of the time is what limits the run."""
+"""A lane that is busy for this share of the time limits the run."""
 PICTURE_CHUNKS = 16
 PICTURE_WIDTH = 72
 
 
 class Span(NamedTuple):
-    """One chunk in one lane: milliseconds since the run began, and the bytes it moved."""
+    """One chunk in one lane: milliseconds since the start of the run, and the bytes moved."""
 
     chunk: int
     lane: str
@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 @dataclass
 class PipelineReport:
-    """The account of one run of a pipeline. Print it, or read its attributes; times are in milliseconds."""
+    """The report of one run of a pipeline. Print it, or read its attributes; times are in milliseconds."""
 
     device: str
     like: str
@@ -58,7 +58,7 @@ class PipelineReport:
     # ---- filled in by the pipeline ----------------------------------------------------------------------
 
     def add_chunk(self, size: int, spans: Iterable[Span]) -> None:
-        """Count one finished chunk of `size` bytes of input."""
+        """Count one completed chunk of `size` bytes of input."""
         self.chunks += 1
         self.bytes_in += size
         self.smallest_chunk = size if self.chunks == 1 else min(self.smallest_chunk, size)
@@ -71,21 +71,21 @@ class PipelineReport:
             if len(self.spans) < MOST_SPANS:
                 self.spans.append(span)
 
-    # ---- what follows from it ---------------------------------------------------------------------------
+    # ---- derived numbers --------------------------------------------------------------------------------
 
     @property
     def ideal_ms(self) -> float:
-        """The longest of all uploads, all computing and all downloads: what perfect overlap would take."""
+        """The longest of all uploads, all computing and all downloads: the time with perfect overlap."""
         return max(self.sums_ms[lane] for lane in _DEVICE_LANES)
 
     @property
     def fraction_of_ideal(self) -> float:
-        """The ideal time over the real one, from 0 to 1; 1 for a run without chunks."""
+        """Ideal time divided by actual time, from 0 to 1; 1 for a run without chunks."""
         return min(1.0, self.ideal_ms / self.total_ms) if self.total_ms else 1.0
 
     @property
     def overlap(self) -> float:
-        """The share of what could be hidden behind the longest lane that was, from 0 to 1."""
+        """The overlapped share of the time that could overlap with the longest lane, from 0 to 1."""
         sums = [self.sums_ms[lane] for lane in _DEVICE_LANES]
         could = sum(sums) - max(sums)
         return max(0.0, min(1.0, (sum(sums) - self.total_ms) / could)) if could > 0 else 1.0
@@ -101,7 +101,7 @@ class PipelineReport:
 
     @property
     def busy(self) -> dict[str, float]:
-        """The share of the time that each lane was busy, and what the host spent on queuing and outside."""
+        """The share of the time for which each lane was busy, and that the host spent queuing and outside."""
         total = self.total_ms or 1.0
         shares = {lane: spent / total for lane, spent in self.sums_ms.items() if spent}
         host = (("host", self.host_ms), ("input", self.input_ms), ("consumer", self.consumer_ms))
@@ -112,46 +112,37 @@ class PipelineReport:
 
     @property
     def limit(self) -> str:
-        """What was busy nearly always: a lane, "host", "input" or "consumer"; "" where nothing was."""
+        """What was busy nearly all the time: a lane, "host", "input" or "consumer"; "" if nothing was."""
         busy = self.busy
         most = max(busy, key=busy.__getitem__, default="")
         return most if most and busy[most] >= BUSY else ""
 
     def explain(self) -> str:
-        """One sentence: what limits the run and what to do about it."""
+        """Return one sentence: what limits the run and what to do about it."""
         limit = self.limit
         if not self.chunks:
-            return "Nothing was put through it."
+            return "The pipeline processed no data."
         if limit:
             return f"Limited by {limit} ({self.busy[limit]:.0%} of the time): {_REMEDIES[limit]}"
         if self.chunks <= 2 * self.depth:
             return (
-                f"Nothing was busy throughout: with {format_count(self.chunks, 'chunk')} filling and "
+                f"No lane was busy all the time: with {format_count(self.chunks, 'chunk')}, filling and "
                 "draining take much of the time. Use smaller chunks."
             )
         return (
-            "Nothing was busy throughout: chunks wait for each other. Use a greater depth, or larger chunks "
-            "where each takes only microseconds."
+            "No lane was busy all the time: chunks wait for each other. Use a greater depth, or larger "
+            "chunks if each takes only microseconds."
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON; `spans` is what a picture is drawn from."""
+        """Return everything as plain values, for JSON; `spans` are the data of a drawing."""
+        names = (
+            *("device", "like", "depth"),
+            *("chunks", "bytes_in", "bytes_out", "smallest_chunk", "largest_chunk"),
+            *("total_ms", "ideal_ms", "fraction_of_ideal", "overlap", "input_ms", "consumer_ms", "host_ms"),
+        )
         return {
-            "device": self.device,
-            "like": self.like,
-            "depth": self.depth,
-            "chunks": self.chunks,
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "smallest_chunk": self.smallest_chunk,
-            "largest_chunk": self.largest_chunk,
-            "total_ms": self.total_ms,
-            "ideal_ms": self.ideal_ms,
-            "fraction_of_ideal": self.fraction_of_ideal,
-            "overlap": self.overlap,
-            "input_ms": self.input_ms,
-            "consumer_ms": self.consumer_ms,
-            "host_ms": self.host_ms,
+            **{name: getattr(self, name) for name in names},
             "lanes": [
                 {
                     "lane": lane,
@@ -168,19 +159,19 @@ class PipelineReport:
             "spans": [span._asdict() for span in self.spans],
         }
 
-    # ---- pictures ---------------------------------------------------------------------------------------
+    # ---- drawings ---------------------------------------------------------------------------------------
 
     def _lanes(self) -> list[str]:
         used = {span.lane for span in self.spans}  # a step may be too short for the clock
         return [lane for lane in LANES if self.sums_ms[lane] or lane in used or lane in _DEVICE_LANES]
 
     def _shown(self) -> tuple[list[Span], float]:
-        """The spans a picture has room for, and the end of its time."""
+        """Return the spans that fit into a drawing, and the end of its time."""
         spans = [span for span in self.spans if span.chunk < PICTURE_CHUNKS]
         return spans, max((span.end_ms for span in spans), default=0.0)
 
     def _picture(self) -> Iterable[tuple[str, str]]:
-        """Each lane with its line: the last digit of the chunk that is there, a dot where it is idle."""
+        """Yield each lane with its line: the last digit of the chunk there, a dot where it is idle."""
         spans, end = self._shown()
         for lane in self._lanes():
             cells = ["·"] * PICTURE_WIDTH
@@ -193,7 +184,7 @@ class PipelineReport:
             yield lane, "".join(cells)
 
     def _lines(self) -> Iterable[tuple[str, str]]:
-        """Lines of text, each with the name of a style."""
+        """Yield lines of text, each with the name of a style."""
         sizes = format_size(self.largest_chunk)
         if self.smallest_chunk != self.largest_chunk:
             sizes = f"{format_size(self.smallest_chunk)} to {sizes}"
@@ -219,7 +210,7 @@ class PipelineReport:
         return "\n".join(line for line, _ in self._lines())
 
     def __rich__(self) -> str:
-        """The same with colours, for rich consoles."""
+        """Return the same with colors, for rich consoles."""
         colours = dict(zip(LANES, ("yellow", "blue", "green", "magenta", "yellow"), strict=True))
         lines = []
         for line, style in self._lines():
@@ -229,21 +220,21 @@ class PipelineReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """A small drawing for notebooks."""
+        """Return a small drawing for notebooks."""
         spans, end = self._shown()
         return _svg(self._lanes(), spans, end, str(next(iter(self._lines()))[0]), self.explain())
 
 
 _REMEDIES = {
-    "stage in": "the host copies into page-locked memory as fast as it can; pass pinned input (vram.pin or a "
+    "stage in": "copies into pinned memory run at full speed; pass pinned input (vram.pin or a "
     "PinnedPool), which needs no staging.",
-    "upload": "the bus is full; send less (a narrower type, compressed) or compute more with each byte.",
-    "compute": "the device computes all the time; copies cost nothing.",
-    "download": "the bus is full; return less, or reduce on the device.",
-    "stage out": "the host copies out of page-locked memory as fast as it can; pass a pinned out.",
-    "host": "queuing the work takes longer than doing it; use larger chunks.",
-    "input": "the batches come too slowly; prepare them on other threads.",
-    "consumer": "the loop over the results takes longer than making them.",
+    "upload": "the bus is saturated; send less data (a smaller dtype, compressed) or compute more per byte.",
+    "compute": "the device computes all the time; copies are fully hidden.",
+    "download": "the bus is saturated; return less data, or reduce it on the device.",
+    "stage out": "copies out of pinned memory run at full speed; pass a pinned out.",
+    "host": "queuing the work takes longer than running it; use larger chunks.",
+    "input": "batches arrive too slowly; prepare them on other threads.",
+    "consumer": "the loop over the results takes longer than computing them.",
 }
 _COLOURS = dict(zip(LANES, ("#d9a441", "#4c78a8", "#54a24b", "#b279a2", "#d9a441"), strict=True))
 

@@ -1,6 +1,6 @@
-"""One run of a pipeline: chunks on their way through the lanes, what they hold, and when it is let go.
+"""One run of a pipeline: chunks on their way through the lanes, what they hold, and when it is released.
 
-Order is by events; the host waits only for what it hands out. `pipeline` has the picture and promises.
+Events define the order; the host waits only for what it returns. `pipeline` has the diagram and guarantees.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from vram.core.device import Device, wait_out
 from vram.core.pool import PinnedPool, Pool
 from vram.core.stream import Event, Stream
 from vram.errors import DeviceError, OutOfMemory
-from vram.pipeline.arrays import HostArray, Library, Result, np
+from vram.pipeline.arrays import HostArray, Library, Result, host_array, leaves, np, walk
 from vram.pipeline.report import LANES, PipelineReport, Span
-from vram.pipeline.structures import host_array, leaves, walk
 
 __all__ = ["Chunk", "Run", "Target"]
 
 TAG: Final = "pipeline"
-"""The tag of its allocations."""
-AHEAD: Final = 2
-"""Chunks that may be on their way to the device before those computed are taken out."""
+"""The tag of the allocations."""
+MOST_UPLOADS_AHEAD: Final = 2
+"""Chunks that may be uploading before computed ones are returned."""
 
 
-class Marks:
-    """The timing events of one chunk, two for each lane it passes; used again by later chunks."""
+class LaneEvents:
+    """The timing events of one chunk, two per lane; later chunks reuse them."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -57,7 +56,7 @@ class Marks:
 
     def spans(self, chunk: int, origin: Event, moved: dict[str, int]) -> list[Span]:
         def since(event: Event) -> float:
-            return max(0.0, event.elapsed_ms(origin))  # another stream may have been a little earlier
+            return max(0.0, event.elapsed_ms(origin))  # another stream may have been slightly earlier
 
         return [
             Span(chunk, lane, since(self._events[lane, False]), since(end), moved.get(lane, 0))
@@ -66,30 +65,30 @@ class Marks:
 
 
 class Chunk:
-    """One batch on its way. What it holds is let go lane by lane; `Run` says when."""
+    """One batch in flight. It releases what it holds lane by lane; `Run` decides when."""
 
-    def __init__(self, index: int, marks: Marks) -> None:
+    def __init__(self, index: int, events: LaneEvents) -> None:
         self.index = index
-        self.marks = marks
+        self.events = events
         self.size = 0  # bytes of input
-        self.rows = slice(0, 0)  # of the array that run() cuts
+        self.rows = slice(0, 0)  # rows of the array that run() splits
         self.moved: dict[str, int] = {}  # bytes, by lane
         self.batch: Any = None  # the structure, with its arrays on the host
         self.buffers: dict[int, Buffer] = {}  # device input, by the id of the host array
         self.staging: list[Buffer] = []  # pinned input
-        self.results: Any = None  # of compute: Result in place of arrays
-        self.out_staging: list[tuple[Buffer, HostArray]] = []  # pinned results and where they go
+        self.results: Any = None  # results of compute: Result in place of arrays
+        self.out_staging: list[tuple[Buffer, HostArray]] = []  # pinned results and their destination
         self.output: Any = None
         self.output_buffers: list[Buffer] = []  # the pinned memory of the output
         self.pinned_outputs: set[int] = set()
-        self.computed = False  # or queued to be
-        self.last_use = "compute"  # the lane behind which its device input is free
+        self.computed = False  # or queued
+        self.last_use = "compute"  # the lane after which its device input can be freed
         self.error: BaseException | None = None
-        self.host_ms = 0.0  # what queuing it took
-        self.times: dict[str, float] = {}  # in each lane, and of the host
+        self.host_ms = 0.0  # time spent queuing it
+        self.times: dict[str, float] = {}  # time in each lane, and of the host
 
     def fail(self, error: BaseException) -> None:
-        """Keep an error for the chunk's turn, without what the frames of its traceback hold."""
+        """Keep an error until the chunk's turn, without what the frames of its traceback hold."""
         if self.error is None:
             self.error = error
         each: BaseException | None = error
@@ -99,7 +98,7 @@ class Chunk:
 
 
 class Target:
-    """Where the rows of `Pipeline.run` go."""
+    """The destination of the rows of `Pipeline.run`."""
 
     def __init__(self, rows: int, out: Any, whole: Any) -> None:
         self.out = out
@@ -107,8 +106,8 @@ class Target:
         if out is not None:
             walk(out, lambda array: _check_out(array, rows, list(leaves(whole))))
 
-    def places(self, chunk: Chunk) -> list[HostArray]:
-        """The rows of `out` for a chunk's results, in order. Called for one chunk after the other."""
+    def destinations(self, chunk: Chunk) -> list[HostArray]:
+        """Return the rows of `out` for a chunk's results. Called for the chunks in order."""
         results = [leaf for leaf in leaves(chunk.results) if leaf is not None]
         rows = chunk.rows.stop - chunk.rows.start
         for result in results:
@@ -120,11 +119,11 @@ class Target:
                 )
         if self.out is None and results:
             if chunk.rows.start:
-                raise ValueError("compute returned arrays for this chunk and None for those before it")
+                raise ValueError("compute returned arrays for this chunk and None for earlier ones")
             self.out = walk(chunk.results, self._made)
         places = [array[chunk.rows] for array in leaves(self.out) if array is not None]
         if len(places) != len(results):
-            raise ValueError(f"compute returned {len(results)} arrays and out has {len(places)}")
+            raise ValueError(f"compute returned {len(results)} arrays, but out has {len(places)}")
         for place, result in zip(places, results, strict=True):
             if (place.shape, place.dtype) != (result.shape, result.dtype):
                 raise ValueError(
@@ -139,13 +138,13 @@ class Target:
 
 def _check_out(array: Any, rows: int, inputs: list[HostArray]) -> None:
     if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable:
-        raise ValueError("out is a NumPy array, or a structure of them, writable and side by side (C order)")
+        raise ValueError("out must be a writable C-contiguous NumPy array, or a structure of such arrays")
     if array.shape[:1] != (rows,):
-        raise ValueError(f"out has {array.shape[0] if array.shape else 'no'} rows; the input has {rows}")
+        raise ValueError(f"out has {array.shape[0] if array.shape else 'no'} rows, but the input has {rows}")
     for each in inputs:
         same = array.ctypes.data == each.ctypes.data and array.nbytes == each.nbytes
         if not same and np.may_share_memory(array, each):
-            raise ValueError("out overlaps the input without being the same memory; use another array")
+            raise ValueError("out partly overlaps the input; use another array")
 
 
 class Setup(Protocol):
@@ -166,7 +165,7 @@ class Setup(Protocol):
         """The stream of the computation."""
 
     def _direct(self, array: HostArray) -> bool:
-        """Whether an array is copied without staging."""
+        """Return whether an array is copied without staging."""
 
 
 class Run:
@@ -176,27 +175,29 @@ class Run:
         self.pipe = pipe
         self.target = target
         self.depth = pipe.depth
-        self.on_host = pipe.device.kind == "host"  # compute is work of the stream's thread
-        self.ahead = 1 if self.on_host else min(AHEAD, pipe.depth)  # there memory is waited for
+        self.on_host = pipe.device.kind == "host"  # compute runs on the stream's thread
+        self.uploads_ahead = (
+            1 if self.on_host else min(MOST_UPLOADS_AHEAD, pipe.depth)
+        )  # the host waits for memory there
         self.report = PipelineReport(pipe.device.name, pipe.library.name, pipe.depth)
         self.origin = Event(pipe.device, timing=True)
         self.chunks_made = 0
         self.rows_made = 0
-        self.alive: deque[Chunk] = deque()  # begun and not finished, oldest first
+        self.alive: deque[Chunk] = deque()  # started and not finished, oldest first
         self.staged: deque[Chunk] = deque()  # with pinned input
         self.holding: deque[Chunk] = deque()  # with device input
-        self.spare_marks: list[Marks] = []
+        self.spare_events: list[LaneEvents] = []
         self.more = True
 
     def chunks(self, source: Iterator[Any]) -> Generator[Chunk, None, None]:
-        """Put everything through; yields each chunk when it is done, in order."""
-        fed: deque[Chunk] = deque()  # on their way to the device
-        waiting: deque[Chunk] = deque()  # computed, or queued to be, and not yet taken out
+        """Process everything; yield each chunk when it has completed, in order."""
+        fed: deque[Chunk] = deque()  # uploading
+        waiting: deque[Chunk] = deque()  # computed or queued, and not yet returned
         try:
             self.origin.record(self.pipe._streams["upload"])
             while True:
-                # Before the function is called, which may take its time, and before anybody waits.
-                while len(fed) < self.ahead and self._feed(source):
+                # Before the function is called, which may take long, and before any wait.
+                while len(fed) < self.uploads_ahead and self._feed(source):
                     fed.append(self.alive[-1])
                 if fed and len(waiting) < self.depth:
                     self._compute(fed[0])
@@ -214,16 +215,17 @@ class Run:
     # ---- to the device ----------------------------------------------------------------------------------
 
     def _feed(self, source: Iterator[Any]) -> bool:
-        """Take the next batch, if there is one, and queue its upload. An error waits for the chunk's turn."""
+        """Take the next batch, if any, and queue its upload. An error is kept for the chunk's turn."""
         if not self.more:
             return False
-        chunk = Chunk(self.chunks_made, self.spare_marks.pop() if self.spare_marks else self._new_marks())
+        events = self.spare_events.pop() if self.spare_events else LaneEvents(self.pipe.device)
+        chunk = Chunk(self.chunks_made, events)
         begun = time.perf_counter()
         try:
             chunk.batch = next(source)
         except StopIteration:
             self.more = False
-            self.spare_marks.append(chunk.marks)
+            self.spare_events.append(chunk.events)
             return False
         except Exception as error:
             chunk.fail(error)
@@ -242,13 +244,10 @@ class Run:
 
     @contextlib.contextmanager
     def _host_time(self, chunk: Chunk) -> Iterator[None]:
-        """Count what the host works, without what it waits."""
+        """Count the time that the host works, without waits."""
         begun = time.thread_time()
         yield
         chunk.host_ms += (time.thread_time() - begun) * 1e3
-
-    def _new_marks(self) -> Marks:
-        return Marks(self.pipe.device)
 
     def _upload(self, chunk: Chunk) -> None:
         arrays = self._take(chunk)
@@ -263,19 +262,19 @@ class Run:
             )
         self.holding.append(chunk)
         if staged:
-            stream.wait_event(chunk.marks.ends["stage in"])
-        chunk.marks.begin("upload", stream)
+            stream.wait_event(chunk.events.ends["stage in"])
+        chunk.events.begin("upload", stream)
         for array in arrays:
             if array.nbytes:
                 source = sources.get(id(array), array.ctypes.data)
                 self.pipe.device.backend.copy(
                     chunk.buffers[id(array)].ptr, source, array.nbytes, stream.handle
                 )
-        chunk.marks.end("upload", stream)
+        chunk.events.end("upload", stream)
         chunk.moved["upload"] = chunk.size
 
     def _take(self, chunk: Chunk) -> list[HostArray]:
-        """The arrays of a batch, which stay in it until it is finished."""
+        """Return the arrays of a batch, which stay in it until it is finished."""
         arrays: dict[int, HostArray] = {}
 
         def taken(leaf: Any) -> Any:
@@ -294,7 +293,7 @@ class Run:
         return list(arrays.values())
 
     def _stage(self, chunk: Chunk, arrays: list[HostArray]) -> dict[int, int]:
-        """Queue copies into pinned memory; returns its address for each array."""
+        """Queue copies into pinned memory; return its address for each array."""
         while len(self.staged) >= self.depth:
             self._unstage(self.staged[0])
         stream = self.pipe._streams["stage in"]
@@ -304,12 +303,12 @@ class Run:
             chunk.staging.append(buffer)
             sources[id(array)] = buffer.ptr
         self.staged.append(chunk)
-        chunk.marks.begin("stage in", stream)
+        chunk.events.begin("stage in", stream)
         for array in arrays:
             self.pipe._copies.queue(
                 self.pipe.device.backend, stream.handle, sources[id(array)], array.ctypes.data, array.nbytes
             )
-        chunk.marks.end("stage in", stream)
+        chunk.events.end("stage in", stream)
         chunk.moved["stage in"] = sum(array.nbytes for array in arrays)
         return sources
 
@@ -321,9 +320,9 @@ class Run:
         holders: deque[Chunk],
         let_go: Callable[[Chunk], None],
     ) -> Buffer:
-        """Allocate; where memory is short, earlier chunks give theirs up first, in stream order.
+        """Allocate; if memory is short, earlier chunks release theirs first, in stream order.
 
-        Results may lie in the same pool: before giving up, they are waited for.
+        Results may be in the same pool, so wait for them before failing.
         """
         while True:
             try:
@@ -335,10 +334,10 @@ class Run:
                 let_go(holders[0])
 
     def _fetch_results(self) -> bool:
-        """Wait for results that are on their way to the host and let go of them; false where none are."""
+        """Wait for results that are being downloaded and release them; return false if there are none."""
         found = [chunk for chunk in self.alive if chunk.results is not None and not self.on_host]
         for chunk in found:
-            last = chunk.marks.last()
+            last = chunk.events.last()
             if last is not None:
                 last.synchronize()
             chunk.results = None
@@ -348,32 +347,32 @@ class Run:
         """Free a chunk's pinned input behind its upload, in the order of the staging stream."""
         if chunk in self.staged:
             self.staged.remove(chunk)
-        if "upload" in chunk.marks.ends:
-            self.pipe._streams["stage in"].wait_event(chunk.marks.ends["upload"])
+        if "upload" in chunk.events.ends:
+            self.pipe._streams["stage in"].wait_event(chunk.events.ends["upload"])
         chunk.staging.clear()
 
     def _release(self, chunk: Chunk) -> None:
         """Free a chunk's device input behind its last use, in the order of the upload stream."""
-        self._compute(chunk)  # where memory is so short that its turn has not come yet
+        self._compute(chunk)  # if memory is so short that it is not its turn yet
         if chunk in self.holding:
             self.holding.remove(chunk)
-        end = chunk.marks.ends.get(chunk.last_use)
+        end = chunk.events.ends.get(chunk.last_use)
         if end is not None:
             if self.on_host:
-                end.synchronize()  # until then Python holds arrays of it
+                end.synchronize()  # until then Python holds arrays on it
             else:
                 self.pipe._streams["upload"].wait_event(end)
         while chunk.buffers:
             _, buffer = chunk.buffers.popitem()
             try:
                 buffer.free()
-            except BufferError:  # somebody keeps an array of it: it goes with that
+            except BufferError:  # an array on it still exists and keeps the memory
                 buffer.record_stream(self.pipe.stream)
 
     # ---- on the device ----------------------------------------------------------------------------------
 
     def _compute(self, chunk: Chunk) -> None:
-        """Queue the function and the way back. On a GPU it is called now, on the host by the stream."""
+        """Queue the function and the download. On a GPU it is called now, on the host by the stream."""
         if chunk.computed or chunk.error is not None:
             return
         chunk.computed = True
@@ -386,14 +385,14 @@ class Run:
 
     def _begin(self, lane: str, after: str, chunk: Chunk) -> Stream:
         stream = self.pipe._streams[lane]
-        stream.wait_event(chunk.marks.ends[after])
-        chunk.marks.begin(lane, stream)
+        stream.wait_event(chunk.events.ends[after])
+        chunk.events.begin(lane, stream)
         return stream
 
     def _compute_queued(self, chunk: Chunk) -> None:
         stream = self._begin("compute", "upload", chunk)
         self._call(chunk)
-        chunk.marks.end("compute", stream)
+        chunk.events.end("compute", stream)
         if chunk.error is not None or not self._has_results(chunk):
             return
         inputs = [(buffer.ptr, buffer.ptr + buffer.size) for buffer in chunk.buffers.values()]
@@ -402,8 +401,8 @@ class Run:
             self.pipe.device.backend.copy(to, result.ptr, result.size, down.handle)
             if any(begin <= result.ptr < end for begin, end in inputs):
                 chunk.last_use = "download"
-        chunk.marks.end("download", down)
-        if chunk.last_use == "download":  # its memory is the chunk's own; the library's array may go
+        chunk.events.end("download", down)
+        if chunk.last_use == "download":  # the chunk owns the memory; the library's array can be dropped
             chunk.results = walk(chunk.results, lambda leaf: _without_input(leaf, inputs))
         if chunk.out_staging:
             stream = self._begin("stage out", "download", chunk)
@@ -411,23 +410,23 @@ class Run:
                 self.pipe._copies.queue(
                     self.pipe.device.backend, stream.handle, place.ctypes.data, buffer.ptr, place.nbytes
                 )
-            chunk.marks.end("stage out", stream)
+            chunk.events.end("stage out", stream)
 
     def _compute_on_host(self, chunk: Chunk) -> None:
         stream = self._begin("compute", "upload", chunk)
         stream.launch(self._call, chunk)
-        chunk.marks.end("compute", stream)
+        chunk.events.end("compute", stream)
         down = self._begin("download", "compute", chunk)
         down.launch(self._fetch, chunk)
-        chunk.marks.end("download", down)
+        chunk.events.end("download", down)
         chunk.last_use = "download"
         if self.pipe._staging and self.target is not None:
             stream = self._begin("stage out", "download", chunk)
             stream.launch(self._store, chunk)
-            chunk.marks.end("stage out", stream)
+            chunk.events.end("stage out", stream)
 
     def _call(self, chunk: Chunk) -> None:
-        """Call the user's function with the chunk's arrays, and look at what it returns."""
+        """Call the user's function with the chunk's arrays, and convert what it returns."""
         try:
             chunk.results = self._returned(chunk)
         except BaseException as error:
@@ -448,7 +447,7 @@ class Run:
     # ---- back to the host -------------------------------------------------------------------------------
 
     def _has_results(self, chunk: Chunk) -> bool:
-        """Whether there is anything to copy; where not, the output is what was returned."""
+        """Return whether there is anything to copy; if not, the output is what was returned."""
         if self.target is not None:
             return self.target.out is not None or any(leaf is not None for leaf in leaves(chunk.results))
         if any(isinstance(leaf, Result) for leaf in leaves(chunk.results)):
@@ -457,14 +456,14 @@ class Run:
         return False
 
     def _targets(self, chunk: Chunk) -> Iterator[tuple[Result, int]]:
-        """Each result that has bytes, and the address it is copied to."""
+        """Yield each non-empty result and the address it is copied to."""
         chunk.moved["download"] = sum(leaf.size for leaf in leaves(chunk.results) if isinstance(leaf, Result))
         # On the host this runs on the stream's own thread, where memory cannot wait for that stream.
         stream = None if self.on_host else self.pipe._streams["download"]
         pinned = self.pipe.pinned
         if self.target is not None:
             results = [leaf for leaf in leaves(chunk.results) if isinstance(leaf, Result)]
-            for result, place in zip(results, self.target.places(chunk), strict=True):
+            for result, place in zip(results, self.target.destinations(chunk), strict=True):
                 if not result.size:
                     continue
                 if self.pipe._direct(place):
@@ -493,7 +492,7 @@ class Run:
         yield from copies
 
     def _fetch(self, chunk: Chunk) -> None:
-        """The download on the host, on its stream's thread."""
+        """Download on the host, on its stream's thread."""
         try:
             if chunk.error is None and self._has_results(chunk):
                 for result, to in self._targets(chunk):
@@ -503,15 +502,15 @@ class Run:
         chunk.results = None
 
     def _store(self, chunk: Chunk) -> None:
-        """The staging of output on the host, on its stream's thread."""
+        """Stage output on the host, on its stream's thread."""
         for buffer, place in chunk.out_staging:
             self.pipe._copies.copy(place.ctypes.data, buffer.ptr, place.nbytes)
 
     # ---- the end of a chunk, and of everything ----------------------------------------------------------
 
     def _finish(self, chunk: Chunk) -> None:
-        """Wait for a chunk, let go of all but its output, and write down when it was where."""
-        last = chunk.marks.last()
+        """Wait for a chunk, release everything except its output, and record its times."""
+        last = chunk.events.last()
         if last is not None:
             last.synchronize()
         if chunk.error is not None:
@@ -520,8 +519,8 @@ class Run:
             try:
                 raise error
             finally:
-                del error  # its traceback leads back here
-        spans = chunk.marks.spans(chunk.index, self.origin, chunk.moved)
+                del error  # its traceback refers to this frame
+        spans = chunk.events.spans(chunk.index, self.origin, chunk.moved)
         chunk.times = {span.lane: span.end_ms - span.begin_ms for span in spans}
         chunk.times["host"] = chunk.host_ms
         self.report.host_ms += chunk.host_ms
@@ -531,11 +530,11 @@ class Run:
         chunk.results = chunk.batch = None
         chunk.out_staging.clear()
         self.alive.remove(chunk)
-        chunk.marks.ends.clear()
-        self.spare_marks.append(chunk.marks)
+        chunk.events.ends.clear()
+        self.spare_events.append(chunk.events)
 
     def _end(self) -> None:
-        """Wait for what is still queued and let go of everything."""
+        """Wait for queued work and release everything."""
         if self.alive:
             self._settle()
         self.staged.clear()
@@ -547,10 +546,10 @@ class Run:
             chunk.output_buffers.clear()
             chunk.buffers.clear()
         self.alive.clear()
-        self.spare_marks.clear()
+        self.spare_events.clear()
 
     def _settle(self) -> None:
-        """Wait for all streams; for the whole device where one refuses, or was closed meanwhile."""
+        """Wait for all streams, or for the whole device if a stream raises or was closed."""
         try:
             for stream in self.pipe._streams.values():
                 wait_out(stream.synchronize)

@@ -1,8 +1,8 @@
-"""`race_check()`: finds memory that streams share without order, by happens-before reasoning, not by timing.
+"""`race_check()`: finds memory that streams share without ordering, by happens-before analysis.
 
-Here is what watches and reports. `reach` finds the memory that a launch reaches, `regions` compares bytes;
-the rules are in `history`, the clocks in `clocks`, the places in `sites`.
-Making order, and keeping memory back with record_stream, is the program's.
+This module observes and reports. `reach` finds the memory that a launch can reach, `regions` compares bytes,
+`history` has the rules, `clocks` the vector clocks and `call_sites` the source locations. Ordering streams
+and calling record_stream are up to the program.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from vram.core.device import Device
 from vram.core.pool import PinnedPool
 from vram.core.stream import Event, Reads, Stream, stream_handle
 from vram.errors import ConfigError, RaceError, VramError
+from vram.race.call_sites import Names, Site, source_line, stack_here
 from vram.race.clocks import Clock, StreamKey, Work, join
 from vram.race.finding import Kind, Race
-from vram.race.history import Allocation, Books, Group, Use
+from vram.race.history import Allocation, Group, History, Use
 from vram.race.reach import Found, Owner, memory_in, memory_of
 from vram.race.regions import Region
-from vram.race.sites import Names, Site, source_line, stack_here
 from vram.trace.model import Frame
 
 if TYPE_CHECKING:
@@ -41,17 +41,17 @@ __all__ = ["Race", "RaceChecker", "RaceWarning", "Site", "race_check", "reads"]
 Mode: TypeAlias = Literal["raise", "warn", "collect"]
 
 MOST_RACES = 1000
-"""Races that one checker keeps; `dropped` counts the others."""
+"""Maximum number of races that one checker keeps; `dropped` counts the others."""
 
 
-# ---- what is found ----------------------------------------------------------------------------------------
+# ---- results ----------------------------------------------------------------------------------------------
 
 
 class RaceWarning(RuntimeWarning):
-    """What `race_check("warn")` warns with; `race` holds the evidence."""
+    """The warning of `race_check("warn")`; `race` has the evidence."""
 
     def __init__(self, race: Race) -> None:
-        """Warn of one race."""
+        """Create a warning for one race."""
         super().__init__(str(require(race, Race, "race")))
         self.race = race
 
@@ -59,7 +59,7 @@ class RaceWarning(RuntimeWarning):
 def reads(memory: Any) -> Any:
     """Mark an argument of `stream.launch(function, reads(x))` as only read; the function gets `x` itself.
 
-    Without it, work counts as writing to every buffer among its arguments.
+    Without the mark, work counts as writing to every buffer among its arguments.
     """
     return Reads(memory)
 
@@ -68,22 +68,23 @@ def reads(memory: Any) -> Any:
 
 
 def race_check(mode: Mode = "raise") -> RaceChecker:
-    """Watch all pools and streams for races: `with vram.race_check() as checker: ...`.
+    """Check all pools and streams for races: `with vram.race_check() as checker: ...`.
 
-    "raise" raises RaceError from the call that completes a race; from the next one where a dropped Buffer
-    does. "warn" issues a RaceWarning, "collect" only fills `checker.races`. One checker at a time.
+    "raise" raises RaceError from the call that completes a race, or from the next call if the race is
+    completed by dropping a Buffer. "warn" issues a RaceWarning. "collect" only fills `checker.races`. Only
+    one checker can be active.
     """
     return RaceChecker(mode)
 
 
 class RaceChecker:
-    """Made by `race_check`. A context manager; or call `start()` and `stop()`."""
+    """Created by `race_check`. Use it as a context manager, or call `start()` and `stop()`."""
 
     def __init__(self, mode: Mode = "raise") -> None:
-        """Make a checker; it watches nothing yet."""
+        """Create a checker that is not active yet."""
         if mode not in get_args(Mode):
             raise ConfigError(
-                f"race_check knows {', '.join(map(repr, get_args(Mode)))}, not {mode!r}", mode=mode
+                f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}", mode=mode
             )
         self.mode = mode
         self.races: list[Race] = []
@@ -92,11 +93,11 @@ class RaceChecker:
 
     @property
     def active(self) -> bool:
-        """Whether it watches now."""
+        """Whether the checker is active."""
         return _active is self
 
     def start(self) -> RaceChecker:
-        """Begin to watch. Memory and order from before are taken as they are."""
+        """Start checking. Earlier allocations and ordering are taken as they are."""
         global _active
         with _install_lock:
             _require_nobody_watches()
@@ -106,14 +107,14 @@ class RaceChecker:
         return self
 
     def stop(self) -> None:
-        """Stop watching; raises what a dropped Buffer could not. Stopping again does nothing."""
+        """Stop checking; raise what a dropped Buffer could not. Calling it again has no effect."""
         self._uninstall()
         self._watch.raise_remembered()
 
     def use(self, memory: Any, stream: Any, *, writes: bool = True) -> None:
         """Declare that work just queued on `stream` uses a Buffer, an array, an address, or a list of these.
 
-        For work that the checker cannot see, such as kernels launched by another library.
+        Use it for work that the checker cannot see, such as kernels launched by another library.
         """
         if self.active:
             self._watch.declare(memory, stream, writes)
@@ -142,7 +143,7 @@ class RaceChecker:
         return None
 
     def __repr__(self) -> str:
-        state = "watching" if self.active else "not watching"
+        state = "active" if self.active else "not active"
         return f"<vram.race_check {self.mode!r}, {state}, {len(self.races)} race(s)>"
 
 
@@ -153,7 +154,7 @@ _install_lock = threading.Lock()
 def _require_nobody_watches() -> None:
     if _active is not None:
         raise VramError(
-            f"a race_check({_active.mode!r}) is already watching this process; there is one at a time, for "
+            f"a race_check({_active.mode!r}) is already active in this process; only one can be active, for "
             "all pools and threads. Stop it first, or use its `races`."
         )
     if observer.active is not None:
@@ -163,7 +164,7 @@ def _require_nobody_watches() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The child's devices are its own; what the parent watches does not concern it."""
+    """The child has its own devices; what the parent checks does not apply to it."""
     global _active, _install_lock
     _install_lock = threading.Lock()
     if _active is not None:
@@ -174,11 +175,11 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-# ---- watching ---------------------------------------------------------------------------------------------
+# ---- observing --------------------------------------------------------------------------------------------
 
 
 class _Touch(NamedTuple):
-    """Bytes of one allocation that something uses."""
+    """Bytes of one allocation that are used."""
 
     memory: Allocation
     region: Region
@@ -189,13 +190,13 @@ class _Touch(NamedTuple):
 class _Watch:
     """What is installed: the observer of `vram.core.observer` and the watcher of the native pools.
 
-    One lock guards it. A garbage collection inside may drop buffers and close streams of this very thread;
-    that is put off until the books are at rest.
+    One lock guards it. A garbage collection inside the lock may drop buffers and close streams on the same
+    thread; such calls are deferred until the state is consistent again.
     """
 
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
-        self._books = Books()
+        self._history = History()
         self._names = Names()
         self._lock = threading.RLock()
         self._busy = False
@@ -207,32 +208,32 @@ class _Watch:
         self._capturing: dict[StreamKey, list[_Touch]] = {}
         self._graphs: weakref.WeakKeyDictionary[Graph, list[_Touch]] = weakref.WeakKeyDictionary()
 
-    # -- order, told by vram.core.observer
+    # -- ordering, reported by vram.core.observer
 
     def on_record(self, event: Event, stream: Stream) -> None:
-        self._after(self._books.clocks.record, event, self._key(stream))
+        self._after(self._history.clocks.record, event, self._key(stream))
 
     def on_wait(self, stream: Stream, event: Event) -> None:
-        self._after(self._books.clocks.wait, self._key(stream), event)
+        self._after(self._history.clocks.wait, self._key(stream), event)
 
     def on_sync(self, what: Stream | Event | Device) -> Callable[[], None]:
         marked: Clock = {}
-        self._quietly(lambda: marked.update(self._books.clocks.marked(what)))
-        return lambda: self._after(self._books.clocks.learn, marked)
+        self._quietly(lambda: marked.update(self._history.clocks.marked(what)))
+        return lambda: self._after(self._history.clocks.learn, marked)
 
     def on_launch(self, stream: Stream, work: Any, arguments: tuple[Any, ...]) -> Any:
         if not callable(work):
-            return work  # for the backend to refuse
+            return work  # the backend rejects it
         key = self._key(stream)
         found = memory_in(work, arguments, functools.partial(self._is_ours, key.core))
         clock: Clock = {}
         self._before(self._launch, key, found, f"launch of {_name_of(work)}", clock)
         if key in self._capturing:
-            return work  # it runs as often as the graph does
-        return Work(work, self._books.clocks.thread, clock)
+            return work  # it runs on every launch of the graph
+        return Work(work, self._history.clocks.thread, clock)
 
     def on_close(self, stream: Stream) -> None:
-        self._quietly(self._books.clocks.close, self._books.clocks.key(stream._core, stream._handle))
+        self._quietly(self._history.clocks.close, self._history.clocks.key(stream._core, stream._handle))
 
     def on_capture(self, graph: Graph, stream: Stream) -> None:
         self._after(self._capturing.__setitem__, self._key(stream), [])
@@ -241,7 +242,7 @@ class _Watch:
         self._after(lambda: self._graphs.update({graph: self._capturing.pop(self._key(stream), [])}))
 
     def on_graph(self, graph: Graph, handle: int) -> None:
-        self._before(self._launch_graph, self._books.clocks.key(graph.device._core, handle), graph)
+        self._before(self._launch_graph, self._history.clocks.key(graph.device._core, handle), graph)
 
     def on_suspend(self, pool: Any, tag: str | None) -> Callable[[], None]:
         waited: Clock = {}
@@ -261,7 +262,7 @@ class _Watch:
 
         return done
 
-    # -- memory, told by the native pools
+    # -- memory, reported by the native pools
 
     def on_allocate(self, pool: Any, address: int, size: int, handle: int) -> None:
         key = self._pool_key(pool, handle)
@@ -279,7 +280,8 @@ class _Watch:
             self._before(self._free, _core_of(pool), address, stack_here())
 
     def on_drop(self, pool: Any, address: int) -> None:
-        # Else the address may be another pool's by now, or the collector is taking the device apart, too.
+        # Otherwise the address may belong to another pool now, or the collector is destroying the device as
+        # well.
         if not pool.closed and hasattr(_core_of(pool), "kind"):
             self._quietly(self._free, _core_of(pool), address, stack_here(), True)
 
@@ -298,14 +300,14 @@ class _Watch:
         self._before(self._launch, self._pool_key(pool, handle), [found], what, {})
 
     def on_host_wait(self, pool: Any, handle: int) -> None:
-        clocks = self._books.clocks
+        clocks = self._history.clocks
         self._after(lambda: clocks.learn(clocks.view(clocks.key(_core_of(pool), handle))))
 
     def on_stream_wait(self, pool: Any, handle: int, other: int) -> None:
-        core, clocks = _core_of(pool), self._books.clocks
+        core, clocks = _core_of(pool), self._history.clocks
         self._after(clocks.follow, clocks.key(core, handle), [clocks.key(core, other)])
 
-    # -- arenas: a number stands for one of them
+    # -- arenas: each is identified by a number
 
     def on_piece(self, pool: Any, address: int, size: int, handle: int, arena: int, waits: bool) -> None:
         key = self._pool_key(pool, handle)
@@ -316,12 +318,12 @@ class _Watch:
         self._after(self._arena(arena, waits).recorded.add, self._pool_key(pool, handle))
 
     def on_settled(self, pool: Any, arena: int, handle: int, over: bool) -> None:
-        self._quietly(self._settled, arena, self._books.clocks.key(_core_of(pool), handle), over)
+        self._quietly(self._settled, arena, self._history.clocks.key(_core_of(pool), handle), over)
 
     def _arena(self, arena: int, waits: bool) -> Group:
         return self._arenas.setdefault(arena, Group(waits=waits, own=not waits))
 
-    # -- told by the program
+    # -- reported by the program
 
     def declare(self, memory: Any, stream: Any, writes: bool) -> None:
         core = stream._core if isinstance(stream, Stream) else Device()._core
@@ -329,66 +331,66 @@ class _Watch:
             if found.owner is not None and not isinstance(stream, Stream):
                 core = _core_of(found.owner.pool)
             found.holds = False
-            key = self._books.clocks.key(core, stream_handle(stream, Device._of(core)))
+            key = self._history.clocks.key(core, stream_handle(stream, Device._of(core)))
             self._before(self._launch, key, [found], "declared use", {})
 
-    # -- what follows from it: allocations
+    # -- consequences: allocations
 
     def _allocate(
         self, key: StreamKey, address: int, size: int, site: Site, pool: Any, group: Group, **more: Any
     ) -> Allocation:
-        made = self._books.allocate(key, address, size, site, weakref.ref(pool), group=group, **more)
+        made = self._history.allocate(key, address, size, site, weakref.ref(pool), group=group, **more)
         made.captured = key in self._capturing
         for race in made.took_over:
-            race.reuse = self._named(replace(site, what="handed out again"), key.core)
+            race.reuse = self._named(replace(site, what="allocated again"), key.core)
         return made
 
     def _adopt(self, owner: Owner) -> None:
-        """Memory allocated before the check began."""
+        """Register memory that was allocated before the check started."""
         core, block, size, stream = _core_of(owner.pool), owner.block, owner.size, owner.stream
-        with suppress(Exception):  # a piece of an arena is no allocation of the pool
+        with suppress(Exception):  # memory of an arena is not an allocation of the pool
             facts = owner.pool.info(block)
             size, stream = facts["bytes"], facts["stream"]
-        key = self._books.clocks.key(core, stream)
-        self._books.allocate(key, block, size, None, weakref.ref(owner.pool), group=_group_of(owner.pool))
+        key = self._history.clocks.key(core, stream)
+        self._history.allocate(key, block, size, None, weakref.ref(owner.pool), group=_group_of(owner.pool))
 
     def _grow(self, key: StreamKey, block: int, size: int, site: Site, pool: Any) -> None:
-        pieces = self._books.pieces(key.core, block)
+        pieces = self._history.pieces(key.core, block)
         there = sum(piece.size for piece in pieces)
         group = pieces[0].group if pieces else _group_of(pool)
         if size > there:
             made = self._allocate(key, block + there, size - there, site, pool, group, block=block)
-            made.growable, made.told = True, pieces[0].told if pieces else made.told
+            made.growable, made.reported = True, pieces[0].reported if pieces else made.reported
 
     def _shrink(self, core: Any, block: int, size: int, stack: tuple[Frame, ...]) -> None:
-        pieces = self._books.pieces(core, block)
+        pieces = self._history.pieces(core, block)
         for piece in pieces:
             if piece.address < block + size < piece.address + piece.size:
-                pieces.append(self._books.split(piece, block + size - piece.address))
+                pieces.append(self._history.split(piece, block + size - piece.address))
         self._free_pieces([piece for piece in pieces if piece.address >= block + size], stack, False)
 
     def _free(self, core: Any, address: int, stack: tuple[Frame, ...], dropped: bool = False) -> None:
-        # None: from before the check, or an error that the pool itself will raise.
-        self._free_pieces(self._books.pieces(core, address), stack, dropped)
+        # None: allocated before the check, or an error that the pool itself will raise.
+        self._free_pieces(self._history.pieces(core, address), stack, dropped)
 
     def _free_pieces(self, pieces: list[Allocation], stack: tuple[Frame, ...], dropped: bool) -> None:
         races: list[Race] = []
         for memory in pieces:
             site = Site("freed", memory.key.handle, "", stack)
-            unordered = self._books.unordered_at_free(memory, dropped)
+            unordered = self._history.unordered_at_free(memory, dropped)
             found = [(self._freed_early(memory, use, site), use) for use in unordered]
             memory.races += found
             races += [race for race, _ in found]
         self._tell(races)
         for memory in pieces:
-            self._books.free(memory, Site("freed", memory.key.handle, "", stack), dropped=dropped)
+            self._history.free(memory, Site("freed", memory.key.handle, "", stack), dropped=dropped)
 
     def _record_stream(self, pool: Any, address: int, key: StreamKey) -> None:
-        memory = self._books.find(key.core, address)
+        memory = self._history.find(key.core, address)
         if memory is None or memory.freed:
-            with suppress(Exception):  # what the pool does not know it will refuse
+            with suppress(Exception):  # the pool rejects unknown addresses
                 self._adopt(Owner(pool, address, pool.info(address)["bytes"], 0, gone=False))
-            memory = self._books.find(key.core, address)
+            memory = self._history.find(key.core, address)
         if memory is not None and not memory.freed:
             memory.group.recorded.add(key)
 
@@ -397,21 +399,21 @@ class _Watch:
         if group is None:
             return
         if group.waits:
-            self._books.clocks.follow(key, group.recorded)
+            self._history.clocks.follow(key, group.recorded)
         if over:
             del self._arenas[arena]
 
     def _suspend(self, pool: Any, tag: str | None, site: Site, waited: Clock) -> None:
-        """The pool waits for the streams it knows of, or of what has the tag."""
-        found = [each for each in self._books.of_pool(pool) if not each.growable]
+        """The pool waits for the streams it knows, or for those of blocks with the tag."""
+        found = [each for each in self._history.of_pool(pool) if not each.growable]
         if tag is not None:
             found = [each for each in found if _tag_of(pool, each) == tag]
         keys = self._known.get(pool, ()) if tag is None else ()
         for key in keys:
-            join(waited, self._books.clocks.view(key))
+            join(waited, self._history.clocks.view(key))
         races: list[Race] = []
         for memory in found:
-            before = join(self._books.waited_for(memory), waited if tag is None else {})
+            before = join(self._history.waited_for(memory), waited if tag is None else {})
             join(waited, before)
             races += [
                 self._freed_early(memory, use, replace(site, stream=memory.key.handle))
@@ -421,47 +423,47 @@ class _Watch:
         self._tell(races)
 
     def _suspended(self, pool: Any, blocks: list[tuple[int, int]], site: Site | None, waited: Clock) -> None:
-        """These blocks of the pool have no memory now; others have."""
-        self._books.clocks.learn(waited)
+        """These blocks of the pool have no memory now; all others have."""
+        self._history.clocks.learn(waited)
         regions = [Region(block, block + size) for block, size in blocks]
-        gone = {id(memory) for region in regions for memory in self._books.over(_core_of(pool), region)}
-        for memory in self._books.of_pool(pool):
+        gone = {id(memory) for region in regions for memory in self._history.over(_core_of(pool), region)}
+        for memory in self._history.of_pool(pool):
             memory.suspended = (memory.suspended or site) if id(memory) in gone else None
 
     def _pool_closed(self, pool: Any, site: Site) -> None:
-        for memory in self._books.of_pool(pool):
-            self._books.free(memory, replace(site, stream=memory.key.handle))
+        for memory in self._history.of_pool(pool):
+            self._history.free(memory, replace(site, stream=memory.key.handle))
         self._known.pop(pool, None)
 
-    # -- what follows from it: uses
+    # -- consequences: uses
 
     def _launch(self, key: StreamKey, found: list[Found], what: str, clock: Clock) -> None:
         captured = self._capturing.get(key)
         if captured is not None:
             captured += self._touches(key, found, what)
             return
-        now = self._books.clocks.advance(key)
+        now = self._history.clocks.advance(key)
         clock.update(now)
         self._use(list(self._touches(key, found, what)), key, now, what)
 
     def _launch_graph(self, key: StreamKey, graph: Graph) -> None:
-        """Memory that was allocated in the capture is the graph's, also after its free."""
+        """Memory allocated during the capture belongs to the graph, even after its free."""
         captured = self._graphs.get(graph, [])
         touches = [
             touch._replace(holds=False)
             for touch in captured
             if not (touch.memory.captured and touch.memory.freed)
         ]
-        self._use(touches, key, self._books.clocks.advance(key), "launch of a graph")
+        self._use(touches, key, self._history.clocks.advance(key), "launch of a graph")
 
     def _pool_use(self, key: StreamKey, found: Found, what: str) -> None:
         self._launch(key, [found], what, {})
-        for memory in self._books.over(key.core, found.region):
+        for memory in self._history.over(key.core, found.region):
             if key != memory.key or memory.group.own:
-                memory.group.recorded.add(key)  # the pool does so for its own copies and fills
+                memory.group.recorded.add(key)  # the pool does this for its own copies and fills
 
     def _touches(self, key: StreamKey, found: list[Found], what: str) -> Iterator[_Touch]:
-        """The allocations that are meant. Numbers that are no addresses are nothing."""
+        """Yield the affected allocations. Numbers that are not addresses are ignored."""
         for each in found:
             region = each.region
             if each.owner is not None and not each.owner.gone:
@@ -470,45 +472,45 @@ class _Watch:
                 memories = self._gone(each, key, what)
             else:
                 memories = [
-                    memory for core in self._cores(key.core) for memory in self._books.over(core, region)
+                    memory for core in self._cores(key.core) for memory in self._history.over(core, region)
                 ]
                 if region.open and memories:
                     region = Region(region.start, self._end_of(memories[0]), open=True)
-                    memories = self._books.over(memories[0].key.core, region)
+                    memories = self._history.over(memories[0].key.core, region)
             for memory in memories:
                 if each.named or not memory.gone:
                     yield _Touch(memory, region, each.writes, each.holds)
 
     def _owned(self, owner: Owner, region: Region) -> list[Allocation]:
         core = _core_of(owner.pool)
-        live = [memory for memory in self._books.over(core, region) if not memory.freed]
+        live = [memory for memory in self._history.over(core, region) if not memory.freed]
         if not live:
             self._adopt(owner)
-            live = self._books.over(core, region)
+            live = self._history.over(core, region)
         return live
 
     def _gone(self, found: Found, key: StreamKey, what: str) -> list[Allocation]:
-        """A Buffer that was freed; another allocation may have its place."""
+        """Handle a freed Buffer whose addresses may belong to another allocation."""
         assert found.owner is not None
         if not found.named:
             return []
-        known = self._books.find(_core_of(found.owner.pool), found.region.start)
+        known = self._history.find(_core_of(found.owner.pool), found.region.start)
         if known is not None and known.freed:
             return [known]
         self._tell([self._used_after_reuse(found.owner, key, what)])
         return []
 
     def _cores(self, core: Any) -> list[Any]:
-        """Whose addresses an address may be: those of the stream's device, or of the host."""
-        return [core, *(each for each in self._books.cores() if each is not core and each.kind == "host")]
+        """Return the devices an address may belong to: that of the stream, or the host."""
+        return [core, *(each for each in self._history.cores() if each is not core and each.kind == "host")]
 
     def _end_of(self, memory: Allocation) -> int:
-        pieces = [] if memory.freed else self._books.pieces(memory.key.core, memory.block)
+        pieces = [] if memory.freed else self._history.pieces(memory.key.core, memory.block)
         return pieces[-1].end if pieces else memory.end
 
     def _is_ours(self, core: Any, address: int) -> bool:
         with self._lock:
-            return any(self._books.find(each, address) is not None for each in self._cores(core))
+            return any(self._history.find(each, address) is not None for each in self._cores(core))
 
     def _use(self, touches: list[_Touch], key: StreamKey, clock: Clock, what: str) -> None:
         if not touches:
@@ -521,14 +523,14 @@ class _Watch:
                 if memory.first_time("after", key):
                     races.append(self._used_after_free(memory, key, sites[writes]))
                 continue
-            found = self._books.unordered_before(memory, region, key, clock, writes)
+            found = self._history.unordered_before(memory, region, key, clock, writes)
             races += [self._unordered(memory, use, inherited, key, sites[writes]) for use, inherited in found]
         self._tell(races)
         for memory, region, writes, holds in touches:
             if memory.gone is None:
                 memory.uses.add(Use(key, clock[key], writes, region, sites[writes], holds))
 
-    # -- the races in words
+    # -- descriptions of races
 
     def _freed_early(self, memory: Allocation, use: Use, free: Site) -> Race:
         owner, user = self._code(memory.key), self._code(use.key)
@@ -539,7 +541,7 @@ class _Watch:
             streams=(memory.key, use.key),
             free=free,
             missing=f"{user} → {owner}: neither {owner} nor the host waits for this use on {user} before the "
-            "free, and the pool is not told of it",
+            "free, and record_stream was not called",
             fix=_record_call(memory, user),
             fix_place=f"before the free at {free.place}",
             alternative=f"{owner}.wait_stream({user})  (after the use, before the free)",
@@ -548,7 +550,7 @@ class _Watch:
     def _unordered(
         self, memory: Allocation, earlier: Use, inherited: bool, key: StreamKey, site: Site
     ) -> Race:
-        what = f"before that, {earlier.site.what}" if inherited else earlier.site.what
+        what = f"earlier, {earlier.site.what}" if inherited else earlier.site.what
         waited_for = memory.key if inherited else earlier.key
         first, second = self._code(waited_for), self._code(key)
         return self._race(
@@ -557,7 +559,7 @@ class _Watch:
             site,
             streams=(key, waited_for),
             earlier=replace(earlier.site, what=what),
-            missing=f"{first} → {second}: nothing makes {second} wait for what was queued on {first}",
+            missing=f"{first} → {second}: {second} does not wait for the work queued on {first}",
             fix=f"{second}.wait_stream({first})",
             fix_place=f"before {site.place}",
         )
@@ -571,18 +573,18 @@ class _Watch:
             site,
             streams=(memory.key, key),
             free=gone,
-            missing=f"use → {done}: the {done} comes first, whatever the streams do",
+            missing=f"use → {done}: the {done} comes before the use, regardless of stream order",
             fix=f"{_buffer_name(memory)}.free()" if done == "free" else "pool.resume()",
-            fix_place=f"not at {gone.place if gone else 'once'} but after {site.place}"
+            fix_place=f"move it from {gone.place if gone else 'there'} to after {site.place}"
             if done == "free"
             else f"before {site.place}",
         )
 
     def _used_after_reuse(self, owner: Owner, key: StreamKey, what: str) -> Race:
-        """A freed Buffer whose addresses another allocation has by now."""
+        """Describe a use of a freed Buffer whose addresses now belong to another allocation."""
         core = _core_of(owner.pool)
-        other = self._books.find(core, owner.block)
-        stream = self._books.clocks.key(core, owner.stream)
+        other = self._history.find(core, owner.block)
+        stream = self._history.clocks.key(core, owner.stream)
         none = weakref.ref(owner.pool)
         gone = Allocation(stream, owner.block, owner.size, 0, None, owner.block, Group(), none)
         race = self._used_after_free(gone, key, self._site(f"used by {what}", key))
@@ -602,7 +604,7 @@ class _Watch:
     def _named(self, site: Site, core: Any) -> Site:
         return replace(site, stream_name=self._names.words(core, site.stream))
 
-    # -- telling
+    # -- reporting
 
     def _tell(self, races: list[Race]) -> None:
         if not races:
@@ -629,13 +631,13 @@ class _Watch:
         frame = race.use.stack[0] if race.use.stack else Frame("<unknown>", 0, "")
         try:
             warnings.warn_explicit(RaceWarning(race), None, frame.filename, frame.line)
-        except RaceWarning:  # a filter makes errors of warnings
+        except RaceWarning:  # a filter turns warnings into errors
             if not self._quiet:
                 raise
             self._remembered.append(race)
 
     def take_remembered(self) -> list[Race]:
-        """The races that could not be raised where they were found."""
+        """Return the races that could not be raised where they were found."""
         with self._lock:
             races, self._remembered = self._remembered, []
         return races
@@ -646,10 +648,10 @@ class _Watch:
         if races:
             self._raise_or_warn(races[0])
 
-    # -- one at a time
+    # -- one call at a time
 
     def _before(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Tell of something that is about to be done, and is not done if this raises."""
+        """Process an operation before it is performed; if this raises, the operation is not performed."""
         with self._lock:
             if self._busy:
                 self._late.append((action, arguments))
@@ -659,14 +661,14 @@ class _Watch:
             self._run(action, arguments)
 
     def _after(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Tell of something that has been done."""
+        """Process an operation after it was performed."""
         with self._lock:
             self._quietly(action, *arguments)
             if not self._busy:
                 self.raise_remembered()
 
     def _quietly(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Tell of something without raising; what is found is raised by the next call that can."""
+        """Process an operation without raising; the next call that can raise reports the races."""
         with self._lock:
             self._late.append((action, arguments))
             if not self._busy:
@@ -694,13 +696,13 @@ class _Watch:
         return self._names.code(key.core, key.handle)
 
     def _pool_key(self, pool: Any, handle: int) -> StreamKey:
-        """The stream of a call to a pool, which knows it from then on."""
-        key = self._books.clocks.key(_core_of(pool), handle)
+        """Return the stream of a call to a pool, which knows the stream from now on."""
+        key = self._history.clocks.key(_core_of(pool), handle)
         self._known.setdefault(pool, set()).add(key)
         return key
 
     def _key(self, stream: Stream) -> StreamKey:
-        return self._books.clocks.key(stream._core, stream._handle)
+        return self._history.clocks.key(stream._core, stream._handle)
 
     def _site(self, what: str, key: StreamKey) -> Site:
         stack = stack_here()
@@ -717,14 +719,14 @@ def _group_of(pool: Any) -> Group:
 
 
 def _tag_of(pool: Any, memory: Allocation) -> str | None:
-    with suppress(Exception):  # a piece of an arena is no allocation of the pool
+    with suppress(Exception):  # memory of an arena is not an allocation of the pool
         tag: str | None = pool.info(memory.block)["tag"]
         return tag
     return None
 
 
 def _suspended_blocks(pool: Any) -> list[tuple[int, int]]:
-    """Address and size of each."""
+    """Return address and size of each suspended block."""
     return [
         (block[0], block[1])
         for segment in pool.raw_snapshot()
@@ -739,14 +741,14 @@ def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-# ---- names of memory --------------------------------------------------------------------------------------
+# ---- names of variables -----------------------------------------------------------------------------------
 
 _ASSIGNED = re.compile(r"(?:^|\bas )([A-Za-z_][\w.]*)\s*(?::[^=]+)?(?:=(?!=)|:$)")
 _MALLOC = re.compile(r"([\w.]+)\.malloc\(")
 
 
 def _buffer_name(memory: Allocation) -> str:
-    """What the program calls the memory, by the line that allocated it."""
+    """Return the program's name for the memory, from the line that allocated it."""
     found = _ASSIGNED.search(source_line(memory.site.stack) if memory.site else "")
     return found[1] if found else "buffer"
 

@@ -1,6 +1,6 @@
-"""Happens-before over streams, events and the host, kept in vector clocks.
+"""Happens-before between streams, events and the host, with vector clocks.
 
-Knows no memory and finds no races: that is `race`. What orders what is told by `device`.
+This module knows no memory and finds no races: `history` does. `core.observer` reports what orders what.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Clock", "Clocks", "Running", "StreamKey", "Work", "join"]
 
 
 class StreamKey(NamedTuple):
-    """A stream for good: handles may come again after a close, `age` tells them apart."""
+    """Identifies a stream permanently: handles may be reused after a close, `age` distinguishes them."""
 
     core: Any
     handle: int
@@ -26,11 +26,11 @@ class StreamKey(NamedTuple):
 
 
 Clock: TypeAlias = dict[StreamKey, int]
-"""How much of each stream is known to have finished, or to finish before."""
+"""How much of each stream is known to have completed, or to complete before."""
 
 
 def join(clock: Clock, other: Clock) -> Clock:
-    """Let `clock` know what `other` knows."""
+    """Merge the knowledge of `other` into `clock`."""
     for key, tick in other.items():
         if clock.get(key, 0) < tick:
             clock[key] = tick
@@ -38,15 +38,15 @@ def join(clock: Clock, other: Clock) -> Clock:
 
 
 class Running(threading.local):
-    """What the work that this thread runs for a stream knows; None where it is the program's own thread."""
+    """What is known to the work that this thread runs for a stream; None on the program's own threads."""
 
     clock: Clock | None = None
 
 
 class Clocks:
-    """Happens-before over streams, events and the host. All threads of the program count as one host.
+    """Happens-before between streams, events and the host. All threads of the program count as one host.
 
-    A point of stream t comes after the use (s, tick) if and only if t's clock[s] >= tick there.
+    A point of stream t comes after the use (s, tick) if and only if t's clock[s] >= tick at that point.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class Clocks:
         self._ages[key.core, key.handle] = key.age + 1
 
     def view(self, key: StreamKey) -> Clock:
-        """What comes before anything that the caller would queue on the stream now."""
+        """Return what comes before anything that the caller would queue on the stream now."""
         return join(join(dict(self._streams.get(key, {})), self._host), self.thread.clock or {})
 
     def advance(self, key: StreamKey) -> Clock:
-        """Queue one piece of work; returns the stream's clock at it."""
+        """Queue one piece of work and return the stream's clock at that point."""
         clock = self._streams[key] = self.view(key)
         clock[key] = clock.get(key, 0) + 1
         return clock
@@ -80,13 +80,13 @@ class Clocks:
         self._streams[key] = join(self.view(key), self._events.get(event, {}))
 
     def follow(self, key: StreamKey, others: Iterable[StreamKey]) -> None:
-        """Later work on a stream waits for all that was queued on the others."""
+        """Make later work on a stream wait for everything queued on the others."""
         clock = self._streams[key] = self.view(key)
         for other in others:
             join(clock, self.view(other))
 
     def marked(self, what: Stream | Event | Device) -> Clock:
-        """What has finished once the host has waited for `what` as it is now."""
+        """Return what has completed after the host waited for `what` in its current state."""
         if isinstance(what, Event):
             return self._events.get(what, {})
         if isinstance(what, Stream):
@@ -98,16 +98,16 @@ class Clocks:
         return together
 
     def learn(self, clock: Clock) -> None:
-        """The host has waited. What a stream's own thread waited for, only that thread knows."""
+        """The host has waited. What a stream's own thread waited for is known only to that thread."""
         join(self._host if self.thread.clock is None else self.thread.clock, clock)
 
     def finished(self, key: StreamKey, tick: int) -> bool:
-        """Whether the host knows that it has."""
+        """Return whether the host knows that this tick has completed."""
         return self._host.get(key, 0) >= tick
 
 
 class Work:
-    """A launched function that knows, while it runs and lets go of its arguments, what came before it."""
+    """A launched function that knows what came before it, while it runs and releases its arguments."""
 
     __slots__ = ("_clock", "_thread", "_work")
 

@@ -1,11 +1,11 @@
-"""`Race`: what the checker finds, and how it is told."""
+"""`Race`: a finding of the checker, and its report."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from vram.race.sites import Site
+from vram.race.call_sites import Site
 
 __all__ = ["Kind", "Race"]
 
@@ -14,11 +14,11 @@ Kind: TypeAlias = Literal["free", "unordered", "use after free"]
 
 @dataclass(slots=True)
 class Race:
-    """A pair of things done to one piece of memory that nothing orders.
+    """Two operations on the same memory that are not ordered.
 
-    `kind` says which: "free" (`use` may still run when what `free` gave back is handed out again; `reuse` is
-    where that happened, if it did), "unordered" (`earlier` and `use` overlap, one of them writes) or
-    "use after free". `stream` is the handle of the stream that should have waited, `used_on` of the other.
+    `kind` is "free" (`use` may still run when the memory released by `free` is allocated again; `reuse` is
+    where that happened, if it did), "unordered" (`earlier` and `use` overlap, and one of them writes) or "use
+    after free". `stream` is the handle of the stream that should have waited, `used_on` that of the other.
     """
 
     kind: Kind
@@ -41,7 +41,7 @@ class Race:
         gone = self.free.what if self.free else "freed"
         headline = _HEADLINES[self.kind].format(use=self.use, gone=gone)
         lines = [f"{self.size} bytes at {self.address:#x} on {self.device} {headline}"]
-        lines.append(str(self.allocation) if self.allocation else "  allocated before the check began")
+        lines.append(str(self.allocation) if self.allocation else "  allocated before the check started")
         sites = {"free": (self.use, self.free, self.reuse), "unordered": (self.earlier, self.use)}
         lines += [str(site) for site in sites.get(self.kind, (self.free, self.reuse, self.use)) if site]
         lines.append(f"  missing: {self.missing}")
@@ -53,6 +53,6 @@ class Race:
 
 _HEADLINES: dict[Kind, str] = {
     "free": "are {gone} while work on {use.stream_name} may still use them",
-    "unordered": "are used on {use.stream_name} with nothing to order it after an earlier use",
+    "unordered": "are used on {use.stream_name} without ordering after an earlier use",
     "use after free": "are used on {use.stream_name} after they were {gone}",
 }

@@ -1,7 +1,7 @@
-"""What is known of each allocation: who used which bytes of it, who had its place before, what is unordered.
+"""The history of each allocation: who used which bytes, who owned the addresses before, what is unordered.
 
-The rules of race checking, without its words: `regions` compares bytes, `clocks` orders, `checker`
-watches and reports.
+This module has the rules of race checking without the texts: `regions` compares bytes, `clocks` orders,
+`checker` observes and reports.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vram.race.call_sites import Site
 from vram.race.clocks import Clock, Clocks, StreamKey, join
 from vram.race.finding import Race
 from vram.race.regions import Region
-from vram.race.sites import Site
 
-__all__ = ["Allocation", "Books", "Group", "Spans", "Use"]
+__all__ = ["Allocation", "Group", "History", "Use", "UseMap"]
 
 MOST_USES = 64
-"""Different arrays with strides that are kept of one stream's uses; beyond, older ones count as one range."""
+"""Maximum number of strided arrays kept per stream; beyond that, older ones are merged into one range."""
 
 
 @dataclass(slots=True, eq=False)
 class Use:
     """What a stream did to bytes of an allocation, at its own tick.
 
-    `holds`: the work keeps the Buffer alive until it has run, so that dropping the Buffer comes after it.
+    `holds`: the work keeps the Buffer alive until it has run, so dropping the Buffer comes after it.
     """
 
     key: StreamKey
@@ -38,23 +38,23 @@ class Use:
     holds: bool = False
 
     def replaces(self, other: Use) -> bool:
-        """Whether all that must come after the other, where both are, must come after this one as well."""
+        """Return whether everything that must come after `other` must also come after this use."""
         if self.key != other.key or self.tick < other.tick or (other.writes and not self.writes):
             return False
         return self.region.solid or self.region == other.region
 
     def encloses(self, other: Use) -> bool:
-        """Whether it replaces a use of which every byte lies within its own."""
+        """Return whether it replaces a use whose bytes are all within its own."""
         region, inner = self.region, other.region
         return self.replaces(other) and region.start <= inner.start and inner.end <= region.end
 
 
-class Spans:
-    """The uses that still matter, by the bytes they touch. Earlier ones of a stream come before these."""
+class UseMap:
+    """The uses that still matter, by the bytes they touch. Earlier uses of a stream come before these."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._spans: list[tuple[int, int, tuple[Use, ...]]] = []  # of whole ranges, side by side or apart
+        self._spans: list[tuple[int, int, tuple[Use, ...]]] = []  # contiguous ranges that do not overlap
         self._pointers: dict[int, tuple[Use, ...]] = {}
         self._strided: tuple[Use, ...] = ()
 
@@ -64,7 +64,7 @@ class Spans:
             yield from uses
 
     def rivals(self, region: Region, writes: bool) -> list[Use]:
-        """Uses of the same bytes, one of the two writing."""
+        """Return uses of the same bytes where at least one of the two writes."""
         near = [self._pointers.get(region.start, ())] if region.open else list(self._pointers.values())
         near += [uses for _, _, uses in self._spans[slice(*self._touched(region))]]
         near.append(self._strided)
@@ -125,7 +125,7 @@ def _added(uses: tuple[Use, ...], use: Use) -> tuple[Use, ...]:
 
 
 def _joined(pieces: list[tuple[int, int, tuple[Use, ...]]]) -> list[tuple[int, int, tuple[Use, ...]]]:
-    """Neighbours with the same uses become one."""
+    """Merge neighbors with the same uses."""
     joined: list[tuple[int, int, tuple[Use, ...]]] = []
     for start, end, uses in pieces:
         if joined and joined[-1][1] == start and joined[-1][2] == uses:
@@ -137,10 +137,10 @@ def _joined(pieces: list[tuple[int, int, tuple[Use, ...]]]) -> list[tuple[int, i
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """What allocations share that come and go together: one each, or the pieces of an arena or growable.
+    """State shared by allocations with a common lifetime: one allocation, or parts of an arena or growable.
 
-    `waits`: at a free the owning stream waits for the recorded ones (an arena on a device). Otherwise the
-    memory is kept back until they are done, as pools do; with `own`, also for uses on the owning stream.
+    `waits`: at a free the owning stream waits for the recorded streams (an arena on a device). Otherwise the
+    memory stays pending until they complete, as in pools; with `own`, also for uses on the owning stream.
     """
 
     recorded: set[StreamKey] = field(default_factory=set)
@@ -150,26 +150,26 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """One allocation, live or freed, with its uses and those of whoever had its place before."""
+    """One allocation, live or freed, with its uses and those of previous owners of its addresses."""
 
     key: StreamKey  # the stream it belongs to
     address: int
     size: int
-    born: int  # the tick of its stream at which it was made
+    born: int  # the tick of its stream at the allocation
     site: Site | None
-    block: int  # where it begins; what a growable buffer gained later lies behind it
+    block: int  # its start; later growth of a growable buffer is behind it
     group: Group
     pool: Any  # a weak reference
-    uses: Spans = field(default_factory=Spans)
-    before: Spans = field(default_factory=Spans)
+    uses: UseMap = field(default_factory=UseMap)
+    before: UseMap = field(default_factory=UseMap)
     freed: Site | None = None
     suspended: Site | None = None
-    done: Clock = field(default_factory=dict)  # what has finished before it serves again
+    done: Clock = field(default_factory=dict)  # what has completed before it is reused
     races: list[tuple[Race, Use]] = field(default_factory=list)  # reported at its free
-    took_over: list[Race] = field(default_factory=list)  # those that came true when it was allocated
-    growable: bool = False  # a piece of a growable buffer, which `Pool.suspend` leaves alone
-    captured: bool = False  # allocated on a stream that was being captured: a graph has it
-    told: set[tuple[object, ...]] = field(default_factory=set)
+    took_over: list[Race] = field(default_factory=list)  # those confirmed when it was allocated
+    growable: bool = False  # part of a growable buffer, which `Pool.suspend` skips
+    captured: bool = False  # allocated during a capture: a graph owns it
+    reported: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
     def end(self) -> int:
@@ -181,16 +181,16 @@ class Allocation:
         return self.freed or self.suspended
 
     def first_time(self, *what: object) -> bool:
-        """Whether this is news: each misuse of an allocation is reported once."""
-        if what in self.told:
+        """Return whether this is new: each misuse of an allocation is reported once."""
+        if what in self.reported:
             return False
-        self.told.add(what)
+        self.reported.add(what)
         return True
 
 
-class Ranges:
-    """Which allocation an address belongs to: pieces that do not overlap, by address. Freed ones stay
-    until something else is put there.
+class AllocationMap:
+    """Maps addresses to allocations that do not overlap. Freed ones stay until something else is allocated
+    there.
     """
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class Ranges:
         return [piece[2] for piece in self._pieces[slice(*self._touched(start, end))]]
 
     def put(self, new: Allocation) -> list[Allocation]:
-        """Returns those that had the addresses before. What is left of freed ones stays theirs."""
+        """Insert an allocation and return previous owners of its addresses. Freed remainders stay."""
         first, last = self._touched(new.address, new.end)
         old = self._pieces[first:last]
         pieces = [(new.address, new.end, new)]
@@ -228,12 +228,12 @@ class Ranges:
         return first, bisect_left(self._starts, end)
 
 
-class Books:
-    """The rules: what is known of every allocation, and which uses and frees of it are not ordered."""
+class History:
+    """The rules: what is known of every allocation, and which uses and frees of it are unordered."""
 
     def __init__(self) -> None:
         self.clocks = Clocks()
-        self._ranges: defaultdict[Any, Ranges] = defaultdict(Ranges)
+        self._ranges: defaultdict[Any, AllocationMap] = defaultdict(AllocationMap)
 
     # ---- finding
 
@@ -249,12 +249,12 @@ class Books:
         return [] if ranges is None else ranges.over(region.start, region.end)
 
     def of_pool(self, pool: Any) -> list[Allocation]:
-        """Those of a pool that were not freed."""
+        """Return the allocations of a pool that were not freed."""
         found = (each for ranges in self._ranges.values() for each in ranges)
         return [each for each in found if each.freed is None and each.pool() is pool]
 
     def pieces(self, core: Any, block: int) -> list[Allocation]:
-        """The live pieces of what begins at `block`, in order."""
+        """Return the live parts of the allocation that begins at `block`, in order."""
         found: list[Allocation] = []
         piece = self.find(core, block)
         while piece is not None and piece.freed is None and piece.block == block:
@@ -262,7 +262,7 @@ class Books:
             piece = self.find(core, piece.address + piece.size) if piece.size else None
         return found
 
-    # ---- coming and going
+    # ---- allocating and freeing
 
     def allocate(
         self,
@@ -282,7 +282,7 @@ class Books:
         for old in self._ranges[key.core].put(new):
             owner = old.pool()
             if old.freed is None and (owner is None or owner.closed):
-                continue  # a pool that goes waits for the device
+                continue  # closing a pool waits for the device
             new.took_over += [race for race, use in old.races if clock.get(use.key, 0) < use.tick]
             for use in (*old.before, *old.uses):
                 if old.done.get(use.key, 0) < use.tick and not self.clocks.finished(use.key, use.tick):
@@ -290,10 +290,10 @@ class Books:
         return new
 
     def unordered_at_free(self, memory: Allocation, dropped: bool) -> list[Use]:
-        """Uses that may still run when the memory serves again.
+        """Return uses that may still run when the memory is reused.
 
-        The pool hands it out behind its own stream's work until now, and behind that of recorded streams. A
-        Buffer that is dropped was let go by all work that held it.
+        The pool reuses it after the work queued on its own stream until now, and on recorded streams. When a
+        Buffer is dropped, all work that held it has released it.
         """
         before = self.waited_for(memory)
         return [
@@ -320,7 +320,7 @@ class Books:
                 join(memory.done, {use.key: use.tick})
 
     def split(self, memory: Allocation, size: int) -> Allocation:
-        """Cut a piece in two; returns what lies behind so many bytes."""
+        """Split a part in two and return the one after `size` bytes."""
         rest = replace(
             memory,
             address=memory.address + size,
@@ -340,13 +340,13 @@ class Books:
     def unordered_before(
         self, memory: Allocation, region: Region, key: StreamKey, clock: Clock, writes: bool
     ) -> list[tuple[Use, bool]]:
-        """Earlier uses that a use at this point of a stream conflicts with and does not come after.
+        """Return earlier uses that conflict with a use at this point of a stream and do not come before it.
 
-        With each: whether it was another owner's.
+        The flag tells whether the use was that of a previous owner.
         """
         rivals = [(use, False) for use in memory.uses.rivals(region, writes)]
         if clock.get(memory.key, 0) < memory.born:
-            # Not behind its allocation: what was done there before, by other owners, may still run.
+            # Not ordered after its allocation: work of previous owners may still run.
             rivals += [(use, True) for use in memory.before.rivals(region.closed(), writes)]
         return [
             (use, inherited)
@@ -355,9 +355,9 @@ class Books:
         ]
 
 
-def _within(uses: Iterable[Use], start: int, end: int) -> Spans:
+def _within(uses: Iterable[Use], start: int, end: int) -> UseMap:
     part = Region(start, end)
-    found = Spans()
+    found = UseMap()
     for use in uses:
         if use.region.closed().overlaps(part):
             found.add(use)

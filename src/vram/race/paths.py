@@ -1,8 +1,8 @@
-"""Which of the things that a function can name it uses, read from its bytecode.
+"""Which of the names available to a function its bytecode uses.
 
 `paths_of(code)` lists paths such as `self.front`, `state["x"]` or `x[:n]`: those used, those stored to, and
-the calls with what is passed to them. It sees no values and runs nothing: `reach` looks up what the paths
-lead to, and follows the calls. `paths_when(code, decide)` leaves out branches that are known not to run.
+the calls with their arguments. It sees no values and runs nothing: `reach` resolves the paths and follows
+the calls. `paths_when(code, decide)` leaves out branches that are known not to run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Root(NamedTuple):
-    """Where a path begins: "parameter", "free" (a variable of a function around it) or "global"."""
+    """Where a path begins: "parameter", "free" (a variable of an enclosing function) or "global"."""
 
     kind: str
     name: str
@@ -53,13 +53,13 @@ class Computed(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """A step of a path: an attribute of what the path leads to so far."""
+    """A step of a path: an attribute of the object so far."""
 
     name: str
 
 
 class Item(NamedTuple):
-    """A step of a path: an item, or a slice, of what the path leads to so far."""
+    """A step of a path: an item or a slice of the object so far."""
 
     key: Any
 
@@ -71,11 +71,11 @@ class Named(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The last step of a path: something made of what it leads to, by a call or in a loop."""
+    """The last step of a path: an object created from the one so far, by a call or in a loop."""
 
 
 class Super(NamedTuple):
-    """A step of a path: what `super()` makes of an object."""
+    """A step of a path: the result of `super()`."""
 
 
 class Viewed(NamedTuple):
@@ -102,7 +102,7 @@ class Path(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A call: what may be called, what is passed by position, and by name."""
+    """A call: the possible functions, the positional arguments and the keyword arguments."""
 
     callees: frozenset[Path]
     arguments: tuple[frozenset[Path], ...]
@@ -124,20 +124,20 @@ class Paths(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What is known of a value on the stack: what it comes from, and how it is computed if that is simple."""
+    """A value on the stack: where it comes from, and how it is computed if that is simple."""
 
     paths: frozenset[Path] = frozenset()
     key: Any = None
 
     def made(self) -> Value:
-        """Something made of it."""
+        """Return a value created from this one."""
         return Value(frozenset(path.then(Made()) for path in self.paths))
 
 
 Stack: TypeAlias = list[Value]
 
 MOST_STEPS = 8
-"""Steps of one path; what lies deeper counts with what leads there."""
+"""Maximum number of steps in a path; deeper objects count as part of the last one."""
 NOTHING = Value()
 NONE: frozenset[Path] = frozenset()
 _ARITHMETIC = {
@@ -185,7 +185,7 @@ def _paths(code: CodeType, decide: Decide) -> Paths:
     reader = _Reader(code, decide)
     try:
         reader.read()
-    except Exception:  # bytecode of another Python than this was written for: everything that is named
+    except Exception:  # bytecode of an unsupported Python version: use every name
         return Paths(frozenset(_everything_named(code)), NONE, NONE, ())
     return Paths(
         frozenset(reader.used), frozenset(reader.changed), frozenset(reader.assigned), tuple(reader.calls)
@@ -193,7 +193,7 @@ def _paths(code: CodeType, decide: Decide) -> Paths:
 
 
 def evaluate(key: Any, find: Any) -> Any:
-    """The value of a key; `find` gives that of a path. Raises where it cannot be told."""
+    """Return the value of a key; `find` returns that of a path. Raises if it is unknown."""
     if isinstance(key, Constant):
         return key.value
     if isinstance(key, Path):
@@ -269,7 +269,7 @@ def _parameters(code: CodeType) -> tuple[str, ...]:
 
 @dataclass
 class _Reader:
-    """Goes through the instructions once, in order, with a stack of what each value may come from."""
+    """Reads the instructions once, in order, with a stack of possible origins of each value."""
 
     code: CodeType
     decide: Decide
@@ -287,11 +287,11 @@ class _Reader:
         self._local: dict[str, Value] = {
             name: self._settled(name, _of(Path(Root("parameter", name)))) for name in _parameters(self.code)
         }
-        self._at: dict[int, Stack] = {}  # the stack where a jump leads to
+        self._at: dict[int, Stack] = {}  # the stack at the target of a jump
         self._live = {step.argval for step in self._steps if _jumps(step) and step.argval <= step.offset}
         self._live.update(entry.target for entry in dis.Bytecode(self.code).exception_entries)  # type: ignore[attr-defined]
         self._decided = False
-        self._names: tuple[str, ...] = ()  # of the arguments of the next call
+        self._names: tuple[str, ...] = ()  # names of keyword arguments of the next call
         self._inner: list[CodeType] = []
 
     def read(self) -> None:
@@ -315,7 +315,7 @@ class _Reader:
             self._read_inner(inner)
 
     def _read_inner(self, code: CodeType) -> None:
-        """A function made in this one: it is taken as called here."""
+        """Read a nested function as if it were called here."""
         inside = paths_of(code)
         self.used.update(path for each in inside.used for path in self._outside(each))
         self.changed.update(path for each in inside.changed for path in self._outside(each))
@@ -333,7 +333,7 @@ class _Reader:
         return frozenset(found for path in paths for found in self._outside(path))
 
     def _outside(self, path: Path) -> Iterator[Path]:
-        """What a path of an inner function is here."""
+        """Translate a path of a nested function."""
         kind, name = path.root
         if kind == "global" or (kind == "free" and name in self.code.co_freevars):
             yield path
@@ -391,7 +391,7 @@ class _Reader:
             self._other(step)
 
     def _other(self, step: dis.Instruction) -> None:
-        """Known only by how many values it leaves."""
+        """Handle other instructions by the number of values they leave."""
         argument = step.arg if step.opcode >= dis.HAVE_ARGUMENT else None
         effect = dis.stack_effect(step.opcode, argument, jump=False)
         if effect > 0:
@@ -483,7 +483,7 @@ class _Reader:
         self._push(NOTHING)
 
     def _do_pop_top(self, step: dis.Instruction) -> None:
-        self.used |= {path for path in self._pop().paths if not path.made}  # else it was used when made
+        self.used |= {path for path in self._pop().paths if not path.made}  # else it was used when created
 
     def _do_copy(self, step: dis.Instruction) -> None:
         count = step.arg or 1
@@ -654,7 +654,7 @@ class _Reader:
         self._called(callees, rest, {})
 
     def _super(self) -> Value:
-        """`super()` without arguments: of the first parameter."""
+        """Handle `super()` without arguments, which uses the first parameter."""
         first = self._local.get(self.code.co_varnames[0], NOTHING) if self.code.co_argcount else NOTHING
         return Value(frozenset(path.then(Super()) for path in first.paths))
 
@@ -706,7 +706,7 @@ _VIEWS = ("asarray", "memoryview")
 _SUPER = frozenset({Path(Root("global", "super"))})
 _GETATTR = frozenset({Path(Root("global", "getattr"))})
 _RANGE = frozenset({Path(Root("global", "range"))})
-_LOOKS = frozenset(  # functions that do not look at the contents of what they are given
+_LOOKS = frozenset(  # functions that do not read the contents of their arguments
     Path(Root("global", name)) for name in ("len", "id", "type", "isinstance", "hasattr", "callable", "super")
 )
 
@@ -717,7 +717,7 @@ def _name(callee: Path) -> str:
 
 
 def _merged(one: Stack, other: Stack) -> Stack:
-    """What may be on the stack where two ways meet."""
+    """Return the possible stack where two branches meet."""
     if len(one) != len(other):
         return one if len(one) > len(other) else list(other)
     return [a if a == b else Value(a.paths | b.paths) for a, b in zip(one, other, strict=True)]
@@ -760,7 +760,7 @@ def _computed(name: str, parts: list[Value]) -> Computed | None:
 
 
 def _fast_parts(name: str) -> list[str]:
-    """The halves of a joined instruction: LOAD_FAST_LOAD_FAST, STORE_FAST_LOAD_FAST."""
+    """Split a combined instruction: LOAD_FAST_LOAD_FAST, STORE_FAST_LOAD_FAST."""
     return [
         part
         for part in name.replace("_STORE_FAST", " STORE_FAST").replace("_LOAD_FAST", " LOAD_FAST").split()

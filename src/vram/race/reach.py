@@ -1,8 +1,8 @@
-"""What a launched function reaches: the one place that finds memory in arguments, objects and functions.
+"""What a launched function can reach: the one place that finds memory in arguments, objects and functions.
 
-Arguments are searched whole, and count as written unless they are marked. Of what a function brings along (in
-its closure, its globals, its object), what its code names is searched (`paths`); that counts as read unless
-the code stores there. No code of the program runs but array interfaces and conversions to integers.
+Arguments are searched completely and count as written unless they are marked. From the closure, globals and
+object of a function, only what its code uses is searched (`paths`); it counts as read unless the code stores
+to it. No code of the program runs except array interfaces and conversions to integers.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from vram.core.device import Device
 from vram.core.dlpack import View, described
 from vram.core.stream import Event, Reads, Stream
 from vram.lifetimes.growable import DeviceArray, GrowableBuffer
+from vram.race.call_sites import is_the_users
 from vram.race.paths import (
     Attribute,
     Called,
@@ -52,22 +53,21 @@ from vram.race.paths import (
     paths_when,
 )
 from vram.race.regions import Region, array_region
-from vram.race.sites import is_the_users
 
 __all__ = ["Found", "Owner", "memory_in", "memory_of"]
 
 MOST_OBJECTS = 20_000
-"""Objects, and integers, that are looked at for one launch, the nearest first."""
+"""Maximum number of objects, and of integers, that are examined for one launch, nearest first."""
 MOST_POINTERS = 1024
-"""The longest array of integers that is searched for addresses."""
+"""Maximum length of an integer array that is searched for addresses."""
 LEAST_ADDRESS = 1 << 16
-"""Integers below are no addresses."""
+"""Smaller integers are not addresses."""
 NOT, ITSELF, WHOLE = 0, 1, 2
-"""What the program names in the launch: neither, the thing itself, or also what is inside of it."""
+"""What the program names in the launch: nothing, the object itself, or also its contents."""
 
 
 class Owner(NamedTuple):
-    """A Buffer or growable buffer that was found: where its allocation lies, and whether it was freed."""
+    """A Buffer or growable buffer that was found: where its allocation is, and whether it was freed."""
 
     pool: Any
     block: int
@@ -78,9 +78,9 @@ class Owner(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """Memory that may be used. `owner` is None for addresses, which may be nobody's.
+    """Memory that may be used. `owner` is None for addresses, which may not belong to a pool.
 
-    `named`: the program names it in the launch, it was not come across in something that a function carries.
+    `named`: the program names it in the launch; it was not found inside an object that a function refers to.
     `holds`: what was found keeps the Buffer alive.
     """
 
@@ -92,14 +92,14 @@ class Found:
 
 
 def memory_in(work: Any, arguments: tuple[Any, ...], ours: Callable[[int], bool]) -> list[Found]:
-    """What `work`, launched with these arguments, reaches. `ours` says whether an address is a pool's."""
+    """Return what `work` can reach with these arguments. `ours` tells whether a pool has an address."""
     search = _Search(ours)
     search.launched(work, arguments)
     return search.result()
 
 
 def memory_of(value: Any, writes: bool, ours: Callable[[int], bool]) -> list[Found]:
-    """The memory that a value stands for, or holds."""
+    """Return the memory that a value represents or contains."""
     search = _Search(ours)
     search.add(value, writes, WHOLE)
     return search.result()
@@ -109,7 +109,7 @@ def memory_of(value: Any, writes: bool, ours: Callable[[int], bool]) -> list[Fou
 
 
 class _Look(NamedTuple):
-    """Something to look at."""
+    """An object to examine."""
 
     value: Any
     writes: bool
@@ -117,9 +117,9 @@ class _Look(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call to look at; the last so many arguments count already, as those of the launch.
+    """A call to examine; the last `counted` arguments are already covered by the launch.
 
-    `bound` are arguments of a partial call. `launched`: it is what the stream runs, not a call inside of it.
+    `bound` are arguments of a partial call. `launched`: the stream runs it; it is not a call inside.
     """
 
     function: Any
@@ -150,13 +150,13 @@ class _Call(NamedTuple):
 
 
 class _Search:
-    """Goes through objects breadth first, each once for reading and once for writing."""
+    """Searches objects breadth first, each once for reading and once for writing."""
 
     def __init__(self, ours: Callable[[int], bool]) -> None:
         self._ours = ours
         self._open: deque[_Look | _Call] = deque()
         self._seen: dict[int, tuple[bool, int]] = {}
-        self._kept: list[Any] = []  # ids stay theirs as long as the search goes on
+        self._kept: list[Any] = []  # keeps ids unique during the search
         self._called: set[tuple[int, int]] = set()
         self._classes: set[type] = set()
         self._pointers_left = MOST_OBJECTS
@@ -190,7 +190,7 @@ class _Search:
         if writes is None or look.writes > writes or look.named > named:
             self._seen[id(look.value)] = (look.writes or bool(writes), max(look.named, named))
             self._kept.append(look.value)
-            with suppress(Exception):  # objects may refuse in many ways; they are the program's
+            with suppress(Exception):  # objects of the program may raise anything
                 self._look(look)
 
     def _touch(
@@ -221,12 +221,12 @@ class _Search:
                 handle(self, value, writes, named)
                 return
         if type(value).__module__.startswith("vram."):
-            return  # what moves memory for the program keeps it in order itself
+            return  # it moves memory for the program and orders it itself
         if not self._array(value, writes, named) and not self._number(value, writes, named):
             self._inside(value, writes, named)
 
     def _ignore(self, value: Any, writes: bool, named: int) -> None:
-        """Searched no further: it is no memory, and leads everywhere."""
+        """Search no further: it is not memory and refers to everything."""
 
     def _reads(self, value: Reads, writes: bool, named: int) -> None:
         self.add(value.value, False, named)
@@ -268,20 +268,20 @@ class _Search:
         self.add(value(), writes, named)
 
     def _inside(self, value: Any, writes: bool, named: int) -> None:
-        """Whatever an object of an unknown kind refers to, by the way the garbage collector sees it."""
+        """Examine what an object of an unknown type refers to, as the garbage collector sees it."""
         if type(value) is _BYREF:
             self.add(value._obj, writes, named)
         if type(value).__name__ == "PyCapsule":
-            with suppress(Exception):  # not DLPack's, or consumed
+            with suppress(Exception):  # not from DLPack, or consumed
                 self._tensor(value, writes, named)
         self._add_inside(gc.get_referents(value), writes, named)
         self._class(type(value), writes, named)
-        if not type(value).__flags__ & _HEAP_TYPE:  # of a library: it may hold an address without an object
+        if not type(value).__flags__ & _HEAP_TYPE:  # a type of a library may hold a bare address
             with suppress(Exception):
                 self._integer(value.ptr, writes, named)
 
     def _class(self, value: type, writes: bool, named: int) -> None:
-        """What a class of the program holds for all its objects."""
+        """Examine what a class of the program holds for all its objects."""
         for each in value.__mro__:
             module = sys.modules.get(each.__module__)
             if each not in self._classes and is_the_users(getattr(module, "__file__", None) or "<frozen >"):
@@ -292,7 +292,7 @@ class _Search:
     # ---- arrays
 
     def _array(self, value: Any, writes: bool, named: int) -> bool:
-        """Arrays of any library over our memory, by the protocols they offer."""
+        """Find our memory in arrays of any library, through the protocols they offer."""
         return (
             self._interface(value, writes, named)
             or self._exported(value, writes, named)
@@ -304,7 +304,7 @@ class _Search:
         found = False
         for protocol in ("__array_interface__", "__cuda_array_interface__"):
             if hasattr(type(value), protocol) or protocol in getattr(value, "__dict__", ()):
-                with suppress(Exception):  # such properties refuse in many ways
+                with suppress(Exception):  # such properties may raise anything
                     facts = getattr(value, protocol)
                     address, read_only = facts["data"]
                     item = _item_size(facts["typestr"])
@@ -316,7 +316,7 @@ class _Search:
         return found
 
     def _contents(self, value: Any, typestr: str, address: int, writes: bool, named: int) -> None:
-        """Arrays of objects, and arrays of addresses."""
+        """Examine arrays of objects and arrays of addresses."""
         if value.size > MOST_POINTERS or self._ours(address):
             return
         if value.dtype.names:
@@ -327,13 +327,13 @@ class _Search:
             self._add_inside(value.ravel().tolist(), writes, named)
 
     def _exported(self, value: Any, writes: bool, named: int) -> bool:
-        """The buffer protocol: memoryviews, array.array, bytearrays and the like."""
+        """Examine the buffer protocol: memoryviews, array.array, bytearrays and so on."""
         if isinstance(value, _CTYPES) or not _check_buffer(value):
             return False
         held = value.obj if type(value) is memoryview and not _released(value) else None
         view = _PyBuffer()
         if _get_buffer(value, ctypes.byref(view), _STRIDED_FORMAT) != 0:
-            return True  # a released view, or one that refuses
+            return True  # a released view, or one that raises
         try:
             shape = view.shape[: view.ndim] if view.ndim else ()
             strides = view.strides[: view.ndim] if view.ndim and view.strides else None
@@ -361,7 +361,7 @@ class _Search:
         return True
 
     def _dlpack(self, value: Any, writes: bool, named: int) -> bool:
-        """Only of host memory: elsewhere an export orders streams."""
+        """Export only host memory: elsewhere an export orders streams."""
         if not hasattr(type(value), "__dlpack__") or not hasattr(type(value), "__dlpack_device__"):
             return False
         with suppress(Exception):
@@ -375,7 +375,7 @@ class _Search:
         self._touch(array_region(address, item, shape, strides), writes and not readonly, named)
 
     def _number(self, value: Any, writes: bool, named: int) -> bool:
-        """NumPy's integers, and whatever else stands for one."""
+        """Examine NumPy's integers and other objects that convert to an integer."""
         if not hasattr(type(value), "__index__"):
             return False
         with suppress(Exception):
@@ -394,7 +394,7 @@ class _Search:
         self._add_inside(gc.get_referents(value), writes, named)
 
     def _ctypes_contents(self, value: Any, address: int, writes: bool, named: int) -> None:
-        """Its addresses, read as plain numbers: nothing is followed that is not ctypes' own memory."""
+        """Read its addresses as plain numbers; follow only memory of ctypes itself."""
         if isinstance(value, ctypes.Array):
             kind, count = value._type_, min(len(value), MOST_POINTERS)
             places = [(address + i * ctypes.sizeof(kind), kind) for i in range(count)]
@@ -421,7 +421,7 @@ class _Search:
     # ---- functions
 
     def launched(self, work: Any, arguments: tuple[Any, ...]) -> None:
-        """`work` is a partial call of the function with the plain values, where there are any."""
+        """Examine a launch. `work` may be a partial call of the function with plain values."""
         function, plain = work, ()
         if arguments:
             count = len(work.args) - len(arguments)
@@ -435,7 +435,7 @@ class _Search:
         self._open.append(_Call(function, plain, counted=len(plain), launched=True))
 
     def _known(self, function: Any, arguments: tuple[Any, ...]) -> bool:
-        """Functions of ctypes say how many bytes they touch."""
+        """Handle functions of ctypes, which tell how many bytes they access."""
         kinds = next((kinds for known, kinds in _RANGES if function is known), ())
         if not kinds or len(arguments) != len(kinds) + 1:
             return False
@@ -458,13 +458,13 @@ class _Search:
             self.add(owner, _writes_owner(value.__name__), named or ITSELF)
 
     def _call(self, call: _Call) -> None:
-        """What a function brings along when it is called so."""
+        """Examine what a function refers to when it is called this way."""
         call = call.without_partial()
         function = call.function
         if isinstance(function, FunctionType) and is_the_users(function.__code__.co_filename):
             self._function(call)
             return
-        if isinstance(function, FunctionType):  # a library's: it may stand around one of the program's
+        if isinstance(function, FunctionType):  # a library's function may wrap one of the program's
             self._add_inside((function.__closure__ or ()), False, NOT)
         else:
             self.add(function, False, ITSELF)
@@ -507,7 +507,7 @@ class _Search:
                 self.add(value, writes, ITSELF)
 
     def _changed_by_calls(self, paths: Paths, scope: _Scope) -> frozenset[Path]:
-        """What functions that are called change of what is passed to them."""
+        """Return which arguments the called functions change."""
         changed: set[Path] = set()
         for call in paths.calls:
             changed |= _changed_by_name(call)
@@ -523,7 +523,7 @@ class _Search:
 
 
 def _changed_by_name(call: Called) -> frozenset[Path]:
-    """What a call changes, by what is called: methods and functions whose names say so, and `out=`."""
+    """Return what a call changes according to its name: known methods and functions, and `out=`."""
     changed = frozenset().union(*(given for name, given in call.named if name == "out"))
     for callee in call.callees:
         last = callee.steps[-1] if callee.steps else Attribute(callee.root.name)
@@ -536,12 +536,12 @@ def _changed_by_name(call: Called) -> frozenset[Path]:
 
 
 def _writes_owner(method: str) -> bool:
-    """By its name; PyTorch's methods that work in place end with an underscore."""
+    """Decide by the name; PyTorch's in-place methods end with an underscore."""
     return method in _WRITES_OWNER or (method.endswith("_") and not method.endswith("__"))
 
 
 def _changed_by_function(value: Any, call: Called) -> frozenset[Path]:
-    """Which arguments of a call a function of the program changes."""
+    """Return which arguments of a call a function of the program changes."""
     offset = int(isinstance(value, (_Bound, MethodType)))
     function = value.function if isinstance(value, _Bound) else getattr(value, "__func__", value)
     if not isinstance(function, FunctionType):
@@ -558,18 +558,18 @@ def _changed_by_function(value: Any, call: Called) -> frozenset[Path]:
     return frozenset().union(*(passed for name, passed in (*given, *call.named) if name in names))
 
 
-# ---- what a path leads to ---------------------------------------------------------------------------------
+# ---- resolving paths --------------------------------------------------------------------------------------
 
 
 class _Bound(NamedTuple):
-    """A function of a class, and the object it is called on."""
+    """A method and the object it is called on."""
 
     function: Any
     owner: Any
 
 
 class _Scope:
-    """What the names in a function stand for when it is called so."""
+    """What the names in a function refer to when it is called this way."""
 
     def __init__(
         self, function: FunctionType, arguments: tuple[Any, ...], keywords: Mapping[str, Any], counted: int
@@ -589,7 +589,7 @@ class _Scope:
         self._free = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
 
     def root(self, path: Path) -> Any:
-        """Raises KeyError or ValueError where there is none."""
+        """Return the root of a path. Raises KeyError or ValueError if there is none."""
         kind, name = path.root
         if kind == "parameter":
             return self._parameters[name]
@@ -610,7 +610,7 @@ class _Scope:
         return self._find(path)
 
     def values(self, path: Path, writes: bool) -> Iterator[Any]:
-        """What a path leads to, or the last thing on the way of which more cannot be told."""
+        """Yield the object of a path, or the last one on the way that can be determined."""
         with suppress(KeyError, ValueError):
             value = self.root(path)
             for i, step in enumerate(path.steps):
@@ -625,11 +625,11 @@ class _Scope:
                         and isinstance(value, _CONTAINERS)
                         and step.name in _MUTATES
                     ):
-                        return  # what it holds is not looked at
+                        return  # its contents are not examined
                     break
                 following = path.steps[i + 1 : i + 2]
                 if isinstance(value, _Bound) and following:
-                    # What a method of Python's makes is looked at in the method.
+                    # The result of a Python method is examined in the method.
                     yield from (value, last) if writes else (value,)
                     return
                 if isinstance(value, property) and isinstance(value.fget, FunctionType):
@@ -675,18 +675,18 @@ class _Window(NamedTuple):
 
 
 class _SuperOf(NamedTuple):
-    """What `super()` makes: an object, and the class whose bases are meant."""
+    """The result of `super()`: an object, and the class whose bases are searched."""
 
     owner: Any
     above: type
 
 
 class _Unknown(Exception):
-    """Where a step of a path leads cannot be told without running code of the program."""
+    """A step of a path cannot be resolved without running code of the program."""
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute, found without running code: a value, a property, or a function with its object."""
+    """Return an attribute, found without running code: a value, a property, or a bound function."""
     if isinstance(value, ModuleType):
         if name in value.__dict__:
             return value.__dict__[name]
@@ -719,11 +719,11 @@ def _attribute(value: Any, name: str) -> Any:
     if isinstance(found, property):
         return found
     if hasattr(type(found), "__get__"):
-        raise _Unknown  # of a library's own kind: what it belongs to counts
+        raise _Unknown  # a descriptor of a library: its owner counts
     return found
 
 
-# ---- kinds of things --------------------------------------------------------------------------------------
+# ---- types ------------------------------------------------------------------------------------------------
 
 _LEAVES = frozenset(
     (type(None), bool, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), CodeType)
@@ -744,7 +744,7 @@ _FACTS = frozenset(
 )
 _CTYPES = (ctypes._SimpleCData, ctypes._Pointer, ctypes.Array, ctypes.Structure, ctypes.Union)
 
-# Methods that write to their object, and functions that write to their first arguments.
+# Methods that write to their object, and functions that write to their first argument.
 _WRITES_OWNER = frozenset(
     (
         "fill",
@@ -794,7 +794,7 @@ _KINDS: tuple[tuple[Any, Callable[[_Search, Any, bool, int], None]], ...] = (
 
 
 def _as_slices(key: Any) -> Any:
-    """A key that gives a view where a number would give a copy of an element."""
+    """Convert a key so that it gives a view where an index would give a copy of an element."""
     if isinstance(key, tuple):
         return tuple(map(_as_slices, key))
     if type(key) is range:
@@ -808,12 +808,12 @@ def _bytes(address: int, size: int) -> Region | None:
 
 
 def _item_size(typestr: str) -> int:
-    size = int(typestr[2:] or _POINTER_BYTES)  # an object has none
+    size = int(typestr[2:] or _POINTER_BYTES)  # objects have no size
     return 4 * size if typestr[1] == "U" else size
 
 
 def _holds(value: Any) -> bool:
-    """Whether an array keeps a Buffer alive: NumPy's do by their base."""
+    """Return whether an array keeps a Buffer alive: NumPy arrays do through their base."""
     for _ in range(MOST_POINTERS):
         if isinstance(value, Buffer):
             return True
@@ -844,7 +844,7 @@ def _address(pointer: Any) -> int:
 def _fields(kind: type) -> Iterator[tuple[str, Any]]:
     for each in reversed(kind.__mro__):
         for field in each.__dict__.get("_fields_", ()):
-            if len(field) == 2:  # else some bits of a number
+            if len(field) == 2:  # otherwise a bit field
                 yield field[0], field[1]
 
 
@@ -881,5 +881,5 @@ _native_get_buffer.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int]
 def _get_buffer(value: Any, view: Any, flags: int) -> int:
     try:
         return int(_native_get_buffer(value, view, flags))
-    except Exception:  # what the exporter raised
+    except Exception:  # raised by the exporter
         return -1

@@ -1,4 +1,4 @@
-"""Which bytes a use touches: ranges, arrays with strides, and pointers, of which only the start is known."""
+"""Which bytes a use touches: ranges, strided arrays, and pointers, of which only the start is known."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 __all__ = ["Region", "array_region"]
 
 MOST_STEPS = 10_000
-"""Steps of one search for a byte that two arrays with strides share; beyond it they count as overlapping."""
+"""Maximum steps to find a byte shared by two strided arrays; beyond it they count as overlapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes from `start` up to `end`.
+    """Bytes from `start` to `end`, excluding `end`.
 
-    With `steps`, only runs of `run` bytes in there: one for each combination of `count` multiples of each
-    `stride`. With `open`, a pointer: it is known where its bytes begin, and they end at `end` at the latest.
+    With `steps`, only runs of `run` bytes in it: one for each combination of `count` multiples of each
+    `stride`. With `open`, it is a pointer: its bytes begin at `start` and end at `end` at the latest.
     """
 
     start: int
@@ -32,11 +32,11 @@ class Region:
         return not self.steps and not self.open
 
     def closed(self) -> Region:
-        """As if a pointer reached as far as it may."""
+        """Return the region in which a pointer reaches as far as it can."""
         return replace(self, open=False) if self.open else self
 
     def overlaps(self, other: Region) -> bool:
-        """Whether both touch the same byte. Two pointers do only where they are equal."""
+        """Return whether both touch the same byte. Two pointers do only if they are equal."""
         if self.open and other.open:
             return self.start == other.start
         if self.start >= other.end or other.start >= self.end:
@@ -50,7 +50,7 @@ class Region:
 def array_region(
     address: int, item: int, shape: Sequence[int], strides: Sequence[int] | None
 ) -> Region | None:
-    """The bytes of an array's elements; None where it has none. Strides are in bytes, None: packed."""
+    """Return the bytes of an array's elements; None if it is empty. Strides are bytes; None: packed."""
     if 0 in shape or item == 0:
         return None
     if strides is None:
@@ -73,9 +73,9 @@ def array_region(
 
 
 def _share_a_byte(one: Region, other: Region) -> bool:
-    """Solve one.start + Σ iₖsₖ + r = other.start + Σ jₖtₖ + q for whole numbers within their bounds.
+    """Solve one.start + Σ iₖsₖ + r = other.start + Σ jₖtₖ + q for integers within their bounds.
 
-    With jₖ counted from the other end all terms are positive: Σ cₖxₖ + slack = goal.
+    With jₖ counted from the other end, all terms are positive: Σ cₖxₖ + slack = goal.
     """
     (run, steps), (other_run, other_steps) = one._runs(), other._runs()
     goal = other.end - 1 - one.start
@@ -87,13 +87,13 @@ def _share_a_byte(one: Region, other: Region) -> bool:
 
 
 class _Search:
-    """Whether a goal is a sum of so many of each term, and a slack of less than the runs."""
+    """Whether a goal is a sum of bounded multiples of the terms, plus a slack smaller than the runs."""
 
     def __init__(self, terms: Iterable[tuple[int, int]], slack: int) -> None:
         self._terms = list(terms)
         self._slack = slack
         self._steps_left = MOST_STEPS
-        self._reach = [slack]  # of the terms from here on, the last first
+        self._reach = [slack]  # maximum sum of the remaining terms, last first
         self._common = [0]
         for term, count in reversed(self._terms):
             self._reach.append(self._reach[-1] + term * count)

@@ -1,1 +1,1 @@
-"""The machine and the installation: what is there, what is set up badly, how C programs link to vram."""
+"""The machine and the installation: inventory, configuration problems, flags for C programs."""

@@ -1,4 +1,4 @@
-"""Where the C interface lies in this installation, and what compilers and pkg-config need to find it.
+"""Location of the C interface in this installation, and the flags for compilers and pkg-config.
 
 `python -m vram --include --libs` prints `compiler_flags`. The interface itself is `vram.h`.
 """
@@ -19,19 +19,19 @@ PKGCONFIG: Final = Path("lib", "pkgconfig", "vram.pc")
 
 
 def folder_of(part: Path) -> Path:
-    """The folder of HEADER, LIBRARY or PKGCONFIG; ConfigError where the package came without them."""
+    """Return the directory of HEADER, LIBRARY or PKGCONFIG; raise ConfigError if the package lacks them."""
     path = PACKAGE / part
     if not path.is_file():
         raise ConfigError(
             f"the C interface is not part of this installation: {path} is missing. "
-            "Install the package with pip; a copy of its sources does not have it.",
+            "Install the package with pip; the source tree does not contain it.",
             path=str(path),
         )
     return path.parent
 
 
 def compiler_flags(*, include: bool, libs: bool) -> list[str]:
-    """Flags that compile a program (`include`) and link it (`libs`); it finds the library when it runs."""
+    """Return flags that compile a program (`include`) and link it (`libs`), with a run path."""
     flags = [f"-I{folder_of(HEADER)}"] if include else []
     if libs:
         folder = folder_of(LIBRARY)

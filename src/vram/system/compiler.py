@@ -12,10 +12,10 @@ __all__ = ["find_compiler"]
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler as a command: $CXX, else c++, g++ or clang++."""
+    """Return the C++ compiler as a command: $CXX, else c++, g++ or clang++."""
     wanted = shlex.split(os.environ.get("CXX", ""))
     for command in filter(None, (wanted, ["c++"], ["g++"], ["clang++"])):
         found = shutil.which(command[0])
         if found is not None:
             return [found, *command[1:]]
-    raise DeviceError("no C++ compiler was found (c++, g++, clang++ or $CXX)", code="missing")
+    raise DeviceError("no C++ compiler found (tried $CXX, c++, g++ and clang++)", code="missing")

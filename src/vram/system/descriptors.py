@@ -1,6 +1,6 @@
-"""Descriptors that a forked child inherits and has no use for: sockets that its parent serves.
+"""File descriptors that a forked child inherits and does not need: sockets that its parent serves.
 
-As long as the child has them open, the port stays taken and clients do not learn that the parent has ended.
+While the child keeps them open, the port stays in use and clients do not notice that the parent has ended.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ __all__ = ["disown"]
 
 
 def disown(descriptors: Iterable[int]) -> None:
-    """Close inherited descriptors, for the child of a fork.
+    """Close inherited descriptors in the child of a fork.
 
-    Each number then leads to /dev/null, so that the objects that own it, whatever they are, may close it
-    later without hitting another file.
+    Each number is redirected to /dev/null, so that the objects that own it can close it later without closing
+    another file.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:

@@ -1,6 +1,6 @@
-"""What is wrong with a set-up, and how to mend it: the checks of `vram doctor`, each a function of a `Scene`.
+"""The checks of `vram doctor`: each is a function of a `Scene` and yields problems and how to fix them.
 
-Looks and judges; changes nothing and imports no framework. Drawing is the command's.
+The checks change nothing and import no framework. The command prints the findings.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from vram.sizes import format_size
 __all__ = ["CHECKS", "Finding", "Scene", "examine", "look"]
 
 Level: TypeAlias = Literal["wrong", "warning", "hint"]
-"""wrong: something does not work; warning: it works other than one would think; hint: it could be better."""
+"""wrong: something does not work; warning: it works differently than expected; hint: it can be improved."""
 LEVELS: tuple[Level, ...] = ("wrong", "warning", "hint")
 
 OUR_VARIABLES = ("VRAM_CONF", "VRAM_RUNTIME_DIR", *VARIABLES)
 TORCH_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 LEAST_LOCKED = 1 << 30
-"""A limit of locked memory below this is called low."""
+"""A limit on locked memory below this is reported as low."""
 LEAST_FREE = 0.1
-"""A device with less than this share free is called full."""
+"""A device with a smaller fraction of free memory is reported as full."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found: what is so, why it matters, and what to do."""
+    """One finding: what is the case, why it matters, and what to do."""
 
     level: Level
     title: str
@@ -40,17 +40,17 @@ class Finding:
     fix: str
 
     def to_dict(self) -> dict[str, str]:
-        """The finding as plain text by name."""
+        """Return the finding as a dict of strings."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """All that the checks look at, so that a test can set one."""
+    """Everything that the checks read, so that tests can provide it."""
 
     environ: Mapping[str, str]
     devices: list[dict[str, Any]] = field(default_factory=list)
-    """As `vram.system.machine.describe_device` has them."""
+    """As returned by `vram.system.machine.describe_device`."""
     no_cuda: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
     plugged: Mapping[str, bool] = field(default_factory=dict)
@@ -58,15 +58,15 @@ class Scene:
     torch_began: bool = False
     """Whether PyTorch has used CUDA in this process."""
     held_before: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that libraries which allocate from vram still hold from before."""
+    """Bytes that libraries on vram still hold from their own allocators."""
     reserved: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that this process's pools hold, by device."""
+    """Bytes that the pools of this process hold, by device."""
     no_compiler: str = ""
     locked_limit: int | None = None
-    """Bytes that may be locked; None for no limit."""
+    """Bytes that may be locked; None means no limit."""
     container: bool = False
     driver_files: tuple[str, ...] = ()
-    """Signs that the kernel has an NVIDIA driver."""
+    """Files that show that the kernel has an NVIDIA driver."""
     unsafe_runtime: str = ""
 
     @property
@@ -76,7 +76,7 @@ class Scene:
 
 
 def examine(scene: Scene | None = None) -> list[Finding]:
-    """Run every check on a scene (by default this process), the gravest finding first."""
+    """Run every check on a scene (default: this process); the most severe finding comes first."""
     seen = look() if scene is None else scene
     found = [finding for check in CHECKS for finding in check(seen)]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
@@ -86,15 +86,15 @@ def examine(scene: Scene | None = None) -> list[Finding]:
 
 
 def check_settings(scene: Scene) -> Iterator[Finding]:
-    """VRAM_CONF and the single variables can be read."""
+    """VRAM_CONF and the single variables are valid."""
     try:
         Config(environ=scene.environ)
     except ConfigError as error:
-        yield Finding("wrong", "a setting cannot be read", "no pool can be made with it", str(error))
+        yield Finding("wrong", "a setting is invalid", "no pool can be created with it", str(error))
 
 
 def check_limit(scene: Scene) -> Iterator[Finding]:
-    """A limit that is no limit."""
+    """A limit that has no effect."""
     try:
         limit = Config(environ=scene.environ)["limit"]
     except ConfigError:
@@ -105,22 +105,22 @@ def check_limit(scene: Scene) -> Iterator[Finding]:
         if most > total:
             yield Finding(
                 "warning",
-                f"limit is {format_size(most)}, and {device['name']} has {format_size(total)}",
-                "it limits nothing there",
-                "lower it, or give a share such as limit:0.9",
+                f"the limit is {format_size(most)}, but {device['name']} has only {format_size(total)}",
+                "it has no effect there",
+                "lower it, or use a fraction such as limit:0.9",
             )
 
 
 def check_variables(scene: Scene) -> Iterator[Finding]:
-    """Variables that look like ours and are not."""
+    """Variables that look like ours but are unknown."""
     for name in scene.environ:
         if name.upper().startswith("VRAM") and name not in OUR_VARIABLES:
             close = difflib.get_close_matches(name.upper(), OUR_VARIABLES, n=1, cutoff=0.5)
             yield Finding(
                 "warning",
-                f"{name} is set, and vram does not know it",
-                "nothing reads it",
-                f"did you mean {close[0]}?" if close else f"the variables are {', '.join(OUR_VARIABLES)}",
+                f"{name} is set, but it is not a variable of vram",
+                "it has no effect",
+                f"did you mean {close[0]}?" if close else f"valid variables are {', '.join(OUR_VARIABLES)}",
             )
 
 
@@ -128,50 +128,50 @@ def check_variables(scene: Scene) -> Iterator[Finding]:
 
 
 def check_torch_settings(scene: Scene) -> Iterator[Finding]:
-    """PyTorch's allocator is told something that nobody hears."""
+    """Settings of PyTorch's allocator that have no effect."""
     given = [name for name in TORCH_VARIABLES if scene.environ.get(name)]
     if given and scene.plugged.get("torch"):
         yield Finding(
             "warning",
             f"{' and '.join(given)} is set while PyTorch allocates from vram",
-            "only PyTorch's own allocator heeds it",
-            "remove it, and set what vram offers in VRAM_CONF: pages are mapped as expandable_segments does",
+            "only PyTorch's own allocator uses it",
+            "remove it and use VRAM_CONF instead; vram maps pages like expandable_segments by default",
         )
 
 
 def check_late_plug(scene: Scene) -> Iterator[Finding]:
-    """PyTorch was there first."""
+    """PyTorch used CUDA before vram was installed in it."""
     if scene.torch_began and not scene.plugged.get("torch", True):
         yield Finding(
             "hint",
-            "PyTorch has used CUDA with its own allocator",
-            "it cannot be replaced any more in this process, and pools of vram share the device with it",
+            "PyTorch has already used CUDA with its own allocator",
+            "it can no longer be replaced in this process, and vram's pools share the device with it",
             "call vram.torch.install() before the first use of CUDA, start the program with "
-            "vram run --torch, or feed a part of it with vram.torch.mem_pool()",
+            "vram run --torch, or use vram.torch.mem_pool() for parts of it",
         )
     for library, size in scene.held_before.items():
         yield Finding(
             "warning",
-            f"{library} holds {format_size(size)} from before it was given to vram",
-            "vram cannot reuse that memory when the device runs full",
+            f"{library} holds {format_size(size)} that it allocated before vram was installed in it",
+            "vram cannot reuse that memory when the device is full",
             f"call vram.{library}.install() before the first array, or free the library's own pool",
         )
 
 
 def check_preallocation(scene: Scene) -> Iterator[Finding]:
-    """JAX takes three quarters of a GPU when it starts."""
+    """JAX preallocates three quarters of a GPU when it starts."""
     told = scene.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0")
     if "jax" in scene.packages and scene.has_cuda and not told:
         yield Finding(
             "hint",
-            "JAX is installed and will preallocate",
-            "it takes most of a GPU at its first use, which pools of vram on the same GPU then lack",
-            "set XLA_PYTHON_CLIENT_PREALLOCATE=false where both are used",
+            "JAX is installed and will preallocate GPU memory",
+            "it allocates most of a GPU on first use, which leaves little for vram's pools on that GPU",
+            "set XLA_PYTHON_CLIENT_PREALLOCATE=false if you use both",
         )
 
 
 def check_numba(scene: Scene) -> Iterator[Finding]:
-    """Numba's memory manager is another one."""
+    """Numba uses another memory manager."""
     manager = scene.environ.get("NUMBA_CUDA_MEMORY_MANAGER", "")
     if manager and manager not in ("vram.numba", "default"):
         yield Finding(
@@ -183,12 +183,12 @@ def check_numba(scene: Scene) -> Iterator[Finding]:
 
 
 def check_compiler(scene: Scene) -> Iterator[Finding]:
-    """The companion that throws torch.OutOfMemoryError is compiled."""
+    """A compiler is available for the library that throws torch.OutOfMemoryError."""
     if "torch" in scene.packages and scene.has_cuda and scene.no_compiler:
         yield Finding(
             "hint",
-            "there is no C++ compiler",
-            "under vram.torch.install() out of memory is a RuntimeError, not a torch.OutOfMemoryError",
+            "no C++ compiler is installed",
+            "with vram.torch.install(), out of memory raises RuntimeError instead of torch.OutOfMemoryError",
             f"install g++ ({scene.no_compiler})",
         )
 
@@ -197,7 +197,7 @@ def check_compiler(scene: Scene) -> Iterator[Finding]:
 
 
 def check_driver(scene: Scene) -> Iterator[Finding]:
-    """A GPU that cannot be reached."""
+    """A GPU that cannot be used."""
     if scene.has_cuda:
         return
     hidden = scene.environ.get("CUDA_VISIBLE_DEVICES")
@@ -206,14 +206,14 @@ def check_driver(scene: Scene) -> Iterator[Finding]:
             "warning",
             f"CUDA_VISIBLE_DEVICES is {hidden!r}",
             "it hides every GPU, so vram uses the host",
-            "unset it, or name the devices to use",
+            "unset it, or set it to the devices to use",
         )
     elif scene.driver_files and scene.container:
         yield Finding(
             "wrong",
-            f"this container sees a GPU's driver ({scene.driver_files[0]}), but: {scene.no_cuda}",
+            f"this container has an NVIDIA driver ({scene.driver_files[0]}), but: {scene.no_cuda}",
             "vram uses the host instead",
-            "start the container with the driver's library in it: docker run --gpus all, or the runtime of "
+            "start the container with the driver's library: docker run --gpus all, or the runtime of "
             "the NVIDIA container toolkit",
         )
     elif scene.driver_files:
@@ -221,64 +221,65 @@ def check_driver(scene: Scene) -> Iterator[Finding]:
             "wrong",
             f"the kernel has an NVIDIA driver ({scene.driver_files[0]}), but: {scene.no_cuda}",
             "vram uses the host instead",
-            "install libcuda.so.1 of the same version; after an update of the driver, reboot",
+            "install libcuda.so.1 of the same version; reboot after a driver update",
         )
     elif scene.container:
         yield Finding(
             "hint",
             f"this container has no GPU: {scene.no_cuda}",
             "vram uses the host",
-            "where the machine has one: docker run --gpus all",
+            "if the machine has a GPU, use docker run --gpus all",
         )
 
 
 def check_devices(scene: Scene) -> Iterator[Finding]:
-    """GPUs that map no pages, or are full of what is not ours."""
+    """GPUs that cannot map pages, or whose memory is used by others."""
     for device in scene.devices:
         if device["kind"] != "cuda":
             continue
         if not device["pages"]:
             yield Finding(
                 "hint",
-                f"{device['name']} maps no pages",
-                f"pools take plain segments, which waste more: {device['no_pages']}",
-                "a newer driver, or a GPU with virtual memory management",
+                f"{device['name']} cannot map pages",
+                f"pools use plain segments, which waste more memory: {device['no_pages']}",
+                "use a newer driver, or a GPU with virtual memory management",
             )
         ours = scene.reserved.get(device["name"], 0)
         if device["free_bytes"] + ours < LEAST_FREE * device["total_bytes"]:
             yield Finding(
                 "warning",
                 f"{device['name']} has only {format_size(device['free_bytes'])} free of "
-                f"{format_size(device['total_bytes'])}, and {format_size(ours)} are this process's pools'",
-                "pools will run out early",
-                "nvidia-smi shows who else is there",
+                f"{format_size(device['total_bytes'])}, and {format_size(ours)} is in this process's pools",
+                "pools will run out of memory early",
+                "nvidia-smi shows the other processes",
             )
 
 
 def check_locked_memory(scene: Scene) -> Iterator[Finding]:
-    """A low limit of locked memory."""
+    """A low limit on locked memory."""
     if scene.has_cuda and scene.locked_limit is not None and scene.locked_limit < LEAST_LOCKED:
         yield Finding(
             "hint",
-            f"at most {format_size(scene.locked_limit)} may be locked (ulimit -l)",
-            "RDMA, and some drivers, count page-locked memory of vram.PinnedPool and vram.pin against it",
-            "where pinning fails, raise it: ulimit -l unlimited, or docker run --ulimit memlock=-1",
+            f"at most {format_size(scene.locked_limit)} of memory may be locked (ulimit -l)",
+            "RDMA and some drivers count the pinned memory of vram.PinnedPool and vram.pin against this "
+            "limit",
+            "if pinning fails, raise it: ulimit -l unlimited, or docker run --ulimit memlock=-1",
         )
 
 
 def check_runtime(scene: Scene) -> Iterator[Finding]:
-    """No place for the monitor's socket."""
+    """No directory is available for the monitor's socket."""
     if scene.unsafe_runtime:
         yield Finding(
-            "wrong", "vram.monitor() cannot work", scene.unsafe_runtime, "see above, or set VRAM_RUNTIME_DIR"
+            "wrong", "vram.monitor() cannot work", scene.unsafe_runtime, "fix that, or set VRAM_RUNTIME_DIR"
         )
 
 
 def check_features(scene: Scene) -> Iterator[Finding]:
-    """What much depends on and is missing; `vram info` lists the rest."""
+    """Important optional packages that are missing; `vram info` lists the rest."""
     for each in scene.features:
         if each["name"] == "trace" and not each["there"]:
-            yield Finding("hint", "pyarrow is missing", f"it is for {each['for']}", each["install"])
+            yield Finding("hint", "pyarrow is missing", f"it is needed for {each['for']}", each["install"])
 
 
 CHECKS: tuple[Callable[[Scene], Iterator[Finding]], ...] = (
@@ -298,11 +299,11 @@ CHECKS: tuple[Callable[[Scene], Iterator[Finding]], ...] = (
 )
 
 
-# ---- looking ----------------------------------------------------------------------------------------------
+# ---- the scene of this process ----------------------------------------------------------------------------
 
 
 def look() -> Scene:
-    """This process and its machine."""
+    """Describe this process and its machine."""
     from vram.system.machine import features, packages, plugged
 
     devices, no_cuda = _devices()

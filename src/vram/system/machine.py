@@ -1,6 +1,6 @@
-"""What this machine is: devices, drivers, versions and the settings in force, in plain values.
+"""A description of this machine in plain values: devices, drivers, versions and effective settings.
 
-Imports none of the frameworks it reports; draws nothing.
+Imports none of the frameworks it reports.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ PACKAGES = {
     "jax": ("jax",),
     "numpy": ("numpy",),
 }
-"""Libraries that share a device with vram, and the distributions that may bring them."""
+"""Libraries that share a device with vram, and the distributions that may provide them."""
 
 FEATURES = {
     "trace": ("pyarrow", "recordings (vram.record, vram run --record)", 'pip install "vram[trace]"'),
     "zstd": ("zstandard", "recordings compressed with zstd", 'pip install "vram[trace]"'),
     "tui": ("textual", "the full screen of vram top", 'pip install "vram[tui]"'),
-    "nvml": ("pynvml", "what each process has of a GPU", 'pip install "vram[nvml]"'),
+    "nvml": ("pynvml", "GPU memory of each process", 'pip install "vram[nvml]"'),
     "metrics": ("prometheus_client", "Prometheus (vram.metrics)", 'pip install "vram[metrics]"'),
     "notebook": ("IPython", "%load_ext vram and %%vram", "pip install ipython"),
     "dask": ("distributed", "pools of Dask workers (vram.dask)", 'pip install "vram[dask]"'),
 }
-"""What is optional: the module that must be there, what it is for, how to get it."""
+"""Optional features: the required module, what it is for, how to install it."""
 
 PLUGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "torch": ("torch", lambda module: module.installed()),
@@ -60,14 +60,14 @@ PLUGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "numba": ("numba", lambda module: True),
     "cuda_core": ("cuda.core", lambda module: module._before),
 }
-"""Our side of each library: its name there, and whether it is installed."""
+"""Our module for each library: its name, and the function that tells whether it is installed."""
 
 ASYNC_ENGINES, MULTIPROCESSORS, MAJOR, MINOR = 40, 16, 75, 76
-"""Numbers of CUDA's device attributes."""
+"""CUDA's numbers of device attributes."""
 
 
 def packages() -> dict[str, str]:
-    """Versions of the libraries found, by name; nothing is imported."""
+    """Return the versions of installed libraries by name, without importing them."""
     found = {name: _first_version(distributions) for name, distributions in PACKAGES.items()}
     return {name: text for name, text in found.items() if text is not None}
 
@@ -82,7 +82,7 @@ def _first_version(distributions: tuple[str, ...]) -> str | None:
 
 
 def describe_device(device: Device) -> dict[str, Any]:
-    """What a device is and can do."""
+    """Describe a device and its features."""
     found: dict[str, Any] = {
         "name": device.name,
         "kind": device.kind,
@@ -110,7 +110,7 @@ def _describe_cuda(backend: Any) -> dict[str, Any]:
 
 
 def _kernel_driver() -> str | None:
-    """The version of the NVIDIA kernel driver, such as 580.65.06."""
+    """Return the version of the NVIDIA kernel driver, such as 580.65.06."""
     try:
         return Path("/sys/module/nvidia/version").read_text(encoding="utf-8").strip() or None
     except OSError:
@@ -123,7 +123,7 @@ def _hardware(device: Device) -> str:
 
 
 def _processor() -> str:
-    """The name of the processor where the system tells it, else its architecture."""
+    """Return the name of the processor if the system provides it, else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -133,7 +133,7 @@ def _processor() -> str:
 
 
 def describe_machine(device: Device) -> dict[str, Any]:
-    """The header of a measurement: where, with what and when."""
+    """Describe where, with what and when a measurement was made."""
     return {
         "device": describe_device(device),
         "processor": _processor(),
@@ -148,7 +148,7 @@ def describe_machine(device: Device) -> dict[str, Any]:
 
 
 def describe_settings() -> dict[str, Any]:
-    """The environment variables that count, and every option they give beside the defaults."""
+    """Return the environment variables that are set, and the resulting value of every option."""
     names = ("VRAM_CONF", *VARIABLES)
     config = current_config() or Config()
     return {
@@ -160,7 +160,7 @@ def describe_settings() -> dict[str, Any]:
 
 
 def features() -> list[dict[str, Any]]:
-    """What can be installed beside vram, whether it is there, and what it is for."""
+    """Return the optional features: whether each is installed, and what it is for."""
     return [
         {
             "name": name,
@@ -173,7 +173,7 @@ def features() -> list[dict[str, Any]]:
 
 
 def plugged() -> dict[str, bool]:
-    """For each library that is loaded here, whether it allocates from vram; nothing is imported."""
+    """Return for each loaded library whether it allocates from vram, without importing anything."""
     return {
         name: bool(f"vram.{name}" in sys.modules and is_plugged(sys.modules[f"vram.{name}"]))
         for name, (library, is_plugged) in PLUGS.items()
@@ -182,7 +182,7 @@ def plugged() -> dict[str, bool]:
 
 
 def observed() -> dict[str, Any]:
-    """Who looks at this process: its monitor, recordings, and the race checker."""
+    """Return what observes this process: its monitor, recordings, and the race checker."""
     monitoring, recorder = sys.modules.get("vram.observe.monitor"), sys.modules.get("vram.observe.recorder")
     monitor = getattr(monitoring, "_monitor", None)
     return {
@@ -193,7 +193,7 @@ def observed() -> dict[str, Any]:
 
 
 def info() -> dict[str, Any]:
-    """Everything `vram info` says."""
+    """Return everything that `vram info` prints."""
     return {
         "vram": own_version(),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Where the sockets of monitors are, and whether that place is safe."""
+"""The directory of the monitors' sockets, and whether it is safe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["runtime_directories", "runtime_directory", "unsafe"]
 
 
 def runtime_directory() -> Path:
-    """The directory of this user's sockets, made where it is missing; ConfigError where it is not safe."""
+    """Return the directory of this user's sockets, created if missing; raise ConfigError if it is unsafe."""
     path = runtime_directories()[0]
     with contextlib.suppress(FileExistsError):
         try:
@@ -23,21 +23,21 @@ def runtime_directory() -> Path:
             if isinstance(error, FileExistsError):
                 raise
             raise ConfigError(
-                f"there is no place for the monitor's socket: {error}; set VRAM_RUNTIME_DIR"
+                f"failed to create a directory for the monitor's socket: {error}; set VRAM_RUNTIME_DIR"
             ) from error
     if why := unsafe(path):
         raise ConfigError(
-            f"{path} is no safe place for the monitor's socket: {why}; remove it, or set "
+            f"{path} is not a safe directory for the monitor's socket: {why}; remove it, or set "
             "VRAM_RUNTIME_DIR to a directory of your own"
         )
     return path
 
 
 def runtime_directories() -> list[Path]:
-    """Where sockets may be; the first is where this process puts its own.
+    """Return the directories where sockets may be; this process uses the first.
 
-    VRAM_RUNTIME_DIR is the only place where it is set: processes with different ones do not see each other.
-    Otherwise there are two, because a process started elsewhere may not know XDG_RUNTIME_DIR.
+    If VRAM_RUNTIME_DIR is set, it is the only one: processes with different values do not see each other.
+    Otherwise there are two, because a process that was started elsewhere may not have XDG_RUNTIME_DIR.
     """
     if own := os.environ.get("VRAM_RUNTIME_DIR"):
         return [Path(own)]
@@ -49,7 +49,7 @@ def runtime_directories() -> list[Path]:
 
 
 def unsafe(path: Path) -> str:
-    """Why others could interfere there; empty where they cannot."""
+    """Return why others could interfere there; an empty string if they cannot."""
     try:
         found = path.lstat()
     except OSError as error:
@@ -58,4 +58,4 @@ def unsafe(path: Path) -> str:
         return "it is not a directory"
     if found.st_uid != os.geteuid():
         return f"it belongs to user {found.st_uid}"
-    return f"others may enter it (mode {found.st_mode & 0o777:o})" if found.st_mode & 0o077 else ""
+    return f"other users can access it (mode {found.st_mode & 0o777:o})" if found.st_mode & 0o077 else ""

@@ -9,7 +9,7 @@ __all__ = ["version"]
 
 
 def version() -> str:
-    """The version, as `vram.__version__` gives it."""
+    """Return the version, like `vram.__version__`."""
     try:
         return installed_version("vram")
     except PackageNotFoundError:

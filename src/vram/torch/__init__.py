@@ -1,8 +1,8 @@
-"""PyTorch on vram: `install()` replaces PyTorch's CUDA allocator in the whole process, `mem_pool()` feeds one
-`torch.cuda.MemPool`. What the allocator hands out comes from the pools of `vram.get_memory_manager()`.
+"""PyTorch on vram: `install()` replaces PyTorch's CUDA allocator in the whole process; `mem_pool()` creates a
+`torch.cuda.MemPool` on vram. All memory comes from the pools of `vram.get_memory_manager()`.
 
-The functions that PyTorch calls are native (native/plug/plug.cpp). `patches` answers what PyTorch refuses
-to answer with a pluggable allocator, and `companion` raises `torch.OutOfMemoryError`.
+The functions that PyTorch calls are native (native/plug/plug.cpp). `patches` implements queries that PyTorch
+does not support with a pluggable allocator, and `companion` raises `torch.OutOfMemoryError`.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ HOOKS = {
     "heap_end": ("set_end_allocate_to_pool_fn",),
     "heap_release": ("set_release_pool", "set_release_pool_fn"),
 }
-"""Our functions, and under which names PyTorch's allocator object takes them."""
+"""Our functions, and their names in PyTorch's allocator object."""
 
 _log = logging.getLogger("vram")
 
 
 class _Installation:
-    """The one of this process. PyTorch frees memory until its very end, so nothing here is ever let go."""
+    """The installation of this process. Never released: PyTorch frees memory until the process ends."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
         self.allocator: Any = None  # the one PyTorch uses
-        self.scoped: Any = None  # the one that feeds MemPools
+        self.scoped: Any = None  # the one for MemPools
         self.pools: dict[int, Pool] = {}
         self.history = History(self.pools, lambda: get_memory_manager()._pool_settings()["journal"])
         self.patches = Patches()
 
     def plug(self, device: int) -> None:
-        """Let the manager's pool serve a CUDA device."""
+        """Make the manager's pool serve a CUDA device."""
         with self.lock:
             if device not in self.pools:
                 pool = get_memory_manager().pool(f"cuda:{device}")
@@ -65,13 +65,13 @@ _installation = _Installation()
 
 
 def install(**config: Any) -> None:
-    """Have PyTorch allocate all CUDA memory from vram, from now to the end of the process.
+    """Make PyTorch allocate all CUDA memory from vram until the process ends.
 
-    Call it before the first use of CUDA; afterwards it is a DeviceError. `config` takes the options of
-    `vram.configure`. Each device gets its pool on its first use, so that other devices are left alone.
-    The first call on a machine compiles a small library (a few seconds, then cached), so that out of memory
-    is a `torch.OutOfMemoryError`; without a compiler it is a RuntimeError, and a warning is logged. Calling
-    it again only applies `config`.
+    Call it before the first use of CUDA; afterwards it raises DeviceError. `config` takes the options of
+    `vram.configure`. Each device gets its pool on first use, so other devices are not touched. The first call
+    on a machine compiles a small library (a few seconds, then cached) so that out of memory raises
+    `torch.OutOfMemoryError`. Without a compiler it raises RuntimeError, and a warning is logged. Calling
+    `install` again only applies `config`.
     """
     torch = require_library("torch", "PyTorch")
     with _installation.lock:
@@ -84,20 +84,20 @@ def install(**config: Any) -> None:
 
 
 def installed() -> bool:
-    """Whether PyTorch allocates from vram."""
+    """Return whether PyTorch allocates from vram."""
     return _installation.allocator is not None
 
 
 def uses_pools() -> bool:
-    """Whether any of PyTorch's memory comes from vram's pools: by `install()` or a `mem_pool()`."""
+    """Return whether any of PyTorch's memory comes from vram, through `install()` or `mem_pool()`."""
     return installed() or _installation.scoped is not None
 
 
 def uninstall_patches() -> None:
-    """Put PyTorch's own functions back where vram answers for them.
+    """Restore PyTorch's own functions that vram had replaced.
 
-    The allocator stays: PyTorch cannot change it once it is in use. What it refuses under a plugged
-    allocator (`torch.cuda.memory_stats` and the like) raises again.
+    The allocator stays, because PyTorch cannot change it once it is in use. Functions that PyTorch does not
+    support with a pluggable allocator (such as `torch.cuda.memory_stats`) raise again.
     """
     with _installation.lock:
         _installation.patches.restore()
@@ -106,13 +106,14 @@ def uninstall_patches() -> None:
 def mem_pool(device: Any = None) -> Any:
     """Return a new `torch.cuda.MemPool` whose segments come from vram, for `torch.cuda.use_mem_pool`.
 
-    PyTorch's own allocator stays in charge and takes whole segments, so this needs no `install()`, and may
-    come after the first use of CUDA. `device` is an index or a torch.device; without, the current one.
+    PyTorch's own allocator stays in use and takes whole segments. This works without `install()`, also after
+    the first use of CUDA. `device` is an index or a torch.device. Default: the current device.
     """
     torch = require_library("torch", "PyTorch")
     if installed():
         raise DeviceError(
-            "PyTorch allocates everything from vram already; MemPools are part of the allocator it replaced",
+            "PyTorch already allocates everything from vram; MemPools belong to the allocator that vram "
+            "replaced",
             code="invalid",
         )
     index = _index(torch, device)
@@ -124,26 +125,26 @@ def mem_pool(device: Any = None) -> Any:
 
 
 def suspend(tag: str | None = None, keep: str = "host") -> int:
-    """Give the memory of tensors allocated under `vram.tag(tag)`, or of all, back to the devices.
+    """Release the memory of tensors allocated under `vram.tag(tag)`, or of all tensors, to the devices.
 
-    As `Pool.suspend`, on every device that PyTorch has used; returns how many bytes went. The tensors keep
-    their addresses and must not be touched before `resume()`, nor a captured graph be replayed that uses
-    them. Under `mem_pool()` it is whole segments of PyTorch's that have tags: those in force when it took
-    them.
+    Works like `Pool.suspend`, on every device that PyTorch has used. Returns the released bytes. The tensors
+    keep their addresses. Do not use them, or replay a captured graph that uses them, before `resume()`. With
+    `mem_pool()`, tags apply to whole segments of PyTorch: a segment has the tag that was active when PyTorch
+    allocated it.
     """
     return sum(pool.suspend(tag, keep) for pool in _plugged())
 
 
 def resume(tag: str | None = None) -> int:
-    """Bring back what `suspend` took: tensors and captured graphs work as before; returns how many bytes.
+    """Restore what `suspend` released and return the bytes. Tensors and captured graphs work again.
 
-    OutOfMemory where a device has no room; what is not back then stays suspended.
+    Raises OutOfMemory if a device has too little memory; what was not restored stays suspended.
     """
     return sum(pool.resume(tag) for pool in _plugged())
 
 
 def _plugged() -> tuple[Pool, ...]:
-    """The pools that PyTorch allocates from."""
+    """Return the pools that PyTorch allocates from."""
     with _installation.lock:
         if _installation.allocator is None and _installation.scoped is None:
             raise DeviceError(
@@ -156,12 +157,12 @@ def _plugged() -> tuple[Pool, ...]:
 def watch(path: str | os.PathLike[str], **options: Any) -> Watch | PoolsRecorder:
     """Record PyTorch's memory to a trace file until `close()`, the end of a `with` block or of the process.
 
-    PyTorch's own allocator stays; its history is read every `every` seconds (5) and when memory runs out,
-    so `entries` (200 000) should hold what happens in between. With `install()` in force, vram's own pools
-    are recorded instead, with the options of `vram.record`. The first device's file is `path`, others lie
-    beside it; in a job whose launcher numbers its processes, as torchrun does, each writes to a name of its
-    own (`run.rank-3.vtrace`). `rotate` and `keep` are as for `vram.record`. Marks of `vram.step` and
-    `vram.annotate` go in as well.
+    PyTorch keeps its own allocator. Its history is read every `every` seconds (5) and when memory runs out,
+    so `entries` (200 000) must hold the events in between. If `install()` is active, vram's own pools are
+    recorded instead, with the options of `vram.record`. The first device writes to `path`, other devices to
+    files next to it. If a launcher such as torchrun numbers the processes, each writes to its own file
+    (`run.rank-3.vtrace`). `rotate` and `keep` are those of `vram.record`. Marks of `vram.step` and
+    `vram.annotate` are recorded as well.
     """
     torch = require_library("torch", "PyTorch")
     if installed():
@@ -179,13 +180,13 @@ def _index(torch: Any, device: Any) -> int:
 def _require_unused(torch: Any) -> None:
     if torch.cuda.is_initialized():
         raise DeviceError(
-            "PyTorch has used CUDA already, and cannot change its allocator then; call vram.torch.install() "
+            "PyTorch has already used CUDA and can no longer change its allocator; call vram.torch.install() "
             "before anything touches the GPU, or start the program with `vram run --torch script.py`",
             code="invalid",
         )
     count, why = _native.cuda_devices()
     if count == 0:
-        raise DeviceError(f"there is no CUDA device for PyTorch to use: {why}", code="missing")
+        raise DeviceError(f"PyTorch has no CUDA device to use: {why}", code="missing")
 
 
 def _install(torch: Any) -> None:
@@ -195,9 +196,7 @@ def _install(torch: Any) -> None:
     try:
         torch.cuda.memory.change_current_allocator(allocator)
     except RuntimeError as error:
-        raise DeviceError(
-            f"PyTorch does not let its allocator be replaced: {error}", code="invalid"
-        ) from error
+        raise DeviceError(f"PyTorch refused to replace its allocator: {error}", code="invalid") from error
     _native.plug_set_maker(_installation.plug)
     _installation.allocator = allocator
     devices, _why = _native.cuda_devices()
@@ -211,11 +210,11 @@ def _new_allocator(torch: Any, allocate: str) -> Any:
 
 
 def _set_hooks(target: Any) -> None:
-    """Give PyTorch every function it has a place for. Those it calls nothing for now need none."""
+    """Pass PyTorch every function it has a setter for. Functions that PyTorch does not call yet need none."""
     functions = _native.plug_functions()
     for ours, names in HOOKS.items():
         setter = next((getattr(target, name) for name in names if hasattr(target, name)), None)
         if setter is None:
-            _log.warning("this PyTorch takes no function for %s; that will not work", ours)
+            _log.warning("this version of PyTorch has no hook for %s, which will not work", ours)
         else:
             setter(functions[ours])

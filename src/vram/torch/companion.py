@@ -1,8 +1,8 @@
 """The companion library that throws `torch.OutOfMemoryError`: compiled once for each PyTorch, then cached.
 
-PyTorch recognises the error by its C++ type, so the few lines of `out_of_memory.cpp` must be compiled against
-the PyTorch in use. That takes a few seconds on the first `install()` and none later. Without a compiler an
-out-of-memory error is a RuntimeError with the same words.
+PyTorch recognizes the error by its C++ type, so `out_of_memory.cpp` must be compiled against the installed
+PyTorch. This takes a few seconds on the first `install()`; later calls use the cache. Without a compiler, an
+out-of-memory error is a RuntimeError with the same message.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ __all__ = ["cache_directory", "compile_companion", "thrower"]
 
 SYMBOL = "vram_torch_out_of_memory"
 COMPILE_SECONDS = 120
-"""More than a compiler ever needs for so little; beyond it something hangs."""
+"""Far more than a compiler needs for this file; a longer run means that it hangs."""
 
 _log = logging.getLogger("vram")
 
 
 def thrower(torch: Any) -> int:
-    """The address of void(const char*) that throws torch.OutOfMemoryError; 0 where it cannot be had."""
+    """Return the address of void(const char*) that throws torch.OutOfMemoryError; 0 if it is unavailable."""
     try:
         library = ctypes.CDLL(str(compile_companion(torch)))
         address = ctypes.cast(getattr(library, SYMBOL), ctypes.c_void_p).value
     except (DeviceError, OSError, AttributeError) as error:
-        _log.warning("out of memory will be a RuntimeError, not torch.OutOfMemoryError: %s", error)
+        _log.warning("out-of-memory errors will be RuntimeError instead of torch.OutOfMemoryError: %s", error)
         return 0
     return address or 0
 
 
 def compile_companion(torch: Any) -> Path:
-    """Return the library for this PyTorch, from the cache or compiled now; DeviceError says why not.
+    """Return the library for this PyTorch, cached or newly compiled; DeviceError explains a failure.
 
-    Several processes may do this at once: each compiles into a file of its own and renames it.
+    Several processes may do this at once: each compiles into its own file and renames it.
     """
     compiler = find_compiler()
     source = Path(__file__).with_name("out_of_memory.cpp")
@@ -62,7 +62,7 @@ def compile_companion(torch: Any) -> Path:
 
 
 def cache_directory() -> Path:
-    """`$XDG_CACHE_HOME/vram`, made if need be; a folder of this process where that cannot be written."""
+    """Return `$XDG_CACHE_HOME/vram`, created if needed, or a temporary directory if it is not writable."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     wanted = Path(base, "vram")
     try:

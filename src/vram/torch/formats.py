@@ -32,17 +32,17 @@ KEYS: tuple[str, ...] = (
     *COUNTERS,
     "max_split_size",
 )
-"""Every key of torch.cuda.memory_stats."""
+"""All keys of torch.cuda.memory_stats."""
 ACCUMULATED = frozenset(key for key in KEYS if key.endswith((".allocated", ".freed"))) | frozenset(COUNTERS)
-"""The keys that only rise, until reset_accumulated_memory_stats."""
+"""The keys that only increase until reset_accumulated_memory_stats."""
 
 # ---- statistics -------------------------------------------------------------------------------------------
 
 
 def nested_stats(stats: Mapping[str, float], since: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return a pool's `Stats` as torch.cuda.memory_stats_as_nested_dict does, with exactly its keys.
+    """Return a pool's `Stats` like torch.cuda.memory_stats_as_nested_dict, with exactly the same keys.
 
-    `since` has what the accumulated numbers were when they were reset. Keys that are missing count as 0.
+    `since` has the accumulated numbers at the time of their reset. Missing keys count as 0.
     """
     start = since or {}
     nested: dict[str, Any] = {}

@@ -1,8 +1,9 @@
-"""What PyTorch refuses under a plugged allocator, answered by vram's pools.
+"""Queries that PyTorch does not support with a pluggable allocator, answered by vram's pools.
 
 PyTorch's public functions (`memory_stats`, `memory_allocated`, `memory_summary`, `_snapshot`,
-`_dump_snapshot`, `_record_memory_history`, …) end in a few functions of `torch._C`, which raise under a plug.
-Only those few are replaced, so every public function stays PyTorch's own. `formats` makes the values.
+`_dump_snapshot`, `_record_memory_history`, …) call a few functions of `torch._C`, which raise with a
+pluggable allocator. Only those few are replaced; every public function stays PyTorch's own. `formats`
+produces the values.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from vram.torch.formats import ACCUMULATED, nested_stats, torch_snapshot
 __all__ = ["History", "Patches", "replacements"]
 
 HISTORY_ENTRIES = 1 << 18
-"""Events kept for each stream where _record_memory_history names no bound; 15 MB each."""
+"""Events kept for each stream if _record_memory_history sets no bound; 15 MB per stream."""
 MOST_HISTORY_ENTRIES = 1 << 24
 
 _log = logging.getLogger("vram")
@@ -31,10 +32,10 @@ _log = logging.getLogger("vram")
 
 
 class History:
-    """What `_record_memory_history` asked for, applied to all pools, also to those made later."""
+    """What `_record_memory_history` requested, applied to all pools, including those created later."""
 
     def __init__(self, pools: Mapping[int, Pool], usual_entries: Callable[[], int]) -> None:
-        """Begin with nothing asked for; without history the journals keep `usual_entries()` events."""
+        """Start without a history; the journals then keep `usual_entries()` events."""
         self._pools = pools
         self._usual_entries = usual_entries
         self._entries: int | None = None
@@ -43,7 +44,7 @@ class History:
         self.enabled = False
 
     def record(self, enabled: str | None, *, stacks: bool, entries: int, clear: bool = False) -> None:
-        """Keep a history ("all"), only the stacks of what is live ("state"), or nothing (None)."""
+        """Keep a history ("all"), only the stacks of live blocks ("state"), or nothing (None)."""
         if enabled not in (None, "state", "all"):
             raise ValueError(f"expected enabled to be 'state', 'all', or None, not {enabled!r}")
         bound = HISTORY_ENTRIES if entries > MOST_HISTORY_ENTRIES else max(1, entries)
@@ -56,7 +57,7 @@ class History:
                 pool.journal_start(self._wanted_entries())
 
     def join(self, device: int, pool: Pool) -> None:
-        """Have a new pool keep what is wanted now."""
+        """Apply the current request to a new pool."""
         pool._keep_stacks(self._stacks, self)
         if self._entries is not None:
             pool.journal_start(self._entries)
@@ -67,7 +68,7 @@ class History:
         return self._usual_entries() if self._entries is None else self._entries
 
     def observe_oom(self, observer: Callable[[int, int, int, int], object]) -> None:
-        """Have `observer(device, size, reserved, free)` called before an allocation fails, on any device."""
+        """Call `observer(device, size, reserved, free)` before an allocation fails on any device."""
         self._oom_observers.append(observer)
         for device, pool in tuple(self._pools.items()):
             pool.on_oom(_oom_callback(observer, device, pool))
@@ -76,7 +77,7 @@ class History:
 def _oom_callback(
     observer: Callable[[int, int, int, int], object], device: int, pool: Pool
 ) -> Callable[[int, int], bool]:
-    """An observer of torch as a callback of the pool: told of what is about to fail, asks for no retry."""
+    """Wrap an observer of torch as a callback of the pool that never asks for a retry."""
 
     def tell(size: int, _stream: int) -> bool:
         observer(device, size, pool.stats().reserved, pool.device.free_memory)
@@ -89,7 +90,7 @@ def _oom_callback(
 
 
 def replacements(pools: Mapping[int, Pool], history: History, devices: int) -> dict[str, Callable[..., Any]]:
-    """What stands in for functions of `torch._C`, by name. `pools` has those in use, by device index."""
+    """Return replacements for functions of `torch._C`, by name. `pools` is keyed by device index."""
     since: dict[int, dict[str, float]] = {}
 
     def memory_stats(device: int) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def replacements(pools: Mapping[int, Pool], history: History, devices: int) -> d
         pool_id, traces = (wanted or ())[:2], len(wanted or ()) < 3 or wanted[2]  # type: ignore[index]
         if any(pool_id):
             raise RuntimeError(
-                f"vram's snapshots do not tell pools apart; pool {pool_id} has none of its own"
+                f"vram's snapshots are not split by pool; there is no snapshot of pool {pool_id} alone"
             )
         return _snapshot(pools, devices, traces=traces)
 
@@ -161,18 +162,18 @@ def _snapshot(pools: Mapping[int, Pool], devices: int, *, traces: bool) -> dict[
     return torch_snapshot(found, devices=devices, settings=settings)
 
 
-# ---- putting them in --------------------------------------------------------------------------------------
+# ---- installing them --------------------------------------------------------------------------------------
 
 
 class Patches:
-    """Attributes replaced for a while; `restore` puts every one back."""
+    """Temporarily replaced attributes; `restore` restores all of them."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start with no replacements."""
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> bool:
-        """Replace an attribute; false, and nothing happens, where there is none."""
+        """Replace an attribute; return false and do nothing if it does not exist."""
         try:
             original = getattr(owner, name)
         except AttributeError:
@@ -182,7 +183,7 @@ class Patches:
         return True
 
     def replace_functions(self, owner: Any, functions: Mapping[str, Callable[..., Any]]) -> None:
-        """Replace functions by others, which take over names and docstrings."""
+        """Replace functions; the replacements take over names and docstrings."""
         missing = [name for name, function in functions.items() if not self._replace(owner, name, function)]
         if missing:
             _log.debug("this PyTorch has no %s; nothing to replace", ", ".join(missing))
@@ -197,15 +198,16 @@ class Patches:
         return self.replace(owner, name, function)
 
     def restore(self) -> None:
-        """Put everything back, last first. Again: nothing."""
+        """Restore everything in reverse order. Calling it again has no effect."""
         while self._replaced:
             owner, name, original = self._replaced.pop()
             setattr(owner, name, original)
 
     def without_graph_trees(self) -> None:
-        """Have torch.compile record one graph a function.
+        """Make torch.compile record one graph per function.
 
-        Its trees of graphs save and restore the state of PyTorch's own allocator, which a plug has not.
+        Its graph trees save and restore the state of PyTorch's own allocator, which a pluggable allocator
+        lacks.
         """
         try:
             config = importlib.import_module("torch._inductor.config")

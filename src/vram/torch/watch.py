@@ -1,7 +1,7 @@
-"""Recording PyTorch's own allocator: `vram.torch.watch(path)`, where vram is not installed under PyTorch.
+"""Recording PyTorch's own allocator: `vram.torch.watch(path)`, when vram is not installed in PyTorch.
 
-PyTorch keeps a history in a ring; here it is read now and then, and what is new goes to a trace file. Reading
-a snapshot is `vram.trace.torch_snapshot`'s, writing the file `vram.trace`'s.
+PyTorch keeps a history in a ring. It is read periodically, and new events go to a trace file.
+`vram.trace.torch_snapshot` reads the snapshot, `vram.trace` writes the file.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from vram.trace.torch_snapshot import decode_snapshot
 __all__ = ["Watch"]
 
 DEFAULT_ENTRIES = 200_000
-"""Events PyTorch keeps between two readings."""
+"""Events that PyTorch keeps between two reads."""
 MOST_SHARE = 0.05
-"""Of the program's time that reading may take: the more it costs, the rarer it is."""
+"""Maximum share of the program's time spent reading: the more a read costs, the less often it happens."""
 TAIL = 8
-"""So many events tell where the last reading ended."""
+"""Number of events that identify where the last read ended."""
 
 _log = logging.getLogger("vram")
 
@@ -72,7 +72,7 @@ class Watch(Recording):
         return [file.writer for file in self._files.values()]
 
     def mark(self, stage: str, name: str) -> None:
-        """Note the "START" or "END" of what is called `name`, now."""
+        """Record the "START" or "END" of `name` at the current time."""
         self._marks.append((stage, name, time.time_ns() // 1000))
 
     def _run(self) -> None:
@@ -82,7 +82,7 @@ class Watch(Recording):
             try:
                 self.flush()
             except Exception as error:
-                _log.error("watching PyTorch into %s ends: %s", self.path, error)
+                _log.error("recording of PyTorch to %s stopped: %s", self.path, error)
                 self._leave()
             pause = max(self._every, (time.monotonic() - begin) / MOST_SHARE)
 
@@ -103,7 +103,7 @@ class Watch(Recording):
         return self._files[device]
 
     def close(self) -> None:
-        """Write the rest with the segments there are now, and have PyTorch keep no more history."""
+        """Write the remaining events and the current segments, and turn off PyTorch's history."""
         with self._lock:
             if not self.closed:
                 try:
@@ -120,7 +120,7 @@ class Watch(Recording):
 
 
 class _DeviceFile:
-    """The events of one device, as far as they were read."""
+    """The events of one device that have been read."""
 
     def __init__(self, path: Path, device: int, options: dict[str, Any]) -> None:
         self.device = device
@@ -132,7 +132,7 @@ class _DeviceFile:
         self._settings: dict[str, object] = {}
 
     def write(self, snapshot: dict[str, Any], marked: Sequence[tuple[str, str, int]]) -> None:
-        """Append what is new in a snapshot, and the program's marks."""
+        """Append the new events of a snapshot and the program's marks."""
         traces = list(snapshot.get("device_traces", ()))
         events = traces[self.device] if self.device < len(traces) else []
         first = self._first_new(events)
@@ -152,7 +152,7 @@ class _DeviceFile:
         self._settings = {"allocator": "torch", **trace.settings}
 
     def _first_new(self, events: Sequence[dict[str, Any]]) -> int:
-        """Where the events begin that the last reading did not have; 0 where none of those is left."""
+        """Return the index of the first event that the last read did not have; 0 if none of those is left."""
         for end in range(len(events) if self._tail else 0, 0, -1):
             if _identity(events[end - 1]) != self._tail[-1]:
                 continue
@@ -184,7 +184,7 @@ class _DeviceFile:
 
 
 def _identity(event: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells an event from its neighbours."""
+    """Return what distinguishes an event from its neighbours."""
     return (*(event.get(key) for key in ("action", "addr", "device_free", "size", "stream", "time_us")),)
 
 
@@ -197,7 +197,7 @@ def _renumbered(segment: Segment, streams: Sequence[int], stacks: Sequence[int])
 
 
 def _begin_history(memory: Any, entries: int) -> None:
-    """Have PyTorch keep Python stacks and `entries` events, by whichever arguments this version takes."""
+    """Make PyTorch keep Python stacks and `entries` events, with the arguments that this version accepts."""
     record: Callable[..., None] = memory._record_memory_history
     wanted = {"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": entries}
     try:
@@ -210,7 +210,7 @@ def _begin_history(memory: Any, entries: int) -> None:
 
 
 def _observe_out_of_memory(torch: Any) -> None:
-    """Once a process: PyTorch offers no way to take an observer out again."""
+    """Register once per process: PyTorch offers no way to remove an observer."""
     global _observing
     attach = next(
         (
@@ -221,7 +221,7 @@ def _observe_out_of_memory(torch: Any) -> None:
         None,
     )
     if attach is None:
-        _log.warning("this PyTorch tells nobody when memory runs out; the recording may miss the moment")
+        _log.warning("this version of PyTorch has no out-of-memory observer; the recording may miss it")
     elif not _observing:
         attach(_out_of_memory)
         _observing = True
@@ -233,7 +233,7 @@ def _out_of_memory(_device: int, _size: int, _allocated: int, _free: int) -> Non
         try:
             watch.flush()
         except Exception as error:
-            _log.error("what PyTorch did before memory ran out is not in %s: %s", watch.path, error)
+            _log.error("failed to write the events before memory ran out to %s: %s", watch.path, error)
 
 
 _observing = False

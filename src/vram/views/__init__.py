@@ -1,1 +1,1 @@
-"""Where other tools show what vram knows: IPython and pytest."""
+"""Integration with other tools: IPython and pytest."""

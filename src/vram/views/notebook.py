@@ -1,6 +1,6 @@
 """`%load_ext vram`: in a notebook or IPython, `%vram` shows what is held and `%%vram` measures a cell.
 
-Measuring is `vram.observe.measure`', drawing `vram.core.html`'s.
+`vram.observe.measure` measures, `vram.core.html` draws.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def load_ipython_extension(shell: Any) -> None:
     """Add the magics; called by `%load_ext vram`."""
 
     def magic(line: str, cell: str | None = None) -> object:
-        """%vram shows every pool and device; %%vram runs the cell and shows what it held and left behind."""
+        """%vram shows every pool and device; %%vram runs the cell and shows its peak and what it leaves."""
         return Held(Observatory().status(history=0)) if cell is None else _measured(shell, cell)
 
     shell.register_magic_function(magic, magic_kind="line_cell", magic_name="vram")
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take the magics out again."""
+    """Remove the magics."""
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("vram", None)
 
@@ -37,15 +37,15 @@ def unload_ipython_extension(shell: Any) -> None:
 def _measured(shell: Any, cell: str) -> CellReport:
     begin = time.perf_counter()
     with Stretch(leaks=True) as stretch:
-        shell.run_cell(cell)  # what it raises, it shows
+        shell.run_cell(cell)  # IPython shows what it raises
     return CellReport(stretch, time.perf_counter() - begin)
 
 
 class Held:
-    """What `%vram` shows."""
+    """The output of `%vram`."""
 
     def __init__(self, told: dict[str, Any]) -> None:
-        """Hold a status of `vram.observe.status`."""
+        """Store a status of `vram.observe.status`."""
         self.told = told
 
     def _repr_html_(self) -> str:
@@ -61,10 +61,10 @@ class Held:
 
 
 class CellReport:
-    """What `%%vram` shows: what a cell held at most, and what it left behind."""
+    """The output of `%%vram`: the peak of a cell, and what it left behind."""
 
     def __init__(self, stretch: Stretch, seconds: float) -> None:
-        """Hold the numbers of a cell that ran for `seconds`."""
+        """Store the numbers of a cell that ran for `seconds`."""
         self.peaks = {place: size for place, size in stretch.peaks.items() if stretch.allocations[place]}
         self.kept = {place: stretch.kept[place] for place in self.peaks}
         self.allocations = {place: stretch.allocations[place] for place in self.peaks}

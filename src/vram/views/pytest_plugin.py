@@ -1,7 +1,7 @@
 """The pytest plugin: `--vram`, the markers `limit_vram` and `limit_vram_leaks`, and the fixture `vram_pool`.
 
-pytest loads it wherever vram is installed, so it imports nothing of vram until a test asks for it. Measuring
-is the pools' own; here is when, and what is too much.
+pytest loads it wherever vram is installed, so it imports nothing of vram until a test needs it. The pools
+measure; this module decides when, and which values are too high.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ MARKERS = (
     "than size behind",
 )
 NAMES = ("vram_peak_bytes", "vram_kept_bytes", "vram_allocations")
-"""Properties of a test's report, in JUnit files, too."""
+"""Properties of a test's report, also in JUnit files."""
 MOST_SHOWN = 10
-"""Tests in the report of a run, and groups in that of a leak."""
+"""Maximum number of tests in the report of a run, and of groups in that of a leak."""
 _WARMING = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("vram", "memory of vram's pools")
-    group.addoption("--vram", action="store_true", help="measure every test and report those that held most")
+    group.addoption("--vram", action="store_true", help="measure every test and report the highest peaks")
     group.addoption(
         "--vram-device",
         metavar="NAME",
-        help='the device of the fixture vram_pool, such as "model:16GiB"; by default the default device',
+        help='device of the fixture vram_pool, such as "model:16GiB" (default: the default device)',
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say what the markers are, and collect the numbers where they are wanted."""
+    """Register the markers, and collect the numbers if they are requested."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     if config.getoption("--vram"):
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def vram_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    """A pool of its own for the test, which knows where each allocation was made."""
+    """A separate pool for the test that records the stack of each allocation."""
     from vram.core.pool import Pool
 
     with Pool(request.config.getoption("--vram-device"), stacks="python") as pool:
@@ -61,7 +61,7 @@ def vram_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Measure the call of a test that asks for it; fixtures are not counted."""
+    """Measure the call of a test that requests it, without its fixtures."""
     limit = _marked(pyfuncitem, "limit_vram", _limit)
     leaks = _marked(pyfuncitem, "limit_vram_leaks", _leak_limit)
     wanted = limit is not None or leaks is not None or pyfuncitem.config.getoption("--vram")
@@ -85,7 +85,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _warm_up(item: pytest.Function) -> None:
-    """Call the test as pytest would, whichever plugin does it, without measuring."""
+    """Call the test as pytest would, with any plugin, without measuring."""
     item.stash[_WARMING] = True
     try:
         item.ihook.pytest_pyfunc_call(pyfuncitem=item)
@@ -102,7 +102,7 @@ def _marked(item: pytest.Function, name: str, read: Callable[..., Any]) -> Any:
     try:
         return read(*marker.args, **marker.kwargs)
     except (TypeError, ConfigError) as error:
-        raise pytest.UsageError(f"{item.nodeid}: the marker {name} is used wrongly: {error}") from error
+        raise pytest.UsageError(f"{item.nodeid}: invalid use of the marker {name}: {error}") from error
 
 
 def _limit(size: int | str) -> int:
@@ -116,12 +116,12 @@ def _leak_limit(size: int | str, *, warmup: Any = 2) -> tuple[int, int]:
     from vram.sizes import parse_size
 
     if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-        raise ConfigError(f"warmup is how often to run first, at least 0, not {warmup!r}")
+        raise ConfigError(f"warmup must be at least 0, not {warmup!r}")
     return parse_size(size), warmup
 
 
 def _numbers(stretch: Stretch) -> tuple[int, int, int]:
-    """The peak of the device that had the highest, bytes kept, and allocations."""
+    """Return the highest peak of any device, the bytes kept, and the number of allocations."""
     peak = max(stretch.peaks.values(), default=0)
     return peak, sum(stretch.kept.values()), sum(stretch.allocations.values())
 
@@ -132,7 +132,7 @@ def _require_peak(stretch: Stretch, limit: int) -> None:
     for place, peak in stretch.peaks.items():
         if peak > limit:
             pytest.fail(
-                f"the test held {format_size(peak)} on {place} at once, and limit_vram allows "
+                f"the test held {format_size(peak)} on {place} at once, but limit_vram allows "
                 f"{format_size(limit)}",
                 pytrace=False,
             )
@@ -149,7 +149,7 @@ def _leak_lines(leaks: list[Leak], leaked: int, limit: int) -> Iterator[str]:
 
     count = format_count(sum(leak.count for leak in leaks), "allocation")
     yield (
-        f"the test left {format_size(leaked)} behind in {count}, and limit_vram_leaks allows "
+        f"the test left {format_size(leaked)} behind in {count}, but limit_vram_leaks allows "
         f"{format_size(limit)}"
     )
     for leak in leaks[:MOST_SHOWN]:
@@ -157,13 +157,13 @@ def _leak_lines(leaks: list[Leak], leaked: int, limit: int) -> Iterator[str]:
         yield f"  {leak.count} × {format_size(leak.size)}{label}, allocated at"
         for stack in leak.stacks[:MOST_SHOWN] or ((),):
             yield from (f"    {frame.filename}:{frame.line} in {frame.name}" for frame in _of_test(stack))
-            yield "" if stack else "    a place that is not known"
+            yield "" if stack else "    an unknown place"
     if len(leaks) > MOST_SHOWN:
         yield f"  and {len(leaks) - MOST_SHOWN} more groups"
 
 
 def _of_test(stack: Any) -> Iterator[Any]:
-    """The calls up to the test itself; what called it is pytest's."""
+    """Return the calls up to the test itself, without those of pytest."""
     for frame in stack:
         if "/_pytest/" in frame.filename or "/pluggy/" in frame.filename:
             return
@@ -174,20 +174,20 @@ def _of_test(stack: Any) -> Iterator[Any]:
 
 
 class _Report:
-    """The numbers of every test, from whichever process ran it."""
+    """The numbers of every test, from the process that ran it."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, int, str]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what a test's report brings along."""
+        """Keep the numbers of a test's report."""
         found = dict(report.user_properties)
         if report.when == "call" and all(name in found for name in NAMES):
             peak, kept, allocations = (int(found[name]) for name in NAMES)  # type: ignore[call-overload]
             self._rows.append((peak, kept, allocations, report.nodeid))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Show those that held most."""
+        """Print the tests with the highest peaks."""
         from vram.sizes import format_size
 
         used = sorted((row for row in self._rows if row[2]), key=lambda row: (-row[0], row[3]))

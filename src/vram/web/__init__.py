@@ -1,7 +1,7 @@
 """The page: recordings and running processes in a browser on this machine, and the same page as one file.
 
-`recordings` answers what the page asks, `server` lets it ask and nobody else, `report` writes the answers
-into the page itself. The page is TypeScript, in `web/` of the source; `assets` finds what was built of it.
+`recordings` answers the page's queries, `server` authorizes requests, `report` writes the answers into the
+page itself. The page is TypeScript in `web/` of the source tree; `assets` finds the built files.
 """
 
 from __future__ import annotations

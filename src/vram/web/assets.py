@@ -1,4 +1,4 @@
-"""The built page: a fixed table of files that came with the package."""
+"""The built page: a fixed table of files in the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Asset:
 
 @cache
 def built_page() -> dict[str, Asset]:
-    """Every file of the page by its path; ConfigError where it was not built into the package."""
+    """Return every file of the page by its path; raise ConfigError if the package does not contain it."""
     folder = resources.files("vram.web") / "static"
     found = {}
     if folder.is_dir():
@@ -34,19 +34,20 @@ def built_page() -> dict[str, Asset]:
                 found[entry.name] = Asset(entry.read_bytes(), TYPES[suffix])
     if "index.html" not in found:
         raise ConfigError(
-            "the page was not built into this vram: run `make web` in the source (it needs Node 20 or later) "
-            "and install again; vram explain, summary and replay say the same in the terminal"
+            "this vram was built without the page: run `make web` in the source tree (it needs Node 20 or "
+            "later) and install again; vram explain, summary and replay print the same information in a "
+            "terminal"
         )
     return found
 
 
 def index_html() -> tuple[str, str, str]:
-    """The page as text, and the script and the styles that it names."""
+    """Return the page as text, with the script and the styles it refers to."""
     page = built_page()
     html = page["index.html"].content.decode()
     script = re.search(r'<script[^>]*src="\./([\w.-]+\.js)"[^>]*></script>', html)
     styles = re.search(r'<link[^>]*href="\./([\w.-]+\.css)"[^>]*>', html)
     if script is None or styles is None:
-        raise ConfigError("the built page lacks its script or its styles; run `make web` again")
+        raise ConfigError("the built page has no script or no styles; run `make web` again")
     bare = html.replace(script[0], "").replace(styles[0], "")
     return bare, page[script[1]].content.decode(), page[styles[1]].content.decode()

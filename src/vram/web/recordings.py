@@ -1,7 +1,7 @@
-"""What the page asks of recordings, answered as plain data: every answer is a question to `vram.analysis`.
+"""Answers to the page's queries about recordings, as plain data from `vram.analysis`.
 
-Answers are the same for the server and for a report. Which file a question is about is a number in a table
-that was made when the page was opened; no path comes from the page.
+The server and reports use the same answers. A query names its file by a number in a table that was created
+when the page was opened; the page never sends a path.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ Answer: TypeAlias = dict[str, Any]
 Parameters: TypeAlias = Mapping[str, str]
 
 MOST_MARKS = 4000
-"""Steps, annotations and failures that are sent; of more, evenly chosen ones."""
+"""Maximum number of steps, annotations and failures to send; if there are more, a regular sample is sent."""
 MOST_COLUMNS = 8000
 MOST_STACKS = 2000
-"""Stacks told of in one answer."""
+"""Maximum number of stacks in one answer."""
 MOST_HOLDERS = 50
 SMALLEST_SHARE = 0.0005
-"""What holds less of the whole than this is not a box of its own in a flame graph."""
+"""Smaller shares of the total do not get their own box in a flame graph."""
 KEPT_OPEN = 4
-"""Recordings kept in memory at once."""
+"""Maximum number of recordings in memory."""
 
 
 class Recording:
-    """One recording and what was made of it so far. Any thread may ask."""
+    """One recording and cached results. Any thread may use it."""
 
     def __init__(self, trace: Trace) -> None:
-        """Answer about `trace`."""
+        """Answer queries about `trace`."""
         self.trace = trace
         self._lock = threading.RLock()
 
@@ -60,12 +60,12 @@ class Recording:
 
     @property
     def timeline(self) -> Timeline:
-        """Memory over time; made once."""
+        """Memory over time; computed once."""
         with self._lock:
             return self._timeline_made
 
     def memory(self, event: int) -> Memory:
-        """What was held after an event."""
+        """Return the memory held after an event."""
         with self._lock:
             memories = self._memories_made
         return memories.at(event)
@@ -73,7 +73,7 @@ class Recording:
     # ---- answers ----
 
     def about(self) -> Answer:
-        """What there is: extent, marks, streams, and the moment to look at first."""
+        """Return the extent, marks, streams, and the moment to show first."""
         trace, timeline = self.trace, self.timeline
         with self._lock:
             series = timeline.series
@@ -102,12 +102,12 @@ class Recording:
             return self.timeline.peak
 
     def _first_moment(self) -> int:
-        """The out-of-memory if there is one, else the peak."""
+        """Return the out-of-memory event if there is one, else the peak."""
         failures = events_of(self.trace, [Action.OOM])
         return failures[-1] if failures else self._peak()
 
     def _steps(self) -> list[list[int]]:
-        """Number, first event and its time of each."""
+        """Return number, first event and its time of each step."""
         steps = find_steps(self.trace)
         found = [
             [number, first, self.trace.time_us[first]]
@@ -117,7 +117,7 @@ class Recording:
         return _thinned(found)
 
     def level(self, axis: str, low: float, high: float, columns: int, by: str | None) -> Answer:
-        """Series over a stretch; see `Timeline.level`."""
+        """Return series over a range; see `Timeline.level`."""
         with self._lock:
             level = self.timeline.level(axis, low, high, columns, by)
         return {
@@ -127,7 +127,7 @@ class Recording:
         }
 
     def bands(self, axis: str, low: float, high: float, most: int) -> Answer:
-        """Allocations over a stretch; see `Timeline.bands`."""
+        """Return allocations over a range; see `Timeline.bands`."""
         timeline = self.timeline
         found = timeline.bands(axis, low, high, most)
         rows = list(timeline.rows([band.number for band in found]))
@@ -144,11 +144,11 @@ class Recording:
         }
 
     def event_at(self, axis: str, x: float) -> Answer:
-        """Which event is at a place of the timeline."""
+        """Return the event at a position of the timeline."""
         return {"event": self.timeline.event_at(axis, x) if self.trace.events else -1}
 
     def stacks(self, numbers: Iterable[int]) -> Answer:
-        """The frames of stacks, innermost first, and what each is called."""
+        """Return the frames of stacks, innermost first, and their labels."""
         trace = self.trace
         chosen = [number for number in numbers if 0 <= number < len(trace.stacks)]
         return {
@@ -162,7 +162,7 @@ class Recording:
         }
 
     def moment(self, event: int) -> Answer:
-        """What lies where after an event, and what all of it is."""
+        """Return the memory map and the account after an event."""
         self._check_event(event)
         memory = self.memory(event)
         request = find_request(self.trace, event)
@@ -199,7 +199,7 @@ class Recording:
         ]
 
     def _what(self, event: int) -> Answer | None:
-        """The event itself."""
+        """Return the event itself."""
         if event < 0:
             return None
         trace = self.trace
@@ -221,7 +221,7 @@ class Recording:
         return holders(self.trace, self.memory(event).blocks(), by)
 
     def why(self, event: int) -> Answer:
-        """The explanation of `vram explain` for an event."""
+        """Return the explanation of `vram explain` for an event."""
         self._check_event(event)
         at: str | int = "peak" if event == self._peak() and not find_request(self.trace, event) else event
         with self._lock:
@@ -231,14 +231,14 @@ class Recording:
 
     def _check_event(self, event: int) -> None:
         if not -1 <= event < max(self.trace.events, 0) and event != -1:
-            raise ConfigError(f"there is no event {event}; there are events 0 to {self.trace.events - 1}")
+            raise ConfigError(f"event {event} does not exist; valid events are 0 to {self.trace.events - 1}")
 
 
 class Recordings:
-    """The files a page may show: a fixed table, opened when asked for."""
+    """The files that a page may show: a fixed table, opened on demand."""
 
     def __init__(self, paths: Iterable[Path], *, device: int | None = None) -> None:
-        """Name the files. Those of a folder are looked up now; nothing is read yet."""
+        """Set the files. Directories are listed now; nothing is read yet."""
         self._paths = list(_listed(paths))
         self._device = device
         self._open: OrderedDict[int, Recording] = OrderedDict()
@@ -249,16 +249,16 @@ class Recordings:
         return len(self._paths)
 
     def names(self) -> list[Answer]:
-        """Each file with its number, name and size."""
+        """Return number, name and size of each file."""
         return [
             {"file": number, "name": path.name, "bytes": path.stat().st_size if path.exists() else 0}
             for number, path in enumerate(self._paths)
         ]
 
     def get(self, number: int) -> Recording:
-        """The recording of that number, read if need be."""
+        """Return the recording with that number, read if needed."""
         if not 0 <= number < len(self._paths):
-            raise ConfigError(f"there is no recording {number} here; there are {len(self._paths)}")
+            raise ConfigError(f"recording {number} does not exist; there are {len(self._paths)}")
         with self._locks[number]:
             with self._lock:
                 if number in self._open:
@@ -272,10 +272,10 @@ class Recordings:
             return found
 
     def answer(self, question: str, given: Parameters) -> Answer:
-        """Answer a question of the page by its name; ConfigError where there is none or it makes no sense."""
+        """Answer a query of the page by its name; raise ConfigError if it is unknown or invalid."""
         found = _QUESTIONS.get(question)
         if found is None:
-            raise ConfigError(f"there is no question {question!r}; there is {', '.join(_QUESTIONS)}")
+            raise ConfigError(f"unknown query {question!r}; valid: {', '.join(_QUESTIONS)}")
         return found(self, given)
 
 
@@ -286,10 +286,10 @@ def _listed(paths: Iterable[Path]) -> Iterable[Path]:
         elif path.is_file():
             yield path
         else:
-            raise TraceError(f"cannot open {path}: there is no such file or folder", place="file")
+            raise TraceError(f"cannot open {path}: no such file or directory", place="file")
 
 
-# ---- questions ---------------------------------------------------------------------------------------------
+# ---- queries -----------------------------------------------------------------------------------------------
 
 
 def _whole(given: Parameters, name: str, otherwise: int | None = None) -> int:
@@ -299,7 +299,7 @@ def _whole(given: Parameters, name: str, otherwise: int | None = None) -> int:
             raise ValueError
         return int(text)
     except ValueError:
-        raise ConfigError(f"{name} is a whole number, not {text[:40]!r}") from None
+        raise ConfigError(f"{name} must be an integer, not {text[:40]!r}") from None
 
 
 def _number(given: Parameters, name: str) -> float:
@@ -308,14 +308,14 @@ def _number(given: Parameters, name: str) -> float:
     except ValueError:
         value = float("nan")
     if not abs(value) < 1e18:
-        raise ConfigError(f"{name} is a number, not {given.get(name, '')[:40]!r}")
+        raise ConfigError(f"{name} must be a number, not {given.get(name, '')[:40]!r}")
     return value
 
 
 def _axis(given: Parameters) -> str:
     axis = given.get("axis", "event")
     if axis not in AXES:
-        raise ConfigError(f"there is no axis {axis[:40]!r}; there is {' and '.join(AXES)}")
+        raise ConfigError(f"unknown axis {axis[:40]!r}; valid: {' and '.join(AXES)}")
     return axis
 
 
@@ -374,7 +374,7 @@ def _is_step(mark: Annotation) -> bool:
 
 
 def _spans(marks: Iterable[Annotation], end: int) -> list[Answer]:
-    """Annotations from their start to their end; `depth` counts those around it."""
+    """Return annotations from start to end; `depth` counts the enclosing ones."""
     found: list[Answer] = []
     pending: list[Answer] = []
     for mark in sorted(marks, key=lambda each: each.time_us):

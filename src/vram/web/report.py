@@ -1,7 +1,7 @@
-"""The page as one file that needs no server: the answers it would ask for lie in it as data.
+"""The page as one file that needs no server: it contains the answers as data.
 
-A report has the whole run at one level of detail and a few moments: the peak, the out-of-memory, the ends of
-some steps. What it shows is `recordings`'s, as on the served page.
+A report contains the whole run at one level of detail and a few moments: the peak, the out-of-memory event
+and the ends of some steps. `recordings` computes the answers, as for the served page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["render_report", "write_report"]
 COLUMNS = 1500
 MOST_BANDS = 1500
 MOST_STEPS = 6
-"""Steps of which the end is a moment of the report, evenly chosen."""
+"""Number of steps whose end is a moment of the report, chosen at regular intervals."""
 MOST_STACKS = 20_000
 
 
@@ -42,27 +42,27 @@ def write_report(
     sweep: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write `trace` as a page of its own to `path`; without paths of its machine if `redact`.
+    """Write `trace` as a standalone page to `path`; with `redact`, without paths of this machine.
 
-    With `sweep` it has the table of what other allocators would have needed; `progress` hears of that.
+    With `sweep`, the page contains the table of what other allocators would need; `progress` reports on it.
     """
     page = render_report(redacted(trace) if redact else trace, sweep=sweep, progress=progress)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        raise ConfigError(f"failed to write {path}: {error.strerror}") from error
 
 
 def render_report(
     trace: Trace, *, sweep: bool = True, progress: Callable[[int, int], None] | None = None
 ) -> str:
-    """The page with its data, as text."""
+    """Return the page with its data, as text."""
     bare, script, styles = index_html()
     script = script.replace("</script", "<\\/script")
     recording = Recording(trace)
     data = _answers(recording)
     data["sweep"] = sweep_answer(trace, progress=progress) if sweep and trace.events else None
-    # Names of a stranger's file: nothing in the data may end the element it lies in.
+    # The data contains names from an untrusted file, so it must not be able to end its element.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(styles)}; img-src data:; "
@@ -83,7 +83,7 @@ def _hash(text: str) -> str:
 
 
 def _answers(recording: Recording) -> Answer:
-    """Every answer the page may ask for, by what it asks; see Embedded in web/src/source.ts."""
+    """Return every answer that the page may need, by query; see Embedded in web/src/source.ts."""
     about = recording.about()
     axes = [axis for axis in AXES if axis == "event" or about["timed"]]
     moments = {event: recording.moment(event) for event in _moments(recording, about)}
@@ -117,7 +117,7 @@ def _tree(recording: Recording, event: int, by: str) -> Answer:
 
 
 def _stacks(found: Answer) -> list[int]:
-    """The stacks that anything in the report names."""
+    """Return the stacks that the report refers to."""
     named = {band["stack"] for bands in found["bands"].values() for band in bands["bands"]}
     for moment in found["moments"].values():
         named.update(piece[6] for segment in moment["segments"] for piece in segment["pieces"])

@@ -1,8 +1,8 @@
-"""Lets the page ask, and nobody else: a server on this machine's own address, for who has the token.
+"""The server of the page, on the loopback address. Requests must carry the token.
 
-Every request must name this server as its host, must not come from another site, and must carry the token
-to learn anything. Files are served from a fixed table. What is answered is `recordings`'s; a running process
-is any function that returns its status (`vram.observe.monitor` has one).
+Every request must name this server as its host, must not come from another site, and must carry the token to
+get data. Files are served from a fixed table. `recordings` computes the answers; a running process is any
+function that returns its status (such as that of `vram.observe.monitor`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ ADDRESS = "127.0.0.1"
 TOKEN_BYTES = 24
 TOKEN_HEADER = b"x-vram-token"
 LIVE_SECONDS = 1.0
-"""Between two looks at a running process, however many pages are open."""
+"""Seconds between two updates from a running process, regardless of the number of open pages."""
 MOST_BODY = 4096
-"""Bytes that the page may send."""
+"""Maximum number of bytes that the page may send."""
 SAFETY = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -53,7 +53,7 @@ SAFETY = {
 _log = logging.getLogger("vram")
 
 LiveStatus: TypeAlias = Callable[[], Answer]
-"""Tells of a running process: what `vram.observe.monitor` calls its status."""
+"""Returns the status of a running process, as in `vram.observe.monitor`."""
 Scope: TypeAlias = dict[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
@@ -71,9 +71,10 @@ def _uvicorn() -> Any:
 
 
 class Page:
-    """The page, served. `url` opens it; `close()` or the end of a `with` block ends it.
+    """The served page. `url` opens it; `close()` or the end of a `with` block stops it.
 
-    `files` are recordings or folders of them, `live` tells of a running process. `port` 0 takes any.
+    `files` are recordings or directories of recordings, `live` returns the status of a running process.
+    `port` 0 uses any free port.
     """
 
     def __init__(
@@ -109,14 +110,14 @@ class Page:
 
     @property
     def url(self) -> str:
-        """Where it is, with the token. The part behind # stays in the browser."""
+        """The address with the token. The part after # stays in the browser."""
         return f"http://{ADDRESS}:{self.port}/#token={self.token}"
 
     def open_browser(self) -> None:
         """Open the page in the user's browser.
 
-        Command lines are everybody's to read, so the browser's does not have the token: it names a file
-        that only this user can read, which leads on to `url`. The file is there until `close`.
+        Other users can read command lines, so the browser's does not contain the token. It names a file that
+        only this user can read and that redirects to `url`. The file exists until `close`.
         """
         if self._opening is None:
             self._opening = Path(tempfile.mkdtemp(prefix="vram-page-"))
@@ -134,7 +135,7 @@ class Page:
             self._server.run(sockets=[self._socket])
 
     def start(self) -> Page:
-        """Serve from a thread of its own, until `close`."""
+        """Serve from a separate thread until `close`."""
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
         )
@@ -143,7 +144,7 @@ class Page:
         return self
 
     def close(self) -> None:
-        """Stop serving. Again: nothing."""
+        """Stop serving. Calling it again has no effect."""
         self._server.should_exit = True
         self._server.force_exit = True
         if self._thread is not None:
@@ -153,7 +154,7 @@ class Page:
             shutil.rmtree(self._opening, ignore_errors=True)
 
     def _leave_to_parent(self) -> None:
-        """The child of a fork does not serve: the port and the connections are the parent's alone."""
+        """In the child of a fork, do not serve: the port and the connections belong to the parent."""
         connections = [each.transport for each in self._server.server_state.connections]
         sockets = [each.get_extra_info("socket") for each in connections if each is not None]
         disown([self._socket.fileno(), *(each.fileno() for each in sockets if each is not None)])
@@ -181,23 +182,25 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _bind(port: int) -> socket.socket:
-    """A socket that the address is taken by now, so that nobody else can answer there."""
+    """Bind a socket now, so that no other process can answer at the address."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((ADDRESS, port))
     except (OSError, OverflowError) as error:
         bound.close()
-        raise ConfigError(f"port {port} of {ADDRESS} cannot be had: {error}; --port 0 takes any") from error
+        raise ConfigError(
+            f"failed to bind port {port} on {ADDRESS}: {error}; --port 0 uses any free port"
+        ) from error
     bound.listen(128)
     return bound
 
 
-# ---- who may ask -------------------------------------------------------------------------------------------
+# ---- authorization -----------------------------------------------------------------------------------------
 
 
 class _Guard:
-    """Asks first of every request: is it meant for us, from our page, and does it know the token?"""
+    """Checks every request: is it meant for this server, is it from our page, and does it carry the token?"""
 
     def __init__(self, app: Any, port: int, token: str) -> None:
         self._app = app
@@ -220,11 +223,11 @@ class _Guard:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         names = [name for name, _ in scope["headers"]]
         if names.count(b"host") != 1 or headers[b"host"] not in self._hosts:
-            return "this server answers only at its own address"
+            return "this server only answers requests to its own address"
         if b"origin" in headers and headers[b"origin"] not in self._origins:
-            return "another site's page may not ask here"
+            return "requests from other sites are not allowed"
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") and not _is_visit(scope):
-            return "another site's page may not ask here"
+            return "requests from other sites are not allowed"
         if scope["path"].startswith("/api/") and not hmac.compare_digest(
             headers.get(TOKEN_HEADER, b""), self._token
         ):
@@ -233,7 +236,7 @@ class _Guard:
 
 
 def _is_visit(scope: Scope) -> bool:
-    """Whether a browser goes to the page, be it from a link elsewhere: it is the same for everybody."""
+    """Return whether a browser opens the page, possibly from a link: the page itself contains no data."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     how = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
     return scope["path"] == "/" and how == (b"navigate", b"document")
@@ -256,11 +259,11 @@ async def _answer(send: Send, status: int, answer: Answer) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-# ---- what is asked -----------------------------------------------------------------------------------------
+# ---- queries -----------------------------------------------------------------------------------------------
 
 
 def _application(recordings: Recordings, live: LiveStatus | None, interval: float) -> Any:
-    """The table of what is served."""
+    """Return the table of routes."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
@@ -293,8 +296,8 @@ def _application(recordings: Recordings, live: LiveStatus | None, interval: floa
             return Response(answer, media_type="application/json")
         except VramError as error:
             return in_json({"error": str(error)}, 400)
-        except Exception as error:  # whatever it was, the page says so, and the log has the story
-            _log.exception("the question %s failed", question)
+        except Exception as error:  # the page shows the error, the log has the traceback
+            _log.exception("the query %s failed", question)
             return in_json({"error": f"{type(error).__name__}: {error}"}, 500)
 
     async def start_sweep(request: Request) -> Response:
@@ -308,13 +311,13 @@ def _application(recordings: Recordings, live: LiveStatus | None, interval: floa
     async def follow_sweep(request: Request) -> Response:
         found = sweeps.get(request.query_params.get("sweep", ""))
         if found is None:
-            return in_json({"error": "there is no such sweep"}, 404)
+            return in_json({"error": "this sweep does not exist"}, 404)
         response: Response = _events(StreamingResponse, _following(found))
         return response
 
     async def follow_live(request: Request) -> Response:
         if broadcast is None:
-            return in_json({"error": "no running process is shown here; vram serve --pid PID does"}, 404)
+            return in_json({"error": "this page shows no running process; use vram serve --pid PID"}, 404)
         response: Response = _events(StreamingResponse, broadcast.follow())
         return response
 
@@ -346,7 +349,9 @@ def _sweep_asked(body: bytes) -> tuple[int, tuple[str, ...]]:
             raise TypeError
         return file, tuple(policies)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ConfigError('a sweep is asked for as {"file": 0, "policies": ["torch", "vram"]}') from None
+        raise ConfigError(
+            'a sweep request must have the form {"file": 0, "policies": ["torch", "vram"]}'
+        ) from None
 
 
 class _Sweeps:
@@ -358,14 +363,14 @@ class _Sweeps:
         self._known: dict[str, Sweep] = {}
 
     def start(self, file: int, policies: tuple[str, ...]) -> str:
-        """Its name. One that was asked for before is not run again."""
+        """Start a sweep and return its name. A sweep that was requested before is not run again."""
         recording = self._recordings.get(file)
         name = f"{file}-{'-'.join(policies)}"
         with self._lock:
             known = self._known.get(name)
             if known is None or "error" in known.state():
                 if any(not each.ended for each in self._known.values()):
-                    raise ConfigError("another sweep is running; wait for it")
+                    raise ConfigError("another sweep is running; wait until it has finished")
                 self._known[name] = Sweep(recording.trace, policies)
         return name
 
@@ -374,7 +379,7 @@ class _Sweeps:
 
 
 def _events(response: Any, events: AsyncIterator[Answer]) -> Any:
-    """Server-sent events, one for each answer."""
+    """Return server-sent events, one for each answer."""
 
     async def lines() -> AsyncIterator[bytes]:
         async for each in events:
@@ -393,7 +398,7 @@ async def _following(sweep: Sweep) -> AsyncIterator[Answer]:
 
 
 class _Broadcast:
-    """Looks at a process once an interval while anybody watches, and tells all who do."""
+    """Queries a process once per interval while any page watches, and sends the status to all of them."""
 
     def __init__(self, live: LiveStatus, interval: float) -> None:
         self._live = live
@@ -420,5 +425,5 @@ class _Broadcast:
     async def _look(self) -> Answer:
         try:
             return {"status": await asyncio.to_thread(self._live)}
-        except Exception as error:  # the process may have ended; the page says so
+        except Exception as error:  # the process may have ended; the page shows the error
             return {"error": str(error) or type(error).__name__}

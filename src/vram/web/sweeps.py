@@ -1,4 +1,4 @@
-"""A sweep that the page asked for: runs in a thread, tells how far it is, and is kept for who asks again."""
+"""A sweep that the page requested: runs in a thread, reports progress, and is kept for later requests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vram.trace import Trace, lifetimes, peak_allocated
 __all__ = ["POLICIES", "Sweep", "sweep_answer"]
 
 POLICIES = ("torch", "torch-expandable", "cuda-async", "vram")
-"""What is tried where the page does not say."""
+"""The default policies of the page."""
 
 
 def sweep_answer(trace: Trace, policies: tuple[str, ...] = POLICIES, progress: Any = None) -> dict[str, Any]:
-    """The ranked table of a sweep over `trace`, as plain data."""
+    """Return the ranked table of a sweep over `trace`, as plain data."""
     program = lifetimes(trace)
     ranked = sweep(program, policies=policies, jobs=2, progress=progress)
     return {
@@ -28,16 +28,16 @@ def sweep_answer(trace: Trace, policies: tuple[str, ...] = POLICIES, progress: A
 
 
 class Sweep:
-    """One sweep. Any thread may ask for its `state()`: done, count, in the end the answer or the error."""
+    """One sweep. Any thread may read its `state()`: done, count, and finally the answer or the error."""
 
     def __init__(self, trace: Trace, policies: tuple[str, ...]) -> None:
-        """Start it."""
+        """Start the sweep."""
         unknown = [each for each in policies if each not in POLICY_KINDS]
         if unknown or not policies:
             raise ConfigError(
-                f"there is no allocator {', '.join(unknown)!r}; there is {', '.join(POLICY_KINDS)}"
+                f"unknown allocator {', '.join(unknown)!r}; valid: {', '.join(POLICY_KINDS)}"
                 if unknown
-                else f"name allocators to try: {', '.join(POLICY_KINDS)}"
+                else f"select at least one allocator: {', '.join(POLICY_KINDS)}"
             )
         self._trace = trace
         self.policies = policies
@@ -48,11 +48,11 @@ class Sweep:
 
     @property
     def ended(self) -> bool:
-        """Whether there is an answer or an error."""
+        """Return whether there is an answer or an error."""
         return "answer" in self._state or "error" in self._state
 
     def state(self, seen: dict[str, Any] | None = None, timeout: float = 0.0) -> dict[str, Any]:
-        """What is known; waits up to `timeout` seconds for it to be other than `seen`."""
+        """Return the state; wait up to `timeout` seconds until it differs from `seen`."""
         with self._changed:
             self._changed.wait_for(lambda: self._state != seen, timeout)
             return dict(self._state)
@@ -60,7 +60,7 @@ class Sweep:
     def _run(self) -> None:
         try:
             self._tell(answer=sweep_answer(self._trace, self.policies, self._progress))
-        except Exception as error:  # whatever it was, whoever waits must hear of it
+        except Exception as error:  # waiting pages must get every error
             self._tell(error=str(error))
 
     def _progress(self, done: int, count: int) -> None:

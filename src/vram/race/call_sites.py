@@ -1,6 +1,6 @@
-"""Places in the program: the stacks that a race report shows, and what the program calls its streams.
+"""Source locations: the stacks that a race report shows, and the program's names for streams.
 
-Only sorts frames and looks at source lines; what happened there is told by `race`.
+This module only sorts frames and reads source lines; `checker` knows what happened there.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from vram.trace.model import Frame
 __all__ = ["Names", "Site", "is_the_users", "source_line", "stack_here"]
 
 STACK_DEPTH = 6
-"""Frames kept of each stack, the user's own first."""
+"""Number of frames kept per stack, the user's own first."""
 MOST_TRIES = 8
-"""Times that the name of one stream is looked for."""
+"""How often to look for the name of one stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One thing the program did with the memory: what, on which stream, and from where it was called."""
+    """One operation of the program on the memory: what, on which stream, and from where."""
 
     what: str
     stream: int
@@ -36,7 +36,7 @@ class Site:
 
     @property
     def place(self) -> str:
-        """The line that did it, as "file.py:12"."""
+        """The line of the operation, as "file.py:12"."""
         return f"{os.path.basename(self.stack[0].filename)}:{self.stack[0].line}" if self.stack else "unknown"
 
     def __str__(self) -> str:
@@ -54,19 +54,19 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "
 
 @functools.lru_cache(maxsize=4096)
 def _rank(filename: str) -> int | None:
-    """0: the user's, 1: a library's, None: ours."""
+    """Return 0 for the user's code, 1 for a library's, None for ours."""
     if filename.startswith(_PACKAGE):
         return None
     return int(filename.startswith((*_LIBRARIES, "<frozen ")))
 
 
 def is_the_users(filename: str) -> bool:
-    """Whether code is the program's, not a library's or ours."""
+    """Return whether code belongs to the program, not to a library or to vram."""
     return _rank(filename) == 0
 
 
 def stack_here() -> tuple[Frame, ...]:
-    """The calls that led here, the last one first, the user's before those of libraries."""
+    """Return the current stack, innermost call first, the user's frames before those of libraries."""
     places: tuple[list[Frame], list[Frame]] = ([], [])
     for frame in _native.stack_here():
         rank = _rank(frame.filename)
@@ -76,12 +76,12 @@ def stack_here() -> tuple[Frame, ...]:
 
 
 def source_line(stack: tuple[Frame, ...]) -> str:
-    """The text of the line that made the call; empty where there is none."""
+    """Return the text of the line that made the call; empty if there is none."""
     return linecache.getline(stack[0].filename, stack[0].line).strip() if stack else ""
 
 
-# How calls name the stream that they are about. Read from the source, because looking into the variables of
-# a frame keeps them alive (before Python 3.13), and with them the buffers that are being checked.
+# How calls name their stream. This is read from the source, because reading the variables of a frame keeps
+# them alive (before Python 3.13), and with them the buffers that are being checked.
 _MENTIONS = re.compile(
     r"""(?<![\w.\])])([A-Za-z_][\w.]*)\.launch\(
       | \bstream\s*=\s*([A-Za-z_][\w.]*)\s*[,)]
@@ -93,14 +93,14 @@ _MENTIONS = re.compile(
 
 
 class Names:
-    """What the program calls its streams, as far as a line that uses one says so."""
+    """The program's names for streams, as far as source lines show them."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Any, int], str] = {}
         self._tries: Counter[tuple[Any, int]] = Counter()
 
     def notice(self, core: Any, handle: int, stack: tuple[Frame, ...]) -> None:
-        """Look for the name of the stream that this call is about; not for ever."""
+        """Look for the name of the stream in this call, a limited number of times."""
         if (core, handle) in self._found or self._tries[core, handle] >= MOST_TRIES:
             return
         self._tries[core, handle] += 1
@@ -110,11 +110,11 @@ class Names:
             self._found[core, handle] = name
 
     def code(self, core: Any, handle: int) -> str:
-        """An expression for a stream."""
+        """Return an expression for a stream."""
         unnamed = f"stream_{handle}" if handle else "vram.Stream.default()"
         return self._found.get((core, handle), unnamed)
 
     def words(self, core: Any, handle: int) -> str:
-        """A stream in a sentence."""
+        """Return a description of a stream."""
         plain = f"stream {handle}" if handle else "the default stream"
         return f"{self._found[core, handle]} ({plain})" if (core, handle) in self._found else plain

@@ -1,4 +1,4 @@
-"""A run of the lab as a section of a Markdown page, made of its JSON, which may be another machine's."""
+"""A run of the lab as a section of a Markdown page, from its JSON, which may come from another machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["cell_text", "markdown", "measured_text", "outcome"]
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """The section: the machine, a table of verdicts, then each experiment with its numbers."""
+    """Return the section: the machine, a table of verdicts, then each experiment with its numbers."""
     return "\n".join([*_summary(document), *_details(document)]) + "\n"
 
 
@@ -33,7 +33,7 @@ def _summary_row(each: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def outcome(each: Mapping[str, Any]) -> str:
-    """The verdict, or why there is none."""
+    """Return the verdict, or why there is none."""
     if each.get("skipped"):
         return str(each["skipped"])
     return "failed" if each.get("failed") else str(each["verdict"])
@@ -62,20 +62,20 @@ def _table(columns: Any, rows: Any) -> Iterator[str]:
         yield f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |"
 
 
-# ---- words for numbers, shared with the terminal ----------------------------------------------------------
+# ---- text for numbers, shared with the terminal -----------------------------------------------------------
 
 UNIT_SUFFIXES = ("_ms", "_us", "_mib", "_gb_s")
 
 
 def label(name: str) -> str:
-    """`chain_alone_ms` as "chain alone"."""
+    """Return "chain alone" for `chain_alone_ms`."""
     for suffix in UNIT_SUFFIXES:
         name = name.removesuffix(suffix)
     return name.replace("_", " ")
 
 
 def measured_text(name: str, value: float, unit: str) -> tuple[str, str]:
-    """What was measured and how much it is, with the unit where the words do not say it."""
+    """Return what was measured and its value, with the unit unless the label contains it."""
     words = label(name)
     if unit == "bytes":
         return words, format_size(int(value))
@@ -86,7 +86,7 @@ def measured_text(name: str, value: float, unit: str) -> tuple[str, str]:
 
 
 def cell_text(cell: str | int | float | bool) -> str:
-    """A cell of a table: three significant places, whole numbers whole."""
+    """Format a cell of a table: three significant digits, integers without decimals."""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, str):

@@ -1,19 +1,18 @@
-"""Streams: when memory may be used again, what goes wrong if it is used too early, and what runs at once."""
+"""Streams: when memory may be reused, what goes wrong if that is too early, and what runs concurrently."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 from vram.core.pool import Pool
 from vram.core.stream import Stream
-from vram.lab.kernels import MULTIPROCESSORS, Place
+from vram.lab.kernels import MULTIPROCESSORS, BlockRun
 
-from .allocators import Allocator, driver_pool, naive_pool, vram_pool
+from .allocators import Allocator, OpenPool, driver_pool, naive_pool, stream_ordered_pools, vram_pool
 from .experiment import MIB, Bench, Judgement, Observation, Quantity, Table, clock_ms, experiment, listed
 
 OLD, NEW = 1, 2
-"""Seeds of what a stream should read, and of what is written over it."""
+"""Seeds of the data that a stream should read, and of the data that overwrites it."""
 
 # ---- reuse across streams ---------------------------------------------------------------------------------
 
@@ -28,26 +27,26 @@ def _judge_cross_stream(seen: Observation) -> Judgement:
     broken = [told[id(row)] for row in rows if row["protected by"] != NOTHING and row["wrong words"]]
     lucky = [told[id(row)] for row in bare if not row["wrong words"]]
     if broken:
-        return "does not hold", f"Protected, and yet foreign data is read: {listed(broken)}."
+        return "does not hold", f"Protected cases that still read foreign data: {listed(broken)}."
     if lucky:
-        text = f"Unprotected, and yet nothing foreign was read: {listed(lucky)}."
+        text = f"Unprotected cases that read no foreign data: {listed(lucky)}."
         return ("does not hold" if len(lucky) == len(bare) else "depends"), text
     return "holds", (
-        f"All {len(bare)} unprotected cases read foreign data; none of the {len(rows) - len(bare)} protected "
-        f"ones does ({seen['words']:.0f} words each)."
+        f"All {len(bare)} unprotected cases read foreign data, and none of the {len(rows) - len(bare)} "
+        f"protected cases does ({seen['words']:.0f} words each)."
     )
 
 
 @experiment(
     "cross-stream",
-    "Memory used on another stream reads foreign data once it is freed, unless record_stream or a wait "
-    "protects it.",
+    "A stream that uses another stream's memory reads foreign data after the free, unless record_stream or "
+    "a wait protects it.",
     judge=_judge_cross_stream,
 )
 def cross_stream(bench: Bench) -> Observation:
-    """Nothing crashes: a result is wrong now and then. Here a slow reader makes it happen every time."""
+    """This bug does not crash: results are wrong now and then. A slow reader makes it happen every time."""
     size = bench.checked_bytes
-    cases: list[tuple[str, Callable[[], AbstractContextManager[Allocator]], str, str]] = [
+    cases: list[tuple[str, OpenPool, str, str]] = [
         ("naive", lambda: naive_pool(bench, size), USED, NOTHING),
         ("naive", lambda: naive_pool(bench, size), USED, "a wait"),
         ("naive", lambda: naive_pool(bench, size), REUSED, NOTHING),
@@ -76,7 +75,7 @@ def cross_stream(bench: Bench) -> Observation:
 
 
 def _used_elsewhere(bench: Bench, allocator: Allocator, first: Stream, second: Stream, cure: str) -> int:
-    """Memory of `first` is read late on `second`, freed before that, and serves `first` again."""
+    """`second` reads memory of `first` late, after it was freed and reused by `first`."""
     size = bench.checked_bytes
     old = allocator.malloc(size, first)
     bench.kernels.fill(old, size, seed=OLD, stream=first)
@@ -92,7 +91,7 @@ def _used_elsewhere(bench: Bench, allocator: Allocator, first: Stream, second: S
 
 
 def _reused_elsewhere(bench: Bench, allocator: Allocator, first: Stream, second: Stream, cure: str) -> int:
-    """Memory of `first` is freed while `first` has still to read it, and `second` asks for memory."""
+    """Memory of `first` is freed before `first` has read it, and `second` allocates memory."""
     size = bench.checked_bytes
     old = allocator.malloc(size, first)
     bench.kernels.fill(old, size, seed=OLD, stream=first)
@@ -103,7 +102,7 @@ def _reused_elsewhere(bench: Bench, allocator: Allocator, first: Stream, second:
 
 
 def _overwrite(bench: Bench, allocator: Allocator, stream: Stream, late: Callable[[], int]) -> int:
-    """Write what the next owner writes; how many words the late reader finds wrong."""
+    """Write what the next owner writes; return how many words the late reader finds wrong."""
     new = allocator.malloc(bench.checked_bytes, stream)
     bench.kernels.fill(new, bench.checked_bytes, seed=NEW, stream=stream)
     wrong = late()
@@ -119,8 +118,8 @@ def _overwrite(bench: Bench, allocator: Allocator, stream: Stream, late: Callabl
 def _judge_record_stream(seen: Observation) -> Judgement:
     kernel, without, recorded = seen["kernel_ms"], seen["reuse_without_ms"], seen["reuse_with_ms"]
     text = (
-        f"Behind a {kernel:.0f} ms kernel of the other stream the memory serves again after {without:.2f} ms "
-        f"without it and {recorded:.2f} ms with it; a pool that need not wait takes "
+        f"Behind a {kernel:.0f} ms kernel of the other stream, the memory is reused after {without:.2f} ms "
+        f"without record_stream and {recorded:.2f} ms with it. A pool that can grow reserves "
         f"{seen['extra_mib']:.0f} MiB more instead, in {seen['growth_ms']:.2f} ms."
     )
     if without < kernel / 4 and recorded > kernel / 2:
@@ -130,11 +129,11 @@ def _judge_record_stream(seen: Observation) -> Judgement:
 
 @experiment(
     "record-stream",
-    "record_stream delays reuse until the other stream has come so far.",
+    "record_stream delays reuse until the other stream has completed its work.",
     judge=_judge_record_stream,
 )
 def record_stream(bench: Bench) -> Observation:
-    """Safety has a price: memory comes back late, and a pool without room waits or grows meanwhile."""
+    """Safety has a cost: memory is returned later, and a full pool waits or grows in the meantime."""
     size = 8 * MIB
     without, _ = _reuse_ms(bench, size, limit=size, record=False)
     recorded, _ = _reuse_ms(bench, size, limit=size, record=True)
@@ -151,7 +150,7 @@ def record_stream(bench: Bench) -> Observation:
 
 
 def _reuse_ms(bench: Bench, size: int, *, limit: int | None, record: bool) -> tuple[float, int]:
-    """From a free behind a busy stream to the next allocation: milliseconds, and what is reserved then."""
+    """Return the time in ms from a free behind a busy stream to the next allocation, and reserved bytes."""
     with bench.streams(2) as (first, second), Pool(bench.device, limit=limit) as pool:
         memory = pool.allocate(size, stream=first)
         bench.busy(second)
@@ -182,23 +181,20 @@ def _judge_same_stream(seen: Observation) -> Judgement:
     if wrong:
         return "does not hold", f"{wrong} words were wrong. {told}."
     if not reused:
-        return "depends", f"Nothing was reused, so nothing was shown. {told}."
+        return "depends", f"No memory was reused, so the test shows nothing. {told}."
     return "holds", f"No word was wrong. {told}."
 
 
 @experiment(
     "same-stream",
-    "Memory freed and allocated again on the same stream needs no synchronisation.",
+    "Memory freed and allocated again on the same stream needs no synchronization.",
     judge=_judge_same_stream,
 )
 def same_stream(bench: Bench) -> Observation:
-    """The work of one stream runs in order, so a pool may hand memory back to it before the old work ran."""
+    """The work of one stream runs in order, so a pool may reuse memory before the earlier work has run."""
     rounds = 5 if bench.quick else 10
-    pools: dict[str, Callable[[], AbstractContextManager[Allocator]]] = {"vram": lambda: vram_pool(bench)}
-    if bench.on_gpu:
-        pools["cudaMallocAsync"] = lambda: driver_pool(bench)
     rows: list[tuple[str | int | float, ...]] = []
-    for name, open_pool in pools.items():
+    for name, open_pool in stream_ordered_pools(bench).items():
         with open_pool() as allocator, bench.streams(1) as (stream,):
             rows.append((name, rounds, *_rounds(bench, allocator, stream, rounds)))
     return Observation(
@@ -226,16 +222,16 @@ def _rounds(bench: Bench, allocator: Allocator, stream: Stream, rounds: int) -> 
 # ---- kernels at once --------------------------------------------------------------------------------------
 
 FULL_BLOCK = 1024
-"""Threads of a block; a multiprocessor has room for two such blocks."""
+"""Threads per block; two such blocks fit on one multiprocessor."""
 
 
 def _judge_at_once(seen: Observation) -> Judgement:
     shared, total = seen["shared_multiprocessors"], seen["multiprocessors"]
     full = seen["shared_when_full"]
     text = (
-        f"Two kernels that leave room share {shared:.0f} of {total:.0f} multiprocessors, two that do not "
-        f"{full:.0f}; of {seen['kernels_launched']:.0f} small kernels {seen['kernels_at_once']:.0f} ran "
-        "at once."
+        f"Two small kernels share {shared:.0f} of {total:.0f} multiprocessors, two large ones share "
+        f"{full:.0f}. Of {seen['kernels_launched']:.0f} small kernels, {seen['kernels_at_once']:.0f} ran "
+        "concurrently."
     )
     if shared == 0:
         return "does not hold", text
@@ -244,12 +240,12 @@ def _judge_at_once(seen: Observation) -> Judgement:
 
 @experiment(
     "kernels-at-once",
-    "Two kernels share one multiprocessor when their resources fit.",
+    "Two kernels share a multiprocessor if their resources fit.",
     judge=_judge_at_once,
     needs_gpu=True,
 )
 def kernels_at_once(bench: Bench) -> Observation:
-    """Streams only help if there is room: a kernel that fills the device runs alone, whatever its stream."""
+    """Streams help only if resources are free: a kernel that fills the device runs alone on any stream."""
     total = bench.backend.attribute(MULTIPROCESSORS)
     count = 64 if bench.quick else 160
     with bench.streams(2) as (first, second):
@@ -257,7 +253,7 @@ def kernels_at_once(bench: Bench) -> Observation:
         full = _shared(bench, first, second, blocks=2 * total)
     with bench.streams(count) as streams:
         kernels = [bench.kernels.where(stream, 20) for stream in streams]
-        at_once = _most_at_once([place for each in kernels for place in each.read()])
+        at_once = _most_at_once([block for each in kernels for block in each.read()])
     return Observation(
         {
             "multiprocessors": Quantity(total, "multiprocessors"),
@@ -270,15 +266,15 @@ def kernels_at_once(bench: Bench) -> Observation:
 
 
 def _shared(bench: Bench, first: Stream, second: Stream, *, blocks: int) -> int:
-    """On how many multiprocessors blocks of two kernels ran side by side for at least half of their time."""
+    """Count multiprocessors on which two kernels ran concurrently for at least half of their time."""
     ms = 10.0
     one = bench.kernels.where(first, ms, blocks=blocks, threads=FULL_BLOCK)
     two = bench.kernels.where(second, ms, blocks=blocks, threads=FULL_BLOCK)
     return len(_side_by_side(one.read(), two.read(), ms * 1e6 / 2))
 
 
-def _side_by_side(one: Sequence[Place], two: Sequence[Place], least_ns: float) -> set[int]:
-    """The multiprocessors on which both ran at the same time for at least so long."""
+def _side_by_side(one: Sequence[BlockRun], two: Sequence[BlockRun], least_ns: float) -> set[int]:
+    """Return the multiprocessors on which both ran concurrently for at least that long."""
     return {
         a.multiprocessor
         for a in one
@@ -288,9 +284,9 @@ def _side_by_side(one: Sequence[Place], two: Sequence[Place], least_ns: float) -
     }
 
 
-def _most_at_once(places: Sequence[Place]) -> int:
-    """The most that ran at one moment."""
-    edges = sorted([(place.start_ns, 1) for place in places] + [(place.end_ns, -1) for place in places])
+def _most_at_once(blocks: Sequence[BlockRun]) -> int:
+    """Return the maximum number that ran at one moment."""
+    edges = sorted([(block.start_ns, 1) for block in blocks] + [(block.end_ns, -1) for block in blocks])
     now = most = 0
     for _, change in edges:
         now += change
