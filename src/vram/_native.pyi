@@ -516,7 +516,7 @@ class PoolCore:
 
     def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int]]:
         """
-        Return live blocks by tag and stack: (tag, stack, blocks, bytes, requested).
+        Live blocks by tag and stack: (tag, stack, blocks, bytes, requested) each.
         """
 
     def journal_start(self, entries: int, /) -> None:

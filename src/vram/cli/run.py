@@ -169,7 +169,7 @@ def _report_path(recording: str | None, report: str) -> Path:
 
 
 def _write_reports(recorded: PoolsRecorder, target: Path) -> None:
-    """One for each device; what goes wrong here is said, and changes nothing of how the program ended."""
+    """Write one report per device. Failures are reported and do not change how the program ends."""
     from vram.observe.recording import beside
     from vram.trace import open_trace
     from vram.web import write_report

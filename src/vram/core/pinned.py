@@ -25,7 +25,7 @@ ALREADY_LOCKED: Final = 712
 """The driver's code for memory that is locked already."""
 
 
-class Pin(_native.PinCore):
+class Pin(Closing, _native.PinCore):
     """Existing memory, page-locked until `close()` or the end of a `with` block. Created by `vram.pin`."""
 
     def __init__(self, array: Any, device: str | Device | None = None) -> None:

@@ -54,7 +54,7 @@ MOST_EXPLAINED = 200_000
 _log = logging.getLogger("vram")
 
 
-class Pool(_native.PoolCore):
+class Pool(Closing, _native.PoolCore):
     """An allocator for the memory of one device: `allocate` returns a Buffer, `malloc` a plain address.
 
     `device` is a name or a Device (default: the default device). `config` takes the options of

@@ -92,7 +92,7 @@ def _checked_interval(interval: float) -> float:
     return real_number(interval, "interval, in seconds,", least=SHORTEST_INTERVAL, most=LONGEST_INTERVAL)
 
 
-class Monitor:
+class Monitor(Closing):
     """Makes this process observable, created by `vram.monitor`. Any thread may use it."""
 
     def __init__(self, interval: float = 1.0) -> None:

@@ -64,7 +64,7 @@ def metrics(port: int | None = DEFAULT_PORT, *, address: str = "127.0.0.1", regi
     return Metrics(port, address, registry)
 
 
-class Metrics:
+class Metrics(Closing):
     """Serves the numbers, created by `vram.metrics`. `close()` or the end of a `with` block ends it."""
 
     def __init__(self, port: int | None, address: str, registry: Any) -> None:

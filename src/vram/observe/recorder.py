@@ -16,6 +16,7 @@ from typing import Any
 
 from vram import _native
 from vram.arguments import require_label, require_path, shown, whole_number
+from vram.core.closing import Closing
 from vram.core.journal import device_number, trace_segments, trace_settings
 from vram.core.manager import MemoryManager
 from vram.core.pool import Pool
@@ -221,7 +222,7 @@ def _check(pool: Pool, stacks: str | None, keep: int) -> None:
 # ---- all pools of a manager -------------------------------------------------------------------------------
 
 
-class PoolsRecorder:
+class PoolsRecorder(Closing):
     """A recording of every pool of a manager, created by `record_pools`: one file per device and process."""
 
     def __init__(self, manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from vram.core.closing import Closing
 from vram.core.locks import new_event, new_lock
 from vram.core.observer import marks
 from vram.errors import TraceError
@@ -24,7 +25,7 @@ __all__ = ["Recording", "beside", "path_of_rank"]
 _log = logging.getLogger("vram")
 
 
-class Recording(abc.ABC):
+class Recording(Closing, abc.ABC):
     """A recording under way. Any thread may use it."""
 
     _title = "vram.Recording"
@@ -105,12 +106,6 @@ class Recording(abc.ABC):
     def open_ones(cls) -> list[Self]:
         """The open recordings of this class, oldest first."""
         return [each for each in _open if isinstance(each, cls)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"

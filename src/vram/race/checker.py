@@ -158,9 +158,7 @@ def _require_nobody_watches() -> None:
             "all pools and threads. Stop it first, or use its `races`."
         )
     if observer.active is not None:
-        raise VramError(
-            "vram.core.observer.active is another observer of stream order; race_check needs its place"
-        )
+        raise VramError("vram.core.observer.active has another observer; remove it to use race_check")
 
 
 def _after_fork_in_child() -> None:
