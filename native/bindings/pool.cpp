@@ -890,28 +890,6 @@ PyObject* raw_holders(PyObject* object, PyObject*) {
   });
 }
 
-constexpr const char* kActionNames[] = {"allocate", "free",   "free_pending",  "free_complete",
-                                        "grow",     "shrink", "out_of_memory", "mark"};
-
-PyObject* journal(PyObject* object, PyObject*) {
-  PyPool* self = self_of(object);
-  std::vector<JournalEntry> entries;
-  std::uint64_t dropped = 0;
-  const Status status = self->pool.call([&](Allocator& pool) { pool.journal(entries, &dropped); });
-  if (!status.ok()) return raise(status, "read the journal of the pool");
-  return guarded([&] {
-    nb::list list;
-    Breather breather;
-    for (const JournalEntry& entry : entries) {
-      breather.count_one();
-      list.append(nb::make_tuple(entry.sequence, entry.time_ns, kActionNames[static_cast<int>(entry.action)],
-                                 entry.address, entry.bytes, entry.stream, tag_object(self, entry.tag),
-                                 entry.serial, stack_object(entry.tag)));
-    }
-    return nb::make_tuple(list, dropped);
-  });
-}
-
 PyObject* journal_start(PyObject* object, PyObject* argument) {
   static PyObject* config_error = nullptr;
   std::uint64_t entries = 0;
@@ -1145,9 +1123,7 @@ PyMethodDef methods[] = {
     {"raw_stats", raw_stats, METH_NOARGS, "raw_stats()\n--\n\nReturn all counters."},
     {"raw_snapshot", raw_snapshot, METH_NOARGS, "raw_snapshot()\n--\n\nReturn all segments and blocks."},
     {"raw_holders", raw_holders, METH_NOARGS,
-     "raw_holders()\n--\n\nReturn live blocks by tag and stack: (tag, stack, blocks, bytes, requested)."},
-    {"journal", journal, METH_NOARGS,
-     "journal()\n--\n\nReturn the events in order, and the number of dropped events."},
+     "raw_holders()\n--\n\nLive blocks by tag and stack: (tag, stack, blocks, bytes, requested) each."},
     {"journal_start", journal_start, METH_O,
      "journal_start(entries, /)\n--\n\nKeep this many events for each stream; 0 turns the journal off."},
     {"info", info, METH_O, "info(ptr, /)\n--\n\nReturn what is known about a live allocation."},

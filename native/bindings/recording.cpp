@@ -1,5 +1,5 @@
-// RecordingCore: the events of a pool on their way to a trace file, as the columns that vram.trace writes.
-// vram.observe.recorder decides when and where to write.
+// EventReader: the events of a pool, from its journal or from a recording, as the columns of a
+// vram.trace.Trace. vram.core.journal makes a Trace of them; vram.observe.recorder writes them to a file.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace vram {
 
 namespace {
 
-constexpr std::uint64_t kMostBytes = INT64_MAX;  // a request may be larger, but no reader supports that
+constexpr std::uint64_t kMostBytes = INT64_MAX;  // readers accept no more, but a request may be larger
 constexpr std::size_t kKeptEntries = 1 << 20;    // memory for this many is kept between calls
 
 // A part of vram.trace.Action.
@@ -48,7 +48,7 @@ TraceAction trace_action(Action action) {
   }
 }
 
-// A map that is mostly queried for the last key again.
+// A map whose last key is usually the next one.
 template <typename Key, typename Value>
 class Known {
  public:
@@ -69,7 +69,7 @@ class Known {
   std::pair<const Key, Value>* last_ = nullptr;
 };
 
-// A column of a trace. Its memory is reused, so that the kernel need not clear new pages for it.
+// A column of a trace. Its memory is reused, so that the kernel does not have to clear new pages.
 template <typename Number>
 class Column {
  public:
@@ -121,20 +121,32 @@ struct Columns {
   Column<std::uint32_t> tag;
 };
 
-// One recording of one pool. Used by one thread at a time, except for mark().
-class RecordingCore {
+// Reads the events of one pool. One thread at a time, except for mark().
+class EventReader {
  public:
-  RecordingCore(nb::object pool, nb::object writer, std::uint64_t start_ns, std::uint64_t most)
+  EventReader(nb::object pool, nb::object tables, std::uint64_t start_ns)
       : pool_(std::move(pool)),
-        writer_(std::move(writer)),
+        tables_(std::move(tables)),
         core_(allocator_of(pool_.ptr())),
         start_ns_(start_ns) {
-    if (core_ == nullptr) throw nb::type_error("only a pool can be recorded");
+    if (core_ == nullptr) throw nb::type_error("only a pool has events");
+  }
+  EventReader(const EventReader&) = delete;
+  EventReader& operator=(const EventReader&) = delete;
+
+  std::size_t read_journal() {
+    const Status status = pool()->pool.call([this](Allocator& pool) { pool.journal(entries_, &dropped_); });
+    if (!status.ok()) {
+      (void)raise(status, "read the journal of the pool");
+      throw nb::python_error();
+    }
+    return entries_.size();
+  }
+
+  void record(std::uint64_t most) {
     const nb::gil_scoped_release released;
     core_->start_recording(most);
   }
-  RecordingCore(const RecordingCore&) = delete;
-  RecordingCore& operator=(const RecordingCore&) = delete;
 
   std::size_t collect() {
     const nb::gil_scoped_release released;
@@ -161,23 +173,20 @@ class RecordingCore {
     core_->mark(number);
   }
 
-  void stop() {
-    const nb::gil_scoped_release released;
-    core_->start_recording(0);
-  }
-
  private:
-  // The numbers of a label in the file.
+  // The numbers of a label in the trace.
   struct Numbers {
     std::uint32_t stack = 0;
     std::uint32_t tag = 0;
   };
 
+  PyPool* pool() const { return reinterpret_cast<PyPool*>(pool_.ptr()); }
+
   std::int64_t time_of(const JournalEntry& entry) const {
     return (static_cast<std::int64_t>(entry.time_ns) - static_cast<std::int64_t>(start_ns_)) / 1000;
   }
 
-  // Assigns numbers in the file to new streams and labels; returns the number of rows.
+  // Numbers every new stream and label; returns the number of rows to come.
   std::size_t learn() {
     std::size_t rows = 0;
     std::vector<StreamHandle> streams;
@@ -191,7 +200,7 @@ class RecordingCore {
       }
     }
     for (const StreamHandle stream : streams)
-      streams_[stream] = nb::cast<std::uint32_t>(writer_.attr("stream")(stream));
+      streams_[stream] = nb::cast<std::uint32_t>(tables_.attr("stream")(stream));
     for (const std::uint32_t label : labels) labels_[label] = numbers_of(label);
     return rows;
   }
@@ -200,13 +209,13 @@ class RecordingCore {
     PyObject* frames = stack_of(label);
     if (frames == nullptr) throw nb::python_error();
     const nb::object stack = nb::steal(frames);
-    const nb::object tag = nb::steal(tag_name(reinterpret_cast<PyPool*>(pool_.ptr()), label));
-    return {nb::cast<std::uint32_t>(writer_.attr("stack")(stack)),
-            nb::cast<std::uint32_t>(writer_.attr("tag")(tag))};
+    const nb::object tag = nb::steal(tag_name(pool(), label));
+    return {nb::cast<std::uint32_t>(tables_.attr("stack")(stack)),
+            nb::cast<std::uint32_t>(tables_.attr("tag")(tag))};
   }
 
-  // Times never decrease: of two streams' events, the later one may have read the clock first. A mark is
-  // placed between the events around it, even if the clock cannot distinguish them.
+  // Times never decrease: of two streams' events, the later one may have read the clock first. And a mark
+  // lies between the events on either side of it, even if the clock gives them the same time.
   void fill(std::vector<std::pair<std::uint64_t, std::int64_t>>& marks) {
     std::uint8_t* __restrict action = columns_.action.data();
     std::uint32_t* __restrict stream = columns_.stream.data();
@@ -241,7 +250,7 @@ class RecordingCore {
   }
 
   nb::object pool_;
-  nb::object writer_;
+  nb::object tables_;
   std::shared_ptr<Allocator> core_;
   const std::uint64_t start_ns_;
   std::int64_t last_us_ = -1;
@@ -256,19 +265,22 @@ class RecordingCore {
 
 void bind_recording(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<RecordingCore>(module, "RecordingCore", "The events of a pool on their way to a trace file.")
-      .def(nb::init<nb::object, nb::object, std::uint64_t, std::uint64_t>(), "pool"_a, "writer"_a,
-           "start_ns"_a, "most"_a,
-           nb::sig("def __init__(self, pool: PoolCore, writer: Any, start_ns: int, most: int) -> None"),
-           "Start recording: the pool keeps up to `most` events until they are collected. `writer` numbers "
-           "streams, tags and stacks; times count from `start_ns` of the monotonic clock.")
-      .def("collect", &RecordingCore::collect, "Collect new events; return how many wait for columns().")
-      .def("columns", &RecordingCore::columns,
+  nb::class_<EventReader>(module, "EventReader", "The events of a pool as columns of a trace.")
+      .def(
+          nb::init<nb::object, nb::object, std::uint64_t>(), "pool"_a, "tables"_a, "start_ns"_a,
+          nb::sig("def __init__(self, pool: PoolCore, tables: Any, start_ns: int) -> None"),
+          "`tables` numbers streams, tags and stacks (vram.trace.tables); times count from `start_ns` of the "
+          "monotonic clock.")
+      .def("read_journal", &EventReader::read_journal,
+           "Copy the events that the pool's journal keeps; returns how many wait for columns().")
+      .def("record", &EventReader::record, "most"_a,
+           "Have the pool keep up to `most` events until they are collected; 0 ends it.")
+      .def("collect", &EventReader::collect, "Take the recorded events; returns how many wait for columns().")
+      .def("columns", &EventReader::columns,
            nb::sig("def columns(self) -> tuple[dict[str, memoryview], list[tuple[int, int]], int]"),
-           "Return what was collected as columns of a trace, which are valid until the next call, marks as "
-           "(number, time_us), and the number of dropped events.")
-      .def("mark", &RecordingCore::mark, "number"_a, "Record a mark between the events.")
-      .def("stop", &RecordingCore::stop, "Stop keeping events in the pool.");
+           "The events as columns, valid until the next call, marks as (number, time_us), and the number of "
+           "dropped events.")
+      .def("mark", &EventReader::mark, "number"_a, "Mark this point between the events of a recording.");
 }
 
 }  // namespace vram

@@ -111,10 +111,6 @@ vram._native.PoolCore.raw_holders$:
     def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int]]:
         \doc
 
-vram._native.PoolCore.journal$:
-    def journal(self) -> tuple[list[tuple[Any, ...]], int]:
-        \doc
-
 vram._native.PoolCore.journal_start$:
     def journal_start(self, entries: int, /) -> None:
         \doc

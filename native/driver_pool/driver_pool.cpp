@@ -730,7 +730,7 @@ Status DriverPool::import_pointer(const SharedPointer& pointer, std::uint64_t of
 DriverPool::StreamBooks& DriverPool::books_of(StreamHandle stream) {
   const auto [found, added] = streams_.try_emplace(stream);
   StreamBooks& books = found->second;
-  if (added && config_.journal != 0) books.journal = std::make_unique<JournalRing>(config_.journal);
+  if (added && config_.journal != 0) books.journal = std::make_unique<JournalTape>(config_.journal);
   return books;
 }
 
@@ -763,7 +763,7 @@ void DriverPool::note(StreamHandle stream, Action action, Address address, std::
                       std::uint32_t tag, std::uint32_t serial) {
   if (config_.journal == 0 && tape_ == nullptr) return;
   const JournalEntry entry{sequence_++, now_ns(), address, bytes, tag, serial, stream, action};
-  if (JournalRing* ring = books_of(stream).journal.get()) ring->add(entry);
+  if (JournalTape* ring = books_of(stream).journal.get()) ring->add(entry);
   if (tape_ != nullptr) tape_->add(entry);
 }
 
@@ -934,8 +934,8 @@ Status DriverPool::start_journal(std::uint32_t entries) {
   if (Status status = open_for("journal", &lock); !status.ok()) return status;
   config_.journal = entries;
   for (auto& [handle, books] : streams_)
-    books.journal = entries == 0 ? nullptr : std::make_unique<JournalRing>(entries);
-  old_journal_ = entries == 0 ? nullptr : std::make_unique<JournalRing>(entries);
+    books.journal = entries == 0 ? nullptr : std::make_unique<JournalTape>(entries);
+  old_journal_ = entries == 0 ? nullptr : std::make_unique<JournalTape>(entries);
   old_dropped_ = 0;
   return {};
 }
@@ -945,7 +945,7 @@ void DriverPool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped)
   Lock lock;
   if (!look(&lock)) return;
   *dropped = old_dropped_;
-  const auto read = [&](const std::unique_ptr<JournalRing>& ring) {
+  const auto read = [&](const std::unique_ptr<JournalTape>& ring) {
     if (ring == nullptr) return;
     ring->copy_to(out);
     *dropped += ring->dropped();

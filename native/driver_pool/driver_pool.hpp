@@ -111,7 +111,7 @@ class DriverPool final : public Allocator {
     std::uint64_t live = 0;
     std::uint64_t freed = 0;  // bytes freed in its order since the last host wait
     bool retired = false;
-    std::unique_ptr<JournalRing> journal;
+    std::unique_ptr<JournalTape> journal;
   };
   struct Request {
     std::uint64_t size;
@@ -212,7 +212,7 @@ class DriverPool final : public Allocator {
   Meter allocations_[2];  // by kind
   Meter bytes_[2];
   Meter requested_[2];
-  std::unique_ptr<JournalRing> old_journal_;  // of destroyed streams
+  std::unique_ptr<JournalTape> old_journal_;  // of streams that are gone
   std::uint64_t old_dropped_ = 0;
   std::shared_ptr<Recording> recording_;  // null: none
   std::unique_ptr<JournalTape> tape_;     // of all streams

@@ -1,4 +1,4 @@
-// Tapes: chunks that go round between the streams that fill them and the recorder that empties them.
+// Tapes: chunks circulate between the streams that fill them and the recorder that empties them.
 #include "journal/journal.hpp"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ bool JournalChunks::take(JournalChunk* out) {
   }
   if (left_ == 0) return false;
   try {
-    out->reserve(kChunkEntries);
+    out->reserve(entries_);
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -31,13 +31,43 @@ void JournalChunks::give_back(JournalChunk&& chunk) {
   spare_.push_back(std::move(chunk));
 }
 
-// Goes on to an empty chunk.
+JournalTape::JournalTape(std::uint32_t keep) : keep_(keep) {
+  const std::size_t entries = std::min<std::size_t>(keep, kChunkEntries);
+  chunks_ = std::make_shared<JournalChunks>(std::uint64_t{keep} + entries, entries);
+}
+
+// Continues with an empty chunk.
 bool JournalTape::turn() {
+  const bool enough = keep_ != 0 && full_.size() * last_.capacity() >= keep_;
   JournalChunk next;
-  if (!chunks_->take(&next)) return false;
-  if (last_.capacity() != 0) full_.push_back(std::move(last_));
-  last_ = std::move(next);
+  if (!enough && chunks_->take(&next)) {
+    if (last_.capacity() != 0) full_.push_back(std::move(last_));
+    last_ = std::move(next);
+    return true;
+  }
+  if (keep_ == 0 || full_.empty()) return false;
+  std::swap(last_, full_[oldest_]);
+  oldest_ = (oldest_ + 1) % full_.size();
+  dropped_ += last_.size();
+  last_.clear();
   return true;
+}
+
+std::uint64_t JournalTape::surplus() const {
+  std::uint64_t here = last_.size();
+  for (const JournalChunk& chunk : full_) here += chunk.size();
+  return keep_ != 0 && here > keep_ ? here - keep_ : 0;
+}
+
+void JournalTape::copy_to(std::vector<JournalEntry>& out) const {
+  std::uint64_t skipped = surplus();
+  const auto append = [&](const JournalChunk& chunk) {
+    const std::uint64_t first = std::min<std::uint64_t>(skipped, chunk.size());
+    out.insert(out.end(), chunk.begin() + static_cast<std::ptrdiff_t>(first), chunk.end());
+    skipped -= first;
+  };
+  for (std::size_t i = 0; i < full_.size(); ++i) append(full_[(oldest_ + i) % full_.size()]);
+  append(last_);
 }
 
 std::uint64_t Recording::merge(std::vector<JournalTape::Taken>& taken, std::uint64_t complete,

@@ -89,7 +89,7 @@ struct alignas(128) StreamState {
   std::uint64_t hits = 0;         // served from the cache
   std::uint64_t slow_serial = 0;  // served by the later rungs
   StreamCache cache;
-  std::unique_ptr<JournalRing> journal;
+  std::unique_ptr<JournalTape> journal;
   std::unique_ptr<JournalTape> tape;
 
   // ---- guarded by the pool's mutex --------------------------------------------------------------

@@ -18,7 +18,7 @@ std::uint64_t now_ns() {
 StreamState* EventLog::attach(StreamState* stream, Status* why) {
   if (stream == nullptr) *why = {Code::unsupported, 0, StreamTable::kTooMany};
   if (stream == nullptr || (config_.journal == 0 && recording_ == nullptr)) return stream;
-  auto ring = config_.journal != 0 ? std::make_unique<JournalRing>(config_.journal) : nullptr;
+  auto ring = config_.journal != 0 ? std::make_unique<JournalTape>(config_.journal) : nullptr;
   auto tape = recording_ != nullptr ? recording_->tape() : nullptr;
   std::lock_guard guard(stream->lock);
   stream->journal.swap(ring);
@@ -72,8 +72,8 @@ Status EventLog::start_journal(std::uint32_t entries) {
   if (entries > kMostJournaled) return {Code::invalid, 0, "journal"};
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("journal", &lock); !status.ok()) return status;
-  std::vector<std::unique_ptr<JournalRing>> rings(streams_.size());  // all of them or none
-  for (auto& ring : rings) ring = entries != 0 ? std::make_unique<JournalRing>(entries) : nullptr;
+  std::vector<std::unique_ptr<JournalTape>> rings(streams_.size());  // all of them or none
+  for (auto& ring : rings) ring = entries != 0 ? std::make_unique<JournalTape>(entries) : nullptr;
   config_.journal = entries;
   for (StreamState& stream : streams_) {
     std::lock_guard guard(stream.lock);

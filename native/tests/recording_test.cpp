@@ -1,4 +1,5 @@
 // Recordings: every event once, in order, from any number of threads, and what does not fit is counted.
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <unordered_map>
@@ -28,6 +29,28 @@ std::size_t count(const std::vector<JournalEntry>& entries, Action action) {
 }
 
 }  // namespace
+
+TEST(a_journal_keeps_exactly_the_last_events) {
+  for (const std::uint32_t keep : {1u, 7u, 4096u, 4097u, 10000u}) {
+    JournalTape tape(keep);
+    for (const std::uint64_t added :
+         {std::uint64_t{keep} - 1, std::uint64_t{keep}, 3 * std::uint64_t{keep} + 5000}) {
+      std::vector<JournalEntry> entries;
+      tape.copy_to(entries);
+      std::uint64_t next = tape.dropped() + entries.size();
+      for (; next < added; ++next) {
+        JournalEntry entry;
+        entry.sequence = next;
+        tape.add(entry);
+      }
+      entries.clear();
+      tape.copy_to(entries);
+      CHECK(entries.size() == std::min<std::uint64_t>(added, keep));
+      CHECK(tape.dropped() + entries.size() == added);
+      CHECK(in_order(entries) && (entries.empty() || entries.back().sequence == added - 1));
+    }
+  }
+}
 
 TEST(a_recording_has_every_event_once) {
   Pool pool(std::make_shared<ModelBackend>(kGiB), PoolConfig{});

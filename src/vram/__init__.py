@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from vram.core.manager import MemoryManager as MemoryManager
     from vram.core.manager import configure as configure
     from vram.core.manager import get_memory_manager as get_memory_manager
+    from vram.core.measure import Measurement as Measurement
     from vram.core.pinned import pin as pin
     from vram.core.pool import PinnedPool as PinnedPool
     from vram.core.pool import Pool as Pool
     from vram.core.snapshot import Snapshot as Snapshot
-    from vram.core.stats import Measurement as Measurement
     from vram.core.stats import Stats as Stats
     from vram.core.stream import Event as Event
     from vram.core.stream import Graph as Graph
@@ -72,7 +72,7 @@ _PLACES = {
     "Graph": "vram.core.stream",
     "GrowableBuffer": "vram.lifetimes.growable",
     "InvalidFree": "vram.errors",
-    "Measurement": "vram.core.stats",
+    "Measurement": "vram.core.measure",
     "MemoryManager": "vram.core.manager",
     "Metrics": "vram.observe.prometheus",
     "Monitor": "vram.observe.monitor",

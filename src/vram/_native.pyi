@@ -516,11 +516,8 @@ class PoolCore:
 
     def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int]]:
         """
-        Return live blocks by tag and stack: (tag, stack, blocks, bytes, requested).
+        Live blocks by tag and stack: (tag, stack, blocks, bytes, requested) each.
         """
-
-    def journal(self) -> tuple[list[tuple[Any, ...]], int]:
-        """Return the events in order, and the number of dropped events."""
 
     def journal_start(self, entries: int, /) -> None:
         """Keep this many events for each stream; 0 turns the journal off."""
@@ -667,27 +664,34 @@ class ArenaCore:
     def stream(self) -> int:
         """Handle of the stream that orders the memory."""
 
-class RecordingCore:
-    """The events of a pool on their way to a trace file."""
+class EventReader:
+    """The events of a pool as columns of a trace."""
 
-    def __init__(self, pool: PoolCore, writer: Any, start_ns: int, most: int) -> None:
+    def __init__(self, pool: PoolCore, tables: Any, start_ns: int) -> None:
         """
-        Start recording: the pool keeps up to `most` events until they are collected. `writer` numbers streams, tags and stacks; times count from `start_ns` of the monotonic clock.
+        `tables` numbers streams, tags and stacks (vram.trace.tables); times count from `start_ns` of the monotonic clock.
+        """
+
+    def read_journal(self) -> int:
+        """
+        Copy the events that the pool's journal keeps; returns how many wait for columns().
+        """
+
+    def record(self, most: int) -> None:
+        """
+        Have the pool keep up to `most` events until they are collected; 0 ends it.
         """
 
     def collect(self) -> int:
-        """Collect new events; return how many wait for columns()."""
+        """Take the recorded events; returns how many wait for columns()."""
 
     def columns(self) -> tuple[dict[str, memoryview], list[tuple[int, int]], int]:
         """
-        Return what was collected as columns of a trace, which are valid until the next call, marks as (number, time_us), and the number of dropped events.
+        The events as columns, valid until the next call, marks as (number, time_us), and the number of dropped events.
         """
 
     def mark(self, number: int) -> None:
-        """Record a mark between the events."""
-
-    def stop(self) -> None:
-        """Stop keeping events in the pool."""
+        """Mark this point between the events of a recording."""
 
 class Replayer:
     """Replays a recorded program through a policy."""

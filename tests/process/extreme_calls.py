@@ -90,7 +90,6 @@ PUBLIC_MODULES = tuple(name for name in vram._MODULES if name not in ADAPTORS)
 LEFT_OUT = {
     "vram.Stream.launch": "runs what it is given",
     "vram.Snapshot.of": "takes what the native core returned",
-    "vram.Device.add_pool": "takes what the native core returned",
     "vram.Stats": "takes what the native core returned",
     "vram.race.RaceChecker.use": "an inactive checker looks at nothing",
     "vram.Measurement": "takes what the native core returned",

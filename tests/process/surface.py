@@ -82,7 +82,6 @@ LEFT_OUT = {
     "Arena.take_array": "checks nothing: for Arena.empty alone",
     "Monitor.serve_web": "starts a server",
     "Stream.capture": "the host cannot",
-    "Device.add_pool": "for pools alone",
 }
 
 Arguments = Callable[[World], tuple[Any, ...]]

@@ -112,13 +112,13 @@ def test_a_stream_whose_close_is_interrupted_is_still_open() -> None:
                 raise KeyboardInterrupt
             return True
 
-        listeners = stream.device._core.pools
-        listeners.insert(0, interrupt)
+        listeners = stream.device._core.listeners
+        listeners._all = {-1: interrupt, **listeners._all}
         try:
             stream.close()
         except KeyboardInterrupt:
             print("interrupted")
-        listeners.remove(interrupt)
+        del listeners._all[-1]
         x.fill(1)
         stream.synchronize()
         stream.close()

@@ -28,4 +28,4 @@ def vram_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int,
 def as_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which nothing of vram was used yet: no manager, no pools that other tests left open."""
     monkeypatch.setattr(importlib.import_module("vram.core.manager"), "_manager", None)
-    monkeypatch.setattr(importlib.import_module("vram.core.pool"), "_pools", weakref.WeakSet())
+    monkeypatch.setattr(importlib.import_module("vram.core.observer"), "_pools", weakref.WeakSet())

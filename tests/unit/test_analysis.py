@@ -61,11 +61,11 @@ def random_job(seed: int, events: int = 120) -> Job:
 
 def in_use(trace: Trace, event: int) -> set[tuple[int, ...]]:
     blocks = memory_at(trace, event).blocks(pending=None)
-    return {(block.address, block.size, block.requested, block.pending) for block in blocks}
+    return {(block.address, block.size, block.requested_size, block.pending) for block in blocks}
 
 
 def segments(trace: Trace, event: int) -> set[tuple[int, int]]:
-    return {(segment.address, segment.size) for segment in memory_at(trace, event).segments}
+    return {(segment.address, segment.total_size) for segment in memory_at(trace, event).segments}
 
 
 # --- what was held ------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_device_that_no_one_sells_is_shared() -> None:
     job.out_of_memory(GIB, device_free=MIB)
     found = explain(job.trace())
     assert found.verdict == "foreign"
-    assert "must be held by others" in found.text
+    assert "so others hold at least" in found.text
 
 
 def test_a_recording_of_ours_brings_its_limit_and_its_device() -> None:
@@ -572,7 +572,7 @@ def test_a_real_training_loop_does_not_leak(name: str) -> None:
 @pytest.mark.parametrize(
     ("between", "words"),
     [
-        ("step:1", "is not a stretch; write step:10,step:50"),
+        ("step:1", "is not a range; write step:10,step:50"),
         ("step:3,step:1", "before it begins"),
         ("step:1,step:99", "it has steps 0 to 7"),
     ],

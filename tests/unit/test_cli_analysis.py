@@ -230,7 +230,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], vram_command: Any) -> No
         (["explain", "JOB", "--at", "oom"], "has no out-of-memory; ask for its peak"),
         (["explain", "JOB", "--at", "soon"], "'soon' is not a moment"),
         (["summary", "JOB", "--at", "999"], "there is no event 999"),
-        (["leaks", "JOB", "--between", "step:0"], "is not a stretch"),
+        (["leaks", "JOB", "--between", "step:0"], "is not a range"),
         (["leaks", "JOB", "--between", "step:0,step:9"], "there is no step 9"),
         (["merge", "JOB", "-o", "/nowhere/run"], "cannot write /nowhere/run"),
     ],

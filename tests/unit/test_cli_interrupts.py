@@ -16,7 +16,7 @@ from made_jobs import Job
 
 import vram
 from vram.replay import replay
-from vram.replay.executors import ask_whether_wanted, run_all
+from vram.replay.executors import check_cancelled, run_all
 
 HOURS = 10_000.0
 
@@ -50,7 +50,7 @@ def test_a_replay_asks_whether_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> 
     def ask() -> None:
         raise Enough
 
-    monkeypatch.setattr("vram.replay.run.ask_whether_wanted", ask)
+    monkeypatch.setattr("vram.replay.run.check_cancelled", ask)
     job = Job()
     job.alloc(1000)
     with pytest.raises(Enough):
@@ -59,7 +59,7 @@ def test_a_replay_asks_whether_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_replay_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The handler runs between two rows, not after the last."""
-    monkeypatch.setattr("vram.replay.run.ask_whether_wanted", lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("vram.replay.run.check_cancelled", lambda: signal.raise_signal(signal.SIGINT))
     job = Job()
     job.alloc(1000)
     with pytest.raises(KeyboardInterrupt):
@@ -73,7 +73,7 @@ def test_a_sweep_gives_up_what_runs_and_what_waits() -> None:
         begun.append(task)
         try:
             while True:  # as long as the replay is wanted
-                ask_whether_wanted()
+                check_cancelled()
         finally:
             ended.append(task)
 

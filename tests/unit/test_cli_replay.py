@@ -6,8 +6,9 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,16 +46,18 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Let a made-up pool answer; returns the list of runs it is asked for."""
+    """Let a fake of the native replay answer; returns the list of its calls."""
 
     def install(**changes: Any) -> list[Any]:
         runs: list[Any] = []
 
-        def policy(run: Any) -> Mapping[str, Any]:
-            runs.append(run)
-            return answer(**changes)
+        def replayer(policy: str, settings: Any, capacity: int, lag_us: float, *_more: Any) -> Any:
+            runs.append(SimpleNamespace(conf=settings, capacity=capacity, lag_us=lag_us))
+            return SimpleNamespace(
+                run=lambda *columns: None, result=lambda: answer(**changes), segment_sizes=list
+            )
 
-        monkeypatch.setitem(engine.POLICIES, "vram", policy)
+        monkeypatch.setattr("vram.replay.run._native", lambda: SimpleNamespace(Replayer=replayer))
         return runs
 
     return install
@@ -118,7 +121,7 @@ def test_options_reach_the_policy(fake: Any, vram_command: Any) -> None:
     options = ["--capacity", "40GiB", "--conf", "cross_stream:wait, limit:2GiB,", "--lag", "2.5ms", "--json"]
     assert vram_command("replay", SMALL, *options)[0] == 0
     assert (runs[0].capacity, runs[0].lag_us) == (40 << 30, 2500.0)
-    assert runs[0].conf == {"cross_stream": "wait", "limit": "2GiB"}
+    assert (runs[0].conf["cross_stream"], runs[0].conf["limit"]) == ("wait", 2 << 30)
 
 
 @pytest.mark.parametrize(("text", "microseconds"), [("0", 0), ("250us", 250), ("5 ms", 5000), ("0.1s", 1e5)])
@@ -161,10 +164,10 @@ def test_a_bad_file_is_one_line_on_stderr(fake: Any, vram_command: Any, tmp_path
 def test_a_setting_the_pool_refuses_is_one_line_on_stderr(
     monkeypatch: pytest.MonkeyPatch, vram_command: Any
 ) -> None:
-    def refuse(run: Any) -> Mapping[str, Any]:
+    def refuse() -> None:
         raise ConfigError("no setting 'colour'; there is limit")
 
-    monkeypatch.setitem(engine.POLICIES, "vram", refuse)
+    monkeypatch.setattr("vram.replay.run._native", refuse)
     assert vram_command("replay", SMALL) == (2, "", "vram: no setting 'colour'; there is limit\n")
 
 

@@ -12,6 +12,7 @@ from stepping import benches
 
 import vram
 from vram import ConfigError, Device, DeviceError, DriverPool, OutOfMemory, Stream
+from vram.trace import Action
 
 KIB, MIB = 1 << 10, 1 << 20
 GRANULE = 32 * MIB  # what a model's driver pool reserves at a time
@@ -248,8 +249,9 @@ def test_many_streams_come_and_go(make_bench: Any) -> None:
             bench.work(number, bench.pool.allocate(MIB, stream=stream), stream)
         bench.backend.run_all()
     assert len(bench.pool.stats().streams) < 5
-    events, dropped = bench.pool.journal()
-    assert len(events) + dropped == 100, "the journal lost the events of streams that are gone"
+    journal = bench.pool.journal()
+    allocations, frees = (list(journal.action).count(code) for code in (Action.ALLOC, Action.FREE_REQUESTED))
+    assert allocations + frees + journal.dropped == 100, "the journal lost events of streams that are gone"
 
 
 # ---- the retry that the driver lacks ------------------------------------------------------------------
@@ -516,13 +518,13 @@ def test_the_journal_has_what_happened(make_bench: Any) -> None:
     buffer.free()
     with pytest.raises(OutOfMemory):
         bench.pool.allocate("5MiB")
-    events, dropped = bench.pool.journal()
-    assert dropped == 0 and [event[2] for event in events] == ["allocate", "free", "out_of_memory"]
-    assert [event[3:7] for event in events] == [
-        (address, MIB, bench.one.handle, "step"),
-        (address, MIB, bench.one.handle, "step"),
-        (bench.device.free_memory, 5 * MIB, 0, None),
-    ]
+    journal = bench.pool.journal()
+    names = ["ALLOC", "FREE_REQUESTED", "FREE_COMPLETED", "OOM"]
+    assert journal.dropped == 0 and [Action(code).name for code in journal.action] == names
+    assert list(journal.address) == [*[address] * 3, bench.device.free_memory]
+    assert list(journal.size) == [*[MIB] * 3, 5 * MIB]
+    assert [journal.streams[stream] for stream in journal.stream] == [*[bench.one.handle] * 3, 0]
+    assert [journal.tags[tag] for tag in journal.tag] == [*["step"] * 3, ""]
 
 
 def test_threads_share_a_pool() -> None:

@@ -416,13 +416,14 @@ def test_the_pool_accounts_for_it() -> None:
     assert leak.tag == "cache"
     assert pool.info(buffer.ptr)["bytes"] == 10 * MIB
     buffer.close()
-    events, _ = pool.journal()
-    told = [(event[2], event[4]) for event in events if event[2] in ("allocate", "free")]
+    journal = pool.journal()
+    kinds = (Action.ALLOC, Action.FREE_REQUESTED)
+    told = [each for each in zip(journal.action, journal.size, strict=True) if each[0] in kinds]
     assert told == [
-        ("allocate", 4 * MIB),
-        ("free", 4 * MIB),
-        ("allocate", 10 * MIB),
-        ("free", 10 * MIB),
+        (Action.ALLOC, 4 * MIB),
+        (Action.FREE_REQUESTED, 4 * MIB),
+        (Action.ALLOC, 10 * MIB),
+        (Action.FREE_REQUESTED, 10 * MIB),
     ]
 
 

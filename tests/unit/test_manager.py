@@ -68,7 +68,7 @@ def test_the_environment_configures_it() -> None:
         assert pool.config()["stream_cache"] == 500
         assert pool.config()["cross_stream"] == "wait"
         assert pool.stats()["cache.blocks"] == 30, pool.stats()["cache.blocks"]
-        assert pool.journal()[0]
+        assert pool.journal().events
         """,
         VRAM_SEGMENT_SIZE="8MiB",
         VRAM_CACHE_SIZE="500",

@@ -16,12 +16,12 @@ from made_jobs import MIB, trace_of
 
 import vram
 from vram.analysis import merge, summary
-from vram.analysis.holders import MOST_LEVELS, holders
-from vram.analysis.memory import HeldSegment, _Mapped, memory_at
+from vram.analysis.groups import MOST_LEVELS, holders
+from vram.analysis.memory import _Mapped, memory_at
 from vram.analysis.places import Phases
 from vram.replay import replay
 from vram.replay.run import MOST_STREAMS
-from vram.trace import Action, Annotation, Frame, Trace, TraceWriter
+from vram.trace import Action, Annotation, Frame, Segment, Trace, TraceWriter
 
 Command = Callable[..., tuple[int, str, str]]
 ALLOC, REQUESTED, COMPLETED = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
@@ -89,13 +89,13 @@ def test_mapped_ranges_are_what_was_mapped_last(
                 owners.pop(place, None)
     found = list(mapped.merged())
     assert {
-        place: each.stream for each in found for place in range(each.address, each.address + each.size)
+        place: each.stream for each in found for place in range(each.address, each.address + each.total_size)
     } == owners
     assert all(_apart(one, two) for one, two in pairwise(found))
 
 
-def _apart(one: HeldSegment, two: HeldSegment) -> bool:
-    end = one.address + one.size
+def _apart(one: Segment, two: Segment) -> bool:
+    end = one.address + one.total_size
     return end < two.address or (end == two.address and one.stream != two.stream)
 
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 import vram
 from vram.analysis import explain, memory_at
-from vram.observe import annotations as marks
-from vram.observe.recorder import path_of_rank, record_pools
+from vram.core import observer
+from vram.observe.recorder import record_pools
+from vram.observe.recording import path_of_rank
 from vram.replay import replay
 from vram.trace import (
     ALLOCATE,
@@ -286,7 +287,7 @@ def test_marks_decorate_functions_and_tasks(pool: vram.Pool, tmp_path: Path) -> 
 
 
 def test_marks_without_a_recording_do_nothing() -> None:
-    assert marks._recordings == ()
+    assert len(observer.marks) == 0
     with vram.step(1), vram.annotate("phase"):
         pass
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vram
-from vram.core.pool import open_pools
+from vram.core.observer import open_pools
 from vram.observe.status import Observatory, _Budgeted, _by_process, _memory_of, split_device
 
 SIZES = st.integers(0, 1 << 40)

@@ -442,7 +442,7 @@ def test_without_host_memory_nothing_is_suspended() -> None:
             write(buffer, seed)
         with pytest.raises(OutOfMemory, match="limit of 32 MiB") as caught:
             pool.suspend(store=store)
-        assert "nothing is suspended" in caught.value.__notes__[0]
+        assert "nothing was suspended" in caught.value.__notes__[0]
         assert not any(buffer.suspended for buffer in buffers)
         assert all(holds(buffer, seed) for seed, buffer in enumerate(buffers))
         assert store.stats().allocated == 0

@@ -13,10 +13,10 @@ from made_jobs import KIB, MIB, Job, trace_of
 
 from vram.analysis import Memories, memory_at
 from vram.analysis.allocations import find_allocations, split_allocations
-from vram.analysis.holders import compare_holders, holders
+from vram.analysis.groups import compare_holders, holders
 from vram.analysis.timeline import OTHERS, Timeline
 from vram.errors import ConfigError
-from vram.trace import Action, Annotation, Frame, Trace
+from vram.trace import Action, Annotation, Frame, Trace, allocations
 
 ALLOC, FREE, DONE = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
 GROW, GIVE = Action.SEGMENT_ALLOC, Action.SEGMENT_FREE
@@ -53,11 +53,11 @@ seeds = st.integers(0, 10_000)
 def test_the_columns_say_of_every_event_what_its_memory_says(seed: int, since: int) -> None:
     trace = made_job(seed).trace(since)
     found = find_allocations(trace)
-    found.check()
+    allocations.find_allocations(trace).check()
     memories = Memories(trace)
     for event in range(-1, trace.events):
         held = {
-            (block.address, block.requested, block.stream, block.stack, block.event, block.pending)
+            (block.address, block.requested_size, block.stream, block.stack, block.event, block.pending)
             for block in memories.at(event).blocks(pending=None)
         }
         there = (found.start <= event) & (found.completed > event)
@@ -89,17 +89,17 @@ def test_series_are_sums_over_the_memory_of_each_event(seed: int) -> None:
             block.address for block in memory.blocks(pending=True) if _completes_next(trace, block, event)
         }
         idle = sum(
-            segment.size
+            segment.total_size
             for segment in memory.segments
             if all(block.address in completing for block in segment.blocks)
         )
         assert at["cached"] == idle
         assert at["pending"] == sum(
-            max(512, -(-block.requested // 512) * 512)
+            max(512, -(-block.requested_size // 512) * 512)
             for block in memory.blocks(pending=True)
             if block.address not in completing
         )
-        rounded = sum(max(512, -(-block.requested // 512) * 512) for block in memory.blocks())
+        rounded = sum(max(512, -(-block.requested_size // 512) * 512) for block in memory.blocks())
         assert at["allocated"] == rounded
         assert sum(series.at(event) for series in timeline.split("stream").values()) == rounded
         assert sum(series.at(event) for series in timeline.split("line").values()) == rounded

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from array import array
 from pathlib import Path
 from typing import Any
 
 import vram
+from vram.core.journal import trace_segments
 from vram.core.snapshot import PAGE_BYTES, Block, Segment, Snapshot
-from vram.torch.formats import ACCUMULATED, KEYS, DeviceRecord, nested_stats, torch_snapshot
-from vram.trace.model import Action, BlockState
+from vram.torch.formats import ACCUMULATED, KEYS, nested_stats, torch_snapshot
+from vram.trace.model import COLUMNS, Action, BlockState, Trace
+from vram.trace.tables import Tables, make_trace
 
 MIB = 1 << 20
 BASE = 1 << 40
@@ -37,8 +40,11 @@ def segment_of(*parts: tuple[int, str], plain: bool = False) -> Segment:
     return Segment(BASE, address - BASE, 0, "large", plain, tuple(blocks))
 
 
-def record_of(*segments: Segment) -> DeviceRecord:
-    return DeviceRecord(Snapshot("cuda:0", segments, 0, 0, 0, 0))
+def state_of(*segments: Segment) -> Trace:
+    tables = Tables()
+    snapshot = Snapshot("cuda:0", segments, 0, 0, 0, 0)
+    columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
+    return make_trace(tables, columns, segments=trace_segments(snapshot, tables))
 
 
 # ---- statistics -------------------------------------------------------------------------------------------
@@ -76,8 +82,7 @@ def test_a_pools_snapshot_opens_as_one_of_torchs(tmp_path: Path) -> None:
     with vram.Pool(vram.Device.model("1GiB"), journal=1000, stacks="python") as pool:
         small, large = pool.malloc(1000), pool.malloc("40MiB")
         pool.free(pool.malloc("5MiB"))
-        record = DeviceRecord(pool.snapshot(), pool.journal()[0])
-        trace = opened(torch_snapshot({0: record}, devices=1), tmp_path)
+        trace = opened(torch_snapshot({0: pool.journal()}, devices=1), tmp_path)
         reserved = pool.stats().reserved
     assert [Action(code).name for code in trace.action] == [
         "ALLOC", "ALLOC", "ALLOC", "FREE_REQUESTED", "FREE_COMPLETED",
@@ -100,7 +105,7 @@ def test_a_pools_snapshot_opens_as_one_of_torchs(tmp_path: Path) -> None:
 def test_the_structure_is_torchs(tmp_path: Path) -> None:
     with vram.Pool(vram.Device.model("1GiB"), journal=10) as pool:
         pool.malloc("4MiB")
-        snapshot = torch_snapshot({0: DeviceRecord(pool.snapshot(), pool.journal()[0])}, devices=2)
+        snapshot = torch_snapshot({0: pool.journal()}, devices=2)
     assert set(snapshot) == {"segments", "device_traces", "allocator_settings", "external_annotations"}
     assert [len(events) for events in snapshot["device_traces"]] == [1, 0]
     assert set(snapshot["segments"][0]) == {
@@ -117,7 +122,7 @@ def test_the_structure_is_torchs(tmp_path: Path) -> None:
 
 def test_pending_memory_is_active_and_not_allocated() -> None:
     segment = segment_of((2 * MIB, "live"), (2 * MIB, "pending"), (2 * MIB, "cached"), plain=True)
-    (written,) = torch_snapshot({0: record_of(segment)})["segments"]
+    (written,) = torch_snapshot({0: state_of(segment)})["segments"]
     assert [block["state"] for block in written["blocks"]] == [
         "active_allocated", "active_pending_free", "inactive",
     ]  # fmt: skip
@@ -127,7 +132,7 @@ def test_pending_memory_is_active_and_not_allocated() -> None:
 
 def test_addresses_without_memory_are_left_out() -> None:
     segment = segment_of((MIB, "live"), (100 * MIB, "free"), (MIB, "live"), (50 * MIB, "free"))
-    first, second = torch_snapshot({0: record_of(segment)})["segments"]
+    first, second = torch_snapshot({0: state_of(segment)})["segments"]
     assert (first["address"], first["total_size"]) == (BASE, PAGE_BYTES)
     assert [block["size"] for block in first["blocks"]] == [MIB, MIB]
     assert (second["address"], second["total_size"]) == (BASE + 100 * MIB, PAGE_BYTES)
@@ -136,25 +141,31 @@ def test_addresses_without_memory_are_left_out() -> None:
 
 def test_holes_within_a_page_keep_a_segment_together() -> None:
     segment = segment_of((MIB, "live"), (MIB // 2, "free"), (MIB // 4, "free"), (MIB // 4, "live"))
-    (written,) = torch_snapshot({0: record_of(segment)})["segments"]
+    (written,) = torch_snapshot({0: state_of(segment)})["segments"]
     assert [block["size"] for block in written["blocks"]] == [MIB, MIB * 3 // 4, MIB // 4]
 
 
 def test_a_plain_segment_stays_whole() -> None:
     segment = segment_of((MIB, "free"), (100 * MIB, "free"), plain=True)
-    (written,) = torch_snapshot({0: record_of(segment)})["segments"]
+    (written,) = torch_snapshot({0: state_of(segment)})["segments"]
     assert written["total_size"] == 101 * MIB and not written["is_expandable"]
 
 
 def test_a_free_that_waits_for_a_stream_has_two_times(tmp_path: Path) -> None:
+    tables = Tables()
     events = [
-        (1, 1000, "allocate", BASE, 100, 7, "weights", 1, ()),
-        (2, 2000, "grow", 0, MIB, 7, None, 0, ()),
-        (3, 3000, "free_pending", BASE, 100, 7, None, 1, ()),
-        (4, 9000, "free_complete", BASE, 100, 7, None, 1, ()),
-        (5, 10000, "out_of_memory", 0, 1 << 40, 7, None, 0, ()),
+        (Action.ALLOC, BASE, 100, 1, "weights"),
+        (Action.SEGMENT_MAP, 0, MIB, 2, None),
+        (Action.FREE_REQUESTED, BASE, 100, 3, None),
+        (Action.FREE_COMPLETED, BASE, 100, 9, None),
+        (Action.OOM, 0, 1 << 40, 10, None),
     ]
-    snapshot = torch_snapshot({1: DeviceRecord(Snapshot("cuda:1", (), 0, 0, 0, 0), events)}, epoch_ns=5000)
+    columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
+    for action, address, size, time_us, tag in events:
+        row = (action, tables.stream(7), address, size, time_us, 0, tables.tag(tag))
+        for name, value in zip(COLUMNS, row, strict=True):
+            columns[name].append(value)
+    snapshot = torch_snapshot({1: make_trace(tables, columns, start_us=5)})
     trace = opened(snapshot, tmp_path)
     assert (trace.device, trace.start_us, list(trace.time_us)) == (1, 6, [0, 2, 8, 9])
     assert list(trace.size) == [100, 100, 100, 1 << 40]

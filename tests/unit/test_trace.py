@@ -534,5 +534,5 @@ def test_an_error_in_the_child_comes_back_whole(opened: Any) -> None:
 
 @pytest.mark.parametrize("takes_a_trace", [lifetimes, vram.suggest, vram.replay.replay, vram.replay.sweep])
 def test_a_path_in_place_of_a_trace_says_what_to_do(takes_a_trace: Callable[[Any], object]) -> None:
-    with pytest.raises(TypeError, match=r"str is no Trace; vram\.open"):
+    with pytest.raises(TypeError, match=r"str is not a Trace; vram\.open"):
         takes_a_trace("run.pickle")

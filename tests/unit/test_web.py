@@ -20,7 +20,7 @@ from made_jobs import MIB, Job
 from vram.analysis import Memories, explain, memory_at
 from vram.analysis.layout import lay_out
 from vram.analysis.moments import peak_event
-from vram.analysis.redaction import redacted
+from vram.analysis.places import redacted
 from vram.analysis.timeline import Timeline
 from vram.errors import ConfigError, TraceError
 from vram.trace import Annotation, Frame, open_trace

@@ -1,7 +1,7 @@
-"""Questions to a recording: why it ran out of memory, who held it, what grew, and how runs differ.
+"""Analysis of a recording: why memory ran out, who held it, what grew, and how runs differ.
 
 Pure functions of a `Trace`, with Arrow tables for tabular answers (pyarrow, `pip install "vram[trace]"`).
-Needs neither the native core, except to try other allocators, nor a device; drawing is for the front ends.
+Needs no device, and the native core only to try other allocators. Front ends draw the results.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from .differences import Difference, difference
 from .explanation import Explanation, explain
 from .groups import GROUPINGS, Group, summary
 from .leaks import Leaks, find_leaks
-from .memory import HeldBlock, HeldSegment, Memories, Memory, memory_at
+from .memory import Memories, Memory, memory_at
 from .moments import Moment, find_moment
 from .ranks import Merged, Rank, merge, write_table
 
@@ -19,8 +19,6 @@ __all__ = [
     "Difference",
     "Explanation",
     "Group",
-    "HeldBlock",
-    "HeldSegment",
     "Leaks",
     "Memories",
     "Memory",

@@ -1,7 +1,7 @@
-"""How much memory there was for a recorded allocator: what the recording says, what was given, what follows.
+"""How much memory a recorded allocator had: from the recording, from the user, or inferred.
 
-A PyTorch snapshot tells what the device had free at an out-of-memory, but neither how large the device is nor
-which limit was set (`set_per_process_memory_fraction`). What is not told is bounded, and called so.
+A PyTorch snapshot says how much was free on the device at an out-of-memory, but not the size of the device
+or the limit (`set_per_process_memory_fraction`). What is unknown is bounded, and the result says so.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["Capacity", "Request", "find_capacity", "find_request", "open_account
 
 GIB = 1 << 30
 DEVICE_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 64, 80, 96, 141, 192, 288)
-"""GiB of memory that devices are sold with."""
+"""Memory sizes of GPUs, in GiB."""
 SHOWN = 0.92
 CONTEXT = GIB
-"""A device shows a program at least so much of its size, less so much for the program's own context."""
+"""A program sees at least this share of a device's size, minus this much for its own context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that failed. `needed` is what the allocator would have taken from the device for it.
+    """A request that failed. `needed` is what the allocator would have reserved for it.
 
-    `device_free` is what the device had left, None where the recording does not say.
+    `device_free` is what was free on the device, None if the recording does not say.
     """
 
     size: int
@@ -42,16 +42,16 @@ class Request:
 
     @property
     def limited(self) -> bool:
-        """Whether it failed although the device had enough: then a limit refused it."""
+        """Whether it failed although the device had enough memory, so that a limit refused it."""
         return self.device_free is None or self.device_free >= self.needed
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the allocator could reserve at most: `bytes`, known exactly or at least so much.
+    """The most that the allocator could reserve: `bytes`, exact if `known`, else a lower bound.
 
-    `below` bounds it from above where only a range is known. `bound` says what limits: "limit", "device", or
-    None where nothing failed. `total` is the whole device, None if unknown. `note` says how it was found.
+    `below` is an upper bound if only a range is known. `bound` is what limits it: "limit", "device", or None
+    if nothing failed. `total` is the whole device, None if unknown. `note` says how it was found.
     """
 
     bytes: int | None
@@ -63,7 +63,7 @@ class Capacity:
 
 
 def find_request(trace: Trace, event: int) -> Request | None:
-    """The request that failed at `event`; None where none did."""
+    """The request that failed at `event`; None if none did."""
     if event < 0 or trace.action[event] != Action.OOM:
         return None
     size = trace.size[event]
@@ -79,7 +79,7 @@ def find_request(trace: Trace, event: int) -> Request | None:
 
 
 def find_capacity(trace: Trace, memory: Memory, request: Request | None, given: int | None) -> Capacity:
-    """What there was to reserve; `given` is the device's memory or the limit, as the user knows it."""
+    """What could be reserved; `given` is the device's memory or the limit, if the user knows it."""
     limit, total = _recorded(trace, "limit"), _recorded(trace, "device_total")
     if request is None:
         bounds = [size for size in (given, limit, total) if size is not None]
@@ -94,19 +94,17 @@ def find_capacity(trace: Trace, memory: Memory, request: Request | None, given: 
 
 
 def _recorded(trace: Trace, name: str) -> int | None:
-    """What a recording of ours says of its pool."""
+    """A setting that a recording of vram has about its pool."""
     size = trace.settings.get(name)
     return size if isinstance(size, int) and size > 0 else None
 
 
 def _limit(trace: Trace, memory: Memory, request: Request, limit: int | None, total: int | None) -> Capacity:
-    """A limit stopped it: at least the most ever reserved, and less than the request would have taken."""
+    """A limit refused it: at least the most ever reserved, and less than the request would have needed."""
     if limit is not None:
         return Capacity(limit, True, "limit", total=total)
     if request.device_free is None and total is not None:
-        note = (
-            "The recording does not say what the device had free: all that is not in use counts as foreign."
-        )
+        note = "The free memory of the device is not in the recording: what is not in use counts as foreign."
         return Capacity(memory.reserved, False, "device", total=total, note=note)
     below = memory.reserved + request.needed
     least = max(memory.reserved, min(_most_reserved(trace, memory, request), below - 1))
@@ -118,7 +116,7 @@ def _limit(trace: Trace, memory: Memory, request: Request, limit: int | None, to
 
 
 def _most_reserved(trace: Trace, memory: Memory, request: Request) -> int:
-    """Up to the moment; where segments are not recorded, what was allocated."""
+    """The most reserved up to that moment; without recorded segments, the most allocated."""
     if request.device_free is not None:
         return max(reserved_series(trace)[: memory.event + 1])
     series = allocated_series(trace)[: memory.event + 1]
@@ -126,7 +124,7 @@ def _most_reserved(trace: Trace, memory: Memory, request: Request) -> int:
 
 
 def _device(trace: Trace, memory: Memory, request: Request, total: int | None) -> Capacity:
-    """The device itself was full. What is visible is known, what others hold only if the device is."""
+    """The device was full. The visible memory is known; what others hold is known if the size is."""
     visible = memory.reserved + (request.device_free or 0)
     if total is not None:
         return Capacity(visible, True, "device", total=max(total, visible))
@@ -135,32 +133,32 @@ def _device(trace: Trace, memory: Memory, request: Request, total: int | None) -
     if most > visible:
         total = most
         note = (
-            f"The device gave {format_size(most)} earlier, and now shows {format_size(visible)} in all: "
-            "somebody else took the rest."
+            f"The program had {format_size(most)} of the device earlier and now sees {format_size(visible)}: "
+            "others took the rest."
         )
     elif visible >= GIB and _least_shown(visible) > visible:
         total = _least_shown(visible)
         note = (
-            f"The size of the device is not in the recording. It shows {format_size(visible)}, less than any "
-            "device sold shows to a program that is alone on it, so at least "
-            f"{format_size(total - visible)} must be held by others. Pass its size as the capacity to know."
+            f"The size of the device is not in the recording. The program sees {format_size(visible)} of it, "
+            "less than it would see alone on any known GPU, so others hold at least "
+            f"{format_size(total - visible)}. Pass the size as the capacity to know exactly."
         )
     else:
         note = (
             f"The size of the device is not in the recording; {format_size(visible)} of it are visible. If "
-            "it is much larger, others hold the rest: pass its size as the capacity to know."
+            "it is much larger, others hold the rest. Pass its size as the capacity to know."
         )
     return Capacity(visible, True, "device", total=total, note=note)
 
 
 def _least_shown(visible: int) -> int:
-    """What the smallest device that could show `visible` bytes shows to a program that is alone on it."""
+    """What a program alone on the smallest device with at least `visible` bytes would see."""
     size = next((size * GIB for size in DEVICE_SIZES if size * GIB >= visible), visible)
     return int(SHOWN * size) - CONTEXT
 
 
 def open_account(memory: Memory, request: Request | None, capacity: Capacity) -> Account:
-    """Where the bytes of the device are. Suspended blocks have none there."""
+    """Where the bytes of the device are. Suspended blocks are not on the device."""
     resident = max(0, min(memory.allocated, memory.reserved - memory.pending - memory.cached))
     demand = min(memory.requested, resident)
     held = Account(
@@ -172,7 +170,7 @@ def open_account(memory: Memory, request: Request | None, capacity: Capacity) ->
     )
     unused = max(0, (capacity.bytes or 0) - memory.reserved)
     visible = memory.reserved + unused
-    if request is None:  # what others held then is not recorded, and is not made up
+    if request is None:  # what others held at that time is not recorded
         visible = max(visible, capacity.total or 0)
     elif request.device_free is not None:
         visible = max(visible, memory.reserved + request.device_free)

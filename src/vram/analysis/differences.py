@@ -1,4 +1,4 @@
-"""How two runs differ: the gap between what they hold at their peaks, attributed to places in the program.
+"""How two runs differ: the gap between the memory at their peaks, attributed to places in the program.
 
 Groups are those of `groups`; a line is the same in both runs if its file, number and function are.
 """
@@ -11,17 +11,17 @@ from typing import Any
 from vram.errors import ConfigError
 from vram.trace import Trace
 
+from .columns import arrow_table
 from .groups import Group, check_grouping, group_blocks
 from .memory import memory_at
 from .moments import find_moment
-from .tables import arrow_table
 
 __all__ = ["Difference", "difference"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two runs at one moment of each. `before` and `after` are live bytes, `events` where they were.
+    """Two runs at one moment each. `before` and `after` are live bytes, `events` the moments.
 
     `table` has a row for each group that differs, most first: `group`, bytes `before` and `after`, the `gap`,
     and blocks in both. The gaps of the rows sum to the gap of the runs.
@@ -35,7 +35,7 @@ class Difference:
 
     @property
     def gap(self) -> int:
-        """Bytes that the second run holds beyond the first; negative where it holds less."""
+        """Bytes that the second run holds beyond the first; negative if it holds less."""
         return self.after - self.before
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Difference:
 def difference(first: Trace, second: Trace, by: str = "line", at: str | int | None = "peak") -> Difference:
     """What `second` holds beyond `first`, each at the moment `at` (see `find_moment`), by groups."""
     if check_grouping(by) == "stack":
-        raise ConfigError("stacks of two runs are never quite the same; compare by line or module")
+        raise ConfigError("stacks of two runs differ; compare by line or module")
     events = (find_moment(first, at).event, find_moment(second, at).event)
     sides = [
         {group.label: group for group in group_blocks(trace, memory_at(trace, event).blocks(), by)}

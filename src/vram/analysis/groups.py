@@ -1,31 +1,35 @@
-"""Who holds memory: live blocks grouped by stack, line, module, stream, tag, step or size.
+"""Who holds memory at one moment: live blocks grouped by stack, line, module, stream, tag, step or size.
 
-Counts blocks of one moment; how they came to be there is for the recording.
+Groups are a flat list, or a tree for a flame graph in which a node has the bytes of all nodes below it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
 from vram.errors import ConfigError
 from vram.sizes import format_size
-from vram.trace import BEFORE, Trace, find_steps
+from vram.trace import BEFORE, Block, Trace, find_steps
 
-from .memory import HeldBlock, memory_at
+from .columns import arrow_table
+from .memory import memory_at
 from .moments import find_moment
 from .places import Phases, frame_text, module_of, place_of
-from .tables import arrow_table
 
 __all__ = [
     "GROUPINGS",
+    "TREES",
     "Group",
+    "Holder",
     "Key",
     "check_grouping",
+    "compare_holders",
     "group_blocks",
+    "holders",
     "key_of",
     "label_of",
     "place_name",
@@ -69,13 +73,13 @@ def check_grouping(by: str) -> str:
     return by
 
 
-def key_of(trace: Trace, by: str) -> Callable[[HeldBlock], Key]:
+def key_of(trace: Trace, by: str) -> Callable[[Block], Key]:
     """The function that tells the group of a block: comparable between recordings, except for `stack`."""
     check_grouping(by)
     if by == "stream":
         return lambda block: trace.streams[block.stream]
     if by == "size":
-        return lambda block: 1 << max(0, block.requested - 1).bit_length()
+        return lambda block: 1 << max(0, block.requested_size - 1).bit_length()
     if by == "step":
         steps = find_steps(trace)
         return lambda block: steps.of(block.event) if block.event != BEFORE else None
@@ -119,23 +123,23 @@ def label_of(trace: Trace, by: str, key: Key) -> str:
     return f"{by} {key}" if by in ("stream", "step") else str(key)
 
 
-def group_blocks(trace: Trace, blocks: Iterable[HeldBlock], by: str) -> list[Group]:
+def group_blocks(trace: Trace, blocks: Iterable[Block], by: str) -> list[Group]:
     """The blocks in groups, most bytes first."""
     key = key_of(trace, by)
-    members: defaultdict[Key, list[HeldBlock]] = defaultdict(list)
+    members: defaultdict[Key, list[Block]] = defaultdict(list)
     for block in blocks:
         members[key(block)].append(block)
     groups = [_group(trace, by, found, held) for found, held in members.items()]
     return sorted(groups, key=lambda group: (-group.bytes, group.label))
 
 
-def _group(trace: Trace, by: str, key: Key, blocks: list[HeldBlock]) -> Group:
+def _group(trace: Trace, by: str, key: Key, blocks: list[Block]) -> Group:
     by_stack = by == "stack"
     return Group(
         key=None if by_stack else key,  # the number of a stack means nothing outside its recording
         label=label_of(trace, by, key),
         bytes=sum(block.size for block in blocks),
-        requested=sum(block.requested for block in blocks),
+        requested=sum(block.requested_size for block in blocks),
         blocks=len(blocks),
         frames=tuple(map(frame_text, trace.frames_of(blocks[0].stack))) if by_stack else (),
     )
@@ -161,3 +165,100 @@ def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> A
             "frames": ("strings", [list(group.frames) for group in groups]),
         }
     )
+
+
+# ---- trees, for flame graphs -------------------------------------------------------------------------------
+
+TREES = ("stack", "module", "tag", "stream")
+"""What the first level of a tree may be."""
+SMALLER = "(smaller ones)"
+MOST_LEVELS = 250
+"""Calls from the outermost inwards that have a node each; those inside them share one. Nodes nest in JSON,
+and neither Python nor a browser takes thousands of levels."""
+
+
+@dataclass
+class Holder:
+    """A node: bytes and blocks of all below it. `stacks` end at it; they index `Trace.stacks`.
+
+    `before` is what it held at an earlier moment or in another recording, where two were compared.
+    """
+
+    name: str
+    bytes: int = 0
+    blocks: int = 0
+    before: int = 0
+    stacks: set[int] = field(default_factory=set)
+    children: dict[str, Holder] = field(default_factory=dict)
+
+    def child(self, name: str) -> Holder:
+        """The child of that name, made where there is none."""
+        return self.children.setdefault(name, Holder(name))
+
+    def to_json(self, least: int = 0) -> dict[str, Any]:
+        """Plain data; children that hold less than `least` bytes are one."""
+        large = [each for each in self.children.values() if max(each.bytes, each.before) >= least]
+        small = [each for each in self.children.values() if max(each.bytes, each.before) < least]
+        rows = [each.to_json(least) for each in sorted(large, key=lambda each: (-each.bytes, each.name))]
+        if small:
+            rows.append(_joined(small).to_json())
+        return {
+            "name": self.name,
+            "bytes": self.bytes,
+            "before": self.before,
+            "blocks": self.blocks,
+            "stacks": sorted(self.stacks),
+            "children": rows,
+        }
+
+
+def _joined(holders: list[Holder]) -> Holder:
+    return Holder(
+        SMALLER,
+        sum(each.bytes for each in holders),
+        sum(each.blocks for each in holders),
+        sum(each.before for each in holders),
+    )
+
+
+def holders(trace: Trace, blocks: Iterable[Block], by: str = "stack") -> Holder:
+    """The tree of `blocks`, with `by` the first level: one of TREES."""
+    if by not in TREES:
+        raise ConfigError(f"there is no tree by {by!r}; there is {', '.join(TREES)}")
+    key = key_of(trace, by)
+    paths: dict[tuple[Any, int], tuple[str, ...]] = {}
+    root = Holder("all")
+    for block in blocks:
+        place = (None if by == "stack" else key(block), block.stack)
+        if place not in paths:
+            paths[place] = _path(trace, by, *place)
+        _add(root, paths[place], block)
+    return root
+
+
+def _path(trace: Trace, by: str, key: Any, stack: int) -> tuple[str, ...]:
+    calls = trace.frames_of(stack)[::-1]
+    frames = tuple(map(frame_text, calls[:MOST_LEVELS])) or (UNKNOWN["stack"],)
+    if len(calls) > MOST_LEVELS:
+        frames = (*frames, f"({len(calls) - MOST_LEVELS} more calls)")
+    return frames if by == "stack" else (label_of(trace, by, key), *frames)
+
+
+def _add(root: Holder, path: tuple[str, ...], block: Block) -> None:
+    node = root
+    for name in (None, *path):
+        node = node if name is None else node.child(name)
+        node.bytes += block.size
+        node.blocks += 1
+    node.stacks.add(block.stack)
+
+
+def compare_holders(before: Holder, after: Holder) -> Holder:
+    """One tree of both: `bytes` of the second, `before` of the first. Numbers of stacks are the second's."""
+    joined = Holder(after.name, after.bytes, after.blocks, before.bytes, set(after.stacks))
+    nothing = Holder("")
+    for name in {**after.children, **before.children}:
+        joined.children[name] = compare_holders(
+            before.children.get(name, nothing), after.children.get(name) or Holder(name)
+        )
+    return joined

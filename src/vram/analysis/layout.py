@@ -1,7 +1,7 @@
-"""What lies where at one moment: segments and the pieces in them, in no more pieces than can be drawn.
+"""The layout of memory at one moment: segments and their pieces, not more than can be drawn.
 
-Blocks and holes that are too small to be seen are joined with their neighbours into one mixed piece. Drawing
-is for the front ends.
+Blocks and holes that are too small to see are joined with their neighbours into one mixed piece. Front ends
+draw it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .memory import HeldBlock, HeldSegment, Memory
+from vram.trace import Block, Segment
+
+from .memory import Memory
 
 __all__ = ["LaidOut", "Piece", "lay_out"]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a segment from `offset` on: one block, or several (`blocks`) and what is between them.
+    """A part of a segment at `offset`: one block, or several (`blocks`) and the holes between them.
 
-    `held` are the bytes in use, `requested` those that were asked for, `pending` those freed but maybe still
-    used. `stack`, `stream` and `event` are of its largest block, as in `HeldBlock`.
+    `held` are the bytes in use, `requested` the requested ones, `pending` those freed that may still be used.
+    `stack`, `stream` and `event` are those of its largest block.
     """
 
     offset: int
@@ -35,16 +37,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """A segment and its pieces by address; what is between them is free."""
+    """A segment and its pieces by address; the memory between them is free."""
 
-    segment: HeldSegment
+    segment: Segment
     pieces: tuple[Piece, ...]
 
 
 def lay_out(memory: Memory, most: int = 20_000) -> tuple[LaidOut, ...]:
-    """Every segment with its pieces, joined until there are at most `most`, or one for each segment."""
+    """Every segment with its pieces, joined until there are at most `most`, or one per segment."""
     blocks = sum(len(segment.blocks) for segment in memory.segments)
-    largest = max((segment.size for segment in memory.segments), default=0)
+    largest = max((segment.total_size for segment in memory.segments), default=0)
     least = 0 if blocks <= most else max(512, memory.reserved // most)
     while True:
         found = tuple(
@@ -56,13 +58,13 @@ def lay_out(memory: Memory, most: int = 20_000) -> tuple[LaidOut, ...]:
         least *= 2
 
 
-def _single(segment: HeldSegment) -> Iterator[Piece]:
+def _single(segment: Segment) -> Iterator[Piece]:
     return (_piece(segment, [block]) for block in segment.blocks)
 
 
-def _pieces(segment: HeldSegment, least: int) -> Iterator[Piece]:
-    """Blocks below `least` bytes are joined up to that size, over holes below it, too."""
-    small: list[HeldBlock] = []
+def _pieces(segment: Segment, least: int) -> Iterator[Piece]:
+    """Joins blocks below `least` bytes up to that size, across holes below it."""
+    small: list[Block] = []
     for block in segment.blocks:
         if small and not _joins(small, block, least):
             yield _piece(segment, small)
@@ -72,12 +74,12 @@ def _pieces(segment: HeldSegment, least: int) -> Iterator[Piece]:
         yield _piece(segment, small)
 
 
-def _joins(small: list[HeldBlock], block: HeldBlock, least: int) -> bool:
+def _joins(small: list[Block], block: Block, least: int) -> bool:
     start, end = small[0].address, small[-1].address + small[-1].size
     return block.address - end < least and block.address + block.size - start <= least
 
 
-def _piece(segment: HeldSegment, blocks: Iterable[HeldBlock]) -> Piece:
+def _piece(segment: Segment, blocks: Iterable[Block]) -> Piece:
     held = tuple(blocks)
     largest = max(held, key=lambda block: block.size)
     start, end = held[0].address, held[-1].address + held[-1].size
@@ -85,7 +87,7 @@ def _piece(segment: HeldSegment, blocks: Iterable[HeldBlock]) -> Piece:
         offset=start - segment.address,
         size=end - start,
         held=sum(block.size for block in held),
-        requested=sum(block.requested for block in held),
+        requested=sum(block.requested_size for block in held),
         pending=sum(block.size for block in held if block.pending),
         blocks=len(held),
         stack=largest.stack,

@@ -1,7 +1,7 @@
-"""What grew: blocks allocated in a stretch of a recording that were still live at its end, by stack.
+"""What grew: blocks allocated in a range of a recording that were still live at its end, by stack.
 
-One step's memory that lives on is a cache or a state; memory of every step that lives on is a leak. So each
-stack is judged by how many of the steps left something behind.
+Memory that one step leaves behind is a cache or a state; memory that every step leaves behind is a leak. So
+each stack is judged by the number of steps that left something behind.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from vram.trace import Trace, find_steps
+from vram.trace import Block, Trace, find_steps
 
+from .columns import arrow_table
 from .groups import label_of
-from .memory import HeldBlock, memory_at
+from .memory import memory_at
 from .moments import find_window
 from .places import frame_text
-from .tables import arrow_table
 
 __all__ = ["LIKELY", "Leaks", "find_leaks"]
 
 LIKELY = 0.5
-"""With this confidence or more, a stack is called a leak."""
+"""A stack with at least this confidence counts as a leak."""
 SLICES = 10
-"""Where there are no steps, the stretch is cut into so many equal parts."""
+"""Without steps, the range is divided into this many equal parts."""
 
 
 @dataclass(frozen=True)
 class Leaks:
-    """What a stretch left behind. `first` and `last` are its events, `steps` its steps, or slices.
+    """What a range left behind. `first` and `last` are its events, `steps` the number of steps, or slices.
 
-    `table` has a row a stack, the likeliest leaks first: `group`, `bytes` and `blocks` still live at the end
-    of the stretch, `growth` in bytes a step, `confidence`, `steps` that left something behind, `bytes_at_end`
-    of the recording, `frames`. The confidence is the share of steps that left something behind; the last does
-    not count, as its work may be under way, and one step alone is none.
+    `table` has a row per stack, the likeliest leaks first: `group`, `bytes` and `blocks` live at its end,
+    `growth` in bytes per step, `confidence`, `steps` that left something behind, `bytes_at_end` of the
+    recording, `frames`. The confidence is the share of steps that left something behind. The last step
+    does not count, because its work may be under way; if only one step did, the confidence is 0.
     """
 
     first: int
@@ -45,7 +45,7 @@ class Leaks:
 
     @property
     def likely(self) -> list[dict[str, Any]]:
-        """The rows that are called leaks."""
+        """The rows that count as leaks."""
         return [row for row in self.table.to_pylist() if row["confidence"] >= LIKELY]
 
     def to_json(self) -> dict[str, Any]:
@@ -61,11 +61,11 @@ class Leaks:
 
 
 def find_leaks(trace: Trace, between: str) -> Leaks:
-    """Look at "step:10,step:50" or "event:0,event:900"; both ends belong to the stretch."""
+    """Find leaks in "step:10,step:50" or "event:0,event:900"; both ends are included."""
     window = find_window(trace, between)
     first, last = window[0], window[-1]
     unit, starts = _steps(trace, first, last)
-    left: defaultdict[int, list[HeldBlock]] = defaultdict(list)
+    left: defaultdict[int, list[Block]] = defaultdict(list)
     for block in memory_at(trace, last).blocks():
         if block.event >= first:
             left[block.stack].append(block)
@@ -87,7 +87,7 @@ def find_leaks(trace: Trace, between: str) -> Leaks:
 
 
 def _steps(trace: Trace, first: int, last: int) -> tuple[str, list[int]]:
-    """The first events of the steps that lie in the stretch, or of equal slices of it."""
+    """The first events of the steps in the range, or of equal slices of it."""
     starts = [event for event in find_steps(trace).first if first <= event <= last]
     if len(starts) > 1:
         return "step", [first, *starts[1:]]
@@ -96,7 +96,7 @@ def _steps(trace: Trace, first: int, last: int) -> tuple[str, list[int]]:
 
 
 def _row(
-    trace: Trace, stack: int, blocks: list[HeldBlock], starts: list[int], lasting: set[tuple[int, int]]
+    trace: Trace, stack: int, blocks: list[Block], starts: list[int], lasting: set[tuple[int, int]]
 ) -> dict[str, Any]:
     size = sum(block.size for block in blocks)
     of_steps = {bisect_right(starts, block.event) - 1 for block in blocks}

@@ -1,99 +1,62 @@
-"""The memory of a recorded allocator at any event: segments, the blocks in use in them, what is free between.
+"""The memory of a recorded allocator at any event: segments, the blocks in use in them, and what is free.
 
-The last mention of an address up to the event tells what was there; else the first mention after it; else
-the segments at the end of the recording. So a recording whose beginning is missing is read as well as a whole
-one. What it means is for the other modules.
+Blocks come from the allocations of the recording, segments from their events, or else from the state at the
+end. A recording without its beginning is read like a complete one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 from vram.arguments import require, whole_number
-from vram.trace import BEFORE, Action, Block, BlockState, Segment, Trace
-from vram.trace.series import (
-    BLOCK_ACTIONS,
-    MAPPING_ACTIONS,
-    SEGMENT_ACTIONS,
-    events_of,
-    pages_move,
-    reserved_series,
-)
+from vram.trace import Action, Block, BlockState, Segment, Trace
+from vram.trace.allocations import Allocations, find_allocations
+from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move, reserved_series
 
 from .torch_rules import LARGE_PAGE, SMALL_PAGE, Rules
 
-__all__ = ["HeldBlock", "HeldSegment", "Memories", "Memory", "memory_at"]
+__all__ = ["Memories", "Memory", "free_pieces", "memory_at"]
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBlock:
-    """A block in use: live, or `pending` (freed, but a stream may still use it).
-
-    `event` is that of its allocation, or BEFORE. `stack` indexes `Trace.stacks`, `stream` `Trace.streams`.
-    """
-
-    address: int
-    size: int
-    requested: int
-    stream: int
-    stack: int
-    event: int
-    pending: bool = False
+def free_pieces(segment: Segment) -> Iterator[tuple[int, int]]:
+    """Address and size of what lies between the blocks in use."""
+    start = segment.address
+    for block in segment.blocks:
+        if block.address > start:
+            yield start, block.address - start
+        start = block.address + block.size
+    if segment.address + segment.total_size > start:
+        yield start, segment.address + segment.total_size - start
 
 
-@dataclass(frozen=True, slots=True)
-class HeldSegment:
-    """A range the allocator held, with the blocks in use in it by address. `free` has (address, size)."""
-
-    address: int
-    size: int
-    stream: int
-    kind: str = "large"
-    expandable: bool = False
-    blocks: tuple[HeldBlock, ...] = ()
-
-    @property
-    def free(self) -> Iterator[tuple[int, int]]:
-        """What lies between the blocks."""
-        start = self.address
-        for block in self.blocks:
-            if block.address > start:
-                yield start, block.address - start
-            start = block.address + block.size
-        if self.address + self.size > start:
-            yield start, self.address + self.size - start
-
-    @property
-    def idle(self) -> int:
-        """Free bytes that could be given back to the device: a whole segment, or whole pages of it."""
-        if not self.blocks:
-            return self.size
-        if not self.expandable:
-            return 0
-        page = SMALL_PAGE if self.kind == "small" else LARGE_PAGE
-        return sum(_whole_pages(at - self.address, size, page) for at, size in self.free)
+def _idle(segment: Segment) -> int:
+    """Free bytes that could be released to the device: a whole segment, or whole pages of it."""
+    if not segment.blocks:
+        return segment.total_size
+    if not segment.is_expandable:
+        return 0
+    page = SMALL_PAGE if segment.kind == "small" else LARGE_PAGE
+    return sum(_whole_pages(at - segment.address, size, page) for at, size in free_pieces(segment))
 
 
 def _whole_pages(start: int, size: int, page: int) -> int:
-    """Bytes of the pages that lie wholly in a stretch."""
+    """Bytes of the pages that lie completely in a range."""
     return max(0, (start + size) // page * page - -(-start // page) * page)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Everything the allocator held after `event`."""
+    """Everything the allocator held after `event`. Segments have only the blocks in use, by address."""
 
     event: int
-    segments: tuple[HeldSegment, ...]
+    segments: tuple[Segment, ...]
     suspended: int = 0
     """Bytes of the segments that have no memory behind them, because the pool was suspended."""
 
-    def blocks(self, *, pending: bool | None = False) -> Iterator[HeldBlock]:
+    def blocks(self, *, pending: bool | None = False) -> Iterator[Block]:
         """The live blocks, the pending ones, or with None both."""
         for segment in self.segments:
             for block in segment.blocks:
@@ -102,8 +65,8 @@ class Memory:
 
     @cached_property
     def requested(self) -> int:
-        """Bytes that live blocks were asked for."""
-        return sum(block.requested for block in self.blocks())
+        """Bytes requested by live blocks."""
+        return sum(block.requested_size for block in self.blocks())
 
     @cached_property
     def allocated(self) -> int:
@@ -118,17 +81,17 @@ class Memory:
     @cached_property
     def reserved(self) -> int:
         """Bytes of all segments that the device gave."""
-        return sum(segment.size for segment in self.segments) - self.suspended
+        return sum(segment.total_size for segment in self.segments) - self.suspended
 
     @cached_property
     def cached(self) -> int:
-        """Idle bytes, which could be given back to the device."""
-        return max(0, min(self.reserved - self.pending, sum(segment.idle for segment in self.segments)))
+        """Idle bytes, which could be released to the device."""
+        return max(0, min(self.reserved - self.pending, sum(map(_idle, self.segments))))
 
     def largest_free(self, stream: int | None = None) -> int:
         """The largest free piece, of one stream or of any."""
         chosen = (each for each in self.segments if stream is None or each.stream == stream)
-        return max((size for segment in chosen for _, size in segment.free), default=0)
+        return max((size for segment in chosen for _, size in free_pieces(segment)), default=0)
 
 
 def memory_at(trace: Trace, event: int) -> Memory:
@@ -140,14 +103,14 @@ class Memories:
     """The memory of one recording at any of its events: what is the same for all of them is read once."""
 
     def __init__(self, trace: Trace) -> None:
-        """Note where each address is mentioned."""
+        """Find the allocations of `trace`."""
         self._trace = require(trace, Trace, "trace")
-        self._blocks = _Mentions(trace, BLOCK_ACTIONS)
-        self._segments = _Mentions(trace, SEGMENT_ACTIONS)
+        self._made = find_allocations(trace)
+        self._changes = events_of(trace, SEGMENT_ACTIONS)
         self._mappings = events_of(trace, MAPPING_ACTIONS)
         self._pages_move = pages_move(trace)
         self._final = {
-            block.address: (block, segment.stream)
+            block.address: block.size
             for segment in trace.segments
             for block in segment.blocks
             if block.state != BlockState.FREE
@@ -156,10 +119,10 @@ class Memories:
     def at(self, event: int) -> Memory:
         """What the allocator held after `event`; before the first with -1."""
         event = whole_number(event, "event", least=-1, most=self._trace.events - 1)
-        reader = _Reader(self._trace, event, self._blocks, self._final)
+        reader = _Reader(self._trace, event, self._made, self._final)
         if self._pages_move:
             return _paged(reader, event, self._reserved[event] if event >= 0 else 0)
-        plain = _plain_segments(self._trace, *self._segments.around(event))
+        plain = _plain_segments(self._trace, event, self._changes)
         mapped = _mapped_segments(self._trace, event, self._mappings)
         return Memory(event, tuple(reader.fill(sorted(plain + mapped, key=lambda at: at.address))))
 
@@ -168,160 +131,93 @@ class Memories:
         return reserved_series(self._trace)
 
 
-# ---- who is there ------------------------------------------------------------------------------------------
-
-Mentioned: TypeAlias = dict[int, int]
-"""One event for each address."""
-
-
-class _Mentions:
-    """For each address the events that mention it, among some actions."""
-
-    def __init__(self, trace: Trace, actions: Iterable[Action]) -> None:
-        self._actions = trace.action
-        self._events: defaultdict[int, list[int]] = defaultdict(list)
-        events = events_of(trace, actions)
-        for address, event in zip(map(trace.address.__getitem__, events), events, strict=True):
-            self._events[address].append(event)
-
-    def around(self, event: int) -> tuple[Mentioned, Mentioned]:
-        """For each address the last event up to a moment, and the first after it."""
-        last: Mentioned = {}
-        first: Mentioned = {}
-        for address, events in self._events.items():
-            place = bisect_right(events, event)
-            if place:
-                last[address] = events[place - 1]
-            if place < len(events):
-                first[address] = events[place]
-        return last, first
-
-    def allocation_of(self, address: int, event: int) -> int | None:
-        """The last event before `event` that allocated there."""
-        events = self._events[address]
-        for place in range(bisect_left(events, event) - 1, -1, -1):
-            if self._actions[events[place]] == Action.ALLOC:
-                return events[place]
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A block in use whose size is not known yet, or is (`size`) from the end of the recording."""
-
-    address: int
-    requested: int
-    stream: int
-    stack: int
-    event: int
-    pending: bool
-    size: int | None = None
+# ---- which blocks ------------------------------------------------------------------------------------------
 
 
 class _Reader:
     """Finds the blocks in use after an event, and lays them into segments."""
 
-    def __init__(
-        self, trace: Trace, event: int, mentions: _Mentions, final: dict[int, tuple[Block, int]]
-    ) -> None:
-        self._trace = trace
+    def __init__(self, trace: Trace, event: int, made: Allocations, final: dict[int, int]) -> None:
+        self._event = event
+        self._made = made
         self._rules = Rules(trace.settings)
-        self._mentions = mentions
-        self._last, self._first = mentions.around(event)
         self._final = final
 
-    def fill(self, ranges: list[HeldSegment]) -> Iterator[HeldSegment]:
+    def fill(self, ranges: list[Segment]) -> Iterator[Segment]:
         """The segments with their blocks; a block outside all of them is a segment of its own."""
-        found = sorted(self._found(), key=lambda block: block.address)
+        found = self._found
         starts = [block.address for block in found]
         placed = 0
         for each in ranges:
-            first, last = bisect_left(starts, each.address), bisect_left(starts, each.address + each.size)
+            first = bisect_left(starts, each.address)
+            last = bisect_left(starts, each.address + each.total_size)
             yield from self._strays(found[placed:first])
-            yield HeldSegment(
-                each.address,
-                each.size,
-                each.stream,
-                each.kind,
-                each.expandable,
-                tuple(self._sized(found[first:last], each)),
-            )
+            yield replace(each, blocks=tuple(self._sized(found[first:last], each)))
             placed = max(placed, last)
         yield from self._strays(found[placed:])
 
-    def _strays(self, found: Iterable[_Found]) -> Iterator[HeldSegment]:
+    def _strays(self, found: Iterable[Block]) -> Iterator[Segment]:
         for each in found:
-            block = _block(each, each.size or self._rules.rounded(each.requested))
-            yield HeldSegment(block.address, block.size, block.stream, blocks=(block,))
+            block = replace(each, size=self._least_size(each))
+            yield Segment(block.address, block.size, block.stream, "large", blocks=(block,))
 
-    def _found(self) -> Iterator[_Found]:
-        actions, last, first = self._trace.action, self._last, self._first
-        for address, event in last.items():
-            if actions[event] == Action.ALLOC:
-                yield self._of_event(address, event, pending=False)
-            elif actions[event] == Action.FREE_REQUESTED:
-                made = self._mentions.allocation_of(address, event)
-                yield self._of_event(address, event if made is None else made, pending=True)
-        for address, event in first.items():
-            if address not in last and actions[event] != Action.ALLOC:
-                yield self._carried(address, event)
-        for address, (block, stream) in self._final.items():
-            if address not in last and address not in first:
-                pending = block.state == BlockState.PENDING
-                yield _Found(address, block.requested_size, stream, block.stack, BEFORE, pending, block.size)
+    @cached_property
+    def _found(self) -> list[Block]:
+        """The blocks in use, by address; the size of each is 0 unless the end of the recording tells it."""
+        made, event = self._made, self._event
+        spans = zip(made.start, made.completed, strict=True)
+        there = [number for number, (start, end) in enumerate(spans) if start <= event < end]
+        return sorted(map(self._block, there), key=lambda block: block.address)
 
-    def _of_event(self, address: int, event: int, *, pending: bool) -> _Found:
-        trace = self._trace
-        known = self._final.get(address) if address not in self._first else None
-        made = trace.action[event] == Action.ALLOC
-        return _Found(
-            address,
-            trace.size[event],
-            trace.stream[event],
-            trace.stack[event] if made else 0,
-            event if made else BEFORE,
-            pending,
-            known[0].size if known else None,
+    def _block(self, number: int) -> Block:
+        made = self._made
+        lasts = made.completed[number] == made.events
+        return Block(
+            address=made.address[number],
+            size=self._final.get(made.address[number], 0) if lasts else 0,
+            requested_size=made.size[number],
+            state=BlockState.PENDING if made.freed[number] <= self._event else BlockState.LIVE,
+            stack=made.stack[number],
+            stream=made.stream[number],
+            event=made.start[number],
         )
 
-    def _carried(self, address: int, event: int) -> _Found:
-        """In use since before the recording; the stack of its free does not tell who made it."""
-        trace = self._trace
-        pending = trace.action[event] == Action.FREE_COMPLETED
-        return _Found(address, trace.size[event], trace.stream[event], 0, BEFORE, pending)
-
-    def pages(self) -> list[HeldSegment]:
+    def pages(self) -> list[Segment]:
         """The pages that blocks in use lie on, joined where they touch."""
         joined: list[list[int]] = []
-        for each in sorted(self._found(), key=lambda block: block.address):
-            end = each.address + (each.size or self._rules.rounded(each.requested))
+        for each in self._found:
+            end = each.address + self._least_size(each)
             first, last = each.address // SMALL_PAGE * SMALL_PAGE, -(-end // SMALL_PAGE) * SMALL_PAGE
             if joined and first <= joined[-1][1]:
                 joined[-1][1] = max(joined[-1][1], last)
             else:
                 joined.append([first, last, each.stream])
-        return [HeldSegment(first, last - first, stream, "small") for first, last, stream in joined]
+        return [Segment(first, last - first, stream, "small") for first, last, stream in joined]
 
     # ---- how large a block is ----
 
-    def _sized(self, found: list[_Found], segment: HeldSegment) -> Iterator[HeldBlock]:
-        end = segment.address + segment.size
+    def _least_size(self, each: Block) -> int:
+        return each.size or self._rules.rounded(each.requested_size)
+
+    def _sized(self, found: list[Block], segment: Segment) -> Iterator[Block]:
+        end = segment.address + segment.total_size
         for index, each in enumerate(found):
             bound = found[index + 1].address if index + 1 < len(found) else end
-            yield _block(each, min(each.size or self._size(each, bound, segment), bound - each.address))
+            size = each.size or self._size(each, bound, segment)
+            yield replace(each, size=min(size, bound - each.address))
 
-    def _size(self, each: _Found, bound: int, segment: HeldSegment) -> int:
-        rounded = self._rules.rounded(each.requested)
-        if segment.kind == "small" or segment.expandable:
+    def _size(self, each: Block, bound: int, segment: Segment) -> int:
+        rounded = self._rules.rounded(each.requested_size)
+        if segment.kind == "small" or segment.is_expandable:
             return rounded
         rest = self._boundary(each, each.address + rounded, bound) - each.address - rounded
         return rounded + rest if self._rules.keeps_rest(rounded, rest) else rounded
 
-    def _boundary(self, each: _Found, end: int, bound: int) -> int:
-        """Where the free block ended that `each` was taken from, as far as it can be told.
+    def _boundary(self, each: Block, end: int, bound: int) -> int:
+        """Where the free block ended that `each` was taken from, as far as the recording shows it.
 
         Blocks are taken from the front of free ones, and free ones are merged. So while a block lives, what
-        follows it starts where its own memory ends: any block seen behind it in its lifetime tells.
+        follows it starts where its own memory ends: any block seen behind it in its lifetime shows where.
         """
         starts = self._starts
         for index in range(bisect_left(starts, end), bisect_left(starts, bound)):
@@ -330,44 +226,57 @@ class _Reader:
         return bound
 
     @cached_property
+    def _last(self) -> dict[int, int]:
+        """For each address the last event up to this one that mentions it."""
+        made, now = self._made, self._event
+        last: dict[int, int] = {}
+        rows = zip(made.address, made.start, made.freed, made.completed, strict=True)
+        for address, start, freed, completed in rows:
+            if start <= now:
+                event = completed if completed <= now else freed if freed <= now else start
+                last[address] = max(event, last.get(address, event))
+        return last
+
+    @cached_property
     def _starts(self) -> list[int]:
         return sorted(self._last)
-
-
-def _block(found: _Found, size: int) -> HeldBlock:
-    return HeldBlock(
-        found.address, size, found.requested, found.stream, found.stack, found.event, found.pending
-    )
 
 
 # ---- which segments ----------------------------------------------------------------------------------------
 
 
-def _plain_segments(trace: Trace, last: Mentioned, first: Mentioned) -> list[HeldSegment]:
+def _plain_segments(trace: Trace, event: int, changes: list[int]) -> list[Segment]:
+    """The segments that are not expandable: what events say, else what is there at the end."""
     final = {segment.address: segment for segment in trace.segments if not segment.is_expandable}
-    actions = trace.action
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for each in changes:
+        if each <= event:
+            last[trace.address[each]] = each
+        else:
+            first.setdefault(trace.address[each], each)
     found = [
         _segment(trace, at, final.get(address) if address not in first else None)
         for address, at in last.items()
-        if actions[at] == Action.SEGMENT_ALLOC
+        if trace.action[at] == Action.SEGMENT_ALLOC
     ]
     found += [
         _segment(trace, at, None)
         for address, at in first.items()
-        if address not in last and actions[at] == Action.SEGMENT_FREE
+        if address not in last and trace.action[at] == Action.SEGMENT_FREE
     ]
     found += [
-        HeldSegment(address, segment.total_size, segment.stream, segment.kind)
+        replace(segment, blocks=())
         for address, segment in final.items()
         if address not in last and address not in first
     ]
     return found
 
 
-def _segment(trace: Trace, event: int, final: Segment | None) -> HeldSegment:
+def _segment(trace: Trace, event: int, final: Segment | None) -> Segment:
     size = trace.size[event]
     kind = final.kind if final else ("small" if size == SMALL_PAGE else "large")
-    return HeldSegment(trace.address[event], size, trace.stream[event], kind)
+    return Segment(trace.address[event], size, trace.stream[event], kind)
 
 
 class _Mapped:
@@ -398,7 +307,7 @@ class _Mapped:
                     kept.append(rest)
         self._starts[first:last] = kept
 
-    def merged(self) -> Iterator[HeldSegment]:
+    def merged(self) -> Iterator[Segment]:
         start = stop = 0
         held: tuple[int, str] | None = None
         for low in self._starts:
@@ -407,13 +316,13 @@ class _Mapped:
                 stop = high
                 continue
             if held:
-                yield HeldSegment(start, stop - start, *held, expandable=True)
+                yield Segment(start, stop - start, *held, is_expandable=True)
             start, stop, held = low, high, owner
         if held:
-            yield HeldSegment(start, stop - start, *held, expandable=True)
+            yield Segment(start, stop - start, *held, is_expandable=True)
 
 
-def _mapped_segments(trace: Trace, event: int, changes: list[int]) -> list[HeldSegment]:
+def _mapped_segments(trace: Trace, event: int, changes: list[int]) -> list[Segment]:
     """Expandable segments: from the end backwards where the recording has it, else from the beginning."""
     mapped = _Mapped()
     for segment in trace.segments:
@@ -435,17 +344,18 @@ def _mapped_segments(trace: Trace, event: int, changes: list[int]) -> list[HeldS
     return list(mapped.merged())
 
 
-# ---- pools of ours -----------------------------------------------------------------------------------------
+# ---- pools of vram -----------------------------------------------------------------------------------------
 
 
 def _paged(reader: _Reader, event: int, reserved: int) -> Memory:
-    """Which addresses had pages is not recorded: in-use blocks have theirs, and the rest of them lies idle.
+    """The memory of a pool of vram, whose recording does not say which addresses had pages.
 
-    The idle rest is one segment at address 0. Pages larger than the least are counted as if they were small.
-    Where blocks in use need more pages than were reserved, the others were suspended.
+    Blocks in use have their pages; the rest is idle and counts as one segment at address 0. Large pages are
+    counted as if they were small. If blocks in use need more pages than were reserved, the others were
+    suspended.
     """
     segments = tuple(reader.fill(reader.pages()))
-    idle = reserved - sum(segment.size for segment in segments)
+    idle = reserved - sum(segment.total_size for segment in segments)
     if idle > 0:
-        segments = (*segments, HeldSegment(0, idle, 0, "small"))
+        segments = (*segments, Segment(0, idle, 0, "small"))
     return Memory(event, segments, suspended=max(0, -idle))

@@ -1,6 +1,6 @@
-"""Moments of a recording: its out-of-memory, its peak, an event or a step, and how much was held all along.
+"""Moments of a recording: its out-of-memory, its peak, an event or a step; and the bytes held over time.
 
-What was held then, block by block, is for `memory`.
+`memory` has the blocks of a moment.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Moment:
 def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
     """What `at` names: "oom" (the last one), "peak", an event's number, "event:N", or "step:N", its end.
 
-    By default the out-of-memory if there is one, else the peak. A snapshot taken without recording has no
-    events; all that can be looked at is how it ended.
+    The default is the out-of-memory if there is one, else the peak. A snapshot without a history has no
+    events; only its end can be examined.
     """
     if not require(trace, Trace, "trace").events:
         return _end(trace, at)
@@ -69,11 +69,11 @@ def _no_events(trace: Trace) -> ConfigError:
 
 
 def find_window(trace: Trace, between: str) -> range:
-    """The events of "step:10,step:50" or "event:0,event:900"; both ends belong to it. Never empty."""
+    """The events of "step:10,step:50" or "event:0,event:900", including both ends. Never empty."""
     require(trace, Trace, "trace")
     ends = [part.strip() for part in require(between, str, "between").split(",")]
     if len(ends) != 2:
-        raise ConfigError(f"{shown(between)} is not a stretch; write step:10,step:50 or event:0,event:900")
+        raise ConfigError(f"{shown(between)} is not a range; write step:10,step:50 or event:0,event:900")
     if not trace.events:
         raise _no_events(trace)
     steps = find_steps(trace)
@@ -114,7 +114,7 @@ def _step_boundary(trace: Trace, steps: Steps, number: int, *, end: bool) -> int
 
 
 def allocated_series(trace: Trace) -> list[int]:
-    """Bytes the program held after each event, beyond those of before the first; requests are rounded."""
+    """Bytes the program held after each event, beyond those before the first; requests are rounded."""
     rounded = Rules(trace.settings).rounded
     sizes = {size: rounded(size) for size in set(trace.size)}
     changes = [0] * trace.events

@@ -1,6 +1,6 @@
-"""Several ranks of one run side by side: their memory in each step, and which rank is not like the others.
+"""Several ranks of one run: their memory in each step, and which rank differs from the others.
 
-Clocks of ranks differ, their steps do not: rows are aligned by step. Each recording is read on its own.
+Clocks of ranks differ, so rows are aligned by step. Each recording is read separately.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from vram.errors import ConfigError
 from vram.trace import Action, Trace, find_steps
 from vram.trace.series import events_of, reserved_series
 
+from .columns import arrow_table
 from .memory import memory_at
 from .moments import allocated_series, peak_event
-from .tables import arrow_table
 
 __all__ = ["Merged", "Rank", "merge", "write_table"]
 
 ODD = 0.05
-"""A rank whose peak differs from the middle one by more than this share of it is odd."""
+"""A rank whose peak differs from the median by more than this share of it is odd."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank. `deviation` is how far its peaks lie from the middle of all ranks, as a share of it.
+    """One rank. `deviation` is the distance of its peak from the median of all ranks, as a share of it.
 
-    It is the largest of any step that all ranks have, and of the whole run. `ooms` counts failed requests.
-    A rank is `odd` that deviates by more than ODD, or ran out of memory where others did not.
+    It is the largest of all steps that all ranks have, and of the whole run. `ooms` counts failed requests. A
+    rank is `odd` if it deviates by more than ODD, or if it ran out of memory and others did not.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Merged:
     """A run of several ranks, the oddest first. `table` has a row for each rank and step.
 
     Columns: `rank`, `step` (null for the whole run), `peak_allocated`, `peak_reserved`, `allocated_at_end`
-    and `deviation` of the peak from the middle one of all ranks in that step.
+    and `deviation` of the peak from the median of all ranks in that step.
     """
 
     ranks: tuple[Rank, ...]
@@ -75,7 +75,7 @@ class _Row:
 
 
 def merge(traces: Sequence[Trace], names: Iterable[str] | None = None) -> Merged:
-    """Align ranks by step. `names` are the ranks'; by default what the files are called."""
+    """Align ranks by step. `names` are the names of the ranks (default: from the names of the files)."""
     traces = [require(trace, Trace, "each of the traces") for trace in traces]
     if not traces:
         raise ConfigError("there is nothing to merge; name the recordings of at least one rank")
@@ -96,7 +96,7 @@ def merge(traces: Sequence[Trace], names: Iterable[str] | None = None) -> Merged
 
 
 def write_table(merged: Merged, path: Path) -> None:
-    """Write the rows: as JSON to a name that ends so, else as Parquet."""
+    """Write the rows: as JSON if the name ends in .json, else as Parquet."""
     require(merged, Merged, "merged")
     path = Path(require_path(path))
     try:
@@ -111,7 +111,7 @@ def write_table(merged: Merged, path: Path) -> None:
 
 
 def _names(traces: Sequence[Trace]) -> list[str]:
-    """The file names; where they are numbered, `rank 3`, and where they are the same, the whole paths."""
+    """`rank 3` if the file names are numbered, else the file names, or full paths if these are not unique."""
     names = [Path(trace.source).name for trace in traces]
     numbers = [re.search(r"rank\D{0,2}(\d+)", name, re.IGNORECASE) for name in names]
     ranks = [f"rank {int(number[1])}" for number in numbers if number]
@@ -120,7 +120,7 @@ def _names(traces: Sequence[Trace]) -> list[str]:
 
 
 def _rows(trace: Trace) -> list[_Row]:
-    """The whole run, then each step; those of one number, as of several epochs, are one row."""
+    """The whole run, then each step; steps with the same number, as in several epochs, are one row."""
     if not trace.events:
         return [_Row(None, 0, 0, 0)]
     peak = peak_event(trace)
@@ -142,7 +142,7 @@ def _rows(trace: Trace) -> list[_Row]:
 
 
 def _middles(rows: dict[str, list[_Row]]) -> dict[int | None, float]:
-    """The middle peak of all ranks, for the run and for each step that all of them have."""
+    """The median peak of all ranks, for the run and for each step that all of them have."""
     peaks = [{row.step: row.peak_allocated for row in each} for each in rows.values()]
     common = [step for step in peaks[0] if all(step in each for each in peaks)]
     return {step: median(each[step] for each in peaks) for step in common}

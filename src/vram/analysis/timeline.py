@@ -1,8 +1,8 @@
 """Memory over time at any level of detail: from a whole run in as many columns as a screen has, to single
 allocations.
 
-A level has the least and the most of each column, so that no peak is lost; where a stretch has fewer changes
-than columns, it has every change. Bands are the allocations that matter most in a stretch, stacked.
+A level has the minimum and maximum of each column, so that no peak is lost; a range with fewer changes than
+columns has every change. Bands are the most important allocations of a range, stacked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["AXES", "Band", "Level", "Series", "Timeline"]
 
 AXES = ("time", "event")
 MOST_GROUPS = 12
-"""Groups that a split keeps apart, the largest; the others are one."""
+"""The largest groups of a split, which are kept apart; the others are joined."""
 OTHERS = "(others)"
 
 
@@ -38,7 +38,7 @@ class Series:
 
     @classmethod
     def of(cls, events: Column, changes: Column, last: int) -> Series:
-        """From changes in any order; those below event 0 were before, those from `last` on never came."""
+        """From changes in any order; those below event 0 are `before`, those from `last` on are ignored."""
         np = numpy()
         kept = (events >= 0) & (events < last)
         before = int(changes[events < 0].sum())
@@ -54,11 +54,11 @@ class Series:
 
     @property
     def most(self) -> int:
-        """The most there ever was."""
+        """The maximum."""
         return max(self.before, int(self.values.max(initial=0)))
 
     def envelope(self, places: Column) -> tuple[Column, Column]:
-        """The least and the most between each two of the events `places`, with what there was at both."""
+        """The minimum and maximum between each two of the events `places`, including both."""
         np = numpy()
         values = np.concatenate([[self.before], self.values])
         index = np.searchsorted(self.events, places, side="left")
@@ -70,10 +70,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Level:
-    """Some series over one stretch: `values` has for each name its bytes at each of `x`.
+    """Some series over one range: `values` has for each name its bytes at each of `x`.
 
-    `exact`: every change of the stretch is there, and a value holds up to the next. Else each column has two
-    entries, its least and its most.
+    `exact`: every change of the range is there, and a value holds up to the next. Else each column has two
+    entries, its minimum and maximum.
     """
 
     exact: bool
@@ -83,9 +83,9 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """One allocation in a stack of them: `path` has where it lies from when on, as x and bytes by turns.
+    """One allocation in a stack of them: `path` alternates x and the offset in bytes from there on.
 
-    `number` is its place in `Timeline.allocations`; it ends at `end`.
+    `number` is its index in `Timeline.allocations`; it ends at `end`.
     """
 
     number: int
@@ -94,7 +94,7 @@ class Band:
 
 
 class Timeline:
-    """What a recorded program held, and its allocator, all along. Made once, asked for any stretch of it."""
+    """What a recorded program and its allocator held over time, for queries about any range."""
 
     def __init__(self, trace: Trace) -> None:
         """Find the allocations of `trace`."""
@@ -107,8 +107,8 @@ class Timeline:
     def series(self) -> dict[str, Series]:
         """`allocated`, `pending`, `reserved`, `free` (reserved and neither of these), and of that `cached`.
 
-        Where a pool is suspended, more is allocated than reserved, and nothing is free. What is cached lies
-        in segments with nothing in use; it is there where segments are plain.
+        If a pool is suspended, more is allocated than reserved, and nothing is free. Cached memory is in
+        segments with nothing in use; it is known only for plain segments.
         """
         np = numpy()
         made, last = self.allocations, self.trace.events
@@ -147,7 +147,7 @@ class Timeline:
         return np.concatenate([made.freed[chosen], made.completed[chosen]]), np.concatenate([held, -held])
 
     def split(self, by: str) -> dict[str, Series]:
-        """What was allocated, by stream, tag, module, line or stack: the largest groups, and the others."""
+        """Allocated bytes by stream, tag, module, line or stack: the largest groups, and the others."""
         if by not in self._splits:
             self._splits[by] = self._split(split_allocations(self.trace, self.allocations, by))
         return self._splits[by]
@@ -171,14 +171,14 @@ class Timeline:
 
     @cached_property
     def peak(self) -> int:
-        """The first event after which the program held most; -1 where there is none."""
+        """The first event after which the program held most; -1 if there are no events."""
         held = self.series["allocated"]
         if not self.trace.events:
             return -1
         most = int(held.values.max(initial=0))
         return 0 if held.at(0) >= most else int(held.events[held.values.argmax()])
 
-    # ---- a stretch of it ----
+    # ---- a range of it ----
 
     def span(self, axis: str) -> tuple[int, int]:
         """Where an axis begins and ends; never empty."""
@@ -187,7 +187,7 @@ class Timeline:
         return 0, max(1, end)
 
     def x_of(self, axis: str, events: Column) -> Column:
-        """Where events lie on an axis; before the first at its beginning, behind the last at its end."""
+        """The positions of events on an axis; its beginning before the first, its end after the last."""
         np = numpy()
         if _check_axis(axis) == "event":
             return np.clip(events, 0, max(1, self.trace.events))
@@ -197,17 +197,17 @@ class Timeline:
         return np.where(events < 0, 0, times[np.clip(events, 0, self.trace.events - 1)])
 
     def event_at(self, axis: str, x: float) -> int:
-        """The last event up to a place on an axis, or the first there is."""
+        """The last event up to a position on an axis, or the first event."""
         places = self._places(axis, numpy().array([x], float), side="right")
         return max(0, min(int(places[0]), self.trace.events) - 1)
 
     @cached_property
     def _times(self) -> Column:
-        """Never falling, whatever the clock did."""
+        """Times that never decrease, even if the clock did."""
         return numpy().maximum.accumulate(column(self.trace, "time_us"))
 
     def _places(self, axis: str, x: Column, side: str = "left") -> Column:
-        """How many events lie before each x, or before and at it."""
+        """The number of events before each x, or up to it."""
         np = numpy()
         if _check_axis(axis) == "time":
             return np.searchsorted(self._times, x, side=side)
@@ -215,7 +215,7 @@ class Timeline:
         return np.clip(counts, 0, self.trace.events).astype(np.int64)
 
     def level(self, axis: str, low: float, high: float, columns: int, by: str | None = None) -> Level:
-        """The series, or with `by` those of a split, from `low` to `high` in so many columns."""
+        """The series, or with `by` those of a split, from `low` to `high` in `columns` columns."""
         np = numpy()
         low, high = self._stretch(axis, low, high)
         chosen = self.series if by is None else self.split(by)
@@ -262,10 +262,10 @@ class Timeline:
         columns: int = 3000,
         vertices: int = 30_000,
     ) -> list[Band]:
-        """The allocations that take most room between `low` and `high`, stacked: long-lived ones lie lowest.
+        """The allocations with the largest area between `low` and `high`, stacked, long-lived ones lowest.
 
-        At most `most` of them, and no more than can be drawn with so many `vertices`. What moves within one
-        of the `columns` is told once.
+        At most `most` of them, limited to `vertices` vertices in total. Several moves within one of the
+        `columns` count as one.
         """
         np = numpy()
         low, high = self._stretch(axis, low, high)
@@ -289,12 +289,12 @@ class Timeline:
     def _stack(
         self, axis: str, numbers: Column, stretch: tuple[float, float], columns: int, vertices: int
     ) -> list[Band] | None:
-        """Lay `numbers` on each other, the first one lowest; None where it takes too many vertices."""
+        """Stack `numbers`, the first one lowest; None if it takes too many vertices."""
         np = numpy()
         made = self.allocations
         held = made.held[numbers]
         begins, ends = self.x_of(axis, made.start[numbers]), self.x_of(axis, made.freed[numbers])
-        # Every change, those before the stretch as one: when, which, and whether it is there from then on.
+        # Every change, those before the range as one: when, which, and whether it is live from then on.
         x = np.maximum(np.concatenate([begins, ends]), int(stretch[0]))
         which = np.tile(np.arange(len(numbers)), 2)
         there = np.repeat([True, False], len(numbers))
@@ -321,7 +321,7 @@ class Timeline:
         return _paths(numbers, begins, ends, moved)
 
     def rows(self, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """What is known of allocations."""
+        """The facts about allocations."""
         made = self.allocations
         for number in numbers:
             yield {
@@ -338,7 +338,7 @@ class Timeline:
 def _paths(
     numbers: Column, begins: Column, ends: Column, moved: list[tuple[Column, int, Column]]
 ) -> list[Band]:
-    """A band for each number that is ever seen, from what moved when and to where."""
+    """A band for each allocation that is visible, from the moves."""
     paths: list[list[int]] = [[] for _ in range(len(numbers))]
     for changed, x, offsets in moved:
         for each, offset in zip(changed.tolist(), offsets.tolist(), strict=True):

@@ -1,7 +1,7 @@
-"""How PyTorch's allocator sizes blocks and segments, as far as reading a recording of it needs.
+"""How PyTorch's allocator computes the sizes of blocks and segments, for reading its recordings.
 
-Events have sizes as they were asked for; blocks are larger. Only the arithmetic of sizes: which block serves
-a request is in the recording, what another setting would have done is for `vram.replay`.
+Events have requested sizes; blocks are larger. The recording says which block served a request; `vram.replay`
+answers what another setting would have done.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ __all__ = ["LARGE_PAGE", "SMALL_LIMIT", "SMALL_PAGE", "Rules", "segment_bytes", 
 
 GRANULE = 512
 SMALL_LIMIT = 1 << 20
-"""Requests up to this come from small segments; of a large one a rest up to this is not split off."""
+"""Requests up to this use small segments; a remainder up to this is not split off a large block."""
 SMALL_PAGE = 2 << 20
 LARGE_PAGE = 20 << 20
-"""The size of a small segment, and of a large one that serves several requests; of a page, if expandable."""
+"""The sizes of small segments and of large ones for several requests; of pages if expandable."""
 LARGE_REQUEST = 10 << 20
 
 
 def segment_bytes(size: int) -> int:
-    """What is taken from the device when no free block serves `size`."""
+    """What is reserved from the device if no free block serves `size`."""
     if size <= SMALL_LIMIT:
         return SMALL_PAGE
     if size < LARGE_REQUEST:
@@ -29,7 +29,7 @@ def segment_bytes(size: int) -> int:
 
 
 def whole_pages(size: int) -> int:
-    """`size` in whole pages of the least size."""
+    """`size`, rounded up to whole small pages."""
     return -(-size // SMALL_PAGE) * SMALL_PAGE
 
 
@@ -37,7 +37,7 @@ class Rules:
     """The rules under the settings of one recording."""
 
     def __init__(self, settings: Mapping[str, object]) -> None:
-        """Read what changes sizes: rounding to divisions of powers of two, and a bound on splitting."""
+        """Read the settings that change sizes: divisions of powers of two, and a bound on splitting."""
         divisions = settings.get("roundup_power2_divisions")
         self._divisions = _by_power(divisions) if isinstance(divisions, Mapping) else ()
         bound = settings.get("max_split_size")
@@ -52,7 +52,7 @@ class Rules:
         return max(GRANULE, -(-size // GRANULE) * GRANULE)
 
     def keeps_rest(self, rounded: int, rest: int) -> bool:
-        """Whether a block of a large segment keeps the `rest` of the free block it was taken from."""
+        """Whether a block of a large segment keeps the remainder of the free block it was taken from."""
         return rest <= SMALL_LIMIT or (self.max_split is not None and rounded >= self.max_split)
 
     def _divisions_for(self, size: int) -> int:
@@ -62,6 +62,6 @@ class Rules:
 
 
 def _by_power(divisions: Mapping[object, object]) -> tuple[int, ...]:
-    """The divisions for 1 MiB, 2 MiB, 4 MiB, …; empty where none are set."""
+    """The divisions for 1 MiB, 2 MiB, 4 MiB, …; empty if none are set."""
     values = [value if isinstance(value, int) else 0 for value in divisions.values()]
     return tuple(values) if any(values) else ()

@@ -10,7 +10,7 @@ import rich_click as click
 from rich.console import Console
 
 from vram.analysis import Explanation, explain
-from vram.analysis.remedies import Remedy
+from vram.analysis.explanation import Remedy
 from vram.core.verdict import MEANINGS
 from vram.sizes import format_size
 from vram.trace import open_trace

@@ -145,7 +145,8 @@ def _install_under_torch() -> None:
 def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> None:
     """Record every pool of the manager until the process ends; `ends` then writes the report."""
     from vram.core.manager import get_memory_manager
-    from vram.observe.recorder import path_of_rank, record_pools
+    from vram.observe.recorder import record_pools
+    from vram.observe.recording import path_of_rank
 
     target = None if report is None else path_of_rank(_report_path(recording, report))
     if recording is None:
@@ -169,7 +170,7 @@ def _report_path(recording: str | None, report: str) -> Path:
 
 def _write_reports(recorded: PoolsRecorder, target: Path) -> None:
     """Write one report per device. Failures are reported and do not change how the program ends."""
-    from vram.observe.recorder import beside
+    from vram.observe.recording import beside
     from vram.trace import open_trace
     from vram.web import write_report
 

@@ -1,6 +1,6 @@
-"""What a pool's statistics and journal say about a program: sizes, hit rate, churn, and what would help.
+"""What a pool's statistics and journal show about a program: sizes, hit rate, churn, and suggestions.
 
-A pure function of numbers; it changes nothing and reads no device.
+A pure function of numbers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 from vram.core.stats import fragmentation
 from vram.sizes import format_size
+from vram.trace.lifetimes import ALLOCATE, Lifetimes, lifetimes
+from vram.trace.model import Trace
 
 __all__ = ["Patterns", "SizePattern", "find_patterns"]
 
@@ -20,7 +22,7 @@ HIGH_FRAGMENTATION = 0.3
 FEW = 100
 """Below this many allocations nothing is suggested: there is no pattern yet."""
 MOST_SIZES = 8
-"""So many sizes are worth naming in a suggestion."""
+"""The most sizes in a suggestion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +35,16 @@ class SizePattern:
 
     @property
     def bytes(self) -> int:
-        """Bytes asked for in all."""
+        """Bytes requested in total."""
         return self.size * self.allocations
 
 
 @dataclass(frozen=True)
 class Patterns:
-    """A diagnosis. `source` is "journal", or "statistics" where no journal was kept and sizes are unknown.
+    """A diagnosis. `source` is "journal", or "statistics" if no journal was kept and sizes are unknown.
 
-    `churn` is the share of allocations that were freed again; `dropped` counts events the journal had no
-    room for. `suggestions` are sentences; `warmup` is what `Pool.warmup` would take to avoid the misses.
+    `churn` is the share of allocations that were freed again; `dropped` counts events for which the journal
+    had no room. `suggestions` are sentences; `warmup` is what `Pool.warmup` needs to avoid the misses.
     """
 
     source: str
@@ -71,23 +73,18 @@ class Patterns:
         return "\n".join(lines)
 
 
-def find_patterns(
-    raw: Mapping[str, Any],
-    config: Mapping[str, Any],
-    events: Iterable[tuple[Any, ...]] = (),
-    dropped: int = 0,
-) -> Patterns:
-    """Diagnose from `raw_stats()`, the settings, and the journal's events where there are any."""
+def find_patterns(raw: Mapping[str, Any], config: Mapping[str, Any], journal: Trace) -> Patterns:
+    """Diagnose from `raw_stats()`, the settings, and the journal, which may be empty."""
     total = sum(kind["total"] for kind in raw["allocations"].values())
     live = sum(kind["current"] for kind in raw["allocations"].values())
-    sizes = _sizes(events)
+    sizes = _sizes(lifetimes(journal))
     found = Patterns(
         source="journal" if sizes else "statistics",
         allocations=total,
         hit_rate=raw["hits"] / total if total else 0.0,
         churn=(total - live) / total if total else 0.0,
         fragmentation=fragmentation(dict(raw)),
-        dropped=dropped,
+        dropped=journal.dropped,
         sizes=tuple(sizes),
         histogram=_histogram(sizes),
         warmup={each.size: each.most_live for each in sizes[:MOST_SIZES] if each.allocations > 1},
@@ -95,20 +92,20 @@ def find_patterns(
     return Patterns(**{**found.__dict__, "suggestions": tuple(_suggest(found, raw, config))})
 
 
-def _sizes(events: Iterable[tuple[Any, ...]]) -> list[SizePattern]:
-    """Every size in the journal, the most allocated first."""
+def _sizes(program: Lifetimes) -> list[SizePattern]:
+    """Every size that the journal has allocations of, the most allocated first."""
     allocations: Counter[int] = Counter()
     now: Counter[int] = Counter()
     most: Counter[int] = Counter()
-    live: dict[int, int] = {}
-    for _sequence, _time, action, address, size, *_rest in events:
-        if action == "allocate":
-            live[address] = size
+    for op, identity, size in zip(program.op, program.id, program.size, strict=True):
+        if identity < program.carried:
+            continue  # allocated before the first event
+        if op == ALLOCATE:
             allocations[size] += 1
             now[size] += 1
             most[size] = max(most[size], now[size])
-        elif action in ("free", "free_pending") and address in live:
-            now[live.pop(address)] -= 1
+        else:
+            now[size] -= 1
     return [SizePattern(size, count, most[size]) for size, count in allocations.most_common()]
 
 
@@ -133,7 +130,7 @@ def _suggest(found: Patterns, raw: Mapping[str, Any], config: Mapping[str, Any])
         )
     if raw["retries"]:
         yield (
-            f"{raw['retries']} allocations had to flush, wait or give memory back first: "
+            f"{raw['retries']} allocations had to flush caches, wait or release memory first: "
             "the limit or the device is close to full"
         )
     if raw["pending"]["peak"] > raw["peak_live"] // 4:

@@ -1,12 +1,11 @@
 """Devices: the Python side of the backend contract.
 
-A `Device` is a light handle of one backend. Streams and events are in `stream`, memory in `pool`.
+A `Device` is a light handle of one backend. `stream` has streams and events, `pool` allocates memory.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import os
 import re
@@ -24,9 +23,9 @@ __all__ = ["Device", "devices", "is_default", "wait_out"]
 
 
 def wait_out(wait: Callable[[], None]) -> None:
-    """Call `wait` to its end, because what it waits for uses memory that is about to go.
+    """Call `wait` until it completes, because the work it waits for uses memory that is about to be freed.
 
-    What interrupts it, such as Ctrl-C, is raised after that.
+    An interruption, such as Ctrl-C, is raised after that.
     """
     try:
         wait()
@@ -38,13 +37,13 @@ def wait_out(wait: Callable[[], None]) -> None:
 
 
 TORCH_PRIORITIES, TORCH_STREAMS = 4, 32
-"""PyTorch's pools of streams on each device, and the streams of each."""
+"""The number of PyTorch's stream pools per device, and of the streams in each."""
 
 _AnyBackend: TypeAlias = _native.HostBackend | _native.ModelBackend | _native.CudaBackend
 
 
 class _Core:
-    """What all `Device` objects of one device share: its backend and who listens to it."""
+    """What all `Device` objects of one device share: its backend and its listeners."""
 
     def __init__(self, kind: str, index: int, name: str, backend: _AnyBackend) -> None:
         self.kind = kind
@@ -52,28 +51,35 @@ class _Core:
         self.name = name
         self.backend = backend
         self.process = os.getpid()
-        self.pools: list[Callable[[int | None], bool]] = []
-        self.adopted: set[int] = set()  # streams of CuPy, which tell before they go
+        self.listeners = observer.Listeners()  # of pools and arenas
+        self.adopted: set[int] = set()  # streams of CuPy, which announce their end
         self.torch_adopted = False
 
+    def add_listener(self, listener: Callable[[int | None], bool]) -> None:
+        """Call `listener` before a stream of this device is destroyed; see `PoolCore.stream_listener`.
+
+        Listeners whose pool is gone answer None with False and are dropped.
+        """
+        self.listeners.add(listener)
+        self.listeners.drop(lambda each: not each(None))
+
     def stream_closing(self, handle: int) -> None:
-        """Tell the pools before a stream goes: they ask nothing of its handle from now on."""
-        for tell in tuple(self.pools):
-            tell(handle)
+        """Tell the pools before a stream is destroyed: they do not use its handle from now on."""
+        self.listeners.tell(handle)
 
     def adopt_torch(self) -> None:
-        """Let the streams of PyTorch's own pools count as lasting, as PyTorch never destroys them."""
+        """Treat the streams of PyTorch's own pools as lasting, because PyTorch never destroys them."""
         torch = sys.modules.get("torch")
         if self.torch_adopted or torch is None or not torch.cuda.is_initialized():
             return
         self.torch_adopted = True
-        # Each priority has a pool, whose streams PyTorch gives in turn.
+        # Each priority has a pool, whose streams PyTorch returns in turn.
         for priority in range(0, -TORCH_PRIORITIES, -1):
             for _ in range(TORCH_STREAMS):
                 self.backend.stream_adopt(torch.cuda.Stream(self.index, priority=priority).cuda_stream)
 
     def adopt_cupy(self, stream: Any) -> None:
-        """Let a stream that a CuPy object owns count as lasting: the object tells before it destroys it."""
+        """Treat a stream that a CuPy object owns as lasting: the object announces that it destroys it."""
         kind = sys.modules["cupy"].cuda.Stream
         if not isinstance(stream, kind) or getattr(stream, "_foreign_stream_ref", None) is not None:
             return
@@ -82,7 +88,7 @@ class _Core:
         self.adopted.add(stream.ptr)
 
     def adopted_goes(self, handle: int) -> None:
-        """Tell the pools before an adopted stream goes."""
+        """Tell the pools before an adopted stream is destroyed."""
         if handle in self.adopted:
             self.stream_closing(handle)
             self.adopted.discard(handle)
@@ -90,11 +96,11 @@ class _Core:
 
 
 class Device:
-    """Where memory lives: "host", a "model" of a device (addresses only), or "cuda:0".
+    """Where memory is: "host", a "model" of a device (addresses only), or "cuda:0".
 
-    `Device("host")` is the same device every time in a process; after a fork the child gets its own, and what
-    it inherited answers with DeviceError. `Device()` is the default device: the host, where there is no GPU.
-    `Device("model:16GiB")` makes a new model each time, as `Device.model` does.
+    `Device("host")` is the same device every time in a process; after a fork the child gets its own, and
+    inherited objects raise DeviceError. `Device()` is the default device: the first GPU, or the host if there
+    is none. `Device("model:16GiB")` creates a new model each time, as `Device.model` does.
     """
 
     __slots__ = ("__weakref__", "_core")
@@ -113,11 +119,11 @@ class Device:
         manual: bool = False,
         release_waits: bool = False,
     ) -> Device:
-        """Make a new model of a device: addresses only, a virtual clock, failures on demand.
+        """Create a new model of a device: addresses only, a virtual clock, failures on demand.
 
-        Work takes `lag_us` on the virtual clock, or with `manual` happens only when it is stepped. With
-        `release_waits` giving plain memory back waits for all of it, as on a GPU. The
-        controls are methods of `.backend`: advance, step, fail, counts and others.
+        Work takes `lag_us` on the virtual clock; with `manual` it runs only when it is stepped. With
+        `release_waits` releasing plain memory waits for all work, as on a GPU. The controls are methods of
+        `.backend`: advance, step, fail, counts and others.
         """
         return cls._of(_model_core(capacity, pages, lag_us, manual, release_waits))
 
@@ -144,7 +150,7 @@ class Device:
 
     @property
     def backend(self) -> _native.Backend:
-        """The native backend object; pools and tests talk to it."""
+        """The native backend object, for pools and tests."""
         return self._core.backend
 
     @property
@@ -159,24 +165,16 @@ class Device:
 
     @property
     def free_memory(self) -> int:
-        """The bytes that are not taken by anyone."""
+        """The bytes that are free."""
         return self._core.backend.memory_info()[0]
 
     def synchronize(self) -> None:
-        """Wait until everything queued on every stream is done; raises what launched functions raised."""
+        """Wait until everything queued on every stream has completed; raises errors of launched functions."""
         known = observer.asked(self)
         try:
             self._core.backend.synchronize()
         finally:
             known()
-
-    def add_pool(self, listener: Callable[[int | None], bool]) -> None:
-        """Have a pool told before any stream of this device is destroyed; see `PoolCore.stream_listener`."""
-        pools = self._core.pools
-        if listener(None):
-            pools.append(listener)
-        for gone in [each for each in pools if not each(None)]:
-            _forget(pools, gone)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and self._core is other._core
@@ -189,13 +187,13 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """List the devices of this machine, GPUs first. Models are not listed: they are made on demand."""
+    """List the devices of this machine, GPUs first. Models are not listed: they are created on demand."""
     gpus, _ = _native.cuda_devices()
     return [*(Device(f"cuda:{index}") for index in range(gpus)), Device("host")]
 
 
 def is_default(device: Device) -> bool:
-    """Whether `Device()` is this device. Does not open the default device to find out."""
+    """Whether `Device()` is this device. Does not open the default device."""
     return device.name == ("cuda:0" if _native.cuda_devices()[0] else "host")
 
 
@@ -221,7 +219,7 @@ def _core_of(what: str | Device | None) -> _Core:
         return _cuda_core(int(match[1] or 0))
     raise DeviceError(
         f"{what!r} is not the name of a device. There are: {_known_names()}; "
-        '"model:<capacity>" makes a model of a device.',
+        '"model:<capacity>" creates a model of a device.',
         device=what,
         code="missing",
     )
@@ -240,7 +238,7 @@ def _host_core() -> _Core:
         core = _host
         if core is None or core.process != os.getpid():
             made = _Core("host", 0, "host", _native.HostBackend())
-            _host = made if _host is core else _host  # unless one came in between
+            _host = made if _host is core else _host  # unless another was created meanwhile
         assert _host is not None
         return _host
 
@@ -264,19 +262,19 @@ def _cuda_core(index: int) -> _Core:
 
 
 def adopt_torch_streams(index: int) -> None:
-    """Let the streams of PyTorch's own pools on a device count as lasting."""
+    """Treat the streams of PyTorch's own pools on a device as lasting."""
     _cuda_core(index).adopt_torch()
 
 
 def adopt_cupy_stream(index: int, stream: Any) -> None:
-    """Let a stream that a CuPy object owns count as lasting. Quick where it does already."""
+    """Treat a stream that a CuPy object owns as lasting. Fast if it is adopted already."""
     core = _cuda.get(index)
     if core is None or stream.ptr not in core.adopted:
         _cuda_core(index).adopt_cupy(stream)
 
 
 def forget_cuda_device(index: int) -> None:
-    """Another library resets the device: what was opened there is lost, and a later use opens it anew."""
+    """Another library resets the device: what was opened there is lost, and a later use opens it again."""
     with _host_lock:
         core = _cuda.pop(index, None)
     if core is not None:
@@ -299,7 +297,7 @@ def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool, r
 
 
 def _announce_ends(kind: Any) -> None:
-    """Have the streams of a class tell the pools before they destroy themselves."""
+    """Make the streams of a class tell the pools before they are destroyed."""
     destroy = kind.__del__
     if getattr(destroy, "announces", False):
         return
@@ -308,7 +306,7 @@ def _announce_ends(kind: Any) -> None:
         if not sys.is_finalizing() and (core := _cuda.get(stream.device_id)) is not None:
             try:
                 core.adopted_goes(stream.ptr)
-            except VramError:  # it is captured; pools still use it, so it must stay
+            except VramError:  # it is being captured, and pools still use it, so it must stay
                 return
         destroy(stream)
 
@@ -316,11 +314,6 @@ def _announce_ends(kind: Any) -> None:
     kind.__del__ = announce
 
 
-def _forget(listeners: list[Any], dead: Any) -> None:
-    with contextlib.suppress(ValueError):
-        listeners.remove(dead)
-
-
-# While Python still runs: launched functions finish, later ones are refused. The threads of the host's
-# streams never touch Python after this.
+# While Python still runs: launched functions complete, later ones are refused. The threads of the host's
+# streams never use Python after this.
 atexit.register(_native.stop_launches)

@@ -1,6 +1,6 @@
-"""`from_dlpack`: memory of other libraries, without a copy, by the DLPack protocol.
+"""`from_dlpack`: memory of other libraries without a copy, through the DLPack protocol.
 
-Reads the capsule's header; the memory stays the other library's. The other direction is `Buffer.__dlpack__`.
+The other library keeps the memory. `Buffer.__dlpack__` is the other direction.
 """
 
 from __future__ import annotations
@@ -57,33 +57,28 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.p
 
 
 class View:
-    """Memory that another library owns. It lives at least as long as this object. Made by `from_dlpack`.
+    """Memory that another library owns, and that lives at least as long as this object. See `from_dlpack`.
 
     `ptr` is the first element, `size` the bytes of all elements, `shape` and `strides` are in elements,
-    `typestr` is NumPy's name of their type. Other libraries take it on by DLPack, or by the array interface
-    of its device.
+    `typestr` is NumPy's name of their type. Other libraries can import it through DLPack or the array
+    interface of its device.
     """
 
     __slots__ = ("_capsule", "_source", "device", "ptr", "readonly", "shape", "size", "strides", "typestr")
 
     def __init__(self, source: Any, capsule: Any) -> None:
-        """Read a capsule that `source` made; it is kept, not consumed, and frees itself."""
+        """Read a capsule that `source` made; it is kept, not consumed, and frees itself later."""
         tensor, self.readonly = _read(capsule)
         self._source, self._capsule = source, capsule
         self.device = _device_of(tensor, source)
-        self.ptr: int = (tensor.data or 0) + tensor.byte_offset
-        self.shape: tuple[int, ...] = tuple(tensor.shape[: tensor.dimensions])
-        self.strides: tuple[int, ...] = (
-            tuple(tensor.strides[: tensor.dimensions]) if tensor.strides else _packed(self.shape)
-        )
-        item = (tensor.bits * tensor.lanes + 7) // 8
+        self.ptr, item, self.shape, self.strides = _layout(tensor)
         self.size: int = math.prod(self.shape) * item
         kind = _KINDS.get(tensor.code, "V")
         self.typestr = f"{'|' if item == 1 or kind == 'V' else '<'}{kind}{item}"
 
     @property
     def contiguous(self) -> bool:
-        """Whether the elements lie side by side, in the order of the last dimension first."""
+        """Whether the elements are contiguous in C order."""
         return self.size == 0 or all(
             stride == packed
             for length, stride, packed in zip(self.shape, self.strides, _packed(self.shape), strict=True)
@@ -91,7 +86,7 @@ class View:
         )
 
     def __dlpack__(self, **request: Any) -> Any:
-        """A new capsule of the same memory, made by its owner."""
+        """A new capsule of the same memory, from its owner."""
         return self._source.__dlpack__(**request)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -128,15 +123,15 @@ class View:
 def from_dlpack(source: Any, stream: Any = None) -> View:
     """View another library's array (anything with `__dlpack__`) without a copy.
 
-    On a GPU, work queued on `stream` (None: the default stream) from now on sees what the other library has
-    queued. The view keeps the memory alive; whether it may be written is `readonly`.
+    On a GPU, work queued on `stream` (None: the default stream) from now on waits for work that the other
+    library has queued. The view keeps the memory alive; `readonly` says whether it may be written.
     """
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise TypeError(f"{type(source).__name__} has no __dlpack__; pass an array of another library")
     kind, number = (int(each) for each in source.__dlpack_device__())
     request: dict[str, Any] = {}
     if kind in (_CUDA, _CUDA_MANAGED):
-        # 1 is DLPack's name of the default stream; 0 would be ambiguous.
+        # DLPack uses 1 for the default stream; 0 would be ambiguous.
         request["stream"] = stream_handle(stream, Device(f"cuda:{number}")) or 1
     try:
         capsule = source.__dlpack__(max_version=VERSION, **request)
@@ -146,13 +141,18 @@ def from_dlpack(source: Any, stream: Any = None) -> View:
 
 
 def described(capsule: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], bool]:
-    """What a capsule says: address, bytes of an element, shape, strides in bytes, whether it is read-only."""
+    """A capsule's address, bytes per element, shape, strides in bytes, and whether it is read-only."""
     tensor, readonly = _read(capsule)
-    item = (tensor.bits * tensor.lanes + 7) // 8
+    address, item, shape, strides = _layout(tensor)
+    return address, item, shape, tuple(stride * item for stride in strides), readonly
+
+
+def _layout(tensor: _Tensor) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """Address, bytes per element, shape, and strides in elements."""
     shape = tuple(tensor.shape[: tensor.dimensions])
     strides = tuple(tensor.strides[: tensor.dimensions]) if tensor.strides else _packed(shape)
     address = (tensor.data or 0) + tensor.byte_offset
-    return address, item, shape, tuple(stride * item for stride in strides), readonly
+    return address, (tensor.bits * tensor.lanes + 7) // 8, shape, strides
 
 
 def _read(capsule: Any) -> tuple[_Tensor, bool]:
@@ -161,7 +161,7 @@ def _read(capsule: Any) -> tuple[_Tensor, bool]:
     if name == b"dltensor":
         return _Tensor.from_address(_address(capsule, name)), False
     if name != b"dltensor_versioned":
-        raise DeviceError(f"{name!r} is no DLPack capsule that can be read: it was consumed, or is not one")
+        raise DeviceError(f"{name!r} is not a readable DLPack capsule: it was consumed, or is something else")
     versioned = _Versioned.from_address(_address(capsule, name))
     if versioned.major > VERSION[0]:
         raise DeviceError(f"the capsule is of DLPack {versioned.major}; up to {VERSION[0]} can be read here")
@@ -189,7 +189,7 @@ def _device_of(tensor: _Tensor, source: Any) -> Device:
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of elements that lie side by side."""
+    """The strides of contiguous elements."""
     strides: list[int] = []
     step = 1
     for length in reversed(shape):

@@ -1,7 +1,7 @@
 """`DriverPool`: the driver's own stream-ordered allocator (cudaMallocAsync) with the methods of `Pool`.
 
-Added here: its properties, its attributes, and sharing it between processes. Allocating, order and the
-synchronise-and-retry are native; everything else a pool does is `Pool`'s.
+This module adds its properties, its attributes, and sharing it between processes. Allocating, stream order
+and synchronise-and-retry are native; everything else comes from `Pool`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vram.sizes import format_size, parse_size
 __all__ = ["DriverPool", "PoolAttributes"]
 
 KINDS = ("device", "pinned", "managed")
-"""What memory a driver pool may be of."""
+"""The kinds of memory of a driver pool."""
 FLAGS = ("reuse_follow_event_dependencies", "reuse_allow_opportunistic", "reuse_allow_internal_dependencies")
 HIGH_MARKS = ("reserved_mem_high", "used_mem_high")
 COUNTED = ("reserved_mem_current", "used_mem_current")
@@ -32,9 +32,9 @@ THRESHOLD = "release_threshold"
 ATTRIBUTES = (*FLAGS, THRESHOLD, COUNTED[0], HIGH_MARKS[0], COUNTED[1], HIGH_MARKS[1])
 """Every attribute, in CUDA's order and under CUDA's names."""
 SETTINGS = ("kind", "shareable", "max_size", THRESHOLD, *FLAGS)
-"""What only a driver pool takes."""
+"""The settings that only a driver pool has."""
 OPTIONS_TAKEN = ("limit", "journal", "zero_on_allocate", "zero_on_free", "stacks")
-"""Of the options of `vram.Pool`, those that mean something where the driver places memory."""
+"""The options of `vram.Pool` that apply if the driver places memory."""
 
 _UNLIMITED = 2**64 - 1
 _NEEDED = {
@@ -44,16 +44,16 @@ _NEEDED = {
 }
 _MAGIC = b"vrampool"
 _EXPORTED = struct.Struct("<8sQQ64s")
-"""An exported allocation: magic, size, offset, and the driver's words for it."""
+"""An exported allocation: magic, size, offset, and the driver's description."""
 
 
 class DriverPool(Pool, _native.DriverPoolCore):
-    """The driver's own pool of one device's memory, used as a `Pool` is.
+    """The driver's own pool for the memory of one device, with the methods of `Pool`.
 
-    A new one has properties: `kind` ("device", "pinned" or "managed"), `shareable` ("fd" to export it) and
-    `max_size`, which the driver enforces; `DriverPool.default(device)` is the pool that everybody in
-    the process shares. `limit` bounds what is allocated here. Where the driver fails although frees
-    are only waiting for a stream, that stream is synchronised and the request tried again.
+    A new pool has properties: `kind` ("device", "pinned" or "managed"), `shareable` ("fd" to export it) and
+    `max_size`, which the driver enforces. `DriverPool.default(device)` is the pool that the whole process
+    shares. `limit` bounds what is allocated here. If the driver fails while frees wait for a stream, that
+    stream is synchronised and the request is retried.
     """
 
     _title = "vram.DriverPool"
@@ -71,7 +71,7 @@ class DriverPool(Pool, _native.DriverPoolCore):
         reuse_allow_internal_dependencies: bool | None = None,
         **config: Any,
     ) -> None:
-        """Make a new driver pool; what is left out of its attributes is as the driver has it."""
+        """Create a new driver pool; attributes that are not given keep the driver's values."""
         if kind not in KINDS:
             raise ConfigError(f"kind cannot be {kind!r}; it is one of {', '.join(KINDS)}.", value=kind)
         if shareable not in (None, "fd"):
@@ -101,9 +101,9 @@ class DriverPool(Pool, _native.DriverPoolCore):
 
     @classmethod
     def default(cls, device: str | Device | None = None, **config: Any) -> DriverPool:
-        """The device's default pool, which everybody in the process shares; closing frees only our own.
+        """The device's default pool, which the whole process shares; closing frees only what was made here.
 
-        Its attributes are everybody's: a release threshold set here holds for all.
+        Its attributes are shared, too: a release threshold set here applies to all.
         """
         pool = cls.__new__(cls)
         pool._open(device, config, "default")
@@ -111,7 +111,7 @@ class DriverPool(Pool, _native.DriverPoolCore):
 
     @classmethod
     def from_fd(cls, fd: int, device: str | Device | None = None, **config: Any) -> DriverPool:
-        """The pool that another process exported as a file descriptor, which stays the caller's to close.
+        """The pool that another process exported as a file descriptor, which the caller closes.
 
         Nothing can be allocated from it; `import_buffer` finds the exporter's allocations.
         """
@@ -142,12 +142,12 @@ class DriverPool(Pool, _native.DriverPoolCore):
 
     @property
     def kind(self) -> str:
-        """One of "device", "pinned", "managed"; "imported" where another process knows."""
+        """One of "device", "pinned", "managed"; "imported" if it came from another process."""
         return "imported" if self._origin == "imported" else str(self._properties.get("kind", "device"))
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the pool that everybody in the process shares."""
+        """Whether it is the pool that the whole process shares."""
         return self._origin == "default"
 
     def _limit_name(self) -> str:
@@ -166,11 +166,11 @@ class DriverPool(Pool, _native.DriverPoolCore):
 
     @property
     def attributes(self) -> PoolAttributes:
-        """What the driver says of its pool, by CUDA's names; some can be set."""
+        """The driver's attributes of the pool, by CUDA's names; some can be set."""
         return PoolAttributes(self)
 
     def _why_no_pages(self) -> str:
-        return ""  # what the driver maps is its own business
+        return ""  # unknown: the driver maps its memory itself
 
     # ---- other processes --------------------------------------------------------------------------------
 
@@ -188,8 +188,8 @@ class DriverPool(Pool, _native.DriverPoolCore):
     def export_buffer(self, buffer: Buffer) -> bytes:
         """What another process needs to open this allocation (`import_buffer`), once it has the pool.
 
-        The memory must hold what it is to hold before the other side reads it, and stay until that has freed
-        its Buffer: synchronise before sending, and free last.
+        Synchronise before sending, so that the contents are complete when the other side reads them, and free
+        the buffer only after the other side has freed its own.
         """
         if require(buffer, Buffer, "buffer").pool is not self:
             raise ConfigError("the buffer is not one of this pool; export it with its own.", buffer=buffer)
@@ -204,7 +204,7 @@ class DriverPool(Pool, _native.DriverPoolCore):
     def import_buffer(self, exported: bytes, *, stream: Any = None) -> Buffer:
         """A Buffer over an allocation that the exporter of this pool described with `export_buffer`.
 
-        Freeing it ends the use here and nothing else; do so before the exporter frees its own.
+        Freeing it only ends the use in this process; do so before the exporter frees its own.
         """
         if self._origin != "imported":
             raise ConfigError("only a pool made by DriverPool.from_fd imports buffers.", origin=self._origin)
@@ -231,11 +231,11 @@ class PoolAttributes(Mapping[str, "int | bool | None"]):
     """The attributes of a driver pool by CUDA's names, read from the driver each time.
 
     The three `reuse_…` flags and `release_threshold` (a size; None or "unlimited": release nothing) can be
-    set; the two `…_high` marks can be set to 0 only, which starts them anew. The rest the driver counts.
+    set; the two `…_high` marks can only be reset to 0. The driver counts the rest.
     """
 
     def __init__(self, pool: DriverPool) -> None:
-        """Made by `DriverPool.attributes`."""
+        """Created by `DriverPool.attributes`."""
         self._pool = pool
 
     def __getitem__(self, name: str) -> int | bool | None:
@@ -263,7 +263,7 @@ class PoolAttributes(Mapping[str, "int | bool | None"]):
 
 
 def _read_attribute(name: str, value: Any) -> int:
-    """The number that CUDA takes for an attribute; ConfigError says what it allows."""
+    """The number of an attribute for CUDA; ConfigError says what is allowed."""
     if name in FLAGS:
         if hasattr(value, "__index__") and operator.index(value) in (0, 1):
             return operator.index(value)
@@ -312,7 +312,7 @@ def _not_taken(name: str) -> ConfigError:
 
 
 def _refusal(place: Device, origin: str, properties: Mapping[str, Any], error: DeviceError) -> Exception:
-    """What the driver's refusal to open a pool comes to."""
+    """The error for a driver that refuses to open a pool."""
     if error.facts.get("call") == "driver_pools":
         return DeviceError(
             f"{place.name} has no driver pools: they need a CUDA device and {_NEEDED['device']}, or a model. "

@@ -1,7 +1,7 @@
-"""How notebooks show our objects: small pieces of HTML, for `_repr_html_` and `vram.views.notebook`.
+"""How notebooks show vram's objects: small pieces of HTML, for `_repr_html_` and `vram.views.notebook`.
 
-One rule: whatever comes from a program or a file passes `escape`. Only draws what the objects say, and knows
-them only by what it asks of them, so that they may import it.
+Everything from a program or a file passes `escape`. The module uses only attributes of the objects, so the
+modules of these objects can import it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = [
 ]
 
 COLOURS = {"live": "#2f7d4f", "pending": "#c78a1b", "cached": "#4b7db8", "free": "#b9bec4"}
-"""Of the states of memory, readable on light and dark."""
+"""Colours of the states of memory, readable on light and dark backgrounds."""
 MOST_HOLDERS = 8
 MOST_SHAPES = 3000
-"""Shapes of a picture; a browser that draws more of them stutters."""
+"""The most shapes of a picture; with more, browsers become slow."""
 WIDTH, ROW_HEIGHT = 960, 14
 
 
@@ -37,7 +37,7 @@ def heading(text: str) -> str:
 
 
 def table(columns: str, rows: Iterable[Sequence[str]]) -> str:
-    """A table; `columns` are titles between `|`, those that begin with `>` have numbers."""
+    """A table; `columns` are titles separated by `|`, with `>` for columns of numbers."""
     titles = columns.split("|")
     align = ["right" if title.startswith(">") else "left" for title in titles]
     head = "".join(
@@ -55,7 +55,7 @@ def _cell(kind: str, text: str, side: str) -> str:
 
 
 def _bar(parts: dict[str, int]) -> str:
-    """What is reserved, by state, as a bar with its legend."""
+    """Reserved memory by state, as a bar with its legend."""
     total = sum(parts.values())
     pieces = "".join(
         f'<span style="display:inline-block;height:12px;width:{100 * size / total:.3f}%;'
@@ -77,7 +77,7 @@ def _bar(parts: dict[str, int]) -> str:
 
 
 def pool_html(pool: Any) -> str:
-    """A pool now: its memory by state, its numbers, and who holds most."""
+    """A pool: its memory by state, its numbers, and the largest holders."""
     if "_futures" not in pool.__dict__ or pool.closed:
         return heading(repr(pool))
     stats = pool.stats()
@@ -179,7 +179,7 @@ def _block_words(block: Any) -> str:
 
 
 def measurement_html(measurement: Any) -> str:
-    """The numbers of one stretch of a program."""
+    """The numbers of a measurement."""
     sizes = {"bytes", "requested", "kept", "peak", "peak_allocated", "peak_reserved"}
     shares = {"hit_rate", "fragmentation"}
     rows = [
@@ -239,8 +239,8 @@ def ranking_html(ranking: Sequence[Any]) -> str:
     return table(">rank|allocator|>smallest device|>reserved|>retries|to set", rows)
 
 
-def status_html(told: dict[str, Any]) -> str:
-    """A process's status, as `vram.observe.status` tells it: devices and pools."""
+def status_html(status: dict[str, Any]) -> str:
+    """A process's status from `vram.observe.status`: devices and pools."""
     devices = [
         (
             each["name"],
@@ -249,7 +249,7 @@ def status_html(told: dict[str, Any]) -> str:
                 for part in ("total", "pools", "libraries", "processes", "unknown", "free")
             ),
         )
-        for each in told["devices"]
+        for each in status["devices"]
     ]
     pools = [
         (
@@ -258,7 +258,7 @@ def status_html(told: dict[str, Any]) -> str:
             *(format_size(each[part]) for part in ("allocated", "reserved", "peak_allocated")),
             f"{each['live']:,}",
         )
-        for each in told["pools"]
+        for each in status["pools"]
     ]
     return table(
         "device|>total|>vram's pools|>other libraries|>other processes|>unknown|>free", devices

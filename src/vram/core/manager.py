@@ -1,7 +1,7 @@
-"""The process-wide `MemoryManager`: one configured pool a device, spoken to in the words of the reference
+"""The process-wide `MemoryManager`: one configured pool per device, with the method names of the reference
 design (`allocate_memory`, `cleanup_cache`, …), and its adaptive mode.
 
-It chooses pools and settings; every allocation and every number is the pool's own.
+It chooses pools and settings; the pools allocate and count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TextIO
@@ -23,11 +23,15 @@ from vram.arguments import real_number, require, require_path
 from vram.config import DEFAULT_WARMUP, OPTIONS, Config, parse_pool_options
 from vram.core.advice import Patterns
 from vram.core.device import Device, is_default
+from vram.core.journal import pool_trace
 from vram.core.locks import new_lock
+from vram.core.measure import Measurement
+from vram.core.observer import Listeners
 from vram.core.pool import Pool
-from vram.core.stats import Measurement, fragmentation
+from vram.core.stats import fragmentation
 from vram.errors import ConfigError, DeviceError, InvalidFree
 from vram.sizes import format_size, parse_size
+from vram.trace.model import Action
 
 __all__ = [
     "AllocationStatistics",
@@ -45,7 +49,7 @@ MOST_STREAM_CACHE = 65536
 
 @dataclass(frozen=True)
 class AllocationStatistics:
-    """What the manager's pools did, in the reference design's words. Bytes and counts."""
+    """Statistics of the manager's pools, under the names of the reference design. Bytes and counts."""
 
     total_allocations: int = 0
     total_freed: int = 0
@@ -58,56 +62,49 @@ class AllocationStatistics:
 
     @property
     def cache_hit_rate(self) -> float:
-        """Share of allocations that a stream's cache served; 0 before the first."""
+        """Share of allocations served by a stream's cache; 0 before the first."""
         return self.cache_hits / self.total_allocations if self.total_allocations else 0.0
 
     def efficiency_score(self) -> float:
-        """How well the caches do, from 0 to 1: the share of allocations they served; 1 before the first."""
+        """Efficiency of the caches from 0 to 1: the share of allocations they served; 1 before the first."""
         return self.cache_hit_rate if self.total_allocations else 1.0
 
 
-class PerformanceContext:
+class PerformanceContext(Measurement):
     """What happened inside `with manager.performance_context() as perf:`; read `perf.stats`."""
-
-    def __init__(self) -> None:
-        """Made by `MemoryManager.performance_context()`."""
-        self._measurements: list[Measurement] = []
 
     @property
     def stats(self) -> AllocationStatistics:
         """The statistics of the block alone; `peak_memory_usage` is above what was live at its beginning."""
-        every = self._measurements
-        allocations, hits = sum(each.allocations for each in every), sum(each.hits for each in every)
         return AllocationStatistics(
-            total_allocations=allocations,
-            total_freed=sum(each.frees for each in every),
-            peak_memory_usage=sum(each.peak for each in every),
-            current_memory_usage=sum(each.kept for each in every),
-            reserved_memory=sum(each.peak_reserved for each in every),
-            cache_hits=hits,
-            cache_misses=allocations - hits,
-            fragmentation_ratio=max((each.fragmentation for each in every), default=0.0),
+            total_allocations=self.allocations,
+            total_freed=self.frees,
+            peak_memory_usage=self.peak,
+            current_memory_usage=self.kept,
+            reserved_memory=self.peak_reserved,
+            cache_hits=self.hits,
+            cache_misses=self.allocations - self.hits,
+            fragmentation_ratio=self.fragmentation,
         )
 
 
 class MemoryManager:
-    """One pool a device, made when it is first needed, all with the same settings.
+    """One pool per device, created on first use, all with the same settings.
 
-    Settings come from `configure()`, else from VRAM_CONF, VRAM_SEGMENT_SIZE, VRAM_CACHE_SIZE, VRAM_WARMUP
-    and VRAM_STATS. Methods that allocate use the default device unless one is named; methods that look or
-    clean up concern all pools. Any thread may use it; after a fork the child needs a new one.
+    Settings come from `configure()`, then from VRAM_CONF, VRAM_SEGMENT_SIZE, VRAM_CACHE_SIZE, VRAM_WARMUP
+    and VRAM_STATS. Methods that allocate use the default device unless you name one; methods that inspect or
+    clean up apply to all pools. Any thread may use it; after a fork the child needs a new one.
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Make a manager of its own; the one of the process comes from `get_memory_manager()`."""
+        """Create a separate manager; `get_memory_manager()` returns the one of the process."""
         self._lock = new_lock()
         self._config = Config(settings)
         self._pools: dict[Device, Pool] = {}
-        self._contexts: list[tuple[PerformanceContext, contextlib.ExitStack]] = []
-        self._followers: list[Callable[[Pool], None]] = []
+        self._new_pools = Listeners()
         self._process = os.getpid()
         self._operations = itertools.count(1)
-        self._only: Pool | None = None  # while it is the only one, and on the default device: the usual case
+        self._only: Pool | None = None  # if it is the only one and on the default device, the usual case
         self._adapt_every = 0
         self._note_adaptive()
         self._stream_cache_before: int | None = None
@@ -115,7 +112,7 @@ class MemoryManager:
     # ---- pools ------------------------------------------------------------------------------------------
 
     def pool(self, device: str | Device | None = None) -> Pool:
-        """The pool of a device (the default one where none is named), made now if need be."""
+        """The pool of a device (default: the default device), created if necessary."""
         place = device if isinstance(device, Device) else Device(device)
         found = self._pools.get(place)
         return found if found is not None and not found.closed else self._make_pool(place)
@@ -129,31 +126,27 @@ class MemoryManager:
             pool = Pool(place, **self._pool_settings())
             if pairs := self._warmup_pairs():
                 pool.warmup(pairs)
-            for context, stack in self._contexts:
-                context._measurements.append(stack.enter_context(pool.measure()))
-            for follower in self._followers:
-                follower(pool)
+            self._new_pools.tell(pool)
             self._pools[place] = pool
             self._only = pool if len(self._pools) == 1 and is_default(place) else None
             return pool
 
     def drop_pool(self, device: Device) -> Pool | None:
-        """Forget the pool of a device and return it; the next use makes another."""
+        """Forget the pool of a device and return it; the next use creates another."""
         with self._lock:
             pool = self._pools.pop(require(device, Device, "device"), None)
             self._only = None if self._only is pool else self._only
             return pool
 
-    def _follow(self, follower: Callable[[Pool], None]) -> None:
-        """Have `follower` called with every pool there is, and with each to come before its first use."""
+    def _follow(self, follow: Callable[[Pool], object]) -> Callable[[], object]:
+        """Call `follow` with every pool now, and with each new pool before its first use.
+
+        Returns a function that ends it.
+        """
         with self._lock:
             for pool in self.pools:
-                follower(pool)
-            self._followers.append(follower)
-
-    def _unfollow(self, follower: Callable[[Pool], None]) -> None:
-        with self._lock:
-            self._followers.remove(follower)
+                follow(pool)
+            return self._new_pools.add(follow)
 
     def _pool_settings(self) -> dict[str, Any]:
         settings = {name: self._config[name] for name, option in OPTIONS.items() if option.scope != "manager"}
@@ -176,7 +169,7 @@ class MemoryManager:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """Every pool made so far."""
+        """Every open pool created so far."""
         with self._lock:
             return tuple(pool for pool in self._pools.values() if not pool.closed)
 
@@ -185,7 +178,7 @@ class MemoryManager:
     def allocate_memory(
         self, size: int | str, *, stream: Any = None, device: str | Device | None = None
     ) -> int:
-        """Allocate and return the address; `free_memory` gives it back."""
+        """Allocate memory and return its address; `free_memory` frees it."""
         pool = self._only
         if pool is None or device is not None or pool.closed:
             pool = self.pool(device)
@@ -197,7 +190,7 @@ class MemoryManager:
     def free_memory(
         self, ptr: int, size: int | str | None = None, *, device: str | Device | None = None
     ) -> None:
-        """Give back what `allocate_memory` returned. A `size` other than the one asked for is InvalidFree."""
+        """Free what `allocate_memory` returned. A `size` other than the requested one raises InvalidFree."""
         pool = self._only
         if pool is None or device is not None:
             pool = self._pool_of(ptr, device)
@@ -211,7 +204,7 @@ class MemoryManager:
     def allocate_batch(
         self, sizes: Sequence[int | str], *, stream: Any = None, device: str | Device | None = None
     ) -> list[int]:
-        """Allocate all sizes or none, side by side where possible; returns their addresses."""
+        """Allocate all sizes or none, adjacent if possible; returns their addresses."""
         addresses = self.pool(device).malloc_batch(sizes, stream=stream)
         if self._adapt_every:
             self._tick()
@@ -232,7 +225,7 @@ class MemoryManager:
         stream: Any = None,
         device: str | Device | None = None,
     ) -> None:
-        """Make `counts[i]` blocks of `sizes[i]` bytes ready in the cache of a stream."""
+        """Prepare `counts[i]` blocks of `sizes[i]` bytes in the cache of a stream."""
         sizes = list(sizes)
         numbers = [counts] * len(sizes) if isinstance(counts, SupportsIndex) else list(counts)
         if len(numbers) != len(sizes):
@@ -254,8 +247,8 @@ class MemoryManager:
     def configure(self, settings: Mapping[str, object] | None = None, **more: Any) -> None:
         """Change settings, by dict or keyword; the others stay. Takes every option of `vram.config`.
 
-        Pools in use follow at once. Options that cannot change while memory is in use (`pages`) raise
-        ConfigError then. `warmup_sizes` are made ready in the pools that exist and in those to come.
+        Existing pools follow immediately. Options that cannot change while memory is in use (`pages`) raise
+        ConfigError then. `warmup_sizes` are prepared in existing and in new pools.
         """
         changes = {**(settings or {}), **more}
         with self._lock:
@@ -288,7 +281,7 @@ class MemoryManager:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every option now in force, by name."""
+        """Every option in force, by name."""
         return dict(self._config)
 
     # ---- numbers ----------------------------------------------------------------------------------------
@@ -307,27 +300,16 @@ class MemoryManager:
             fragmentation_ratio=max((each.fragmentation for each in every), default=0.0),
         )
 
-    @contextlib.contextmanager
-    def performance_context(self) -> Iterator[PerformanceContext]:
-        """Measure a `with` block over all pools; its statistics are the `stats` of what it yields."""
-        context = PerformanceContext()
-        with contextlib.ExitStack() as stack:
-            with self._lock:
-                for pool in self.pools:
-                    context._measurements.append(stack.enter_context(pool.measure()))
-                self._contexts.append((context, stack))
-            try:
-                yield context
-            finally:
-                with self._lock:
-                    self._contexts.remove((context, stack))
+    def performance_context(self) -> PerformanceContext:
+        """Measure a `with` block over all pools; read the `stats` of what it yields."""
+        return PerformanceContext(self._follow)
 
     def analyze_allocation_patterns(self, device: str | Device | None = None) -> Patterns:
         """Diagnose a device's pool: sizes, hit rate, churn, suggestions. Print it, or read its attributes."""
         return self.pool(device).patterns()
 
     def dump_allocation_trace(self, file: str | os.PathLike[str] | TextIO | None = None) -> str:
-        """Write what is live, and what the journals kept, to a file or path (default: stderr); returns it.
+        """Write live allocations and journal events to a file or path (default: stderr); returns the text.
 
         The journal is kept while `enable_stats` is set.
         """
@@ -344,16 +326,16 @@ class MemoryManager:
     # ---- caches -----------------------------------------------------------------------------------------
 
     def cleanup_cache(self, threshold: float = 0.0, force: bool = False) -> int:
-        """Give unused memory back to the devices, down to `threshold` of what is reserved; returns the bytes.
+        """Release unused memory to the devices, down to `threshold` of what is reserved; returns the bytes.
 
-        `force` waits for queued work that still uses freed memory, and keeps nothing unused.
+        `force` waits for queued work that still uses freed memory, and releases everything unused.
         """
         threshold = real_number(threshold, "threshold, the share to keep,", least=0, most=1)
         keep = 0.0 if force else threshold
         return sum(pool.trim(math.floor(keep * pool.stats().reserved), wait=force) for pool in self.pools)
 
     def enable_aggressive_coalescing(self, enabled: bool = True) -> None:
-        """Merge free blocks now and with every free: streams keep no cache, until this is disabled again."""
+        """Merge free blocks now and with every free: streams keep no cache until you disable this again."""
         with self._lock:
             if enabled and self._stream_cache_before is None:
                 before = self._config["stream_cache"]
@@ -365,7 +347,7 @@ class MemoryManager:
             self.coalesce_free_blocks()
 
     def expand_cache_size(self, factor: float = 1.5) -> int:
-        """Let each stream's cache keep `factor` times as many blocks; returns how many.
+        """Let each stream's cache keep `factor` times as many blocks; returns the number of blocks.
 
         Ends aggressive coalescing.
         """
@@ -380,12 +362,12 @@ class MemoryManager:
             return blocks
 
     def coalesce_free_blocks(self) -> None:
-        """Empty the streams' caches and merge what is free, in all pools."""
+        """Empty the streams' caches and merge free blocks, in all pools."""
         for pool in self.pools:
             pool.coalesce()
 
     def garbage_collect(self) -> int:
-        """Collect Python's garbage, merge what it freed and give unused memory back; returns the bytes."""
+        """Collect Python's garbage, merge free blocks and release unused memory; returns the bytes."""
         gc.collect()
         self.coalesce_free_blocks()
         return self.cleanup_cache()
@@ -393,15 +375,16 @@ class MemoryManager:
     # ---- adaptive mode ----------------------------------------------------------------------------------
 
     def memory_pressure(self) -> float:
-        """The share of its limit, or of its device, that the fullest pool has reserved."""
+        """The largest share of its limit, or of its device, that a pool has reserved."""
         return max((_pressure(pool) for pool in self.pools), default=0.0)
 
     def adapt(self, pressure: float | None = None) -> str:
-        """Act on the memory pressure, measured unless given; returns "clean", "expand" or "rest".
+        """React to the memory pressure, measured unless given; returns "clean", "expand" or "rest".
 
-        Above `pressure_high`: unused memory goes back and free blocks merge at once. Below `pressure_low`:
-        the caches expand by `expand_factor`. Between: blocks merge where fragmentation exceeds
-        `coalescing_threshold`. The adaptive mode does this every `adapt_every` operations.
+        Above `pressure_high`, unused memory is released and free blocks merge immediately. Below
+        `pressure_low`, the caches expand by `expand_factor`. In between, free blocks merge in pools whose
+        fragmentation exceeds `coalescing_threshold`. The adaptive mode does this every `adapt_every`
+        operations.
         """
         now = self.memory_pressure()
         if pressure is not None:
@@ -428,7 +411,7 @@ class MemoryManager:
         self._adapt_every = max(1, self._config["adapt_every"]) if self._config["adaptive"] else 0
 
     def close(self) -> None:
-        """Close every pool; the next allocation makes new ones."""
+        """Close every pool; the next allocation creates new ones."""
         with self._lock:
             pools, self._pools, self._only = self._pools, {}, None
         for pool in pools.values():
@@ -448,7 +431,7 @@ def _require_size(pool: Pool, ptr: int, size: int) -> None:
     known = pool.info(ptr)["requested"]
     if size != known:
         raise InvalidFree(
-            f"the allocation at {ptr:#x} has {known} bytes, not {size}; free it with the size asked for",
+            f"the allocation at {ptr:#x} has {known} bytes, not {size}; free it with the requested size",
             ptr=ptr,
             size=size,
             requested=known,
@@ -459,25 +442,26 @@ def _trace_lines(pool: Pool) -> Iterable[str]:
     yield repr(pool)
     for leak in pool.leaks():
         yield f"  live: {leak}"
-    events, dropped = pool.journal()
-    if dropped:
-        yield f"  … {dropped} earlier events were dropped"
-    for sequence, time_ns, action, address, size, stream, tag, _serial, _stack in events:
-        label = f" tag {tag!r}" if tag is not None else ""
+    trace = pool_trace(pool, segments=False)
+    if trace.dropped:
+        yield f"  … {trace.dropped} earlier events were dropped"
+    rows = zip(trace.action, trace.time_us, trace.address, trace.size, trace.stream, trace.tag, strict=True)
+    for event, (action, time_us, address, size, stream, tag) in enumerate(rows):
+        label = f" tag {trace.tags[tag]!r}" if tag else ""
         yield (
-            f"  {sequence:>8} {time_ns / 1e9:.6f} s {action:<14} {address:#x} {format_size(size)} "
-            f"stream {stream}{label}"
+            f"  {event:>8} {time_us / 1e6:.6f} s {Action(action).name.lower():<14} {address:#x} "
+            f"{format_size(size)} stream {trace.streams[stream]}{label}"
         )
 
 
-# ---- the one of the process -------------------------------------------------------------------------------
+# ---- the manager of the process----------------------------------------------------------------------------
 
 _manager: MemoryManager | None = None
-_manager_lock = new_lock()  # a finalizer may ask while it is made
+_manager_lock = new_lock()  # a finalizer may ask while it is created
 
 
 def get_memory_manager() -> MemoryManager:
-    """Return the memory manager of this process, made from the environment on first use."""
+    """Return the memory manager of this process, created from the environment on first use."""
     global _manager
     found = _manager
     if found is not None:
@@ -489,7 +473,7 @@ def get_memory_manager() -> MemoryManager:
 
 
 def current_config() -> Config | None:
-    """The settings of the process's manager; None before it is made."""
+    """The settings of the process's manager; None before it is created."""
     return None if _manager is None else _manager._config
 
 

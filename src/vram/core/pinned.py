@@ -1,7 +1,7 @@
 """Page-locked host memory: `PinnedPool`, a pool of it, and `pin`, which locks memory that exists already.
 
-A GPU copies to and from such memory by itself: several times faster, and without holding up the program.
-Where there is no GPU the same code runs on plain memory. Placement and order are the pool's as ever.
+A GPU copies to and from such memory directly: several times faster, and without blocking the program.
+Without a GPU the same code runs on plain memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALREADY_LOCKED: Final = 712
 
 
 class Pin(Closing, _native.PinCore):
-    """Existing memory, page-locked until `close()` or the end of a `with` block. Made by `vram.pin`."""
+    """Existing memory, page-locked until `close()` or the end of a `with` block. Created by `vram.pin`."""
 
     def __init__(self, array: Any, device: str | Device | None = None) -> None:
         """Lock the memory of `array`, and keep it exported, so that it cannot be resized away."""
@@ -43,10 +43,10 @@ class Pin(Closing, _native.PinCore):
         _live[id(self)] = (self.ptr, self.size)
 
     def close(self) -> None:
-        """Wait for everything queued on the device, then unlock the memory. Again: nothing.
+        """Wait for everything queued on the device, then unlock the memory. Closing again does nothing.
 
-        Whoever else queued copies of it, in whatever library, finds them done. Where the device cannot be
-        waited for, as during a capture, this raises and the memory stays pinned.
+        Copies queued by other libraries have completed then, too. If it is not possible to wait for the
+        device, as during a capture, this raises and the memory stays pinned.
         """
         if self.closed:
             return
@@ -68,10 +68,10 @@ class Pin(Closing, _native.PinCore):
 def pin(array: Any, device: str | Device | None = None) -> Pin:
     """Page-lock memory for a scope: `with vram.pin(array) as p: buffer.copy_from(p, stream=s)`.
 
-    Takes anything with the buffer protocol whose memory is contiguous, writable or not. `p.ptr`, `p.size` and
-    `p.array` say what is pinned, `p.pinned` whether a GPU was told. `Buffer.copy_from(p)` and `copy_to(p)`
-    are then queued on the stream instead of waiting, and copies of `array` by other libraries run at full
-    speed. Leaving the scope waits for everything queued on the device.
+    Takes any object with the buffer protocol whose memory is contiguous, writable or not. `p.ptr`, `p.size`
+    and `p.array` describe the memory; `p.pinned` says whether it is locked for a GPU. `Buffer.copy_from(p)`
+    and `copy_to(p)` are then queued on the stream instead of waiting, and copies of `array` by other
+    libraries run at full speed. Leaving the scope waits for everything queued on the device.
     """
     return Pin(array, device)
 
@@ -79,11 +79,11 @@ def pin(array: Any, device: str | Device | None = None) -> Pin:
 # ---- shared by a process ----------------------------------------------------------------------------------
 
 _shared: dict[Device, PinnedPool] = {}
-_shared_lock = new_lock()  # a finalizer may ask while one is made
+_shared_lock = new_lock()  # a finalizer may ask while one is created
 
 
 def shared_pinned_pool(device: Device) -> PinnedPool:
-    """The page-locked memory that parts of this process share for a device; for a model a new one."""
+    """The pool of page-locked memory that this process shares for a device; for a model a new one."""
     if device.kind == "model":
         return PinnedPool(device, segment_size="2MiB")
     with _shared_lock:
@@ -94,7 +94,7 @@ def shared_pinned_pool(device: Device) -> PinnedPool:
 
 
 def drop_shared_pinned_pool(device: Device) -> PinnedPool | None:
-    """Forget a device's shared pool and return it; the next use makes another."""
+    """Forget a device's shared pool and return it; the next use creates another."""
     with _shared_lock:
         return _shared.pop(device, None)
 
@@ -104,7 +104,7 @@ _live: dict[int, tuple[int, int]] = {}
 
 
 def _after_fork_in_child() -> None:
-    _live.clear()  # pins are the parent's
+    _live.clear()  # pins belong to the parent
     _shared.clear()
 
 
@@ -112,7 +112,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _refuse_overlap(new: Pin) -> None:
-    """On a GPU the driver refuses this; elsewhere it is refused so that a program behaves alike."""
+    """On a GPU the driver refuses this; elsewhere vram does, so that programs behave the same."""
     for ptr, size in tuple(_live.values()):
         if new.ptr < ptr + size and ptr < new.ptr + new.size:
             raise _locked_already(new, f"{format_size(size)} at {ptr:#x} are under another vram.pin")

@@ -1,14 +1,13 @@
-"""`Pool`: the allocator as Python uses it. Allocating and freeing are the native base class's own methods.
+"""`Pool`: the allocator as Python uses it. Allocating and freeing are methods of the native base class.
 
-Added here: configuration, asynchronous allocation, callbacks, and the pool's account of itself. Numbers are
-worded by `stats`, blocks by `snapshot`, failures by `oom`.
+This module adds configuration, asynchronous allocation, callbacks, statistics and snapshots. `stats` names
+the numbers, `snapshot` describes the blocks, `oom` explains failures.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import logging
 import os
 import threading
@@ -25,46 +24,49 @@ from vram.core.advice import Patterns, find_patterns
 from vram.core.buffer import Buffer
 from vram.core.closing import Closing
 from vram.core.device import Device
+from vram.core.journal import pool_trace
 from vram.core.locks import new_lock
-from vram.core.observer import closing, resuming, suspending
+from vram.core.measure import Measurement, Peaks
+from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
-from vram.core.stats import Measurement, Peaks, Raw, Stats
+from vram.core.stats import Raw, Stats
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.sizes import format_size, parse_size
+from vram.trace.model import Trace
 
-__all__ = ["OomHandle", "PinnedPool", "Pool", "follow_failures", "follow_pools", "open_pools"]
+__all__ = ["OomHandle", "PinnedPool", "Pool"]
 
 ASYNC_WORKERS = 2
-"""Threads that serve `allocate_async` for all pools; what is slow there waits without the GIL."""
+"""Threads that serve `allocate_async` for all pools; slow calls wait without the GIL."""
 PIECE: Final = 64 << 20
-"""The least bytes to lock at a time, where segment_size does not say otherwise: locking costs by the call."""
+"""The least bytes to lock at a time, unless segment_size says otherwise: each call to lock is expensive."""
 MODEL_HOSTS: Final = 4
-"""The host of a model has so many times the model's memory."""
+"""The host memory of a model is this many times the memory of the model."""
 KEEPS = ("host", "discard")
 """What `suspend` may do with contents."""
 MOST_WARM = 1 << 20
-"""Blocks that one warmup makes ready."""
+"""The most blocks that one warmup prepares."""
 MOST_EXPLAINED = 200_000
-"""With more live blocks than this, OutOfMemory does not look at each of them."""
+"""With more live blocks than this, OutOfMemory does not examine each of them."""
 
 _log = logging.getLogger("vram")
 
 
 class Pool(Closing, _native.PoolCore):
-    """An allocator of one device's memory: `allocate` gives a Buffer, `malloc` and `free` plain addresses.
+    """An allocator for the memory of one device: `allocate` returns a Buffer, `malloc` a plain address.
 
-    `device` is a name or a Device (by default the default device); `config` takes the options of
-    `vram.config`: limit, cross_stream, pages, stream_cache, journal, stacks and others, which otherwise come
-    from VRAM_CONF. Any thread may use it. `close()`, the end of a `with` block, or garbage collection after
-    the last Buffer gives the memory back.
+    `device` is a name or a Device (default: the default device). `config` takes the options of
+    `vram.config`: limit, cross_stream, pages, stream_cache, journal, stacks and others; options that are not
+    given come from VRAM_CONF. Any thread may use the pool. `close()`, the end of a `with` block, or garbage
+    collection after the last Buffer releases the memory.
     """
 
     _title = "vram.Pool"
 
     def __init__(self, device: str | Device | None = None, **config: Any) -> None:
-        """Make a pool; it takes nothing from the device before the first allocation."""
+        """Create a pool; it takes nothing from the device before the first allocation."""
         settings = Config(config, ("core", "pool"))
         place = device if isinstance(device, Device) else Device(device)
         self._memory = self._memory_of(place)
@@ -72,34 +74,30 @@ class Pool(Closing, _native.PoolCore):
         self._begin(place, settings)
 
     def _begin(self, place: Device, settings: Config) -> None:
-        """What the Python side keeps, once the native pool is made."""
+        """Set up the Python side, once the native pool exists."""
         self._stack_wishes: set[int] = set()
         self._keep_stacks(settings["stacks"] == "python", self)
-        self._recorder: Any = None  # the vram.Recorder of this pool, which takes its place here
+        self._recorder: Any = None  # the vram.Recorder of this pool, which sets it
         self._peaks = Peaks()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         self._store: Pool | None = None
-        place.add_pool(self.stream_listener())
-        with _pools_lock:
-            self.number = next(_pool_numbers)
-            _pools.add(self)
-            followers = tuple(_followers)
-        for follow in followers:
-            follow(self)
+        self.number = -1
+        place._core.add_listener(self.stream_listener())
+        register(self)
 
     def _keep_stacks(self, wanted: bool, who: object) -> None:
-        """Keep the Python stacks of allocations as long as anybody wants them."""
+        """Keep the Python stacks of allocations while at least one owner asks for them."""
         (self._stack_wishes.add if wanted else self._stack_wishes.discard)(id(who))
         self.keeps_stacks = bool(self._stack_wishes)
 
     @property
     def memory(self) -> str:
-        """Where its memory is: the name of the device, or "host" for memory that is only locked for one."""
+        """Where its memory is: the name of the device, or "host" for memory locked for a device."""
         return self.device.name
 
     def _memory_of(self, place: Device) -> _native.Backend:
-        """Where the memory comes from: the device itself."""
+        """The backend that the memory comes from."""
         return place.backend
 
     # ---- allocation -------------------------------------------------------------------------------------
@@ -109,7 +107,7 @@ class Pool(Closing, _native.PoolCore):
     ) -> Future[Buffer]:
         """Allocate on another thread; returns a Future of the Buffer, or of the error.
 
-        The tag in force here counts. Closing the pool cancels what has not begun.
+        The tag in force at the call counts. Closing the pool cancels requests that have not started.
         """
         label = current_tag() if tag is None else tag
         return self._submit(lambda: self.allocate(size, stream=stream, tag=label))
@@ -121,36 +119,36 @@ class Pool(Closing, _native.PoolCore):
         return future
 
     def reserve(self, size: int | str, *, stream: Any = None) -> None:
-        """Have `size` bytes in one piece ready for `stream`, so that later allocations there need no growth.
+        """Prepare `size` contiguous bytes for `stream`, so that later allocations there need no growth.
 
-        Memory that is ready already counts. OutOfMemory where it cannot be had.
+        Memory that is ready already counts. Raises OutOfMemory if there is not enough.
         """
-        self._give_back([self.malloc(size, stream)])
+        self._free_all([self.malloc(size, stream)])
 
     def reserve_async(self, size: int | str, *, stream: Any = None) -> Future[None]:
-        """As reserve, on another thread: growth ahead of need. The caches serve on meanwhile."""
+        """Like reserve, on another thread. The caches continue to serve requests meanwhile."""
         return self._submit(lambda: self.reserve(size, stream=stream))
 
     def warmup(
         self, sizes: Mapping[int | str, int] | Iterable[tuple[int | str, int]], *, stream: Any = None
     ) -> None:
-        """Make blocks ready in the cache of `stream`: `{size: count}`, or pairs of these; all or none.
+        """Prepare blocks in the cache of `stream`: `{size: count}`, or pairs of these; all or none.
 
-        The cache is allowed to hold them all, whatever `stream_cache` says.
+        The cache may hold all of them, regardless of `stream_cache`.
         """
         pairs = sizes.items() if isinstance(sizes, Mapping) else sizes
         wanted = _repeated([(parse_size(size), _checked_count(count)) for size, count in pairs])
-        # All at once: what one size made ready, a search for the next would merge again.
+        # All at once: a search for the next size would merge the blocks prepared for this one.
         addresses = self.malloc_batch(wanted, stream)
         room = self.raw_stats()["cached_blocks"] + len(wanted)
         if room > self.config()["stream_cache"]:
             self.reconfigure({"stream_cache": room})
-        self._give_back(addresses)
-        for size in dict.fromkeys(wanted):  # the way of the first real use is walked, too
-            self._give_back([self.malloc(size, stream)])
+        self._free_all(addresses)
+        for size in dict.fromkeys(wanted):  # this also prepares the code path of the first real use
+            self._free_all([self.malloc(size, stream)])
 
-    def _give_back(self, addresses: list[int]) -> None:
-        """Free what the program has not seen, also where zeroing fails; raises the first failure."""
+    def _free_all(self, addresses: list[int]) -> None:
+        """Free blocks that the program has not seen, even if zeroing fails; raises the first failure."""
         failure: DeviceError | OutOfMemory | None = None
         for address in addresses:
             try:
@@ -166,7 +164,7 @@ class Pool(Closing, _native.PoolCore):
 
     @property
     def limit(self) -> int | None:
-        """The most bytes to hold from the device, or None. Set it in bytes, as "20GiB" or a share (0.9)."""
+        """The most bytes to hold from the device, or None. Set bytes, "20GiB" or a share (0.9)."""
         return self.config()["limit"] or None
 
     @limit.setter
@@ -175,15 +173,15 @@ class Pool(Closing, _native.PoolCore):
         self.set_limit(limit_bytes(read, self._memory.total_bytes))
 
     def _limit_name(self) -> str:
-        """The option that bounds the pool, as an OutOfMemory names it."""
+        """The name of the option that bounds the pool, for OutOfMemory."""
         return "limit"
 
     def trim(self, to: int | str = 0, *, wait: bool = False) -> int:
-        """Give unused memory back until at most `to` bytes are reserved; returns how many bytes went.
+        """Release unused memory until at most `to` bytes are reserved; returns the number of bytes released.
 
-        What queued work still uses stays, unless `wait` waits for it. So does memory whose release would
-        itself wait for whatever runs on the device: plain segments of a GPU, and page-locked memory. Looks
-        at every stream, free page and segment.
+        Memory that queued work still uses stays, unless `wait` is true. So does memory whose release would
+        itself wait for everything running on the device: plain segments of a GPU, and page-locked memory.
+        Visits every stream, free page and segment.
         """
         before = self._reserved()
         self.trim_to(parse_size(to), wait)
@@ -192,14 +190,14 @@ class Pool(Closing, _native.PoolCore):
     # ---- suspending -------------------------------------------------------------------------------------
 
     def suspend(self, tag: str | None = None, keep: str = "host", *, store: Pool | None = None) -> int:
-        """Give the memory of live buffers back to the device until `resume()`; returns how many bytes went.
+        """Release the memory of live buffers until `resume()`; returns the number of bytes released.
 
-        Those allocated under `tag`, or all. Their addresses stay theirs: pointers, tensors and captured
-        graphs are valid again after `resume()`, and must not be used before. `keep="host"` copies the
-        contents to page-locked memory of `store` (by default the pool's own, see `store`); `"discard"` leaves
-        them undefined. What is free or cached is given back as well; a page that other buffers use, too,
+        Suspends the buffers allocated under `tag`, or all. They keep their addresses: pointers, tensors and
+        captured graphs are valid again after `resume()`, and must not be used before. `keep="host"` copies
+        the contents to page-locked memory of `store` (default: the pool's own, see `store`); `"discard"`
+        leaves them undefined. Free and cached memory is released as well; a page that other buffers also use
         stays. The call waits for work queued on the streams of these buffers and for the copies, without the
-        GIL and without stopping the pool. Where it fails, nothing is suspended. Looks at every block.
+        GIL and without stopping the pool. If it fails, nothing is suspended. Visits every block.
         """
         if keep not in KEEPS:
             raise ConfigError(
@@ -208,20 +206,20 @@ class Pool(Closing, _native.PoolCore):
                 value=keep,
             )
         raw, kept = self.raw_stats(), keep == "host"
-        # What was to be kept of others that are suspended may still lie on a page that goes now.
+        # Contents to keep of buffers that are suspended already may be on a page that is released now.
         place = (store or self.store) if raw["paged"] and (kept or raw["suspended_blocks"]) else None
         try:
             with suspending(self, tag):
                 return self.suspend_blocks(tag, kept and raw["paged"], place)
         except OutOfMemory as error:
-            error.add_note("This was host memory for what suspend() keeps; nothing is suspended, or lost.")
+            error.add_note("suspend() keeps contents in this host memory; nothing was suspended or lost.")
             raise
 
     def resume(self, tag: str | None = None) -> int:
-        """Back what was suspended under `tag`, or all of it, at the same addresses; returns how many bytes.
+        """Back buffers suspended under `tag`, or all, at the same addresses; returns the number of bytes.
 
-        When it returns, contents that were kept are there, for every stream. OutOfMemory where the memory
-        cannot be had: everything stays suspended, and it may be tried again. Looks at every block.
+        When it returns, the contents that were kept are there, for every stream. If there is not enough
+        memory, it raises OutOfMemory, everything stays suspended, and you can try again. Visits every block.
         """
         with resuming(self):
             return self.resume_blocks(tag)
@@ -229,19 +227,19 @@ class Pool(Closing, _native.PoolCore):
     def suspend_async(
         self, tag: str | None = None, keep: str = "host", *, store: Pool | None = None
     ) -> Future[int]:
-        """As suspend, on another thread. From its start on the buffers must not be used."""
+        """Like suspend, on another thread. The buffers must not be used from the call on."""
         return self._submit(lambda: self.suspend(tag, keep, store=store))
 
     def resume_async(self, tag: str | None = None) -> Future[int]:
-        """As resume, on another thread: the program goes on while pages are made and contents copied."""
+        """Like resume, on another thread: the program continues while contents are copied."""
         return self._submit(lambda: self.resume(tag))
 
     @property
     def store(self) -> Pool:
-        """The pool of page-locked memory where `suspend` keeps contents, made when first asked for.
+        """The pool of page-locked memory where `suspend` keeps contents, created on first use.
 
-        It holds what it has for the next time. Locking memory takes long, so `store.reserve("8GiB")` ahead
-        makes the first suspend as fast as the later ones; `store.trim()` gives the memory back.
+        It keeps its memory for the next time. Locking memory takes long, so `store.reserve("8GiB")` in
+        advance makes the first suspend as fast as later ones; `store.trim()` releases the memory.
         """
         if self._store is None or self._store.closed:
             self._store = _store_for(self)
@@ -251,11 +249,11 @@ class Pool(Closing, _native.PoolCore):
         return int(self.raw_stats()["reserved"]["current"])
 
     def on_oom(self, callback: Callable[..., object]) -> OomHandle:
-        """Have `callback(size, stream)` called before an allocation fails; true: it is tried again.
+        """Call `callback(size, stream)` before an allocation fails; if it returns true, the pool tries again.
 
-        Callbacks run in the order they were added, in the allocating thread, and may free, trim or allocate.
-        One that takes fewer arguments gets fewer. What one raises is logged, and found in the
-        error's `report` if the allocation fails. `remove()` of what is returned takes it out again.
+        Callbacks run in the order in which they were added, in the allocating thread, and may free, trim or
+        allocate. A callback may take fewer arguments. Its exceptions are logged, and are in the error's
+        `report` if the allocation fails. Call `remove()` of the returned handle to remove the callback.
         """
         first = not self._callbacks
         handle = self._callbacks.add(callback)
@@ -263,20 +261,20 @@ class Pool(Closing, _native.PoolCore):
             self.set_oom_callback(_weakly(self))
         return handle
 
-    # ---- what it says of itself -------------------------------------------------------------------------
+    # ---- statistics and snapshots -----------------------------------------------------------------------
 
     def stats(self) -> Stats:
         """The statistics now, under the keys of torch.cuda.memory_stats and ours. Visits every stream."""
         return Stats(self._peaks.raw_stats(self), self._why_no_pages())
 
     def _why_no_pages(self) -> str:
-        """Empty where pages are mapped, or the pool does not say."""
+        """Empty if pages are mapped, or the pool does not know."""
         if self._memory.pages:
             return "" if self.config().get("pages", True) else "plain segments: the option pages is off"
         return f"plain segments: {self._memory.no_pages or 'the device has no pages'}"
 
     def reset_peak(self) -> None:
-        """Let all peaks start anew from what is current. Measurements under way keep theirs."""
+        """Restart all peaks at the current values. Measurements under way keep theirs."""
         self._peaks.reset(self)
 
     def _restart_peaks(self) -> None:
@@ -284,44 +282,53 @@ class Pool(Closing, _native.PoolCore):
 
     def measure(self) -> Measurement:
         """Measure a `with` block: its own allocations, bytes, frees, peak, hits and fragmentation."""
-        return Measurement(self, self._peaks)
+
+        def only_this(add: Callable[[Pool], object]) -> Callable[[], None]:
+            add(self)
+            return lambda: None
+
+        return Measurement(only_this)
 
     def snapshot(self) -> Snapshot:
         """Every segment and block at this moment."""
         return Snapshot.of(self.device.name, self.raw_snapshot(), self.raw_stats())
 
     def mark(self) -> Mark:
-        """Remember what is live now, for `leaks(since=...)`."""
+        """Remember the live allocations, for `leaks(since=...)`."""
         return mark_of(self.snapshot())
 
     def leaks(self, since: Mark | None = None) -> list[Leak]:
         """Live allocations, newer than the mark if one is given, grouped by tag and size; most bytes first.
 
-        With the option `stacks="python"` each group has the stacks that made it.
+        With the option `stacks="python"` each group has the stacks that allocated it.
         """
         return leaks_of(self.snapshot(), since)
 
-    def patterns(self) -> Patterns:
-        """Diagnose the program: sizes, hit rate, churn, and suggestions in words.
+    def journal(self) -> Trace:
+        """The events that the journal keeps (option `journal`), and the segments there are now."""
+        return pool_trace(self)
 
-        Sizes are known where a journal is kept (option `journal`, or `journal_start()`).
+    def patterns(self) -> Patterns:
+        """Diagnose the program: sizes, hit rate, churn, and suggestions.
+
+        Sizes are known if a journal is kept (option `journal`, or `journal_start()`).
         """
-        events, dropped = self.journal()
-        return find_patterns(self._peaks.raw_stats(self), self.config(), events, dropped)
+        journal = pool_trace(self, segments=False)
+        return find_patterns(self._peaks.raw_stats(self), self.config(), journal)
 
     # ---- end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for the device and give all memory back; live buffers become invalid. Again: nothing.
+        """Wait for the device and release all memory; live buffers become invalid.
 
-        A recorder of the pool is closed first. Looks at every stream and block.
+        A recorder of the pool is closed first. Closing again does nothing. Visits every stream and block.
         """
-        if not self.closed:  # in the child of a fork nobody would finish them
+        if not self.closed:  # in the child of a fork no thread would finish them
             if self._recorder is not None:
                 self._recorder.close()
             for future in tuple(self._futures):
                 future.cancel()
-            if not _here.works:  # else a callback closes it, and would wait for its own allocation
+            if not _here.works:  # otherwise a callback closes it, and would wait for its own allocation
                 wait(tuple(self._futures))
         with closing(self):
             super().close()
@@ -346,18 +353,18 @@ class Pool(Closing, _native.PoolCore):
 class PinnedPool(Pool):
     """A pool of host memory that is page-locked for a device's copies.
 
-    `device` is the one whose streams order the copies (by default the default device); the options are those
-    of `Pool` but for `pages`, and a `limit` given as a share is one of the machine's memory. Its buffers are
+    `device` is the device whose streams order the copies (default: the default device). The options are
+    those of `Pool` except `pages`; a `limit` given as a share refers to the machine's memory. Buffers are
     NumPy arrays without a copy: `np.asarray(buffer)`. Copies between them and buffers of the device are
-    queued on the stream and return at once. As the host writes here without asking any stream, a freed
-    buffer is reused only when the copies that use it have finished, on its own stream, too. Copies made by
-    other libraries are told with `record_stream`.
+    queued on the stream and return immediately. Because the host writes here without waiting for a stream,
+    a freed buffer is reused only when the copies that use it have completed, even on its own stream. Use
+    `record_stream` for copies made by other libraries.
     """
 
     _title = "vram.PinnedPool"
 
     def __init__(self, device: str | Device | None = None, **config: Any) -> None:
-        """Make a pool; it takes nothing from the machine before the first allocation."""
+        """Create a pool; it takes nothing from the machine before the first allocation."""
         settings = Config(config, ("core", "pool"))
         if "pages" in config and settings["pages"]:
             raise ConfigError(
@@ -373,7 +380,7 @@ class PinnedPool(Pool):
 
     @property
     def memory(self) -> str:
-        """The host's."""
+        """Always "host"."""
         return "host"
 
     def _memory_of(self, place: Device) -> _native.Backend:
@@ -381,80 +388,30 @@ class PinnedPool(Pool):
 
     @property
     def pinned(self) -> bool:
-        """Whether the memory is page-locked for a GPU; on other devices there is no need to."""
+        """Whether the memory is page-locked for a GPU; other devices do not need it."""
         return isinstance(self._memory, _native.PinnedBackend) and self._memory.pinned
 
 
 def _store_for(pool: Pool) -> Pool:
-    """Return a new pool for what `pool.suspend` keeps. That of a model is addresses only, as the model is."""
+    """A new pool for the contents that `pool.suspend` keeps; for a model it has only addresses, too."""
     kind = _ModelStore if isinstance(pool._memory, _native.ModelBackend) else PinnedPool
     zero = pool.config()["zero_on_free"]
-    # Contents come in large pieces of any size, so each gets just what it needs.
+    # Contents are large pieces of any size, so each gets exactly what it needs.
     return kind(pool.device, limit=None, segment_size="2MiB", zero_on_free=zero, journal=0, stacks="none")
 
 
 class _ModelStore(PinnedPool):
-    """Host memory that a model's copies never touch, and as much of it as a large model may want."""
+    """Host memory that a model's copies never touch, large enough for a large model."""
 
     def _memory_of(self, place: Device) -> _native.Backend:
         return _native.HostBackend(MODEL_HOSTS * place.total_memory)
 
 
-# ---- every pool of the process ----------------------------------------------------------------------------
-
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_pools_lock = new_lock()  # a finalizer may make a pool while they are listed
-_pool_numbers = itertools.count()
-_followers: list[Callable[[Pool], None]] = []
-
-
-def open_pools() -> list[Pool]:
-    """Every pool of this process that is open, whoever made it, in the order they were made."""
-    with _pools_lock:
-        found = list(_pools)
-    return sorted((pool for pool in found if not pool.closed), key=lambda pool: pool.number)
-
-
-def follow_pools(follow: Callable[[Pool], None]) -> Callable[[], None]:
-    """Have `follow` called with every open pool, and with each to come before its first use.
-
-    What is returned ends it.
-    """
-    with _pools_lock:
-        _followers.append(follow)
-        found = open_pools()
-    for pool in found:
-        follow(pool)
-
-    def end() -> None:
-        with _pools_lock, contextlib.suppress(ValueError):
-            _followers.remove(follow)
-
-    return end
-
-
-_failure_followers: list[Callable[[Pool, OutOfMemory], None]] = []
-
-
-def follow_failures(follow: Callable[[Pool, OutOfMemory], None]) -> Callable[[], None]:
-    """Have `follow(pool, error)` called whenever a request fails for good, before the error is raised.
-
-    What is returned ends it.
-    """
-    _failure_followers.append(follow)
-
-    def end() -> None:
-        with contextlib.suppress(ValueError):
-            _failure_followers.remove(follow)
-
-    return end
-
-
 def _repeated(pairs: list[tuple[int, int]]) -> list[int]:
-    """Each size as often as it is wanted."""
+    """Each size as often as requested."""
     blocks = sum(count for _, count in pairs)
     if blocks > MOST_WARM:
-        raise ConfigError(f"warmup makes at most {MOST_WARM} blocks ready, not {blocks}", value=blocks)
+        raise ConfigError(f"warmup prepares at most {MOST_WARM} blocks, not {blocks}", value=blocks)
     return [size for size, count in pairs for _ in range(count)]
 
 
@@ -481,7 +438,7 @@ def _begin_work() -> None:
 
 
 _executor: ThreadPoolExecutor | None = None
-_executor_lock = new_lock()  # a finalizer may ask while it is made
+_executor_lock = new_lock()  # a finalizer may ask while it is created
 
 
 def _workers() -> ThreadPoolExecutor:
@@ -496,7 +453,6 @@ def _workers() -> ThreadPoolExecutor:
 def _after_fork_in_child() -> None:
     global _executor
     _executor = None
-    _followers.clear()  # the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -509,13 +465,13 @@ class OomHandle:
     """A callback registered with `Pool.on_oom`."""
 
     def __init__(self, callbacks: _Callbacks, callback: Callable[..., object]) -> None:
-        """Made by `Pool.on_oom`."""
+        """Created by `Pool.on_oom`."""
         self.callback = callback
         self._callbacks = callbacks
         self._arguments = _arguments_taken(callback)
 
     def remove(self) -> None:
-        """Take the callback out; once more does nothing."""
+        """Remove the callback. Removing it again does nothing."""
         self._callbacks.remove(self)
 
     def __call__(self, size: int, stream: int) -> bool:
@@ -534,7 +490,7 @@ def _arguments_taken(callback: Callable[..., object]) -> int:
 
 
 class _Here(threading.local):
-    """What the callbacks of one thread are doing."""
+    """The state of callbacks in one thread."""
 
     busy = False
     errors: tuple[str, ...] = ()
@@ -564,7 +520,7 @@ class _Callbacks:
             self._handles = tuple(each for each in self._handles if each is not handle)
 
     def call(self, size: int, stream: int) -> bool:
-        """Call all of them; true if one wants another try. Allocations inside do not call them again."""
+        """Call all of them; true if one asks to try again. Allocations inside do not call them again."""
         if self._here.busy:
             return False
         self._here.busy, self._here.errors = True, ()
@@ -582,13 +538,13 @@ class _Callbacks:
             return False
 
     def take_errors(self) -> tuple[str, ...]:
-        """What callbacks of this thread raised during the last request."""
+        """The errors of this thread's callbacks during the last request."""
         errors, self._here.errors = self._here.errors, ()
         return errors
 
 
 def _weakly(pool: Pool) -> Callable[[int, int], bool]:
-    """What the native pool calls: it neither keeps the pool alive nor hides callbacks from the collector."""
+    """What the native pool calls: it does not keep the pool alive or hide callbacks from the collector."""
     find = weakref.ref(pool)
 
     def call(size: int, stream: int) -> bool:
@@ -599,7 +555,7 @@ def _weakly(pool: Pool) -> Callable[[int, int], bool]:
 
 
 def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[str, int]) -> OutOfMemory:
-    """Called by the native core to word its report, with no lock held, before it raises."""
+    """Called by the native core to explain its report, with no lock held, before it raises."""
     tags, pending, places = _holders(pool)
     error = explain_out_of_memory(
         pool.device.name,
@@ -620,11 +576,11 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
 
 
 def _tell_of_failure(pool: Pool, error: OutOfMemory) -> None:
-    for follow in tuple(_failure_followers):
+    for follow in failures:
         try:
             follow(pool, error)
         except Exception:
-            _log.exception("%r, which was to be told that memory ran out, failed", follow)
+            _log.exception("the listener %r for out-of-memory errors failed", follow)
 
 
 def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, int], dict[str, int]]:
@@ -648,7 +604,7 @@ def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, i
 
 
 def _rounding(raw: Mapping[str, Any]) -> int:
-    """Live bytes that nobody asked for."""
+    """Live bytes added by rounding."""
     return int(
         sum(raw["bytes"][kind]["current"] - raw["requested"][kind]["current"] for kind in raw["bytes"])
     )

@@ -1,7 +1,4 @@
-"""What may stand in a `with` statement or before a function: the decorating half of `tag` and its like.
-
-What a scope does at its ends is told by whoever extends it.
-"""
+"""`Scope`: a base class for context managers that also decorate functions, such as `vram.tag`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Scope:
-    """A context manager that may be entered any number of times, and decorates functions."""
+    """A context manager that can be entered any number of times and decorates functions.
+
+    Unlike `contextlib.ContextDecorator` it stays entered while a coroutine runs.
+    """
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ class Scope:
         raise NotImplementedError
 
     def __call__(self, function: _Function) -> _Function:
-        """Return `function` inside the scope whenever it is called; coroutine functions while they run."""
+        """Run `function` inside the scope whenever it is called; a coroutine function while it runs."""
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -1,6 +1,6 @@
-"""The state of a pool at one moment: segments, blocks, and which allocations outlived a mark.
+"""The state of a pool at one moment: segments, blocks, and the allocations that outlived a mark.
 
-Plain data and questions about it. Taking it is the pool's, drawing it the front ends'.
+Plain data. Pools take snapshots, front ends draw them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from vram.trace.model import Frame
 __all__ = ["Block", "Leak", "Mark", "Segment", "Snapshot", "Stack", "backed_runs"]
 
 PAGE_BYTES = 2 << 20
-"""Where there is a block, there is at least a page of this size, so aligned, around each of its bytes."""
+"""Every byte of a block is on a page of at least this size, with this alignment."""
 
 STATES = ("live", "suspended", "cached", "pending", "free")
-"""Of a block."""
+"""The states of a block."""
 
 Stack = tuple[Frame, ...]
-"""Where an allocation was made, innermost first."""
+"""Where an allocation was made, innermost frame first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """A piece of a segment: "live", "suspended", "cached", "pending" or "free" by its `state`.
 
-    `size` is in bytes.
-    `stack` says where it was allocated, if it is live or pending and the pool keeps stacks.
+    `size` is in bytes. `stack` is where it was allocated, if it is live or pending and the pool keeps stacks.
     """
 
     address: int
@@ -47,7 +46,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of addresses. Its free blocks need not have memory behind them unless it is `plain`."""
+    """A range of addresses. Unless it is `plain`, its free blocks may have no memory behind them."""
 
     address: int
     size: int
@@ -61,7 +60,7 @@ class Segment:
 class Snapshot:
     """Every segment and block of a pool at one moment, with the totals of that moment in bytes.
 
-    `allocated` counts suspended blocks; `suspended` is what their pages had, which is not in `reserved`.
+    `allocated` includes suspended blocks; `suspended` has the bytes of their pages, not in `reserved`.
     """
 
     device: str
@@ -74,7 +73,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, device: str, segments: Iterable[Mapping[str, Any]], raw: Mapping[str, Any]) -> Snapshot:
-        """Dress what the native `raw_snapshot()` and `raw_stats()` returned."""
+        """The snapshot of what the native `raw_snapshot()` and `raw_stats()` returned."""
         return cls(
             device=device,
             segments=tuple(_segment(segment) for segment in segments),
@@ -98,13 +97,13 @@ class Snapshot:
                     yield block
 
     def allocations(self) -> Iterator[Block]:
-        """The blocks that are handed out: live or suspended."""
+        """The blocks that the program holds: live or suspended."""
         for block in self.blocks():
             if block.state in ("live", "suspended"):
                 yield block
 
     def by_tag(self) -> dict[str | None, int]:
-        """Allocated bytes under each tag, suspended or not, most first; None for those without."""
+        """Allocated bytes by tag, suspended ones included, most first; None for those without a tag."""
         totals: defaultdict[str | None, int] = defaultdict(int)
         for block in self.allocations():
             totals[block.tag] += block.size
@@ -139,10 +138,10 @@ def _segment(raw: Mapping[str, Any]) -> Segment:
 
 
 def backed_runs(segment: Segment) -> list[list[Block]]:
-    """The stretches of a segment that surely have memory behind them; of a mapped one, ends at whole pages.
+    """The runs of blocks of a segment that have memory behind them.
 
-    There a free block is a range of addresses; only the rests of its neighbours' pages are known to be
-    backed.
+    In a mapped segment a free block is a range of addresses. Only the parts of it that share pages with its
+    neighbours are known to be backed.
     """
     if segment.plain:
         return [list(segment.blocks)] if segment.blocks else []
@@ -162,7 +161,7 @@ def backed_runs(segment: Segment) -> list[list[Block]]:
 
 
 def _bridge(runs: list[list[Block]], hole: Block, *, followed: bool) -> None:
-    """Append what is backed of a hole to the run before it, and begin the next run with the rest."""
+    """Append the backed beginning of a hole to the run before it; its backed end starts the next run."""
     begin, end = hole.address, hole.address + hole.size
     left = min(end, -(-begin // PAGE_BYTES) * PAGE_BYTES) if runs[-1] else begin
     right = max(begin, end // PAGE_BYTES * PAGE_BYTES) if followed else end

@@ -1,7 +1,6 @@
-"""Numbers of a pool as people know them: `Stats` with the keys of torch.cuda.memory_stats and our own, and
-`Measurement`, the numbers of one stretch of a program.
+"""`Stats`: the statistics of a pool, with the keys of torch.cuda.memory_stats and our own.
 
-Counting is native; here counts are named, divided and compared. States of blocks are for `snapshot`.
+The native core counts; this module names the counts and computes ratios.
 """
 
 from __future__ import annotations
@@ -10,29 +9,24 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from vram.core.locks import new_lock
 from vram.sizes import format_size
 
-__all__ = ["Measurement", "Stats", "fragmentation"]
+__all__ = ["KINDS", "MEASURES", "Raw", "Stats", "both", "fragmentation", "ratio"]
 
 Raw: TypeAlias = dict[str, Any]
 """What the native `raw_stats()` returns; see PoolStats in native/pool/pool.hpp."""
 
 KINDS = ("small", "large")
 MEASURES = ("current", "peak", "allocated", "freed")
-MEASURED = (
-    *("allocations", "frees", "bytes", "requested", "kept", "peak", "peak_allocated"),
-    *("peak_reserved", "hits", "hit_rate", "fragmentation"),
-)
 
 
 class Stats(Mapping[str, float]):
-    """The statistics of a pool at one moment: a mapping, with attributes for the numbers asked for most.
+    """The statistics of a pool at one moment: a mapping, with attributes for the most common numbers.
 
     Keys are those of `torch.cuda.memory_stats` ("allocated_bytes.all.current"), where "active" is allocated
-    or pending, and besides them `cache.*`, `rung.*`, `pages.*`, `waste.*` and `fragmentation`. Pages are not
-    divided between small and large blocks, so what is reserved counts as "large_pool"; pending blocks too.
-    Of "inactive_split" only `current` is counted as time goes by.
+    or pending, and also `cache.*`, `rung.*`, `pages.*`, `waste.*` and `fragmentation`. Pages are not divided
+    between small and large blocks, so reserved memory and pending blocks count as "large_pool". Of
+    "inactive_split" only `current` is counted.
     """
 
     def __init__(self, raw: Raw, pages: str = "") -> None:
@@ -60,8 +54,8 @@ class Stats(Mapping[str, float]):
 
     @property
     def requested(self) -> int:
-        """Bytes that live allocations asked for, before rounding."""
-        return _both(self._raw["requested"], "current")
+        """Bytes requested by live allocations, before rounding."""
+        return both(self._raw["requested"], "current")
 
     @property
     def reserved(self) -> int:
@@ -80,7 +74,7 @@ class Stats(Mapping[str, float]):
 
     @property
     def suspended(self) -> int:
-        """Bytes that suspended buffers have given back, and `resume()` takes again; not in `reserved`."""
+        """Bytes that suspended buffers released and `resume()` takes again; not in `reserved`."""
         return int(self._raw["suspended"])
 
     @property
@@ -111,12 +105,12 @@ class Stats(Mapping[str, float]):
     @property
     def allocations(self) -> int:
         """Allocations made so far."""
-        return _both(self._raw["allocations"], "total")
+        return both(self._raw["allocations"], "total")
 
     @property
     def live(self) -> int:
         """Allocations not freed yet."""
-        return _both(self._raw["allocations"], "current")
+        return both(self._raw["allocations"], "current")
 
     @property
     def frees(self) -> int:
@@ -125,27 +119,27 @@ class Stats(Mapping[str, float]):
 
     @property
     def hits(self) -> int:
-        """Allocations that the stream's own cache served."""
+        """Allocations served by the stream's own cache."""
         return int(self._raw["hits"])
 
     @property
     def hit_rate(self) -> float:
-        """Share of allocations that the stream's own cache served; 0 before the first."""
-        return _ratio(self.hits, self.allocations, 0.0)
+        """Share of allocations served by the stream's own cache; 0 before the first."""
+        return ratio(self.hits, self.allocations, 0.0)
 
     @property
     def waste_ratio(self) -> float:
         """Peak reserved over peak allocated; 1 before the first allocation."""
-        return _ratio(self.peak_reserved, self.peak_allocated, 1.0)
+        return ratio(self.peak_reserved, self.peak_allocated, 1.0)
 
     @property
     def fragmentation(self) -> float:
-        """Share of the reserved memory that is free and yet serves no large request."""
+        """Share of the reserved memory that is free but cannot serve a large request."""
         return fragmentation(self._raw)
 
     @property
     def out_of_memory(self) -> int:
-        """Requests that could not be served."""
+        """Requests that failed."""
         return int(self._raw["out_of_memory"])
 
     @property
@@ -155,7 +149,7 @@ class Stats(Mapping[str, float]):
 
     @property
     def streams(self) -> list[dict[str, Any]]:
-        """For each stream its handle, bytes live, cached and free, and blocks pending."""
+        """For each stream its handle, live, cached and free bytes, and pending blocks."""
         return [dict(stream) for stream in self._raw["streams"]]
 
     def to_dict(self) -> dict[str, float]:
@@ -171,21 +165,23 @@ class Stats(Mapping[str, float]):
 
 
 def fragmentation(raw: Raw) -> float:
-    """Return the share of reserved memory that is free, but not in whole pages (without: in one block)."""
+    """The share of reserved memory that is free, but not in whole pages (without pages: not in one block)."""
     usable = raw["free_page_bytes"] if raw["paged"] else raw["largest_free"]
-    return _ratio(max(0, raw["free_bytes"] - usable), raw["reserved"]["current"], 0.0)
+    return ratio(max(0, raw["free_bytes"] - usable), raw["reserved"]["current"], 0.0)
 
 
 def _largest_free(raw: Raw) -> int:
-    """With pages a free block is a range of addresses; no more than the free memory can be behind it."""
+    """With pages a free block is a range of addresses, which may be larger than the free memory."""
     return int(min(raw["largest_free"], raw["free_bytes"]))
 
 
-def _both(kinds: Mapping[str, Mapping[str, int]], measure: str) -> int:
+def both(kinds: Mapping[str, Mapping[str, int]], measure: str) -> int:
+    """The sum over small and large allocations."""
     return sum(int(kinds[kind][measure]) for kind in KINDS)
 
 
-def _ratio(part: float, whole: float, otherwise: float) -> float:
+def ratio(part: float, whole: float, otherwise: float) -> float:
+    """`part / whole`, or `otherwise` where `whole` is 0."""
     return part / whole if whole else otherwise
 
 
@@ -270,12 +266,12 @@ def _active(kinds: Mapping[str, Mapping[str, int]], pending: int, peak: int | No
 
 
 def _own_numbers(raw: Raw) -> dict[str, float]:
-    allocations, hits = _both(raw["allocations"], "total"), raw["hits"]
-    rounding = _both(raw["bytes"], "current") - _both(raw["requested"], "current")
+    allocations, hits = both(raw["allocations"], "total"), raw["hits"]
+    rounding = both(raw["bytes"], "current") - both(raw["requested"], "current")
     numbers: dict[str, float] = {
         "cache.hits": hits,
         "cache.misses": allocations - hits,
-        "cache.hit_rate": _ratio(hits, allocations, 0.0),
+        "cache.hit_rate": ratio(hits, allocations, 0.0),
         "cache.bytes": raw["cached"],
         "cache.blocks": raw["cached_blocks"],
         "pages.enabled": int(raw["paged"]),
@@ -287,7 +283,7 @@ def _own_numbers(raw: Raw) -> dict[str, float]:
         "suspended.bytes": raw["suspended"],
         "suspended.blocks": raw["suspended_blocks"],
         "suspended.kept_bytes": raw["kept"],
-        "waste.ratio": _ratio(raw["reserved"]["peak"], raw["peak_live"], 1.0),
+        "waste.ratio": ratio(raw["reserved"]["peak"], raw["peak_live"], 1.0),
         "waste.bytes": raw["reserved"]["current"] - (raw["live"] - raw["suspended_live"]),
         "waste.rounding_bytes": rounding,
         "fragmentation": fragmentation(raw),
@@ -299,208 +295,3 @@ def _own_numbers(raw: Raw) -> dict[str, float]:
     }
     numbers.update({f"rung.{name}": count for name, count in raw["rungs"].items()})
     return numbers
-
-
-# ---- peaks for several watchers ---------------------------------------------------------------------------
-
-
-_METERS = (
-    *((stat, kind) for stat in ("allocations", "bytes", "requested") for kind in KINDS),
-    ("reserved",),
-    ("segments",),
-    ("pending",),
-)
-_SCALARS = ("peak_live", "peak_active")
-
-
-class Peaks:
-    """The peaks of one pool, which counts only one set of them, kept apart for everyone who watches.
-
-    Whenever a watch begins or ends, the pool's peaks are noted for all and start anew from what is current.
-    """
-
-    def __init__(self) -> None:
-        """Begin without watches; the pool's own peaks are those it counts."""
-        self._lock = new_lock()  # a finalizer may ask for statistics while they are made
-        self._pools: dict[Any, int] = {}
-        self._watches: list[dict[Any, int]] = []
-
-    def begin(self, pool: Any) -> tuple[Raw, dict[Any, int]]:
-        """Start a watch; returns the numbers at its start and what `end` and `of` want."""
-        with self._lock:
-            self._settle(pool)
-            watch: dict[Any, int] = {}
-            self._watches.append(watch)
-            return pool.raw_stats(), watch
-
-    def end(self, pool: Any, watch: dict[Any, int]) -> Raw:
-        """End a watch; returns the numbers at its end, with its own peaks."""
-        with self._lock:
-            raw = self._settle(pool)
-            self._watches = [each for each in self._watches if each is not watch]
-            return _raised(raw, watch)
-
-    def of(self, pool: Any, watch: dict[Any, int]) -> Raw:
-        """The numbers now, with the peaks of a watch that goes on."""
-        with self._lock:
-            return _raised(pool.raw_stats(), watch)
-
-    def raw_stats(self, pool: Any) -> Raw:
-        """The pool's numbers, with its peaks since the last `reset`."""
-        with self._lock:
-            return _raised(pool.raw_stats(), self._pools)
-
-    def reset(self, pool: Any) -> None:
-        """Let the pool's peaks start anew; watches keep theirs."""
-        with self._lock:
-            self._settle(pool)
-            self._pools = {}
-
-    def _settle(self, pool: Any) -> Raw:
-        raw: Raw = pool.raw_stats()
-        for watch in (self._pools, *self._watches):
-            _note(raw, watch)
-        pool._restart_peaks()
-        return raw
-
-
-def _note(raw: Raw, watch: dict[Any, int]) -> None:
-    for path in _METERS:
-        watch[path] = max(watch.get(path, 0), _meter(raw, path)["peak"])
-    for name in _SCALARS:
-        watch[name] = max(watch.get(name, 0), raw[name])
-
-
-def _raised(raw: Raw, watch: dict[Any, int]) -> Raw:
-    """`raw` with each peak at least as high as `watch` has it."""
-    for path in _METERS:
-        meter = _meter(raw, path)
-        meter["peak"] = max(meter["peak"], watch.get(path, 0))
-    for name in _SCALARS:
-        raw[name] = max(raw[name], watch.get(name, 0))
-    return raw
-
-
-def _meter(raw: Raw, path: tuple[str, ...]) -> dict[str, int]:
-    found: Any = raw
-    for name in path:
-        found = found[name]
-    meter: dict[str, int] = found
-    return meter
-
-
-# ---- one stretch of a program -----------------------------------------------------------------------------
-
-
-class Measurement:
-    """What a pool did inside a `with pool.measure():` block; inside it, what it did so far.
-
-    Counts everything the pool served meanwhile, on any thread. Measurements nest and overlap freely.
-    """
-
-    def __init__(self, pool: Any, peaks: Peaks) -> None:
-        """Made by `Pool.measure()`."""
-        self._pool = pool
-        self._peaks = peaks
-        self._watch: dict[Any, int] | None = None
-        self._start: Raw | None = None
-        self._end: Raw | None = None
-
-    def __enter__(self) -> Measurement:
-        if self._start is not None:
-            raise RuntimeError("a measurement is entered once; call measure() again")
-        self._start, self._watch = self._peaks.begin(self._pool)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        assert self._watch is not None
-        # A pool that was closed inside has nothing left to count; its last numbers stand.
-        self._end = self._peaks.end(self._pool, self._watch)
-        self._pool = None
-
-    @property
-    def allocations(self) -> int:
-        """Allocations made."""
-        return self._difference("allocations", "total")
-
-    @property
-    def frees(self) -> int:
-        """Allocations freed."""
-        return self.allocations - self._difference("allocations", "current")
-
-    @property
-    def bytes(self) -> int:
-        """Bytes allocated, in blocks; freed ones included."""
-        return self._difference("bytes", "total")
-
-    @property
-    def requested(self) -> int:
-        """Bytes asked for, before rounding; freed ones included."""
-        return self._difference("requested", "total")
-
-    @property
-    def kept(self) -> int:
-        """Bytes live at the end beyond those at the beginning; negative where more was freed."""
-        return self._difference("bytes", "current")
-
-    @property
-    def peak(self) -> int:
-        """The most bytes live at once, above what was live at the beginning."""
-        start, now = self._both_ends()
-        return int(now["peak_live"] - start["live"])
-
-    @property
-    def peak_allocated(self) -> int:
-        """The most bytes live at once, with what was live before."""
-        return int(self._both_ends()[1]["peak_live"])
-
-    @property
-    def peak_reserved(self) -> int:
-        """The most bytes held from the device at once."""
-        return int(self._both_ends()[1]["reserved"]["peak"])
-
-    @property
-    def hits(self) -> int:
-        """Allocations that a stream's own cache served."""
-        start, now = self._both_ends()
-        return int(now["hits"] - start["hits"])
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of allocations that a stream's own cache served; 0 without any."""
-        return _ratio(self.hits, self.allocations, 0.0)
-
-    @property
-    def fragmentation(self) -> float:
-        """Share of the reserved memory that was free and of little use at the end; see `Stats`."""
-        return fragmentation(self._both_ends()[1])
-
-    def to_dict(self) -> dict[str, float]:
-        """Every number by name."""
-        return {name: getattr(self, name) for name in MEASURED}
-
-    def _both_ends(self) -> tuple[Raw, Raw]:
-        if self._start is None or self._watch is None:
-            raise RuntimeError("nothing is measured yet; enter it: with pool.measure() as step:")
-        if self._end is not None:
-            return self._start, self._end
-        return self._start, self._peaks.of(self._pool, self._watch)
-
-    def _difference(self, stat: str, measure: str) -> int:
-        start, now = self._both_ends()
-        return _both(now[stat], measure) - _both(start[stat], measure)
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        from vram.core.html import measurement_html
-
-        return escape(repr(self)) if self._start is None else measurement_html(self)
-
-    def __repr__(self) -> str:
-        if self._start is None:
-            return "<vram.Measurement, not begun>"
-        return (
-            f"<vram.Measurement {self.allocations} allocations of {format_size(self.bytes)}, "
-            f"{self.frees} frees, peak {format_size(self.peak)}, hit rate {self.hit_rate:.1%}>"
-        )

@@ -36,14 +36,14 @@ class Reads:
 class Stream(Closing):
     """An ordered queue of work on a device. Work on different streams may overlap.
 
-    `Stream(device)` makes one and owns it: `close()`, the end of a `with` block or garbage collection gives
-    it back after its queued work. `Stream.default(device)` is the device's default stream, which nobody owns.
+    `Stream(device)` creates a stream and owns it: `close()`, the end of a `with` block or garbage collection
+    destroys it after its queued work. `Stream.default(device)` is the default stream, which has no owner.
     """
 
     __slots__ = ("__weakref__", "_core", "_handle", "_open", "_owner")
 
     def __init__(self, device: str | Device | None = None) -> None:
-        """Make a new stream on a device (the default device where none is given)."""
+        """Create a new stream on a device (default: the default device)."""
         self._core = _core_of(device)
         self._handle = self._core.backend.stream_create()
         self._owner = True
@@ -56,7 +56,7 @@ class Stream(Closing):
 
     @classmethod
     def _view(cls, core: _Core, handle: int) -> Stream:
-        """Return a stream that somebody else owns."""
+        """Return a stream that another library owns."""
         stream = cls.__new__(cls)
         stream._core = core
         stream._handle = handle
@@ -87,7 +87,7 @@ class Stream(Closing):
         return not self._open
 
     def synchronize(self) -> None:
-        """Wait until everything queued here has finished; raises what a launched function raised."""
+        """Wait until everything queued here has completed; raises errors of launched functions."""
         handle, known = self.handle, observer.asked(self)
         try:
             self._core.backend.stream_synchronize(handle)
@@ -95,7 +95,7 @@ class Stream(Closing):
             known()
 
     def query(self) -> bool:
-        """Whether everything queued here has finished. Never waits."""
+        """Whether everything queued here has completed. Never waits."""
         known = observer.asked(self)
         finished: bool = self._core.backend.stream_query(self.handle)
         if finished:
@@ -103,7 +103,7 @@ class Stream(Closing):
         return finished
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Mark everything queued here so far with an event, a new one where none is given."""
+        """Mark everything queued here so far with an event (default: a new one)."""
         if event is None:
             event = Event(self.device)
         _require(event, Event).record(self)
@@ -120,8 +120,8 @@ class Stream(Closing):
     def launch(self, function: Callable[..., object], *arguments: Any) -> None:
         """Queue `function(*arguments)` as work of this stream (host and model devices).
 
-        It runs on the stream's thread. What it raises comes out of the next synchronize of this stream, its
-        device or an event recorded on it. It must not wait for its own stream.
+        It runs on the stream's thread and must not wait for its own stream. The next synchronize of this
+        stream, its device or an event recorded on it raises its errors.
         """
         values = [each.value if type(each) is Reads else each for each in arguments]
         work = functools.partial(function, *values) if values else function
@@ -131,14 +131,15 @@ class Stream(Closing):
         self._core.backend.launch(handle, work)
 
     def capture(self) -> Graph:
-        """Capture what is queued here in a `with` block into a graph, instead of running it."""
+        """Capture work queued here in a `with` block into a graph, instead of running it."""
         return Graph(self)
 
     def close(self) -> None:
-        """Give the stream back; its queued work still finishes. Closing again does nothing.
+        """Destroy the stream; its queued work still completes. Closing again does nothing.
 
-        Nor does closing a stream that is not owned here, such as the default stream. What a launched function
-        raised and nobody asked for is reported (`sys.unraisablehook`), once no event recorded here is left.
+        Closing a stream that is not owned here, such as the default stream, does nothing, too. Errors of
+        launched functions that no call has raised are reported (`sys.unraisablehook`), once no event recorded
+        here is left.
         """
         if not self._owner:
             return
@@ -148,7 +149,7 @@ class Stream(Closing):
             return
         try:
             self._core.stream_closing(handle)
-        except BaseException:  # a pool still counts on it, or Ctrl-C came in between: it stays open
+        except BaseException:  # a pool still needs it, or Ctrl-C interrupted: it stays open
             self._open.append(handle)
             raise
         if observer.active is not None:
@@ -156,13 +157,13 @@ class Stream(Closing):
         self._core.backend.stream_destroy(handle)
 
     def __del__(self) -> None:
-        # In the child of a fork the backend refuses, and there is nothing to give back. At the very end the
-        # class of the error may be gone (ImportError).
+        # In the child of a fork the backend refuses, and there is nothing to destroy. During interpreter
+        # shutdown the class of the error may be gone (ImportError).
         with contextlib.suppress(VramError, AttributeError, ImportError):
             self.close()
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return (protocol version, handle), as other libraries ask for it."""
+        """Return (protocol version, handle), for other libraries."""
         return (0, self.handle)
 
     def __eq__(self, other: object) -> bool:
@@ -177,7 +178,7 @@ class Stream(Closing):
 
 
 def stream_handle(stream: Any, device: Device) -> int:
-    """Return the backend's handle of a stream, whoever's object it is.
+    """Return the backend's handle of a stream of any library.
 
     Takes None (the default stream), a handle, a vram.Stream of this device, any object with
     `__cuda_stream__`, and the streams of PyTorch, CuPy and Numba.
@@ -259,15 +260,15 @@ def _other_device(what: str, theirs: _Core, ours: _Core) -> DeviceError:
 
 
 class Event:
-    """A point in a stream. One that was never recorded counts as passed; recording again moves it.
+    """A point in a stream. An event that was never recorded counts as passed; recording again moves it.
 
-    With `timing` it also keeps the moment it passed, on the device's own clock: see `elapsed_ms`.
+    With `timing` it also keeps the time at which it passed, on the device's own clock: see `elapsed_ms`.
     """
 
     __slots__ = ("__weakref__", "_core", "_handle")
 
     def __init__(self, device: str | Device | None = None, *, timing: bool = False) -> None:
-        """Make an event on a device (the default device where none is given)."""
+        """Create an event on a device (default: the default device)."""
         self._core = _core_of(device)
         backend = self._core.backend
         self._handle: int = backend.timing_event_create() if timing else backend.event_create()
@@ -298,7 +299,7 @@ class Event:
         return passed
 
     def synchronize(self) -> None:
-        """Wait until the point has passed; raises what a function launched on that stream raised."""
+        """Wait until the point has passed; raises errors of functions launched on that stream."""
         known = observer.asked(self)
         try:
             self._core.backend.event_synchronize(self._handle)
@@ -336,15 +337,15 @@ class Event:
 class Graph:
     """What was queued on a stream inside `with stream.capture() as graph:`; `launch()` runs it.
 
-    Memory allocated on a stream while it is captured belongs to the graph: the pool hands it to nobody else
-    until the graph is gone, also where another library captures.
+    Memory allocated on a stream while it is captured belongs to the graph: the pool does not reuse it until
+    the graph is destroyed, even if another library captures.
 
-    Inside the block nothing runs, and the stream can be neither synchronised nor queried. `close()`, or
-    garbage collection, destroys the graph; launches under way still finish, and then its memory is free.
+    Inside the block nothing runs, and the stream can be neither synchronised nor queried. `close()` or
+    garbage collection destroys the graph; launches under way still complete, and then its memory is free.
     """
 
     def __init__(self, stream: Stream) -> None:
-        """Make a graph that is to be captured on `stream`; use `Stream.capture()`."""
+        """Prepare a graph to be captured on `stream`; use `Stream.capture()`."""
         backend = require(stream, Stream, "stream").device.backend
         if not isinstance(backend, (_native.CudaBackend, _native.ModelBackend)):
             raise DeviceError(
@@ -386,13 +387,13 @@ class Graph:
         try:
             self._open.append(self._backend.capture_end(self._stream.handle))
         except VramError:
-            if kind is None:  # else what went wrong inside says why
+            if kind is None:  # otherwise the error inside says why
                 raise
         if kind is not None:
             self.close()
 
     def launch(self, stream: Any = None) -> None:
-        """Queue everything captured on `stream` (by default the one it was captured on)."""
+        """Queue everything captured on `stream` (default: the one it was captured on)."""
         if not self._open:
             raise DeviceError("the graph is not captured yet, or was closed", code="closed")
         handle = self._stream.handle if stream is None else stream_handle(stream, self.device)
@@ -406,7 +407,7 @@ class Graph:
             self._backend.graph_destroy(self._open.pop())
 
     def __del__(self) -> None:
-        # In the child of a fork the backend refuses, and there is nothing to give back.
+        # In the child of a fork the backend refuses, and there is nothing to destroy.
         with contextlib.suppress(VramError, AttributeError):
             self.close()
 
@@ -420,5 +421,5 @@ _Kind = TypeVar("_Kind")
 
 def _require(value: Any, kind: type[_Kind]) -> _Kind:
     if not isinstance(value, kind):
-        raise TypeError(f"a vram.{kind.__name__} is wanted, not {type(value).__name__}")
+        raise TypeError(f"expected a vram.{kind.__name__}, not {type(value).__name__}")
     return value

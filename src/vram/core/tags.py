@@ -1,7 +1,6 @@
 """Labels for allocations: `with vram.tag("attention"):` names what this thread or task allocates inside.
 
-Only keeps the current name, in a context variable that the native core reads. Counting by tag is for
-snapshots and leaks.
+Keeps the current name in a context variable that the native core reads. Snapshots and leaks count by tag.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from vram.core.scope import Scope
 __all__ = ["current_tag", "tag"]
 
 _current: ContextVar[str | None] = ContextVar("vram_tag", default=None)
-# The names to return to. Kept in the context, not in the object, so that one object serves many threads.
+# The outer names. Kept in the context, not in the object, so that several threads can use one object.
 _outer: ContextVar[tuple[str | None, ...]] = ContextVar("vram_outer_tags", default=())
 _registered = False
 
@@ -22,15 +21,15 @@ _registered = False
 class tag(Scope):
     """Label allocations: `with vram.tag("attention"): ...`, or `@vram.tag("attention")` on a function.
 
-    Holds for this thread or asyncio task. Inside another tag the inner name counts; the outer one returns
-    at the end. A `tag=` given to an allocation goes before both. A pool keeps 65 536 names of at most 1 MiB
-    each; later ones count as "(other tags)".
+    Applies to this thread or asyncio task. Tags nest: the innermost name counts. A `tag=` given to an
+    allocation takes precedence. A pool keeps 65 536 names of at most 1 MiB each; later ones count as
+    "(other tags)".
     """
 
     __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
-        """Make a label; it may be entered any number of times."""
+        """Create a label; it can be entered any number of times."""
         self._name = require_label(name, "a tag")
 
     @property
@@ -54,12 +53,12 @@ class tag(Scope):
 
 
 def current_tag() -> str | None:
-    """Return the label that an allocation made here and now gets, or None."""
+    """Return the label that an allocation gets here, or None."""
     return _current.get()
 
 
 def _register() -> None:
-    """Tell the native core where the name is. Where it is not built, there is nobody to tell."""
+    """Give the native core the context variable, if the native core is built."""
     global _registered
     if _registered:
         return

@@ -101,7 +101,7 @@ class Arena(Closing, _native.ArenaCore):
         self.name = name or f"arena-{next(_numbers)}"
         self._growable = growable
         self._make: Callable[[Arena, Any, Any], Any] = _first_array
-        self.device.add_pool(self.stream_listener())
+        self.device._core.add_listener(self.stream_listener())
 
     # ---- allocation -------------------------------------------------------------------------------------
 

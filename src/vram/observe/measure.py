@@ -1,63 +1,47 @@
-"""One stretch of a program over all pools of the process: what was held at most, and what was left behind.
+"""`Stretch` measures part of a program over all pools of the process: its peak and what it left behind.
 
-`Pool.measure()` is the same for one pool. The pytest plugin and the notebook's magic are made of this.
+`Pool.measure()` does the same for one pool. The pytest plugin and the notebook magic use `Stretch`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections import defaultdict
-from collections.abc import Callable
 
-from vram.core.pool import Pool, follow_pools, open_pools
+from vram.core.measure import Measurement
+from vram.core.observer import follow_pools, keep_stacks, open_pools
 from vram.core.snapshot import Leak, Mark
-from vram.core.stats import Measurement
 
 __all__ = ["Stretch"]
 
 
 class Stretch:
-    """Measures a `with` block over the pools there are and those made inside.
+    """Measures a `with` block over all pools, including those created inside.
 
-    With `leaks`, pools keep stacks inside, and at the end garbage is collected and `left` has what the block
-    left behind.
+    With `leaks`, pools keep stacks inside the block. At its end garbage is collected, and `left` has the
+    allocations that the block left behind.
     """
 
     def __init__(self, *, leaks: bool = False) -> None:
-        """Begin with the `with` block."""
+        """Measure from the beginning of the `with` block."""
         self._leaks = leaks
-        self._measured: list[tuple[str, Measurement]] = []
+        self._measured = Measurement(follow_pools)
         self._marks: dict[int, Mark] = {}
-        self._end: Callable[[], None] | None = None
+        self._ends = contextlib.ExitStack()
         self.left: list[Leak] = []
 
     def __enter__(self) -> Stretch:
         if self._leaks:
             gc.collect()
             self._marks = {pool.number: pool.mark() for pool in open_pools()}
-        self._end = follow_pools(self._follow)
+            self._ends.callback(keep_stacks())
+        self._ends.enter_context(self._measured)
         return self
 
-    def _follow(self, pool: Pool) -> None:
-        measurement = pool.measure()
-        measurement.__enter__()
-        self._measured.append((pool.memory, measurement))
-        if self._leaks:
-            pool._keep_stacks(True, self)
-
     def __exit__(self, failed: object, *exception: object) -> None:
-        assert self._end is not None
-        self._end()
-        for _, measurement in self._measured:
-            measurement.__exit__()
-        if self._leaks:
-            self._let_go()
+        self._ends.close()
         if self._leaks and failed is None:
             self._look_for_leaks()
-
-    def _let_go(self) -> None:
-        for pool in open_pools():
-            pool._keep_stacks(False, self)
 
     def _look_for_leaks(self) -> None:
         gc.collect()
@@ -69,25 +53,16 @@ class Stretch:
     def peaks(self) -> dict[str, int]:
         """The most bytes live at once above those at the beginning, by device.
 
-        Where several pools share a device it is the sum of their peaks, which is at least the peak.
+        If several pools share a device, this is the sum of their peaks, an upper bound of the common peak.
         """
-        peaks: defaultdict[str, int] = defaultdict(int)
-        for place, measurement in self._measured:
-            peaks[place] += measurement.peak
-        return dict(peaks)
+        return self._measured.by_memory("peak")
 
     @property
     def kept(self) -> dict[str, int]:
         """Bytes live at the end beyond those at the beginning, by device."""
-        kept: defaultdict[str, int] = defaultdict(int)
-        for place, measurement in self._measured:
-            kept[place] += measurement.kept
-        return dict(kept)
+        return self._measured.by_memory("kept")
 
     @property
     def allocations(self) -> dict[str, int]:
         """Allocations made, by device."""
-        made: defaultdict[str, int] = defaultdict(int)
-        for place, measurement in self._measured:
-            made[place] += measurement.allocations
-        return dict(made)
+        return self._measured.by_memory("allocations")

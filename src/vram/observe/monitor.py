@@ -1,11 +1,10 @@
-"""`vram.monitor()`: lets the user's other processes look at this one, over a Unix socket; and the client that
-does the looking.
+"""`vram.monitor()` lets other processes of the same user observe this one over a Unix socket; and the client.
 
-The socket lies in a directory that only its user may enter, and both ends ask the kernel who the other is.
-What is told is `vram.observe.status`'s; who draws it (`vram top`, the web page) attaches here.
+The socket is in a directory that only its user can enter, and both ends ask the kernel for the other's
+identity. `vram.observe.status` collects what is sent; front ends (`vram top`, the web page) attach here.
 
-The protocol: lines of JSON. The process greets with `{"answer": {"protocol": 1, "pid": 7}}`, or with an
-`{"error": "why not"}` and closes. Then `{"ask": "status", "top": 20}` is answered by `{"answer": {...}}` or
+The protocol is lines of JSON. The process greets with `{"answer": {"protocol": 1, "pid": 7}}`, or sends
+`{"error": "why not"}` and closes. Then it answers `{"ask": "status", "top": 20}` with `{"answer": {...}}` or
 an error. Questions are "status" (arguments `top` and `history`), "snapshot" (argument `pool`) and "info". A
 connection takes any number of questions, one at a time.
 """
@@ -44,35 +43,35 @@ PROTOCOL = 1
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.01, 86400.0
 """Seconds between two samples."""
 MOST_CLIENTS = 16
-"""Connections served at once; one more is told so and closed."""
+"""The most connections at a time; further ones get an error and are closed."""
 MOST_ASKED = 4096
-"""Bytes of a question."""
+"""The most bytes of a question."""
 MOST_ANSWERED = 256 << 20
-"""Bytes of an answer that a client reads."""
+"""The most bytes of an answer that a client reads."""
 MOST_BLOCKS = 200_000
-"""Live blocks of a pool of which a snapshot is still given."""
+"""The most live blocks of a pool for a snapshot."""
 WRITE_SECONDS = 10.0
 """How long a client may take to read an answer."""
 LINK_SECONDS = 30.0
 """How long a client waits for an answer, by default."""
 LONGEST_PATH = 107
-"""Bytes that the name of a Unix socket may have."""
+"""The most bytes in the name of a Unix socket."""
 
 Answer: TypeAlias = dict[str, Any]
 _log = logging.getLogger("vram")
 
 
-# ---- the process that is looked at ------------------------------------------------------------------------
+# ---- the observed process ---------------------------------------------------------------------------------
 
 
 def monitor(*, web: bool = False, stacks: str | None = None, interval: float = 1.0) -> Monitor:
     """Make this process observable to `vram top` and other tools of the same user, until it ends.
 
-    Opens a Unix socket that only this user can reach, and no port. Counters of all pools are sampled every
-    `interval` seconds, so that whoever attaches sees the last minutes, too. `stacks="python"` has all pools
-    keep the Python stack of each allocation, so that holders have a line of code and not only a tag. `web`
-    serves the page of `vram serve` for this process as well. Called again it returns the same Monitor, with
-    what is asked for added. `close()` or the end of a `with` block ends it.
+    Opens a Unix socket that only this user can reach, and no port. The counters of all pools are sampled
+    every `interval` seconds, so a client that attaches later sees the last minutes, too. With
+    `stacks="python"` all pools keep the Python stack of each allocation, so holders have a line of code and
+    not only a tag. `web` also serves the page of `vram serve` for this process. A second call returns the
+    same Monitor and adds what it asks for. `close()` or the end of a `with` block ends it.
     """
     global _monitor
     if stacks not in ("python", None):
@@ -94,16 +93,16 @@ def _checked_interval(interval: float) -> float:
 
 
 class Monitor(Closing):
-    """This process as others may look at it, made by `vram.monitor`. Any thread may use it."""
+    """Makes this process observable, created by `vram.monitor`. Any thread may use it."""
 
     def __init__(self, interval: float = 1.0) -> None:
-        """Open the socket and begin to sample; see `vram.monitor`."""
+        """Open the socket and start to sample; see `vram.monitor`."""
         from vram.observe.status import Observatory
 
         self.observatory: Observatory = Observatory()
         self.interval = _checked_interval(interval)
         self.page: Any = None
-        self._end_stacks: Callable[[], None] | None = None
+        self._end_stacks: Callable[[], object] | None = None
         self._ending = new_event()
         self._clients: dict[socket.socket, threading.Thread] = {}
         self._clients_lock = new_lock()
@@ -119,12 +118,12 @@ class Monitor(Closing):
         return self._ending.is_set()
 
     def status(self, top: int = 20, history: int = 600) -> Answer:
-        """What others are told of this process now; see `vram.observe.status.Observatory.status`."""
+        """The current status of this process; see `vram.observe.status.Observatory.status`."""
         return self.observatory.status(whole_number(top, "top"), whole_number(history, "history"))
 
     def snapshot(self, pool: int) -> Answer:
-        """Every block of a pool, by its number in the status, as `Snapshot.to_dict()` has it."""
-        from vram.core.pool import open_pools
+        """Every block of a pool, by its number in the status, in the form of `Snapshot.to_dict()`."""
+        from vram.core.observer import open_pools
 
         found = next((each for each in open_pools() if each.number == pool), None)
         if found is None:
@@ -137,18 +136,19 @@ class Monitor(Closing):
                 f"{MOST_BLOCKS}; record it instead",
                 value=pool,
             )
-        return found.snapshot().to_dict()
+        blocks: Answer = found.snapshot().to_dict()
+        return blocks
 
     def keep_stacks(self) -> None:
-        """Have every pool keep stacks from now on, those to come included."""
-        from vram.core.pool import follow_pools
+        """Have every pool keep stacks from now on, including new ones."""
+        from vram.core.observer import keep_stacks
 
         with _lock:
             if self._end_stacks is None:
-                self._end_stacks = follow_pools(lambda pool: pool._keep_stacks(True, self))
+                self._end_stacks = keep_stacks()
 
     def serve_web(self) -> Any:
-        """Serve the web page for this process, once; the `url` of what is returned opens it."""
+        """Serve the web page for this process, once. The returned object has its `url`."""
         from vram.web import Page
 
         with _lock:
@@ -159,7 +159,7 @@ class Monitor(Closing):
     # ---- the threads --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Sample at a steady pace and take in clients meanwhile."""
+        """Sample at a steady pace and accept clients meanwhile."""
         events = select.poll()
         events.register(self._listener, select.POLLIN)
         events.register(self._woken, select.POLLIN)
@@ -172,8 +172,8 @@ class Monitor(Closing):
                 if time.monotonic() >= due:
                     due = time.monotonic() + self.interval
                     self.observatory.sample()
-            except Exception:  # the program must not suffer from who looks at it
-                _log.exception("the monitor at %s stumbles", self.path)
+            except Exception:  # observers must not break the program
+                _log.exception("the monitor at %s failed, and continues", self.path)
                 self._ending.wait(self.interval)
 
     def _welcome(self) -> None:
@@ -192,7 +192,7 @@ class Monitor(Closing):
         link.close()
 
     def _serve(self, link: socket.socket) -> None:
-        """Answer one client until it leaves, or asks what makes no sense."""
+        """Answer one client until it disconnects or sends an incomplete line."""
         try:
             with link, link.makefile("rb") as lines:
                 link.sendall(_line({"answer": {"protocol": PROTOCOL, "pid": os.getpid()}}))
@@ -205,7 +205,7 @@ class Monitor(Closing):
                     if not asked.endswith(b"\n"):
                         break
         except OSError:
-            pass  # it left
+            pass  # it disconnected
         finally:
             with self._clients_lock:
                 self._clients.pop(link, None)
@@ -215,7 +215,7 @@ class Monitor(Closing):
             return {"answer": self._ask(_question(asked))}
         except VramError as error:
             return {"error": str(error)}
-        except Exception as error:  # the program must not suffer from who looks at it
+        except Exception as error:  # observers must not break the program
             _log.exception("a question to the monitor failed")
             return {"error": f"{type(error).__name__}: {error}"}
 
@@ -230,7 +230,7 @@ class Monitor(Closing):
         raise ConfigError(f"there is no question {what!r}; ask for status, snapshot or info")
 
     def info(self) -> Answer:
-        """What `vram info` and `vram doctor` say of this process."""
+        """The output of `vram info` and `vram doctor` for this process."""
         from vram.system.doctor import examine
         from vram.system.machine import info
 
@@ -239,7 +239,7 @@ class Monitor(Closing):
     # ---- the end ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Take the socket away and let all clients go. Again: nothing."""
+        """Remove the socket and disconnect all clients. Closing again does nothing."""
         with _lock:
             if self.closed:
                 return
@@ -249,7 +249,7 @@ class Monitor(Closing):
         if self.page is not None:
             self.page.close()
         if self._end_stacks is not None:
-            self._forget_stacks(self._end_stacks)
+            self._end_stacks()
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
         with self._clients_lock:
@@ -260,17 +260,10 @@ class Monitor(Closing):
         for thread in (self._thread, *clients.values()):
             if thread is not threading.current_thread():
                 thread.join(WRITE_SECONDS)
-        self._let_go()
+        self._close_sockets()
 
-    def _forget_stacks(self, end: Callable[[], None]) -> None:
-        from vram.core.pool import open_pools
-
-        end()
-        for pool in open_pools():
-            pool._keep_stacks(False, self)
-
-    def _let_go(self) -> None:
-        """Close what this process has of it."""
+    def _close_sockets(self) -> None:
+        """Close the descriptors of this process."""
         for each in (self._listener, self._wake, self._woken, *self._clients):
             with contextlib.suppress(OSError):
                 each.close()
@@ -290,12 +283,12 @@ def _close_at_exit() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The socket and its threads are the parent's: the child only closes its copies of the descriptors."""
+    """The socket and its threads belong to the parent; the child closes its copies of the descriptors."""
     global _monitor
     if _monitor is not None:
         _monitor._ending.set()
         disown(each.fileno() for each in (_monitor._listener, *_monitor._clients))
-        _monitor._let_go()
+        _monitor._close_sockets()
     _monitor = None
 
 
@@ -333,7 +326,7 @@ def _whole(question: Answer, name: str, otherwise: int) -> int:
 
 
 def _listen(directory: Path) -> tuple[socket.socket, Path]:
-    """A socket under this process's number. One that still answers, as a container's may, keeps its name."""
+    """A socket named after this process. A name that is in use, as by another container, is not taken."""
     for attempt in range(100):
         path = directory / (f"{os.getpid()}.sock" if not attempt else f"{os.getpid()}-{attempt}.sock")
         if len(os.fsencode(path)) > LONGEST_PATH:
@@ -355,7 +348,7 @@ def _listen(directory: Path) -> tuple[socket.socket, Path]:
 
 
 def _remove_if_dead(path: Path) -> bool:
-    """Remove a socket that nobody listens to any more: its process ended without a word."""
+    """Remove a socket without a listener: its process ended without closing it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -375,30 +368,30 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def _peer(link: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end, as the kernel knows them."""
+    """The process and the user at the other end, according to the kernel."""
     raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
 
 
-# ---- the process that looks -------------------------------------------------------------------------------
+# ---- the client -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of this user that has `vram.monitor()` on."""
+    """A process of this user that called `vram.monitor()`."""
 
     pid: int
     path: Path
 
 
 def processes() -> list[Process]:
-    """Processes of this user that can be attached to, this one included. Sockets without one are removed."""
+    """Monitored processes of this user, including this one. Sockets without a process are removed."""
     return [each for each in _named() if not _remove_if_dead(each.path)]
 
 
 def _named(pid: int | None = None) -> list[Process]:
-    """Every socket, or those under one number; whether anybody listens is not asked."""
+    """Every socket, or those of one process, with or without a listener."""
     found = []
     for directory in runtime_directories():
         for path in directory.glob("*.sock") if not unsafe(directory) else ():
@@ -409,9 +402,9 @@ def _named(pid: int | None = None) -> list[Process]:
 
 
 def attach(pid: int | None = None, *, timeout: float = LINK_SECONDS) -> Client:
-    """Attach to a monitored process of this user: by its number, or to the only one there is.
+    """Attach to a monitored process of this user, by its number or because it is the only one.
 
-    DeviceError says what to do where there is none, or there are several and none is named.
+    Raises DeviceError if there is none, or if there are several and `pid` is not given.
     """
     found = processes() if pid is None else _named(pid)
     if len(found) > 1 and pid is None:
@@ -435,7 +428,7 @@ class Client(Closing):
     """A connection to a monitored process. One thread at a time may use it."""
 
     def __init__(self, process: Process, *, timeout: float = LINK_SECONDS) -> None:
-        """Connect, and make sure that the other end is this user's; see `attach`."""
+        """Connect, and verify that the other end belongs to this user; see `attach`."""
         self.process = process
         self._link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._link.settimeout(timeout)
@@ -460,15 +453,15 @@ class Client(Closing):
         return self._ask({"ask": "status", "top": top, "history": history})
 
     def snapshot(self, pool: int) -> Answer:
-        """Every block of one of its pools, as `Snapshot.to_dict()` has it."""
+        """Every block of one of its pools, in the form of `Snapshot.to_dict()`."""
         return self._ask({"ask": "snapshot", "pool": pool})
 
     def info(self) -> Answer:
-        """Its devices, versions, features and settings, and what is wrong with them."""
+        """Its devices, versions, features and settings, and problems with them."""
         return self._ask({"ask": "info"})
 
     def _ask(self, question: Answer) -> Answer:
-        with contextlib.suppress(BrokenPipeError):  # reading tells why
+        with contextlib.suppress(BrokenPipeError):  # reading says why
             self._link.sendall(_line(question))
         return self._read()
 
@@ -498,6 +491,6 @@ class Client(Closing):
         return found
 
     def close(self) -> None:
-        """Leave. Again: nothing."""
+        """Disconnect. Closing again does nothing."""
         self._lines.close()
         self._link.close()

@@ -1,10 +1,11 @@
-"""The moment in which memory runs out, kept: what `vram run --on-oom` does.
+"""`vram run --on-oom`: keeps evidence when memory runs out, as a message or as a recording of what was held.
 
-That it ran out, and why, is the pool's; here is who is told, and a recording of all that was held.
+The pool explains the failure; this module decides where the explanation goes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from vram import _native
-from vram.core.pool import Pool, follow_failures, follow_pools
+from vram.core import observer
+from vram.core.pool import Pool
 from vram.errors import ConfigError, OutOfMemory, VramError
 from vram.observe.recorder import Recorder
 
@@ -20,21 +22,20 @@ __all__ = ["KINDS", "keep_failures"]
 
 KINDS = ("explain", "snapshot")
 MOST_KEPT = 5
-"""Failures of a process that are kept; a program that retries for ever would fill the disk."""
+"""Failures kept per process; a program that retries forever would fill the disk."""
 
 
 def keep_failures(kinds: Iterable[str], folder: str | os.PathLike[str] = ".") -> Callable[[], None]:
-    """Keep what is known whenever a request fails for good, also where the program catches the error.
+    """Keep evidence of every request that fails, even if the program catches the error.
 
-    "explain" writes the error and where it happened to stderr. "snapshot" writes all that the pool holds to
-    `vram-oom-PID-N.vtrace` in `folder`, for `vram explain` and the other verbs. The first five failures are
-    kept. Pools keep stacks from now on. What is returned ends it.
+    "explain" writes the error and its place to stderr. "snapshot" writes everything the pool holds to
+    `vram-oom-PID-N.vtrace` in `folder`, for `vram explain` and the other commands. The first five failures
+    are kept. Pools keep stacks meanwhile. Call the returned function to end it.
     """
     wanted = tuple(kinds)
     unknown = [kind for kind in wanted if kind not in KINDS]
     if unknown or not wanted:
         raise ConfigError(f"{', '.join(unknown) or 'nothing'} cannot be kept; choose of {', '.join(KINDS)}")
-    who = object()
     numbers = itertools.count(1)
 
     def keep(pool: Pool, error: OutOfMemory) -> None:
@@ -48,13 +49,10 @@ def keep_failures(kinds: Iterable[str], folder: str | os.PathLike[str] = ".") ->
         if number == MOST_KEPT:
             _say(f"{MOST_KEPT} failures were kept; later ones are not")
 
-    ends = (follow_pools(lambda pool: pool._keep_stacks(True, who)), follow_failures(keep))
-
-    def end() -> None:
-        for each in ends:
-            each()
-
-    return end
+    ends = contextlib.ExitStack()
+    ends.callback(observer.keep_stacks())
+    ends.callback(observer.failures.add(keep))
+    return ends.close
 
 
 def _explain(error: OutOfMemory) -> None:
@@ -64,7 +62,7 @@ def _explain(error: OutOfMemory) -> None:
 
 
 def _snapshot(pool: Pool, error: OutOfMemory, path: Path) -> str:
-    """Write a recording of what is held, unless the pool is recorded anyway; says where it is."""
+    """Write a recording of what is held, unless the pool is being recorded; returns where it is."""
     if pool._recorder is not None:
         pool._recorder.flush()
         return f"the recording {pool._recorder.path} has this moment: vram explain {pool._recorder.path}"

@@ -1,6 +1,6 @@
-"""`vram.metrics()`: the numbers of `vram.observe.status` for Prometheus and what else reads its format.
+"""`vram.metrics()`: the numbers of `vram.observe.status` for Prometheus and compatible tools.
 
-Names follow OpenTelemetry's way of writing them: what, then the unit, `_total` for what only grows.
+Names follow the conventions of OpenTelemetry: the quantity, then the unit, `_total` for counters.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vram.observe.status import Observatory
 __all__ = ["Metrics", "metrics"]
 
 DEFAULT_PORT = 9464
-"""That of OpenTelemetry's exporters for Prometheus."""
+"""The default port of OpenTelemetry's exporters for Prometheus."""
 MOST_TAGS = 50
-"""Tags that get a series of their own; the others are summed under the name below."""
+"""The most tags with their own series; the others are summed under OTHER_TAGS."""
 OTHER_TAGS = "(other)"
 POOL = ("device", "pool", "kind")
-"""Labels of what is a pool's."""
+"""The labels of a pool's series."""
 
 GAUGES = {
     "vram_memory_allocated_bytes": ("allocated", "Bytes in live blocks."),
@@ -54,20 +54,21 @@ DEVICE_STATES = ("pools", "libraries", "processes", "unknown", "free")
 
 
 def metrics(port: int | None = DEFAULT_PORT, *, address: str = "127.0.0.1", registry: Any = None) -> Metrics:
-    """Offer the numbers of this process's pools to Prometheus at http://127.0.0.1:9464/metrics.
+    """Serve the numbers of this process's pools to Prometheus at http://127.0.0.1:9464/metrics.
 
-    `port` 0 takes any free one; `address` is where to listen, by default only to this machine. With a
-    `registry` of prometheus_client the numbers join it, and with `port=None` nothing is served. They are read
-    from counters whenever somebody asks, and cost nothing in between. Needs `pip install "vram[metrics]"`.
+    `port` 0 selects any free port; `address` is where to listen (default: only this machine). With a
+    `registry` of prometheus_client the numbers are added to it; with `port=None` nothing is served. The
+    numbers are read from counters on each request and cost nothing in between. Needs
+    `pip install "vram[metrics]"`.
     """
     return Metrics(port, address, registry)
 
 
 class Metrics(Closing):
-    """The numbers as they are offered, made by `vram.metrics`. `close()` or a `with` block ends it."""
+    """Serves the numbers, created by `vram.metrics`. `close()` or the end of a `with` block ends it."""
 
     def __init__(self, port: int | None, address: str, registry: Any) -> None:
-        """Register the numbers and begin to serve; see `vram.metrics`."""
+        """Register the numbers and start to serve; see `vram.metrics`."""
         try:
             import prometheus_client
         except ModuleNotFoundError as error:
@@ -92,14 +93,14 @@ class Metrics(Closing):
 
     @property
     def url(self) -> str | None:
-        """Where Prometheus finds the numbers; None where nothing is served."""
+        """The address for Prometheus; None if nothing is served."""
         if self._server is None:
             return None
         host, port = self._server.server_address[:2]
         return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
 
     def collect(self) -> Iterator[Any]:
-        """The numbers now, as prometheus_client wants them."""
+        """The current numbers, as prometheus_client expects them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
         told = self._observatory.status(top=1000, history=0)
@@ -131,11 +132,11 @@ class Metrics(Closing):
         yield tags
 
     def describe(self) -> list[Any]:
-        """Nothing: which series there are is known when they are collected."""
+        """Nothing: the series are known when they are collected."""
         return []
 
     def close(self) -> None:
-        """Offer nothing any more. Again: nothing."""
+        """Stop. Closing again does nothing."""
         if self not in _open:
             return
         _open.discard(self)
@@ -155,7 +156,7 @@ def _labels(pool: dict[str, Any]) -> list[str]:
 
 
 def _tags(tags: list[dict[str, Any]]) -> dict[str, int]:
-    """Bytes by tag, the largest by name: each series costs whoever keeps them."""
+    """Bytes by tag; only the largest by name, because each series costs memory in Prometheus."""
     totals: defaultdict[str, int] = defaultdict(int)
     for place, tag in enumerate(tags):
         totals[tag["tag"] or "" if place < MOST_TAGS else OTHER_TAGS] += tag["bytes"]
@@ -166,7 +167,7 @@ _open: weakref.WeakSet[Metrics] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """The server's thread is the parent's; the child only closes its copy of the socket."""
+    """The server's thread belongs to the parent; the child closes its copy of the socket."""
     for each in list(_open):
         if each._server is not None:
             each._server.socket.close()

@@ -1,52 +1,45 @@
 """Recording a pool: `vram.record(pool, path)` writes every event to a trace file while the program runs.
 
-Here is when and where to write. Events come from the native core as columns (native/bindings/recording.cpp),
-the file is `vram.trace`'s, marks come from `vram.observe.annotations`.
+This module decides when and where to write. Events come from the native core as columns
+(native/bindings/recording.cpp), `vram.trace` writes the file, marks come through `vram.core.observer`.
 """
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import os
-import threading
 import time
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vram import _native
 from vram.arguments import require_label, require_path, shown, whole_number
 from vram.core.closing import Closing
-from vram.core.locks import new_event, new_lock
+from vram.core.journal import device_number, trace_segments, trace_settings
 from vram.core.manager import MemoryManager
 from vram.core.pool import Pool
-from vram.core.snapshot import Block, Snapshot, backed_runs
 from vram.errors import ConfigError, DeviceError, OutOfMemory, TraceError, VramError
-from vram.observe import annotations as marks
+from vram.observe.recording import Recording, beside, path_of_rank
 from vram.sizes import parse_size
-from vram.trace import Action, BlockState, TraceWriter
-from vram.trace import Block as TraceBlock
-from vram.trace import Segment as TraceSegment
+from vram.trace import Action, Segment, TraceWriter
 from vram.trace.checked import MAX_INT64
 
-__all__ = ["PoolsRecorder", "Recorder", "beside", "path_of_rank", "record", "record_pools"]
+__all__ = ["PoolsRecorder", "Recorder", "record", "record_pools"]
 
 MOST_WAITING = 4 << 20
-"""Events the pool keeps until they are written, 56 bytes each; what comes beyond is dropped and counted."""
+"""Events the pool keeps until they are written, 56 bytes each; further ones are dropped and counted."""
 LOOK_SECONDS, BUSY_SECONDS = 0.1, 0.01
-"""How often the writing thread looks for events, and how often while there are many: what lies in the pool
-only for a moment stays in the processor's caches."""
+"""How often the writing thread collects events, normally and while there are many: events that are collected
+soon are still in the processor's caches."""
 WRITE_SECONDS = 0.5
-"""How long events wait at most before they are in the file: what a crash loses."""
+"""The longest time before events are in the file: what a crash can lose."""
 WRITE_EVENTS = 1 << 16
-"""So many events are written sooner; a quarter of them, within one look, are many."""
+"""This many events are written sooner; a quarter of them within one look count as many."""
 DEFAULT_KEEP = 8
 """Files of a rotating recording that are kept."""
 
-_STATES = {"live": BlockState.LIVE, "suspended": BlockState.LIVE, "pending": BlockState.PENDING}
 _log = logging.getLogger("vram")
 
 
@@ -60,18 +53,19 @@ def record(
 ) -> Recorder:
     """Write everything `pool` does to the file `path`, until `close()` or the end of a `with` block.
 
-    What is live when it begins comes first, as allocations. `stacks="python"` has each allocation with the
-    calls that made it, None leaves them out. A file that another recording is being written to, of this or
-    any other process, is refused with a TraceError: give each its own. With `rotate` (a size, as "256MiB")
-    a file grown so large is put aside as `path.000001` and so on, of which the last `keep` stay. A crash of
-    the process loses half a second at most; `vram.open(path)` reads what is there. Needs `pip install
-    "vram[trace]"`.
+    Allocations that are live at the beginning come first. `stacks="python"` records each allocation with the
+    calls that made it; None leaves them out. A file that another recording of any process is written to is
+    refused with a TraceError: give each its own. With `rotate` (a size, such as "256MiB") a file of that size
+    is renamed to `path.000001` and so on; the last `keep` files stay. A crash of the process loses at most
+    half a second; `vram.open(path)` reads what is there. Needs `pip install "vram[trace]"`.
     """
     return Recorder(pool, path, stacks=stacks, rotate=rotate, keep=keep)
 
 
-class Recorder(Closing):
-    """A recording under way, made by `vram.record`. Any thread may use it."""
+class Recorder(Recording):
+    """A recording under way, created by `vram.record`. Any thread may use it."""
+
+    _title = "vram.Recorder"
 
     def __init__(
         self,
@@ -82,13 +76,13 @@ class Recorder(Closing):
         rotate: int | str | None = None,
         keep: int = DEFAULT_KEEP,
     ) -> None:
-        """Begin to record; see `vram.record`."""
+        """Start to record; see `vram.record`."""
         _check(pool, stacks, keep)
+        super().__init__(Path(require_path(path)))
         self.pool = pool
-        self.path = Path(require_path(path))
         self._writer = TraceWriter(
             self.path,
-            device=_device_number(pool),
+            device=device_number(pool),
             start_us=time.time_ns() // 1000,
             piece_bytes=None if rotate is None else parse_size(rotate),
             max_pieces=keep,
@@ -97,45 +91,27 @@ class Recorder(Closing):
         self._marks: dict[int, tuple[str, str]] = {}
         self._mark_numbers = itertools.count()
         self._written_at = time.monotonic()
-        self._lock = new_lock()  # of the writer; a finalizer may come in between
-        self._ending = new_event()
         pool._keep_stacks(stacks == "python", self)
         self._start_ns = time.monotonic_ns()
-        self._core = _native.RecordingCore(pool, self._writer, self._start_ns, MOST_WAITING)
+        self._events = _native.EventReader(pool, self._writer, self._start_ns)
+        self._events.record(MOST_WAITING)
         pool._recorder = self
-        marks.join(self)
-        _open.append(self)
-        self._thread = threading.Thread(target=self._run, name="vram-record", daemon=True)
-        self._thread.start()
+        self._start("vram-record")
 
-    # ---- what it has --------------------------------------------------------------------------------------
-
-    @property
-    def events(self) -> int:
-        """Events in the file so far, those of earlier pieces included."""
-        return self._writer.events
-
-    @property
-    def dropped(self) -> int:
-        """Events that were lost because writing fell behind; the trace counts them, too."""
-        return self._writer.dropped
-
-    @property
-    def closed(self) -> bool:
-        """Whether the recording has ended."""
-        return self._ending.is_set()
+    def _writers(self) -> tuple[TraceWriter]:
+        return (self._writer,)
 
     def mark(self, stage: str, name: str) -> None:
-        """Note the "START" or "END" of what is called `name`, between the events before and after."""
+        """Note the "START" or "END" of the phase `name`, between the events before and after."""
         if stage not in ("START", "END"):
             raise ConfigError(f"a mark is the START or the END of a phase, not {shown(stage)}", value=stage)
         require_label(name, "the name of a phase")
         number = next(self._mark_numbers)
         self._marks[number] = (stage, name)
-        self._core.mark(number)
+        self._events.mark(number)
 
     def note_failure(self, error: OutOfMemory) -> None:
-        """Write that a request failed which began before the recording; the pool writes those it knows of."""
+        """Write the failure of a request that began before the recording; the pool records the others."""
         if not isinstance(error, OutOfMemory):
             raise TypeError(f"a failed request is a vram.OutOfMemory, not {type(error).__name__}")
         with self._lock:
@@ -155,12 +131,6 @@ class Recorder(Closing):
 
     # ---- writing ------------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Write what has happened up to now."""
-        with self._lock:
-            if not self.closed:
-                self._write()
-
     def _run(self) -> None:
         pause = LOOK_SECONDS
         while not self._ending.wait(pause):
@@ -169,20 +139,20 @@ class Recorder(Closing):
                     pause = BUSY_SECONDS if self._look() >= WRITE_EVENTS // 4 else LOOK_SECONDS
 
     def _look(self) -> int:
-        """Write if it is time to; how many events there were."""
+        """Write if it is time to; returns the number of events."""
         try:
-            waiting = self._core.collect()
+            waiting = self._events.collect()
             late = time.monotonic() - self._written_at >= WRITE_SECONDS
             if waiting >= WRITE_EVENTS or (waiting and late):
                 self._write()
         except Exception as error:
-            self._give_up(error)
+            self._fail(error)
             return 0
         return waiting
 
     def _write(self) -> None:
-        self._core.collect()
-        columns, marked, dropped = self._core.columns()
+        self._events.collect()
+        columns, marked, dropped = self._events.columns()
         for number, time_us in marked:
             self._writer.annotate(*self._marks.pop(number), time_us)
         if len(columns["action"]) or dropped:
@@ -191,8 +161,8 @@ class Recorder(Closing):
             self._writer.flush()
         self._written_at = time.monotonic()
 
-    def _give_up(self, error: Exception) -> None:
-        """The file cannot be written. The program goes on, and close() says what happened."""
+    def _fail(self, error: Exception) -> None:
+        """The file cannot be written. The program continues, and close() reports the error."""
         _log.error("the recording to %s ends after %d events: %s", self.path, self.events, error)
         self._failure = error
         self._leave()
@@ -200,9 +170,9 @@ class Recorder(Closing):
     # ---- the end ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write the rest, and the segments and blocks there are now. Again: nothing.
+        """Write the rest, and the current segments and blocks. Closing again does nothing.
 
-        Raises a TraceError where the file could not be written to its end.
+        Raises a TraceError if the file could not be written completely.
         """
         with self._lock:
             if not self.closed:
@@ -211,11 +181,10 @@ class Recorder(Closing):
                     self._write()
                     self._writer.close(segments, settings)
                 except Exception as error:
-                    self._give_up(error)
+                    self._fail(error)
                 self._leave()
             failure, self._failure = self._failure, None
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._join()
         if failure is not None:
             raise TraceError(
                 f"the recording to {self.path} ended early, after {self.events} events: {failure}",
@@ -223,35 +192,19 @@ class Recorder(Closing):
                 events=self.events,
             ) from failure
 
-    def _leave(self) -> None:
-        """Let go of the pool."""
-        if self.closed:
-            return
-        self._ending.set()
-        marks.leave(self)
-        self._core.stop()
+    def _stop(self) -> None:
+        self._events.record(0)
         self.pool._keep_stacks(False, self)
         self.pool._recorder = None
-        _open.remove(self)
 
-    def _ending_state(self) -> tuple[list[TraceSegment], dict[str, object]]:
+    def _leave_to_parent(self) -> None:
+        super()._leave_to_parent()
+        self.pool._recorder = None
+
+    def _ending_state(self) -> tuple[list[Segment], dict[str, object]]:
         """Taken before the last events, which therefore mention every block of it."""
-        snapshot, raw = self.pool.snapshot(), self.pool.raw_stats()
-        settings = {
-            "allocator": "vram",
-            "device": self.pool.device.name,
-            "device_total": self.pool.device.total_memory,
-            "reserved": snapshot.reserved,
-            "suspended": snapshot.suspended,
-            "other_tags": raw["other_tags"],
-            "lost_stacks": raw["lost_stacks"],
-            **self.pool.config(),
-        }
-        return list(_segments(snapshot, self._writer)), settings
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else "open"
-        return f"<vram.Recorder to {str(self.path)!r}: {self.events} events, {self.dropped} dropped, {state}>"
+        snapshot = self.pool.snapshot()
+        return list(trace_segments(snapshot, self._writer)), trace_settings(self.pool, snapshot)
 
 
 def _check(pool: Pool, stacks: str | None, keep: int) -> None:
@@ -261,48 +214,23 @@ def _check(pool: Pool, stacks: str | None, keep: int) -> None:
         raise ConfigError(f'stacks is "python" or None, not {shown(stacks)}', value=stacks)
     whole_number(keep, "keep", least=1)
     if pool.closed:
-        raise DeviceError("the pool is closed and does nothing that could be recorded", code="closed")
+        raise DeviceError("the pool is closed, so there is nothing to record", code="closed")
     if pool._recorder is not None:
         raise VramError(f"the pool is being recorded to {pool._recorder.path}; close that recorder first")
-
-
-def _device_number(pool: Pool) -> int:
-    number = pool.device.name.rpartition(":")[2]
-    return int(number) if number.isdecimal() else 0
-
-
-def _segments(snapshot: Snapshot, writer: TraceWriter) -> Iterator[TraceSegment]:
-    for segment in snapshot.segments:
-        for run in backed_runs(segment):
-            yield TraceSegment(
-                address=run[0].address,
-                total_size=sum(block.size for block in run),
-                stream=writer.stream(segment.stream),
-                kind=segment.kind,
-                is_expandable=not segment.plain,
-                blocks=tuple(_block(block, writer) for block in run),
-            )
-
-
-def _block(block: Block, writer: TraceWriter) -> TraceBlock:
-    state = _STATES.get(block.state, BlockState.FREE)
-    requested = block.requested if state != BlockState.FREE else 0
-    return TraceBlock(block.address, block.size, requested, state, writer.stack(block.stack))
 
 
 # ---- all pools of a manager -------------------------------------------------------------------------------
 
 
 class PoolsRecorder(Closing):
-    """A recording of every pool of a manager, made by `record_pools`: one file a device and process."""
+    """A recording of every pool of a manager, created by `record_pools`: one file per device and process."""
 
     def __init__(self, manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> None:
-        """Begin with the pools there are; those to come are recorded from their first allocation on."""
+        """Record existing pools from now on, and new ones from their first allocation on."""
         self.path = path_of_rank(Path(path))
         self.recorders: list[Recorder] = []
         self._options = options
-        self._manager = manager
-        manager._follow(self._record)
+        self._end = manager._follow(self._record)
 
     def _record(self, pool: Pool) -> None:
         names = [recorder.pool.device.name for recorder in self.recorders]
@@ -321,8 +249,8 @@ class PoolsRecorder(Closing):
         return Recorder(pool, own, **self._options)
 
     def close(self) -> None:
-        """End every recording; pools to come are not recorded."""
-        self._manager._unfollow(self._record)
+        """End every recording; new pools are not recorded."""
+        self._end()
         for recorder in self.recorders:
             recorder.close()
 
@@ -336,53 +264,3 @@ def record_pools(manager: MemoryManager, path: str | os.PathLike[str], **options
     path.
     """
     return PoolsRecorder(manager, path, **options)
-
-
-def beside(path: Path, name: str) -> Path:
-    """Where the recording of another device or process goes."""
-    return path.with_name(f"{path.stem}.{name.replace(':', '-')}{path.suffix}")
-
-
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),  # torchrun
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-)
-"""Where launchers write the number of a process and how many there are; the innermost launcher first."""
-
-
-def path_of_rank(path: Path) -> Path:
-    """`path`, or in a job of several processes a name beside it that has the number of this one."""
-    for number, count in _LAUNCHERS:
-        rank, ranks = os.environ.get(number, ""), os.environ.get(count, "")
-        if rank.isdecimal() and ranks.isdecimal():
-            return beside(path, f"rank-{rank}") if int(ranks) > 1 else path
-    return path
-
-
-# ---- the end of the process, and forks --------------------------------------------------------------------
-
-_open: list[Recorder] = []
-
-
-def _close_all() -> None:
-    for recorder in tuple(_open):
-        try:
-            recorder.close()
-        except TraceError as error:
-            _log.error("%s", error)
-
-
-def _after_fork_in_child() -> None:
-    """Recordings, their threads and their files are the parent's: the child touches none of them."""
-    _left_to_parent.extend(_open)
-    for recorder in _open:
-        recorder._ending.set()
-        recorder.pool._recorder = None
-    _open.clear()
-
-
-_left_to_parent: list[Recorder] = []  # never let go: their end would write into the parent's file
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_after_fork_in_child)

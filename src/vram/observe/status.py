@@ -1,8 +1,8 @@
-"""What this process holds right now: every pool, its streams, tags and holders, and each device's memory
-split between who has it. Plain values, ready for JSON.
+"""What this process holds now: every pool, its streams, tags and holders, and the owners of each device's
+memory. Plain values, ready for JSON.
 
-Reads counters, never events, and gives itself a budget: what is dear to find out is found out less often.
-Whoever shows it (terminal, web page, metrics, notebook) takes it from here, or over `vram.observe.monitor`.
+Reads counters, never events, and has a time budget: expensive queries run less often. The terminal, web page,
+metrics and notebook display it, in this process or through `vram.observe.monitor`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from vram.core.device import Device
 from vram.core.locks import new_lock
-from vram.core.pool import Pool, open_pools
+from vram.core.observer import open_pools
+from vram.core.pool import Pool
 from vram.errors import VramError
 from vram.system.version import version
 
 __all__ = ["DeviceSplit", "Observatory", "split_device"]
 
 MOST_SHARE = 0.004
-"""Of the processor's time that each of two dear questions (holders, devices) may take."""
+"""The share of processor time for each of two expensive queries (holders, devices)."""
 SAMPLES = 600
-"""Samples kept of the past: ten minutes at one a second."""
+"""Samples kept: ten minutes at one per second."""
 MOST_ROWS = 1000
-"""Holders, tags and streams that one answer has at most; what is left out is counted."""
+"""The most holders, tags and streams in one answer; the rest is counted."""
 STACK_DEPTH = 16
 """Frames of each holder."""
 
@@ -40,13 +41,13 @@ _Found = TypeVar("_Found")
 
 
 class Observatory:
-    """Looks at the pools of this process again and again. Any thread may use it.
+    """Observes the pools of this process. Any thread may use it.
 
     `sample()` is cheap and is called at a steady pace; `status()` answers everything else.
     """
 
     def __init__(self) -> None:
-        """Begin without a past."""
+        """Start without history."""
         self._lock = new_lock()
         self._history: deque[list[float]] = deque(maxlen=SAMPLES)
         self._counted: dict[int, tuple[float, int]] = {}
@@ -54,10 +55,10 @@ class Observatory:
         self._holders: dict[int, _Budgeted[list[Answer]]] = {}
         self._devices = _Budgeted(_memory_of_devices)
         self.started = time.time()
-        self._version = version()  # looking it up takes milliseconds
+        self._version = version()  # finding it takes milliseconds
 
     def sample(self) -> None:
-        """Note the totals of all pools: a row of the history, and each pool's allocations a second."""
+        """Record the totals of all pools: a row of the history, and each pool's allocations per second."""
         now = time.monotonic()
         raws = [(pool.number, pool.raw_stats()) for pool in open_pools()]
         with self._lock:
@@ -83,7 +84,7 @@ class Observatory:
         """Everything at this moment; the `top` largest holders and tags, the last `history` samples.
 
         `holders` are live allocations by tag and stack, most bytes first. They and the split of the devices
-        are as old as `holders_age_s` and `devices_age_s` say: looking is paid from a budget.
+        are as old as `holders_age_s` and `devices_age_s` say, because they are expensive to find.
         """
         top = max(0, min(top, MOST_ROWS))
         with self._lock:
@@ -156,7 +157,7 @@ class Observatory:
 
 
 class _Budgeted(Generic[_Found]):
-    """An answer that is made anew only when its price, spread over the time since, is small enough."""
+    """An answer that is renewed only when its cost is a small share of the time since the last renewal."""
 
     def __init__(self, find: Callable[[], _Found]) -> None:
         self._find = find
@@ -166,7 +167,7 @@ class _Budgeted(Generic[_Found]):
 
     @property
     def age(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since it was renewed."""
         return round(time.monotonic() - self._at, 3) if self._found else 0.0
 
     def look(self) -> _Found:
@@ -179,11 +180,11 @@ class _Budgeted(Generic[_Found]):
 
 
 def _program() -> str:
-    """How the process was started, as far as it may be shown on a line."""
+    """How the process was started, short enough for one line."""
     return " ".join([os.path.basename(sys.argv[0] or sys.executable), *sys.argv[1:]])[:200]
 
 
-# ---- who holds --------------------------------------------------------------------------------------------
+# ---- holders ----------------------------------------------------------------------------------------------
 
 
 def _holders_of(pool: Pool) -> Callable[[], list[Answer]]:
@@ -218,18 +219,18 @@ def _stream(pool: Pool, stream: Mapping[str, Any]) -> Answer:
     return {"pool": pool.number, "device": pool.device.name, "stream": stream["handle"], **kept}
 
 
-# ---- whose a device's memory is ---------------------------------------------------------------------------
+# ---- the owners of a device's memory ----------------------------------------------------------------------
 
 
 def split_device(
     *, total: int, free: int, ours: int, libraries: int = 0, process: int | None = None, processes: int = 0
 ) -> DeviceSplit:
-    """Split the bytes of a device between who has them; the parts always sum to `total`.
+    """Split the bytes of a device between their owners; the parts always sum to `total`.
 
-    `ours` are those that pools of this process hold, `libraries` those that other libraries in it say they
-    hold, `process` what the driver counts for the whole process (None: it does not), `processes` what it
-    counts for others. What nobody accounts for is `unknown`. The readings are of slightly different moments:
-    where they contradict each other, what we know best is believed first.
+    `ours` are held by pools of this process, `libraries` by other libraries in it according to themselves.
+    `process` is what the driver counts for the whole process (None: it does not), `processes` what it counts
+    for others. The rest is `unknown`. The readings are of slightly different moments; if they contradict each
+    other, the most reliable ones take precedence.
     """
     left = total
 
@@ -259,7 +260,7 @@ def _ours(pools: list[Pool], device: str) -> int:
 
 
 def _memory_of_devices() -> list[tuple[Answer, dict[str, Any]]]:
-    """Each device that has a pool: what it is, and what `split_device` wants but for `ours`."""
+    """Each device that has a pool: its description, and the arguments of `split_device` except `ours`."""
     found = {pool.device.name: pool.device for pool in open_pools()}
     return [_memory_of(device) for device in found.values()]
 
@@ -268,7 +269,7 @@ def _memory_of(device: Device) -> tuple[Answer, dict[str, Any]]:
     named = _libraries(device)
     try:
         free, total = device.backend.memory_info()
-    except VramError:  # a device that was lost; the rest is worth showing
+    except VramError:  # a device that was lost; show the rest
         free, total = 0, 0
     source, ask = {"cuda": ("nvml", _nvml_memory), "host": ("system", _system_memory)}.get(
         device.kind, ("device", _nothing_more)
@@ -281,12 +282,12 @@ def _memory_of(device: Device) -> tuple[Answer, dict[str, Any]]:
 
 
 def _nothing_more(_device: Device) -> dict[str, int] | None:
-    """A device of which only itself knows."""
+    """For devices that no system counter covers."""
     return None
 
 
 def _system_memory(_device: Device) -> dict[str, int] | None:
-    """What the system says of its memory and of this process's part; None where it does not."""
+    """The system's memory and the part of this process; None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -297,7 +298,7 @@ def _system_memory(_device: Device) -> dict[str, int] | None:
 
 
 def _libraries(device: Device) -> dict[str, int]:
-    """Bytes that libraries loaded here say they hold from the device by allocators of their own."""
+    """Bytes that other libraries in this process hold from the device with their own allocators."""
     if device.kind != "cuda":
         return {}
     askers = {"torch": _torch_bytes, "cupy": _cupy_bytes}
@@ -306,7 +307,7 @@ def _libraries(device: Device) -> dict[str, int]:
         if name in sys.modules:
             try:
                 found[name] = int(ask(sys.modules[name], device.index))
-            except Exception:  # another library in whatever state: it holds what it does not say
+            except Exception:  # another library in an unknown state; its memory counts as unknown
                 continue
     return {name: size for name, size in found.items() if size > 0}
 
@@ -314,7 +315,7 @@ def _libraries(device: Device) -> dict[str, int]:
 def _torch_bytes(torch: Any, index: int) -> int:
     plug = sys.modules.get("vram.torch")
     if (plug is not None and plug.uses_pools()) or not torch.cuda.is_initialized():
-        return 0  # what it holds is a pool's, and counted there
+        return 0  # its memory belongs to a pool and is counted there
     return int(torch.cuda.memory_reserved(index))
 
 
@@ -324,15 +325,15 @@ def _cupy_bytes(cupy: Any, index: int) -> int:
 
 
 PCI_BUS, PCI_DEVICE, PCI_DOMAIN = 33, 34, 50
-"""Numbers of CUDA's device attributes."""
+"""The numbers of CUDA's device attributes."""
 
 
 def _nvml_memory(device: Device) -> dict[str, int] | None:
-    """What the driver's management library counts by process; None where it is not there or does not say."""
+    """Memory by process according to NVML; None if it is unavailable."""
     try:
         import pynvml
 
-        pynvml.nvmlInit()  # counts its callers; cheap when it was called before
+        pynvml.nvmlInit()  # reference-counted, and cheap after the first call
         attribute = device.backend.attribute  # type: ignore[attr-defined]
         bus = f"{attribute(PCI_DOMAIN):08x}:{attribute(PCI_BUS):02x}:{attribute(PCI_DEVICE):02x}.0"
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus.encode())
@@ -340,13 +341,13 @@ def _nvml_memory(device: Device) -> dict[str, int] | None:
             *pynvml.nvmlDeviceGetComputeRunningProcesses(handle),
             *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle),
         ]
-    except Exception:  # not installed, no permission, not supported: each has an error of its own there
+    except Exception:  # not installed, no permission, not supported: each has its own error
         return None
     return _by_process([(each.pid, each.usedGpuMemory) for each in running], os.getpid())
 
 
 def _by_process(running: list[tuple[int, int | None]], own: int) -> dict[str, int] | None:
-    """Sort what each process has. In a container pids are the host's: without ours the list says nothing."""
+    """Memory of this and of other processes. In a container pids are the host's: None if ours is missing."""
     held = {pid: size for pid, size in running if size is not None}
     if own not in held:
         return None

@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
-from vram import _native
 from vram.arguments import require
 from vram.core import observer
 from vram.core.device import Device
@@ -103,8 +102,8 @@ class RaceChecker:
         with _install_lock:
             _require_nobody_watches()
             self._watch = _Watch(self)
-            _active, observer.active = self, self._watch
-            _native.set_watcher(self._watch)
+            _active = self
+            observer.install(self._watch)
         return self
 
     def stop(self) -> None:
@@ -124,8 +123,8 @@ class RaceChecker:
         global _active
         with _install_lock:
             if _active is self:
-                _native.set_watcher(None)
-                _active = observer.active = None
+                _active = None
+                observer.install(None)
 
     def _keep(self, races: list[Race]) -> None:
         room = MOST_RACES - len(self.races)
@@ -167,8 +166,8 @@ def _after_fork_in_child() -> None:
     global _active, _install_lock
     _install_lock = threading.Lock()
     if _active is not None:
-        _native.set_watcher(None)
-        _active = observer.active = None
+        _active = None
+        observer.install(None)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

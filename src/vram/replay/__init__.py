@@ -1,7 +1,6 @@
-"""Runs the program of a trace through allocators on a model device, and says what it would have cost.
+"""Runs the program of a trace through allocators on a model device, and reports what it would have needed.
 
-`run` replays, `policies` knows the allocators and their settings, `sweep` tries many of these, where
-`executors` say. Reading files is for `vram.trace`, drawing for the front ends.
+`run` replays, `policies` knows the allocators and their settings, `sweep` tries many settings on `executors`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from .run import (
     POLICIES,
     ReplayReport,
     ReplayResult,
-    Run,
     compare,
     replay,
     replay_stream,
@@ -29,7 +27,6 @@ __all__ = [
     "Ranking",
     "ReplayReport",
     "ReplayResult",
-    "Run",
     "Setting",
     "compare",
     "grid",

@@ -1,6 +1,6 @@
-"""Runs many replays of some programs at once: in this process, or on a Dask cluster. Results are the same.
+"""Runs many replays in parallel: in threads of this process, or on a Dask cluster. Results are the same.
 
-Replays hold no Python lock while they run, so threads are enough here.
+Replays do not hold the GIL while they run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from vram.arguments import whole_number
 from vram.errors import ConfigError
 
-__all__ = ["ask_whether_wanted", "run_all"]
+__all__ = ["check_cancelled", "run_all"]
 
 Task = Any
 Outcome = Any
@@ -46,10 +46,10 @@ def run_all(
 def _in_threads(
     work: Work, programs: Sequence[Any], tasks: Sequence[tuple[int, Task]], jobs: int, progress: Progress
 ) -> list[Outcome]:
-    given_up = threading.Event()
+    cancelled = threading.Event()
 
     def run(program: Any, task: Task) -> Outcome:
-        _given_up.set(given_up)
+        _cancelled.set(cancelled)
         return work(program, task)
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -58,19 +58,19 @@ def _in_threads(
             for done, _ in enumerate(as_completed(futures), 1):
                 _tell(progress, done, len(tasks))
             return [future.result() for future in futures]
-        except BaseException:  # Ctrl-C reaches this thread only
-            given_up.set()
+        except BaseException:  # Ctrl-C reaches only this thread
+            cancelled.set()
             pool.shutdown(cancel_futures=True)
             raise
 
 
-_given_up: ContextVar[threading.Event | None] = ContextVar("vram_given_up", default=None)
+_cancelled: ContextVar[threading.Event | None] = ContextVar("vram_cancelled", default=None)
 
 
-def ask_whether_wanted() -> None:
-    """Raise where nobody waits any more for the replay that this thread runs."""
-    given_up = _given_up.get()
-    if given_up is not None and given_up.is_set():
+def check_cancelled() -> None:
+    """Raise if the replay that this thread runs was cancelled."""
+    cancelled = _cancelled.get()
+    if cancelled is not None and cancelled.is_set():
         raise CancelledError
 
 
@@ -84,7 +84,7 @@ def _tell(progress: Progress, done: int, count: int) -> None:
 
 @contextmanager
 def _client(executor: str | Any, jobs: int) -> Iterator[Any]:
-    """A client of the cluster that `executor` names, or the one it is."""
+    """A client of the cluster that `executor` names, or `executor` itself."""
     if not isinstance(executor, str):
         yield executor
         return
@@ -111,8 +111,8 @@ def _distributed() -> Any:
 def _on_cluster(
     client: Any, work: Work, programs: Sequence[Any], tasks: Sequence[tuple[int, Task]], progress: Progress
 ) -> list[Outcome]:
-    """Programs travel as arguments of tasks: a worker that dies takes no data with it that the scheduler
-    could not have made again, and its tasks run elsewhere.
+    """Programs are arguments of tasks: if a worker dies, the scheduler can recreate its data and run its
+    tasks elsewhere.
     """
     distributed = _distributed()
     shared = [client.submit(_unpack, _pack(program), pure=False) for program in programs]

@@ -1,6 +1,7 @@
-"""The allocators a trace can be replayed through: their settings, and how a user would choose them.
+"""The allocators that a trace can be replayed through: their settings, and how a user would set them.
 
-Settings are read here in each allocator's own words and checked; the algorithms are native (native/policies).
+Settings have each allocator's own names and are checked here; the algorithms are native
+(native/replay/policies).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ DIVISION_INTERVALS = 16
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """One allocator. `settings` maps each option to what reads its value (and names it for the native core).
+    """One allocator. `settings` maps each option to its name in the native core and the reader of its value.
 
-    `environment` writes settings as the line a user pastes before the job.
+    `environment` writes settings as the line to paste before the job.
     """
 
     name: str
@@ -32,7 +33,7 @@ class PolicyKind:
     environment: Callable[[Mapping[str, object]], str] = lambda conf: ""
 
     def read(self, conf: Mapping[str, object], capacity: int) -> dict[str, object]:
-        """Settings as the native core takes them; ConfigError names what is wrong and what is valid."""
+        """Settings for the native core; ConfigError names what is wrong and what is valid."""
         if self.name == "vram":
             return parse_pool_options(conf, capacity=capacity)
         return dict(self._read(key, value) for key, value in conf.items())
@@ -79,13 +80,13 @@ def _share(key: str, value: Any) -> float:
 def _divisions(key: str, value: Any) -> list[int]:
     """One power of two for all sizes, or pairs such as [256:1,512:2,>:4], the sizes in MiB.
 
-    As PyTorch reads them: the first pair also holds for everything below it, `>` for the rest.
+    As in PyTorch, the first pair also applies to everything below it, and `>` to the rest.
     """
     text = str(value).strip()
     if not text.startswith("["):
         return [_division(key, text)] * DIVISION_INTERVALS
     divisions = [0] * DIVISION_INTERVALS
-    behind = 0  # the interval behind the last pair's
+    behind = 0  # the interval after that of the last pair
     for size, count in split_settings(text[1:].removesuffix("]")).items():
         if size == ">":
             first, end = behind, DIVISION_INTERVALS
@@ -134,7 +135,7 @@ def _tensorflow(conf: Mapping[str, object]) -> str:
 
 
 def _rmm(resource: str) -> Callable[[Mapping[str, object]], str]:
-    """RMM reads no environment: this is the line of Python instead."""
+    """RMM reads no environment variables: this is a line of Python instead."""
 
     def write(conf: Mapping[str, object]) -> str:
         settings = "".join(f", {key}={parse_size(str(value))}" for key, value in conf.items())
@@ -144,7 +145,7 @@ def _rmm(resource: str) -> Callable[[Mapping[str, object]], str]:
 
 
 def _vram(conf: Mapping[str, object]) -> str:
-    """The job is run on vram, so its command belongs to the line."""
+    """The job runs on vram, so the line includes the command."""
     settings = ",".join(f"{key}:{value}" for key, value in conf.items())
     return f"VRAM_CONF={settings} vram run --torch" if settings else "vram run --torch"
 
@@ -185,7 +186,7 @@ POLICY_KINDS: dict[str, PolicyKind] = {
 
 
 def policy_kind(name: str) -> PolicyKind:
-    """The allocator of that name; ConfigError names those there are."""
+    """The allocator of that name; ConfigError lists the known ones."""
     try:
         return POLICY_KINDS[name]
     except KeyError:

@@ -1,11 +1,11 @@
-"""One program through one policy: prepares its columns for the native loop and names its answer."""
+"""Runs one program through one policy: prepares columns for the native loop and names its results."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vram.arguments import real_number, require
@@ -13,7 +13,7 @@ from vram.errors import ConfigError, DeviceError
 from vram.sizes import parse_size
 from vram.trace import Lifetimes, Trace, find_steps, lifetimes, peak_allocated
 
-from .executors import ask_whether_wanted
+from .executors import check_cancelled
 from .policies import POLICY_KINDS, policy_kind
 
 __all__ = [
@@ -22,42 +22,28 @@ __all__ = [
     "POLICIES",
     "ReplayReport",
     "ReplayResult",
-    "Run",
     "compare",
     "replay",
     "replay_stream",
 ]
 
 NEVER_FULL = 0
-"""As a capacity: the model device has as much memory as is ever needed."""
+"""As a capacity: the model device has as much memory as needed."""
 MOST_STREAMS = 1 << 15
-"""Streams of one pool, the default one included."""
+"""The most streams of one pool, including the default one."""
 DEFAULT_LAG_US = 5000.0
-"""How long after it was issued the model device finishes work, in recorded time."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a policy is asked to do: run `program` with settings `conf` on a model device.
-
-    The device has `capacity` bytes (or is NEVER_FULL) and finishes work `lag_us` after it was issued.
-    """
-
-    program: Lifetimes
-    capacity: int
-    conf: Mapping[str, object]
-    lag_us: float
+"""How long work takes on the model device, in recorded time."""
 
 
 @dataclass(frozen=True)
 class ReplayResult:
     """What one policy did. Bytes, counts and microseconds.
 
-    `driver_us` is modelled from measured costs of driver calls; `retries` counts the requests that were tried
-    again after cached memory had been given back. `oom` is None, or the first request that failed: `event`
-    (index in the trace), `step` (of `find_steps`, None if unknown), `size`, and the bytes `allocated` and
-    `reserved` at that moment. `events_per_second` counts the recorded events up to the last one run,
-    against the clock of this machine. `segment_sizes` are the bytes of every growth, in order (`vram`: none).
+    `driver_us` is modelled from measured costs of driver calls; `retries` counts requests that were retried
+    after cached memory was released. `oom` is None, or the first request that failed: `event` (index in the
+    trace), `step` (of `find_steps`, None if unknown), `size`, and the bytes `allocated` and `reserved` then.
+    `events_per_second` is the speed of the replay on this machine. `segment_sizes` are the bytes of
+    every growth, in order (`vram`: none).
     """
 
     policy: str
@@ -74,9 +60,9 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """One trace through several policies. `peak_allocated` is the trace's, as `vram.trace` defines it.
+    """One trace through several policies. `peak_allocated` is that of the trace; see `vram.trace`.
 
-    `heading` names the trace, as `Trace.heading` does.
+    `heading` identifies the trace; see `Trace.heading`.
     """
 
     heading: Mapping[str, Any]
@@ -91,7 +77,7 @@ class ReplayReport:
         return report_html(self)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data; the shape is part of the command line's contract."""
+        """The report as plain data; the command line prints it as JSON."""
         return {
             "trace": {**self.heading, "peak_allocated": self.peak_allocated},
             "policies": [asdict(result) for result in self.results],
@@ -108,13 +94,15 @@ def replay(
 ) -> ReplayResult:
     """Run `trace` through `policy` on a model device of `capacity` bytes (default: never full).
 
-    `conf` holds the policy's settings in its own words: those of PYTORCH_ALLOC_CONF for `torch`, of VRAM_CONF
-    for `vram`. Work on the device finishes `lag_us` after it was issued, so memory that `vram` used on one
-    stream is not at once free for another; the other policies go by the recorded moments.
+    `conf` has the policy's settings under its own names: of PYTORCH_ALLOC_CONF for `torch`, of VRAM_CONF for
+    `vram`. Work on the device completes `lag_us` after it was issued, so memory that `vram` used on one
+    stream is not immediately free for another; the other policies use the recorded times.
     """
-    run_policy = _policy(policy)
+    policy_kind(policy)
     program = trace if isinstance(trace, Lifetimes) else lifetimes(trace)
-    answer = run_policy(Run(program, read_capacity(capacity), dict(conf or {}), _read_lag(lag_us)))
+    replayer = _replayer(policy, program, capacity, dict(conf or {}), lag_us, keep_sizes=True)
+    _feed(replayer, program)
+    answer = {**replayer.result(), "segment_sizes": replayer.segment_sizes()}
     return _result(policy, program, answer, trace if isinstance(trace, Trace) else None)
 
 
@@ -128,14 +116,15 @@ def compare(
 ) -> ReplayReport:
     """Run `trace` through each of `policies` under the same conditions.
 
-    `conf` holds settings for all of them, or for each by its name.
+    `conf` has settings for all of them, or for each by its name.
     """
     program = lifetimes(trace)
-    results = []
-    for name in policies:
-        run_policy = _policy(name)
-        run = Run(program, read_capacity(capacity), conf_of(name, conf or {}), _read_lag(lag_us))
-        results.append(_result(name, program, run_policy(run), trace))
+    results = [
+        _with_step(
+            replay(program, name, capacity=capacity, conf=conf_of(name, conf or {}), lag_us=lag_us), trace
+        )
+        for name in policies
+    ]
     return ReplayReport(
         heading=trace.heading(),
         span_us=trace.span_us,
@@ -153,18 +142,17 @@ def replay_stream(
     conf: Mapping[str, object] | None = None,
     lag_us: float = DEFAULT_LAG_US,
 ) -> ReplayResult:
-    """Run a program that comes in pieces and may be longer than memory: only what is live is held.
+    """Run a program that comes in pieces and may be larger than memory: only live allocations are kept.
 
-    A piece is a `Lifetimes` whose ids may be used again once their allocation was freed; `event` goes on
-    counting from one piece to the next. The oom's `event` is that of the row, its `step` unknown.
+    A piece is a `Lifetimes` whose ids may be reused once their allocation was freed; `event` continues from
+    one piece to the next. The `event` of an oom is that of the row, its `step` is unknown.
     """
     replayer = None
     events, failed_event = 0, None
     for piece in pieces:
         require(piece, Lifetimes, "each of the pieces")
         if replayer is None:
-            run = Run(piece, read_capacity(capacity), dict(conf or {}), _read_lag(lag_us))
-            replayer = _replayer(policy, run, keep_sizes=False)
+            replayer = _replayer(policy, piece, capacity, dict(conf or {}), lag_us, keep_sizes=False)
         done = replayer.result()["rows"]
         _feed(replayer, piece)
         events = piece.event[-1] + 1 if len(piece) else events
@@ -182,7 +170,7 @@ def replay_stream(
 
 
 def conf_of(policy: str, conf: Mapping[str, Any]) -> dict[str, object]:
-    """The settings for `policy` where `conf` may hold them by policy."""
+    """The settings for `policy`; `conf` may have them by policy."""
     require(conf, Mapping, "conf")  # type: ignore[type-abstract]
     by_policy = {name for name, value in conf.items() if isinstance(value, Mapping)}
     if not by_policy:
@@ -208,20 +196,20 @@ def read_capacity(capacity: int | str | None) -> int:
     return size
 
 
-def _read_lag(lag_us: float) -> float:
-    return real_number(lag_us, "lag_us", least=0, most=sys.float_info.max)
-
-
-def _policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
-    policy_kind(name)
-    return POLICIES[name]
-
-
 def _result(policy: str, program: Lifetimes, answer: Mapping[str, Any], trace: Trace | None) -> ReplayResult:
     failure = answer["oom"]
     operations = len(program) if failure is None else failure["event"]
     covered = program.carried + program.event[operations - 1] + 1 if operations else 0
-    return _named(policy, answer, covered, failure and _out_of_memory(program, failure, trace))
+    oom = failure and {**failure, "event": program.event[failure["event"]], "step": None}
+    result = _named(policy, answer, covered, oom)
+    return result if trace is None else _with_step(result, trace)
+
+
+def _with_step(result: ReplayResult, trace: Trace) -> ReplayResult:
+    """`result` with the step in which memory ran out."""
+    if result.oom is None or result.oom["event"] < 0:
+        return result
+    return replace(result, oom={**result.oom, "step": find_steps(trace).of(result.oom["event"])})
 
 
 def _named(policy: str, answer: Mapping[str, Any], events: int, oom: dict[str, Any] | None) -> ReplayResult:
@@ -240,51 +228,34 @@ def _named(policy: str, answer: Mapping[str, Any], events: int, oom: dict[str, A
     )
 
 
-def _out_of_memory(program: Lifetimes, failure: Mapping[str, Any], trace: Trace | None) -> dict[str, Any]:
-    event = program.event[failure["event"]]
-    return {
-        "event": event,
-        "step": None if trace is None or event < 0 else find_steps(trace).of(event),
-        "size": failure["size"],
-        "allocated": failure["allocated"],
-        "reserved": failure["reserved"],
-    }
-
-
 # --- the native loop ----------------------------------------------------------------------------------------
 
 
-def _native_policy(name: str) -> Callable[[Run], Mapping[str, Any]]:
-    def run_policy(run: Run) -> Mapping[str, Any]:
-        replayer = _replayer(name, run, keep_sizes=True)
-        _feed(replayer, run.program)
-        return {**replayer.result(), "segment_sizes": replayer.segment_sizes()}
-
-    return run_policy
-
-
-def _replayer(policy: str, run: Run, *, keep_sizes: bool) -> Any:
-    settings = policy_kind(policy).read(run.conf, run.capacity)
-    program = run.program
+def _replayer(
+    policy: str,
+    program: Lifetimes,
+    capacity: int | str | None,
+    conf: Mapping[str, object],
+    lag_us: float,
+    *,
+    keep_sizes: bool,
+) -> Any:
+    size = read_capacity(capacity)
+    lag = real_number(lag_us, "lag_us", least=0, most=sys.float_info.max)
+    settings = policy_kind(policy).read(conf, size)
     if policy == "vram" and program.streams > MOST_STREAMS:
         raise ConfigError(
-            f"the program uses {program.streams} streams, and a pool of vram takes at most {MOST_STREAMS}; "
+            f"the program uses {program.streams} streams, and a vram pool supports at most {MOST_STREAMS}; "
             "replay it through another policy, such as torch",
             value=program.streams,
         )
     return _native().Replayer(
-        policy,
-        settings,
-        run.capacity,
-        run.lag_us,
-        program.segment_size,
-        program.segment_address,
-        keep_sizes,
+        policy, settings, size, lag, program.segment_size, program.segment_address, keep_sizes
     )
 
 
 def _feed(replayer: Any, piece: Lifetimes) -> None:
-    """The columns are handed over without a copy."""
+    """Pass the columns without a copy."""
     replayer.run(
         piece.op,
         piece.id,
@@ -294,7 +265,7 @@ def _feed(replayer: Any, piece: Lifetimes) -> None:
         piece.event,
         piece.completed_event,
         piece.emptied,
-        ask_whether_wanted,
+        check_cancelled,
     )
 
 
@@ -309,10 +280,5 @@ def _native() -> Any:
         ) from error
 
 
-POLICIES: dict[str, Callable[[Run], Mapping[str, Any]]] = {
-    name: _native_policy(name) for name in POLICY_KINDS
-}
-"""Every allocator a trace can be replayed through. A policy takes a Run and returns `peak_allocated`,
-`peak_reserved`, `driver_calls`, `driver_us`, `seconds` and `oom`: None, or the first failure: `event` (an
-index into the program here), its `size`, and the bytes `allocated` and `reserved` at that moment; also, where
-it has them, `retries` and `segment_sizes`."""
+POLICIES = tuple(POLICY_KINDS)
+"""Every allocator that a trace can be replayed through."""

@@ -1,7 +1,7 @@
-"""Which setting would have needed the least memory: every allocator's sensible settings, tried and ranked.
+"""Which setting would have needed the least memory: tries and ranks sensible settings of every allocator.
 
-A setting is judged by the smallest device on which the job still ends, found by replaying it on devices of
-several sizes. Where the replays run is for `executors`.
+A setting is judged by the smallest device on which the job completes, found by replaying it on devices of
+several sizes.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from .run import DEFAULT_LAG_US, ReplayResult, replay
 __all__ = ["Ranked", "Ranking", "Setting", "grid", "suggest", "sweep", "sweep_all"]
 
 CAPACITY_STEP = 2 << 20
-"""The smallest device is found to this many bytes: the driver hands out no less."""
+"""The smallest device is found to this precision: the driver allocates no less."""
 DEFAULT_SUGGESTIONS = ("torch", "torch-expandable", "cuda-async", "vram")
-"""What a PyTorch job can change to without changing its code."""
+"""What a PyTorch job can use without changing its code."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """An allocator and its options, as `vram.replay.replay` takes them."""
+    """An allocator and its options, for `vram.replay.replay`."""
 
     policy: str
     conf: Mapping[str, str]
 
     @property
     def environment(self) -> str:
-        """The line to paste: of the environment, or for RMM of Python."""
+        """The line to paste: environment variables, or for RMM a line of Python."""
         return policy_kind(self.policy).environment(self.conf)
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """What a setting was predicted to need, in bytes. Better ones have smaller `rank`, from 1.
+    """What a setting is predicted to need, in bytes. Better ones have a smaller `rank`, from 1.
 
-    `smallest_capacity`: the least memory with which the job ends (None: it ends with none that was tried);
-    `peak_reserved`: what the allocator holds at most where memory is never short; `retries`: how often
-    it had to give memory back and ask again on the smallest device.
+    `smallest_capacity`: the least memory with which the job completes (None: it completes with none that was
+    tried); `peak_reserved`: the most that the allocator reserves with unlimited memory; `retries`: how often
+    it had to release memory and retry on the smallest device.
     """
 
     rank: int
@@ -78,7 +78,7 @@ _GRID: dict[str, dict[str, Sequence[str | None]]] = {
 
 
 class Ranking(tuple[Ranked, ...]):
-    """Settings as a sweep ranks them, the best first: a tuple that a notebook shows as a table."""
+    """Ranked settings, the best first: a tuple that a notebook shows as a table."""
 
     __slots__ = ()
 
@@ -110,11 +110,11 @@ def sweep(
     executor: str | Any = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranking:
-    """Try `settings` (default: `grid(policies)`) and rank them by the smallest device they could do with.
+    """Try `settings` (default: `grid(policies)`) and rank them by the smallest device that they need.
 
-    A `capacity` is the largest device that counts. `jobs` replays run at once, in threads, or where
-    `executor` says: "dask" (a cluster on this machine), "dask=ADDRESS", or a client of `distributed`.
-    `progress` is called with the settings done and their number.
+    `capacity` is the largest device to consider. `jobs` replays run in parallel, in threads or on `executor`:
+    "dask" (a cluster on this machine), "dask=ADDRESS", or a client of `distributed`. `progress` is called
+    with the number of settings done and their total.
     """
     (ranked,) = sweep_all(
         [trace],
@@ -163,16 +163,16 @@ def suggest(
     capacity: int | str | None = None,
     jobs: int = 1,
 ) -> Ranking:
-    """The settings that a recorded PyTorch job would have needed the least memory with, best first.
+    """The settings with which a recorded PyTorch job would have needed the least memory, best first.
 
-    With a `capacity`, those that would not have fitted are left out.
+    With a `capacity`, settings that would not fit are left out.
     """
     ranked = sweep(trace, policies=policies, capacity=capacity, jobs=jobs)
     return Ranking(each for each in ranked if each.smallest_capacity is not None)
 
 
 class Question(NamedTuple):
-    """What `judge` is asked of a program that holds `least` bytes at its peak."""
+    """What `judge` answers for a program that holds `least` bytes at its peak."""
 
     policy: str
     conf: dict[str, str]
@@ -182,7 +182,7 @@ class Question(NamedTuple):
 
 
 def judge(program: Lifetimes, question: Question) -> dict[str, Any]:
-    """One setting: what it holds where memory is never short, and the smallest device that would do."""
+    """One setting: what it reserves with unlimited memory, and the smallest device that it needs."""
 
     def run(capacity: int | None) -> ReplayResult:
         return replay(program, question.policy, conf=question.conf, capacity=capacity, lag_us=question.lag_us)
@@ -206,13 +206,13 @@ def judge(program: Lifetimes, question: Question) -> dict[str, Any]:
 def _smallest(
     ends: Callable[[int], ReplayResult | None], low: int, high: int
 ) -> tuple[int | None, ReplayResult | None]:
-    """The least multiple of CAPACITY_STEP with which the job ends, and how; by halving.
+    """The least multiple of CAPACITY_STEP with which the job completes, and the result; by bisection.
 
-    An allocator may fail with more memory where it did with less: then this is one that does while a step
-    less does not.
+    An allocator may fail with more memory although it succeeded with less. Then this is a capacity that is
+    enough while one step less is not.
     """
     done = ends(high * CAPACITY_STEP)
-    for _ in range(4):  # what was held without a limit is not always enough with one
+    for _ in range(4):  # what was reserved without a limit is not always enough with one
         if done is not None:
             break
         low, high = high, high + max(high // 4, 1)

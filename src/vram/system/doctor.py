@@ -346,7 +346,7 @@ def _held_before(plugged: Mapping[str, bool]) -> dict[str, int]:
 
 
 def _reserved() -> dict[str, int]:
-    from vram.core.pool import open_pools
+    from vram.core.observer import open_pools
 
     found: dict[str, int] = {}
     for pool in open_pools():

@@ -1,19 +1,22 @@
-"""Statistics, snapshot and journal of a pool in PyTorch's formats: its nested statistics, and the dicts of
-`torch.cuda.memory._snapshot()`, which PyTorch's viewer and `vram.open` read.
+"""Statistics and traces of pools in the formats of PyTorch: its nested statistics, and the dicts that
+`torch.cuda.memory._snapshot()` returns, which PyTorch's viewer and `vram.open` read.
 
-This module converts plain data and does not need PyTorch. `patches` decides when it is used.
+Plain data in, plain data out; this needs no PyTorch. `patches` decides when they are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from array import array
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from vram.core.snapshot import Block, Segment, Snapshot, Stack, backed_runs
 from vram.core.stats import MEASURES
+from vram.trace.model import COLUMNS, Action, Trace
+from vram.trace.series import MAPPING_ACTIONS, events_of
+from vram.trace.torch_export import to_torch
 
-__all__ = ["ACCUMULATED", "KEYS", "DeviceRecord", "nested_stats", "torch_snapshot"]
+__all__ = ["ACCUMULATED", "KEYS", "nested_stats", "torch_snapshot"]
 
 METERS = (
     *("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes"),
@@ -32,26 +35,6 @@ KEYS: tuple[str, ...] = (
 """All keys of torch.cuda.memory_stats."""
 ACCUMULATED = frozenset(key for key in KEYS if key.endswith((".allocated", ".freed"))) | frozenset(COUNTERS)
 """The keys that only increase until reset_accumulated_memory_stats."""
-
-_BLOCK_STATES = {
-    "live": "active_allocated",
-    "suspended": "active_allocated",
-    "pending": "active_pending_free",
-    "cached": "inactive",
-    "free": "inactive",
-}
-# An immediate free is both of torch's steps.
-_ACTIONS: dict[str, tuple[str, ...]] = {
-    "allocate": ("alloc",),
-    "free": ("free_requested", "free_completed"),
-    "free_pending": ("free_requested",),
-    "free_complete": ("free_completed",),
-    "out_of_memory": ("oom",),
-}
-
-JournalEvent: TypeAlias = tuple[int, int, str, int, int, int, str | None, int, Stack]
-"""An event of `Pool.journal()`: sequence, time_ns, action, address, size, stream, tag, serial, stack."""
-
 
 # ---- statistics -------------------------------------------------------------------------------------------
 
@@ -75,38 +58,19 @@ def nested_stats(stats: Mapping[str, float], since: Mapping[str, float] | None =
 # ---- snapshots --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DeviceRecord:
-    """The data of one device: its snapshot and the events of its journal, in order."""
-
-    snapshot: Snapshot
-    events: Iterable[JournalEvent] = ()
-
-
 def torch_snapshot(
-    records: Mapping[int, DeviceRecord],
-    *,
-    devices: int = 0,
-    epoch_ns: int = 0,
-    settings: Mapping[str, Any] | None = None,
+    traces: Mapping[int, Trace], *, devices: int = 0, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the dict of torch.cuda.memory._snapshot() for pools by device index, out of `devices` in total.
-
-    `epoch_ns` is added to the journal's times, which count from an arbitrary start. Growth of a pool is not
-    among the events: pages have no fixed address, and torch requires one.
-    """
-    frames = _Frames()
-    count = max([devices, *(index + 1 for index in records)])
+    """Return the dict of torch.cuda.memory._snapshot() for pools by device index, of `devices` in all."""
+    written = {
+        index: to_torch(replace(_without_growth(trace), device=index))
+        for index, trace in sorted(traces.items())
+    }
+    count = max([devices, *(index + 1 for index in traces)])
     return {
-        "segments": [
-            segment
-            for index, record in sorted(records.items())
-            for whole in record.snapshot.segments
-            for segment in _segments(whole, index, frames)
-        ],
+        "segments": [segment for each in written.values() for segment in each["segments"]],
         "device_traces": [
-            list(_entries(records[index], epoch_ns, frames)) if index in records else []
-            for index in range(count)
+            written[index]["device_traces"][index] if index in written else [] for index in range(count)
         ],
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": "",
@@ -118,70 +82,11 @@ def torch_snapshot(
     }
 
 
-class _Frames:
-    """Stacks as lists of dicts. Equal stacks share one list, as in torch, which keeps files small."""
-
-    def __init__(self) -> None:
-        self._lists: dict[Stack, list[dict[str, Any]]] = {}
-        self._dicts: dict[Any, dict[str, Any]] = {}
-
-    def of(self, stack: Stack) -> list[dict[str, Any]]:
-        found = self._lists.get(stack)
-        if found is None:
-            found = self._lists[stack] = [self._frame(frame) for frame in stack]
-        return found
-
-    def _frame(self, frame: Any) -> dict[str, Any]:
-        return self._dicts.setdefault(
-            frame, {"filename": frame.filename, "line": frame.line, "name": frame.name}
-        )
-
-
-def _segments(segment: Segment, device: int, frames: _Frames) -> Iterator[dict[str, Any]]:
-    for blocks in backed_runs(segment):
-        live = [block for block in blocks if block.state in ("live", "suspended")]
-        pending = sum(block.size for block in blocks if block.state == "pending")
-        allocated = sum(block.size for block in live)
-        yield {
-            "device": device,
-            "address": blocks[0].address,
-            "total_size": sum(block.size for block in blocks),
-            "allocated_size": allocated,
-            "active_size": allocated + pending,
-            "requested_size": sum(block.requested for block in live),
-            "stream": segment.stream,
-            "segment_type": segment.kind,
-            "segment_pool_id": (0, 0),
-            "is_expandable": not segment.plain,
-            "frames": [],
-            "blocks": [_block(block, frames) for block in blocks],
-        }
-
-
-def _block(block: Block, frames: _Frames) -> dict[str, Any]:
-    used = block.state in ("live", "pending")
-    return {
-        "address": block.address,
-        "size": block.size,
-        "requested_size": block.requested if used else 0,
-        "state": _BLOCK_STATES[block.state],
-        "frames": frames.of(block.stack) if used else [],
+def _without_growth(trace: Trace) -> Trace:
+    """`trace` without the growth of its pool: pages back any address, while PyTorch expects one."""
+    kept = events_of(trace, set(Action) - set(MAPPING_ACTIONS))
+    columns: dict[str, Any] = {
+        name: array(typecode, map(getattr(trace, name).__getitem__, kept))
+        for name, typecode in COLUMNS.items()
     }
-
-
-# ---- events -----------------------------------------------------------------------------------------------
-
-
-def _entries(record: DeviceRecord, epoch_ns: int, frames: _Frames) -> Iterator[dict[str, Any]]:
-    for _sequence, time_ns, action, address, size, stream, tag, _serial, stack in record.events:
-        for name in _ACTIONS.get(action, ()):
-            yield {
-                "action": name,
-                ("device_free" if name == "oom" else "addr"): address,
-                "size": size,
-                "stream": stream,
-                "time_us": (time_ns + epoch_ns) // 1000,
-                "compile_context": "N/A",
-                "user_metadata": tag or "",
-                "frames": frames.of(stack if action == "allocate" else ()),
-            }
+    return replace(trace, **columns)

@@ -12,12 +12,12 @@ import contextlib
 import importlib
 import logging
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vram.core.journal import pool_trace
 from vram.core.pool import Pool
-from vram.torch.formats import ACCUMULATED, DeviceRecord, nested_stats, torch_snapshot
+from vram.torch.formats import ACCUMULATED, nested_stats, torch_snapshot
 
 __all__ = ["History", "Patches", "replacements"]
 
@@ -157,13 +157,9 @@ def replacements(pools: Mapping[int, Pool], history: History, devices: int) -> d
 
 
 def _snapshot(pools: Mapping[int, Pool], devices: int, *, traces: bool) -> dict[str, Any]:
-    records = {}
-    for index, pool in tuple(pools.items()):
-        events = pool.journal()[0] if traces else []
-        records[index] = DeviceRecord(pool.snapshot(), events)
+    found = {index: pool_trace(pool, events=traces) for index, pool in tuple(pools.items())}
     settings = next((pool.config() for pool in pools.values()), {})
-    epoch_ns = time.time_ns() - time.monotonic_ns()
-    return torch_snapshot(records, devices=devices, epoch_ns=epoch_ns, settings=settings)
+    return torch_snapshot(found, devices=devices, settings=settings)
 
 
 # ---- installing them --------------------------------------------------------------------------------------

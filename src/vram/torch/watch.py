@@ -6,12 +6,10 @@ PyTorch keeps a history in a ring. It is read periodically, and new events go to
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import inspect
 import logging
 import os
-import threading
 import time
 from array import array
 from collections import deque
@@ -20,11 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vram.core.closing import Closing
-from vram.core.locks import new_event, new_lock
-from vram.errors import DeviceError, TraceError
-from vram.observe import annotations as marks
-from vram.observe.recorder import DEFAULT_KEEP, beside, path_of_rank
+from vram.errors import DeviceError
+from vram.observe.recorder import DEFAULT_KEEP
+from vram.observe.recording import Recording, beside, path_of_rank
 from vram.sizes import parse_size
 from vram.trace import Segment, Trace, TraceWriter
 from vram.trace.torch_snapshot import decode_snapshot
@@ -41,8 +37,10 @@ TAIL = 8
 _log = logging.getLogger("vram")
 
 
-class Watch(Closing):
+class Watch(Recording):
     """A recording of PyTorch's allocator, created by `vram.torch.watch`. Any thread may use it."""
+
+    _title = "vram.torch.Watch"
 
     def __init__(
         self,
@@ -54,10 +52,10 @@ class Watch(Closing):
         rotate: int | str | None = None,
         keep: int = DEFAULT_KEEP,
     ) -> None:
-        """Start recording; see `vram.torch.watch`."""
-        self.path = path_of_rank(Path(path))
-        if _watching:
-            raise DeviceError(f"PyTorch is already recorded to {_watching[0].path}; close that first")
+        """Begin; see `vram.torch.watch`."""
+        super().__init__(path_of_rank(Path(path)))
+        for other in Watch.open_ones():
+            raise DeviceError(f"PyTorch is watched already, into {other.path}; close that one first")
         self._memory = torch.cuda.memory
         self._options: dict[str, Any] = {
             "piece_bytes": None if rotate is None else parse_size(rotate),
@@ -66,39 +64,16 @@ class Watch(Closing):
         self._every = every
         self._files: dict[int, _DeviceFile] = {}
         self._marks: deque[tuple[str, str, int]] = deque()
-        self._lock = new_lock()  # an observer may run in between
-        self._ending = new_event()
         _begin_history(self._memory, entries)
-        _watching.append(self)
-        marks.join(self)
         _observe_out_of_memory(torch)
-        self._thread = threading.Thread(target=self._run, name="vram-watch", daemon=True)
-        self._thread.start()
+        self._start("vram-watch")
 
-    @property
-    def events(self) -> int:
-        """Number of events written so far."""
-        return sum(file.writer.events for file in self._files.values())
-
-    @property
-    def dropped(self) -> int:
-        """How often PyTorch's ring overflowed between two reads; each time at least one event was lost."""
-        return sum(file.writer.dropped for file in self._files.values())
-
-    @property
-    def closed(self) -> bool:
-        """Whether the recording has ended."""
-        return self._ending.is_set()
+    def _writers(self) -> list[TraceWriter]:
+        return [file.writer for file in self._files.values()]
 
     def mark(self, stage: str, name: str) -> None:
         """Record the "START" or "END" of `name` at the current time."""
         self._marks.append((stage, name, time.time_ns() // 1000))
-
-    def flush(self) -> None:
-        """Write what PyTorch has recorded so far."""
-        with self._lock:
-            if not self.closed:
-                self._read()
 
     def _run(self) -> None:
         pause = self._every
@@ -111,7 +86,7 @@ class Watch(Closing):
                 self._leave()
             pause = max(self._every, (time.monotonic() - begin) / MOST_SHARE)
 
-    def _read(self) -> None:
+    def _write(self) -> None:
         marked = [self._marks.popleft() for _ in range(len(self._marks))]
         snapshot = self._memory._snapshot()
         devices = {
@@ -132,25 +107,16 @@ class Watch(Closing):
         with self._lock:
             if not self.closed:
                 try:
-                    self._read()
+                    self._write()
                 finally:
                     self._leave()
                     for file in self._files.values():
                         file.close()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._join()
 
-    def _leave(self) -> None:
-        self._ending.set()
-        marks.leave(self)
-        if self in _watching:
-            _watching.remove(self)
+    def _stop(self) -> None:
         with contextlib.suppress(RuntimeError):
             self._memory._record_memory_history(enabled=None)
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else "open"
-        return f"<vram.torch.Watch to {str(self.path)!r}: {self.events} events, {state}>"
 
 
 class _DeviceFile:
@@ -262,34 +228,12 @@ def _observe_out_of_memory(torch: Any) -> None:
 
 
 def _out_of_memory(_device: int, _size: int, _allocated: int, _free: int) -> None:
-    """Called by PyTorch without its locks before it raises: the program may end soon."""
-    for watch in tuple(_watching):
+    """Called by PyTorch without its locks, before it raises: the program may not live much longer."""
+    for watch in Watch.open_ones():
         try:
             watch.flush()
         except Exception as error:
             _log.error("failed to write the events before memory ran out to %s: %s", watch.path, error)
 
 
-_watching: list[Watch] = []
-_left_to_parent: list[Watch] = []  # never released: closing them would write to the parent's file
 _observing = False
-
-
-def _close_all() -> None:
-    for watch in tuple(_watching):
-        try:
-            watch.close()
-        except (TraceError, RuntimeError, OSError) as error:
-            _log.error("failed to write the end of the recording to %s: %s", watch.path, error)
-
-
-def _after_fork_in_child() -> None:
-    """Recordings belong to the parent."""
-    _left_to_parent.extend(_watching)
-    for watch in _watching:
-        watch._ending.set()
-    _watching.clear()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,6 +1,6 @@
-"""Recordings of memory: open a file of another tool, and see it as columns or as a program of allocations.
+"""Recordings of memory: open a file of vram or of another tool, as columns or as a program of allocations.
 
-Needs neither the native core nor numpy. Running a trace through a pool is for `vram.replay`.
+Needs neither the native core nor NumPy. `vram.replay` runs a trace through allocators.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from vram.errors import TraceError
 from .arrow import STREAM_MAGIC, TraceWriter
 from .files import DEFAULT_MAX_BYTES, BoundedReader, open_regular_file
 from .formats import read_parts
-from .lifetimes import ALLOCATE, AT_ONCE, BEFORE, FREE, Lifetimes, lifetimes, peak_allocated
-from .model import Action, Annotation, Block, BlockState, Frame, Segment, Trace
+from .lifetimes import ALLOCATE, AT_ONCE, FREE, Lifetimes, lifetimes, peak_allocated
+from .model import BEFORE, Action, Annotation, Block, BlockState, Frame, Segment, Trace
 from .notes import unpack
 from .pieces import belongs, join_pieces, list_pieces, rebased
 from .sandbox import read_in_child
@@ -52,13 +52,13 @@ def open_trace(
     trusted: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Trace:
-    """Read a recording as a `Trace`: a PyTorch memory snapshot, a log of RMM, or a file of our own.
+    """Read a recording as a `Trace`: a PyTorch memory snapshot, a log of RMM, or a file of vram.
 
-    The format and a compression (gzip, xz, bzip2, zstd) are known by content. `device` chooses among several;
-    by default the one with most events. A recording of ours that was rotated opens as one. The file is read
-    by a child process under limits unless it is `trusted`; no class of it is loaded in either case.
-    `max_bytes` bounds the file and what it unpacks to. Anything malformed is a `TraceError`; its `place` says
-    where.
+    The format and the compression (gzip, xz, bzip2, zstd) are detected by content. `device` selects one of
+    several devices; the default is the one with most events. A rotated recording of vram opens as one trace.
+    Unless it is `trusted`, a child process with limits reads the file; in no case is a class of it loaded.
+    `max_bytes` bounds the file and its unpacked size. A malformed file raises `TraceError`; its `place` says
+    where the error is.
     """
     require_path(path)
     options = (device, trusted, max_bytes)
@@ -82,7 +82,7 @@ def _open_file(path: str | os.PathLike[str], device: int | None, trusted: bool, 
 
 
 def _shown(path: str | os.PathLike[str]) -> str:
-    """The name as text that can be written anywhere, also where the file's own is not UTF-8."""
+    """The name as text that can be printed, even if the file's own is not UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 

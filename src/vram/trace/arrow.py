@@ -1,17 +1,16 @@
-"""Our own files: Arrow record batches while a job runs, or Parquet (docs/reference/trace-format.md).
+"""vram's own files: Arrow record batches while a job runs, or Parquet (docs/reference/trace-format.md).
 
-`TraceWriter` writes a stream of record batches. Each batch has the events' columns and, as metadata, what is
-new since the last (`notes`): stacks, names, annotations. So whichever batch was written last, everything
-before it can be read. A whole trace is one Parquet file with the same columns and all notes in its metadata.
+`TraceWriter` writes a stream of record batches. Each batch has the columns of events and, as metadata, the
+notes that are new since the last batch: stacks, names, annotations. So everything up to the last complete
+batch can be read. A complete trace is one Parquet file with the same columns and all notes in its metadata.
 
     stream     schema {"vram": {version, device, devices, start_us, timed, first_event}}
                batch  {"vram": {notes that grew, dropped}}      ...and again, for every `append`
                batch  {"vram": {segments, settings, closed}}    by `close`
     Parquet    schema {"vram": {version, notes}}
 
-What is read is checked by `notes.unpack`, and what is written is made to pass: texts are cut to what a
-reader takes, and columns that it would refuse are refused here. Limits on memory and time are for `child`,
-pieces for `pieces`.
+`notes.unpack` checks what is read. Everything written passes that check: long strings are shortened, and
+columns that a reader would refuse are refused here. `child` limits memory and time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import io
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -33,9 +32,10 @@ from vram.errors import TraceError
 from .checked import MAX_INT64, as_dict, as_list, fitting_text, get, integer, plain_settings
 from .claim import Claim
 from .files import CHUNK_BYTES, BoundedReader
-from .model import COLUMNS, Frame, Segment, Trace
+from .model import COLUMNS, Segment, Trace
 from .notes import GROWING, HIGHEST, pack, pack_segment
 from .pieces import list_pieces, piece_path
+from .tables import Tables
 
 __all__ = [
     "PARQUET_MAGIC",
@@ -58,7 +58,6 @@ Column: TypeAlias = "bytes | bytearray | memoryview | array[int]"
 Columns: TypeAlias = "Mapping[str, array[int]]"
 
 _ARROW_TYPES = {"B": "uint8", "I": "uint32", "Q": "uint64", "q": "int64"}
-_INTERNED = tuple(name for name in GROWING if name != "annotations")
 
 
 @cache
@@ -99,13 +98,13 @@ def _no_events() -> Any:
 # --- writing while a job runs -------------------------------------------------------------------------------
 
 
-class TraceWriter:
+class TraceWriter(Tables):
     """Writes a recording to `path` as it happens; `vram.open(path)` reads it at any time, even after a crash.
 
-    Names, stacks and streams are interned here: `stack`, `tag` and `stream` give the number that stands for
-    them in the columns. With `piece_bytes`, a file grown so large is renamed (`path.000001`) and a new one
-    begun; beyond `max_pieces` files the oldest is removed. The file is its own until `close`: another
-    writer to the same path, here or in another process, is refused with a TraceError. One thread at a time.
+    `stack`, `tag` and `stream` return the numbers for the columns. With `piece_bytes`, a file of that size is
+    renamed (`path.000001`) and a new one started; beyond `max_pieces` files the oldest is removed. Until
+    `close`, another writer to the same path, in this or another process, is refused with a TraceError. One
+    thread at a time.
     """
 
     def __init__(
@@ -119,6 +118,7 @@ class TraceWriter:
         max_pieces: int = DEFAULT_PIECES,
     ) -> None:
         """Begin a recording that started at `start_us`; times of events count from there."""
+        super().__init__()
         max_pieces = whole_number(max_pieces, "max_pieces", least=1)
         if piece_bytes is not None:
             piece_bytes = whole_number(piece_bytes, "piece_bytes", least=1)
@@ -131,37 +131,22 @@ class TraceWriter:
         self._piece_bytes = piece_bytes
         self._max_pieces = max_pieces
         self._pieces = 0
-        self._tables: dict[str, dict[Any, int]] = {name: {} for name in _INTERNED}
-        self._tables["stacks"][()] = 0
-        self._tables["tags"][""] = 0
         _pyarrow()
         self._claim = Claim(self.path)
         for _, left_over in list_pieces(self.path):
             left_over.unlink()
         self._open_piece()
 
-    def stream(self, handle: int) -> int:
-        """The number of a stream."""
-        return self._intern("streams", whole_number(handle, "handle", most=2**64 - 1))
-
-    def tag(self, name: str | None) -> int:
-        """The number of a tag; 0 for none."""
-        return self._intern("tags", fitting_text("" if name is None else require(name, str, "name")))
-
-    def stack(self, frames: Sequence[Frame]) -> int:
-        """The number of a stack, innermost frame first; 0 for none."""
-        return self._intern("stacks", tuple(self._frame(*frame) for frame in frames))
-
     def annotate(self, stage: str, name: str, time_us: int) -> None:
-        """Keep a mark, `stage` being START or END; written with the next events, or by `flush`."""
+        """Add a mark, with `stage` START or END; written with the next events, or by `flush`."""
         when = whole_number(time_us, "time_us", least=-MAX_INT64)
         self._new["annotations"].append((fitting_text(stage), fitting_text(name), when))
 
     def append(self, columns: Mapping[str, Column], *, dropped: int = 0) -> None:
-        """Write events: a buffer for each column of `Trace`, of its type; `stack` and `tag` may be left out.
+        """Write events: a buffer for each column of `Trace`, of its type; `stack` and `tag` may be omitted.
 
         `dropped` events were lost since the last call. When this returns, the operating system has the
-        events: they outlive the process. ValueError where an entry is one that no reader would take.
+        events, so they survive a crash of the process. ValueError if a reader would refuse an entry.
         """
         named = require(columns, Mapping, "columns")  # type: ignore[type-abstract]
         if absent_names := COLUMNS.keys() - named.keys() - {"stack", "tag"}:
@@ -181,7 +166,7 @@ class TraceWriter:
         self._write(_no_events(), {})
 
     def rotate(self) -> None:
-        """End this file, rename it to the next piece and begin a new one."""
+        """Close this file, rename it to the next piece and start a new one."""
         self._write(_no_events(), {"closed": True})
         self._close_file()
         self._pieces += 1
@@ -192,7 +177,7 @@ class TraceWriter:
         self._open_piece()
 
     def close(self, segments: Iterable[Segment] = (), settings: Mapping[str, object] | None = None) -> None:
-        """End the recording, with the segments the allocator holds now and the settings it ran under."""
+        """End the recording, with the current segments and settings of the allocator."""
         if self._stream is None:
             return
         ending = {
@@ -217,35 +202,22 @@ class TraceWriter:
     ) -> None:
         self.close()
 
-    def _intern(self, table: str, value: Any) -> int:
-        known = self._tables[table]
-        number = known.get(value)
-        if number is None:
-            number = known[value] = len(known)
-            self._new[table].append(value)
-        return number
-
-    def _frame(self, filename: str, line: int, name: str) -> int:
-        file, function = (self._intern("texts", fitting_text(each)) for each in (filename, name))
-        return self._intern("frames", (file, integer(line, "line"), function))
-
     def _check(self, batch: Any) -> None:
-        import pyarrow.compute  # 70 ms that reading does without
+        import pyarrow.compute  # takes 70 ms, and reading does not need it
 
         counts = {"stream": "streams", "stack": "stacks", "tag": "tags"}
-        highest = HIGHEST | {column: len(self._tables[table]) - 1 for column, table in counts.items()}
+        highest = HIGHEST | {column: self._count(table) - 1 for column, table in counts.items()}
         for name, high in highest.items():
             found = pyarrow.compute.max(batch.column(name)).as_py()
             if found is not None and found > high:
                 raise ValueError(f"events.{name} is {found}, expected at most {high}")
 
     def _open_piece(self) -> None:
-        """Begin a file, with everything interned so far: each piece can be read alone."""
+        """Start a file with everything interned so far, so that each piece can be read alone."""
         arrow = _pyarrow()
         head = {"version": VERSION, **self._head, "first_event": self.events}
         schema = _schema().with_metadata({KEY: json.dumps(head)})
-        self._new: dict[str, list[Any]] = {name: list(table) for name, table in self._tables.items()}
-        self._new["annotations"] = []
+        self._new = self._all()
         self._sink = arrow.OSFile(os.fsencode(self.path), "wb")
         self._stream: Any = arrow.ipc.new_stream(self._sink, schema)
 
@@ -268,7 +240,7 @@ class TraceWriter:
 
 
 def read_stream(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
-    """Return notes and columns of a `TraceWriter`'s file, as far as it is complete; not checked yet."""
+    """Return the notes and columns of a `TraceWriter`'s file, as far as it is complete; not checked yet."""
     arrow = _pyarrow()
     data = _read_all(reader)
     memory = arrow.BufferReader(data)
@@ -287,7 +259,7 @@ def read_stream(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
         except Exception as error:
             if memory.tell() < len(data):
                 raise _damaged(error, memory.tell()) from error
-            break  # the last batch is not whole: the job, or its machine, ended while it was written
+            break  # the last batch is incomplete: the job, or its machine, ended while it was written
         with _arrow_errors(reader):
             _extend(columns, batch)
         _grow(notes, _json(metadata))
@@ -304,7 +276,7 @@ def read_parquet(reader: BoundedReader) -> tuple[dict[str, Any], Columns]:
     with _arrow_errors(reader):
         file = pyarrow.parquet.ParquetFile(arrow.BufferReader(_read_all(reader)))
         head = _head(file.schema_arrow)
-        # Parquet packs runs of equal values into nothing, so what it unpacks to is asked before it is done.
+        # Parquet compresses runs of equal values to almost nothing, so check the unpacked size first.
         reader.account(EVENT_BYTES * integer(file.metadata.num_rows, "rows"), packed=True)
         columns = {name: array(typecode) for name, typecode in COLUMNS.items()}
         for batch in file.iter_batches(batch_size=ROW_GROUP_EVENTS, use_threads=False):
@@ -323,7 +295,7 @@ def _arrow_errors(reader: BoundedReader) -> Iterator[None]:
         yield
     except (MemoryError, TraceError):
         raise
-    except Exception as error:  # a damaged file raises whatever the library happens to hit
+    except Exception as error:  # a damaged file can raise any error of the library
         raise _damaged(error, reader.count) from error
 
 
@@ -333,7 +305,7 @@ def _damaged(error: Exception, byte: int) -> TraceError:
 
 
 def _head(schema: Any) -> dict[str, Any]:
-    """What the schema says of the recording, if it is one of ours and of a version known here."""
+    """The header in the schema, if the file is a trace of a known version."""
     head = _json(schema.metadata)
     if not head:
         raise TraceError("the Arrow file is not a trace: its schema has no metadata 'vram'", place="schema")
@@ -351,7 +323,7 @@ def _head(schema: Any) -> dict[str, Any]:
 
 
 def _json(metadata: Any) -> dict[str, Any]:
-    """Our own entry in Arrow metadata."""
+    """vram's entry in Arrow metadata."""
     if metadata is None or KEY not in metadata:
         return {}
     try:
@@ -387,7 +359,7 @@ def _extend(columns: Columns, batch: Any) -> None:
 
 
 def write_parquet(trace: Trace, file: BinaryIO) -> None:
-    """Write `trace` as one Parquet file that `vram.open`, and any reader of Parquet, opens."""
+    """Write `trace` as one Parquet file, for `vram.open` and any reader of Parquet."""
     arrow = _pyarrow()
     import pyarrow.parquet
 

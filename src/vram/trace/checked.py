@@ -1,6 +1,6 @@
-"""Checked access to values of a stranger's file: each is what was expected, or a TraceError names its place.
+"""Checked access to values of an untrusted file: each has the expected type, or a TraceError says where not.
 
-Knows plain values only. What a value means is for the readers of each format.
+Knows plain values only; the readers of each format interpret them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def wrong(place: str, found: object, expected: str) -> NoReturn:
 
 
 def _describe(value: object) -> str:
-    """A value in a message: numbers and short text as they are, all else by its type (it may be huge)."""
+    """A value in a message: numbers and short strings as they are, others by type (they may be huge)."""
     if type(value) is int and value.bit_length() <= 128:
         return str(value)
     if type(value) is str and len(value) <= 80:
@@ -76,19 +76,19 @@ def integer(value: Any, place: str, high: int = MAX_INT64, low: int = 0) -> int:
 
 
 def text(value: Any, place: str) -> str:
-    """`value`, if it is text; what is not UTF-8 in it becomes a question mark."""
+    """`value`, if it is a string; characters that UTF-8 cannot encode become question marks."""
     if type(value) is not str or len(value) > MAX_TEXT:
         wrong(place, value, f"text of at most {MAX_TEXT} characters")
     return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
 
 
 def fitting_text(value: str) -> str:
-    """`value` as `text` takes it: what is too long ends in an ellipsis."""
+    """`value`, shortened with an ellipsis to the length that `text` accepts."""
     return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
 
 
 def plain_settings(value: Any, place: str) -> dict[str, object]:
-    """Settings as plain data: text, numbers, and lists and dicts of them, neither deep nor many."""
+    """Settings as plain data: strings, numbers, and lists and dicts of them, bounded in depth and number."""
     return _plain_dict(as_dict(value, place), place, 0, [MAX_SETTINGS])
 
 

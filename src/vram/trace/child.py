@@ -1,9 +1,9 @@
-"""The process that reads a file nobody vouches for, started by `sandbox`: lowers its limits, reads, answers.
+"""The process that reads an untrusted file, started by `sandbox`: lowers its limits, reads, answers.
 
-It may use memory and processor time in proportion to the bytes it has read, never more: the limits are raised
-as bytes arrive. What the bytes mean is for `formats`.
+It may use memory and processor time in proportion to the bytes it has read: the limits rise as bytes arrive.
+`formats` interprets the bytes.
 
-What it sends:    one line of JSON, then the columns' bytes one after another, in the order of COLUMNS
+What it sends:    one line of JSON, then the bytes of the columns in the order of COLUMNS
     {"error": [message, facts]}
     {"notes": {...as in `notes`...}, "events": count}
 """
@@ -34,7 +34,7 @@ TOO_MUCH_MEMORY = "reading it takes more memory than a recording of its size nee
 
 
 def serve(request: str) -> None:
-    """Read standard input, answer on standard output, and leave without tearing down what was read."""
+    """Read standard input, answer on standard output, and exit without freeing what was read."""
     options = json.loads(request)
     output = os.fdopen(1, "wb", closefd=False)
     lower_limits()
@@ -51,14 +51,14 @@ def serve(request: str) -> None:
 
 
 def lower_limits() -> None:
-    """From here on: no dumped core, no file written, no more memory and time than an empty snapshot costs."""
+    """From here on: no core dump, no file written, no more memory and time than an empty snapshot needs."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_FSIZE, 0)
     raise_limits(0)
 
 
 def raise_limits(count: int) -> None:
-    """Allow what `count` bytes of a snapshot may cost."""
+    """Allow what `count` bytes of a snapshot may need."""
     _set_limit(resource.RLIMIT_AS, MEMORY_FLOOR_BYTES + MEMORY_FACTOR * count)
     _set_limit(resource.RLIMIT_CPU, PROCESSOR_FLOOR_SECONDS + count // BYTES_A_SECOND)
 

@@ -1,7 +1,7 @@
-"""A recording's file belongs to one writer at a time: two would destroy each other's work.
+"""A recording's file belongs to one writer at a time: two would overwrite each other.
 
-The claim is a lock of the operating system on the file itself, so it holds between processes as well as
-inside one, under any name of the file, and ends with the process. What is written is for `arrow`.
+A claim is a lock of the operating system on the file itself. It works between processes and within one, under
+any name of the file, and ends with the process.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["Claim"]
 
 
 class Claim:
-    """An empty file at `path` that no other recording can take until `release`.
+    """An empty file at `path` that no other recording can claim until `release`.
 
-    File systems without locks are written to without one.
+    On file systems without locks there is no protection.
     """
 
     _descriptor: int | None = None
 
     def __init__(self, path: Path) -> None:
-        """Create or empty the file. TraceError where another recording is being written to it."""
+        """Create or empty the file. TraceError if another recording is being written to it."""
         self.path = path
         self._descriptor = _take(path)
         _claims.add(self)
@@ -35,23 +35,23 @@ class Claim:
     def put_aside(self, kept: Path) -> None:
         """Rename the file to `kept` and claim an empty one in its place.
 
-        The path leads to a claimed file at every moment in between, so that nobody else can take it.
+        The path refers to a claimed file all the time, so that no other writer can claim it.
         """
         fresh = Claim(self.path.with_name(self.path.name + ".new"))
         kept.unlink(missing_ok=True)
         try:
             os.link(self.path, kept)
-        except OSError:  # a file system without hard links has the moment after all
+        except OSError:  # without hard links there is a moment without a claimed file
             self.path.rename(kept)
         fresh.path.rename(self.path)
         self.release()
         self._descriptor, fresh._descriptor = fresh._descriptor, None
 
     def release(self) -> None:
-        """Let others have the file. Again: nothing."""
+        """Release the file. Releasing it again does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with suppress(OSError):  # children made by fork share the lock, and need not have ended
+            with suppress(OSError):  # forked children share the lock and may still run
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -105,7 +105,7 @@ _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """The parent goes on writing; a child that outlives it must not keep the file from others."""
+    """The parent continues to write; a child that outlives it must not block the file for others."""
     for claim in tuple(_claims):
         claim._leave_to_parent()
 

@@ -1,4 +1,4 @@
-"""A Trace in the files of other tools, and in our own: which formats there are, and who writes each."""
+"""The formats in which a Trace can be written, for other tools and for vram."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FORMATS", "Format", "convert"]
 
 
 class Format(NamedTuple):
-    """How a file of a format is usually called, and what writes it."""
+    """The usual suffix of a format, and the function that writes it."""
 
     suffix: str
     write: Callable[[Trace, BinaryIO], None]
@@ -35,7 +35,7 @@ FORMATS = {
 
 
 def convert(trace: Trace, to: str, path: str | os.PathLike[str]) -> None:
-    """Write `trace` to `path` in one of `FORMATS`. The file appears when it is whole, or not at all."""
+    """Write `trace` to `path` in one of `FORMATS`. The file appears when it is complete, or not at all."""
     if to not in FORMATS:
         raise ValueError(f"{to!r} is not a format; there are {', '.join(FORMATS)}")
     target = Path(path)

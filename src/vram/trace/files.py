@@ -1,6 +1,6 @@
-"""Bytes of a trace file, decompressed as they are asked for and never more of them than allowed.
+"""The bytes of a trace file, decompressed on demand and within limits.
 
-Knows compression by its first bytes, not by the name. What the bytes mean is for the readers of each format.
+Detects the compression by the first bytes, not by the name. The readers of each format interpret the bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["DEFAULT_MAX_BYTES", "BoundedReader", "open_regular_file"]
 DEFAULT_MAX_BYTES = 2 << 30
 CHUNK_BYTES = 256 << 10
 
-# A recording shrinks 20 to 40 times; a file that grows far beyond that is made to fill memory.
+# Recordings compress 20 to 40 times; a file that expands far more was made to exhaust memory.
 MAX_EXPANSION = 100
 UNQUESTIONED_BYTES = 64 << 20
 
@@ -31,7 +31,7 @@ ZSTD_MODULES = ("compression.zstd", "backports.zstd", "zstandard")
 
 
 def open_regular_file(path: str | os.PathLike[str], max_bytes: int) -> io.FileIO:
-    """Open `path`, refusing what is not a file (a pipe would block) or is larger than `max_bytes`."""
+    """Open `path`; refuses anything but a regular file (a pipe would block) and files above `max_bytes`."""
     try:
         # O_NONBLOCK so that opening a pipe returns; it has no effect on regular files.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -81,9 +81,9 @@ _OPENERS: tuple[tuple[bytes, Callable[[BinaryIO], Any]], ...] = (
 
 
 class BoundedReader(io.RawIOBase):
-    """The decompressed bytes of `file`, at most `max_bytes`. `on_progress(count)` is told after every chunk.
+    """The decompressed bytes of `file`, at most `max_bytes`; calls `on_progress(count)` after every chunk.
 
-    Where they were packed, there are at most `max_expansion` times as many as are stored.
+    Compressed files expand to at most `max_expansion` times their size.
 
     Invariant: `count` bytes were unpacked, `count <= max_bytes`.
     """
@@ -113,13 +113,13 @@ class BoundedReader(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        """Close the file too."""
+        """Close the file, too."""
         if not self.closed and hasattr(self, "_stored"):
             self._stored.close()
         super().close()
 
     def peek(self, count: int) -> bytes:
-        """The first bytes that a read will give; fewer only where the file ends."""
+        """The first bytes that a read will return; fewer only at the end of the file."""
         while len(self._ahead) < count and (data := self._next(CHUNK_BYTES)):
             self._ahead += data
         return self._ahead[:count]
@@ -146,7 +146,7 @@ class BoundedReader(io.RawIOBase):
         return data
 
     def account(self, arrived: int, *, packed: bool) -> None:
-        """Count unpacked bytes, here or by a reader whose format `packed` them, against the limits."""
+        """Count unpacked bytes against the limits, here or for a reader whose format `packed` them."""
         self.count += arrived
         if self.count > self._max_bytes:
             raise TraceError(

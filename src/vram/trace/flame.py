@@ -1,16 +1,15 @@
-"""Who holds the memory at the peak of a Trace, by stack: as folded lines for flame graphs or for speedscope.
+"""The holders of memory at the peak of a Trace, by stack: folded lines for flame graphs, or for speedscope.
 
-Bytes are counted as `peak_allocated` counts them, so that their sum is the peak.
+Bytes are counted as in `peak_allocated`, so their sum is the peak.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
 from typing import Any, BinaryIO
 
-from .lifetimes import ALLOCATE, BEFORE, Lifetimes, lifetimes, rounded
-from .model import BlockState, Frame, Trace
+from .lifetimes import ALLOCATE, Lifetimes, held_series, lifetimes, rounded
+from .model import BEFORE, BlockState, Frame, Trace
 
 __all__ = ["holders_at_peak", "write_folded", "write_speedscope"]
 
@@ -34,31 +33,18 @@ def _live_at_peak(trace: Trace, program: Lifetimes) -> list[tuple[int | None, in
     if not trace.events:
         blocks = [block for segment in trace.segments for block in segment.blocks]
         return [(block.stack, block.requested_size) for block in blocks if block.state == BlockState.LIVE]
-    live = array("B", bytes(program.allocations))
-    event = array("q", [BEFORE]) * program.allocations
-    for row in range(_peak_row(program) + 1):
-        identity = program.id[row]
-        live[identity] = program.op[row] == ALLOCATE
-        if live[identity]:
-            event[identity] = program.event[row]
-    sizes = array("Q", bytes(8 * program.allocations))
-    for identity, size in zip(program.id, program.size, strict=True):
-        sizes[identity] = size
+    held = list(held_series(program))
+    peak = held.index(max(held)) if held else -1
+    live: dict[int, int] = {}  # the row that made each allocation
+    for row in range(peak + 1):
+        if program.op[row] == ALLOCATE:
+            live[program.id[row]] = row
+        else:
+            del live[program.id[row]]
     return [
-        (None if event[identity] == BEFORE else trace.stack[event[identity]], sizes[identity])
-        for identity in range(program.allocations)
-        if live[identity]
+        (None if program.event[row] == BEFORE else trace.stack[program.event[row]], program.size[row])
+        for row in live.values()
     ]
-
-
-def _peak_row(program: Lifetimes) -> int:
-    held = peak = 0
-    at = -1
-    for row, (op, size) in enumerate(zip(program.op, program.size, strict=True)):
-        held += rounded(size) if op == ALLOCATE else -rounded(size)
-        if held > peak:
-            peak, at = held, row
-    return at
 
 
 def write_folded(trace: Trace, file: BinaryIO) -> None:
@@ -69,13 +55,13 @@ def write_folded(trace: Trace, file: BinaryIO) -> None:
 
 
 def _folded_name(frame: Frame) -> str:
-    """A frame in a folded line: nothing that would end the frame, the line or a terminal's patience."""
+    """A frame in a folded line, without characters that would end the frame or the line."""
     name = f"{frame.name} ({frame.filename}:{frame.line})" if frame.filename else frame.name
     return "".join(letter if letter.isprintable() else "?" for letter in name.replace(";", ":"))
 
 
 def write_speedscope(trace: Trace, file: BinaryIO) -> None:
-    """Write a profile that speedscope opens, weighed in bytes."""
+    """Write a profile for speedscope, weighted by bytes."""
     held = holders_at_peak(trace)
     numbers: dict[Frame, int] = {}
     samples = [[numbers.setdefault(frame, len(numbers)) for frame in frames] for frames in held]

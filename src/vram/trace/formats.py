@@ -1,7 +1,4 @@
-"""Which format the bytes of a file are, known by how they begin, and the reader of each.
-
-Decompression and limits are for `files`; what happens in a process of its own for `sandbox`.
-"""
+"""Detects the format of a file by its first bytes, and calls the reader of that format."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ Parts: TypeAlias = "tuple[dict[str, Any], Mapping[str, array[int]]]"
 
 
 def read_parts(reader: BoundedReader, device: int | None = None) -> Parts:
-    """Return what is in `reader`. `device` chooses among several; only a snapshot has several."""
+    """Return the contents of `reader`. `device` selects one of several; only snapshots have several."""
     head = reader.peek(HEAD_BYTES)
     if not head:
         raise TraceError("the file is empty; the recording was not written, or not yet", place="byte 0")

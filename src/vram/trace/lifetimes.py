@@ -1,52 +1,52 @@
-"""A trace as a program of allocations and frees that a pool can run again.
+"""A trace as a program of allocations and frees that an allocator can run again.
 
-Addresses are gone: an allocation has a dense id instead, so that any pool may place it anywhere. What a pool
-does with the program is for replay.
+Allocations have dense ids instead of addresses, so that any allocator may place them anywhere. `vram.replay`
+runs the program.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import accumulate
 
 from vram.arguments import require
 
-from .model import EMPTY_STACK, Action, BlockState, Trace
+from .allocations import Allocations, find_allocations
+from .model import BEFORE, EMPTY_STACK, Action, Trace
 from .series import reserved_before, reserved_series
 
-__all__ = ["ALLOCATE", "FREE", "Lifetimes", "lifetimes", "peak_allocated", "rounded"]
+__all__ = ["ALLOCATE", "FREE", "Lifetimes", "held_series", "lifetimes", "peak_allocated", "rounded"]
 
 ALLOCATE = 0
 FREE = 1
 AT_ONCE = -1
-"""In `completed_us` and `completed_event`: the memory was free for its own stream the moment the program
-freed it."""
-BEFORE = -1
-"""In `event`: the operation happened before the first event."""
+"""In `completed_us` and `completed_event`: the memory was free for its own stream when the program freed
+it."""
 
 GRANULE_BYTES = 512
-"""Every allocator compared here rounds requests up to at least this."""
+"""Every allocator compared here rounds requests up to a multiple of this."""
 
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """One entry an operation, in the order the program made them.
+    """One entry per operation, in the order of the program.
 
     - `op`: ALLOCATE or FREE; `id`: which allocation, dense from 0 in order of allocation
     - `size`: requested bytes, the same at an allocation and at its free
     - `stream`: the allocation's, an index into `Trace.streams` (`streams` of them)
     - `time_us`: as in the trace; 0 for what was live before its beginning
-    - `completed_us`: for a free that another stream's work delayed, the time the memory really became free
-      (the end of the recording where that is not in it); else AT_ONCE
-    - `completed_event`: the event that says so (one past the last where none does); else AT_ONCE
+    - `completed_us`: for a free that another stream's work delayed, the time at which the memory became free
+      (the end of the recording if that is not in it); else AT_ONCE
+    - `completed_event`: the event that says so (one past the last if none does); else AT_ONCE
     - `event`: index of the event in the trace, or BEFORE
 
     The first operations are the allocations that were live before the first event (`carried` of them).
-    `segment_size` and `segment_address` are the plain segments the recorded allocator got from the driver, in
-    order; none where the recording does not begin with the job, as those before it are not known.
-    `emptied` are the events at which the program had cached memory given back (`torch.cuda.empty_cache`).
+    `segment_size` and `segment_address` are the plain segments that the recorded allocator got from the
+    driver, in order; none if the recording does not begin with the job, because earlier ones are unknown.
+    `emptied` are the events at which the program released cached memory (`torch.cuda.empty_cache`).
     """
 
     allocations: int
@@ -68,72 +68,72 @@ class Lifetimes:
         return len(self.op)
 
 
-class _Carried(NamedTuple):
-    """An allocation made before the first event.
-
-    `pending`: its free was requested before it as well; `until`: the event that first mentions it.
-    """
-
-    address: int
-    size: int
-    stream: int
-    pending: bool
-    until: int
-
-
 def lifetimes(trace: Trace) -> Lifetimes:
     """The program in `trace`. An allocation ends when its free is requested.
 
-    What was live before the beginning is allocated first: blocks whose free is in the trace without their
-    allocation, and blocks in use at the end that the trace never mentions. Lifetimes mostly nest, so
-    those freed last are taken to be the oldest.
+    Allocations from before the first event come first; see `find_allocations`.
     """
     if not isinstance(trace, Trace):
-        raise TypeError(f"{type(trace).__name__} is no Trace; vram.open reads one from a file")
-    carried = _carried(trace)
-    writer = _Writer()
-    for allocation in carried:
-        writer.allocate(allocation.address, allocation.size, allocation.stream, 0, BEFORE)
-        if allocation.pending:
-            writer.free(allocation.address, 0, BEFORE)
-    _write_events(trace, writer)
-    writer.finish(trace.span_us, trace.events)
+        raise TypeError(f"{type(trace).__name__} is not a Trace; vram.open reads one from a file")
+    made = find_allocations(trace)
+    carried = bisect_right(made.start, BEFORE)
+    op, identity, event = _operations(trace, made, carried)
+    delays = _delays(made)
+    completed = [
+        delays[number] if code == FREE else AT_ONCE for code, number in zip(op, identity, strict=True)
+    ]
+    times = [*trace.time_us, trace.span_us, 0]  # the last two: behind the last event, and BEFORE
     return Lifetimes(
-        allocations=len(writer.sizes),
-        carried=len(carried),
+        allocations=len(made),
+        carried=carried,
         streams=len(trace.streams),
-        op=writer.op,
-        id=writer.id,
-        size=array("Q", map(writer.sizes.__getitem__, writer.id)),
-        stream=array("I", map(writer.streams.__getitem__, writer.id)),
-        time_us=writer.time_us,
-        completed_us=writer.completed_us,
-        completed_event=writer.completed_event,
-        event=writer.event,
+        op=op,
+        id=identity,
+        size=array("Q", map(made.size.__getitem__, identity)),
+        stream=array("I", map(made.stream.__getitem__, identity)),
+        time_us=array("q", map(times.__getitem__, event)),
+        completed_us=array("q", [AT_ONCE if each == AT_ONCE else times[each] for each in completed]),
+        completed_event=array("q", completed),
+        event=event,
         **_segments(trace, complete=not carried),
         emptied=array("q", _emptied(trace)),
     )
 
 
-def _carried(trace: Trace) -> list[_Carried]:
-    """What the first mention of each address tells about the time before the first event."""
-    found: list[_Carried] = []
-    mentioned: set[int] = set()
-    rows = zip(trace.action, trace.address, trace.size, trace.stream, strict=True)
-    for event, (action, address, size, stream) in enumerate(rows):
-        if action <= Action.FREE_COMPLETED and address not in mentioned:
-            mentioned.add(address)
-            if action != Action.ALLOC:
-                found.append(_Carried(address, size, stream, action == Action.FREE_COMPLETED, event))
-    for segment in trace.segments:
-        for block in segment.blocks:
-            if block.state != BlockState.FREE and block.address not in mentioned:
-                pending = block.state == BlockState.PENDING
-                found.append(
-                    _Carried(block.address, block.requested_size, segment.stream, pending, trace.events)
-                )
-    # Those already freed come first: their memory was still in use, but no longer held by the program.
-    return sorted(found, key=lambda each: (not each.pending, -each.until, each.address))
+def _operations(trace: Trace, made: Allocations, carried: int) -> tuple[array[int], array[int], array[int]]:
+    """Operation, allocation and event of each row. An event frees and makes one allocation at most."""
+    op, identity, events = array("B"), array("I"), array("q")
+
+    def write(code: int, number: int, event: int) -> None:
+        op.append(code)
+        identity.append(number)
+        events.append(event)
+
+    for number in range(carried):
+        write(ALLOCATE, number, BEFORE)
+        if made.freed[number] == BEFORE:
+            write(FREE, number, BEFORE)
+    frees: list[int | None] = [None] * (trace.events + 1)  # the last one: what no event frees or makes
+    makes = frees.copy()
+    for number, (start, freed) in enumerate(zip(made.start, made.freed, strict=True)):
+        frees[freed] = makes[start] = number
+    for event in range(trace.events):
+        if (freed_one := frees[event]) is not None:
+            write(FREE, freed_one, event)
+        if (new_one := makes[event]) is not None:
+            write(ALLOCATE, new_one, event)
+    return op, identity, events
+
+
+def _delays(made: Allocations) -> list[int]:
+    """For each allocation the event that completed its free, or AT_ONCE where nothing delayed it.
+
+    A free that nothing delayed completes in the very next event.
+    """
+    return [
+        AT_ONCE if freed != BEFORE and completed <= freed + 1 and completed < made.events else completed
+        for freed, completed in zip(made.freed, made.completed, strict=True)
+    ]
 
 
 def _segments(trace: Trace, *, complete: bool) -> dict[str, array[int]]:
@@ -146,22 +146,22 @@ def _segments(trace: Trace, *, complete: bool) -> dict[str, array[int]]:
     }
 
 
-GIVEN_BACK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 TAKEN = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 
 
 def _emptied(trace: Trace) -> list[int]:
-    """Where segments were given back, but not by an allocator that had run out and was about to ask again.
+    """Where segments were released, but not by an allocator that ran out of memory and was about to retry.
 
-    In that case the request behind them has the same stack, or, where there are no stacks, would have taken
-    the allocator above all it ever held.
+    In that case the request after them has the same stack or, without stacks, would have exceeded the most
+    that the allocator ever held.
     """
-    if not any(action in trace.action for action in GIVEN_BACK):
+    if not any(action in trace.action for action in RELEASED):
         return []
     reserved = [reserved_before(trace), *reserved_series(trace)]
     limit = max(reserved)
     found = []
-    for first, after in _runs_given_back(trace):
+    for first, after in _released_runs(trace):
         following = trace.action[after] if after < trace.events else None
         if following in TAKEN or following == Action.OOM:
             stacks = {trace.stack[first], trace.stack[after]}
@@ -172,79 +172,17 @@ def _emptied(trace: Trace) -> list[int]:
     return found
 
 
-def _runs_given_back(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Each run of events that give segments back: its first, and the one behind it."""
+def _released_runs(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Each run of events that release segments: its first event, and the one after it."""
     first = None
     for event, action in enumerate(trace.action):
-        if action in GIVEN_BACK:
+        if action in RELEASED:
             first = event if first is None else first
         elif first is not None:
             yield first, event
             first = None
     if first is not None:
         yield first, trace.events
-
-
-def _write_events(trace: Trace, writer: _Writer) -> None:
-    allocate, free, complete = int(Action.ALLOC), int(Action.FREE_REQUESTED), int(Action.FREE_COMPLETED)
-    rows = zip(trace.action, trace.address, trace.size, trace.stream, trace.time_us, strict=True)
-    for event, (action, address, size, stream, time) in enumerate(rows):
-        if action == allocate:
-            writer.allocate(address, size, stream, time, event)
-        elif action == free:
-            writer.free(address, time, event)
-        elif action == complete:
-            writer.complete(address, time, event)
-
-
-class _Writer:
-    """Operations as they are found. `live`: id by address; `freed`: row and event of frees not completed."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.streams: list[int] = []
-        self.op = array("B")
-        self.id = array("I")
-        self.time_us = array("q")
-        self.completed_us = array("q")
-        self.completed_event = array("q")
-        self.event = array("q")
-        self.live: dict[int, int] = {}
-        self.freed: dict[int, tuple[int, int]] = {}
-
-    def allocate(self, address: int, size: int, stream: int, time: int, event: int) -> None:
-        if address in self.live:  # its free was not recorded; memory has one owner at a time
-            self.free(address, time, event)
-        self.live[address] = identity = len(self.sizes)
-        self.sizes.append(size)
-        self.streams.append(stream)
-        self._write(ALLOCATE, identity, time, event)
-
-    def free(self, address: int, time: int, event: int) -> None:
-        identity = self.live.pop(address, None)
-        if identity is not None:
-            self.freed[address] = (len(self.op), event)
-            self._write(FREE, identity, time, event)
-
-    def complete(self, address: int, time: int, event: int) -> None:
-        """A free that nothing delayed completes in the very next event."""
-        row, requested = self.freed.pop(address, (None, 0))
-        if row is not None and (requested == BEFORE or event != requested + 1):
-            self.completed_us[row] = time
-            self.completed_event[row] = event
-
-    def finish(self, end: int, events: int) -> None:
-        for row, _ in self.freed.values():
-            self.completed_us[row] = end
-            self.completed_event[row] = events
-
-    def _write(self, op: int, identity: int, time: int, event: int) -> None:
-        self.op.append(op)
-        self.id.append(identity)
-        self.time_us.append(time)
-        self.completed_us.append(AT_ONCE)
-        self.completed_event.append(AT_ONCE)
-        self.event.append(event)
 
 
 def rounded(size: int) -> int:
@@ -255,18 +193,15 @@ def rounded(size: int) -> int:
 def peak_allocated(program: Lifetimes) -> int:
     """The most bytes the program held at once, each request rounded up to 512 bytes.
 
-    An allocation counts from the event that makes it until its free is requested (not until the free
-    completes): what the program holds is its own doing, when the memory can be used again is the allocator's.
-    PyTorch counts `allocated_bytes` so, apart from what it adds by handing out blocks larger than asked.
+    An allocation counts from its event until its free is requested (not until the free completes): the
+    program decides what it holds, the allocator when memory can be reused. PyTorch counts `allocated_bytes`
+    in the same way, except that its blocks may be larger than requested.
     """
-    require(program, Lifetimes, "program")
-    current = peak = 0
-    mask = GRANULE_BYTES - 1
-    for op, size in zip(program.op, program.size, strict=True):
-        if op == ALLOCATE:
-            current += (size + mask) & ~mask
-            if current > peak:
-                peak = current
-        else:
-            current -= (size + mask) & ~mask
-    return peak
+    return max(held_series(require(program, Lifetimes, "program")), default=0)
+
+
+def held_series(program: Lifetimes) -> Iterator[int]:
+    """Bytes the program holds after each operation, each request rounded up to 512 bytes."""
+    sizes = {size: rounded(size) for size in set(program.size)}
+    rows = zip(program.op, program.size, strict=True)
+    return accumulate(sizes[size] if op == ALLOCATE else -sizes[size] for op, size in rows)

@@ -1,7 +1,6 @@
-"""The recording in memory: one row an event in columns, stacks interned once, segments and blocks at the end.
+"""The recording in memory: columns with one row per event, interned stacks, segments and blocks at the end.
 
-Only plain data and the questions it answers by itself. Reading files is for `files`, `torch_snapshot` and
-`sandbox`; turning events into a program of allocations for `lifetimes`.
+Plain data. `files`, `torch_snapshot` and `sandbox` read files; `allocations` and `lifetimes` interpret it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,17 @@ from typing import NamedTuple
 
 from vram.arguments import whole_number
 
-__all__ = ["COLUMNS", "Action", "Annotation", "Block", "BlockState", "Frame", "Segment", "Trace"]
+__all__ = [
+    "BEFORE",
+    "COLUMNS",
+    "Action",
+    "Annotation",
+    "Block",
+    "BlockState",
+    "Frame",
+    "Segment",
+    "Trace",
+]
 
 COLUMNS = {
     "action": "B",
@@ -26,15 +35,17 @@ COLUMNS = {
     "stack": "I",
     "tag": "I",
 }
-"""The columns of a trace and the type of each, as a typecode of `array`."""
+"""The columns of a trace and their types, as typecodes of `array`."""
 EMPTY_STACK = 0
-"""Index of the stack of an event that was recorded without one: `stacks[0]` is always `()`."""
+"""The stack of an event that was recorded without one: `stacks[0]` is always `()`."""
+BEFORE = -1
+"""In place of the number of an event: it happened before the first one."""
 NO_TAG = 0
-"""Index of the tag of an event that has none: `tags[0]` is always `""`."""
+"""The tag of an event that has none: `tags[0]` is always `""`."""
 
 
 class Action(IntEnum):
-    """What an event says; the lower-case names are PyTorch's."""
+    """What happened in an event; the names are PyTorch's in upper case."""
 
     ALLOC = 0
     FREE_REQUESTED = 1
@@ -66,18 +77,32 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment when the recording ended. `stack` indexes `Trace.stacks`."""
+    """A piece of a segment. `stack` indexes `Trace.stacks`, `stream` `Trace.streams`.
+
+    `event` is that of its allocation where it is known, as in `vram.analysis.Memory`.
+    """
 
     address: int
     size: int
     requested_size: int
     state: BlockState
     stack: int = EMPTY_STACK
+    stream: int = 0
+    event: int = BEFORE
+
+    @property
+    def pending(self) -> bool:
+        """Whether it was freed, but a stream may still use it."""
+        return self.state == BlockState.PENDING
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range the allocator held when the recording ended. `stream` indexes `Trace.streams`."""
+    """A range that the allocator holds. `stream` indexes `Trace.streams`.
+
+    `blocks` are all of its blocks where it is of `Trace.segments`, those in use where it is of a
+    `vram.analysis.Memory`.
+    """
 
     address: int
     total_size: int
@@ -91,7 +116,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """A mark beside the events, such as the start or end of an optimizer step; `time_us` as in `Trace`."""
+    """A mark between events, such as the start or end of an optimizer step; `time_us` as in `Trace`."""
 
     stage: str
     name: str
@@ -100,16 +125,16 @@ class Annotation:
 
 @dataclass(frozen=True, repr=False)
 class Trace:
-    """Every event of one device, and the segments at the end. Columns have one entry an event:
+    """Every event of one device, and the segments at the end. Columns have one entry per event:
 
     - `action`: an `Action`; `stream`: index into `streams` (the handles); `stack`: index into `stacks`
-    - `address`: where; for `OOM` the bytes the device had free
-    - `size`: bytes as the program asked for them (not rounded) for allocations and frees
+    - `address`: where; for `OOM` the bytes that were free on the device
+    - `size`: for allocations and frees the bytes that the program requested, not rounded
     - `time_us`: microseconds since the first event, which happened at `start_us`; all zero unless `timed`
     - `tag`: index into `tags`, the labels of `vram.tag` or PyTorch's user metadata; all zero if not given
 
-    `truncated` is set where a recording of ours ended without being closed: what was complete is here.
-    `dropped` counts the events known to be lost, in a full journal or in pieces that were rotated away.
+    `truncated` is set if a recording of vram ended without being closed; it has everything that was complete.
+    `dropped` counts events known to be lost, in a full journal or in files that were rotated away.
     """
 
     source: str
@@ -140,17 +165,17 @@ class Trace:
 
     @property
     def events(self) -> int:
-        """How many events were recorded."""
+        """The number of events."""
         return len(self.action)
 
     @property
     def span_us(self) -> int:
-        """Recorded time from the first to the last event."""
+        """Recorded microseconds from the first to the last event."""
         return self.time_us[-1] if self.time_us else 0
 
     @cached_property
     def complete(self) -> bool:
-        """Whether the recording holds every allocation it mentions, so that nothing was live before it."""
+        """Whether the recording has every allocation that it mentions, so nothing was live before it."""
         allocated: set[int] = set()
         for action, address in zip(self.action, self.address, strict=True):
             if action == Action.ALLOC:
@@ -165,7 +190,7 @@ class Trace:
         )
 
     def heading(self) -> dict[str, object]:
-        """What names a recording in the JSON of every verb, and says whether all of it is there."""
+        """What identifies a recording in the JSON of every command, and whether it is complete."""
         return {
             "source": self.source,
             "device": self.device,

@@ -1,7 +1,7 @@
-"""Everything of a Trace but its columns, as plain data that JSON can hold: the notes beside the events.
+"""Everything of a Trace except its columns, as plain data that JSON can hold: the notes.
 
-`pack` writes them, `unpack` joins them with columns and checks every value and every index, so that it may be
-given a stranger's. They travel from the child that reads a file (`sandbox`) and in our own files (`arrow`).
+`pack` makes them. `unpack` joins them with columns and checks every value and index, so it may be used with
+untrusted data. The child that reads a file (`sandbox`) sends them, and vram's own files (`arrow`) have them.
 
     texts        names, each once                     frames    [text, line, text]: file, line, function
     streams      handles                              stacks    [frame, ...], innermost first; the first is []
@@ -38,7 +38,7 @@ __all__ = ["GROWING", "HIGHEST", "pack", "pack_segment", "unpack"]
 GROWING = ("texts", "frames", "streams", "stacks", "tags", "annotations")
 """The notes that only grow while a recording is written."""
 HIGHEST = {"action": max(Action), "size": MAX_INT64}
-"""The highest entry of a column; those that index a note are bound by its length."""
+"""The highest entry of a column; columns that index a note are bounded by its length."""
 MAX_DEVICE = 0xFFFF
 MAX_HELD = 1 << 62
 _PLAIN = ("device", "devices", "start_us", "timed", "streams", "tags", "settings", "truncated", "dropped")
@@ -167,13 +167,13 @@ def _segment(value: Any, place: str, streams: int, stacks: int) -> Segment:
         pool_id=(first, second),
         stack=integer(stack, place, stacks - 1),
         blocks=tuple(
-            _block(block, f"{place}.blocks[{index}]", stacks)
+            _block(block, f"{place}.blocks[{index}]", stacks, stream)
             for index, block in enumerate(as_list(blocks, f"{place}.blocks"))
         ),
     )
 
 
-def _block(value: Any, place: str, stacks: int) -> Block:
+def _block(value: Any, place: str, stacks: int, stream: int) -> Block:
     address, size, requested, state, stack = as_list(value, place, 5)
     return Block(
         integer(address, place, MAX_UINT64),
@@ -181,6 +181,7 @@ def _block(value: Any, place: str, stacks: int) -> Block:
         integer(requested, place),
         BlockState(integer(state, place, max(BlockState))),
         integer(stack, place, stacks - 1),
+        stream,
     )
 
 
@@ -188,7 +189,7 @@ def _block(value: Any, place: str, stacks: int) -> Block:
 
 
 def _check_columns(columns: Mapping[str, array[int]], counts: Mapping[str, int]) -> None:
-    """Every column has as many entries, and each entry names something that is there."""
+    """All columns have the same length, and every index refers to an existing entry."""
     lengths = {name: len(_column(columns, name)) for name in COLUMNS}
     if len(set(lengths.values())) > 1:
         raise TraceError(f"the columns differ in length: {lengths}", place="events")
@@ -200,7 +201,7 @@ def _check_columns(columns: Mapping[str, array[int]], counts: Mapping[str, int])
 
 
 def _check_sums(columns: Mapping[str, array[int]]) -> None:
-    """What is held at one time sums to at most MAX_HELD, so that 64 bits hold any sum of it."""
+    """What is held at one time sums to at most MAX_HELD, so that 64 bits are enough for any sum."""
     if sum(columns["size"]) <= MAX_HELD:
         return
     for taken, given in ((Action.ALLOC, Action.FREE_COMPLETED), (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE)):

@@ -1,7 +1,7 @@
-"""A Trace as trace-event JSON, which Perfetto opens: memory as counters, steps and marks as slices, failures.
+"""A Trace as trace-event JSON for Perfetto: memory as counters, steps and marks as slices, failures.
 
-Times are microseconds. Events of one microsecond are a nanosecond apart, so that no peak is lost; where
-nothing was timed, an event is a microsecond.
+Times are microseconds. Events within one microsecond are a nanosecond apart, so that no peak is lost; without
+times, each event takes a microsecond.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TypeAlias
 
-from .lifetimes import ALLOCATE, BEFORE, lifetimes, rounded
-from .model import Action, Trace
+from .lifetimes import held_series, lifetimes
+from .model import BEFORE, Action, Trace
 from .series import reserved_before, reserved_series
 from .steps import STEP_PREFIX, find_steps
 
@@ -35,7 +35,7 @@ def write_perfetto(trace: Trace, file: BinaryIO) -> None:
 
 
 def trace_events(trace: Trace) -> Iterator[Event]:
-    """Yield the events, tracks by tracks."""
+    """Yield the events, track by track."""
     times = _clock(trace)
     yield from _names(trace)
     yield from _counter("allocated", trace, _allocated(trace, times))
@@ -76,9 +76,7 @@ def _counter(name: str, trace: Trace, values: Iterable[tuple[float, int]]) -> It
 def _allocated(trace: Trace, times: list[float]) -> Iterator[tuple[float, int]]:
     """What the program holds, as `peak_allocated` counts it."""
     program = lifetimes(trace)
-    held = 0
-    for op, size, event in zip(program.op, program.size, program.event, strict=True):
-        held += rounded(size) if op == ALLOCATE else -rounded(size)
+    for held, event in zip(held_series(program), program.event, strict=True):
         if event != BEFORE:
             yield times[event], held
         elif not trace.events:

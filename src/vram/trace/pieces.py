@@ -1,6 +1,6 @@
-"""A rotated recording lies in several files: `run.vtrace` is the newest, `run.vtrace.000001` the oldest.
+"""A rotated recording is several files: `run.vtrace` is the newest, `run.vtrace.000001` the oldest.
 
-Finds them and joins what was read of each. Writing them is for `arrow`.
+This module finds them and joins their traces; `arrow` writes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_PIECES = 10_000
 
 
 def piece_path(path: Path, number: int) -> Path:
-    """Where piece `number` of the recording at `path` lies once it is complete."""
+    """The path of piece `number` of the recording at `path` once it is complete."""
     return path.with_name(f"{path.name}.{number:06d}")
 
 

@@ -1,7 +1,7 @@
-"""A log of RMM's logging adaptor (CSV) as a Trace: `Thread,Time,Action,Pointer,Size,Stream`, one line a call.
+"""A log of RMM's logging adaptor (CSV) as a Trace: `Thread,Time,Action,Pointer,Size,Stream`, a line per call.
 
-Every stream and every failure is kept. RMM frees in stream order, so that a free is requested and complete at
-once; the thread is not kept. Bounds on memory and time are for `child`.
+RMM frees in stream order, so a free is requested and completed at the same time. Threads are not kept.
+`child` limits memory and time.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _ACTIONS = {
 
 
 def looks_like_log(head: bytes) -> bool:
-    """Whether a file that begins so is such a log."""
+    """Whether a file that begins with `head` is such a log."""
     return head.startswith(HEADER)
 
 
 def read_log(reader: BoundedReader) -> Trace:
-    """Return the events of a log. A last line that was not written to its end is left out (`truncated`)."""
+    """Return the events of a log. An incomplete last line is left out (`truncated`)."""
     rows = _Rows()
     truncated = False
     with io.BufferedReader(reader, CHUNK_BYTES) as lines:
@@ -79,7 +79,7 @@ def read_log(reader: BoundedReader) -> Trace:
 
 
 class _Rows:
-    """Columns as lines are read. Times have no date: one far before the last is of the next day."""
+    """The columns while lines are read. Times have no date: one far before the last is of the next day."""
 
     def __init__(self) -> None:
         self._action = array("B")
@@ -136,7 +136,7 @@ class _Rows:
             time += DAY_US
         if not self._action:
             self.start_us = time
-        # Threads that log at once may be a little out of order.
+        # Threads that log concurrently may be slightly out of order.
         self._last_us = max(time, self._last_us)
         return self._last_us
 

@@ -1,7 +1,6 @@
-"""Reads a file nobody vouches for in a process of its own, under limits, and takes back columns, not objects.
+"""Reads an untrusted file in a separate process with limits, which returns columns instead of objects.
 
-A file that exceeds the limits, or crashes the child, is a TraceError here. What the child does, and how it
-answers, is for `child`.
+A file that exceeds the limits or crashes the child raises a TraceError here. `child` describes the answer.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from .notes import unpack
 
 __all__ = ["read_in_child"]
 
-# Isolated (-I), and without running any __init__: the child needs few modules. The library that decodes Arrow
-# is found where the caller finds it, and loads three times faster without numpy.
+# Isolated (-I), and without running any __init__: the child needs few modules. pyarrow comes from where the
+# caller finds it, and loads three times faster without numpy.
 _BOOTSTRAP = """
 import sys, types
 for name, path in ("vram", sys.argv[1]), ("vram.trace", sys.argv[1] + "/trace"):
@@ -43,8 +42,8 @@ def read_in_child(file: io.FileIO, source: str, device: int | None, max_bytes: i
     package = str(Path(__file__).resolve().parent.parent)
     request = json.dumps({"device": device, "max_bytes": max_bytes})
     command = [sys.executable or "python3", "-I", "-c", _BOOTSTRAP, package, request, *_library_path()]
-    # A preloaded library (a sanitizer, a profiler) may reserve more addresses than the limit allows, and so
-    # may an allocator other than the system's.
+    # A preloaded library (a sanitizer, a profiler) or an allocator other than the system's may reserve more
+    # addresses than the limit allows.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     environment["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     try:
@@ -89,7 +88,7 @@ def _receive(child: subprocess.Popen[bytes], source: str) -> Trace:
 
 
 def _failure(child: subprocess.Popen[bytes]) -> TraceError:
-    """Why a child ended without an answer."""
+    """The error of a child that ended without an answer."""
     assert child.stderr is not None
     complaint = child.stderr.read().decode("utf-8", "replace").strip()
     status = child.wait()

@@ -1,7 +1,4 @@
-"""Events of a recording by what they say, at the speed of C loops, and what its allocator held all along.
-
-What the program held depends on how requests are rounded: that is for those who ask.
-"""
+"""Events by action, found with C loops, and the bytes that the recorded allocator reserved over time."""
 
 from __future__ import annotations
 
@@ -28,15 +25,15 @@ _GROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 
 
 def events_of(trace: Trace, actions: Iterable[Action]) -> list[int]:
-    """The numbers of the events of some actions, in order."""
+    """The numbers of the events with some actions, in order."""
     wanted = bytes(code in set(actions) for code in range(256))
     return list(compress(range(trace.events), trace.action.tobytes().translate(wanted)))
 
 
 def pages_move(trace: Trace) -> bool:
-    """Whether it is of a pool of ours: its pages move under the addresses, so that growth has none (0).
+    """Whether it is of a vram pool, whose pages move between addresses, so that growth has address 0.
 
-    Without growth, as of a pool that was suspended all along, the settings at the end tell.
+    Without growth, as in a pool that was suspended all the time, the settings at the end decide.
     """
     mappings = events_of(trace, MAPPING_ACTIONS)
     if not mappings:
@@ -51,7 +48,7 @@ def reserved_series(trace: Trace) -> list[int]:
 
 
 def reserved_before(trace: Trace) -> int:
-    """Bytes it held before the first event: exact if the recording has its end, else at least so many."""
+    """Bytes it held before the first event: exact if the recording has its end, else a lower bound."""
     growth = list(accumulate(reserved_changes(trace).values()))
     final = _reserved_at_end(trace)
     if final is None:
@@ -60,7 +57,7 @@ def reserved_before(trace: Trace) -> int:
 
 
 def reserved_changes(trace: Trace) -> dict[int, int]:
-    """Bytes gained from the device by each event that gains or gives back some, in order."""
+    """Bytes gained from the device by each event that reserves or releases some, in order."""
     return {
         event: trace.size[event] if trace.action[event] in _GROWS else -trace.size[event]
         for event in events_of(trace, SEGMENT_ACTIONS + MAPPING_ACTIONS)

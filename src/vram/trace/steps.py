@@ -1,6 +1,6 @@
 """Iterations of a recorded job: which events belong to which step.
 
-Marks of `vram.step` count first, then PyTorch's of optimizer steps; without either there are no steps.
+Marks of `vram.step` take precedence over PyTorch's marks of optimizer steps; without both there are no steps.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Stretch: TypeAlias = range
 
 @dataclass(frozen=True)
 class Steps:
-    """Step `numbers[i]` holds the events from `first[i]` up to the next step's first, or the end.
+    """Step `numbers[i]` has the events from `first[i]` up to the next step's first, or the end.
 
-    Invariant: `first` never falls, `len(first) == len(numbers)`, all below or at `events`.
+    Invariant: `first` never decreases, `len(first) == len(numbers)`, all are at most `events`.
     """
 
     numbers: tuple[int, ...]
@@ -46,14 +46,14 @@ class Steps:
         return self.numbers[index] if index >= 0 else None
 
     def range(self, number: int) -> Stretch:
-        """The events of a step, the first time there is one of that number; KeyError if there is none."""
+        """The events of the first step with that number; KeyError if there is none."""
         for found, events in self.stretches():
             if found == number:
                 return events
         raise KeyError(number)
 
     def stretches(self) -> Iterator[tuple[int, Stretch]]:
-        """Every step with its events, in order; a number comes again where a program counts anew."""
+        """Every step with its events, in order; numbers repeat if the program restarts its count."""
         ends = (*self.first[1:], self.events)
         return zip(self.numbers, map(range, self.first, ends), strict=True)
 

@@ -1,6 +1,6 @@
 """A Trace as the pickle that PyTorch's memory viewer opens: the dicts of `torch.cuda.memory._snapshot()`.
 
-The counterpart of `torch_snapshot`: what this writes, that reads, and gets the same trace. Needs no PyTorch.
+The counterpart of `torch_snapshot`, which reads the same trace back. Needs no PyTorch.
 """
 
 from __future__ import annotations

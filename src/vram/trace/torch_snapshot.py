@@ -1,10 +1,10 @@
 """A PyTorch memory snapshot (the pickle of `torch.cuda.memory._snapshot()`, torch 2.1 and later) as a Trace.
 
-No class of the pickle is ever loaded, and every value is checked before it is used. Bounds on memory and time
-are for `child`, which runs this in a process of its own; decompression is for `files`.
+No class of the pickle is ever loaded, and every value is checked before it is used. `child` runs this in a
+separate process and limits memory and time; `files` decompresses.
 
-Events are read a column at a time, in C loops over the whole list. Only when a column does not convert are
-they walked one by one, to name the one that is wrong.
+Events are read one column at a time, with C loops over the whole list. Only if a column does not convert are
+they examined one by one, to find the wrong one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BLOCK_STATES = {
     "active_awaiting_free": BlockState.PENDING,
     "inactive": BlockState.FREE,
 }
-# What a column raises that does not convert.
+# The errors of a column that does not convert.
 _NOT_A_COLUMN = (KeyError, TypeError, ValueError, OverflowError)
 
 
@@ -86,7 +86,7 @@ def _unpickle(reader: BoundedReader) -> Any:
             f"the pickle wants more memory than a snapshot of its size needs ({reader.count} bytes read)",
             place=f"pickle, before byte {reader.count}",
         ) from error
-    except Exception as error:  # a damaged pickle raises whatever its opcodes happen to hit
+    except Exception as error:  # a damaged pickle can raise any error
         raise TraceError(
             "neither a log of RMM nor a recording of vram, and no pickle that can be read "
             f"({type(error).__name__}: {str(error)[:200].rstrip('.')}). A memory snapshot of PyTorch is "
@@ -97,7 +97,7 @@ def _unpickle(reader: BoundedReader) -> Any:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Millions of new containers and no garbage among them: the collector would walk them again and again."""
+    """Millions of new containers without garbage: the collector would visit them again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -151,7 +151,7 @@ def decode_snapshot(snapshot: Any, device: int | None) -> Trace:
 
 
 def _devices(traces: Sequence, segments: Sequence) -> tuple[int, ...]:
-    """The devices that have an event or a segment; device 0 where there is none at all."""
+    """The devices that have an event or a segment; device 0 if there is none."""
     used = {index for index, events in enumerate(traces) if len(as_list(events, f"device_traces[{index}]"))}
     for index, segment in enumerate(segments):
         used.add(_segment_device(as_dict(segment, f"segments[{index}]"), f"segments[{index}]"))
@@ -299,7 +299,7 @@ def _tag_column(events: list[Any], tags: _Numbers, place: str) -> array[int]:
 
 
 def _blame_event(events: list[Any], place: str) -> None:
-    """Name the first event that is wrong, and what is wrong with it."""
+    """Raise an error for the first wrong event."""
     timed = bool(events) and type(events[0]) is dict and _is_timed(events)
     for index, event in enumerate(events):
         here = f"{place}[{index}]"
@@ -395,7 +395,7 @@ def _block(block: dict[Any, Any], place: str, expected_address: int, stacks: _St
 
 
 def _recorded(block: dict[Any, Any], place: str) -> dict[Any, Any]:
-    """What is known of a block's allocation; the oldest files keep it in the first entry of a history."""
+    """The allocation of a block; the oldest files have it in the first entry of a history."""
     history = as_list(block.get("history", ()), f"{place}.history")
     if not history or "frames" in block:
         return block

@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 from vram.analysis import Memories, explain
 from vram.analysis.capacity import find_capacity, find_request, open_account
-from vram.analysis.groups import label_of
-from vram.analysis.holders import Holder, compare_holders, holders
+from vram.analysis.groups import Holder, compare_holders, holders, label_of
 from vram.analysis.layout import Piece, lay_out
 from vram.analysis.memory import Memory
 from vram.analysis.places import frame_text
@@ -183,10 +182,10 @@ class Recording:
             "segments": [
                 {
                     "address": f"{laid.segment.address:#x}",
-                    "size": laid.segment.size,
+                    "size": laid.segment.total_size,
                     "stream": str(self.trace.streams[laid.segment.stream]),
                     "kind": laid.segment.kind,
-                    "expandable": laid.segment.expandable,
+                    "expandable": laid.segment.is_expandable,
                     "pieces": [self._piece(piece) for piece in laid.pieces],
                 }
                 for laid in lay_out(memory)
@@ -217,7 +216,7 @@ class Recording:
         }
 
     def holders(self, event: int, by: str) -> Holder:
-        """Return the holders of memory after an event; see `vram.analysis.holders`."""
+        """Who holds memory after an event; see `vram.analysis.groups.holders`."""
         self._check_event(event)
         return holders(self.trace, self.memory(event).blocks(), by)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from vram.analysis.allocations import SPLITS
-from vram.analysis.holders import TREES
-from vram.analysis.redaction import redacted
+from vram.analysis.groups import TREES
+from vram.analysis.places import redacted
 from vram.analysis.timeline import AXES
 from vram.errors import ConfigError
 from vram.trace import Trace, find_steps

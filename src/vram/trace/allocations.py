@@ -1,0 +1,149 @@
+"""Every allocation of a trace: when it began and ended, how large it was, and who made it.
+
+This is the one reconstruction of lifetimes from events. `lifetimes` makes a program of it, `vram.analysis`
+the memory at any event and over time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, fields
+
+from vram.arguments import require
+
+from .model import BEFORE, Action, BlockState, Trace
+
+__all__ = ["Allocations", "find_allocations"]
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """One entry per allocation, by `start`:
+
+    - `start`: the event that made it, or BEFORE; `freed`: the event that requested its free, or BEFORE;
+      `completed`: the event by which its memory was free; the number of events if there was none
+    - `address`; `size`: bytes as requested; `stream`, `stack` and `tag` as in `Trace`
+    - `held`: bytes of its block, if only the end of the recording tells of it; else 0
+
+    Invariant: `start <= freed <= completed <= events`.
+    """
+
+    events: int
+    start: array[int]
+    freed: array[int]
+    completed: array[int]
+    address: array[int]
+    size: array[int]
+    held: array[int]
+    stream: array[int]
+    stack: array[int]
+    tag: array[int]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def check(self) -> None:
+        """Verify the invariants."""
+        assert all(first <= second for first, second in zip(self.start, self.start[1:], strict=False))
+        for start, freed, completed in zip(self.start, self.freed, self.completed, strict=True):
+            assert BEFORE <= start <= freed <= completed <= self.events
+        assert all(len(getattr(self, each.name)) == len(self) for each in fields(self)[1:])
+
+
+def find_allocations(trace: Trace) -> Allocations:
+    """All of them, oldest first.
+
+    Allocations from before the first event are those whose free is recorded without their allocation, and
+    blocks in use at the end that no event mentions. Lifetimes mostly nest, so those freed last count as the
+    oldest; those that were freed before the first event come first of all.
+    """
+    found = _Finder(require(trace, Trace, "trace"))
+    found.read_events()
+    told = found.told
+    made = Allocations(
+        trace.events,
+        start=array("q", found.start),
+        freed=array("q", found.freed),
+        completed=array("q", found.completed),
+        address=array("Q", map(trace.address.__getitem__, told)),
+        size=array("Q", map(trace.size.__getitem__, told)),
+        held=array("Q", bytes(8 * len(told))),
+        stream=array("I", map(trace.stream.__getitem__, told)),
+        stack=array("I", map(trace.stack.__getitem__, told)),
+        tag=array("I", map(trace.tag.__getitem__, told)),
+    )
+    early = [number for number, start in enumerate(made.start) if start == BEFORE]
+    for number in early:  # the stack and tag of its free do not tell who made it
+        made.stack[number] = made.tag[number] = 0
+    early += _append_left(trace, made, found.at)
+    return _ordered(made, early, [*told, *[trace.events] * (len(made) - len(told))]) if early else made
+
+
+class _Finder:
+    """Follows the events. `at` has the allocation last seen at each address, or FREE once it is free."""
+
+    FREE = -1
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.at: dict[int, int] = {}
+        self.told: list[int] = []  # the event that first mentions each allocation
+        self.start: list[int] = []
+        self.freed: list[int] = []
+        self.completed: list[int] = []
+
+    def read_events(self) -> None:
+        """The longest loop of preparing a replay, so it is written for speed."""
+        allocate, complete, free = int(Action.ALLOC), int(Action.FREE_COMPLETED), self.FREE
+        at, freed, completed, events = self.at, self.freed, self.completed, self.trace.events
+        seen, told, started = at.get, self.told.append, self.start.append
+        for event, (action, address) in enumerate(zip(self.trace.action, self.trace.address, strict=True)):
+            if action > complete:
+                continue
+            number = seen(address)
+            if action == allocate or number is None:
+                if number is not None and number != free:  # its free, or its completion, was not recorded
+                    freed[number] = min(freed[number], event)
+                    completed[number] = event
+                number = at[address] = len(freed)
+                told(event)
+                started(event if action == allocate else BEFORE)
+                freed.append(BEFORE if action == complete else events)
+                completed.append(events)
+            if action == allocate or number == free:
+                continue
+            if freed[number] > event:
+                freed[number] = event
+            if action == complete:
+                completed[number] = event
+                at[address] = free
+
+
+def _append_left(trace: Trace, made: Allocations, mentioned: Container[int]) -> list[int]:
+    """Append what is in use at the end and no event mentions; returns the numbers."""
+    first = len(made)
+    for segment in trace.segments:
+        for block in segment.blocks:
+            if block.state != BlockState.FREE and block.address not in mentioned:
+                made.start.append(BEFORE)
+                made.freed.append(BEFORE if block.pending else trace.events)
+                made.completed.append(trace.events)
+                made.address.append(block.address)
+                made.size.append(block.requested_size)
+                made.held.append(block.size)
+                made.stream.append(segment.stream)
+                made.stack.append(block.stack)
+                made.tag.append(0)
+    return list(range(first, len(made)))
+
+
+def _ordered(made: Allocations, early: list[int], told: Sequence[int]) -> Allocations:
+    """`made` by start, with the `early` ones in the order described above."""
+    early.sort(key=lambda number: (made.freed[number] != BEFORE, -told[number], made.address[number]))
+    order = [*early, *(number for number, start in enumerate(made.start) if start != BEFORE)]
+    columns = {each.name: getattr(made, each.name) for each in fields(made)[1:]}
+    return Allocations(
+        made.events,
+        **{name: array(held.typecode, map(held.__getitem__, order)) for name, held in columns.items()},
+    )
