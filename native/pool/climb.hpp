@@ -3,6 +3,7 @@
 #pragma once
 
 #include <mutex>
+#include <optional>
 
 #include "order/stream_state.hpp"
 #include "pool/allocator.hpp"
@@ -18,16 +19,22 @@ inline constexpr Rungs kBeforeFlush = only(Rung::flush) - 1;
 
 // One request on its way up the ladder, with what earlier rungs found.
 struct Climb {
+  Climb(std::uint64_t bytes, const Want& wanted, std::uint32_t tagged, StreamState* on,
+        std::unique_lock<std::mutex>* held, Rungs allowed = kAllRungs)
+      : size(bytes), want(wanted), tag(tagged), stream(on), lock(held), rungs(allowed) {}
+
   std::uint64_t size;  // bytes
   Want want;
   std::uint32_t tag;
   StreamState* stream;
   std::unique_lock<std::mutex>* lock;  // of the pool's mutex; a rung that waits releases it
-  Rungs rungs = kAllRungs;             // those that may serve it
+  Rungs rungs;                         // those that may serve it
   bool thorough = false;               // query all streams for free memory, however many there are
-  FoundPlace place = {};               // the cheapest place for it, valid until something changes
+  std::optional<FoundPlace> found;     // see place()
   Status error = {};                   // a failure other than "out of memory" ends the climb
   bool may_call_device() const { return rungs != kWithoutDevice; }
+  // The cheapest place for it, valid until something changes. Most requests are served before they need one.
+  FoundPlace& place() { return found.has_value() ? *found : found.emplace(); }
 };
 
 }  // namespace vram

@@ -241,7 +241,7 @@ Status Growables::prepare(Address address, std::uint64_t bytes, std::uint64_t nu
         wished, {stream.number, kGrowing, units, kUnit, strip, segment.growable}, 0, &stream, &lock};
     if (config_.cross_stream != CrossStream::never && streams_.size() > 1)
       ladder_.gather_pages(request, false);
-    status = placement_.prepare(request.want, ladder_.budget(), stream.passed, request.place);
+    status = placement_.prepare(request.want, ladder_.budget(), stream.passed, request.place());
     log_.note_reserved(stream);
     if (placement_.moved()) (void)fences_.record(stream);
     if (status.code != Code::out_of_memory) break;

@@ -144,7 +144,8 @@ Index Ladder::serve_finished_elsewhere(Climb& climb) {
 Index Ladder::back(Climb& climb, std::uint64_t create_bytes) {
   Index block = 0;
   (void)fences_.poll(*climb.stream);
-  const Status status = placement_.back(climb.want, create_bytes, climb.stream->passed, climb.place, &block);
+  const Status status =
+      placement_.back(climb.want, create_bytes, climb.stream->passed, climb.place(), &block);
   log_.note_reserved(*climb.stream);
   if (!status.ok() && status.code != Code::out_of_memory) climb.error = status;
   // A fence behind the addresses that lost their pages: when it completes they may be mapped again.
@@ -176,7 +177,7 @@ bool Ladder::move_pages(StreamState& owner, StreamState& taker, bool by_waiting,
 
 void Ladder::gather_pages(Climb& climb, bool by_waiting) {
   StreamState& taker = *climb.stream;
-  std::uint64_t lacking = placement_.lacking(climb.want, taker.passed, climb.place);
+  std::uint64_t lacking = placement_.lacking(climb.want, taker.passed, climb.place());
   if (lacking == 0) return;
   caches_.with_large().each([&](StreamNumber number) {
     if (number == taker.number) return false;
