@@ -196,8 +196,7 @@ vram_status fail_out_of_memory(const OutOfMemoryReport& report, const char* call
 }
 
 vram_status bad_handle(const char* call, const char* kind) {
-  return fail(VRAM_BAD_HANDLE, call,
-              "the %s is null, was destroyed before, or is the handle of something else", kind);
+  return fail(VRAM_BAD_HANDLE, call, "the %s is null, already destroyed, or a handle of another kind", kind);
 }
 
 vram_status null_pointer(const char* call, const char* argument) {
@@ -215,8 +214,9 @@ int vram_version(void) { return VRAM_VERSION; }
 const char* vram_status_name(vram_status status) {
   static constexpr const char* kNames[] = {
       "ok",     "out_of_memory", "bad_argument", "bad_handle",   "bad_pointer", "unsupported",
-      "closed", "capturing",     "failed",       "other_thread", "bad_mark",
+      "closed", "capturing",     "failed",       "other_thread", "bad_mark",    "deadlock",
   };
+  static_assert(std::size(kNames) == VRAM_DEADLOCK + 1);
   const auto number = static_cast<std::size_t>(status);
   return number < std::size(kNames) ? kNames[number] : "unknown";
 }

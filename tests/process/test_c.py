@@ -225,3 +225,14 @@ def test_extreme_arguments_are_refused_or_served(seed: int) -> None:
     handled = {name for name in statuses if re.search(rf"{name}\(vram_(device|pool|arena)\*", CODE)}
     assert handled and all(3 in statuses[name] for name in handled)  # a bad handle
     assert all(statuses[name] - {3} for name in handled)  # and a good one
+
+
+def test_every_status_has_a_name() -> None:
+    library = ctypes.CDLL(str(LIBRARY))
+    library.vram_status_name.restype = ctypes.c_char_p
+    numbers = {name.lower(): int(number) for name, number in re.findall(r"VRAM_(\w+) = (\d+)[,\s}]", CODE)}
+    statuses = {name: number for name, number in numbers.items() if not name.startswith("cross_stream")}
+    assert statuses["deadlock"] == 11
+    for name, number in statuses.items():
+        assert library.vram_status_name(number).decode() == name
+    assert library.vram_status_name(99) == b"unknown"
