@@ -74,5 +74,5 @@ def test_tasks_allocate_under_it(client: Any) -> None:
 
 
 def test_an_unknown_library_is_refused_on_the_client() -> None:
-    with pytest.raises(ConfigError, match="'tensorflow' is no library"):
+    with pytest.raises(ConfigError, match="'tensorflow' is not a supported library"):
         vram.dask.VramSetup("tensorflow")
