@@ -107,8 +107,12 @@ Slot AddressSpace::reserve_slots(Slot slots) {
     if (it->second >= slots && (best == space_free_.end() || it->second < best->second)) best = it;
   if (best == space_free_.end()) return 0;
   const auto [slot, length] = *best;
-  space_free_.erase(best);
-  if (length > slots) space_free_[slot + slots] = length - slots;
+  auto node = space_free_.extract(best);  // used again for the rest, so that nothing is allocated here
+  if (length > slots) {
+    node.key() = slot + slots;
+    node.mapped() = length - slots;
+    space_free_.insert(std::move(node));
+  }
   return slot;
 }
 
@@ -116,9 +120,12 @@ void AddressSpace::return_slots(Slot slot, Slot slots) {
   starts_.forget(std::size_t{slot} * kSlotUnits, std::size_t{slots} * kSlotUnits);
   started_.forget(std::size_t{slot} * kSlotUnits, std::size_t{slots} * kSlotUnits);
   auto next = space_free_.lower_bound(slot);
+  std::map<Slot, Slot>::node_type node;
   if (next != space_free_.end() && next->first == slot + slots) {
     slots += next->second;
-    next = space_free_.erase(next);
+    const auto behind = std::next(next);
+    node = space_free_.extract(next);
+    next = behind;
   }
   if (next != space_free_.begin()) {
     auto previous = std::prev(next);
@@ -127,7 +134,17 @@ void AddressSpace::return_slots(Slot slot, Slot slots) {
       return;
     }
   }
-  space_free_[slot] = slots;
+  if (!node.empty()) {
+    node.key() = slot;
+    node.mapped() = slots;
+    space_free_.insert(std::move(node));
+    return;
+  }
+  try {
+    space_free_.emplace(slot, slots);
+  } catch (const std::bad_alloc&) {
+    // The host has no memory left: these addresses are not used again, of which there are plenty.
+  }
 }
 
 // All the addresses there will be. If the system has fewer than wished for, the pool takes a part of what
@@ -261,13 +278,18 @@ Index AddressSpace::take(const Spot& spot, Units units) {
   }
   blocks_[taken].set(BlockState::moving);
   Segment& in = segments_[blocks_[taken].segment];
-  if (++in.in_use == 1 && in.plain) free_plain_.erase({in.units, blocks_[taken].segment});
+  if (++in.in_use == 1 && in.plain)
+    used_plain_.push_back(free_plain_.extract({in.units, blocks_[taken].segment}));
   return taken;
 }
 
 Index AddressSpace::put(Index i, Tick tick) {
   Segment& in = segments_[blocks_[i].segment];
-  if (--in.in_use == 0 && in.plain) free_plain_.insert({in.units, blocks_[i].segment});
+  if (--in.in_use == 0 && in.plain) {
+    used_plain_.back().value() = {in.units, blocks_[i].segment};
+    free_plain_.insert(std::move(used_plain_.back()));
+    used_plain_.pop_back();
+  }
   blocks_[i].tick = tick;
   blocks_[i].owner.store(in.stream, std::memory_order_relaxed);
   blocks_[i].set(BlockState::free);
@@ -378,6 +400,18 @@ Status AddressSpace::add_plain(const Want& want, std::uint64_t budget) {
     // If the driver has less, exactly what is needed.
     return status.code == Code::out_of_memory && bytes > need ? add_plain(want, need) : status;
   }
+  // All host memory that the tables need is allocated before they change.
+  std::set<std::pair<Units, Index>> added;
+  std::map<Address, Index> based;
+  try {
+    added.insert({slots * kSlotUnits, 0});
+    based.emplace(base, 0);
+    used_plain_.reserve(free_plain_.size() + used_plain_.size() + 1);
+  } catch (const std::bad_alloc&) {
+    (void)backend_.release(base, bytes);
+    return_slots(slot, slots);
+    throw;
+  }
   const Index i = add_segment({.base = base,
                                .first = slot * kSlotUnits,
                                .units = slots * kSlotUnits,
@@ -386,11 +420,14 @@ Status AddressSpace::add_plain(const Want& want, std::uint64_t budget) {
                                .plain = true});
   {
     std::unique_lock lock(plain_lock_);
-    plain_[base] = i;
+    based.begin()->second = i;
+    plain_.merge(based);
   }
   plain_bytes_ += bytes;
   plain_owners_.add(want.stream);
-  free_plain_.insert({segments_[i].units, i});
+  auto node = added.extract(added.begin());
+  node.value().second = i;
+  free_plain_.insert(std::move(node));
   return {};
 }
 

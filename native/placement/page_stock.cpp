@@ -184,19 +184,27 @@ Status PageStock::supply(const Want& want, const Survey& plan, std::uint64_t cre
                          std::vector<Index>* held) {
   moved_ = false;
   created_.clear();
-  for (Index m : plan.own) {
-    hold(mappings_[m].page, m);
-    held->push_back(mappings_[m].page);
-  }
-  Status status;
-  for (Index m : plan.lost)
-    if (status.ok()) status = unmap(m);
-  for (const Gap& gap : plan.gaps)
-    if (status.ok()) status = fill_gap(want, gap, &create_bytes, spare, held);
-  if (status.ok()) return status;
+  held->reserve(plan.own.size());
   // What was mapped meanwhile stays: free pages at free addresses. New pages are released again.
-  for (Index page : *held) unhold(page, pages_[page].tick);
-  for (Index page : created_) (void)release_page(page);
+  const auto undo = [&] {
+    for (Index page : *held) unhold(page, pages_[page].tick);
+    for (Index page : created_) (void)release_page(page);
+  };
+  Status status;
+  try {
+    for (Index m : plan.own) {
+      hold(mappings_[m].page, m);
+      held->push_back(mappings_[m].page);
+    }
+    for (Index m : plan.lost)
+      if (status.ok()) status = unmap(m);
+    for (const Gap& gap : plan.gaps)
+      if (status.ok()) status = fill_gap(want, gap, &create_bytes, spare, held);
+  } catch (const std::bad_alloc&) {
+    undo();
+    throw;
+  }
+  if (!status.ok()) undo();
   return status;
 }
 
@@ -204,15 +212,26 @@ Status PageStock::supply(const Want& want, const Survey& plan, std::uint64_t cre
 // promised to a growable buffer come last among them, with `spare` not at all.
 Status PageStock::fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, bool spare,
                            std::vector<Index>* held) {
-  std::vector<Index> pages;
+  // Pages are in no list while they are picked, so that none is picked twice; hold() follows when they are
+  // mapped.
+  struct Picked : std::vector<Index> {
+    explicit Picked(PageStock& from) : stock(from) {}
+    ~Picked() { list(); }
+    void list() {
+      for (Index page : *this) stock.list_push(page);
+      listed.swap(*this);
+    }
+    PageStock& stock;
+    std::vector<Index> listed;  // those that are in their lists again
+  } picked(*this);
   Slot left = gap.slots;
   const auto use = [&](int size) {
     const Index page = pick(want.stream, size, spare);
     if (page == 0) return false;
-    pages.push_back(page);
+    picked.push_back(page);
     moved_ = moved_ || pages_[page].mappings != 0;
     left -= std::min(left, pages_[page].slots());
-    list_remove(page);  // so that it is not picked twice; hold() follows when it is mapped
+    list_remove(page);
     return true;
   };
   for (int size = kPageSizes - 1; size >= 0; --size)
@@ -220,8 +239,10 @@ Status PageStock::fill_gap(const Want& want, const Gap& gap, std::uint64_t* crea
     }
   for (int size = 0; size < kPageSizes && left > 0; ++size)
     if (kPageSlots[size] <= left + gap.room) use(size);
-  Status status = create_missing(want, gap, left, create_bytes, &pages);
-  for (Index page : pages) list_push(page);
+  Status status = create_missing(want, gap, left, create_bytes, &picked);
+  picked.list();
+  const std::vector<Index>& pages = picked.listed;
+  held->reserve(held->size() + pages.size());
   if (status.ok()) status = map_pages(gap.slot, pages);
   if (!status.ok()) return status;
   Slot slot = gap.slot;
@@ -249,6 +270,7 @@ Status PageStock::create_missing(const Want& want, const Gap& gap, Slot missing,
   Slot to_create = std::max(missing, wished);
   while (to_create > 0) {
     Index page = 0;
+    pages->reserve(pages->size() + 1);
     // Pages beyond the need are optional.
     if (Status status = create_page(want, to_create, &page); !status.ok())
       return missing == 0 ? Status{} : status;
@@ -268,6 +290,7 @@ Status PageStock::create_page(const Want& want, Slot slots, Index* out) {
     PageHandle handle = 0;
     const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
     if (!pages_.has_room()) return {Code::out_of_memory, 0, "page_create"};
+    created_.reserve(created_.size() + 1);
     status = backend_.page_create(bytes, &handle);
     if (status.code == Code::out_of_memory) continue;
     if (!status.ok()) return status;
