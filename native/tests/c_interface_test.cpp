@@ -158,7 +158,7 @@ TEST(a_handle_is_not_valid_after_its_end_or_as_another_kind) {
   CHECK(vram_arena_destroy(arena) == VRAM_BAD_HANDLE);
   CHECK(vram_arena_allocate(arena, 1, 0, &memory) == VRAM_BAD_HANDLE);
   CHECK(vram_pool_destroy(world.pool) == VRAM_OK);
-  CHECK(vram_pool_destroy(world.pool) == VRAM_BAD_HANDLE && said("destroyed before"));
+  CHECK(vram_pool_destroy(world.pool) == VRAM_BAD_HANDLE && said("already destroyed"));
   CHECK(vram_pool_allocate(world.pool, 1, nullptr, &memory) == VRAM_BAD_HANDLE);
   CHECK(vram_pool_allocate_aligned(world.pool, 1, 0, nullptr, &memory) == VRAM_BAD_HANDLE);
   CHECK(vram_pool_free(world.pool, &world) == VRAM_BAD_HANDLE);
