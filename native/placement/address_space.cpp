@@ -5,6 +5,8 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "placement/room.hpp"
+
 namespace vram {
 
 namespace {
@@ -406,7 +408,7 @@ Status AddressSpace::add_plain(const Want& want, std::uint64_t budget) {
   try {
     added.insert({slots * kSlotUnits, 0});
     based.emplace(base, 0);
-    used_plain_.reserve(free_plain_.size() + used_plain_.size() + 1);
+    make_room(used_plain_, free_plain_.size() + used_plain_.size() + 1);
   } catch (const std::bad_alloc&) {
     (void)backend_.release(base, bytes);
     return_slots(slot, slots);

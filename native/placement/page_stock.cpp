@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "placement/room.hpp"
+
 namespace vram {
 
 namespace {
@@ -184,7 +186,7 @@ Status PageStock::supply(const Want& want, const Survey& plan, std::uint64_t cre
                          std::vector<Index>* held) {
   moved_ = false;
   created_.clear();
-  held->reserve(plan.own.size());
+  make_room(*held, plan.own.size());
   // What was mapped meanwhile stays: free pages at free addresses. New pages are released again.
   const auto undo = [&] {
     for (Index page : *held) unhold(page, pages_[page].tick);
@@ -242,7 +244,7 @@ Status PageStock::fill_gap(const Want& want, const Gap& gap, std::uint64_t* crea
   Status status = create_missing(want, gap, left, create_bytes, &picked);
   picked.list();
   const std::vector<Index>& pages = picked.listed;
-  held->reserve(held->size() + pages.size());
+  make_room(*held, held->size() + pages.size());
   if (status.ok()) status = map_pages(gap.slot, pages);
   if (!status.ok()) return status;
   Slot slot = gap.slot;
@@ -270,7 +272,7 @@ Status PageStock::create_missing(const Want& want, const Gap& gap, Slot missing,
   Slot to_create = std::max(missing, wished);
   while (to_create > 0) {
     Index page = 0;
-    pages->reserve(pages->size() + 1);
+    make_room(*pages, pages->size() + 1);
     // Pages beyond the need are optional.
     if (Status status = create_page(want, to_create, &page); !status.ok())
       return missing == 0 ? Status{} : status;
@@ -290,7 +292,7 @@ Status PageStock::create_page(const Want& want, Slot slots, Index* out) {
     PageHandle handle = 0;
     const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
     if (!pages_.has_room()) return {Code::out_of_memory, 0, "page_create"};
-    created_.reserve(created_.size() + 1);
+    make_room(created_, created_.size() + 1);
     status = backend_.page_create(bytes, &handle);
     if (status.code == Code::out_of_memory) continue;
     if (!status.ok()) return status;
