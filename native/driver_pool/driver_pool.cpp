@@ -410,7 +410,7 @@ Status DriverPool::give_on(Address address, Block& block, StreamHandle stream) {
     if (Status status = backend_->fill(address, 0, block.bytes, stream); !status.ok()) return status;
   if (Status status = driver_->pool_free(block.base, stream); !status.ok()) return status;
   std::lock_guard lock(mutex_);
-  books_of(stream).freed += block.taken;
+  account_of(stream).freed += block.taken;
   return {};
 }
 
@@ -446,7 +446,7 @@ Status DriverPool::record_stream(Address address, StreamHandle handle) {
   if (stream == block.stream && !block.gone) return {};
   if (std::find(block.uses.begin(), block.uses.end(), stream) != block.uses.end()) return {};
   block.uses.push_back(stream);
-  (void)books_of(stream);
+  (void)account_of(stream);
   return {};
 }
 
@@ -455,8 +455,8 @@ Status DriverPool::record_stream(Address address, StreamHandle handle) {
 std::vector<StreamHandle> DriverPool::streams_with_frees() const {
   std::vector<std::pair<std::uint64_t, StreamHandle>> found;
   std::lock_guard lock(mutex_);
-  for (const auto& [handle, books] : streams_)
-    if (books.freed != 0 && !books.retired) found.emplace_back(books.freed, handle);
+  for (const auto& [handle, account] : streams_)
+    if (account.freed != 0 && !account.retired) found.emplace_back(account.freed, handle);
   std::sort(found.begin(), found.end(), std::greater<>());
   std::vector<StreamHandle> handles;
   for (const auto& [freed, handle] : found) handles.push_back(handle);
@@ -469,8 +469,8 @@ Status DriverPool::wait_for_streams() {
   std::vector<StreamHandle> streams;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [handle, books] : streams_)
-      if (!books.retired) streams.push_back(handle);
+    for (const auto& [handle, account] : streams_)
+      if (!account.retired) streams.push_back(handle);
   }
   Status first;
   if (std::erase_if(streams, [this](StreamHandle stream) { return !backend_->lasting(stream); }) != 0)
@@ -491,12 +491,12 @@ Status DriverPool::synchronize(StreamHandle stream) {
   std::uint64_t reached = 0;
   {
     std::lock_guard lock(mutex_);
-    reached = books_of(stream).freed;
+    reached = account_of(stream).freed;
   }
   if (Status status = backend_->stream_synchronize(stream); !status.ok()) return status;
   std::lock_guard lock(mutex_);
-  StreamBooks& books = books_of(stream);
-  books.freed -= std::min(books.freed, reached);
+  StreamAccount& account = account_of(stream);
+  account.freed -= std::min(account.freed, reached);
   return {};
 }
 
@@ -586,23 +586,23 @@ void DriverPool::forget_stream(StreamHandle stream) {
       block.gone |= block.stream == stream;
       block.behind |= std::erase(block.uses, stream) != 0;
     }
-  StreamBooks& books = books_of(stream);
-  books.retired = true;
-  if (freeing_ != 0) books_of(freeing_).freed += books.freed;
-  books.freed = 0;
+  StreamAccount& account = account_of(stream);
+  account.retired = true;
+  if (freeing_ != 0) account_of(freeing_).freed += account.freed;
+  account.freed = 0;
   drop_books(stream);
 }
 
 // Forgets a destroyed stream once nothing of it is live; its events are merged with those of other such
 // streams.
 void DriverPool::drop_books(StreamHandle stream) {
-  const StreamBooks& books = books_of(stream);
-  if (!books.retired || books.live != 0) return;
-  if (books.journal != nullptr && old_journal_ != nullptr) {
+  const StreamAccount& account = account_of(stream);
+  if (!account.retired || account.live != 0) return;
+  if (account.journal != nullptr && old_journal_ != nullptr) {
     std::vector<JournalEntry> entries;
-    books.journal->copy_to(entries);
+    account.journal->copy_to(entries);
     for (const JournalEntry& entry : entries) old_journal_->add(entry);
-    old_dropped_ += books.journal->dropped();
+    old_dropped_ += account.journal->dropped();
   }
   streams_.erase(stream);
 }
@@ -629,7 +629,7 @@ Status DriverPool::close() {
   callback_ = nullptr;
   live_.clear();
   // Nothing is held anymore; totals and peaks stay readable.
-  for (auto& [handle, books] : streams_) books.live = books.freed = 0;
+  for (auto& [handle, account] : streams_) account.live = account.freed = 0;
   live_bytes_ = reserved_.current = used_ = 0;
   for (int kind = 0; kind < 2; ++kind)
     for (Meter* meter : {&allocations_[kind], &bytes_[kind], &requested_[kind]}) meter->current = 0;
@@ -727,11 +727,11 @@ Status DriverPool::import_pointer(const SharedPointer& pointer, std::uint64_t of
 // ---- statistics -----------------------------------------------------------------------------------------
 
 // Called with the mutex held, like everything down to look_at_driver.
-DriverPool::StreamBooks& DriverPool::books_of(StreamHandle stream) {
+DriverPool::StreamAccount& DriverPool::account_of(StreamHandle stream) {
   const auto [found, added] = streams_.try_emplace(stream);
-  StreamBooks& books = found->second;
-  if (added && config_.journal != 0) books.journal = std::make_unique<JournalTape>(config_.journal);
-  return books;
+  StreamAccount& account = found->second;
+  if (added && config_.journal != 0) account.journal = std::make_unique<JournalTape>(config_.journal);
+  return account;
 }
 
 void DriverPool::count_in(const Block& block, bool again) {
@@ -743,9 +743,9 @@ void DriverPool::count_in(const Block& block, bool again) {
   add(allocations_[kind], 1);
   add(bytes_[kind], block.bytes);
   add(requested_[kind], block.requested);
-  StreamBooks& books = books_of(block.stream);
-  books.live += block.bytes;
-  books.retired = block.gone;  // a new stream may have the handle of an old one
+  StreamAccount& account = account_of(block.stream);
+  account.live += block.bytes;
+  account.retired = block.gone;  // a new stream may have the handle of an old one
   live_bytes_ += block.bytes;
   peak_live_ = std::max(peak_live_, live_bytes_);
 }
@@ -755,7 +755,7 @@ void DriverPool::count_out(const Block& block) {
   allocations_[kind].subtract(1);
   bytes_[kind].subtract(block.bytes);
   requested_[kind].subtract(block.requested);
-  books_of(block.stream).live -= block.bytes;
+  account_of(block.stream).live -= block.bytes;
   live_bytes_ -= block.bytes;
 }
 
@@ -763,7 +763,7 @@ void DriverPool::note(StreamHandle stream, Action action, Address address, std::
                       std::uint32_t tag, std::uint32_t serial) {
   if (config_.journal == 0 && tape_ == nullptr) return;
   const JournalEntry entry{sequence_++, now_ns(), address, bytes, tag, serial, stream, action};
-  if (JournalTape* ring = books_of(stream).journal.get()) ring->add(entry);
+  if (JournalTape* ring = account_of(stream).journal.get()) ring->add(entry);
   if (tape_ != nullptr) tape_->add(entry);
 }
 
@@ -853,12 +853,12 @@ PoolStats DriverPool::stats() const {
     stats.bytes[kind] = bytes_[kind];
     stats.requested[kind] = requested_[kind];
   }
-  for (const auto& [handle, books] : streams_) {
+  for (const auto& [handle, account] : streams_) {
     if (freeing_ != 0 && handle == freeing_) continue;
     StreamStats each;
     each.handle = handle;
-    each.live = books.live;
-    each.retired = books.retired;
+    each.live = account.live;
+    each.retired = account.retired;
     stats.streams.push_back(each);
   }
   {
@@ -933,8 +933,8 @@ Status DriverPool::start_journal(std::uint32_t entries) {
   Lock lock;
   if (Status status = open_for("journal", &lock); !status.ok()) return status;
   config_.journal = entries;
-  for (auto& [handle, books] : streams_)
-    books.journal = entries == 0 ? nullptr : std::make_unique<JournalTape>(entries);
+  for (auto& [handle, account] : streams_)
+    account.journal = entries == 0 ? nullptr : std::make_unique<JournalTape>(entries);
   old_journal_ = entries == 0 ? nullptr : std::make_unique<JournalTape>(entries);
   old_dropped_ = 0;
   return {};
@@ -951,7 +951,7 @@ void DriverPool::journal(std::vector<JournalEntry>& out, std::uint64_t* dropped)
     *dropped += ring->dropped();
   };
   read(old_journal_);
-  for (const auto& [handle, books] : streams_) read(books.journal);
+  for (const auto& [handle, account] : streams_) read(account.journal);
   std::sort(out.begin(), out.end(),
             [](const JournalEntry& a, const JournalEntry& b) { return a.sequence < b.sequence; });
 }
@@ -1014,8 +1014,8 @@ bool DriverPool::check(std::string* why) const {
   for (int kind = 0; kind < 2; ++kind)
     if (kinds[kind] != bytes_[kind].current || counts[kind] != allocations_[kind].current)
       return broken("the meters");
-  for (const auto& [handle, books] : streams_)
-    if (books.live != by_stream[handle]) return broken("live bytes of a stream");
+  for (const auto& [handle, account] : streams_)
+    if (account.live != by_stream[handle]) return broken("live bytes of a stream");
   std::uint64_t used = 0;
   if (source_.origin == Origin::created &&
       driver_->pool_get(handle_, DriverPoolAttribute::used_mem_current, &used).ok() && used < taken)

@@ -107,7 +107,7 @@ class DriverPool final : public Allocator {
     bool behind = false;             // the same for a stream that used it
     std::vector<StreamHandle> uses;  // on other streams
   };
-  struct StreamBooks {
+  struct StreamAccount {
     std::uint64_t live = 0;
     std::uint64_t freed = 0;  // bytes freed in its order since the last host wait
     bool retired = false;
@@ -180,7 +180,7 @@ class DriverPool final : public Allocator {
 
   void count_in(const Block& block, bool again);
   void count_out(const Block& block);
-  StreamBooks& books_of(StreamHandle stream);
+  StreamAccount& account_of(StreamHandle stream);
   void note(StreamHandle stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
             std::uint32_t serial);
   void record(StreamHandle stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
@@ -199,7 +199,7 @@ class DriverPool final : public Allocator {
   mutable std::uint32_t calls_ = 0;  // running calls to the driver
   PoolConfig config_;
   std::map<Address, Block> live_;
-  std::map<StreamHandle, StreamBooks> streams_;
+  std::map<StreamHandle, StreamAccount> streams_;
   EventPool events_;
   StreamHandle freeing_ = 0;  // the private stream; 0: not created yet
   std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();

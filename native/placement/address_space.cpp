@@ -569,6 +569,8 @@ bool AddressSpace::check(std::string* why) const {
     if (!check_segment(s, &blocks, &free, why)) return false;
   }
   if (blocks != blocks_.size()) return wrong(why, "a block is in no segment", blocks_.size());
+  if (free_plain_.size() + used_plain_.size() != plain_.size())
+    return wrong(why, "plain segments, free and in use", plain_.size());
   if (plain_bytes != plain_bytes_) return wrong(why, "bytes of plain segments");
   if (!plain_owners_.check(plain)) return wrong(why, "owners of plain segments");
   std::size_t indexed = 0, enlisted = 0;

@@ -210,40 +210,21 @@ Status PageStock::supply(const Want& want, const Survey& plan, std::uint64_t cre
   return status;
 }
 
-// Maps pages over the gap and holds them: free ones first, largest first, then new ones. Free pages that are
-// promised to a growable buffer come last among them, with `spare` not at all.
+// Maps pages over the gap and holds them.
 Status PageStock::fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, bool spare,
                            std::vector<Index>* held) {
-  // Pages are in no list while they are picked, so that none is picked twice; hold() follows when they are
-  // mapped.
-  struct Picked : std::vector<Index> {
-    explicit Picked(PageStock& from) : stock(from) {}
-    ~Picked() { list(); }
-    void list() {
-      for (Index page : *this) stock.list_push(page);
-      listed.swap(*this);
-    }
-    PageStock& stock;
-    std::vector<Index> listed;  // those that are in their lists again
-  } picked(*this);
-  Slot left = gap.slots;
-  const auto use = [&](int size) {
-    const Index page = pick(want.stream, size, spare);
-    if (page == 0) return false;
-    picked.push_back(page);
-    moved_ = moved_ || pages_[page].mappings != 0;
-    left -= std::min(left, pages_[page].slots());
-    list_remove(page);
-    return true;
+  std::vector<Index> pages;
+  const auto list_picked = [&] {
+    for (Index page : pages) list_push(page);
   };
-  for (int size = kPageSizes - 1; size >= 0; --size)
-    while (kPageSlots[size] <= left && use(size)) {
-    }
-  for (int size = 0; size < kPageSizes && left > 0; ++size)
-    if (kPageSlots[size] <= left + gap.room) use(size);
-  Status status = create_missing(want, gap, left, create_bytes, &picked);
-  picked.list();
-  const std::vector<Index>& pages = picked.listed;
+  Status status;
+  try {
+    status = pick_pages(want, gap, create_bytes, spare, &pages);
+  } catch (const std::bad_alloc&) {
+    list_picked();
+    throw;
+  }
+  list_picked();
   make_room(*held, held->size() + pages.size());
   if (status.ok()) status = map_pages(gap.slot, pages);
   if (!status.ok()) return status;
@@ -257,6 +238,29 @@ Status PageStock::fill_gap(const Want& want, const Gap& gap, std::uint64_t* crea
     slot += pages_[page].slots();
   }
   return {};
+}
+
+// The pages for a gap: free ones first, largest first, then new ones. Free pages that are promised to a
+// growable buffer come last among them, with `spare` not at all. They are in no list afterwards, so that none
+// is picked twice.
+Status PageStock::pick_pages(const Want& want, const Gap& gap, std::uint64_t* create_bytes, bool spare,
+                             std::vector<Index>* pages) {
+  Slot left = gap.slots;
+  const auto use = [&](int size) {
+    const Index page = pick(want.stream, size, spare);
+    if (page == 0) return false;
+    pages->push_back(page);
+    moved_ = moved_ || pages_[page].mappings != 0;
+    left -= std::min(left, pages_[page].slots());
+    list_remove(page);
+    return true;
+  };
+  for (int size = kPageSizes - 1; size >= 0; --size)
+    while (kPageSlots[size] <= left && use(size)) {
+    }
+  for (int size = 0; size < kPageSizes && left > 0; ++size)
+    if (kPageSlots[size] <= left + gap.room) use(size);
+  return create_missing(want, gap, left, create_bytes, pages);
 }
 
 // Appends new pages for the slots of a gap that no free page covers, in no list. Where free addresses follow

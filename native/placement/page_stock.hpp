@@ -138,6 +138,8 @@ class PageStock {
   Index pick(StreamNumber stream, int size, bool spare) const;
   Status fill_gap(const Want& want, const Gap& gap, std::uint64_t* create_bytes, bool spare,
                   std::vector<Index>* held);
+  Status pick_pages(const Want& want, const Gap& gap, std::uint64_t* create_bytes, bool spare,
+                    std::vector<Index>* pages);
   Status create_missing(const Want& want, const Gap& gap, Slot missing, std::uint64_t* create_bytes,
                         std::vector<Index>* pages);
   Status create_page(const Want& want, Slot slots, Index* out);

@@ -1,4 +1,4 @@
-// The driver pool over the model's: books, order, the retry, and every call to the device failing in turn.
+// The driver pool over the model's: accounts, order, the retry, and every call to the device failing in turn.
 #include "driver_pool/driver_pool.hpp"
 
 #include <unistd.h>

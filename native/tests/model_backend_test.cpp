@@ -1,5 +1,5 @@
 // The model backend keeps the contract on addresses alone: both schedules, failures on demand,
-// prices, and books that a test can audit.
+// prices, and accounts that a test can audit.
 #include <cmath>
 #include <stdexcept>
 #include <thread>

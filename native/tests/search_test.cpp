@@ -1,5 +1,5 @@
 // Requests at the ends of what can be asked: every alignment and size on devices of every size. A request is
-// served where it was asked to lie or refused, and the books agree either way. And what calls cost where
+// served where it was asked to lie or refused, and the accounts agree either way. And what calls cost where
 // blocks are long or many, or streams are: steps, counted, not timed.
 #include <sys/resource.h>
 #include <unistd.h>

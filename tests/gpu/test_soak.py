@@ -138,7 +138,7 @@ class Worker:
 
 
 def watch(pool: Pool, until: float) -> int:
-    """The books must be right at any moment; returns the most bytes seen allocated."""
+    """The accounts must be right at any moment; returns the most bytes seen allocated."""
     most = 0
     while time.monotonic() < until:
         stats = pool.stats()

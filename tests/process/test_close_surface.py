@@ -1,4 +1,4 @@
-"""Every public call against a concurrent close(): a value or a documented error, and books that add up."""
+"""Every public call against a concurrent close(): a value or a documented error, and accounts that add up."""
 
 from __future__ import annotations
 

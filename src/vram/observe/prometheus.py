@@ -74,7 +74,7 @@ class Metrics(Closing):
         except ModuleNotFoundError as error:
             raise ConfigError('vram.metrics needs prometheus_client: pip install "vram[metrics]"') from error
         if port is None and registry is None:
-            raise ConfigError("there is nobody to offer numbers to: name a port, or a registry to join")
+            raise ConfigError("pass port= to serve the numbers, or registry= to add them to a registry")
         if not (registry is None or hasattr(registry, "register")):
             raise TypeError(f"a registry is one of prometheus_client, not {type(registry).__name__}")
         port = None if port is None else whole_number(port, "port", most=65535)
