@@ -10,7 +10,7 @@ from pathlib import Path
 FLOORS = [
     {"tests"},
     {"bindings", "c"},
-    {"plug", "bench"},
+    {"plug", "bench", "null_gpu"},
     {"replay"},
     {"arena", "driver_pool", "planner"},
     {"pool"},

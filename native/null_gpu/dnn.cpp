@@ -1,0 +1,159 @@
+// cuDNN of the null GPU. Plans are made by the real library, in its mode without a device: it is given the
+// properties of the device of the profile instead of a handle, so that heuristics and workspaces are its own.
+// Executing a plan does nothing. Functions that compute and return nothing do nothing (unknown.cpp).
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "null_gpu/abi.hpp"
+#include "null_gpu/order.hpp"
+#include "null_gpu/profile.hpp"
+
+using namespace vram::null_gpu;
+
+namespace {
+
+using Descriptor = void*;
+constexpr int kOk = 0;
+constexpr int kUnsupported = 3000;
+
+// Kinds of descriptors, attributes and types of attributes.
+constexpr int kEngine = 2, kHeuristics = 4, kPlan = 5, kDeviceProperties = 38;
+constexpr int kEngineDevice = 309, kHeuristicsDevice = 204, kPlanDevice = 407, kDeviceText = 2702;
+constexpr int kTypeHandle = 0, kTypeDescriptor = 15, kTypeChar = 24;
+
+// A function of the library that PyTorch has loaded.
+template <typename Function>
+Function real(const char* name) {
+  static void* const library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
+  return reinterpret_cast<Function>(dlsym(library, name));
+}
+using Create = int (*)(int, Descriptor*);
+using Set = int (*)(Descriptor, int, int, std::int64_t, const void*);
+using Finalize = int (*)(Descriptor);
+
+std::mutex mutex;
+std::unordered_map<Descriptor, int>& kinds() {
+  static auto* const made = new std::unordered_map<Descriptor, int>;
+  return *made;
+}
+int kind_of(Descriptor descriptor) {
+  const std::lock_guard lock(mutex);
+  const auto found = kinds().find(descriptor);
+  return found != kinds().end() ? found->second : -1;
+}
+
+std::string device_text() {
+  const Profile& profile = Profile::get();
+  char text[1024];
+  std::snprintf(
+      text, sizeof(text),
+      R"({"cudaDeviceId":0,"deviceVer":%d,"driverVer":%d,"maxGridSize":[2147483647,65535,65535],)"
+      R"("maxBlockSize":[1024,1024,64],"regsPerBlock":65536,"multiProcessorCount":%d,"warpSize":32,)"
+      R"("maxSharedMemoryPerBlock":49152,"maxSharedMemoryPerBlockOptin":%d,"reservedSharedMemoryPerBlock":1024,)"
+      R"("maxRegistersPerSM":65536,"maxCtasPerSM":%d,"maxThreadsPerBlock":1024,"maxThreadsPerSM":%d,)"
+      R"("pciDeviceId":0,"isTccDriver":0,"supportCoopLaunch":1,"smClockRateKHz":%d,"memClockRateKHz":%d,)"
+      R"("l2CacheSize":%d,"deviceName":"%s","totalGlobalMem":%llu})",
+      profile.major * 100 + profile.minor * 10, profile.driver, profile.multiprocessors,
+      profile.shared_bytes - 1024, profile.blocks, profile.threads, profile.clock_khz,
+      profile.memory_clock_khz, profile.l2_bytes, profile.name.c_str(),
+      static_cast<unsigned long long>(profile.memory));
+  return text;
+}
+
+// The device's properties as a descriptor of the real library; null where it does not take them.
+Descriptor device() {
+  static const Descriptor made = [] {
+    static const auto create = real<Create>("cudnnBackendCreateDescriptor");
+    static const auto set = real<Set>("cudnnBackendSetAttribute");
+    static const auto finalize = real<Finalize>("cudnnBackendFinalize");
+    Descriptor descriptor = nullptr;
+    const std::string text = device_text();
+    const bool ok = create(kDeviceProperties, &descriptor) == kOk &&
+                    set(descriptor, kDeviceText, kTypeChar, static_cast<std::int64_t>(text.size() + 1),
+                        text.c_str()) == kOk &&
+                    finalize(descriptor) == kOk;
+    if (!ok) std::fputs("vram: cuDNN does not take the properties of the null GPU; convolutions fail\n", stderr);
+    return ok ? descriptor : nullptr;
+  }();
+  return made;
+}
+
+int set_device(Descriptor descriptor, int attribute) {
+  static const auto set = real<Set>("cudnnBackendSetAttribute");
+  Descriptor properties = device();
+  return set(descriptor, attribute, kTypeDescriptor, 1, &properties);
+}
+
+}  // namespace
+
+VRAM_NULL_API int cudnnCreate(Handle* out) {
+  *out = new_handle();
+  return kOk;
+}
+VRAM_NULL_API int cudnnGetStream(Handle, Handle* out) {
+  *out = nullptr;
+  return kOk;
+}
+VRAM_NULL_API int cudnnBackendCreateDescriptor(int kind, Descriptor* out) {
+  static const auto create = real<Create>("cudnnBackendCreateDescriptor");
+  const int status = create(kind, out);
+  const std::lock_guard lock(mutex);
+  if (status == kOk) kinds()[*out] = kind;
+  return status;
+}
+VRAM_NULL_API int cudnnBackendDestroyDescriptor(Descriptor descriptor) {
+  static const auto destroy = real<Finalize>("cudnnBackendDestroyDescriptor");
+  {
+    const std::lock_guard lock(mutex);
+    kinds().erase(descriptor);
+  }
+  return destroy(descriptor);
+}
+VRAM_NULL_API int cudnnBackendSetAttribute(Descriptor descriptor, int attribute, int type, std::int64_t count,
+                                           const void* values) {
+  static const auto set = real<Set>("cudnnBackendSetAttribute");
+  if (type != kTypeHandle) return set(descriptor, attribute, type, count, values);
+  return kind_of(descriptor) == kPlan ? set_device(descriptor, kPlanDevice) : kOk;
+}
+VRAM_NULL_API int cudnnBackendFinalize(Descriptor descriptor) {
+  static const auto finalize = real<Finalize>("cudnnBackendFinalize");
+  const int kind = kind_of(descriptor);
+  if (kind == kHeuristics) (void)set_device(descriptor, kHeuristicsDevice);
+  if (kind == kEngine) (void)set_device(descriptor, kEngineDevice);
+  return finalize(descriptor);
+}
+VRAM_NULL_API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type, std::int64_t wanted,
+                                           std::int64_t* count, void* values) {
+  using Get = int (*)(Descriptor, int, int, std::int64_t, std::int64_t*, void*);
+  static const auto get = real<Get>("cudnnBackendGetAttribute");
+  if (type == kTypeHandle) return kUnsupported;
+  return get(descriptor, attribute, type, wanted, count, values);
+}
+VRAM_NULL_API int cudnnBackendExecute(Handle, Descriptor, Descriptor) { return kOk; }
+
+// Versions and texts come from the real library.
+VRAM_NULL_API std::size_t cudnnGetVersion() {
+  static const auto get = real<std::size_t (*)()>("cudnnGetVersion");
+  return get();
+}
+VRAM_NULL_API std::size_t cudnnGetCudartVersion() {
+  static const auto get = real<std::size_t (*)()>("cudnnGetCudartVersion");
+  return get();
+}
+VRAM_NULL_API int cudnnGetProperty(int kind, int* value) {
+  static const auto get = real<int (*)(int, int*)>("cudnnGetProperty");
+  return get(kind, value);
+}
+VRAM_NULL_API const char* cudnnGetErrorString(int status) {
+  static const auto get = real<const char* (*)(int)>("cudnnGetErrorString");
+  return get(status);
+}
+VRAM_NULL_API void cudnnGetLastErrorString(char* text, std::size_t bytes) {
+  static const auto get = real<void (*)(char*, std::size_t)>("cudnnGetLastErrorString");
+  get(text, bytes);
+}

@@ -1,0 +1,392 @@
+// The CUDA driver (libcuda) of the null GPU: contexts, memory, virtual memory, memory pools, streams, events,
+// captures, modules. PyTorch, Triton and vram's own backend call it.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "null_gpu/errors.hpp"
+#include "null_gpu/memory.hpp"
+#include "null_gpu/order.hpp"
+#include "null_gpu/profile.hpp"
+#include "null_gpu/properties.hpp"
+#include "null_gpu/unknown.hpp"
+#include "null_gpu/values.hpp"
+
+using namespace vram::null_gpu;
+
+namespace {
+
+// One context a device; its handle says which.
+Handle context_of(int device) { return reinterpret_cast<Handle>(0x7000 + 64 * static_cast<std::uintptr_t>(device)); }
+int device_of(Handle context) { return static_cast<int>((reinterpret_cast<std::uintptr_t>(context) - 0x7000) / 64); }
+void* pointer(DevicePointer address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+// ---- devices and contexts -------------------------------------------------------------------------------
+
+VRAM_NULL_API Result cuInit(unsigned) { return kSuccess; }
+VRAM_NULL_API Result cuDriverGetVersion(int* version) {
+  *version = Profile::get().driver;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuDeviceGetCount(int* count) {
+  *count = Profile::get().devices;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuDeviceGet(int* device, int number) {
+  *device = number;
+  return memory_of(number) != nullptr ? kSuccess : kInvalidDevice;
+}
+VRAM_NULL_API Result cuDeviceGetAttribute(int* out, int number, int device) {
+  *out = attribute(number);
+  return memory_of(device) != nullptr ? kSuccess : kInvalidDevice;
+}
+VRAM_NULL_API Result cuDeviceGetName(char* out, int bytes, int) {
+  std::snprintf(out, static_cast<std::size_t>(bytes), "%s", Profile::get().name.c_str());
+  return kSuccess;
+}
+VRAM_NULL_API Result cuDeviceGetUuid_v2(Uuid* out, int device) {
+  *out = uuid_of(device);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuDeviceGetPCIBusId(char* out, int bytes, int device) {
+  std::snprintf(out, static_cast<std::size_t>(bytes), "00000000:%02x:00.0", device + 1);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuDeviceTotalMem_v2(std::size_t* out, int) {
+  *out = Profile::get().memory;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = 1;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuDevicePrimaryCtxRetain(Handle* context, int device) {
+  *context = context_of(device);
+  return memory_of(device) != nullptr ? kSuccess : kInvalidDevice;
+}
+VRAM_NULL_API Result cuDevicePrimaryCtxRelease_v2(int) { return kSuccess; }
+VRAM_NULL_API Result cuCtxGetCurrent(Handle* context) {
+  *context = context_of(chosen_device());
+  return kSuccess;
+}
+VRAM_NULL_API Result cuCtxSetCurrent(Handle context) {
+  if (context != nullptr) chosen_device() = device_of(context);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuCtxGetDevice(int* device) {
+  *device = chosen_device();
+  return kSuccess;
+}
+// Contexts that threads have pushed; a thread's device is the one on top.
+static thread_local int pushed[64];
+static thread_local int depth = 0;
+VRAM_NULL_API Result cuCtxPushCurrent_v2(Handle context) {
+  if (depth == 64) return kInvalidValue;
+  pushed[depth++] = chosen_device();
+  chosen_device() = device_of(context);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuCtxPopCurrent_v2(Handle* context) {
+  if (depth == 0) return kInvalidValue;
+  if (context != nullptr) *context = context_of(chosen_device());
+  chosen_device() = pushed[--depth];
+  return kSuccess;
+}
+VRAM_NULL_API Result cuCtxSynchronize() { return kSuccess; }
+VRAM_NULL_API Result cuCtxGetLimit(std::size_t* out, int) {
+  *out = 1024;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuCtxSetLimit(int, std::size_t) { return kSuccess; }
+VRAM_NULL_API Result cuGetErrorString(Result error, const char** out) {
+  *out = error_text(error);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuGetErrorName(Result error, const char** out) {
+  *out = driver_error_name(error);
+  return kSuccess;
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------
+
+VRAM_NULL_API Result cuMemAlloc_v2(DevicePointer* out, std::size_t bytes) {
+  return memory_of(chosen_device())->allocate(bytes, out);
+}
+VRAM_NULL_API Result cuMemFree_v2(DevicePointer address) { return memory_at(address).free(address); }
+VRAM_NULL_API Result cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
+  std::uint64_t free = 0, total = 0;
+  memory_of(chosen_device())->info(&free, &total);
+  *free_bytes = free;
+  *total_bytes = total;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemGetAddressRange_v2(DevicePointer* begin, std::size_t* bytes, DevicePointer address) {
+  DevicePointer found = 0;
+  std::uint64_t length = 0;
+  if (!memory_at(address).find(address, &found, &length)) return kNotFound;
+  if (begin != nullptr) *begin = found;
+  if (bytes != nullptr) *bytes = length;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemHostAlloc(void** out, std::size_t bytes, unsigned) {
+  *out = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  return *out != nullptr ? kSuccess : kOutOfMemory;
+}
+VRAM_NULL_API Result cuMemFreeHost(void* memory) {
+  std::free(memory);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemHostRegister_v2(void*, std::size_t, unsigned) { return kSuccess; }
+VRAM_NULL_API Result cuMemHostUnregister(void*) { return kSuccess; }
+VRAM_NULL_API Result cuMemcpyAsync(DevicePointer to, DevicePointer from, std::size_t bytes, Handle) {
+  copied(pointer(to), pointer(from), bytes);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemcpyHtoDAsync_v2(DevicePointer, const void*, std::size_t, Handle) { return kSuccess; }
+VRAM_NULL_API Result cuMemcpyDtoHAsync_v2(void* to, DevicePointer from, std::size_t bytes, Handle) {
+  copied(to, pointer(from), bytes);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemcpyHtoD_v2(DevicePointer, const void*, std::size_t) { return kSuccess; }
+VRAM_NULL_API Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
+  copied(to, pointer(from), bytes);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t bytes, Handle) {
+  filled(pointer(to), value, bytes);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemsetD32Async(DevicePointer, unsigned, std::size_t, Handle) { return kSuccess; }
+VRAM_NULL_API Result cuPointerGetAttribute(void* out, int number, DevicePointer address) {
+  const bool device = Addresses::get().holds(pointer(address));
+  switch (number) {
+    case 1: {  // the context
+      const Handle context = context_of(memory_at(address).device());
+      std::memcpy(out, &context, sizeof(context));
+      return device ? kSuccess : kInvalidValue;
+    }
+    case 2: {  // the kind of memory
+      const unsigned kind = device ? kMemoryDevice : kMemoryHost;
+      std::memcpy(out, &kind, sizeof(kind));
+      return device ? kSuccess : kInvalidValue;
+    }
+    case 3:    // as the device sees it
+    case 11:   // where its allocation begins
+      std::memcpy(out, &address, sizeof(address));
+      return kSuccess;
+    case 9: {  // the device
+      const int ordinal = memory_at(address).device();
+      std::memcpy(out, &ordinal, sizeof(ordinal));
+      return kSuccess;
+    }
+    default: {
+      const int none = 0;
+      std::memcpy(out, &none, sizeof(none));
+      return kSuccess;
+    }
+  }
+}
+
+// ---- virtual memory -------------------------------------------------------------------------------------
+
+VRAM_NULL_API Result cuMemAddressReserve(DevicePointer* out, std::size_t bytes, std::size_t, DevicePointer,
+                                         unsigned long long) {
+  *out = Addresses::get().take(bytes);
+  return *out != 0 ? kSuccess : kOutOfMemory;
+}
+VRAM_NULL_API Result cuMemAddressFree(DevicePointer address, std::size_t bytes) {
+  Addresses::get().give(address, bytes);
+  return kSuccess;
+}
+struct PageProperties {  // CUmemAllocationProp
+  int type;
+  int handle_types;
+  Location location;
+};
+VRAM_NULL_API Result cuMemCreate(std::uint64_t* out, std::size_t bytes, const PageProperties* properties,
+                                 unsigned long long) {
+  Memory* const memory = memory_of(properties->location.id);
+  return memory != nullptr ? memory->page_create(bytes, out) : kInvalidDevice;
+}
+VRAM_NULL_API Result cuMemRelease(std::uint64_t page) {
+  Memory* const memory = memory_of(static_cast<int>(page & 0xff));
+  return memory != nullptr ? memory->page_release(page) : kInvalidValue;
+}
+VRAM_NULL_API Result cuMemMap(DevicePointer address, std::size_t bytes, std::size_t offset, std::uint64_t page,
+                              unsigned long long) {
+  Memory* const memory = memory_of(static_cast<int>(page & 0xff));
+  if (memory == nullptr || offset != 0) return kInvalidValue;
+  return memory->map(address, bytes, page);
+}
+VRAM_NULL_API Result cuMemUnmap(DevicePointer address, std::size_t bytes) {
+  return memory_at(address).unmap(address, bytes);
+}
+VRAM_NULL_API Result cuMemSetAccess(DevicePointer, std::size_t, const void*, std::size_t) { return kSuccess; }
+VRAM_NULL_API Result cuMemGetAllocationGranularity(std::size_t* out, const PageProperties*, int) {
+  *out = kGranule;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemRetainAllocationHandle(std::uint64_t* out, void* address) {
+  const auto at = reinterpret_cast<DevicePointer>(address);
+  return memory_at(at).page_retain(at, out);
+}
+
+// ---- streams, events and captures -----------------------------------------------------------------------
+
+VRAM_NULL_API Result cuStreamCreate(Handle* out, unsigned) {
+  *out = Order::get().stream_create(0);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuStreamCreateWithPriority(Handle* out, unsigned, int priority) {
+  *out = Order::get().stream_create(priority);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuStreamDestroy_v2(Handle stream) { return Order::get().stream_destroy(stream); }
+VRAM_NULL_API Result cuStreamSynchronize(Handle stream) { return Order::get().stream_query(stream); }
+VRAM_NULL_API Result cuStreamQuery(Handle stream) { return Order::get().stream_query(stream); }
+VRAM_NULL_API Result cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
+  return Order::get().stream_wait(stream, event);
+}
+VRAM_NULL_API Result cuStreamGetId(Handle stream, unsigned long long* out) {
+  *out = Order::get().stream_id(stream);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuStreamGetCtx(Handle, Handle* context) { return cuCtxGetCurrent(context); }
+VRAM_NULL_API Result cuStreamWriteValue32_v2(Handle, DevicePointer, std::uint32_t, unsigned) {
+  return kSuccess;
+}
+VRAM_NULL_API Result cuLaunchHostFunc(Handle stream, void (*function)(void*), void* argument) {
+  if (Order::get().capture_of(stream) == 0) function(argument);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuEventCreate(Handle* out, unsigned) {
+  *out = Order::get().event_create();
+  return kSuccess;
+}
+VRAM_NULL_API Result cuEventDestroy_v2(Handle event) { return Order::get().event_destroy(event); }
+VRAM_NULL_API Result cuEventRecord(Handle event, Handle stream) {
+  return Order::get().event_record(event, stream);
+}
+VRAM_NULL_API Result cuEventQuery(Handle event) { return Order::get().event_query(event); }
+VRAM_NULL_API Result cuEventSynchronize(Handle event) { return Order::get().event_query(event); }
+VRAM_NULL_API Result cuEventElapsedTime_v2(float* milliseconds, Handle, Handle) {
+  *milliseconds = 1.0f;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuStreamBeginCapture_v2(Handle stream, int) { return Order::get().capture_begin(stream); }
+VRAM_NULL_API Result cuStreamEndCapture(Handle stream, Handle* graph) {
+  return Order::get().capture_end(stream, graph);
+}
+VRAM_NULL_API Result cuStreamIsCapturing(Handle stream, int* status) {
+  *status = Order::get().capture_of(stream) != 0 ? kCaptureActive : kCaptureNone;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuStreamGetCaptureInfo_v2(Handle stream, int* status, std::uint64_t* id, Handle* graph,
+                                               const Handle** nodes, std::size_t* count) {
+  const std::uint64_t capture = Order::get().capture_of(stream);
+  *status = capture != 0 ? kCaptureActive : kCaptureNone;
+  if (id != nullptr) *id = capture;
+  if (graph != nullptr) *graph = Order::get().graph_of(capture);
+  if (nodes != nullptr) *nodes = nullptr;
+  if (count != nullptr) *count = 0;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
+VRAM_NULL_API Result cuGraphInstantiateWithFlags(Handle* out, Handle, unsigned long long) {
+  *out = new_handle();
+  return kSuccess;
+}
+VRAM_NULL_API Result cuGraphLaunch(Handle, Handle) { return kSuccess; }
+VRAM_NULL_API Result cuGraphDestroy(Handle) { return kSuccess; }
+VRAM_NULL_API Result cuGraphExecDestroy(Handle) { return kSuccess; }
+
+// ---- modules and kernels --------------------------------------------------------------------------------
+
+VRAM_NULL_API Result cuModuleLoadData(Handle* out, const void*) {
+  *out = new_handle();
+  return kSuccess;
+}
+VRAM_NULL_API Result cuModuleLoad(Handle* out, const char*) { return cuModuleLoadData(out, nullptr); }
+VRAM_NULL_API Result cuModuleLoadDataEx(Handle* out, const void* image, unsigned, int*, void**) {
+  return cuModuleLoadData(out, image);
+}
+VRAM_NULL_API Result cuModuleUnload(Handle) { return kSuccess; }
+VRAM_NULL_API Result cuModuleGetFunction(Handle* out, Handle, const char*) {
+  *out = new_handle();
+  return kSuccess;
+}
+VRAM_NULL_API Result cuFuncGetAttribute(int* out, int number, Handle) {
+  *out = number == 0 ? 1024 : number == 4 ? 32 : 0;  // threads of a block; registers of a thread
+  return kSuccess;
+}
+VRAM_NULL_API Result cuFuncSetAttribute(Handle, int, int) { return kSuccess; }
+VRAM_NULL_API Result cuFuncSetCacheConfig(Handle, int) { return kSuccess; }
+VRAM_NULL_API Result cuFuncGetModule(Handle* out, Handle) {
+  *out = new_handle();
+  return kSuccess;
+}
+VRAM_NULL_API Result cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                    Handle, void**, void**) {
+  return kSuccess;
+}
+VRAM_NULL_API Result cuLaunchKernelEx(const void*, Handle, void**, void**) { return kSuccess; }
+VRAM_NULL_API Result cuLaunchCooperativeKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                               unsigned, unsigned, Handle, void**) {
+  return kSuccess;
+}
+VRAM_NULL_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, Handle, int threads, std::size_t) {
+  *out = blocks_of(threads);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuOccupancyMaxActiveClusters(int* out, Handle, const void*) {
+  *out = 16;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuLinkCreate_v2(unsigned, int*, void**, Handle* out) {
+  *out = new_handle();
+  return kSuccess;
+}
+VRAM_NULL_API Result cuLinkAddData_v2(Handle, int, void*, std::size_t, const char*, unsigned, int*, void**) {
+  return kSuccess;
+}
+VRAM_NULL_API Result cuLinkComplete(Handle, void** image, std::size_t* bytes) {
+  static char nothing[8];
+  *image = nothing;
+  *bytes = sizeof(nothing);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuLinkDestroy(Handle) { return kSuccess; }
+VRAM_NULL_API Result cuTensorMapEncodeTiled(...) { return kSuccess; }
+
+// ---- functions by name ----------------------------------------------------------------------------------
+
+#include <dlfcn.h>
+
+namespace vram::null_gpu {
+
+// Newer forms of a function carry a number; the newest is meant.
+void* driver_function(const char* name) {
+  static const std::string_view kForms[] = {"_v3", "_v2", ""};
+  Dl_info self;
+  dladdr(reinterpret_cast<void*>(&cuInit), &self);
+  void* const library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  for (const std::string_view form : kForms)
+    if (void* const found = dlsym(library, (std::string(name) + std::string(form)).c_str())) return found;
+  return stub_for(name);
+}
+
+}  // namespace vram::null_gpu
+
+VRAM_NULL_API Result cuGetProcAddress_v2(const char* name, void** out, int, std::uint64_t, int* status) {
+  *out = driver_function(name);
+  if (status != nullptr) *status = 0;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuGetProcAddress(const char* name, void** out, int version, std::uint64_t flags) {
+  return cuGetProcAddress_v2(name, out, version, flags, nullptr);
+}

@@ -1,0 +1,40 @@
+#include "null_gpu/errors.hpp"
+
+namespace vram::null_gpu {
+
+namespace {
+
+constexpr struct Known {
+  Result error;
+  const char* runtime;
+  const char* driver;
+  const char* text;
+} kKnown[] = {
+    {kSuccess, "cudaSuccess", "CUDA_SUCCESS", "no error"},
+    {kInvalidValue, "cudaErrorInvalidValue", "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {kOutOfMemory, "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {kInvalidDevice, "cudaErrorInvalidDevice", "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {kInvalidHandle, "cudaErrorInvalidResourceHandle", "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {kNotFound, "cudaErrorSymbolNotFound", "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {kNotReady, "cudaErrorNotReady", "CUDA_ERROR_NOT_READY", "device not ready"},
+    {kNotSupported, "cudaErrorNotSupported", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported by the null GPU"},
+    {kCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+     "the capture was not initiated in this stream"},
+    {kCaptureImplicit, "cudaErrorStreamCaptureImplicit", "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+};
+
+const Known& known(Result error) {
+  for (const Known& each : kKnown)
+    if (each.error == error) return each;
+  static constexpr Known unknown{-1, "cudaErrorUnknown", "CUDA_ERROR_UNKNOWN", "unknown error"};
+  return unknown;
+}
+
+}  // namespace
+
+const char* error_text(Result error) { return known(error).text; }
+const char* runtime_error_name(Result error) { return known(error).runtime; }
+const char* driver_error_name(Result error) { return known(error).driver; }
+
+}  // namespace vram::null_gpu

@@ -1,0 +1,220 @@
+#include "null_gpu/memory.hpp"
+
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+
+#include "null_gpu/profile.hpp"
+
+namespace vram::null_gpu {
+
+namespace {
+
+std::uint64_t rounded(std::uint64_t bytes, std::uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+// ---- addresses ------------------------------------------------------------------------------------------
+
+Addresses& Addresses::get() {
+  static auto* const addresses = new Addresses;  // used until the process has ended
+  return *addresses;
+}
+
+Addresses::Addresses() {
+  void* const space =
+      mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (space == MAP_FAILED) {
+    std::fputs("vram: the null GPU cannot reserve 8 TiB of addresses (ulimit -v?)\n", stderr);
+    std::abort();
+  }
+  const auto begin = reinterpret_cast<std::uint64_t>(space);
+  base_ = rounded(begin, kStretch);
+  end_ = (begin + kSpace) / kStretch * kStretch;
+  lowest_ = end_;
+}
+
+DevicePointer Addresses::take(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  bytes = rounded(bytes, kGranule);
+  if (const auto freed = freed_.find(bytes); freed != freed_.end()) {
+    const DevicePointer address = freed->second;
+    freed_.erase(freed);
+    return address;
+  }
+  for (auto rest = rests_.rbegin(); rest != rests_.rend(); ++rest) {
+    if (rest->bytes < bytes) continue;
+    const DevicePointer address = rest->address;
+    rest->address += bytes;
+    rest->bytes -= bytes;
+    if (rest->bytes == 0) rests_.erase(std::next(rest).base());
+    return address;
+  }
+  const std::uint64_t stretch = rounded(bytes, kStretch);
+  if (stretch > lowest_ - base_) return 0;
+  lowest_ -= stretch;
+  if (stretch > bytes) rests_.push_back({lowest_ + bytes, stretch - bytes});
+  return lowest_;
+}
+
+void Addresses::give(DevicePointer address, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  freed_.emplace(rounded(bytes, kGranule), address);
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------
+
+bool Memory::take(std::uint64_t bytes) {
+  const Profile& profile = Profile::get();
+  const std::uint64_t room = profile.memory - profile.overhead;
+  if (bytes > room || used_ > room - bytes) return false;
+  used_ += bytes;
+  return true;
+}
+
+Result Memory::allocate(std::uint64_t bytes, DevicePointer* out) {
+  const std::lock_guard lock(mutex_);
+  *out = 0;
+  if (bytes == 0) return kSuccess;
+  if (bytes > Profile::get().memory || !take(bytes = rounded(bytes, kGranule))) return kOutOfMemory;
+  const DevicePointer address = Addresses::get().take(bytes);
+  if (address == 0) {
+    used_ -= bytes;
+    return kOutOfMemory;
+  }
+  blocks_.emplace(address, bytes);
+  *out = address;
+  return kSuccess;
+}
+
+Result Memory::free(DevicePointer address) {
+  if (address == 0) return kSuccess;
+  const std::lock_guard lock(mutex_);
+  const auto block = blocks_.find(address);
+  if (block == blocks_.end()) return kInvalidValue;
+  used_ -= block->second;
+  Addresses::get().give(address, block->second);
+  blocks_.erase(block);
+  return kSuccess;
+}
+
+void Memory::info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) {
+  const std::lock_guard lock(mutex_);
+  *total_bytes = Profile::get().memory;
+  *free_bytes = Profile::get().memory - Profile::get().overhead - used_;
+}
+
+bool Memory::find(DevicePointer address, DevicePointer* begin, std::uint64_t* bytes) {
+  const std::lock_guard lock(mutex_);
+  if (auto block = blocks_.upper_bound(address); block != blocks_.begin()) {
+    --block;
+    *begin = block->first;
+    *bytes = block->second;
+    if (address - *begin < *bytes) return true;
+  }
+  if (auto mapping = mappings_.upper_bound(address); mapping != mappings_.begin()) {
+    --mapping;
+    *begin = mapping->first;
+    *bytes = mapping->second.bytes;
+    return address - *begin < *bytes;
+  }
+  return false;
+}
+
+// ---- pages ----------------------------------------------------------------------------------------------
+
+Result Memory::page_create(std::uint64_t bytes, std::uint64_t* out) {
+  const std::lock_guard lock(mutex_);
+  if (bytes == 0 || bytes % kGranule != 0) return kInvalidValue;
+  if (bytes > Profile::get().memory || !take(bytes)) return kOutOfMemory;
+  // Handles of different devices differ.
+  *out = ++last_page_ << 8 | static_cast<std::uint64_t>(device_);
+  pages_.emplace(*out, Page{bytes, 1, 0});
+  return kSuccess;
+}
+
+Result Memory::page_retain(DevicePointer address, std::uint64_t* out) {
+  const std::lock_guard lock(mutex_);
+  auto mapping = mappings_.upper_bound(address);
+  if (mapping == mappings_.begin()) return kInvalidValue;
+  --mapping;
+  if (address - mapping->first >= mapping->second.bytes) return kInvalidValue;
+  *out = mapping->second.page;
+  ++pages_.at(*out).holders;
+  return kSuccess;
+}
+
+void Memory::drop(std::unordered_map<std::uint64_t, Page>::iterator page) {
+  if (page->second.holders != 0 || page->second.mappings != 0) return;
+  used_ -= page->second.bytes;
+  pages_.erase(page);
+}
+
+Result Memory::page_release(std::uint64_t handle) {
+  const std::lock_guard lock(mutex_);
+  const auto page = pages_.find(handle);
+  if (page == pages_.end() || page->second.holders == 0) return kInvalidValue;
+  --page->second.holders;
+  drop(page);
+  return kSuccess;
+}
+
+Result Memory::map(DevicePointer address, std::uint64_t bytes, std::uint64_t handle) {
+  const std::lock_guard lock(mutex_);
+  const auto page = pages_.find(handle);
+  if (page == pages_.end() || page->second.bytes < bytes || bytes == 0) return kInvalidValue;
+  if (address % kGranule != 0 || bytes % kGranule != 0) return kInvalidValue;
+  const auto next = mappings_.lower_bound(address);
+  if (next != mappings_.end() && next->first < address + bytes) return kInvalidValue;
+  if (next != mappings_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second.bytes > address) return kInvalidValue;
+  }
+  mappings_.emplace(address, Mapping{bytes, handle});
+  ++page->second.mappings;
+  return kSuccess;
+}
+
+Result Memory::unmap(DevicePointer address, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const DevicePointer end = address + bytes;
+  auto mapping = mappings_.find(address);
+  for (DevicePointer at = address; at < end; at += mapping++->second.bytes)
+    if (mapping == mappings_.end() || mapping->first != at || mapping->second.bytes > end - at)
+      return kInvalidValue;
+  for (mapping = mappings_.find(address); mapping != mappings_.end() && mapping->first < end;) {
+    const auto page = pages_.find(mapping->second.page);
+    --page->second.mappings;
+    drop(page);
+    mapping = mappings_.erase(mapping);
+  }
+  return kSuccess;
+}
+
+// ---- devices --------------------------------------------------------------------------------------------
+
+int& chosen_device() {
+  thread_local int device = 0;
+  return device;
+}
+
+Memory* memory_of(int device) {
+  static auto* const memories = [] {
+    auto* const made = new std::deque<Memory>;
+    for (int i = 0; i < Profile::get().devices; ++i) made->emplace_back(i);
+    return made;
+  }();
+  return device >= 0 && device < static_cast<int>(memories->size()) ? &(*memories)[device] : nullptr;
+}
+
+Memory& memory_at(DevicePointer address) {
+  DevicePointer begin;
+  std::uint64_t bytes;
+  for (int i = 0; Memory* memory = memory_of(i); ++i)
+    if (memory->find(address, &begin, &bytes)) return *memory;
+  return *memory_of(chosen_device());
+}
+
+}  // namespace vram::null_gpu

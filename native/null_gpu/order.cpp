@@ -1,0 +1,115 @@
+#include "null_gpu/order.hpp"
+
+#include <atomic>
+
+namespace vram::null_gpu {
+
+Handle new_handle() {
+  static std::atomic<std::uint64_t> last{0x1000'0000};
+  return reinterpret_cast<Handle>(last.fetch_add(64));
+}
+
+Order& Order::get() {
+  static auto* const order = new Order;  // used until the process has ended
+  return *order;
+}
+
+Order::Stream& Order::stream(Handle handle) {
+  const auto [found, added] = streams_.try_emplace(handle);
+  if (added) found->second.id = ++last_stream_;
+  return found->second;
+}
+
+Handle Order::stream_create(int priority) {
+  const std::lock_guard lock(mutex_);
+  const Handle handle = new_handle();
+  stream(handle).priority = priority;
+  return handle;
+}
+
+Result Order::stream_destroy(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  return streams_.erase(handle) != 0 ? kSuccess : kInvalidHandle;
+}
+
+int Order::stream_priority(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  return stream(handle).priority;
+}
+
+std::uint64_t Order::stream_id(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  return stream(handle).id;
+}
+
+Result Order::stream_wait(Handle handle, Handle event) {
+  const std::lock_guard lock(mutex_);
+  const auto found = events_.find(event);
+  if (found == events_.end()) return kInvalidHandle;
+  if (found->second.capture != 0 && captures_.contains(found->second.capture))
+    stream(handle).capture = found->second.capture;
+  return kSuccess;
+}
+
+Result Order::stream_query(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  return stream(handle).capture == 0 ? kSuccess : kCaptureImplicit;
+}
+
+Handle Order::event_create() {
+  const std::lock_guard lock(mutex_);
+  const Handle handle = new_handle();
+  events_.emplace(handle, Event{});
+  return handle;
+}
+
+Result Order::event_destroy(Handle event) {
+  const std::lock_guard lock(mutex_);
+  return events_.erase(event) != 0 ? kSuccess : kInvalidHandle;
+}
+
+Result Order::event_record(Handle event, Handle handle) {
+  const std::lock_guard lock(mutex_);
+  const auto found = events_.find(event);
+  if (found == events_.end()) return kInvalidHandle;
+  found->second.capture = stream(handle).capture;
+  return kSuccess;
+}
+
+Result Order::event_query(Handle event) {
+  const std::lock_guard lock(mutex_);
+  return events_.contains(event) ? kSuccess : kInvalidHandle;
+}
+
+Result Order::capture_begin(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  Stream& origin = stream(handle);
+  if (origin.capture != 0) return kCaptureImplicit;
+  origin.capture = ++last_capture_;
+  captures_.emplace(origin.capture, Capture{handle, new_handle()});
+  return kSuccess;
+}
+
+Result Order::capture_end(Handle handle, Handle* graph) {
+  const std::lock_guard lock(mutex_);
+  const auto capture = captures_.find(stream(handle).capture);
+  if (capture == captures_.end() || capture->second.origin != handle) return kCaptureUnmatched;
+  *graph = capture->second.graph;
+  for (auto& [each, state] : streams_)
+    if (state.capture == capture->first) state.capture = 0;
+  captures_.erase(capture);
+  return kSuccess;
+}
+
+std::uint64_t Order::capture_of(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  return stream(handle).capture;
+}
+
+Handle Order::graph_of(std::uint64_t capture) {
+  const std::lock_guard lock(mutex_);
+  const auto found = captures_.find(capture);
+  return found != captures_.end() ? found->second.graph : nullptr;
+}
+
+}  // namespace vram::null_gpu

@@ -1,0 +1,355 @@
+// The CUDA runtime (libcudart) of the null GPU: registration of kernels, launches, devices, memory, streams,
+// events, graphs. Each function does what its namesake does, except for work, which is done at once.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "null_gpu/errors.hpp"
+#include "null_gpu/memory.hpp"
+#include "null_gpu/order.hpp"
+#include "null_gpu/profile.hpp"
+#include "null_gpu/properties.hpp"
+#include "null_gpu/unknown.hpp"
+#include "null_gpu/values.hpp"
+
+using namespace vram::null_gpu;
+
+namespace {
+
+thread_local Result last_error = kSuccess;
+
+Result returned(Result result) {
+  if (result != kSuccess) last_error = result;
+  return result;
+}
+
+// The configuration that `<<<…>>>` leaves for the stub of a kernel.
+struct Launch {
+  Dim3 grid{1, 1, 1}, block{1, 1, 1};
+  std::size_t shared = 0;
+  Handle stream = nullptr;
+};
+thread_local Launch configured;
+
+}  // namespace
+
+// ---- registration and launches --------------------------------------------------------------------------
+
+VRAM_NULL_API void** __cudaRegisterFatBinary(void*) {
+  static void* modules[1];
+  return modules;
+}
+VRAM_NULL_API void __cudaRegisterFatBinaryEnd(void**) {}
+VRAM_NULL_API void __cudaUnregisterFatBinary(void**) {}
+VRAM_NULL_API char __cudaInitModule(void**) { return 0; }
+VRAM_NULL_API void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*,
+                                          void*, void*, void*, int*) {
+  kernel_registered(function, name);
+}
+VRAM_NULL_API void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
+VRAM_NULL_API void __cudaRegisterManagedVar(void**, void**, char*, const char*, int, std::size_t, int, int) {}
+VRAM_NULL_API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block, std::size_t shared, Handle stream) {
+  configured = {grid, block, shared, stream};
+  return 0;
+}
+VRAM_NULL_API Result __cudaPopCallConfiguration(Dim3* grid, Dim3* block, std::size_t* shared, void* stream) {
+  *grid = configured.grid;
+  *block = configured.block;
+  *shared = configured.shared;
+  std::memcpy(stream, &configured.stream, sizeof(Handle));
+  return kSuccess;
+}
+VRAM_NULL_API Result __cudaGetKernel(Handle* kernel, const void* function) {
+  *kernel = const_cast<void*>(function);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaGetKernel(Handle* kernel, const void* function) {
+  return __cudaGetKernel(kernel, function);
+}
+VRAM_NULL_API Result cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, Handle) {
+  kernel_launched(function, arguments);
+  return kSuccess;
+}
+VRAM_NULL_API Result __cudaLaunchKernel(Handle kernel, Dim3 grid, Dim3 block, void** arguments,
+                                        std::size_t shared, Handle stream) {
+  return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
+}
+VRAM_NULL_API Result cudaLaunchKernelExC(const void*, const void* function, void** arguments) {
+  kernel_launched(function, arguments);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaLaunchCooperativeKernel(const void* function, Dim3, Dim3, void** arguments,
+                                                 std::size_t, Handle) {
+  kernel_launched(function, arguments);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaLaunchHostFunc(Handle stream, void (*function)(void*), void* argument) {
+  if (Order::get().capture_of(stream) == 0) function(argument);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaStreamAddCallback(Handle stream, void (*callback)(Handle, Result, void*),
+                                           void* argument, unsigned) {
+  callback(stream, kSuccess, argument);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaFuncGetAttributes(FunctionAttributes* out, const void*) {
+  const Profile& profile = Profile::get();
+  *out = {};
+  out->max_threads = 1024;
+  out->registers = 32;
+  out->ptx_version = out->binary_version = profile.major * 10 + profile.minor;
+  out->max_dynamic_shared = attribute(97);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaFuncSetAttribute(const void*, int, int) { return kSuccess; }
+VRAM_NULL_API Result cudaFuncGetName(const char** name, const void*) {
+  *name = "kernel";
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const void*, int threads,
+                                                                   std::size_t) {
+  *out = blocks_of(threads);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, const void*, int threads,
+                                                                            std::size_t, unsigned) {
+  *out = blocks_of(threads);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaGetSymbolAddress(void** out, const void*) {
+  static DevicePointer symbols = 0;  // all symbols lie in one allocation that counts as the module's
+  if (symbols == 0) symbols = Addresses::get().take(kGranule);
+  *out = reinterpret_cast<void*>(symbols);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, int) {
+  return kSuccess;
+}
+
+// ---- devices and errors ---------------------------------------------------------------------------------
+
+VRAM_NULL_API Result cudaGetDeviceCount(int* count) {
+  *count = Profile::get().devices;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaGetDevice(int* device) {
+  *device = chosen_device();
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaSetDevice(int device) {
+  if (memory_of(device) == nullptr) return returned(kInvalidDevice);
+  chosen_device() = device;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaDeviceSynchronize() { return kSuccess; }
+VRAM_NULL_API Result cudaDeviceReset() { return kSuccess; }
+VRAM_NULL_API Result cudaDriverGetVersion(int* version) {
+  *version = Profile::get().driver;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaRuntimeGetVersion(int* version) {
+  *version = Profile::get().driver;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaGetDeviceProperties(void* out, int device) {
+  if (memory_of(device) == nullptr) return returned(kInvalidDevice);
+  fill_properties13(out, device);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaDeviceGetAttribute(int* out, int number, int device) {
+  if (memory_of(device) == nullptr) return returned(kInvalidDevice);
+  *out = attribute(number);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaDeviceGetPCIBusId(char* out, int bytes, int device) {
+  std::snprintf(out, static_cast<std::size_t>(bytes), "00000000:%02x:00.0", device + 1);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  if (least != nullptr) *least = 0;
+  if (greatest != nullptr) *greatest = -5;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaDeviceCanAccessPeer(int* out, int, int) {
+  *out = 1;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaDeviceEnablePeerAccess(int, unsigned) { return kSuccess; }
+VRAM_NULL_API Result cudaGetLastError() {
+  const Result error = last_error;
+  last_error = kSuccess;
+  return error;
+}
+VRAM_NULL_API Result cudaPeekAtLastError() { return last_error; }
+VRAM_NULL_API const char* cudaGetErrorString(Result error) { return error_text(error); }
+VRAM_NULL_API const char* cudaGetErrorName(Result error) { return runtime_error_name(error); }
+VRAM_NULL_API Result cudaProfilerStart() { return kSuccess; }
+VRAM_NULL_API Result cudaProfilerStop() { return kSuccess; }
+
+// ---- memory ---------------------------------------------------------------------------------------------
+
+VRAM_NULL_API Result cudaMalloc(void** out, std::size_t bytes) {
+  DevicePointer address = 0;
+  const Result result = memory_of(chosen_device())->allocate(bytes, &address);
+  *out = reinterpret_cast<void*>(address);
+  return returned(result);
+}
+VRAM_NULL_API Result cudaFree(void* address) {
+  const auto pointer = reinterpret_cast<DevicePointer>(address);
+  return returned(memory_at(pointer).free(pointer));
+}
+VRAM_NULL_API Result cudaMallocAsync(void** out, std::size_t bytes, Handle) { return cudaMalloc(out, bytes); }
+VRAM_NULL_API Result cudaFreeAsync(void* address, Handle) { return cudaFree(address); }
+VRAM_NULL_API Result cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
+  std::uint64_t free = 0, total = 0;
+  memory_of(chosen_device())->info(&free, &total);
+  *free_bytes = free;
+  *total_bytes = total;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaHostAlloc(void** out, std::size_t bytes, unsigned) {
+  *out = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  return returned(*out != nullptr ? kSuccess : kOutOfMemory);
+}
+VRAM_NULL_API Result cudaMallocHost(void** out, std::size_t bytes) { return cudaHostAlloc(out, bytes, 0); }
+VRAM_NULL_API Result cudaFreeHost(void* memory) {
+  std::free(memory);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaHostRegister(void*, std::size_t, unsigned) { return kSuccess; }
+VRAM_NULL_API Result cudaHostUnregister(void*) { return kSuccess; }
+VRAM_NULL_API Result cudaHostGetDevicePointer(void** out, void* memory, unsigned) {
+  *out = memory;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaMemcpy(void* to, const void* from, std::size_t bytes, int) {
+  copied(to, from, bytes);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, Handle) {
+  copied(to, from, bytes);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, Handle) { return kSuccess; }
+VRAM_NULL_API Result cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                                       std::size_t width, std::size_t height, int, Handle) {
+  for (std::size_t row = 0; row < height; ++row)
+    copied(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaMemset(void* to, int value, std::size_t bytes) {
+  filled(to, value, bytes);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaMemsetAsync(void* to, int value, std::size_t bytes, Handle) {
+  filled(to, value, bytes);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaPointerGetAttributes(PointerAttributes* out, const void* pointer) {
+  *out = {};
+  const bool device = Addresses::get().holds(pointer);
+  const auto address = reinterpret_cast<DevicePointer>(pointer);
+  out->type = device ? kMemoryDevice : kMemoryUnregistered;
+  out->device = device ? memory_at(address).device() : -2;
+  out->device_pointer = device ? const_cast<void*>(pointer) : nullptr;
+  out->host_pointer = device ? nullptr : const_cast<void*>(pointer);
+  return kSuccess;
+}
+
+// ---- streams and events ---------------------------------------------------------------------------------
+
+VRAM_NULL_API Result cudaStreamCreateWithPriority(Handle* out, unsigned, int priority) {
+  *out = Order::get().stream_create(priority);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaStreamCreateWithFlags(Handle* out, unsigned flags) {
+  return cudaStreamCreateWithPriority(out, flags, 0);
+}
+VRAM_NULL_API Result cudaStreamCreate(Handle* out) { return cudaStreamCreateWithPriority(out, 0, 0); }
+VRAM_NULL_API Result cudaStreamDestroy(Handle stream) { return returned(Order::get().stream_destroy(stream)); }
+VRAM_NULL_API Result cudaStreamQuery(Handle stream) { return returned(Order::get().stream_query(stream)); }
+VRAM_NULL_API Result cudaStreamSynchronize(Handle stream) {
+  return returned(Order::get().stream_query(stream));
+}
+VRAM_NULL_API Result cudaStreamWaitEvent(Handle stream, Handle event, unsigned) {
+  return returned(Order::get().stream_wait(stream, event));
+}
+VRAM_NULL_API Result cudaStreamGetPriority(Handle stream, int* priority) {
+  *priority = Order::get().stream_priority(stream);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaEventCreateWithFlags(Handle* out, unsigned) {
+  *out = Order::get().event_create();
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaEventCreate(Handle* out) { return cudaEventCreateWithFlags(out, 0); }
+VRAM_NULL_API Result cudaEventDestroy(Handle event) { return returned(Order::get().event_destroy(event)); }
+VRAM_NULL_API Result cudaEventRecord(Handle event, Handle stream) {
+  return returned(Order::get().event_record(event, stream));
+}
+VRAM_NULL_API Result cudaEventRecordWithFlags(Handle event, Handle stream, unsigned) {
+  return returned(Order::get().event_record(event, stream));
+}
+VRAM_NULL_API Result cudaEventQuery(Handle event) { return returned(Order::get().event_query(event)); }
+VRAM_NULL_API Result cudaEventSynchronize(Handle event) { return returned(Order::get().event_query(event)); }
+VRAM_NULL_API Result cudaEventElapsedTime(float* milliseconds, Handle, Handle) {
+  *milliseconds = 1.0f;
+  return kSuccess;
+}
+
+// ---- captures and graphs --------------------------------------------------------------------------------
+
+VRAM_NULL_API Result cudaStreamBeginCapture(Handle stream, int) {
+  return returned(Order::get().capture_begin(stream));
+}
+VRAM_NULL_API Result cudaStreamEndCapture(Handle stream, Handle* graph) {
+  return returned(Order::get().capture_end(stream, graph));
+}
+VRAM_NULL_API Result cudaStreamIsCapturing(Handle stream, int* status) {
+  *status = Order::get().capture_of(stream) != 0 ? kCaptureActive : kCaptureNone;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsigned long long* id, Handle* graph,
+                                              const Handle** nodes, const void** edges, std::size_t* count) {
+  const std::uint64_t capture = Order::get().capture_of(stream);
+  *status = capture != 0 ? kCaptureActive : kCaptureNone;
+  if (id != nullptr) *id = capture;
+  if (graph != nullptr) *graph = Order::get().graph_of(capture);
+  if (nodes != nullptr) *nodes = nullptr;
+  if (edges != nullptr) *edges = nullptr;
+  if (count != nullptr) *count = 0;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
+VRAM_NULL_API Result cudaGraphInstantiateWithFlags(Handle* out, Handle, unsigned long long) {
+  *out = new_handle();
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaGraphInstantiate(Handle* out, Handle graph, unsigned long long flags) {
+  return cudaGraphInstantiateWithFlags(out, graph, flags);
+}
+VRAM_NULL_API Result cudaGraphLaunch(Handle, Handle) { return kSuccess; }
+VRAM_NULL_API Result cudaGraphDestroy(Handle) { return kSuccess; }
+VRAM_NULL_API Result cudaGraphExecDestroy(Handle) { return kSuccess; }
+VRAM_NULL_API Result cudaGraphGetNodes(Handle, Handle*, std::size_t* count) {
+  *count = 1;  // PyTorch warns of graphs without any
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaGraphDebugDotPrint(Handle, const char*, unsigned) { return kSuccess; }
+VRAM_NULL_API Result cudaGraphNodeGetDependencies(Handle, Handle*, void*, std::size_t* count) {
+  *count = 0;
+  return kSuccess;
+}
+
+// ---- the driver's functions -----------------------------------------------------------------------------
+
+VRAM_NULL_API Result cudaGetDriverEntryPointByVersion(const char* name, void** out, unsigned,
+                                                      unsigned long long, int* status) {
+  *out = driver_function(name);
+  if (status != nullptr) *status = *out != nullptr ? 0 : 1;
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaGetDriverEntryPoint(const char* name, void** out, unsigned long long flags,
+                                             int* status) {
+  return cudaGetDriverEntryPointByVersion(name, out, 0, flags, status);
+}

@@ -1,0 +1,15 @@
+// Functions that the null GPU does not have. Each is answered by a small piece of code that knows its name:
+// it says once on stderr what was called and fails with "not supported".
+#pragma once
+
+namespace vram::null_gpu {
+
+// A function that reports `name` and fails. The same one for the same name.
+void* stub_for(const char* name);
+// A function of the driver, by the name that cuGetProcAddress takes; a stub for one that is not known.
+void* driver_function(const char* name);
+// Has the loaded libraries call stubs instead of functions of CUDA's libraries that the null GPU does not
+// have. To be called again when more libraries were loaded.
+void adopt_libraries();
+
+}  // namespace vram::null_gpu
