@@ -52,11 +52,7 @@ def main() -> None:
     except torch.OutOfMemoryError as error:
         watched.result |= {"outcome": "out of memory", "error": str(error)[:300]}
     except BaseException as error:
-        watched.result |= {
-            "outcome": "failed",
-            "error": repr(error)[:500],
-            "traceback": traceback.format_exc(),
-        }
+        watched.result |= {"outcome": "failed", "error": repr(error)[:500]}
         traceback.print_exc()
     watched.write(Path(options.result), record=options.record)
 
@@ -69,7 +65,7 @@ class Watched:
         self.result: dict[str, Any] = {"steps": [], "out_of_memory": []}
         if not over_vram:
             torch.cuda.init()
-            torch._C._cuda_attachOutOfMemoryObserver(self._refused)
+            torch._C._cuda_attach_out_of_memory_observer(self._refused)
 
     def _refused(self, device: int, size: int, allowed: int, free: int) -> None:
         step = len(self.result["steps"])

@@ -1,4 +1,4 @@
-"""Language modelling: gradient accumulation over four micro-batches with checkpointed layers, bfloat16 weights."""
+"""Language modelling: four accumulated micro-batches, checkpointed layers, bfloat16 weights."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from job import arguments, count
 from torch import nn
@@ -20,7 +22,7 @@ def overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 options = arguments(batch_size=16)
 widths = (3, 64, 128, 256, 512)
 layers: list[nn.Module] = []
-for a, b in zip(widths[:-1], widths[1:], strict=True):
+for a, b in pairwise(widths):
     layers += [nn.Conv2d(a, b, 3, 2, 1, bias=False), nn.BatchNorm2d(b), nn.LeakyReLU(0.1, True)]
     layers += [nn.Conv2d(b, b, 3, 1, 1, bias=False), nn.BatchNorm2d(b), nn.LeakyReLU(0.1, True)]
 model = nn.Sequential(*layers, nn.Conv2d(512, 3 * (5 + CLASSES), 1)).cuda()

@@ -1,4 +1,4 @@
-"""Diffusion: a U-Net with GroupNorm, SiLU and self-attention, float16 autocast, GradScaler, averaged weights."""
+"""Diffusion: a U-Net with GroupNorm and self-attention, float16 with a GradScaler, averaged weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of a Llama of transformers with low-rank adapters of peft, gradient checkpointing, then generation."""
+"""Fine-tuning of a Llama of transformers with adapters of peft and checkpointing, then generation."""
 
 from __future__ import annotations
 

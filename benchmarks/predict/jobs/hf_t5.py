@@ -7,7 +7,9 @@ from job import arguments, count
 from transformers import T5Config, T5ForConditionalGeneration
 
 options = arguments(batch_size=16)
-model = T5ForConditionalGeneration(T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12)).cuda()
+model = T5ForConditionalGeneration(
+    T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0)
+).cuda()
 optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-3)
 for step in count(options.steps):
     source = torch.randint(32000, (options.batch_size, (256, 192)[step % 2])).cuda()

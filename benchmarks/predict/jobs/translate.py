@@ -1,4 +1,4 @@
-"""Translation: nn.Transformer with padding masks and batches of varying length, label smoothing; greedy decoding."""
+"""Translation: nn.Transformer with padding masks and varying lengths, label smoothing; greedy decoding."""
 
 from __future__ import annotations
 

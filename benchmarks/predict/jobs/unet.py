@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from job import arguments, count
 from torch import nn
@@ -26,7 +28,7 @@ class UNet(nn.Module):
         super().__init__()
         self.down = nn.ModuleList(pair(a, b) for a, b in zip((3, *widths[:-1]), widths, strict=True))
         backwards = widths[::-1]
-        steps = list(zip(backwards[:-1], backwards[1:], strict=True))
+        steps = list(pairwise(backwards))
         self.up = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, stride=2) for a, b in steps)
         self.join = nn.ModuleList(pair(a, b) for a, b in steps)
         self.head = nn.Conv2d(widths[0], 4, 1)

@@ -22,7 +22,7 @@ class Block(nn.Module):
         return F.relu(self.norm_b(self.b(y)) + self.short(x))
 
 
-options = arguments(batch_size=8)
+options = arguments(batch_size=16)
 model = nn.Sequential(
     nn.Conv3d(3, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3), bias=False),
     nn.BatchNorm3d(64),
