@@ -13,6 +13,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import tempfile
@@ -64,11 +65,11 @@ class Room:
 class Measurement:
     """All runs, their results, and the file they go to."""
 
-    def __init__(self, out: Path, jobs: list[Job], parallel: int, minutes: float, gib: float) -> None:
-        self.out, self.jobs = out, jobs
-        self.room = Room(gib, parallel)
+    def __init__(
+        self, out: Path, known: dict[str, Any], room: Room, minutes: float, variables: dict[str, str]
+    ) -> None:
+        self.out, self.known, self.room, self.variables = out, known, room, variables
         self.ends = time.monotonic() + 60 * minutes
-        self.truth: dict[str, Any] = {**where(), "jobs": {}, "searches": {}}
         self._lock = threading.Lock()
 
     def run(
@@ -83,7 +84,7 @@ class Measurement:
             with tempfile.TemporaryDirectory() as folder:
                 result = Path(folder) / "result.json"
                 command = catalog.command(job, result, *watch, script=script)
-                variables = catalog.environment(allocator, Path(folder))
+                variables = catalog.environment(self.variables, allocator, Path(folder))
                 done = subprocess.run(
                     command, env=variables, capture_output=True, text=True, timeout=RUN_SECONDS
                 )
@@ -114,12 +115,12 @@ class Measurement:
     def note(self, *path: str, value: Any) -> None:
         """Put a result at its place, and write the file."""
         with self._lock:
-            place = self.truth
+            place = self.known
             for key in path[:-1]:
                 place = place.setdefault(key, {})
             place[path[-1]] = value
             partial = self.out.with_suffix(".partial")
-            partial.write_text(json.dumps(self.truth, indent=1))
+            partial.write_text(json.dumps(self.known, indent=1))
             partial.rename(self.out)
 
     def alone(self, job: Job) -> None:
@@ -141,6 +142,7 @@ class Measurement:
                 pool.submit(self.capped, job, allocator, int(found["reserved"] * part), f"{part}")
 
     def capped(self, job: Job, allocator: str, cap: int, part: str) -> None:
+        """The outcome under a limit on what the allocator reserves."""
         found = self.run(job, allocator, "--cap", str(cap), gib=cap / GIB + 1)
         kept = {
             key: found.get(key)
@@ -149,12 +151,14 @@ class Measurement:
         self.note("jobs", job.name, "caps", f"{allocator} {part}", value={"cap": cap, **kept})
 
     def recorded(self, job: Job) -> None:
+        """Every allocation of a few steps."""
         script = ("--steps", str(catalog.RECORDED_STEPS))
         for allocator in ALLOCATORS:
             found = self.run(job, allocator, "--record", gib=job.gib, script=script)
             self.note("jobs", job.name, f"recorded {allocator}", value=found)
 
     def under_vram(self, job: Job) -> None:
+        """Peaks with vram as PyTorch's allocator."""
         self.note("jobs", job.name, "vram", value=self.run(job, "default", "--vram", gib=job.gib))
 
     def search(self, search: Search) -> None:
@@ -240,8 +244,10 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=125)
     options = parser.parse_args()
     chosen = [JOBS[name] for name in options.jobs] or list(JOBS.values())
-    measurement = Measurement(options.out, chosen, options.parallel, options.minutes, options.gib)
-    versions = measurement.truth["versions"]
+    known = {**where(), "jobs": {}, "searches": {}}
+    versions = known["versions"]
+    room = Room(options.gib, options.parallel)
+    measurement = Measurement(options.out, known, room, options.minutes, dict(os.environ))
     for job in [job for job in chosen if missing(job, versions)]:
         measurement.note("jobs", job.name, value={"skipped": f"needs {' and '.join(missing(job, versions))}"})
         chosen.remove(job)
