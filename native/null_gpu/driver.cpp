@@ -91,12 +91,14 @@ VRAM_NULL_API Result cuCtxPushCurrent_v2(Handle context) {
   chosen_device() = device_of(context);
   return kSuccess;
 }
+VRAM_NULL_API Result cuCtxPushCurrent(Handle context) { return cuCtxPushCurrent_v2(context); }
 VRAM_NULL_API Result cuCtxPopCurrent_v2(Handle* context) {
   if (depth == 0) return kInvalidValue;
   if (context != nullptr) *context = context_of(chosen_device());
   chosen_device() = pushed[--depth];
   return kSuccess;
 }
+VRAM_NULL_API Result cuCtxPopCurrent(Handle* context) { return cuCtxPopCurrent_v2(context); }
 VRAM_NULL_API Result cuCtxSynchronize() { return kSuccess; }
 VRAM_NULL_API Result cuCtxGetLimit(std::size_t* out, int) {
   *out = 1024;
@@ -305,64 +307,6 @@ VRAM_NULL_API Result cuGraphLaunch(Handle, Handle) { return kSuccess; }
 VRAM_NULL_API Result cuGraphDestroy(Handle) { return kSuccess; }
 VRAM_NULL_API Result cuGraphExecDestroy(Handle) { return kSuccess; }
 
-// ---- modules and kernels --------------------------------------------------------------------------------
-
-VRAM_NULL_API Result cuModuleLoadData(Handle* out, const void*) {
-  *out = new_handle();
-  return kSuccess;
-}
-VRAM_NULL_API Result cuModuleLoad(Handle* out, const char*) { return cuModuleLoadData(out, nullptr); }
-VRAM_NULL_API Result cuModuleLoadDataEx(Handle* out, const void* image, unsigned, int*, void**) {
-  return cuModuleLoadData(out, image);
-}
-VRAM_NULL_API Result cuModuleUnload(Handle) { return kSuccess; }
-VRAM_NULL_API Result cuModuleGetFunction(Handle* out, Handle, const char*) {
-  *out = new_handle();
-  return kSuccess;
-}
-VRAM_NULL_API Result cuFuncGetAttribute(int* out, int number, Handle) {
-  *out = number == 0 ? 1024 : number == 4 ? 32 : 0;  // threads of a block; registers of a thread
-  return kSuccess;
-}
-VRAM_NULL_API Result cuFuncSetAttribute(Handle, int, int) { return kSuccess; }
-VRAM_NULL_API Result cuFuncSetCacheConfig(Handle, int) { return kSuccess; }
-VRAM_NULL_API Result cuFuncGetModule(Handle* out, Handle) {
-  *out = new_handle();
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                    Handle, void**, void**) {
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLaunchKernelEx(const void*, Handle, void**, void**) { return kSuccess; }
-VRAM_NULL_API Result cuLaunchCooperativeKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                               unsigned, unsigned, Handle, void**) {
-  return kSuccess;
-}
-VRAM_NULL_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, Handle, int threads, std::size_t) {
-  *out = blocks_of(threads);
-  return kSuccess;
-}
-VRAM_NULL_API Result cuOccupancyMaxActiveClusters(int* out, Handle, const void*) {
-  *out = 16;
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLinkCreate_v2(unsigned, int*, void**, Handle* out) {
-  *out = new_handle();
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLinkAddData_v2(Handle, int, void*, std::size_t, const char*, unsigned, int*, void**) {
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLinkComplete(Handle, void** image, std::size_t* bytes) {
-  static char nothing[8];
-  *image = nothing;
-  *bytes = sizeof(nothing);
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLinkDestroy(Handle) { return kSuccess; }
-VRAM_NULL_API Result cuTensorMapEncodeTiled(...) { return kSuccess; }
-
 // ---- functions by name ----------------------------------------------------------------------------------
 
 #include <dlfcn.h>
@@ -382,6 +326,11 @@ void* driver_function(const char* name) {
 
 }  // namespace vram::null_gpu
 
+// Tables of functions that NVIDIA's libraries share and nobody documents. There are none here.
+VRAM_NULL_API Result cuGetExportTable(const void** out, const Uuid*) {
+  *out = nullptr;
+  return kNotFound;
+}
 VRAM_NULL_API Result cuGetProcAddress_v2(const char* name, void** out, int, std::uint64_t, int* status) {
   *out = driver_function(name);
   if (status != nullptr) *status = 0;

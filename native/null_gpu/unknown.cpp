@@ -211,12 +211,20 @@ void adopt_libraries() {
 
 // ---- loading --------------------------------------------------------------------------------------------
 
+// Libraries that this one stands in for, by the names they are opened by, with or without a folder.
+static bool is_ours(std::string_view path) {
+  const std::string_view file = path.substr(path.rfind('/') + 1);
+  for (const std::string_view name : {"libcuda.so", "libnvidia-ml.so", "libnvrtc.so"})
+    if (file.starts_with(name)) return true;
+  return false;
+}
+
 // Libraries that a program opens by name are ours, too, and what it opens is adopted.
 VRAM_NULL_API void* dlopen(const char* name, int flags) {
   using Open = void* (*)(const char*, int);
   static const Open real = reinterpret_cast<Open>(dlsym(RTLD_NEXT, "dlopen"));
   const std::string_view file = name != nullptr ? std::string_view(name) : std::string_view();
-  if (file == "libcuda.so.1" || file == "libcuda.so" || file == "libnvidia-ml.so.1") {
+  if (is_ours(file)) {
     Dl_info self;
     dladdr(reinterpret_cast<void*>(&vram::null_gpu::stub_for), &self);
     return real(self.dli_fname, flags);
