@@ -7,8 +7,10 @@
 #include <string_view>
 
 #include "null_gpu/errors.hpp"
+#include "null_gpu/graphs.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
+#include "null_gpu/pools.hpp"
 #include "null_gpu/profile.hpp"
 #include "null_gpu/properties.hpp"
 #include "null_gpu/unknown.hpp"
@@ -99,7 +101,10 @@ VRAM_NULL_API Result cuCtxPopCurrent_v2(Handle* context) {
   return kSuccess;
 }
 VRAM_NULL_API Result cuCtxPopCurrent(Handle* context) { return cuCtxPopCurrent_v2(context); }
-VRAM_NULL_API Result cuCtxSynchronize() { return kSuccess; }
+VRAM_NULL_API Result cuCtxSynchronize() {
+  MemoryPool::synchronize_all();
+  return kSuccess;
+}
 VRAM_NULL_API Result cuCtxGetLimit(std::size_t* out, int) {
   *out = 1024;
   return kSuccess;
@@ -119,7 +124,10 @@ VRAM_NULL_API Result cuGetErrorName(Result error, const char** out) {
 VRAM_NULL_API Result cuMemAlloc_v2(DevicePointer* out, std::size_t bytes) {
   return memory_of(chosen_device())->allocate(bytes, out);
 }
-VRAM_NULL_API Result cuMemFree_v2(DevicePointer address) { return memory_at(address).free(address); }
+VRAM_NULL_API Result cuMemFree_v2(DevicePointer address) {
+  if (MemoryPool::free_anywhere(address) == kSuccess) return kSuccess;
+  return memory_at(address).free(address);
+}
 VRAM_NULL_API Result cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
   std::uint64_t free = 0, total = 0;
   memory_of(chosen_device())->info(&free, &total);
@@ -249,7 +257,10 @@ VRAM_NULL_API Result cuStreamCreateWithPriority(Handle* out, unsigned, int prior
   return kSuccess;
 }
 VRAM_NULL_API Result cuStreamDestroy_v2(Handle stream) { return Order::get().stream_destroy(stream); }
-VRAM_NULL_API Result cuStreamSynchronize(Handle stream) { return Order::get().stream_query(stream); }
+VRAM_NULL_API Result cuStreamSynchronize(Handle stream) {
+  MemoryPool::synchronize_all();
+  return Order::get().stream_query(stream);
+}
 VRAM_NULL_API Result cuStreamQuery(Handle stream) { return Order::get().stream_query(stream); }
 VRAM_NULL_API Result cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
   return Order::get().stream_wait(stream, event);
@@ -280,6 +291,9 @@ VRAM_NULL_API Result cuEventElapsedTime_v2(float* milliseconds, Handle, Handle) 
   *milliseconds = 1.0f;
   return kSuccess;
 }
+VRAM_NULL_API Result cuEventElapsedTime(float* milliseconds, Handle begin, Handle end) {
+  return cuEventElapsedTime_v2(milliseconds, begin, end);
+}
 VRAM_NULL_API Result cuStreamBeginCapture_v2(Handle stream, int) { return Order::get().capture_begin(stream); }
 VRAM_NULL_API Result cuStreamEndCapture(Handle stream, Handle* graph) {
   return Order::get().capture_end(stream, graph);
@@ -299,13 +313,24 @@ VRAM_NULL_API Result cuStreamGetCaptureInfo_v2(Handle stream, int* status, std::
   return kSuccess;
 }
 VRAM_NULL_API Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
-VRAM_NULL_API Result cuGraphInstantiateWithFlags(Handle* out, Handle, unsigned long long) {
-  *out = new_handle();
+VRAM_NULL_API Result cuGraphInstantiateWithFlags(Handle* out, Handle graph, unsigned long long) {
+  *out = Graphs::get().instantiate(graph);
   return kSuccess;
 }
 VRAM_NULL_API Result cuGraphLaunch(Handle, Handle) { return kSuccess; }
-VRAM_NULL_API Result cuGraphDestroy(Handle) { return kSuccess; }
-VRAM_NULL_API Result cuGraphExecDestroy(Handle) { return kSuccess; }
+VRAM_NULL_API Result cuGraphDestroy(Handle graph) { return Graphs::get().destroy(graph); }
+VRAM_NULL_API Result cuGraphExecDestroy(Handle graph) { return Graphs::get().destroy(graph); }
+VRAM_NULL_API Result cuUserObjectCreate(Handle* out, void* object, void (*destroy)(void*), unsigned count,
+                                        unsigned) {
+  *out = Graphs::get().object_create(object, destroy, count);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuUserObjectRelease(Handle object, unsigned count) {
+  return Graphs::get().object_release(object, count);
+}
+VRAM_NULL_API Result cuGraphRetainUserObject(Handle graph, Handle object, unsigned count, unsigned flags) {
+  return Graphs::get().retain(graph, object, count, flags);
+}
 
 // ---- functions by name ----------------------------------------------------------------------------------
 

@@ -5,8 +5,10 @@
 #include <cstring>
 
 #include "null_gpu/errors.hpp"
+#include "null_gpu/graphs.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
+#include "null_gpu/pools.hpp"
 #include "null_gpu/profile.hpp"
 #include "null_gpu/properties.hpp"
 #include "null_gpu/unknown.hpp"
@@ -141,7 +143,10 @@ VRAM_NULL_API Result cudaSetDevice(int device) {
   chosen_device() = device;
   return kSuccess;
 }
-VRAM_NULL_API Result cudaDeviceSynchronize() { return kSuccess; }
+VRAM_NULL_API Result cudaDeviceSynchronize() {
+  MemoryPool::synchronize_all();
+  return kSuccess;
+}
 VRAM_NULL_API Result cudaDeviceReset() { return kSuccess; }
 VRAM_NULL_API Result cudaDriverGetVersion(int* version) {
   *version = Profile::get().driver;
@@ -196,10 +201,9 @@ VRAM_NULL_API Result cudaMalloc(void** out, std::size_t bytes) {
 }
 VRAM_NULL_API Result cudaFree(void* address) {
   const auto pointer = reinterpret_cast<DevicePointer>(address);
+  if (MemoryPool::free_anywhere(pointer) == kSuccess) return kSuccess;
   return returned(memory_at(pointer).free(pointer));
 }
-VRAM_NULL_API Result cudaMallocAsync(void** out, std::size_t bytes, Handle) { return cudaMalloc(out, bytes); }
-VRAM_NULL_API Result cudaFreeAsync(void* address, Handle) { return cudaFree(address); }
 VRAM_NULL_API Result cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
   std::uint64_t free = 0, total = 0;
   memory_of(chosen_device())->info(&free, &total);
@@ -269,6 +273,7 @@ VRAM_NULL_API Result cudaStreamCreate(Handle* out) { return cudaStreamCreateWith
 VRAM_NULL_API Result cudaStreamDestroy(Handle stream) { return returned(Order::get().stream_destroy(stream)); }
 VRAM_NULL_API Result cudaStreamQuery(Handle stream) { return returned(Order::get().stream_query(stream)); }
 VRAM_NULL_API Result cudaStreamSynchronize(Handle stream) {
+  MemoryPool::synchronize_all();
   return returned(Order::get().stream_query(stream));
 }
 VRAM_NULL_API Result cudaStreamWaitEvent(Handle stream, Handle event, unsigned) {
@@ -321,16 +326,27 @@ VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsign
   return kSuccess;
 }
 VRAM_NULL_API Result cudaThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphInstantiateWithFlags(Handle* out, Handle, unsigned long long) {
-  *out = new_handle();
+VRAM_NULL_API Result cudaGraphInstantiateWithFlags(Handle* out, Handle graph, unsigned long long) {
+  *out = Graphs::get().instantiate(graph);
   return kSuccess;
 }
 VRAM_NULL_API Result cudaGraphInstantiate(Handle* out, Handle graph, unsigned long long flags) {
   return cudaGraphInstantiateWithFlags(out, graph, flags);
 }
 VRAM_NULL_API Result cudaGraphLaunch(Handle, Handle) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphDestroy(Handle) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphExecDestroy(Handle) { return kSuccess; }
+VRAM_NULL_API Result cudaGraphDestroy(Handle graph) { return Graphs::get().destroy(graph); }
+VRAM_NULL_API Result cudaGraphExecDestroy(Handle graph) { return Graphs::get().destroy(graph); }
+VRAM_NULL_API Result cudaUserObjectCreate(Handle* out, void* object, void (*destroy)(void*), unsigned count,
+                                          unsigned) {
+  *out = Graphs::get().object_create(object, destroy, count);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaUserObjectRelease(Handle object, unsigned count) {
+  return Graphs::get().object_release(object, count);
+}
+VRAM_NULL_API Result cudaGraphRetainUserObject(Handle graph, Handle object, unsigned count, unsigned flags) {
+  return Graphs::get().retain(graph, object, count, flags);
+}
 VRAM_NULL_API Result cudaGraphGetNodes(Handle, Handle*, std::size_t* count) {
   *count = 1;  // PyTorch warns of graphs without any
   return kSuccess;

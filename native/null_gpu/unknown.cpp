@@ -24,13 +24,13 @@ namespace {
 
 // ---- stubs ----------------------------------------------------------------------------------------------
 
-Result report_unknown(const char* name) {
-  static std::mutex mutex;
-  static auto* const reported = new std::set<std::string>;
-  const std::lock_guard lock(mutex);
-  if (reported->insert(name).second)
-    std::fprintf(stderr, "vram: the null GPU does not have %s; the call fails\n", name);
-  return kNotSupported;
+struct Reported {
+  std::mutex mutex;
+  std::set<std::string> names;
+};
+Reported& reported() {
+  static auto* const made = new Reported;  // used until the process has ended
+  return *made;
 }
 
 Result do_nothing() { return kSuccess; }
@@ -179,6 +179,13 @@ int adopt(dl_phdr_info* object, std::size_t, void* done) {
 
 }  // namespace
 
+Result not_supported(const char* name) {
+  const std::lock_guard lock(reported().mutex);
+  if (reported().names.insert(name).second)
+    std::fprintf(stderr, "vram: the null GPU does not have %s; the call fails\n", name);
+  return kNotSupported;
+}
+
 void* stub_for(const char* name) {
   static std::mutex mutex;
   static auto* const stubs = new std::unordered_map<std::string, void*>;
@@ -195,9 +202,16 @@ void* stub_for(const char* name) {
   }
   unsigned char* const at = page + used;
   used += kStubBytes;
-  write_stub(at, stub->first.c_str(), reinterpret_cast<const void*>(&report_unknown));
+  write_stub(at, stub->first.c_str(), reinterpret_cast<const void*>(&not_supported));
   __builtin___clear_cache(reinterpret_cast<char*>(at), reinterpret_cast<char*>(at + kStubBytes));
   return stub->second = at;
+}
+
+std::string unknown_calls() {
+  const std::lock_guard lock(reported().mutex);
+  std::string names;
+  for (const std::string& name : reported().names) names += (names.empty() ? "" : "\n") + name;
+  return names;
 }
 
 void adopt_libraries() {
