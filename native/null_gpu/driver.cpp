@@ -157,12 +157,18 @@ VRAM_NULL_API Result cuMemcpyAsync(DevicePointer to, DevicePointer from, std::si
   copied(pointer(to), pointer(from), bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cuMemcpyHtoDAsync_v2(DevicePointer, const void*, std::size_t, Handle) { return kSuccess; }
+VRAM_NULL_API Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t bytes, Handle) {
+  copied(pointer(to), from, bytes);
+  return kSuccess;
+}
 VRAM_NULL_API Result cuMemcpyDtoHAsync_v2(void* to, DevicePointer from, std::size_t bytes, Handle) {
   copied(to, pointer(from), bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cuMemcpyHtoD_v2(DevicePointer, const void*, std::size_t) { return kSuccess; }
+VRAM_NULL_API Result cuMemcpyHtoD_v2(DevicePointer to, const void* from, std::size_t bytes) {
+  copied(pointer(to), from, bytes);
+  return kSuccess;
+}
 VRAM_NULL_API Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
   copied(to, pointer(from), bytes);
   return kSuccess;

@@ -5,6 +5,7 @@
 #include "null_gpu/order.hpp"
 #include "null_gpu/profile.hpp"
 #include "null_gpu/properties.hpp"
+#include "null_gpu/values.hpp"
 
 using namespace vram::null_gpu;
 
@@ -48,11 +49,16 @@ VRAM_NULL_API Result cuFuncSetCacheConfig(Handle, int) { return kSuccess; }
 VRAM_NULL_API Result cuFuncGetModule(Handle* out, Handle) { return make(out); }
 VRAM_NULL_API Result cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                     Handle, void**, void**) {
+  kernel_launched();
   return kSuccess;
 }
-VRAM_NULL_API Result cuLaunchKernelEx(const void*, Handle, void**, void**) { return kSuccess; }
+VRAM_NULL_API Result cuLaunchKernelEx(const void*, Handle, void**, void**) {
+  kernel_launched();
+  return kSuccess;
+}
 VRAM_NULL_API Result cuLaunchCooperativeKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned,
                                                unsigned, unsigned, Handle, void**) {
+  kernel_launched();
   return kSuccess;
 }
 VRAM_NULL_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, Handle, int threads, std::size_t) {

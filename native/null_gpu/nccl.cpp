@@ -2,9 +2,12 @@
 // PyTorch itself lets them meet, at its store.
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 #include "null_gpu/abi.hpp"
+#include "null_gpu/contents.hpp"
 #include "null_gpu/memory.hpp"
+#include "null_gpu/values.hpp"
 
 using namespace vram::null_gpu;
 
@@ -118,14 +121,54 @@ VRAM_NULL_API int ncclRedOpDestroy(int, Communicator*) { return 0; }
 
 // ---- collectives ----------------------------------------------------------------------------------------
 
+// All ranks are taken to send the same; sums are not multiplied.
+namespace {
+
+std::size_t size_of(int type) {
+  static constexpr std::size_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // of ncclDataType_t
+  return type >= 0 && static_cast<std::size_t>(type) < std::size(kSizes) ? kSizes[type] : 1;
+}
+
+}  // namespace
+
 VRAM_NULL_API int ncclGroupStart() { return 0; }
 VRAM_NULL_API int ncclGroupEnd() { return 0; }
-VRAM_NULL_API int ncclAllReduce(...) { return 0; }
-VRAM_NULL_API int ncclAllGather(...) { return 0; }
-VRAM_NULL_API int ncclReduceScatter(...) { return 0; }
-VRAM_NULL_API int ncclBroadcast(...) { return 0; }
-VRAM_NULL_API int ncclBcast(...) { return 0; }
-VRAM_NULL_API int ncclReduce(...) { return 0; }
-VRAM_NULL_API int ncclAlltoAll(...) { return 0; }
-VRAM_NULL_API int ncclSend(...) { return 0; }
-VRAM_NULL_API int ncclRecv(...) { return 0; }
+VRAM_NULL_API int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, Communicator*,
+                                Handle) {
+  copied(receive, send, count * size_of(type));
+  return 0;
+}
+VRAM_NULL_API int ncclReduce(const void* send, void* receive, std::size_t count, int type, int, int, Communicator*,
+                             Handle) {
+  copied(receive, send, count * size_of(type));
+  return 0;
+}
+VRAM_NULL_API int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int, Communicator*,
+                                Handle) {
+  if (send != receive) copied(receive, send, count * size_of(type));
+  return 0;
+}
+VRAM_NULL_API int ncclBcast(void*, std::size_t, int, int, Communicator*, Handle) { return 0; }
+VRAM_NULL_API int ncclAllGather(const void* send, void* receive, std::size_t count, int type, Communicator* each,
+                                Handle) {
+  const std::size_t bytes = count * size_of(type);
+  for (int i = 0; i < each->ranks; ++i)
+    copied(static_cast<char*>(receive) + static_cast<std::size_t>(i) * bytes, send, bytes);
+  return 0;
+}
+VRAM_NULL_API int ncclReduceScatter(const void* send, void* receive, std::size_t count, int type, int,
+                                    Communicator* each, Handle) {
+  const std::size_t bytes = count * size_of(type);
+  copied(receive, static_cast<const char*>(send) + static_cast<std::size_t>(each->rank) * bytes, bytes);
+  return 0;
+}
+VRAM_NULL_API int ncclAlltoAll(const void* send, void* receive, std::size_t count, int type, Communicator* each,
+                               Handle) {
+  copied(receive, send, count * size_of(type) * static_cast<std::size_t>(each->ranks));
+  return 0;
+}
+VRAM_NULL_API int ncclSend(const void*, std::size_t, int, int, Communicator*, Handle) { return 0; }
+VRAM_NULL_API int ncclRecv(void* receive, std::size_t count, int type, int, Communicator*, Handle) {
+  Contents::get().forget(reinterpret_cast<DevicePointer>(receive), count * size_of(type));
+  return 0;
+}
