@@ -1,5 +1,5 @@
-// `Contents`: bytes of device memory that are known. What the host has copied to the device, and what copies and
-// collectives have made of it, is known until the next kernel starts, which might write anywhere.
+// `Contents`: bytes of device memory that are known. What the host has copied to the device, and what copies
+// and collectives have made of it, is known until the next kernel starts, which might write anywhere.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ class Contents {
 
   std::mutex mutex_;
   std::atomic<std::uint64_t> epoch_{0};
-  std::uint64_t known_at_ = 0;  // the epoch that `pieces_` belongs to
+  std::uint64_t known_at_ = 0;                         // the epoch that `pieces_` belongs to
   std::map<DevicePointer, std::vector<char>> pieces_;  // not overlapping
 };
 

@@ -21,8 +21,12 @@ using namespace vram::null_gpu;
 namespace {
 
 // One context a device; its handle says which.
-Handle context_of(int device) { return reinterpret_cast<Handle>(0x7000 + 64 * static_cast<std::uintptr_t>(device)); }
-int device_of(Handle context) { return static_cast<int>((reinterpret_cast<std::uintptr_t>(context) - 0x7000) / 64); }
+Handle context_of(int device) {
+  return reinterpret_cast<Handle>(0x7000 + 64 * static_cast<std::uintptr_t>(device));
+}
+int device_of(Handle context) {
+  return static_cast<int>((reinterpret_cast<std::uintptr_t>(context) - 0x7000) / 64);
+}
 void* pointer(DevicePointer address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
@@ -135,7 +139,8 @@ VRAM_NULL_API Result cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total
   *total_bytes = total;
   return kSuccess;
 }
-VRAM_NULL_API Result cuMemGetAddressRange_v2(DevicePointer* begin, std::size_t* bytes, DevicePointer address) {
+VRAM_NULL_API Result cuMemGetAddressRange_v2(DevicePointer* begin, std::size_t* bytes,
+                                             DevicePointer address) {
   DevicePointer found = 0;
   std::uint64_t length = 0;
   if (!memory_at(address).find(address, &found, &length)) return kNotFound;
@@ -191,8 +196,8 @@ VRAM_NULL_API Result cuPointerGetAttribute(void* out, int number, DevicePointer 
       std::memcpy(out, &kind, sizeof(kind));
       return device ? kSuccess : kInvalidValue;
     }
-    case 3:    // as the device sees it
-    case 11:   // where its allocation begins
+    case 3:   // as the device sees it
+    case 11:  // where its allocation begins
       std::memcpy(out, &address, sizeof(address));
       return kSuccess;
     case 9: {  // the device
@@ -233,8 +238,8 @@ VRAM_NULL_API Result cuMemRelease(std::uint64_t page) {
   Memory* const memory = memory_of(static_cast<int>(page & 0xff));
   return memory != nullptr ? memory->page_release(page) : kInvalidValue;
 }
-VRAM_NULL_API Result cuMemMap(DevicePointer address, std::size_t bytes, std::size_t offset, std::uint64_t page,
-                              unsigned long long) {
+VRAM_NULL_API Result cuMemMap(DevicePointer address, std::size_t bytes, std::size_t offset,
+                              std::uint64_t page, unsigned long long) {
   Memory* const memory = memory_of(static_cast<int>(page & 0xff));
   if (memory == nullptr || offset != 0) return kInvalidValue;
   return memory->map(address, bytes, page);
@@ -300,7 +305,9 @@ VRAM_NULL_API Result cuEventElapsedTime_v2(float* milliseconds, Handle, Handle) 
 VRAM_NULL_API Result cuEventElapsedTime(float* milliseconds, Handle begin, Handle end) {
   return cuEventElapsedTime_v2(milliseconds, begin, end);
 }
-VRAM_NULL_API Result cuStreamBeginCapture_v2(Handle stream, int) { return Order::get().capture_begin(stream); }
+VRAM_NULL_API Result cuStreamBeginCapture_v2(Handle stream, int) {
+  return Order::get().capture_begin(stream);
+}
 VRAM_NULL_API Result cuStreamEndCapture(Handle stream, Handle* graph) {
   return Order::get().capture_end(stream, graph);
 }

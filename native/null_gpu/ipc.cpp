@@ -73,7 +73,9 @@ VRAM_NULL_API Result cudaIpcOpenMemHandle(void** out, IpcHandle handle, unsigned
 VRAM_NULL_API Result cudaIpcCloseMemHandle(void* pointer) {
   return cuIpcCloseMemHandle(reinterpret_cast<DevicePointer>(pointer));
 }
-VRAM_NULL_API Result cudaIpcGetEventHandle(IpcHandle* out, Handle event) { return cuIpcGetEventHandle(out, event); }
+VRAM_NULL_API Result cudaIpcGetEventHandle(IpcHandle* out, Handle event) {
+  return cuIpcGetEventHandle(out, event);
+}
 VRAM_NULL_API Result cudaIpcOpenEventHandle(Handle* out, IpcHandle handle) {
   return cuIpcOpenEventHandle(out, handle);
 }

@@ -24,8 +24,7 @@ Addresses& Addresses::get() {
 }
 
 Addresses::Addresses() {
-  void* const space =
-      mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const space = mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED) {
     std::fputs("vram: the null GPU cannot reserve 8 TiB of addresses (ulimit -v?)\n", stderr);
     std::abort();

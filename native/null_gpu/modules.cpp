@@ -17,12 +17,17 @@ constexpr int kMaxThreads = 0, kRegisters = 4, kPtxVersion = 5, kBinaryVersion =
 int function_attribute(int number) {
   const Profile& profile = Profile::get();
   switch (number) {
-    case kMaxThreads: return 1024;
-    case kRegisters: return 32;
+    case kMaxThreads:
+      return 1024;
+    case kRegisters:
+      return 32;
     case kPtxVersion:
-    case kBinaryVersion: return profile.major * 10 + profile.minor;
-    case kMaxDynamicShared: return attribute(97);
-    default: return 0;
+    case kBinaryVersion:
+      return profile.major * 10 + profile.minor;
+    case kMaxDynamicShared:
+      return attribute(97);
+    default:
+      return 0;
   }
 }
 
@@ -47,8 +52,8 @@ VRAM_NULL_API Result cuFuncGetAttribute(int* out, int number, Handle) {
 VRAM_NULL_API Result cuFuncSetAttribute(Handle, int, int) { return kSuccess; }
 VRAM_NULL_API Result cuFuncSetCacheConfig(Handle, int) { return kSuccess; }
 VRAM_NULL_API Result cuFuncGetModule(Handle* out, Handle) { return make(out); }
-VRAM_NULL_API Result cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                    Handle, void**, void**) {
+VRAM_NULL_API Result cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                    unsigned, Handle, void**, void**) {
   kernel_launched();
   return kSuccess;
 }
@@ -78,7 +83,8 @@ VRAM_NULL_API Result cuOccupancyMaxPotentialClusterSize(int* out, Handle, const 
   *out = 8;
   return kSuccess;
 }
-VRAM_NULL_API Result cuOccupancyMaxPotentialBlockSize(int* grid, int* block, Handle, void*, std::size_t, int) {
+VRAM_NULL_API Result cuOccupancyMaxPotentialBlockSize(int* grid, int* block, Handle, void*, std::size_t,
+                                                      int) {
   *block = 1024;
   *grid = Profile::get().multiprocessors * blocks_of(*block);
   return kSuccess;
@@ -90,7 +96,8 @@ VRAM_NULL_API Result cuOccupancyAvailableDynamicSMemPerBlock(std::size_t* out, H
 
 // ---- libraries and their kernels ------------------------------------------------------------------------
 
-VRAM_NULL_API Result cuLibraryLoadData(Handle* out, const void*, int*, void**, unsigned, int*, void**, unsigned) {
+VRAM_NULL_API Result cuLibraryLoadData(Handle* out, const void*, int*, void**, unsigned, int*, void**,
+                                       unsigned) {
   return make(out);
 }
 VRAM_NULL_API Result cuLibraryLoadFromFile(Handle* out, const char*, int*, void**, unsigned, int*, void**,

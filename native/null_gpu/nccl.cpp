@@ -41,7 +41,9 @@ VRAM_NULL_API int ncclGetUniqueId(UniqueId* out) {
   std::memset(out, 1, sizeof(*out));
   return 0;
 }
-VRAM_NULL_API const char* ncclGetErrorString(int error) { return error == 0 ? "no error" : "invalid argument"; }
+VRAM_NULL_API const char* ncclGetErrorString(int error) {
+  return error == 0 ? "no error" : "invalid argument";
+}
 VRAM_NULL_API const char* ncclGetLastError(Communicator*) { return ""; }
 VRAM_NULL_API int ncclCommInitRank(Communicator** out, int ranks, UniqueId, int rank) {
   return make(out, ranks, rank);
@@ -133,24 +135,24 @@ std::size_t size_of(int type) {
 
 VRAM_NULL_API int ncclGroupStart() { return 0; }
 VRAM_NULL_API int ncclGroupEnd() { return 0; }
-VRAM_NULL_API int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, Communicator*,
-                                Handle) {
+VRAM_NULL_API int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int,
+                                Communicator*, Handle) {
   copied(receive, send, count * size_of(type));
   return 0;
 }
-VRAM_NULL_API int ncclReduce(const void* send, void* receive, std::size_t count, int type, int, int, Communicator*,
-                             Handle) {
+VRAM_NULL_API int ncclReduce(const void* send, void* receive, std::size_t count, int type, int, int,
+                             Communicator*, Handle) {
   copied(receive, send, count * size_of(type));
   return 0;
 }
-VRAM_NULL_API int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int, Communicator*,
-                                Handle) {
+VRAM_NULL_API int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int,
+                                Communicator*, Handle) {
   if (send != receive) copied(receive, send, count * size_of(type));
   return 0;
 }
 VRAM_NULL_API int ncclBcast(void*, std::size_t, int, int, Communicator*, Handle) { return 0; }
-VRAM_NULL_API int ncclAllGather(const void* send, void* receive, std::size_t count, int type, Communicator* each,
-                                Handle) {
+VRAM_NULL_API int ncclAllGather(const void* send, void* receive, std::size_t count, int type,
+                                Communicator* each, Handle) {
   const std::size_t bytes = count * size_of(type);
   for (int i = 0; i < each->ranks; ++i)
     copied(static_cast<char*>(receive) + static_cast<std::size_t>(i) * bytes, send, bytes);
@@ -162,8 +164,8 @@ VRAM_NULL_API int ncclReduceScatter(const void* send, void* receive, std::size_t
   copied(receive, static_cast<const char*>(send) + static_cast<std::size_t>(each->rank) * bytes, bytes);
   return 0;
 }
-VRAM_NULL_API int ncclAlltoAll(const void* send, void* receive, std::size_t count, int type, Communicator* each,
-                               Handle) {
+VRAM_NULL_API int ncclAlltoAll(const void* send, void* receive, std::size_t count, int type,
+                               Communicator* each, Handle) {
   copied(receive, send, count * size_of(type) * static_cast<std::size_t>(each->ranks));
   return 0;
 }

@@ -45,8 +45,8 @@ VRAM_NULL_API int nvrtcGetSupportedArchs(int* out) {
   std::memcpy(out, kArchitectures, sizeof(kArchitectures));
   return 0;
 }
-VRAM_NULL_API int nvrtcCreateProgram(Program** out, const char* source, const char* name, int, const char* const*,
-                                     const char* const*) {
+VRAM_NULL_API int nvrtcCreateProgram(Program** out, const char* source, const char* name, int,
+                                     const char* const*, const char* const*) {
   if (source == nullptr) return kInvalidInput;
   *out = new Program{name != nullptr ? name : "default_program"};
   return 0;

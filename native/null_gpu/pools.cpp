@@ -255,4 +255,6 @@ VRAM_NULL_API Result cudaDeviceGetDefaultMemPool(Handle* out, int device) {
   return cuDeviceGetDefaultMemPool(out, device);
 }
 VRAM_NULL_API Result cudaDeviceGetMemPool(Handle* out, int device) { return cuDeviceGetMemPool(out, device); }
-VRAM_NULL_API Result cudaDeviceSetMemPool(int device, Handle pool) { return cuDeviceSetMemPool(device, pool); }
+VRAM_NULL_API Result cudaDeviceSetMemPool(int device, Handle pool) {
+  return cuDeviceSetMemPool(device, pool);
+}

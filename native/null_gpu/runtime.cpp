@@ -68,7 +68,8 @@ VRAM_NULL_API Result __cudaGetKernel(Handle* kernel, const void* function) {
 VRAM_NULL_API Result cudaGetKernel(Handle* kernel, const void* function) {
   return __cudaGetKernel(kernel, function);
 }
-VRAM_NULL_API Result cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, Handle) {
+VRAM_NULL_API Result cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t,
+                                      Handle) {
   kernel_launched(function, arguments);
   return kSuccess;
 }
@@ -113,8 +114,9 @@ VRAM_NULL_API Result cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* out, con
   *out = blocks_of(threads);
   return kSuccess;
 }
-VRAM_NULL_API Result cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, const void*, int threads,
-                                                                            std::size_t, unsigned) {
+VRAM_NULL_API Result cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, const void*,
+                                                                            int threads, std::size_t,
+                                                                            unsigned) {
   *out = blocks_of(threads);
   return kSuccess;
 }
@@ -234,9 +236,12 @@ VRAM_NULL_API Result cudaMemcpyAsync(void* to, const void* from, std::size_t byt
   copied(to, from, bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, Handle) { return kSuccess; }
-VRAM_NULL_API Result cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                                       std::size_t width, std::size_t height, int, Handle) {
+VRAM_NULL_API Result cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, Handle) {
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
+                                       std::size_t from_pitch, std::size_t width, std::size_t height, int,
+                                       Handle) {
   for (std::size_t row = 0; row < height; ++row)
     copied(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   return kSuccess;
@@ -270,7 +275,9 @@ VRAM_NULL_API Result cudaStreamCreateWithFlags(Handle* out, unsigned flags) {
   return cudaStreamCreateWithPriority(out, flags, 0);
 }
 VRAM_NULL_API Result cudaStreamCreate(Handle* out) { return cudaStreamCreateWithPriority(out, 0, 0); }
-VRAM_NULL_API Result cudaStreamDestroy(Handle stream) { return returned(Order::get().stream_destroy(stream)); }
+VRAM_NULL_API Result cudaStreamDestroy(Handle stream) {
+  return returned(Order::get().stream_destroy(stream));
+}
 VRAM_NULL_API Result cudaStreamQuery(Handle stream) { return returned(Order::get().stream_query(stream)); }
 VRAM_NULL_API Result cudaStreamSynchronize(Handle stream) {
   MemoryPool::synchronize_all();
@@ -314,8 +321,9 @@ VRAM_NULL_API Result cudaStreamIsCapturing(Handle stream, int* status) {
   *status = Order::get().capture_of(stream) != 0 ? kCaptureActive : kCaptureNone;
   return kSuccess;
 }
-VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsigned long long* id, Handle* graph,
-                                              const Handle** nodes, const void** edges, std::size_t* count) {
+VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsigned long long* id,
+                                              Handle* graph, const Handle** nodes, const void** edges,
+                                              std::size_t* count) {
   const std::uint64_t capture = Order::get().capture_of(stream);
   *status = capture != 0 ? kCaptureActive : kCaptureNone;
   if (id != nullptr) *id = capture;

@@ -38,9 +38,9 @@ Result do_nothing() { return kSuccess; }
 #if defined(__x86_64__)
 constexpr std::size_t kStubBytes = 32;
 void write_stub(unsigned char* at, const void* name, const void* handler) {
-  const unsigned char code[] = {0x48, 0xBF, 0, 0, 0, 0, 0, 0, 0, 0,   // mov rdi, name
-                                0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0,   // mov rax, handler
-                                0xFF, 0xE0};                          // jmp rax
+  const unsigned char code[] = {0x48, 0xBF, 0, 0, 0, 0, 0, 0, 0, 0,  // mov rdi, name
+                                0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0,  // mov rax, handler
+                                0xFF, 0xE0};                         // jmp rax
   std::memcpy(at, code, sizeof(code));
   std::memcpy(at + 2, &name, sizeof(name));
   std::memcpy(at + 12, &handler, sizeof(handler));
@@ -88,8 +88,9 @@ bool is_cudas(std::string_view name) {
                                                    "curand", "__cuda", "nccl",  "nvshmem",  "cuFile"};
   for (const std::string_view prefix : kPrefixes)
     if (name.starts_with(prefix)) return true;
-  const bool capital = name.size() > 4 && (std::isupper(static_cast<unsigned char>(name[2])) != 0 ||
-                                           (name.starts_with("cuda") && std::isupper(static_cast<unsigned char>(name[4])) != 0));
+  const bool capital = name.size() > 4 &&
+                       (std::isupper(static_cast<unsigned char>(name[2])) != 0 ||
+                        (name.starts_with("cuda") && std::isupper(static_cast<unsigned char>(name[4])) != 0));
   return name.starts_with("cu") && capital;
 }
 
@@ -129,8 +130,7 @@ void redirect(const Tables& tables) {
       if (ELF64_ST_TYPE(symbol.st_info) == STT_OBJECT) continue;
       Dl_info here;
       void* const ours = dlsym(RTLD_DEFAULT, name);
-      if (ours != nullptr && dladdr(ours, &here) != 0 &&
-          here.dli_fbase == [] {
+      if (ours != nullptr && dladdr(ours, &here) != 0 && here.dli_fbase == [] {
             Dl_info self;
             return dladdr(reinterpret_cast<void*>(&is_silent), &self) != 0 ? self.dli_fbase : nullptr;
           }())
@@ -196,8 +196,8 @@ void* stub_for(const char* name) {
   const auto [stub, added] = stubs->try_emplace(name, nullptr);
   if (!added) return stub->second;
   if (page == nullptr || used + kStubBytes > kPage) {
-    page = static_cast<unsigned char*>(mmap(nullptr, kPage, PROT_READ | PROT_WRITE | PROT_EXEC,
-                                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    page = static_cast<unsigned char*>(
+        mmap(nullptr, kPage, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     used = 0;
   }
   unsigned char* const at = page + used;

@@ -73,7 +73,8 @@ void kernel_launched(const void* function, void** arguments) {
   }
 }
 
-// Device memory that is read is what was copied there, else what is expected after the last kernel, else zeros.
+// Device memory that is read is what was copied there, else what is expected after the last kernel, else
+// zeros.
 static void read_back(void* to, DevicePointer from, std::size_t bytes) {
   if (Contents::get().take(from, to, bytes)) return;
   std::memset(to, 0, bytes);
