@@ -120,7 +120,7 @@ class Measurement:
                 place = place.setdefault(key, {})
             place[path[-1]] = value
             partial = self.out.with_suffix(".partial")
-            partial.write_text(json.dumps(self.known, indent=1))
+            partial.write_text(json.dumps(self.known))
             partial.rename(self.out)
 
     def alone(self, job: Job) -> None:
@@ -145,9 +145,10 @@ class Measurement:
         """The outcome under a limit on what the allocator reserves."""
         found = self.run(job, allocator, "--cap", str(cap), gib=cap / GIB + 1)
         kept = {
-            key: found.get(key)
-            for key in ("outcome", "error", "steps", "out_of_memory", "reserved", "allocated")
+            key: found[key] for key in ("outcome", "out_of_memory", "reserved", "allocated") if key in found
         }
+        if found["outcome"] not in ("completed", "out of memory"):
+            kept["error"] = found["error"]
         self.note("jobs", job.name, "caps", f"{allocator} {part}", value={"cap": cap, **kept})
 
     def recorded(self, job: Job) -> None:
