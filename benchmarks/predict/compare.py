@@ -14,6 +14,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -246,9 +247,9 @@ def main() -> None:
             for task in tasks(predicting, truth, names, options.parts.split(","), options.again)
         ]:
             future.add_done_callback(lambda done: done.result())
-    print(markdown(jobs_table(truth, predicted, names)))
-    print(markdown(summary_table(truth, predicted, names)))
-    print(markdown(searches_table(truth, predicted)))
+    print(markdown(asdict(jobs_table(truth, predicted, names))))
+    print(markdown(asdict(summary_table(truth, predicted, names))))
+    print(markdown(asdict(searches_table(truth, predicted))))
     print(*differences(truth, predicted, names), sep="\n")
 
 
