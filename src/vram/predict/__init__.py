@@ -7,9 +7,10 @@ every allocation is made by PyTorch's own allocator.
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from vram.errors import ConfigError
 
@@ -17,14 +18,18 @@ from .environment import null_environment, wheel_hint
 from .gpus import Gpu, check_devices, find_gpu, gpus, read_gpu
 from .prediction import Failure, Fit, Prediction, Use
 from .program import Ended, Program, Progress, execute, read_program
+from .search import Found, Trial, best_of, place_of, search
 
 __all__ = [
     "Failure",
     "Fit",
+    "Found",
     "Gpu",
     "Prediction",
     "Progress",
+    "Trial",
     "Use",
+    "find",
     "find_gpu",
     "gpus",
     "null_environment",
@@ -60,8 +65,66 @@ def run(
     options: dict[str, Any] = {"steps": steps, "environment": env, "progress": progress, **streams}
     prediction = _predict(found, chosen, devices, options)
     if unlimited and prediction.outcome == "out of memory":
-        prediction.unlimited = _predict(found, chosen.with_memory(UNLIMITED), devices, options)
+        quiet = {**options, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        prediction.unlimited = _predict(found, chosen.with_memory(UNLIMITED), devices, quiet)
     return prediction
+
+
+def find(
+    program: Sequence[str | os.PathLike[str]],
+    name: str,
+    low: int,
+    high: int,
+    gpu: str | Gpu | None = None,
+    *,
+    memory: int | str | None = None,
+    gpus: int | None = None,
+    steps: int | None = None,
+    env: Mapping[str, str] | None = None,
+    progress: Callable[[Trial], object] | None = None,
+) -> Found:
+    """Find the largest value from `low` to `high` of a setting with which `program` fits, by bisection.
+
+    `name` is an argument of the program, such as "batch_size", or "env:NAME" for an environment variable.
+    `progress` is called after every trial. The other arguments are those of `run`. The program's output is
+    not shown.
+    """
+    chosen, devices = _read(gpu, memory, gpus)
+    words = [os.fspath(word) for word in program]
+    environment = dict(os.environ if env is None else env)
+    place = place_of(name, words, environment)
+
+    def attempt(value: int) -> Trial:
+        told, variables = place.apply(words, environment, value)
+        trial = _trial(value, told, chosen, gpus=devices, steps=steps, env=variables)
+        if progress is not None:
+            progress(trial)
+        return trial
+
+    trials = search(low, high, chosen.memory, attempt)
+    return Found(" ".join(words), name, low, high, chosen, best_of(trials), tuple(trials))
+
+
+def _trial(value: int, words: list[str], gpu: Gpu, **options: Any) -> Trial:
+    """Run the program once, quietly. A failure for another reason than memory ends the search."""
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        try:
+            done = run(words, gpu, unlimited=False, stdout=subprocess.DEVNULL, stderr=errors, **options)
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_last_line(errors)}") from error
+        if done.outcome == "interrupted":
+            raise KeyboardInterrupt
+        if done.outcome == "failed":
+            command = " ".join(words)
+            raise ConfigError(f"{command} failed with exit status {done.status}{_last_line(errors)}")
+    return Trial(value, done.fits, done.peak_allocated, done.peak_reserved, done.peak_used)
+
+
+def _last_line(errors: IO[str]) -> str:
+    """What a program said last, for a message."""
+    errors.seek(0)
+    said = errors.read().strip().splitlines()
+    return f": {said[-1]}" if said else ""
 
 
 def _read(gpu: str | Gpu | None, memory: int | str | None, count: int | None) -> tuple[Gpu, int]:

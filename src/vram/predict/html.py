@@ -9,8 +9,9 @@ from vram.sizes import format_size
 
 if TYPE_CHECKING:
     from .prediction import Prediction
+    from .search import Found
 
-__all__ = ["prediction_html"]
+__all__ = ["found_html", "prediction_html"]
 
 MOST_HOLDERS = 8
 
@@ -39,3 +40,18 @@ def prediction_html(prediction: Prediction) -> str:
         ranking_html(prediction.settings()),
     ]
     return "".join(parts)
+
+
+def found_html(found: Found) -> str:
+    """The answer, and the memory of every value that was tried."""
+    rows = [
+        (
+            str(trial.value),
+            format_size(trial.peak_allocated),
+            format_size(trial.peak_reserved),
+            format_size(trial.peak_used),
+            "yes" if trial.fits else "no",
+        )
+        for trial in found.trials
+    ]
+    return heading(found.text) + table(f">{found.name}|>allocated|>reserved|>used of the device|fits", rows)

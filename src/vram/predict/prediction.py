@@ -245,7 +245,9 @@ class Prediction:
             return "vram"
         return "torch-expandable" if settings.get("expandable_segments") else "torch"
 
-    def _sweep(self, settings: tuple[Setting, ...], progress: Callable[[int, int], None] | None = None) -> Ranking:
+    def _sweep(
+        self, settings: tuple[Setting, ...], progress: Callable[[int, int], None] | None = None
+    ) -> Ranking:
         if self.trace is None or not self.trace.events:
             return Ranking()
         return sweep(self.trace, settings, progress=progress)

@@ -109,7 +109,9 @@ class Session:
         if plugged is not None and plugged.installed():
             self.recorder = plugged.watch(os.path.join(self.folder, f"{self.pid}.vtrace"))
         else:
-            torch.cuda.memory._record_memory_history(stacks="python", context="alloc", max_entries=MOST_EVENTS)
+            torch.cuda.memory._record_memory_history(
+                stacks="python", context="alloc", max_entries=MOST_EVENTS
+            )
             # The recording is already on, and must stay on.
             torch.cuda.memory._record_memory_history = lambda *_arguments, **_options: None
         reset = torch._C._cuda_resetPeakMemoryStats
