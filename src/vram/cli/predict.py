@@ -78,8 +78,8 @@ def _require_ours(option: str, program: Sequence[str]) -> None:
     source = Path(script).read_text("utf-8", errors="replace")
     if f'"{option}"' in source or f"'{option}'" in source:
         raise click.UsageError(
-            f"{script} has an option {option}, too. Put the options of vram first, then --, then the program: "
-            f"vram predict [OPTIONS] -- {script} {option} ..."
+            f"{script} has an option {option}, too. Put the options of vram first, then --, then the "
+            f"program: vram predict [OPTIONS] -- {script} {option} ..."
         )
 
 
@@ -279,14 +279,9 @@ def _draw_doubts(found: Prediction, console: Console) -> None:
         console.print()
         draw_grid(
             console,
-            "guessed at|what|assumed|>times",
+            "guessed at|what|value|assumed|>times",
             [
-                (
-                    str(each.get("place")),
-                    str(each.get("what")),
-                    str(each.get("assumed")),
-                    str(each.get("count", 1)),
-                )
+                tuple(str(each.get(name, "")) for name in ("where", "what", "value", "assumed", "count"))
                 for each in found.guesses
             ],
             top=MOST_LISTED,

@@ -23,6 +23,7 @@ __all__ = ["ProgramScreen"]
 
 CHUNK = 1 << 16
 LOOK_SECONDS = 0.2
+USUAL_COLUMNS = 80
 ERASE = b"\r\x1b[2K"
 
 
@@ -64,14 +65,12 @@ class ProgramScreen:
         """Show how far the program has come."""
         if self._thread is None:
             return
-        ranks = f" of {format_count(progress.processes, 'process')}es" if progress.processes > 1 else ""
-        text = (
-            f"vram: {format_count(progress.steps, 'step')}, {format_size(progress.reserved)} reserved{ranks}, "
-            f"{progress.seconds:.0f} s"
-        )
+        ranks = f" in each of {progress.processes} processes" if progress.processes > 1 else ""
+        steps, reserved = format_count(progress.steps, "step"), format_size(progress.reserved)
+        text = f"vram: {steps}, {reserved} reserved{ranks}, {progress.seconds:.0f} s"
         with self._lock:
             self._erase()
-            self._line = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1].encode()
+            self._line = text[: _columns() - 1].encode()
             self._draw()
 
     def _copy(self) -> None:
@@ -112,6 +111,11 @@ class ProgramScreen:
         self._erase()
         os.close(self._theirs)
         os.close(self._ours)
+
+
+def _columns() -> int:
+    """The width of the terminal; one that does not know it says 0."""
+    return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
 
 
 def _write(data: bytes) -> None:

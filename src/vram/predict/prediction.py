@@ -1,6 +1,6 @@
 """What a program needs: peaks, whether it fits, what holds memory, and what was guessed.
 
-Made from what the processes of the program left (`program`). Recordings are read when they are first asked for.
+Made from what the processes of the program left (`program`). Recordings are read when they are needed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from vram.analysis.groups import Group, group_blocks
 from vram.analysis.memory import memory_at
@@ -27,6 +27,8 @@ from .program import Ended, Program
 
 __all__ = ["Failure", "Fit", "Prediction", "Use"]
 
+Show: TypeAlias = "Callable[[int, int], None]"
+"""Shows how many of how many settings were tried."""
 MOST_IN_JSON = 50
 SETTINGS = (
     Setting("torch", {}),
@@ -135,7 +137,7 @@ class Prediction:
 
     @cached_property
     def outcome(self) -> str:
-        """How it ended: "completed", "stopped" (after `steps`), "interrupted", "out of memory" or "failed"."""
+        """How it ended: "completed", "stopped" by `steps`, "interrupted", "out of memory" or "failed"."""
         if any(_died_of_memory(each, self._ended.status) for each in self._results):
             return "out of memory"
         if self._ended.interrupted:
@@ -245,14 +247,12 @@ class Prediction:
             return "vram"
         return "torch-expandable" if settings.get("expandable_segments") else "torch"
 
-    def _sweep(
-        self, settings: tuple[Setting, ...], progress: Callable[[int, int], None] | None = None
-    ) -> Ranking:
+    def _sweep(self, settings: tuple[Setting, ...], progress: Show | None = None) -> Ranking:
         if self.trace is None or not self.trace.events:
             return Ranking()
         return sweep(self.trace, settings, progress=progress)
 
-    def settings(self, progress: Callable[[int, int], None] | None = None) -> Ranking:
+    def settings(self, progress: Show | None = None) -> Ranking:
         """What the program would need with other allocators and settings, the best first."""
         return self._sweep(SETTINGS, progress)
 
@@ -268,7 +268,7 @@ class Prediction:
 
         `vram explain`, `summary`, `diff` and `serve` open them.
         """
-        written = []
+        written: list[Path] = []
         for use in sorted(self.uses, key=lambda each: each is not self.largest):
             trace = self.trace if use is self.largest else self._open(use)
             if trace is not None:

@@ -138,17 +138,15 @@ def _signals() -> Iterator[list[int]]:
     def note(number: int, _frame: object) -> None:
         asked.append(number)
 
-    previous: dict[int, Any] = {}
-    try:
+    previous: dict[signal.Signals, Any] = {}
+    with contextlib.suppress(ValueError):  # in another thread than the main one, the handlers stay
         for number in (signal.SIGINT, signal.SIGTERM):
             previous[number] = signal.signal(number, note)
-    except ValueError:  # another thread: the caller's handlers stay
-        pass
     try:
         yield asked
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for caught, handler in previous.items():
+            signal.signal(caught, handler)
 
 
 class _Child:

@@ -123,7 +123,7 @@ def search(low: int, high: int, memory: int, attempt: Callable[[int], Trial]) ->
 
 
 def _estimate(trials: Sequence[Trial], below: int, above: int, memory: int) -> int | None:
-    """Where a line through the two largest values that fit reaches `memory`; None if there is no such line."""
+    """Where a line through the two largest values that fit reaches `memory`; None if there is none."""
     known = [trial for trial in trials if trial.fits][-2:]
     if len(known) < 2 or known[1].peak_used <= known[0].peak_used:
         return None
@@ -147,8 +147,11 @@ def best_of(trials: Iterable[Trial]) -> int | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the value of a setting goes: into word `index` after `prefix`, behind all words as an `option`, or
-    into the environment as `variable`."""
+    """Where the value of a setting goes.
+
+    Into the word `index` behind `prefix`, behind all words as an `option`, or into a `variable` of the
+    environment.
+    """
 
     index: int | None = None
     prefix: str = ""
@@ -172,9 +175,9 @@ class Place:
 def place_of(name: str, words: Sequence[str], environment: Mapping[str, str]) -> Place:
     """Where a program takes the setting `name` from.
 
-    "env:NAME" is an environment variable. Another name is an argument if the command has it (`--batch-size 8`,
-    `--batch_size=8`, `batch_size=8`) or the script mentions it; else a variable if the environment has it or
-    the script reads it; else the argument `--NAME`.
+    "env:NAME" is an environment variable. Another name is an argument if the command has it
+    (`--batch-size 8`, `--batch_size=8`, `batch_size=8`) or the script mentions it; else a variable if the
+    environment has it or the script reads it; else the argument `--NAME`.
     """
     if name.startswith("env:"):
         return Place(variable=name.removeprefix("env:"))

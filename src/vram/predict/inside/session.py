@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import importlib
 import json
 import os
@@ -30,6 +31,9 @@ MOST_EVENTS = 1_000_000
 MOST_FAILURES = 20
 PROGRESS_SECONDS = 0.25
 INTERRUPTED = 128 + 2
+HERE = os.path.dirname(os.path.abspath(__file__))
+LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python")
+"""Parts of the names of files that are not the program's own."""
 RANKS = (("RANK", "LOCAL_RANK"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"))
 
 
@@ -109,13 +113,10 @@ class Session:
         if plugged is not None and plugged.installed():
             self.recorder = plugged.watch(os.path.join(self.folder, f"{self.pid}.vtrace"))
         else:
-            torch.cuda.memory._record_memory_history(
-                stacks="python", context="alloc", max_entries=MOST_EVENTS
-            )
-            # The recording is already on, and must stay on.
-            torch.cuda.memory._record_memory_history = lambda *_arguments, **_options: None
-        reset = torch._C._cuda_resetPeakMemoryStats
-        torch._C._cuda_resetPeakMemoryStats = lambda device: (self._keep_peaks(device), reset(device))[1]
+            memory = torch.cuda.memory
+            memory._record_memory_history(stacks="python", context="alloc", max_entries=MOST_EVENTS)
+            memory._record_memory_history = lambda *_arguments, **_options: None  # it is on, and stays on
+        self._follow_resets(torch._C)
         torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
         self._catch_signals()
         self._tell()
@@ -187,9 +188,15 @@ class Session:
 
     # ---- the result ---------------------------------------------------------------------------------------
 
-    def _keep_peaks(self, device: int) -> None:
+    def _follow_resets(self, functions: Any) -> None:
         """Remember the peaks of a device before the program resets them."""
-        self.earlier_peaks[device] = self._peaks(device)
+        reset = functions._cuda_resetPeakMemoryStats
+
+        def keep_and_reset(device: int) -> None:
+            self.earlier_peaks[device] = self._peaks(device)
+            reset(device)
+
+        functions._cuda_resetPeakMemoryStats = keep_and_reset
 
     def _peaks(self, device: int) -> tuple[int, int]:
         allocated, reserved = self.earlier_peaks.get(device, (0, 0))
@@ -326,9 +333,8 @@ def _traceback(found: TracebackType | None) -> list[tuple[str, int, str]]:
 def _place(calls: Any) -> str | None:
     """The innermost line of the program itself: not of an installed library, and not of Python."""
     for filename, line, name in calls:
-        if not filename.startswith("<") and "-packages" not in filename and "lib/python" not in filename:
-            if not filename.startswith(os.path.dirname(os.path.abspath(__file__))):
-                return f"{filename}:{line} {name}"
+        if not filename.startswith(("<", HERE)) and not any(part in filename for part in LIBRARIES):
+            return f"{filename}:{line} {name}"
     return None
 
 
@@ -358,4 +364,4 @@ def _unknown() -> list[str]:
 def _guesses() -> list[dict[str, Any]]:
     """What values were guessed, with the line that asked."""
     values = sys.modules.get(f"{__package__}.values")
-    return list(values.guesses()) if values is not None else []
+    return [dataclasses.asdict(each) for each in values.guesses()] if values is not None else []

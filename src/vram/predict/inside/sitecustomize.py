@@ -15,9 +15,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = "_vram_predict"
 
 
-def _load(name: str, path: str, **options: list[str]) -> None:
-    """Import the file at `path` as the module `name`."""
-    spec = importlib.util.spec_from_file_location(name, path, **options)
+def _load(name: str, path: str, folders: list[str] | None = None) -> None:
+    """Import the file at `path` as the module `name`, a package if it has `folders`."""
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folders)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
@@ -33,7 +33,7 @@ def _run_next() -> None:
 
 sys.path[:] = [each for each in sys.path if os.path.abspath(each or os.curdir) != HERE]
 try:
-    _load(PACKAGE, os.path.join(HERE, "__init__.py"), submodule_search_locations=[HERE])
+    _load(PACKAGE, os.path.join(HERE, "__init__.py"), [HERE])
     _load(f"{PACKAGE}.session", os.path.join(HERE, "session.py"))
     sys.modules[f"{PACKAGE}.session"].begin()
 finally:
