@@ -254,7 +254,7 @@ def _draw_holders(found: Prediction, console: Console) -> None:
 
 def _draw_settings(found: Prediction, console: Console) -> None:
     with progress_bar("settings") as progress:
-        ranked = (found.unlimited or found).settings(progress)
+        ranked = found.settings(progress)
     if not ranked:
         return
     console.print()

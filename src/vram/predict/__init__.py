@@ -16,7 +16,7 @@ from vram.errors import ConfigError
 
 from .environment import null_environment, wheel_hint
 from .gpus import Gpu, check_devices, find_gpu, gpus, read_gpu
-from .prediction import Failure, Fit, Prediction, Use
+from .prediction import Failure, Fit, Prediction, Use, failure_text
 from .program import Ended, Program, Progress, execute, read_program
 from .search import Found, Trial, best_of, place_of, search
 
@@ -116,7 +116,7 @@ def _trial(value: int, words: list[str], gpu: Gpu, **options: Any) -> Trial:
             raise KeyboardInterrupt
         if done.outcome == "failed":
             command = " ".join(words)
-            raise ConfigError(f"{command} failed with exit status {done.status}{_last_line(errors)}")
+            raise ConfigError(f"{command} {failure_text(done.status)}{_last_line(errors)}")
     return Trial(value, done.fits, done.peak_allocated, done.peak_reserved, done.peak_used)
 
 
@@ -156,7 +156,7 @@ def _require_result(prediction: Prediction, ended: Ended) -> None:
     if any(each["outcome"] == "no cuda" for each in ended.results):
         raise ConfigError(f"the program's PyTorch was built without CUDA. {wheel_hint()}")
     if ended.status != 0 and not ended.interrupted:
-        raise ConfigError(f"the program failed with exit status {ended.status} before it used CUDA")
+        raise ConfigError(f"the program {failure_text(ended.status)} before it used CUDA")
     raise ConfigError(
         "the program did not use CUDA, so there is nothing to predict. If it chooses the CPU itself, tell it "
         "to use CUDA; the null GPU looks like a real one to it"

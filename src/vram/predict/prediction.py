@@ -19,13 +19,13 @@ from vram.errors import ConfigError
 from vram.observe.recording import beside
 from vram.replay import Ranking, Setting, sweep
 from vram.sizes import format_count, format_size
-from vram.trace import Trace, open_trace
+from vram.trace import Action, Trace, open_trace
 from vram.trace.convert import convert
 
 from .gpus import GPUS, Gpu
 from .program import Ended, Program
 
-__all__ = ["Failure", "Fit", "Prediction", "Use"]
+__all__ = ["Failure", "Fit", "Prediction", "Use", "failure_text"]
 
 Show: TypeAlias = "Callable[[int, int], None]"
 """Shows how many of how many settings were tried."""
@@ -211,11 +211,24 @@ class Prediction:
         The peak is that of this prediction; other GPUs choose other kernels with other workspaces. If the
         program ran out of memory, the peak is that of a run without a limit.
         """
-        known = self.unlimited or self
-        certain = known.outcome in ("completed", "stopped", "interrupted")
-        least = known.smallest_memory
         ordered = sorted(GPUS, key=lambda each: -each.memory)
-        return tuple(_fit(gpu, known.peak_used, least, certain) for gpu in ordered)
+        return tuple(Fit(gpu, self._fits_on(gpu), gpu.memory - self.known.peak_used) for gpu in ordered)
+
+    def _fits_on(self, gpu: Gpu) -> str:
+        """A larger GPU than one that was too small may be enough, another one is not."""
+        known = self.known
+        if self.outcome == "out of memory" and gpu.memory <= self.gpu.memory:
+            return "no"
+        if known.outcome not in ("completed", "stopped", "interrupted"):
+            return "no" if known.smallest_memory > gpu.memory else "unknown"
+        if known.peak_used <= gpu.memory:
+            return "yes"
+        return "tight" if known.smallest_memory <= gpu.memory else "no"
+
+    @property
+    def known(self) -> Prediction:
+        """The run that says most about what the program needs: the one without a limit, if there is one."""
+        return self.unlimited or self
 
     @cached_property
     def smallest_memory(self) -> int:
@@ -254,13 +267,14 @@ class Prediction:
 
     def settings(self, progress: Show | None = None) -> Ranking:
         """What the program would need with other allocators and settings, the best first."""
-        return self._sweep(SETTINGS, progress)
+        return self.known._sweep(SETTINGS, progress)
 
     def holders(self, by: str = "line") -> list[Group]:
         """Who holds memory at the peak, or when it ran out; see `vram.analysis.summary`."""
         if self.trace is None or not self.trace.events:
             return []
-        memory = memory_at(self.trace, find_moment(self.trace).event)
+        failed = self.outcome == "out of memory" and Action.OOM in self.trace.action
+        memory = memory_at(self.trace, find_moment(self.trace, "oom" if failed else "peak").event)
         return group_blocks(self.trace, memory.blocks(), by)
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
@@ -294,7 +308,7 @@ class Prediction:
     @property
     def notes(self) -> list[str]:
         """What else a reader should know."""
-        found = [each["problem"] for each in self._results if each.get("problem")]
+        found = [problem for each in self._results for problem in each["problems"]]
         abrupt = [each for each in self._results if each["outcome"] == "running"]
         if abrupt:
             count = format_count(len(abrupt), "process") if len(abrupt) == 1 else f"{len(abrupt)} processes"
@@ -323,7 +337,7 @@ class Prediction:
                 f"{format_size(failure.free)} free on the device."
             )
         if self.outcome == "failed":
-            return f"The program failed with exit status {self.status}; up to there it fitted {gpu}."
+            return f"The program {failure_text(self.status)}; up to there it fitted {gpu}."
         so_far = " so far" if self.outcome == "interrupted" else ""
         if not self.fits:
             return f"Does not fit {gpu}: it lacks {format_size(-self.room)}."
@@ -344,6 +358,7 @@ class Prediction:
             "peak_reserved": self.peak_reserved,
             "peak_used": self.peak_used,
             "room": self.room,
+            "unlimited": self.unlimited and _peaks(self.unlimited),
             "failure": self.failure and asdict(self.failure),
             "caught_failures": sum(each.caught for each in self.failures),
             "error": self.error,
@@ -401,14 +416,18 @@ def _died_of_memory(result: dict[str, Any], status: int) -> bool:
     return bool(result["failures"]) and status != 0 and result["outcome"] not in ("completed", "stopped")
 
 
-def _fit(gpu: Gpu, peak: int, least: int, certain: bool) -> Fit:
-    if not certain:
-        verdict = "no" if least > gpu.memory else "unknown"
-    elif peak <= gpu.memory:
-        verdict = "yes"
-    else:
-        verdict = "tight" if least <= gpu.memory else "no"
-    return Fit(gpu, verdict, gpu.memory - peak)
+def _peaks(found: Prediction) -> dict[str, Any]:
+    return {
+        "outcome": found.outcome,
+        "peak_allocated": found.peak_allocated,
+        "peak_reserved": found.peak_reserved,
+        "peak_used": found.peak_used,
+    }
+
+
+def failure_text(status: int) -> str:
+    """How a program failed, for a sentence."""
+    return f"failed with exit status {status}" if status > 0 else f"was ended by signal {-status}"
 
 
 def _suffix(use: Use) -> str:

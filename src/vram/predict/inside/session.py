@@ -34,7 +34,8 @@ INTERRUPTED = 128 + 2
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python")
 """Parts of the names of files that are not the program's own."""
-RANKS = (("RANK", "LOCAL_RANK"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"))
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Variables with the rank of a process; the innermost launcher first."""
 
 
 def begin() -> None:
@@ -47,12 +48,8 @@ def begin() -> None:
 
 
 def _follow_values(torch: Any) -> None:
-    """Start to mirror the values of small tensors, if this installation has the part that does it."""
-    try:
-        values = importlib.import_module(f"{__package__}.values")
-    except ImportError:
-        return
-    values.begin(torch)
+    """Mirror the values of small tensors."""
+    importlib.import_module(f"{__package__}.values").begin(torch)
 
 
 class Session:
@@ -77,6 +74,7 @@ class Session:
         self.counted: str | None = None  # what a step is: the name of an optimizer, or vram.step
         self.marks: list[tuple[str, str, int]] = []
         self.failures: list[dict[str, Any]] = []
+        self.problems: list[str] = []
         self.earlier_peaks: dict[int, tuple[int, int]] = {}
         self.told_at = 0.0
 
@@ -106,9 +104,21 @@ class Session:
         observer.marks.add(self._marked)
 
     def _cuda_started(self) -> None:
-        """Start to record; called when the program first uses CUDA."""
-        torch = self.torch
+        """Called when the program first uses CUDA."""
         self.recording = True
+        try:
+            self._record(self.torch)
+        except Exception as error:
+            self._note("recorded", error)
+        self._catch_signals()
+        self._tell()
+
+    def _note(self, what: str, error: Exception) -> None:
+        self.problems.append(
+            f"the memory of the program could not be {what}: {type(error).__name__}: {error}"
+        )
+
+    def _record(self, torch: Any) -> None:
         plugged = sys.modules.get("vram.torch")
         if plugged is not None and plugged.installed():
             self.recorder = plugged.watch(os.path.join(self.folder, f"{self.pid}.vtrace"))
@@ -118,8 +128,6 @@ class Session:
             memory._record_memory_history = lambda *_arguments, **_options: None  # it is on, and stays on
         self._follow_resets(torch._C)
         torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
-        self._catch_signals()
-        self._tell()
 
     def _catch_signals(self) -> None:
         """End with a result on Ctrl-C and SIGTERM, unless the program has handlers of its own."""
@@ -232,7 +240,7 @@ class Session:
     def _result(self, outcome: str) -> dict[str, Any]:
         return {
             "pid": self.pid,
-            **_rank(),
+            "rank": _rank(),
             "outcome": outcome,
             "torch": getattr(self.torch, "__version__", None),
             "arguments": [str(each) for each in getattr(sys, "argv", [])],
@@ -244,6 +252,7 @@ class Session:
             "recordings": [],
             "guesses": _guesses(),
             "unknown": _unknown(),
+            "problems": self.problems,
         }
 
     def _tell(self) -> None:
@@ -252,15 +261,17 @@ class Session:
         self._write(self._result("running"))
 
     def finish(self, outcome: str | None = None) -> None:
-        """Write the result, if the process used CUDA."""
-        if self.finished or not self.recording or self.pid != os.getpid():
+        """Write the result, if the process used CUDA or failed before."""
+        used = self.recording or _error() is not None
+        if self.finished or not used or self.pid != os.getpid():
             return
         self.finished = self.finishing = True
         result = self._result(outcome or ("failed" if _error() else "completed"))
-        try:
-            result["recordings"] = self._recordings()
-        except Exception as error:
-            result["problem"] = f"the recording could not be written: {type(error).__name__}: {error}"
+        if self.recording:
+            try:
+                result["recordings"] = self._recordings()
+            except Exception as error:
+                self._note("saved", error)
         self._write(result)
         self.finishing = False
 
@@ -293,13 +304,10 @@ class Session:
 # ---- facts of the process ---------------------------------------------------------------------------------
 
 
-def _rank() -> dict[str, int | None]:
+def _rank() -> int | None:
     """The rank of this process, where a launcher numbers them."""
-    for names in RANKS:
-        found = [os.environ.get(name, "") for name in names]
-        if found[0].isdecimal():
-            return {"rank": int(found[0])}
-    return {"rank": None}
+    found = (os.environ.get(name, "") for name in RANKS)
+    return next((int(text) for text in found if text.isdecimal()), None)
 
 
 def _error() -> dict[str, Any] | None:
