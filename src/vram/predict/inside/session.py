@@ -48,8 +48,19 @@ def begin() -> None:
 
 
 def _follow_values(torch: Any) -> None:
-    """Mirror the values of small tensors."""
-    importlib.import_module(f"{__package__}.values").begin(torch)
+    """Mirror the values of small tensors; without them, everything that the program reads is a guess."""
+    try:
+        importlib.import_module(f"{__package__}.values").begin(torch)
+    except Exception as error:
+        _note("values of tensors cannot be followed", error)
+
+
+def _note(what: str, error: Exception) -> None:
+    """Keep what went wrong for the result."""
+    _problems.append(f"{what}: {type(error).__name__}: {error}")
+
+
+_problems: list[str] = []
 
 
 class Session:
@@ -74,7 +85,6 @@ class Session:
         self.counted: str | None = None  # what a step is: the name of an optimizer, or vram.step
         self.marks: list[tuple[str, str, int]] = []
         self.failures: list[dict[str, Any]] = []
-        self.problems: list[str] = []
         self.earlier_peaks: dict[int, tuple[int, int]] = {}
         self.told_at = 0.0
 
@@ -109,14 +119,9 @@ class Session:
         try:
             self._record(self.torch)
         except Exception as error:
-            self._note("recorded", error)
+            _note("the memory of the program is not recorded", error)
         self._catch_signals()
         self._tell()
-
-    def _note(self, what: str, error: Exception) -> None:
-        self.problems.append(
-            f"the memory of the program could not be {what}: {type(error).__name__}: {error}"
-        )
 
     def _record(self, torch: Any) -> None:
         plugged = sys.modules.get("vram.torch")
@@ -252,7 +257,7 @@ class Session:
             "recordings": [],
             "guesses": _guesses(),
             "unknown": _unknown(),
-            "problems": self.problems,
+            "problems": _problems,
         }
 
     def _tell(self) -> None:
@@ -271,7 +276,7 @@ class Session:
             try:
                 result["recordings"] = self._recordings()
             except Exception as error:
-                self._note("saved", error)
+                _note("the recording is not saved", error)
         self._write(result)
         self.finishing = False
 
