@@ -32,6 +32,8 @@ __all__ = ["predict_command"]
 
 MOST_HOLDERS = 10
 MOST_LISTED = 10
+MOST_LARGER, MOST_SMALLER = 9, 4
+"""GPUs that are listed: of those that fit the smallest, and of the others the largest."""
 BAR = 40
 """Characters of the longest bar of a curve."""
 FITS = {"yes": "yes", "tight": "yes, after releasing cached memory", "no": "no", "unknown": "unknown"}
@@ -222,15 +224,22 @@ def _draw_processes(found: Prediction, console: Console) -> None:
 
 
 def _draw_gpus(found: Prediction, console: Console) -> None:
+    """The GPUs around the smallest that fits; the others are obvious."""
+    table = found.table()
+    large = [each for each in table if each.fits != "no"]
+    small = [each for each in table if each.fits == "no"]
     console.print()
     draw_grid(
         console,
         "GPU|>memory|>room|fits",
         [
             (each.gpu.key, format_size(each.gpu.memory), format_size(each.room), FITS[each.fits])
-            for each in found.table()
+            for each in (*large[-MOST_LARGER:], *small[:MOST_SMALLER])
         ],
     )
+    more = max(0, len(large) - MOST_LARGER)
+    if more:
+        draw_line(console, f"and {format_count(more, 'larger GPU')}: --json lists all", "dim")
 
 
 def _draw_holders(found: Prediction, console: Console) -> None:

@@ -7,8 +7,10 @@ every allocation is made by PyTorch's own allocator.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
@@ -136,10 +138,16 @@ def _read(gpu: str | Gpu | None, memory: int | str | None, count: int | None) ->
 
 
 def _predict(program: Program, gpu: Gpu, devices: int, options: dict[str, Any]) -> Prediction:
-    keep = tempfile.TemporaryDirectory(prefix="vram-predict-")
-    ended = execute(program, keep.name, gpu, devices, **options)
-    prediction = Prediction(program, gpu, devices, ended, keep.name, keep)
-    _require_result(prediction, ended)
+    """Run a program once. Its recordings are kept as long as the prediction."""
+    folder = tempfile.mkdtemp(prefix="vram-predict-")
+    try:
+        ended = execute(program, folder, gpu, devices, **options)
+        prediction = Prediction(program, gpu, devices, ended, folder)
+        _require_result(prediction, ended)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(prediction, shutil.rmtree, folder, ignore_errors=True)
     return prediction
 
 

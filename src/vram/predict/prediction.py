@@ -99,17 +99,14 @@ class Fit:
 class Prediction:
     """What a program needs on a GPU; made by `vram.predict.run`. Sizes are bytes, peaks of one device."""
 
-    def __init__(
-        self, program: Program, gpu: Gpu, devices: int, ended: Ended, folder: str, keep: object = None
-    ) -> None:
-        """Read what the program left in `folder`; `keep` lives as long as the prediction."""
+    def __init__(self, program: Program, gpu: Gpu, devices: int, ended: Ended, folder: str) -> None:
+        """Read what the program left in `folder`, which must stay as long as the prediction."""
         self.program = program
         self.gpu = gpu
         self.devices = devices
         self.unlimited: Prediction | None = None
         self._ended = ended
         self._folder = folder
-        self._keep = keep
         self._results = [each for each in ended.results if each["outcome"] != "no cuda"]
         self.uses = tuple(_uses(self._results, gpu, folder))
 
@@ -397,8 +394,14 @@ def _uses(results: list[dict[str, Any]], gpu: Gpu, folder: str) -> list[Use]:
             recording=_recording(each["recordings"], place, folder),
         )
         for each in results
-        for place, used in enumerate(each["devices"])
+        for place, used in enumerate(_used(each["devices"], gpu))
     ]
+
+
+def _used(devices: list[dict[str, Any]], gpu: Gpu) -> list[dict[str, Any]]:
+    """The devices of which a process used more than a context; the first if there is none."""
+    more = [each for each in devices if each["peak_reserved"] or (each["peak_used"] or 0) > gpu.overhead]
+    return more or devices[:1]
 
 
 def _recording(names: list[str], place: int, folder: str) -> str | None:
