@@ -32,6 +32,7 @@ RESULT: dict[str, Any] = {
     "guesses": [],
     "unknown": [],
     "problems": [],
+    "static_runtimes": [],
 }
 LEAVE = (
     "import json, os, sys, time\n"

@@ -179,9 +179,11 @@ def test_guesses_and_unknown_functions_of_all_processes(tmp_path: Path) -> None:
         tmp_path,
         result(guesses=[guess], unknown=["cufftXt"], recordings=[]),
         result(pid=2, unknown=["cufftXt", "ncclNew"], recordings=[], problems=["the recording is not saved"]),
+        result(pid=3, recordings=[], static_runtimes=["/x/extension.so"]),
     )
     assert found.guesses == [guess] and found.unknown == ["cufftXt", "ncclNew"]
     assert "the recording is not saved" in found.notes
+    assert any(note.startswith("/x/extension.so contains the CUDA runtime") for note in found.notes)
 
 
 def test_a_prediction_is_json_and_html(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from vram.analysis.moments import find_moment
 from vram.errors import ConfigError
 from vram.observe.recording import beside
 from vram.replay import Ranking, Setting, sweep
-from vram.sizes import format_count, format_size
+from vram.sizes import format_size
 from vram.trace import Action, Trace, open_trace
 from vram.trace.convert import convert
 
@@ -30,6 +30,10 @@ __all__ = ["Failure", "Fit", "Prediction", "Use", "failure_text"]
 Show: TypeAlias = "Callable[[int, int], None]"
 """Shows how many of how many settings were tried."""
 MOST_IN_JSON = 50
+STATIC_RUNTIME = (
+    "contains the CUDA runtime (linked statically), which the null GPU cannot replace: its calls fail, "
+    "and the memory that it would allocate is missing"
+)
 SETTINGS = (
     Setting("torch", {}),
     Setting("torch", {"max_split_size_mb": "128"}),
@@ -306,12 +310,11 @@ class Prediction:
     def notes(self) -> list[str]:
         """What else a reader should know."""
         found = [problem for each in self._results for problem in each["problems"]]
-        abrupt = [each for each in self._results if each["outcome"] == "running"]
-        if abrupt:
-            count = format_count(len(abrupt), "process") if len(abrupt) == 1 else f"{len(abrupt)} processes"
-            found.append(f"{count} ended without a result; the last numbers are those of the last step")
-        shared = {each.device for each in self.uses}
-        if len(shared) < len(self.uses):
+        for path in sorted({path for each in self._results for path in each["static_runtimes"]}):
+            found.append(f"{path} {STATIC_RUNTIME}")
+        if any(each["outcome"] == "running" for each in self._results):
+            found.append("a process ended without a result; what is known of it is from its last step")
+        if len({each.device for each in self.uses}) < len(self.uses):
             found.append("several processes share a device: their peaks are added, as if they coincided")
         if self.trace is not None and not self.trace.complete:
             found.append("the recording begins after the start of the program, because it was too long")

@@ -7,7 +7,6 @@ beside it. `vram.predict.program` reads it. Whatever fails here must not change 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import dataclasses
 import importlib
 import json
@@ -17,11 +16,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
-from . import FOLDER, STEPS
+from . import FOLDER, STEPS, facts
 from .imports import after_import
 
 __all__ = ["Session", "begin"]
@@ -31,11 +29,6 @@ MOST_EVENTS = 1_000_000
 MOST_FAILURES = 20
 PROGRESS_SECONDS = 0.25
 INTERRUPTED = 128 + 2
-HERE = os.path.dirname(os.path.abspath(__file__))
-LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python")
-"""Parts of the names of files that are not the program's own."""
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-"""Variables with the rank of a process; the innermost launcher first."""
 
 
 def begin() -> None:
@@ -195,7 +188,7 @@ class Session:
                     "allocated": self._stat(device, "allocated_bytes.all.current"),
                     "reserved": self._stat(device, "reserved_bytes.all.current"),
                     "steps": self.steps,
-                    "place": _place(_frames(here.f_back)) or _place(_frames(main)),
+                    "place": facts.place(facts.frames(here.f_back)) or facts.place(facts.frames(main)),
                 }
             )
 
@@ -223,7 +216,7 @@ class Session:
 
     def _devices(self) -> list[dict[str, Any]]:
         """What the process used of each device; nothing of devices that it did not use."""
-        torch, null = self.torch, _null_gpu()
+        torch, null = self.torch, facts.null_gpu()
         count = torch.cuda.device_count() if self.recording else 0
         found = []
         for device in range(count):
@@ -245,7 +238,7 @@ class Session:
     def _result(self, outcome: str) -> dict[str, Any]:
         return {
             "pid": self.pid,
-            "rank": _rank(),
+            "rank": facts.rank(),
             "outcome": outcome,
             "torch": getattr(self.torch, "__version__", None),
             "arguments": [str(each) for each in getattr(sys, "argv", [])],
@@ -253,11 +246,12 @@ class Session:
             "steps": self.steps,
             "devices": self._devices(),
             "failures": self.failures,
-            "error": _error(),
+            "error": facts.error(),
             "recordings": [],
             "guesses": _guesses(),
-            "unknown": _unknown(),
+            "unknown": facts.unknown(),
             "problems": _problems,
+            "static_runtimes": [],
         }
 
     def _tell(self) -> None:
@@ -267,16 +261,17 @@ class Session:
 
     def finish(self, outcome: str | None = None) -> None:
         """Write the result, if the process used CUDA or failed before."""
-        used = self.recording or _error() is not None
+        used = self.recording or facts.error() is not None
         if self.finished or not used or self.pid != os.getpid():
             return
         self.finished = self.finishing = True
-        result = self._result(outcome or ("failed" if _error() else "completed"))
+        result = self._result(outcome or ("failed" if facts.error() else "completed"))
         if self.recording:
             try:
                 result["recordings"] = self._recordings()
             except Exception as error:
                 _note("the recording is not saved", error)
+        result["static_runtimes"] = facts.static_runtimes()
         self._write(result)
         self.finishing = False
 
@@ -304,74 +299,6 @@ class Session:
             os.replace(part, path)
         except OSError:  # the folder is gone: nobody waits for the result any more
             self.finished = True
-
-
-# ---- facts of the process ---------------------------------------------------------------------------------
-
-
-def _rank() -> int | None:
-    """The rank of this process, where a launcher numbers them."""
-    found = (os.environ.get(name, "") for name in RANKS)
-    return next((int(text) for text in found if text.isdecimal()), None)
-
-
-def _error() -> dict[str, Any] | None:
-    """The exception that ended the program; Python keeps it for debuggers."""
-    error = getattr(sys, "last_value", None)
-    if not isinstance(error, BaseException):
-        return None
-    return {
-        "type": type(error).__name__,
-        "message": str(error)[:2000],
-        "place": _place(_traceback(error.__traceback__)),
-        "out_of_memory": isinstance(error, MemoryError) or "out of memory" in str(error).lower(),
-    }
-
-
-def _frames(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
-    """The calls of a stack, innermost first."""
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back
-
-
-def _traceback(found: TracebackType | None) -> list[tuple[str, int, str]]:
-    calls = []
-    while found is not None:
-        calls.append((found.tb_frame.f_code.co_filename, found.tb_lineno, found.tb_frame.f_code.co_name))
-        found = found.tb_next
-    return calls[::-1]
-
-
-def _place(calls: Any) -> str | None:
-    """The innermost line of the program itself: not of an installed library, and not of Python."""
-    for filename, line, name in calls:
-        if not filename.startswith(("<", HERE)) and not any(part in filename for part in LIBRARIES):
-            return f"{filename}:{line} {name}"
-    return None
-
-
-def _null_gpu() -> Any:
-    """The functions of the null GPU, which is part of this process; None if it lacks them."""
-    library = ctypes.CDLL(None)
-    try:
-        library.vram_null_gpu_peak.restype = ctypes.c_int64
-        library.vram_null_gpu_used.restype = ctypes.c_int64
-    except AttributeError:
-        return None
-    return library
-
-
-def _unknown() -> list[str]:
-    """The names of functions that the program called and the null GPU does not know."""
-    try:
-        ask = ctypes.CDLL(None).vram_null_gpu_unknown
-    except AttributeError:
-        return []
-    needed = ask(None, 0)
-    text = ctypes.create_string_buffer(max(needed, 0) + 1)
-    ask(text, len(text))
-    return sorted(filter(None, text.value.decode("utf-8", "replace").split("\n")))
 
 
 def _guesses() -> list[dict[str, Any]]:
