@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -103,6 +105,34 @@ def test_json_is_alone_on_standard_output(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0 and ended.stderr == "mine\n"
     assert json.loads(ended.stdout)["saved"] == ["kept.vtrace"] and (tmp_path / "kept.vtrace").exists()
+
+
+def test_on_a_terminal_the_program_has_one_too_and_its_output_is_whole(tmp_path: Path) -> None:
+    body = (
+        "print(sys.stdout.isatty(), sys.stderr.isatty())\n"
+        "for number in range(2000):\n"
+        "    print('line', number, file=(sys.stdout, sys.stderr)[number % 2], flush=True)\n"
+    )
+    script = left(tmp_path, {}, body)
+    ours, theirs = os.openpty()
+    running = subprocess.Popen(
+        [sys.executable, "-m", "vram", "predict", script, "--gpu", "t4"],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # the terminal is closed when the last process has ended
+        while data := os.read(ours, 1 << 16):
+            said += data
+    os.close(ours)
+    assert running.wait(600) == 0
+    text = re.sub(r"(vram: [^\r\n]*)?\r\x1b\[2K", "", said.decode()).replace("\r", "")
+    lines = text.split("\n")
+    assert lines[:2001] == ["True True", *(f"line {number}" for number in range(2000))]
+    assert "Fits NVIDIA Tesla T4" in text
 
 
 SEARCHED = """

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_jobs import GIB, MIB
+from made_jobs import GIB, MIB, Job
 from made_results import FAILURE, OUT_OF_MEMORY, recorded, result
 
 import vram
@@ -50,6 +50,21 @@ def test_who_holds_memory_at_the_peak(tmp_path: Path) -> None:
     assert [(group.label, group.bytes) for group in groups] == [
         ("train.py:3 step", 6 * GIB),
         ("train.py:8 step", 3 * GIB + 2 * MIB),
+    ]
+
+
+def test_places_are_seen_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = Job()
+    job.alloc(64 * MIB, line=3)
+    for event in job.events:
+        event["frames"] = [{**frame, "filename": str(tmp_path / "my.py")} for frame in event["frames"][1:]]
+    job.alloc(32 * MIB)
+    job.events[-1]["frames"] = []
+    job.save(tmp_path / "1.pickle")
+    assert [group.label for group in predicted(tmp_path).holders()] == [
+        "my.py:3 step",
+        "(no line: a backward pass, or a thread of a library)",
     ]
 
 

@@ -273,9 +273,11 @@ def _draw_settings(found: Prediction, console: Console) -> None:
         [
             (
                 each.policy,
-                "none" if each.smallest_capacity is None else format_size(each.smallest_capacity),
+                "none"
+                if each.smallest_capacity is None
+                else format_size(each.smallest_capacity + found.gpu.overhead),
                 format_size(each.peak_reserved),
-                each.environment,
+                each.environment if each.conf or each.policy != "torch" else "(default)",
             )
             for each in ranked
         ],

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
+from vram.arguments import whole_number
 from vram.errors import ConfigError
 
 from .environment import null_environment, wheel_hint
@@ -92,6 +93,7 @@ def find(
     not shown.
     """
     chosen, devices = _read(gpu, memory, gpus)
+    low, high = whole_number(low, "low"), whole_number(high, "high", least=low)
     words = [os.fspath(word) for word in program]
     environment = dict(os.environ if env is None else env)
     place = place_of(name, words, environment)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vram.analysis.groups import Group, group_blocks
+from vram.analysis.groups import UNKNOWN, Group, group_blocks
 from vram.analysis.memory import memory_at
 from vram.analysis.moments import find_moment
 from vram.errors import ConfigError
@@ -271,12 +271,13 @@ class Prediction:
         return self.known._sweep(SETTINGS, progress)
 
     def holders(self, by: str = "line") -> list[Group]:
-        """Who holds memory at the peak, or when it ran out; see `vram.analysis.summary`."""
+        """Who holds memory at the peak, or when it ran out; `by` is one of `vram.analysis.GROUPINGS`."""
         if self.trace is None or not self.trace.events:
             return []
         failed = self.outcome == "out of memory" and Action.OOM in self.trace.action
         memory = memory_at(self.trace, find_moment(self.trace, "oom" if failed else "peak").event)
-        return group_blocks(self.trace, memory.blocks(), by)
+        groups = group_blocks(self.trace, memory.blocks(), by)
+        return [replace(group, label=_label(group, by)) for group in groups]
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
         """Write the recording to `path`, and those of other processes and devices beside it.
@@ -330,7 +331,7 @@ class Prediction:
         if self.outcome == "out of memory":
             if failure is None:
                 return f"Does not fit {gpu}: the program ran out of memory."
-            where = f" at {failure.place}" if failure.place else ""
+            where = f" at {_near(failure.place)}" if failure.place else ""
             return (
                 f"Does not fit {gpu}: ran out of memory in step {failure.steps + 1}{where}, requesting "
                 f"{format_size(failure.size)} with {format_size(failure.reserved)} reserved and "
@@ -384,6 +385,18 @@ class Prediction:
         return prediction_html(self)
 
 
+def _label(group: Group, by: str) -> str:
+    """The name of a group, with files as seen from here; threads of a backward pass have no Python stack."""
+    if by in ("line", "stack", "module") and group.label == UNKNOWN[by]:
+        return "(no line: a backward pass, or a thread of a library)"
+    return _near(group.label)
+
+
+def _near(place: str) -> str:
+    """A place with the name of its file relative to the current folder, if it is in there."""
+    return place.removeprefix(os.path.join(os.getcwd(), ""))
+
+
 def _uses(results: list[dict[str, Any]], gpu: Gpu, folder: str) -> list[Use]:
     return [
         Use(
@@ -394,7 +407,7 @@ def _uses(results: list[dict[str, Any]], gpu: Gpu, folder: str) -> list[Use]:
             reserved=used["peak_reserved"],
             used=used["peak_used"] or used["peak_reserved"] + gpu.overhead,
             retries=used["retries"],
-            recording=_recording(each["recordings"], place, folder),
+            recording=_recording(each["recordings"], place, folder) if used["peak_reserved"] else None,
         )
         for each in results
         for place, used in enumerate(_used(each["devices"], gpu))
