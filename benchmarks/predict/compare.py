@@ -1,8 +1,8 @@
 """Predict the jobs of catalog.py on a null GPU and compare with what a real GPU needed.
 
-    python benchmarks/predict/compare.py TRUTH [JOB…] [--predicted FILE] [--parts peaks,caps,…] [--again]
+    python benchmarks/predict/compare.py [JOB…] [--parts peaks,caps,…] [--predicted FILE] [--again]
 
-TRUTH is a file of measure.py, by default the one beside this script. What was predicted is kept in
+`--truth` is a file of measure.py, by default the one beside this script. What was predicted is kept in
 `--predicted`, so that an interrupted run goes on where it stopped; `--again` predicts anew what is asked for,
 and `--parts ""` only prints. Needs a CUDA build of PyTorch, but no GPU.
 """
@@ -15,55 +15,58 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from catalog import ALLOCATORS, HERE, JOBS, SEARCHES, Job
 from measure import Measurement, Room
-from vram.predict import find_gpu, null_environment
 from watch import unpack
 
 from vram.bench.report import Column, Table, markdown
+from vram.predict import find_gpu, null_environment
 
 TRUTH = HERE / "truth-h200.json"
 Known = dict[str, Any]
+Task = tuple[tuple[str, ...], Callable[[], None]]
 
 
 # ---- predicting -------------------------------------------------------------------------------------------
 
 
-def tasks(
-    predicting: Measurement, truth: Known, names: list[str], parts: list[str], again: bool
-) -> Iterator[Callable[[], None]]:
-    """What is to be run, in the order of the catalogue."""
+def tasks(predicting: Measurement, truth: Known, names: list[str], parts: list[str]) -> Iterator[Task]:
+    """What can be predicted and compared: the place of the result, and the call that finds it."""
     for job in (JOBS[name] for name in names):
-        measured, known = truth["jobs"].get(job.name, {}), predicting.known["jobs"].get(job.name, {})
+        measured = truth["jobs"].get(job.name, {})
         for allocator in ALLOCATORS:
-            if "peaks" in parts and _completed(measured, allocator) and (again or allocator not in known):
-                yield lambda job=job, allocator=allocator: _peaks(predicting, job, allocator)
-        if (
-            "recorded" in parts
-            and "recorded default" in measured
-            and (again or "recorded default" not in known)
-        ):
-            yield lambda job=job: predicting.recorded(job)
-        if "vram" in parts and _completed(measured, "vram") and (again or "vram" not in known):
-            yield lambda job=job: predicting.under_vram(job)
-        if "caps" in parts:
-            for label, limit in measured.get("caps", {}).items():
-                allocator, part = label.split()
-                if again or label not in known.get("caps", {}):
-                    yield lambda job=job, allocator=allocator, cap=limit["cap"], part=part: predicting.capped(
-                        job, allocator, cap, part
-                    )
-    for search in SEARCHES:
-        wanted = "searches" in parts and search.job in names and search.job in truth["searches"]
-        if wanted and (again or search.job not in predicting.known["searches"]):
-            yield lambda search=search: predicting.search(search)
+            if "peaks" in parts and _completed(measured, allocator):
+                yield ("jobs", job.name, allocator), partial(_peaks, predicting, job, allocator)
+            if "recorded" in parts and _completed(measured, f"recorded {allocator}"):
+                yield (
+                    ("jobs", job.name, f"recorded {allocator}"),
+                    partial(predicting.recorded, job, allocator),
+                )
+        if "vram" in parts and _completed(measured, "vram"):
+            yield ("jobs", job.name, "vram"), partial(predicting.under_vram, job)
+        for label, limit in measured.get("caps", {}).items() if "caps" in parts else ():
+            allocator, part = label.split()
+            run = partial(predicting.capped, job, allocator, limit["cap"], part)
+            yield ("jobs", job.name, "caps", label), run
+    for search in SEARCHES if "searches" in parts else ():
+        if search.job in names and search.job in truth["searches"]:
+            yield ("searches", search.job), partial(predicting.search, search)
 
 
 def _peaks(predicting: Measurement, job: Job, allocator: str) -> None:
     predicting.note("jobs", job.name, allocator, value=predicting.run(job, allocator, gib=0))
+
+
+def _known(predicted: Known, place: tuple[str, ...]) -> bool:
+    for key in place:
+        if key not in predicted:
+            return False
+        predicted = predicted[key]
+    return True
 
 
 def _completed(measured: Known, key: str) -> bool:
@@ -227,8 +230,8 @@ def first_difference(measured: Mapping[str, Any], found: Mapping[str, Any]) -> s
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("truth", type=Path, nargs="?", default=TRUTH)
-    parser.add_argument("jobs", nargs="*")
+    parser.add_argument("jobs", nargs="*", metavar="JOB")
+    parser.add_argument("--truth", type=Path, default=TRUTH)
     parser.add_argument("--predicted", type=Path, default=Path("predicted.json"))
     parser.add_argument("--parts", default="peaks", help="of peaks, caps, recorded, vram, searches")
     parser.add_argument("--parallel", type=int, default=2)
@@ -241,15 +244,19 @@ def main() -> None:
     names = options.jobs or list(JOBS)
     variables = null_environment(find_gpu(truth["device"]))
     predicting = Measurement(options.predicted, predicted, Room(10**6, options.parallel), 10**4, variables)
+    wanted = tasks(predicting, truth, names, options.parts.split(","))
     with ThreadPoolExecutor(options.parallel) as pool:
-        for future in [
-            pool.submit(task)
-            for task in tasks(predicting, truth, names, options.parts.split(","), options.again)
-        ]:
-            future.add_done_callback(lambda done: done.result())
-    print(markdown(asdict(jobs_table(truth, predicted, names))))
-    print(markdown(asdict(summary_table(truth, predicted, names))))
-    print(markdown(asdict(searches_table(truth, predicted))))
+        runs = [pool.submit(run) for place, run in wanted if options.again or not _known(predicted, place)]
+    for run in runs:
+        run.result()
+    tables = (
+        jobs_table(truth, predicted, names),
+        summary_table(truth, predicted, names),
+        searches_table(truth, predicted),
+    )
+    for table in tables:
+        if table.rows:
+            print(markdown(asdict(table)), end="\n\n")
     print(*differences(truth, predicted, names), sep="\n")
 
 

@@ -151,12 +151,11 @@ class Measurement:
             kept["error"] = found["error"]
         self.note("jobs", job.name, "caps", f"{allocator} {part}", value={"cap": cap, **kept})
 
-    def recorded(self, job: Job) -> None:
+    def recorded(self, job: Job, allocator: str) -> None:
         """Every allocation of a few steps."""
         script = ("--steps", str(catalog.RECORDED_STEPS))
-        for allocator in ALLOCATORS:
-            found = self.run(job, allocator, "--record", gib=job.gib, script=script)
-            self.note("jobs", job.name, f"recorded {allocator}", value=found)
+        found = self.run(job, allocator, "--record", gib=job.gib, script=script)
+        self.note("jobs", job.name, f"recorded {allocator}", value=found)
 
     def under_vram(self, job: Job) -> None:
         """Peaks with vram as PyTorch's allocator."""
@@ -264,7 +263,7 @@ def main() -> None:
             waiting += [pool.submit(measurement.peaks_and_caps, job, allocator) for allocator in ALLOCATORS]
         for job in chosen:
             if job.name in catalog.RECORDED:
-                waiting.append(pool.submit(measurement.recorded, job))
+                waiting += [pool.submit(measurement.recorded, job, allocator) for allocator in ALLOCATORS]
             if job.name in catalog.UNDER_VRAM and versions["vram"]:
                 waiting.append(pool.submit(measurement.under_vram, job))
     for future in waiting:
