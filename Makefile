@@ -192,8 +192,8 @@ NULL_PYTHON := $(CURDIR)/$(NULL_VENV)/bin/python
 $(STAMPS)/null-gpu: $(STAMPS)/dev pyproject.toml
 	@echo "== installing PyTorch built for CUDA (about 3 GB)"
 	@rm -rf $(NULL_VENV) && $(BIN)/python -m venv --without-pip $(NULL_VENV)
-	@list=$$($(call requirements,project.optional-dependencies.null-gpu)); \
-	  $(BIN)/python -m pip --python $(NULL_PYTHON) install -qq -r <(echo "$$list")
+	@$(call requirements,project.optional-dependencies.null-gpu) >$(NULL_VENV)/requirements.txt
+	@$(BIN)/python -m pip --python $(NULL_PYTHON) install -qq -r $(NULL_VENV)/requirements.txt
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	  $(BIN)/python -c "$$site" >"$$($(NULL_PYTHON) -c "$$site")/vram.pth"
 	@touch $@

@@ -93,7 +93,10 @@ CAPS = (0.98, 0.85, 0.6)
 ALONE = ("gpt2", "resnet", "unet", "lstm", "compiled", "linear_algebra", "vit", "fourier")
 """Jobs that also run with the GPU to themselves, to see what the device uses beyond the allocator."""
 
-RECORDED = ("vit", "dcgan", "lstm", "unet", "bert")
+RECORDED = (
+    *("vit", "dcgan", "lstm", "unet", "bert", "vgg", "resnet", "segment", "exact", "mobilenet", "video"),
+    *("loader", "tuned", "speech", "fourier", "linear_algebra", "graphed", "detect", "diffusion"),
+)
 """Jobs whose allocations are also recorded one by one, for RECORDED_STEPS steps."""
 RECORDED_STEPS = 3
 

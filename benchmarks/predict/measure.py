@@ -1,6 +1,6 @@
 """Measure the jobs of catalog.py on a real GPU and write what predictions are compared with.
 
-    python benchmarks/predict/measure.py --out truth.json [JOB…] [--parallel 12] [--minutes 8]
+    python benchmarks/predict/measure.py --out truth.json [JOB…] [--parts peaks,recorded,…] [--minutes 8]
 
 Every run is a process of its own; several run side by side, as far as memory and `--parallel` allow.
 A run that fails is noted and stops no other. After `--minutes` no further run begins, and the file says which
@@ -19,8 +19,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,8 @@ def missing(job: Job, versions: dict[str, str | None]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("jobs", nargs="*")
+    parser.add_argument("jobs", nargs="*", metavar="JOB")
+    parser.add_argument("--parts", default="alone,searches,peaks,recorded,vram")
     parser.add_argument("--parallel", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--gib", type=float, default=125)
@@ -251,25 +253,31 @@ def main() -> None:
     for job in [job for job in chosen if missing(job, versions)]:
         measurement.note("jobs", job.name, value={"skipped": f"needs {' and '.join(missing(job, versions))}"})
         chosen.remove(job)
-    for job in chosen:
-        if job.name in catalog.ALONE:
+    parts = options.parts.split(",")
+    if "alone" in parts:
+        for job in (job for job in chosen if job.name in catalog.ALONE):
             measurement.alone(job)
-    waiting: list[Future[None]] = []
     with ThreadPoolExecutor(10 * len(chosen) + 10) as pool:  # threads wait for room; processes do the work
-        for search in catalog.SEARCHES:  # first: each is a chain of runs
-            if JOBS[search.job] in chosen:
-                waiting.append(pool.submit(measurement.search, search))
-        for job in sorted(chosen, key=lambda job: not job.compiled):
-            waiting += [pool.submit(measurement.peaks_and_caps, job, allocator) for allocator in ALLOCATORS]
-        for job in chosen:
-            if job.name in catalog.RECORDED:
-                waiting += [pool.submit(measurement.recorded, job, allocator) for allocator in ALLOCATORS]
-            if job.name in catalog.UNDER_VRAM and versions["vram"]:
-                waiting.append(pool.submit(measurement.under_vram, job))
+        waiting = [pool.submit(run) for run in side_by_side(measurement, chosen, parts)]
     for future in waiting:
         if error := future.exception():
             print(f"not measured: {error!r}", flush=True)
     measurement.note("minutes", value=round((time.monotonic() - measurement.ends) / 60 + options.minutes, 1))
+
+
+def side_by_side(measurement: Measurement, jobs: list[Job], parts: list[str]) -> Iterator[Callable[[], None]]:
+    """The runs in the order in which they begin: chains of runs and slow ones first."""
+    for search in catalog.SEARCHES:
+        if "searches" in parts and JOBS[search.job] in jobs:
+            yield partial(measurement.search, search)
+    for job in sorted(jobs, key=lambda job: not job.compiled):
+        for allocator in ALLOCATORS:
+            if "peaks" in parts:
+                yield partial(measurement.peaks_and_caps, job, allocator)
+            if "recorded" in parts and job.name in catalog.RECORDED:
+                yield partial(measurement.recorded, job, allocator)
+        if "vram" in parts and job.name in catalog.UNDER_VRAM and measurement.known["versions"]["vram"]:
+            yield partial(measurement.under_vram, job)
 
 
 if __name__ == "__main__":
