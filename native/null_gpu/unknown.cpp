@@ -83,6 +83,13 @@ bool is_silent(std::string_view name) {
   return false;
 }
 
+// Functions that need no device and are left to the real library: descriptors of cuDNN's tensors, filters,
+// convolutions and the like.
+bool is_left(std::string_view name) {
+  return name.starts_with("cudnn") && (name.ends_with("Descriptor") || name.starts_with("cudnnSetConvolution") ||
+                                       name.ends_with("DescriptorEx") || name.ends_with("Descriptor_v9"));
+}
+
 bool is_cudas(std::string_view name) {
   static constexpr std::string_view kPrefixes[] = {"cublas", "cudnn",  "cufft", "cusparse", "cusolver",
                                                    "curand", "__cuda", "nccl",  "nvshmem",  "cuFile"};
@@ -126,7 +133,8 @@ void redirect(const Tables& tables) {
       const ElfW(Rela)& each = tables.relocations[i][j];
       const ElfW(Sym)& symbol = tables.symbols[ELF64_R_SYM(each.r_info)];
       const char* const name = tables.strings + symbol.st_name;
-      if (!is_function_slot(each) || symbol.st_shndx != SHN_UNDEF || !is_cudas(name)) continue;
+      if (!is_function_slot(each) || symbol.st_shndx != SHN_UNDEF) continue;
+      if (!is_cudas(name) || is_left(name)) continue;
       if (ELF64_ST_TYPE(symbol.st_info) == STT_OBJECT) continue;
       Dl_info here;
       void* const ours = dlsym(RTLD_DEFAULT, name);
