@@ -160,10 +160,7 @@ VRAM_NULL_API int cudnnGetRNNWeightParams(Handle, Descriptor descriptor, int pse
   const std::uint64_t input = inputs(static_cast<std::uint64_t>(pseudo_layer) / ways);
   const auto number = static_cast<std::uint64_t>(gate);
   const bool recurrent = number >= gates, projects = number >= 2 * gates;
-  if (projects && projection == 0) {
-    *matrix_at = *bias_at = nullptr;
-    return kOk;
-  }
+  const bool has_matrix = !projects || projection != 0, has_bias = network.biases && !projects;
   const std::uint64_t columns = projects ? shape.hidden : recurrent ? shape.projected : input;
   const std::uint64_t rows = projects ? shape.projected : shape.hidden;
   before += std::min(number, gates) * shape.hidden * input;
@@ -172,12 +169,15 @@ VRAM_NULL_API int cudnnGetRNNWeightParams(Handle, Descriptor descriptor, int pse
   const auto at = [&](std::uint64_t element) {
     return const_cast<char*>(begin + element * shape.element_bytes);
   };
-  *matrix_at = at(before);
-  *bias_at = !network.biases || projects
-                 ? nullptr
-                 : at(all + (static_cast<std::uint64_t>(pseudo_layer) * 2 * gates + number) * shape.hidden);
-  const int status = set_matrix(matrix, network.type, rows, columns);
-  return status != kOk || *bias_at == nullptr ? status : set_matrix(bias, network.type, shape.hidden, 1);
+  // The caller passes null for what it does not ask for.
+  if (matrix_at != nullptr) *matrix_at = has_matrix ? at(before) : nullptr;
+  if (bias_at != nullptr)
+    *bias_at = has_bias ? at(all + (static_cast<std::uint64_t>(pseudo_layer) * 2 * gates + number) * shape.hidden)
+                        : nullptr;
+  int status = kOk;
+  if (matrix != nullptr && has_matrix) status = set_matrix(matrix, network.type, rows, columns);
+  if (status == kOk && bias != nullptr && has_bias) status = set_matrix(bias, network.type, shape.hidden, 1);
+  return status;
 }
 
 // ---- dropout --------------------------------------------------------------------------------------------

@@ -71,6 +71,9 @@ constexpr struct Silent {
     {"cublas", {"Get", "Query", "Create", "Alloc"}},
     {"cudnn", {"Get", "Query", "Create", "Find"}},
     {"curand", {"Get", "Create", "Query", "Alloc"}},
+    {"cufft", {"Get", "Create", "Make", "Estimate"}},
+    {"cusolver", {"Get", "Create", "bufferSize", "Alloc"}},
+    {"cusparse", {"Get", "Create", "bufferSize", "SpGEMM"}},
 };
 
 bool is_silent(std::string_view name) {
