@@ -51,6 +51,68 @@ std::uint64_t rnn_workspace(const RnnShape& shape) {
   return static_cast<std::uint64_t>(bytes);
 }
 
+// ---- convolutions ---------------------------------------------------------------------------------------
+
+namespace {
+
+std::uint64_t product(const std::vector<std::int64_t>& sizes) {
+  std::uint64_t result = 1;
+  for (const std::int64_t each : sizes) result *= static_cast<std::uint64_t>(each);
+  return result;
+}
+std::uint64_t pieces(std::uint64_t whole, std::uint64_t piece) { return (whole + piece - 1) / piece; }
+
+bool all(const std::vector<std::int64_t>& numbers, std::int64_t value) {
+  return std::all_of(numbers.begin(), numbers.end(), [=](std::int64_t each) { return each == value; });
+}
+
+// A 1×1 filter that is applied everywhere: a product of matrices for every image.
+std::uint64_t pointwise_workspace(const Convolution& convolution, std::uint64_t answered) {
+  if (convolution.direction != Convolution::filter) return convolution.element_bytes == 4 ? 400 : 272;
+  const std::uint64_t gradients = static_cast<std::uint64_t>(convolution.input[0]) *
+                                  product(convolution.filter_sizes) * sizeof(float);
+  return 2 * gradients <= 3 * answered ? gradients : answered;
+}
+
+// A filter's gradient is summed in float, in so many parts that tiles of 128 by 128 channels fill the device.
+std::uint64_t filter_workspace(const Convolution& convolution, std::uint64_t filters, std::uint64_t channels) {
+  constexpr std::uint64_t kTile = 128, kLeastDepth = 4096, kMostParts = 16;
+  const std::uint64_t taps = product(convolution.filter_sizes) / filters / channels;
+  const std::uint64_t tiles = pieces(filters, kTile) * pieces(channels, kTile) * taps;
+  const std::uint64_t depth = product(convolution.output) / static_cast<std::uint64_t>(convolution.output[1]);
+  const auto processors = static_cast<std::uint64_t>(Profile::get().multiprocessors);
+  const std::uint64_t parts = std::min({processors / tiles, depth / kLeastDepth, kMostParts});
+  // In the other layout input, gradients and result are transformed first.
+  const std::uint64_t transformed =
+      convolution.channels_last ? 0
+                                : (product(convolution.input) + product(convolution.output) +
+                                   product(convolution.filter_sizes)) *
+                                          convolution.element_bytes +
+                                      16;
+  return transformed + (parts >= 2 ? (parts - 1) * product(convolution.filter_sizes) * sizeof(float) : 0);
+}
+
+}  // namespace
+
+std::uint64_t convolution_workspace(const Convolution& convolution, std::uint64_t answered) {
+  if (convolution.input.size() < 3 || convolution.filter_sizes.size() != convolution.input.size() ||
+      convolution.output.size() != convolution.input.size())
+    return answered;
+  const auto filters = static_cast<std::uint64_t>(convolution.filter_sizes[0]);
+  const auto channels = static_cast<std::uint64_t>(convolution.filter_sizes[1]);
+  const bool grouped = convolution.input[1] != convolution.filter_sizes[1];
+  const bool one_tap = product(convolution.filter_sizes) == filters * channels;
+  if (grouped || product(convolution.output) == 0 || product(convolution.filter_sizes) == 0) return answered;
+  if (one_tap && !convolution.channels_last && all(convolution.steps, 1) && all(convolution.padding, 0))
+    return pointwise_workspace(convolution, answered);
+  const std::uint64_t aligned = 16 / convolution.element_bytes;
+  constexpr std::uint64_t kLeastChannels = 32;  // fewer are padded; then the library's answer is right
+  if (convolution.direction != Convolution::filter || filters % aligned != 0 || channels % aligned != 0 ||
+      channels < kLeastChannels)
+    return answered;
+  return filter_workspace(convolution, filters, channels);
+}
+
 // ---- normalization --------------------------------------------------------------------------------------
 
 std::uint64_t norm_workspace(std::uint64_t elements, bool forward, std::uint64_t element_bytes) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace vram::null_gpu {
 
@@ -17,6 +18,18 @@ struct RnnShape {
 std::uint64_t rnn_weights(const RnnShape& shape);    // bytes; exact
 std::uint64_t rnn_reserve(const RnnShape& shape);    // within 1 %
 std::uint64_t rnn_workspace(const RnnShape& shape);  // within 10 %
+
+// A convolution: sizes with batch and channels first, whatever the layout.
+struct Convolution {
+  enum Direction { forward, data, filter };
+  Direction direction = forward;
+  std::vector<std::int64_t> input, filter_sizes, output, steps, padding;
+  std::uint64_t element_bytes = 4;
+  bool channels_last = false;
+};
+// cuDNN answers without a device, too, but as if there were few multiprocessors. This is what it answers with
+// one: products of matrices for 1×1 filters, and filter gradients in as many parts as fill the device.
+std::uint64_t convolution_workspace(const Convolution& convolution, std::uint64_t answered);
 
 // Batch normalization in channels-last layout; the other layout needs none.
 std::uint64_t norm_workspace(std::uint64_t elements, bool forward, std::uint64_t element_bytes);
