@@ -51,20 +51,21 @@ VRAM_NULL_API int cublasLtMatmulAlgoGetHeuristic(Handle, Handle, Handle, Handle,
 
 // ---- batches of factorizations, which report to the host ------------------------------------------------
 
-#define VRAM_BLAS_BATCHES(T)                                                                                   \
-  VRAM_NULL_API int cublas##T##geqrfBatched(Handle, int, int, void* const*, int, void* const*, int* info, int) { \
-    *info = 0;                                                                                                 \
-    return 0;                                                                                                  \
-  }                                                                                                            \
-  VRAM_NULL_API int cublas##T##gelsBatched(Handle, int, int, int, int, void* const*, int, void* const*, int,   \
-                                           int* info, int*, int) {                                             \
-    *info = 0;                                                                                                 \
-    return 0;                                                                                                  \
-  }                                                                                                            \
-  VRAM_NULL_API int cublas##T##getrsBatched(Handle, int, int, int, const void* const*, int, const int*,        \
-                                            void* const*, int, int* info, int) {                               \
-    *info = 0;                                                                                                 \
-    return 0;                                                                                                  \
+#define VRAM_BLAS_BATCHES(T)                                                                                 \
+  VRAM_NULL_API int cublas##T##geqrfBatched(Handle, int, int, void* const*, int, void* const*, int* info,    \
+                                            int) {                                                           \
+    *info = 0;                                                                                               \
+    return 0;                                                                                                \
+  }                                                                                                          \
+  VRAM_NULL_API int cublas##T##gelsBatched(Handle, int, int, int, int, void* const*, int, void* const*, int, \
+                                           int* info, int*, int) {                                           \
+    *info = 0;                                                                                               \
+    return 0;                                                                                                \
+  }                                                                                                          \
+  VRAM_NULL_API int cublas##T##getrsBatched(Handle, int, int, int, const void* const*, int, const int*,      \
+                                            void* const*, int, int* info, int) {                             \
+    *info = 0;                                                                                               \
+    return 0;                                                                                                \
   }
 
 VRAM_BLAS_BATCHES(S)

@@ -129,8 +129,8 @@ VRAM_NULL_API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute,
   } else if (attribute == kPlanWorkspace) {
     auto& bytes = *static_cast<std::int64_t*>(values);
     if (const auto convolution = Plans::get().convolution_of(descriptor))
-      bytes = static_cast<std::int64_t>(
-          convolution_workspace(*convolution, static_cast<std::uint64_t>(bytes)));
+      bytes =
+          static_cast<std::int64_t>(convolution_workspace(*convolution, static_cast<std::uint64_t>(bytes)));
   }
   return status;
 }

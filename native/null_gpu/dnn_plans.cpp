@@ -72,7 +72,9 @@ void Plans::set_operation(Known& operation, int attribute, const Known& part) {
       computes.steps = numbers(kSteps);
       computes.padding = numbers(kPadding);
       break;
-    case 1: computes.filter_sizes = numbers(kTensorSizes); break;
+    case 1:
+      computes.filter_sizes = numbers(kTensorSizes);
+      break;
     case 2: {
       computes.input = numbers(kTensorSizes);
       const Numbers strides = numbers(kTensorStrides), type = numbers(kTensorType);
@@ -80,8 +82,11 @@ void Plans::set_operation(Known& operation, int attribute, const Known& part) {
       if (!type.empty()) computes.element_bytes = type[0] == 1 ? 8 : type[0] == 2 || type[0] == 9 ? 2 : 4;
       break;
     }
-    case 3: computes.output = numbers(kTensorSizes); break;
-    default: break;
+    case 3:
+      computes.output = numbers(kTensorSizes);
+      break;
+    default:
+      break;
   }
 }
 
@@ -117,7 +122,8 @@ void Plans::found(Descriptor heuristics, std::int64_t count, const Descriptor* c
   if (from == known_.end()) return;
   const std::optional<Convolution> computes = from->second.computes;
   for (std::int64_t i = 0; i < count; ++i)
-    if (const auto each = known_.find(configurations[i]); each != known_.end()) each->second.computes = computes;
+    if (const auto each = known_.find(configurations[i]); each != known_.end())
+      each->second.computes = computes;
 }
 
 std::optional<Convolution> Plans::convolution_of(Descriptor plan) {

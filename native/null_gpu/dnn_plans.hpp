@@ -1,5 +1,6 @@
-// `Plans`: which convolution a plan of cuDNN is for. The library's descriptors cannot be asked, so what is set on
-// them is followed: tensors and convolution → operation → graph → heuristics or engine → configuration → plan.
+// `Plans`: which convolution a plan of cuDNN is for. The library's descriptors cannot be asked, so what is
+// set on them is followed: tensors and convolution → operation → graph → heuristics or engine → configuration
+// → plan.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,8 @@ class Plans {
   using Numbers = std::vector<std::int64_t>;
   struct Known {
     int kind = -1;
-    std::map<int, Numbers> numbers;            // of tensors and convolutions, by attribute
-    std::optional<Convolution> computes;       // of operations and everything made of them
+    std::map<int, Numbers> numbers;       // of tensors and convolutions, by attribute
+    std::optional<Convolution> computes;  // of operations and everything made of them
   };
   void set_operation(Known& operation, int attribute, const Known& part);
 

@@ -1,5 +1,5 @@
-// Recurrent networks, batch normalization and CTC losses of cuDNN on the null GPU: sizes follow rules, computing
-// does nothing. Descriptors of tensors are the real library's.
+// Recurrent networks, batch normalization and CTC losses of cuDNN on the null GPU: sizes follow rules,
+// computing does nothing. Descriptors of tensors are the real library's.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -22,10 +22,13 @@ constexpr int kMostDimensions = 8;
 
 std::uint64_t element_bytes(int type) {
   switch (type) {  // cudnnDataType_t
-    case 1: return 8;
+    case 1:
+      return 8;
     case 2:
-    case 9: return 2;
-    default: return 4;
+    case 9:
+      return 2;
+    default:
+      return 4;
   }
 }
 
@@ -47,7 +50,8 @@ Function real(const char* name) {
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 Extents extents_of(Descriptor tensor) {
-  static const auto get = real<int (*)(Descriptor, int, int*, int*, int*, int*)>("cudnnGetTensorNdDescriptor");
+  static const auto get =
+      real<int (*)(Descriptor, int, int*, int*, int*, int*)>("cudnnGetTensorNdDescriptor");
   Extents extents;
   get(tensor, kMostDimensions, &extents.type, &extents.count, extents.sizes, extents.strides);
   return extents;
@@ -108,11 +112,11 @@ VRAM_NULL_API int cudnnDestroyRNNDescriptor(Descriptor descriptor) { return forg
 VRAM_NULL_API int cudnnCreateRNNDataDescriptor(Descriptor* out) { return make(out); }
 VRAM_NULL_API int cudnnDestroyRNNDataDescriptor(Descriptor descriptor) { return forget<Data>(descriptor); }
 VRAM_NULL_API int cudnnSetRNNDescriptor_v8(Descriptor descriptor, int, int mode, int bias, int direction, int,
-                                           int type, int, int, int input, int hidden, int projected, int layers,
-                                           Descriptor, unsigned) {
+                                           int type, int, int, int input, int hidden, int projected,
+                                           int layers, Descriptor, unsigned) {
   const auto size = [](int value) { return static_cast<std::uint64_t>(value); };
-  RnnShape shape{mode, direction != 0, size(layers), 0, 0, size(input), size(hidden), size(projected),
-                 element_bytes(type)};
+  RnnShape shape{mode,         direction != 0,  size(layers),       0, 0, size(input),
+                 size(hidden), size(projected), element_bytes(type)};
   keep(descriptor, Network{shape, type, bias != 0});
   return kOk;
 }
@@ -172,8 +176,9 @@ VRAM_NULL_API int cudnnGetRNNWeightParams(Handle, Descriptor descriptor, int pse
   // The caller passes null for what it does not ask for.
   if (matrix_at != nullptr) *matrix_at = has_matrix ? at(before) : nullptr;
   if (bias_at != nullptr)
-    *bias_at = has_bias ? at(all + (static_cast<std::uint64_t>(pseudo_layer) * 2 * gates + number) * shape.hidden)
-                        : nullptr;
+    *bias_at = has_bias
+                   ? at(all + (static_cast<std::uint64_t>(pseudo_layer) * 2 * gates + number) * shape.hidden)
+                   : nullptr;
   int status = kOk;
   if (matrix != nullptr && has_matrix) status = set_matrix(matrix, network.type, rows, columns);
   if (status == kOk && bias != nullptr && has_bias) status = set_matrix(bias, network.type, shape.hidden, 1);
@@ -216,8 +221,8 @@ VRAM_NULL_API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(Handle, int,
                                                                     std::size_t* bytes) {
   return norm(input, false, bytes);
 }
-VRAM_NULL_API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(Handle, int, int, Descriptor, Descriptor,
-                                                                       std::size_t* bytes) {
+VRAM_NULL_API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(Handle, int, int, Descriptor,
+                                                                       Descriptor, std::size_t* bytes) {
   *bytes = 0;
   return kOk;
 }
@@ -234,11 +239,11 @@ int ctc(Descriptor probabilities, std::size_t* bytes) {
 
 }  // namespace
 
-VRAM_NULL_API int cudnnGetCTCLossWorkspaceSize(Handle, Descriptor probabilities, Descriptor, const int*, const int*,
-                                               const int*, int, Descriptor, std::size_t* bytes) {
+VRAM_NULL_API int cudnnGetCTCLossWorkspaceSize(Handle, Descriptor probabilities, Descriptor, const int*,
+                                               const int*, const int*, int, Descriptor, std::size_t* bytes) {
   return ctc(probabilities, bytes);
 }
-VRAM_NULL_API int cudnnGetCTCLossWorkspaceSize_v8(Handle, int, Descriptor, Descriptor probabilities, Descriptor,
-                                                  std::size_t* bytes) {
+VRAM_NULL_API int cudnnGetCTCLossWorkspaceSize_v8(Handle, int, Descriptor, Descriptor probabilities,
+                                                  Descriptor, std::size_t* bytes) {
   return ctc(probabilities, bytes);
 }

@@ -12,10 +12,13 @@ namespace {
 std::uint64_t complex_bytes(int type) {
   switch (type) {
     case 1:
-    case 5: return 16;
+    case 5:
+      return 16;
     case 2:
-    case 6: return 4;
-    default: return 8;
+    case 6:
+      return 4;
+    default:
+      return 8;
   }
 }
 bool is_real(int type) { return type <= 2; }
@@ -33,8 +36,8 @@ VRAM_NULL_API int cufftSetStream(int, Handle) { return 0; }
 VRAM_NULL_API int cufftSetWorkArea(int, void*) { return 0; }
 VRAM_NULL_API int cufftXtExec(int, void*, void*, int) { return 0; }
 VRAM_NULL_API int cufftXtMakePlanMany(int, int rank, const long long* extents, const long long*, long long,
-                                      long long, int input, const long long*, long long, long long, int output,
-                                      long long batch, std::size_t* bytes, int execution) {
+                                      long long, int input, const long long*, long long, long long,
+                                      int output, long long batch, std::size_t* bytes, int execution) {
   std::int64_t sizes[3] = {1, 1, 1};
   for (int i = 0; i < rank && i < 3; ++i) sizes[i] = extents[i];
   *bytes = fft_workspace(rank, sizes, static_cast<std::uint64_t>(batch), complex_bytes(execution),

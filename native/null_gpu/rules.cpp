@@ -44,10 +44,10 @@ std::uint64_t rnn_workspace(const RnnShape& shape) {
   const double each = static_cast<double>(shape.layers * shape.ways());
   const double step = static_cast<double>(shape.batch * shape.hidden * shape.element_bytes);
   const double input = static_cast<double>(shape.steps * shape.batch * shape.input * shape.element_bytes);
-  const double bytes = kMultiplication * each + shares.weights * static_cast<double>(rnn_weights(shape)) +
-                       (shape.both_ways ? shares.both_ways : shares.one_way) *
-                           static_cast<double>(activations(shape)) +
-                       10 * each * step + shares.input * input * static_cast<double>(shape.ways());
+  const double bytes =
+      kMultiplication * each + shares.weights * static_cast<double>(rnn_weights(shape)) +
+      (shape.both_ways ? shares.both_ways : shares.one_way) * static_cast<double>(activations(shape)) +
+      10 * each * step + shares.input * input * static_cast<double>(shape.ways());
   return static_cast<std::uint64_t>(bytes);
 }
 
@@ -69,27 +69,38 @@ bool all(const std::vector<std::int64_t>& numbers, std::int64_t value) {
 // A 1×1 filter that is applied everywhere: a product of matrices for every image.
 std::uint64_t pointwise_workspace(const Convolution& convolution, std::uint64_t answered) {
   if (convolution.direction != Convolution::filter) return convolution.element_bytes == 4 ? 400 : 272;
-  const std::uint64_t gradients = static_cast<std::uint64_t>(convolution.input[0]) *
-                                  product(convolution.filter_sizes) * sizeof(float);
+  const std::uint64_t gradients =
+      static_cast<std::uint64_t>(convolution.input[0]) * product(convolution.filter_sizes) * sizeof(float);
   return 2 * gradients <= 3 * answered ? gradients : answered;
 }
 
-// A filter's gradient is summed in float, in so many parts that tiles of 128 by 128 channels fill the device.
-std::uint64_t filter_workspace(const Convolution& convolution, std::uint64_t filters, std::uint64_t channels) {
-  constexpr std::uint64_t kTile = 128, kLeastDepth = 4096, kMostParts = 16;
+// How many parts of a filter's gradient, in float, are kept to be summed: tiles of 128 by 128 channels and
+// one tap are computed in as many parts as fill the device.
+double gradient_parts(const Convolution& convolution, std::uint64_t filters, std::uint64_t channels) {
+  constexpr std::uint64_t kTile = 128, kMostParts = 16;
+  const bool single = convolution.element_bytes == 4;
   const std::uint64_t taps = product(convolution.filter_sizes) / filters / channels;
   const std::uint64_t tiles = pieces(filters, kTile) * pieces(channels, kTile) * taps;
   const std::uint64_t depth = product(convolution.output) / static_cast<std::uint64_t>(convolution.output[1]);
+  const std::uint64_t least_depth = single ? 1024 : 4096;  // of a part
   const auto processors = static_cast<std::uint64_t>(Profile::get().multiprocessors);
-  const std::uint64_t parts = std::min({processors / tiles, depth / kLeastDepth, kMostParts});
-  // In the other layout input, gradients and result are transformed first.
+  const std::uint64_t parts = std::min({processors / tiles, depth / least_depth, kMostParts});
+  if (parts >= 2)
+    return static_cast<double>(single ? parts : parts - 1);  // else the first is the result itself
+  return single ? std::min(0.92, static_cast<double>(processors) / static_cast<double>(tiles)) : 0;
+}
+
+std::uint64_t filter_workspace(const Convolution& convolution, std::uint64_t filters,
+                               std::uint64_t channels) {
+  // In the layout with channels first, input, gradients and result are transformed.
   const std::uint64_t transformed =
-      convolution.channels_last ? 0
-                                : (product(convolution.input) + product(convolution.output) +
-                                   product(convolution.filter_sizes)) *
-                                          convolution.element_bytes +
-                                      16;
-  return transformed + (parts >= 2 ? (parts - 1) * product(convolution.filter_sizes) * sizeof(float) : 0);
+      convolution.channels_last
+          ? 0
+          : (product(convolution.input) + product(convolution.output) + product(convolution.filter_sizes)) *
+                    convolution.element_bytes +
+                16;
+  const auto part = static_cast<double>(product(convolution.filter_sizes) * sizeof(float));
+  return transformed + static_cast<std::uint64_t>(gradient_parts(convolution, filters, channels) * part);
 }
 
 }  // namespace
@@ -141,8 +152,8 @@ std::int64_t largest_factor(std::int64_t number) {
 
 }  // namespace
 
-// An extent that one kernel transforms needs no workspace; a longer one needs a copy of the data, and one with a
-// large prime factor the padded data of a convolution.
+// An extent that one kernel transforms needs no workspace; a longer one needs a copy of the data, and one
+// with a large prime factor the padded data of a convolution.
 std::uint64_t fft_workspace(int rank, const std::int64_t* extents, std::uint64_t batch,
                             std::uint64_t element_bytes, bool real) {
   std::uint64_t bytes = batch * element_bytes;

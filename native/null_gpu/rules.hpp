@@ -1,5 +1,6 @@
-// Sizes of workspaces that the libraries would answer with a device, as rules measured on an H200 with CUDA 13.0
-// and cuDNN 9.19 (docs/internals/null_gpu.md). They are exact where the docs say so, else approximate.
+// Sizes of workspaces that the libraries would answer with a device, as rules measured on an H200 with
+// CUDA 13.0 and cuDNN 9.19 (docs/internals/null_gpu.md). They are exact where the docs say so, else
+// approximate.
 #pragma once
 
 #include <cstdint>

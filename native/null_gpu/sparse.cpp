@@ -31,7 +31,9 @@ int make(Handle* out, const Matrix& matrix) {
 }  // namespace
 
 VRAM_NULL_API int cusparseCreate(Handle* out) { return make(out); }
-VRAM_NULL_API const char* cusparseGetErrorString(int error) { return error == 0 ? "success" : "not supported"; }
+VRAM_NULL_API const char* cusparseGetErrorString(int error) {
+  return error == 0 ? "success" : "not supported";
+}
 VRAM_NULL_API int cusparseCreateMatDescr(Handle* out) { return make(out); }
 VRAM_NULL_API int cusparseCreateBsrsm2Info(Handle* out) { return make(out); }
 VRAM_NULL_API int cusparseCreateBsrsv2Info(Handle* out) { return make(out); }
@@ -39,15 +41,16 @@ VRAM_NULL_API int cusparseSpGEMM_createDescr(Handle* out) { return make(out); }
 VRAM_NULL_API int cusparseSpSM_createDescr(Handle* out) { return make(out); }
 VRAM_NULL_API int cusparseSpSV_createDescr(Handle* out) { return make(out); }
 VRAM_NULL_API int cusparseCreateDnVec(Handle* out, std::int64_t, void*, int) { return make(out); }
-VRAM_NULL_API int cusparseCreateDnMat(Handle* out, std::int64_t, std::int64_t, std::int64_t, void*, int, int) {
+VRAM_NULL_API int cusparseCreateDnMat(Handle* out, std::int64_t, std::int64_t, std::int64_t, void*, int,
+                                      int) {
   return make(out);
 }
-VRAM_NULL_API int cusparseCreateCsr(Handle* out, std::int64_t rows, std::int64_t columns, std::int64_t entries,
-                                    void*, void*, void*, int, int, int, int) {
+VRAM_NULL_API int cusparseCreateCsr(Handle* out, std::int64_t rows, std::int64_t columns,
+                                    std::int64_t entries, void*, void*, void*, int, int, int, int) {
   return make(out, {rows, columns, entries});
 }
-VRAM_NULL_API int cusparseCreateCoo(Handle* out, std::int64_t rows, std::int64_t columns, std::int64_t entries,
-                                    void*, void*, void*, int, int, int) {
+VRAM_NULL_API int cusparseCreateCoo(Handle* out, std::int64_t rows, std::int64_t columns,
+                                    std::int64_t entries, void*, void*, void*, int, int, int) {
   return make(out, {rows, columns, entries});
 }
 VRAM_NULL_API int cusparseDestroySpMat(Handle matrix) {
@@ -67,18 +70,18 @@ VRAM_NULL_API int cusparseSpMatGetSize(Handle matrix, std::int64_t* rows, std::i
 
 // ---- buffers --------------------------------------------------------------------------------------------
 
-VRAM_NULL_API int cusparseSpMM_bufferSize(Handle, int, int, const void*, Handle, Handle, const void*, Handle, int,
+VRAM_NULL_API int cusparseSpMM_bufferSize(Handle, int, int, const void*, Handle, Handle, const void*, Handle,
+                                          int, int, std::size_t* bytes) {
+  *bytes = 0;
+  return 0;
+}
+VRAM_NULL_API int cusparseSpMV_bufferSize(Handle, int, const void*, Handle, Handle, const void*, Handle, int,
                                           int, std::size_t* bytes) {
   *bytes = 0;
   return 0;
 }
-VRAM_NULL_API int cusparseSpMV_bufferSize(Handle, int, const void*, Handle, Handle, const void*, Handle, int, int,
-                                          std::size_t* bytes) {
-  *bytes = 0;
-  return 0;
-}
-VRAM_NULL_API int cusparseSDDMM_bufferSize(Handle, int, int, const void*, Handle, Handle, const void*, Handle, int,
-                                           int, std::size_t* bytes) {
+VRAM_NULL_API int cusparseSDDMM_bufferSize(Handle, int, int, const void*, Handle, Handle, const void*, Handle,
+                                           int, int, std::size_t* bytes) {
   *bytes = 0;
   return 0;
 }

@@ -89,8 +89,9 @@ bool is_silent(std::string_view name) {
 // Functions that need no device and are left to the real library: descriptors of cuDNN's tensors, filters,
 // convolutions and the like.
 bool is_left(std::string_view name) {
-  return name.starts_with("cudnn") && (name.ends_with("Descriptor") || name.starts_with("cudnnSetConvolution") ||
-                                       name.ends_with("DescriptorEx") || name.ends_with("Descriptor_v9"));
+  return name.starts_with("cudnn") &&
+         (name.ends_with("Descriptor") || name.starts_with("cudnnSetConvolution") ||
+          name.ends_with("DescriptorEx") || name.ends_with("Descriptor_v9"));
 }
 
 bool is_cudas(std::string_view name) {
