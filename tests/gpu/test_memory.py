@@ -65,6 +65,8 @@ def test_a_limit_is_kept_and_explained(make_pool: MakePool, work: Work, pages: b
 def test_at_the_real_end_of_the_device_everything_goes_on(
     make_pool: MakePool, work: Work, device: Device, torch: Any, pages: bool
 ) -> None:
+    if device.free_memory < 16 * GIB:
+        pytest.skip(f"needs 16 GiB, but only {device.free_memory >> 20} MiB of the device are free")
     theirs = torch.full((4 * GIB,), 7, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     before = device.free_memory
@@ -72,7 +74,7 @@ def test_at_the_real_end_of_the_device_everything_goes_on(
     first = Marked(pool, work, 64 * MIB)
     held, error = fill_up(pool, 2 * GIB)
     report = error.report
-    assert pool.stats().allocated > before - 3 * GIB, "memory that was free could not be had"
+    assert pool.stats().allocated > before - 3 * GIB, "the pool failed to allocate memory that was free"
     assert_report_adds_up(report)
     assert report["device_free"] < 2 * GIB + SLACK and report["outside"] >= theirs.numel()
     assert error.limit is None and "what others hold on the device" in str(error)
