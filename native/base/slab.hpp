@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <deque>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "base/types.hpp"
 
@@ -26,7 +26,10 @@ class LazyArray {
     if (memory == MAP_FAILED) throw std::bad_alloc();
     data_ = static_cast<T*>(memory);
   }
-  ~LazyArray() { munmap(data_, bytes_); }
+  ~LazyArray() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+  }
+  LazyArray(LazyArray&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
   LazyArray(const LazyArray&) = delete;
   LazyArray& operator=(const LazyArray&) = delete;
 
@@ -145,7 +148,7 @@ class OrderedSet {
   }
   static std::size_t lowest(std::uint64_t word) { return static_cast<std::size_t>(std::countr_zero(word)); }
 
-  std::deque<LazyArray<std::uint64_t>> levels_;  // the lowest first
+  std::vector<LazyArray<std::uint64_t>> levels_;  // the lowest first
 };
 
 // Some of a pool's streams, in order of their numbers: those of which there is something to look at, so that
