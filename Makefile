@@ -121,7 +121,8 @@ test: setup
 
 # The Python tests that try a sample in `make test`.
 SAMPLED_TESTS := tests/conformance/test_contents.py tests/faults tests/fuzz tests/properties \
-  tests/process/test_extreme_arguments.py tests/process/test_fork_surface.py tests/unit/test_trace_hostile.py
+  tests/process/test_close_surface.py tests/process/test_extreme_arguments.py tests/process/test_fork_surface.py \
+  tests/unit/test_trace_hostile.py
 
 test-all: export VRAM_THOROUGH := 1
 test-all: setup native-test
