@@ -170,7 +170,7 @@ class StreamSet {
   mutable std::uint64_t steps_ = 0;
 };
 
-// Elements handed out by index, recycled last in first out. Index 0 is never handed out.
+// Elements that are added by index and recycled last in, first out. Index 0 is never used.
 template <typename T>
 class Slab {
  public:
@@ -199,7 +199,7 @@ class Slab {
   std::size_t size() const { return size_; }
   std::size_t capacity() const { return items_.capacity(); }
   bool has_room(std::size_t count = 1) const { return size_ + count < items_.capacity(); }
-  Index end() const { return end_; }  // all indices ever handed out are below it
+  Index end() const { return end_; }  // all indices ever used are below it
 
  private:
   LazyArray<T> items_;

@@ -17,7 +17,7 @@ from vram import Device, DeviceError, OutOfMemory, Pool, Stream
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other libraries' warnings are theirs
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-TIMEOUT = 60.0  # seconds until a missing wake-up is given up
+TIMEOUT = 60.0  # seconds after which a missing wake-up is an error
 SLACK = 512 * MIB  # what the driver and other libraries may take or give beside us
 with_and_without_pages = pytest.mark.parametrize("pages", [True, False], ids=["pages", "plain"])
 MakePool = Callable[..., Pool]
@@ -214,7 +214,7 @@ def test_an_error_carries_call_code_and_the_drivers_name(device: Device, what: s
     error = caught.value
     assert (error.call, error.native > 0) == (call, True)
     assert name in str(error) and str(error.native) in str(error) and call in str(error)
-    device.synchronize()  # the device is none the worse for it
+    device.synchronize()  # the device still works
 
 
 def test_more_than_the_device_has_is_out_of_memory_with_the_drivers_name(device: Device) -> None:

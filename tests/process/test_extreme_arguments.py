@@ -1,7 +1,7 @@
 """Whatever a public function is given, it returns or raises a documented error: it never crashes or hangs.
 
-The calls are generated from the public surface by extreme_calls.py. In `make test-all` each part has a process
-of its own; in `make test` a few processes have several parts each, because most of their time is the start.
+The calls are generated from the public surface by extreme_calls.py. In `make test-all` each part has its own
+process; in `make test` a few processes have several parts each, because most of their time is the start.
 """
 
 from __future__ import annotations

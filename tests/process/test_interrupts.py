@@ -160,7 +160,7 @@ threading.Thread(target=press_later, daemon=True).start()
 
 
 @pytest.mark.slow
-def test_exit_after_an_interrupt_does_not_wait_for_ever() -> None:
+def test_exit_after_an_interrupt_does_not_wait_forever() -> None:
     interrupted = """
 try:
     threading.Timer(0.1, press).start()
