@@ -303,6 +303,25 @@ def test_the_largest_batch_size_is_found_and_is_the_largest(script: Any) -> None
     assert predict(path, "--batch-size", str(found.best), **options).fits
 
 
+def test_code_that_pytorch_compiles_is_kept_apart_and_is_not_the_programs(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = script(
+        """
+        import torch
+        compiled = torch.compile(lambda x: (x.sin() + 1) * x)
+        kept = compiled(torch.zeros(1 << 24, device="cuda"))
+        """
+    )
+    found = predict(path)
+    assert found.outcome == "completed" and found.peak_allocated >= 128 * MIB
+    assert {group.label.rpartition(":")[0] for group in found.holders()} == {path}
+    assert not (tmp_path / "home" / ".triton").exists()
+    assert list((tmp_path / "cache" / "vram" / "null-gpu" / "triton").iterdir())
+
+
 def test_pytest_limits_memory_on_a_null_gpu(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
         "import torch\ndef test_a():\n    assert torch.zeros(8, device='cuda').shape == (8,)\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,26 @@ def test_the_environment_has_the_null_gpu_first() -> None:
     assert found["PYTHONPATH"].split(":")[1:] == ["/mine"] and found["X"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in found and "devices=2" in found["VRAM_NULL_GPU"]
     assert null_environment(find_gpu("h200"), 2, found) == found
+
+
+def test_kernels_of_a_null_gpu_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = null_environment(find_gpu("h200"), 1, {"TRITON_CACHE_DIR": "/mine"})
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_KERNEL_CACHE_PATH"):
+        assert found[name].startswith(str(tmp_path)) and os.path.isdir(found[name])
+
+
+def test_the_driver_that_triton_links_with_is_the_null_gpu(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "launcher.c", tmp_path / "launcher.so"
+    source.write_text("int cuInit(unsigned); int launch(void) { return cuInit(0); }")
+    folder = null_environment(find_gpu("h200"))["TRITON_LIBCUDA_PATH"]
+    flags = ["-shared", "-fPIC", "-Wl,--no-undefined", f"-L{folder}", "-l:libcuda.so.1"]
+    subprocess.run([compiler, str(source), *flags, "-o", str(library)], check=True)
+    ended = run_on_null_gpu(f"import ctypes; print(ctypes.CDLL({str(library)!r}).launch())")
+    assert (ended.returncode, ended.stdout) == (0, "0\n"), ended.stderr
 
 
 def test_only_linux_has_null_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

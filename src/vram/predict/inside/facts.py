@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["error", "frames", "null_gpu", "place", "rank", "static_runtimes", "unknown"]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python")
+LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "torchinductor")
 """Parts of the names of files that are not the program's own."""
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """Variables with the rank of a process; the innermost launcher first."""
