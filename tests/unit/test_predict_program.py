@@ -33,8 +33,11 @@ def test_a_script_a_module_and_a_command(tmp_path: Path) -> None:
     assert os.path.isabs(found.command[0]) and found.command[1:] == ("-c", "true") and found.script is None
 
 
-def test_a_command_beside_the_interpreter_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
+def test_a_command_beside_the_interpreter_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "pytest").touch(0o755)
     assert read_program(["pytest"]).command[0] == os.path.join(os.path.dirname(sys.executable), "pytest")
 
 
