@@ -280,7 +280,7 @@ def test_more_gpus_than_there_are_is_an_error(script: Any) -> None:
 
 
 def test_a_program_on_the_cpu_is_an_error(script: Any) -> None:
-    with pytest.raises(vram.ConfigError, match="did not use CUDA"):
+    with pytest.raises(vram.ConfigError, match="did not use GPU memory"):
         predict(script("import torch; torch.zeros(1)"))
 
 

@@ -158,10 +158,26 @@ def test_what_a_program_leaves_is_the_prediction(tmp_path: Path) -> None:
 
 
 def test_a_program_that_does_not_use_cuda_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did not use CUDA"):
+    with pytest.raises(ConfigError, match="did not use GPU memory"):
         run([program(tmp_path, "")])
     with pytest.raises(ConfigError, match="exit status 3 before it used CUDA"):
         run([program(tmp_path, "sys.exit(3)")])
+
+
+POOLS = """
+    import vram
+    kept = vram.Pool("cuda:1").allocate("64MiB")
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+"""
+
+
+def test_memory_of_other_libraries_than_pytorch_counts_and_that_of_a_parent_only_once(tmp_path: Path) -> None:
+    found = run([program(tmp_path, POOLS)], "h200:2")
+    assert [(use.device, use.reserved, use.recording) for use in found.uses] == [(1, 0, None)]
+    assert found.peak_used >= 64 << 20 and found.peak_used - found.gpu.overhead < 128 << 20
+    assert found.fits and found.holders() == []
 
 
 def test_a_program_that_fails_later_has_a_prediction_up_to_there(tmp_path: Path) -> None:
