@@ -1,5 +1,6 @@
 #include "null_gpu/values.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -39,7 +40,15 @@ std::unordered_map<const void*, Reads>& rules() {
 }
 std::atomic<bool> any_rule = false;
 thread_local Expected expected;
-thread_local std::int64_t announced = -1;  // what the next selection finds, where the caller knows
+
+// The numbers that this thread reads next, where the caller knows them.
+struct Announced {
+  static constexpr int kMost = 8;
+  std::int64_t values[kMost];
+  int next = 0;
+  int end = 0;
+};
+thread_local Announced announced;
 
 }  // namespace
 
@@ -60,9 +69,6 @@ void kernel_launched(const void* function, void** arguments) {
   if (rule == rules().end()) return;
   if (rule->second == Reads::one) {
     expected = {1, 1};
-  } else if (announced >= 0) {
-    expected = {static_cast<std::uint64_t>(announced), sizeof(std::uint64_t)};
-    announced = -1;
   } else if (arguments != nullptr) {
     expected.bytes = sizeof(std::uint64_t);
     std::memcpy(&expected.value, arguments[kItemsArgument], sizeof(std::uint64_t));
@@ -77,6 +83,11 @@ void copied(void* to, const void* from, std::size_t bytes) {
     return;
   }
   std::memset(to, 0, bytes);
+  if (bytes <= sizeof(std::int64_t) && announced.next < announced.end) {
+    std::memcpy(to, &announced.values[announced.next++], bytes);
+    expected = {};
+    return;
+  }
   if (bytes <= expected.bytes) std::memcpy(to, &expected.value, bytes);
   if (bytes <= sizeof(std::uint64_t)) expected = {};
 }
@@ -87,5 +98,11 @@ void filled(void* to, int value, std::size_t bytes) {
 
 }  // namespace vram::null_gpu
 
-// How many elements the next selection (nonzero, masked_select) of this thread finds.
-VRAM_NULL_API void vram_null_gpu_announce_count(std::int64_t count) { vram::null_gpu::announced = count; }
+// The numbers that this thread reads from the device next, in this order: copies of at most 8 bytes each. Replaces
+// what was announced before; none ends it.
+VRAM_NULL_API void vram_null_gpu_announce(const std::int64_t* values, int count) {
+  auto& announced = vram::null_gpu::announced;
+  announced.next = 0;
+  announced.end = std::clamp(count, 0, announced.kMost);
+  std::copy_n(values, announced.end, announced.values);
+}
