@@ -10,7 +10,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from inside.values import Values
 
@@ -58,6 +58,8 @@ class Machine:
             except Exception as error:
                 results.append(type(error))
         self.log.append((text, names, [list(p[1].shape) for p in pairs]))
+        if guessed() > self.before:  # from here on, anything may differ
+            raise Diverged
         device, host = results
         if isinstance(host, type) or isinstance(device, type):
             # What the CPU refuses the device refuses as well, except what only kernels would notice.
@@ -69,9 +71,7 @@ class Machine:
                 self.add(d, h)
 
     def add(self, device, host):
-        if device.shape != host.shape:
-            self.must_be_guessed(self.before)
-            raise Diverged
+        assert device.shape == host.shape, ("silently wrong", self.log)
         assert device.dtype == host.dtype, self.log
         if host.numel() <= 300:
             self.pairs.append((device, host))
@@ -91,12 +91,12 @@ class Machine:
             if way == "cpu":
                 seen = device.cpu().tolist()
             elif way == "to":
-                seen = device.to("cpu", torch.float64).tolist()
+                seen, right = device.to("cpu", torch.float64).tolist(), host.to(torch.float64).tolist()
             elif way == "copy_":
                 seen = torch.empty_like(host).copy_(device).tolist()
             else:
                 seen = device.tolist()
-        if seen != right and not (right != right):
+        if repr(seen) != repr(right):  # not a number equals itself
             self.log.append((way, seen, right))
             self.must_be_guessed(before)
 
@@ -249,7 +249,7 @@ def compute(m):
                 "torch.add(a, b, out=a.clone())",
                 "torch.nn.functional.embedding(b, a)",
                 "a.to(torch.int32)",
-                "a.cpu().to(d)",
+                "a.clone().cpu().to(d)",
                 "a.count_nonzero()",
                 "torch.searchsorted(a, b)",
                 "a.bitwise_and(1)",
@@ -336,7 +336,6 @@ def write(m):
                     "torch.cumsum(a, 0, out=b)",
                     "a.index_put_((b,), c)",
                     "a.copy_(b.cpu())",
-                    "a.cpu().add_(1)",
                     "a.masked_scatter_(b > 0, c)",
                     "a.resize_(2)",
                     "a.set_(b)",
@@ -386,6 +385,6 @@ if __name__ == "__main__":
     VALUES.begin()
     # Where the device is used, only the null GPU of the subprocess; deadlines depend on the machine.
     settings(
-        max_examples=int(sys.argv[2]), deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=int(sys.argv[2]), deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )(given(st.data())(check))()
     print("ok")

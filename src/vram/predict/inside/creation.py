@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .functions import CONSTANTS, FLOATS, RANDOM
-from .plausible import results
+from .functions import CONSTANTS, FLOATS, LOGIC, RANDOM
+from .plausible import TRUTHS, results
 from .reading import copied, numbers
 from .shadows import MOST_FLOATS, most_elements, on_the_cpu
 
@@ -20,7 +20,7 @@ __all__ = ["HANDLERS"]
 RANDOM_NUMBERS = "random numbers of the same distribution"
 UNINITIALIZED = "memory that was not initialized"
 PLAUSIBLE = "not known: plausible indices, drawn at random"
-FINITE = "not known: all numbers are finite"
+UNDECIDED = "not known in part: taken not to decide"
 WIDE = 1 << 18
 """Elements of a tensor of random numbers that is kept for comparisons."""
 
@@ -115,11 +115,28 @@ def plausible(values: Values, name: str, func: Any, args: tuple[Any, ...], kwarg
     values.noise.seed(None, kwargs.get("generator"), advance=not drawn)
     out = func(*args, **kwargs)
     found = [out] if isinstance(out, torch.Tensor) else list(out)
+    assumed = f"not known: {str(TRUTHS[name]).lower()}" if name in TRUTHS else PLAUSIBLE
     if all(type(each) is torch.Tensor and each.is_cuda for each in found):
         with contextlib.suppress(Exception), on_the_cpu():
             for tensor, contents in zip(found, results(name, values.noise, found, args, kwargs)):
                 if contents is not None:
-                    _put(values, tensor, contents, FINITE if name.startswith("is") else PLAUSIBLE)
+                    _put(values, tensor, contents, assumed)
+    return out
+
+
+def logic(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """And, or: what is known of one side may decide; else the unknown side is taken not to."""
+    known = values.look(args, kwargs)
+    if not known.unknown or len(known.tensors) != 1 or known.tensors[0].dtype != torch.bool or kwargs:
+        return values.call(name, func, args, kwargs)
+    out = func(*args)
+    if _is_followed(out) and out.dtype == torch.bool:
+        tensor = known.tensors[0]
+        shadow = known.shadows[id(tensor)]
+        with on_the_cpu():
+            side = shadow.view(tensor).expand(out.shape)
+            decided = bool((side == LOGIC[name]).all())
+            _put(values, out, side, shadow.assumed if decided else UNDECIDED)
     return out
 
 
@@ -144,6 +161,7 @@ HANDLERS: dict[str, Any] = {
     "convert": convert,
     "factory": factory,
     "finite": finite,
+    "logic": logic,
     "overwrite": overwrite,
     "plausible": plausible,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CONSTANTS", "FLOATS", "RANDOM", "TABLES", "UNPREDICTABLE", "functions", "mutates", "transparent"]
+__all__ = ["CONSTANTS", "FLOATS", "LOGIC", "RANDOM", "TABLES", "UNPREDICTABLE", "functions", "mutates", "transparent"]
 
 # Answered from the shadow: what these return, decides what the program does next.
 READS = (
@@ -43,12 +43,17 @@ COUNTED = "unique unique_consecutive repeat_interleave bincount one_hot combinat
 # Indices and truth values that are plausible where the arguments are not known.
 PLAUSIBLE = (
     "argmax argmin topk sort argsort max min median nanmedian mode kthvalue multinomial "
-    "isfinite isnan isinf isposinf isneginf"
+    "isfinite isnan isinf isposinf isneginf all"
 )
 # Use random numbers too many to compute with.
 COMPARISONS = (
     "lt le gt ge eq ne less less_equal greater greater_equal __lt__ __le__ __gt__ __ge__ bool argsort sort"
 )
+# Of two truth values, one may decide: this one.
+LOGIC = {
+    **dict.fromkeys(("__and__", "__rand__", "bitwise_and", "logical_and"), False),
+    **dict.fromkeys(("__or__", "__ror__", "bitwise_or", "logical_or"), True),
+}
 # Numbers given as tensors are read by PyTorch itself.
 SIZED = (
     "view reshape expand repeat narrow narrow_copy split split_with_sizes tile unfold pad unflatten roll select "
@@ -77,6 +82,7 @@ TABLES: dict[str, str] = {
     "counted": COUNTED,
     "plausible": PLAUSIBLE,
     "comparison": COMPARISONS,
+    "logic": " ".join(LOGIC),
     "sized": SIZED,
     "get": "__getitem__",
     "set": "__setitem__ index_put_",

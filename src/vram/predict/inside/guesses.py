@@ -38,19 +38,22 @@ class Guesses:
     def __init__(self, *inside: str) -> None:
         """Prepare; frames of files below the folders `inside` are not the program's."""
         self._inside = tuple(inside)
-        self._made: dict[tuple[CodeType, int, str], Guess] = {}
+        self._made: dict[tuple[str, str, str], Guess] = {}
+        self._places: dict[tuple[CodeType, int], tuple[str, str]] = {}  # where and what, by the call
 
     def add(self, kind: str, value: Any, assumed: str) -> None:
         """Count one guess at the innermost frame of the program."""
         frame = self._asker()
-        key = (frame.f_code, frame.f_lasti, kind)
-        known = self._made.get(key)
-        if known is None:
-            name, line = frame.f_code.co_filename, frame.f_lineno
-            where = f"{os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name}:{line}"
-            self._made[key] = Guess(kind, _expression(frame), where, 1, _short(value), assumed)
-        else:
+        call = (frame.f_code, frame.f_lasti)
+        place = self._places.get(call)
+        if place is None:
+            place = self._places[call] = (_where(frame), _expression(frame))
+        known = self._made.get((kind, *place))
+        if known is not None:
             known.count += 1
+            return
+        where, what = place
+        self._made[kind, where, what] = Guess(kind, what, where, 1, _short(value), assumed)
 
     def list(self) -> list[Guess]:
         """The guesses so far."""
@@ -63,6 +66,13 @@ class Guesses:
                 return outermost
             frame = frame.f_back
         return frame
+
+
+def _where(frame: FrameType) -> str:
+    """File and line, the file as seen from the current folder."""
+    name = frame.f_code.co_filename
+    here = os.getcwd() + os.sep
+    return f"{name[len(here) :] if name.startswith(here) else name}:{frame.f_lineno}"
 
 
 def _expression(frame: FrameType) -> str:

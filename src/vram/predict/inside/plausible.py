@@ -12,7 +12,7 @@ import torch
 
 from .shadows import MOST_INTEGERS
 
-__all__ = ["Noise", "results"]
+__all__ = ["TRUTHS", "Noise", "results"]
 
 OFFSET_STEP = 4
 """The smallest step of a CUDA generator's offset."""
@@ -67,17 +67,19 @@ _INDICES: dict[str, tuple[int, int, int | None]] = {
     "multinomial": (0, 3, -1),
 }
 _DISTINCT = frozenset({"topk", "sort", "argsort", "multinomial"})
-_FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
+TRUTHS = {
+    **dict.fromkeys(("isfinite", "all"), True),
+    **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), False),
+}
+"""What these functions return of numbers that are not known, everywhere."""
 
 
 def results(
     name: str, noise: Noise, out: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
     """Contents for the tensors `out` that the function `name` returned, None for each that stays unknown."""
-    if name in _FINITE:
-        return [
-            torch.full(each.shape, _FINITE[name]) if each.numel() <= MOST_INTEGERS else None for each in out
-        ]
+    if name in TRUTHS:
+        return [torch.full(each.shape, TRUTHS[name]) if each.numel() <= MOST_INTEGERS else None for each in out]
     source = args[0] if args else kwargs.get("input")
     position, argument, default = _INDICES[name]
     dim = kwargs.get("dim", args[argument] if len(args) > argument else default)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .announce import announcing
 from .shadows import most_elements
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ MOST_LISTED = 9
 def read(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer from the shadows; the device is read as well, for its copies and allocations."""
     known = values.look(args, kwargs, wide=True)
-    out = func(*args, **kwargs)
+    out = announcing((0,) if known.unknown else (), func, args, kwargs)
     if not known.tensors and not known.unknown:
         return out
     try:

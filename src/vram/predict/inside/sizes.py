@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .announce import announcing
 from .reading import UNKNOWN, numbers
 from .shadows import on_the_cpu
 
@@ -67,7 +66,7 @@ def counted(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs:
     except Exception:
         contents, reads = None, _default_reads(name, args, kwargs)
         assumed = DISTINCT if "unique" in name else UNKNOWN
-    out = _announcing(reads, func, args, kwargs)
+    out = announcing(reads or (), func, args, kwargs)
     if contents is not None:
         values.keep(out, contents, assumed)
     if assumed and reads is not None:
@@ -86,13 +85,7 @@ def _select(
 ) -> Any:
     """Call a function that finds out how many elements each of the masks selects."""
     counts = [_count(values, mask, value if len(masks) == 1 else None) for mask in masks if mask.is_cuda]
-    if not counts:
-        return values.call(name, func, args, kwargs)
-    _announce(counts)
-    try:
-        return values.call(name, func, args, kwargs)
-    finally:
-        _announce(())
+    return announcing(counts, values.call, (name, func, args, kwargs), {})
 
 
 def _count(values: Values, mask: Any, value: Any) -> int:
@@ -169,31 +162,6 @@ def _unique_dim(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int
         return None
     dim: int | None = kwargs.get("dim", args[position] if len(args) > position else None)
     return dim
-
-
-def _announcing(reads: Sequence[int] | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    _announce(reads or ())
-    try:
-        return func(*args, **kwargs)
-    finally:
-        _announce(())
-
-
-def _find_announcer() -> Any:
-    """The function of the null GPU that takes the numbers which this thread reads next."""
-    announce = getattr(ctypes.CDLL(None), "vram_null_gpu_announce", None)
-    if announce is not None:
-        announce.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int]
-        announce.restype = None
-    return announce
-
-
-_announcer = _find_announcer()
-
-
-def _announce(reads: Sequence[int]) -> None:
-    if _announcer is not None:
-        _announcer((ctypes.c_int64 * max(len(reads), 1))(*reads), len(reads))
 
 
 HANDLERS: dict[str, Any] = {

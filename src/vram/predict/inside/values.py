@@ -66,7 +66,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         self.noise = Noise()
         self._guesses = Guesses(os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
         self._undo: list[Callable[[], None]] = []
-        self._aside = threading.local()
+        self._compiles = False
         self._plans: dict[Any, Any] = dict.fromkeys(transparent())
         for kind, names in TABLES.items():
             for function, name in functions(names):
@@ -119,8 +119,8 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         """Prepare the compiler on its first use; it is not imported before."""
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
-            if not hasattr(self._aside, "prepared"):
-                self._aside.prepared = True
+            if not self._compiles:
+                self._compiles = True
                 self._prepare_compiler()
             return function(*args, **kwargs)
 
@@ -130,23 +130,30 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         from torch._dynamo import eval_frame, trace_rules
 
         trace_rules.add(__name__)  # never compile functions of this file
-        name = "_maybe_set_eval_frame" if hasattr(eval_frame, "_maybe_set_eval_frame") else "set_eval_frame"
-        self._patch(eval_frame, name, self._stepping_aside)
+        self._patch(eval_frame._TorchDynamoContext, "__call__", self._wrapping_compiled)
 
-    def _stepping_aside(self, set_callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _wrapping_compiled(self, wrap: Callable[..., Any]) -> Callable[..., Any]:
         """Do not follow what torch.compile compiles: it would try to compile this mode as well."""
 
-        def set_and_step(callback: Any) -> Any:
-            compiles = callback is not None and callback is not False
-            if compiles and self._here():
-                self._remove()
-                self._aside.stepped = True
-            elif not compiles and getattr(self._aside, "stepped", False):
-                self._aside.stepped = False
-                torch._C._push_on_torch_function_stack(self)
-            return set_callback(callback)
+        def wrap_compiled(context: Any, function: Any) -> Any:
+            compiled = wrap(context, function)
+            if not isinstance(compiled, FunctionType):
+                return compiled  # a module, whose methods are compiled the same way
 
-        return set_and_step
+            @functools.wraps(compiled)
+            def unfollowed(*args: Any, **kwargs: Any) -> Any:
+                if not self._here():
+                    return compiled(*args, **kwargs)
+                self._remove()
+                try:
+                    return compiled(*args, **kwargs)
+                finally:
+                    torch._C._push_on_torch_function_stack(self)
+
+            unfollowed._torchdynamo_wrapper_id = id(unfollowed)  # type: ignore[attr-defined]
+            return unfollowed
+
+        return wrap_compiled
 
     def _here(self) -> bool:
         """Whether the values of this thread are followed."""
