@@ -26,7 +26,9 @@ constexpr struct {
     {{"and_kernel_cuda", ""}, Reads::one},
     {{"NonZeroOp", "DeviceReduce"}, Reads::count},
 };
-constexpr int kItemsArgument = 2;  // of the reduction that counts: how many elements it is given
+// Of the reduction that counts: an iterator, which begins with the address of the elements, and how many there are.
+constexpr int kMaskArgument = 0;
+constexpr int kItemsArgument = 2;
 
 struct Expected {
   std::uint64_t value = 0;
@@ -39,6 +41,22 @@ std::unordered_map<const void*, Reads>& rules() {
   return *made;
 }
 std::atomic<bool> any_rule = false;
+
+// How many elements the masks at these addresses select.
+std::unordered_map<const void*, std::int64_t>& masks() {
+  static auto* const made = new std::unordered_map<const void*, std::int64_t>;
+  return *made;
+}
+
+// What a reduction over a mask counts; `arguments` are those of the kernel: where the mask is, ..., how long it is.
+std::uint64_t selected(void** arguments) {
+  const void* mask = nullptr;
+  std::memcpy(&mask, arguments[kMaskArgument], sizeof mask);
+  if (const auto known = masks().find(mask); known != masks().end()) return static_cast<std::uint64_t>(known->second);
+  std::uint64_t items = 0;
+  std::memcpy(&items, arguments[kItemsArgument], sizeof items);
+  return items;
+}
 thread_local Expected expected;
 
 // The numbers that this thread reads next, where the caller knows them.
@@ -70,8 +88,7 @@ void kernel_launched(const void* function, void** arguments) {
   if (rule->second == Reads::one) {
     expected = {1, 1};
   } else if (arguments != nullptr) {
-    expected.bytes = sizeof(std::uint64_t);
-    std::memcpy(&expected.value, arguments[kItemsArgument], sizeof(std::uint64_t));
+    expected = {selected(arguments), sizeof(std::uint64_t)};
   }
 }
 
@@ -105,4 +122,15 @@ VRAM_NULL_API void vram_null_gpu_announce(const std::int64_t* values, int count)
   announced.next = 0;
   announced.end = std::clamp(count, 0, announced.kMost);
   std::copy_n(values, announced.end, announced.values);
+}
+
+// How many elements the mask at this address selects, as long as it is there; also for functions that nobody announces,
+// such as those of a backward pass. A negative count ends it.
+VRAM_NULL_API void vram_null_gpu_mask(const void* address, std::int64_t count) {
+  const std::lock_guard lock(vram::null_gpu::mutex);
+  if (count < 0) {
+    vram::null_gpu::masks().erase(address);
+  } else {
+    vram::null_gpu::masks().insert_or_assign(address, count);
+  }
 }

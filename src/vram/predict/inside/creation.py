@@ -53,7 +53,7 @@ def factory(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs:
         else:
             like = name.endswith("_like") or name.startswith("new_")
             known = values.look(args[1:] if like else args, kwargs)
-            source = (torch.empty(0, dtype=args[0].dtype).expand(args[0].shape),) if like else ()
+            source = (torch.zeros((), dtype=args[0].dtype).expand(args[0].shape),) if like else ()
             contents = values.compute(name, func, source + args[like:], {**kwargs, "device": "cpu"}, known)
             values.keep(out, contents, known.assumed)
     return out

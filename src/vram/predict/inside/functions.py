@@ -40,14 +40,16 @@ OVERWRITES = (
 SELECTIONS = "nonzero argwhere where masked_select"
 # Read from the device in order to find the size of their result.
 COUNTED = "unique unique_consecutive repeat_interleave bincount one_hot combinations _unique2 unique_dim"
+# Read from the device whether their arguments are valid.
+CHECKED = "normal"
 # Indices and truth values that are plausible where the arguments are not known.
 PLAUSIBLE = (
     "argmax argmin topk sort argsort max min median nanmedian mode kthvalue multinomial "
-    "isfinite isnan isinf isposinf isneginf all"
+    "isfinite isnan isinf isposinf isneginf all _is_all_true"
 )
 # Use random numbers too many to compute with.
 COMPARISONS = (
-    "lt le gt ge eq ne less less_equal greater greater_equal __lt__ __le__ __gt__ __ge__ bool argsort sort"
+    "lt le gt ge eq ne less less_equal greater greater_equal __lt__ __le__ __gt__ __ge__ __eq__ __ne__ bool argsort sort"
 )
 # Of two truth values, one may decide: this one.
 LOGIC = {
@@ -79,6 +81,7 @@ TABLES: dict[str, str] = {
     "factory": FACTORIES,
     "overwrite": OVERWRITES,
     "selection": SELECTIONS,
+    "checked": CHECKED,
     "counted": COUNTED,
     "plausible": PLAUSIBLE,
     "comparison": COMPARISONS,

@@ -68,7 +68,7 @@ _INDICES: dict[str, tuple[int, int, int | None]] = {
 }
 _DISTINCT = frozenset({"topk", "sort", "argsort", "multinomial"})
 TRUTHS = {
-    **dict.fromkeys(("isfinite", "all"), True),
+    **dict.fromkeys(("isfinite", "all", "_is_all_true"), True),
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), False),
 }
 """What these functions return of numbers that are not known, everywhere."""

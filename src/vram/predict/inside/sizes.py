@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .announce import announcing
+from .announce import announcing, remember_mask
+from .creation import plausible
 from .reading import UNKNOWN, numbers
 from .shadows import on_the_cpu
 
@@ -17,6 +18,8 @@ __all__ = ["HANDLERS"]
 
 SELECTED = "not known: every element is selected"
 DISTINCT = "not known: all elements are distinct"
+SAME = {**dict.fromkeys(("eq", "__eq__"), True), **dict.fromkeys(("ne", "__ne__"), False)}
+"""Comparisons of a tensor with itself: a search for elements that are not numbers."""
 MASKS = (torch.bool, torch.uint8)
 
 
@@ -75,8 +78,15 @@ def counted(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs:
     return out
 
 
+def checked(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Functions that read from the device whether their arguments are valid: they are."""
+    return announcing((1,), values.call, (name, func, args, kwargs), {})
+
+
 def compare(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Functions that use random numbers too many to compute with."""
+    """Comparisons, which may use random numbers too many to compute with."""
+    if name in SAME and len(args) == 2 and args[0] is args[1] and values.look(args, {}).unknown:
+        return plausible(values, "isfinite" if SAME[name] else "isnan", func, args, kwargs)
     return values.call(name, func, args, kwargs, wide=True)
 
 
@@ -89,18 +99,20 @@ def _select(
 
 
 def _count(values: Values, mask: Any, value: Any) -> int:
-    """How many elements a mask selects; as many as `value` has, if it is known what they are set to."""
+    """How many elements a mask selects; as many as `value` has, if it is only known what they are set to."""
     shadow = values.shadow(mask)
     if shadow is not None:
         with on_the_cpu():
             count = int(shadow.view(mask).count_nonzero())
         if shadow.assumed:
             values.guess("shape", count, shadow.assumed)
-        return count
-    if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] != 1:
-        return int(value.shape[0])
-    values.guess("shape", mask.numel(), SELECTED)
-    return int(mask.numel())
+    elif isinstance(value, torch.Tensor) and value.dim() and value.shape[0] != 1:
+        count = int(value.shape[0])
+    else:
+        count = int(mask.numel())
+        values.guess("shape", count, SELECTED)
+    remember_mask(mask, count)
+    return count
 
 
 def _masks(index: Any) -> list[Any]:
@@ -165,6 +177,7 @@ def _unique_dim(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int
 
 
 HANDLERS: dict[str, Any] = {
+    "checked": checked,
     "comparison": compare,
     "counted": counted,
     "get": get,

@@ -44,16 +44,20 @@ class Known:
 
     __slots__ = ("shadows", "tensors", "unknown")
 
-    def __init__(self) -> None:
+    def __init__(self, unknown: bool = False) -> None:
         """Begin without tensors."""
         self.tensors: list[Any] = []  # on the device, with known contents
         self.shadows: dict[int, Shadow] = {}  # of these, by their identity
-        self.unknown = False  # there are others on the device
+        self.unknown = unknown  # there are others on the device
 
     @property
     def assumed(self) -> str | None:
         """Why the contents are what they are; None if all are exact."""
         return next((each.assumed for each in self.shadows.values() if each.assumed), None)
+
+
+_NO_TENSORS = Known()
+_ONLY_UNKNOWN = Known(unknown=True)
 
 
 class Values(TorchFunctionMode):  # type: ignore[misc]
@@ -195,6 +199,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         if name in RANDOM and known.tensors:
             self.noise.seed(known.tensors[0].device, kwargs.get("generator"))
         targets = tensors_in(kwargs["out"]) if "out" in kwargs else []
+        kept = all(self.shadows.covers(each) or self.shadow(each) is not None for each in targets)
         before = [version_of(tensor) for tensor in known.tensors]
         out = func(*args, **kwargs)
         changed = [
@@ -205,7 +210,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         if not changed and not targets and self._nothing_new(out, known):
             return out
         try:
-            if not all(map(self.shadows.covers, targets)):
+            if not kept:
                 raise Unknown
             values = self.compute(name, func, args, kwargs, known)
             self.keep(out, values, RANDOM_NUMBERS if name in RANDOM else known.assumed, changed)
@@ -223,25 +228,26 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
 
     def look(self, args: Any, kwargs: dict[str, Any], *, wide: bool = False) -> Known:
         """What is known of the arguments. With `wide`, also random numbers too many to compute with."""
-        known = Known()
-        for tensor in tensors_in(args):
-            self._look_at(tensor, known, wide)
+        found = tensors_in(args)
         for key, value in kwargs.items():
-            if key != "out" and (isinstance(value, (torch.Tensor, list, tuple))):
-                for tensor in tensors_in(value):
-                    self._look_at(tensor, known, wide)
+            if key != "out" and isinstance(value, (torch.Tensor, list, tuple)):
+                found = found + tensors_in(value)
+        known, unknown = None, False
+        for tensor in found:
+            if tensor.is_cuda:
+                shadow = self.shadows.find(tensor) if type(tensor) in PLAIN else None
+                if shadow is None or (shadow.wide and not wide):
+                    unknown = True
+                if shadow is not None:
+                    known = known or Known()
+                    known.tensors.append(tensor)
+                    known.shadows[id(tensor)] = shadow
+            elif type(tensor) not in PLAIN:
+                unknown = True
+        if known is None:
+            return _ONLY_UNKNOWN if unknown else _NO_TENSORS
+        known.unknown = unknown
         return known
-
-    def _look_at(self, tensor: Any, known: Known, wide: bool) -> None:
-        if tensor.is_cuda:
-            shadow = self.shadow(tensor)
-            if shadow is None or (shadow.wide and not wide):
-                known.unknown = True
-            if shadow is not None:
-                known.tensors.append(tensor)
-                known.shadows[id(tensor)] = shadow
-        elif type(tensor) not in PLAIN:
-            known.unknown = True
 
     def shadow(self, tensor: Any) -> Shadow | None:
         """The shadow of a tensor on the device, if it is a plain one and its contents are known."""
