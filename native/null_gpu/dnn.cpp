@@ -77,7 +77,8 @@ Descriptor device() {
                     set(descriptor, kDeviceText, kTypeChar, static_cast<std::int64_t>(text.size() + 1),
                         text.c_str()) == kOk &&
                     finalize(descriptor) == kOk;
-    if (!ok) std::fputs("vram: cuDNN does not take the properties of the null GPU; convolutions fail\n", stderr);
+    if (!ok)
+      std::fputs("vram: cuDNN does not take the properties of the null GPU; convolutions fail\n", stderr);
     return ok ? descriptor : nullptr;
   }();
   return made;
@@ -127,8 +128,8 @@ VRAM_NULL_API int cudnnBackendFinalize(Descriptor descriptor) {
   if (kind == kEngine) (void)set_device(descriptor, kEngineDevice);
   return finalize(descriptor);
 }
-VRAM_NULL_API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type, std::int64_t wanted,
-                                           std::int64_t* count, void* values) {
+VRAM_NULL_API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type,
+                                           std::int64_t wanted, std::int64_t* count, void* values) {
   using Get = int (*)(Descriptor, int, int, std::int64_t, std::int64_t*, void*);
   static const auto get = real<Get>("cudnnBackendGetAttribute");
   if (type == kTypeHandle) return kUnsupported;

@@ -7,8 +7,10 @@
 #include <string_view>
 
 #include "null_gpu/errors.hpp"
+#include "null_gpu/graphs.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
+#include "null_gpu/pools.hpp"
 #include "null_gpu/profile.hpp"
 #include "null_gpu/properties.hpp"
 #include "null_gpu/unknown.hpp"
@@ -19,8 +21,12 @@ using namespace vram::null_gpu;
 namespace {
 
 // One context a device; its handle says which.
-Handle context_of(int device) { return reinterpret_cast<Handle>(0x7000 + 64 * static_cast<std::uintptr_t>(device)); }
-int device_of(Handle context) { return static_cast<int>((reinterpret_cast<std::uintptr_t>(context) - 0x7000) / 64); }
+Handle context_of(int device) {
+  return reinterpret_cast<Handle>(0x7000 + 64 * static_cast<std::uintptr_t>(device));
+}
+int device_of(Handle context) {
+  return static_cast<int>((reinterpret_cast<std::uintptr_t>(context) - 0x7000) / 64);
+}
 void* pointer(DevicePointer address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
@@ -91,13 +97,18 @@ VRAM_NULL_API Result cuCtxPushCurrent_v2(Handle context) {
   chosen_device() = device_of(context);
   return kSuccess;
 }
+VRAM_NULL_API Result cuCtxPushCurrent(Handle context) { return cuCtxPushCurrent_v2(context); }
 VRAM_NULL_API Result cuCtxPopCurrent_v2(Handle* context) {
   if (depth == 0) return kInvalidValue;
   if (context != nullptr) *context = context_of(chosen_device());
   chosen_device() = pushed[--depth];
   return kSuccess;
 }
-VRAM_NULL_API Result cuCtxSynchronize() { return kSuccess; }
+VRAM_NULL_API Result cuCtxPopCurrent(Handle* context) { return cuCtxPopCurrent_v2(context); }
+VRAM_NULL_API Result cuCtxSynchronize() {
+  MemoryPool::synchronize_all();
+  return kSuccess;
+}
 VRAM_NULL_API Result cuCtxGetLimit(std::size_t* out, int) {
   *out = 1024;
   return kSuccess;
@@ -117,7 +128,10 @@ VRAM_NULL_API Result cuGetErrorName(Result error, const char** out) {
 VRAM_NULL_API Result cuMemAlloc_v2(DevicePointer* out, std::size_t bytes) {
   return memory_of(chosen_device())->allocate(bytes, out);
 }
-VRAM_NULL_API Result cuMemFree_v2(DevicePointer address) { return memory_at(address).free(address); }
+VRAM_NULL_API Result cuMemFree_v2(DevicePointer address) {
+  if (MemoryPool::free_anywhere(address) == kSuccess) return kSuccess;
+  return memory_at(address).free(address);
+}
 VRAM_NULL_API Result cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
   std::uint64_t free = 0, total = 0;
   memory_of(chosen_device())->info(&free, &total);
@@ -125,7 +139,8 @@ VRAM_NULL_API Result cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total
   *total_bytes = total;
   return kSuccess;
 }
-VRAM_NULL_API Result cuMemGetAddressRange_v2(DevicePointer* begin, std::size_t* bytes, DevicePointer address) {
+VRAM_NULL_API Result cuMemGetAddressRange_v2(DevicePointer* begin, std::size_t* bytes,
+                                             DevicePointer address) {
   DevicePointer found = 0;
   std::uint64_t length = 0;
   if (!memory_at(address).find(address, &found, &length)) return kNotFound;
@@ -147,12 +162,18 @@ VRAM_NULL_API Result cuMemcpyAsync(DevicePointer to, DevicePointer from, std::si
   copied(pointer(to), pointer(from), bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cuMemcpyHtoDAsync_v2(DevicePointer, const void*, std::size_t, Handle) { return kSuccess; }
+VRAM_NULL_API Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t bytes, Handle) {
+  copied(pointer(to), from, bytes);
+  return kSuccess;
+}
 VRAM_NULL_API Result cuMemcpyDtoHAsync_v2(void* to, DevicePointer from, std::size_t bytes, Handle) {
   copied(to, pointer(from), bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cuMemcpyHtoD_v2(DevicePointer, const void*, std::size_t) { return kSuccess; }
+VRAM_NULL_API Result cuMemcpyHtoD_v2(DevicePointer to, const void* from, std::size_t bytes) {
+  copied(pointer(to), from, bytes);
+  return kSuccess;
+}
 VRAM_NULL_API Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
   copied(to, pointer(from), bytes);
   return kSuccess;
@@ -175,8 +196,8 @@ VRAM_NULL_API Result cuPointerGetAttribute(void* out, int number, DevicePointer 
       std::memcpy(out, &kind, sizeof(kind));
       return device ? kSuccess : kInvalidValue;
     }
-    case 3:    // as the device sees it
-    case 11:   // where its allocation begins
+    case 3:   // as the device sees it
+    case 11:  // where its allocation begins
       std::memcpy(out, &address, sizeof(address));
       return kSuccess;
     case 9: {  // the device
@@ -217,8 +238,8 @@ VRAM_NULL_API Result cuMemRelease(std::uint64_t page) {
   Memory* const memory = memory_of(static_cast<int>(page & 0xff));
   return memory != nullptr ? memory->page_release(page) : kInvalidValue;
 }
-VRAM_NULL_API Result cuMemMap(DevicePointer address, std::size_t bytes, std::size_t offset, std::uint64_t page,
-                              unsigned long long) {
+VRAM_NULL_API Result cuMemMap(DevicePointer address, std::size_t bytes, std::size_t offset,
+                              std::uint64_t page, unsigned long long) {
   Memory* const memory = memory_of(static_cast<int>(page & 0xff));
   if (memory == nullptr || offset != 0) return kInvalidValue;
   return memory->map(address, bytes, page);
@@ -247,7 +268,10 @@ VRAM_NULL_API Result cuStreamCreateWithPriority(Handle* out, unsigned, int prior
   return kSuccess;
 }
 VRAM_NULL_API Result cuStreamDestroy_v2(Handle stream) { return Order::get().stream_destroy(stream); }
-VRAM_NULL_API Result cuStreamSynchronize(Handle stream) { return Order::get().stream_query(stream); }
+VRAM_NULL_API Result cuStreamSynchronize(Handle stream) {
+  MemoryPool::synchronize_all();
+  return Order::get().stream_query(stream);
+}
 VRAM_NULL_API Result cuStreamQuery(Handle stream) { return Order::get().stream_query(stream); }
 VRAM_NULL_API Result cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
   return Order::get().stream_wait(stream, event);
@@ -278,7 +302,12 @@ VRAM_NULL_API Result cuEventElapsedTime_v2(float* milliseconds, Handle, Handle) 
   *milliseconds = 1.0f;
   return kSuccess;
 }
-VRAM_NULL_API Result cuStreamBeginCapture_v2(Handle stream, int) { return Order::get().capture_begin(stream); }
+VRAM_NULL_API Result cuEventElapsedTime(float* milliseconds, Handle begin, Handle end) {
+  return cuEventElapsedTime_v2(milliseconds, begin, end);
+}
+VRAM_NULL_API Result cuStreamBeginCapture_v2(Handle stream, int) {
+  return Order::get().capture_begin(stream);
+}
 VRAM_NULL_API Result cuStreamEndCapture(Handle stream, Handle* graph) {
   return Order::get().capture_end(stream, graph);
 }
@@ -297,71 +326,24 @@ VRAM_NULL_API Result cuStreamGetCaptureInfo_v2(Handle stream, int* status, std::
   return kSuccess;
 }
 VRAM_NULL_API Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
-VRAM_NULL_API Result cuGraphInstantiateWithFlags(Handle* out, Handle, unsigned long long) {
-  *out = new_handle();
+VRAM_NULL_API Result cuGraphInstantiateWithFlags(Handle* out, Handle graph, unsigned long long) {
+  *out = Graphs::get().instantiate(graph);
   return kSuccess;
 }
 VRAM_NULL_API Result cuGraphLaunch(Handle, Handle) { return kSuccess; }
-VRAM_NULL_API Result cuGraphDestroy(Handle) { return kSuccess; }
-VRAM_NULL_API Result cuGraphExecDestroy(Handle) { return kSuccess; }
-
-// ---- modules and kernels --------------------------------------------------------------------------------
-
-VRAM_NULL_API Result cuModuleLoadData(Handle* out, const void*) {
-  *out = new_handle();
+VRAM_NULL_API Result cuGraphDestroy(Handle graph) { return Graphs::get().destroy(graph); }
+VRAM_NULL_API Result cuGraphExecDestroy(Handle graph) { return Graphs::get().destroy(graph); }
+VRAM_NULL_API Result cuUserObjectCreate(Handle* out, void* object, void (*destroy)(void*), unsigned count,
+                                        unsigned) {
+  *out = Graphs::get().object_create(object, destroy, count);
   return kSuccess;
 }
-VRAM_NULL_API Result cuModuleLoad(Handle* out, const char*) { return cuModuleLoadData(out, nullptr); }
-VRAM_NULL_API Result cuModuleLoadDataEx(Handle* out, const void* image, unsigned, int*, void**) {
-  return cuModuleLoadData(out, image);
+VRAM_NULL_API Result cuUserObjectRelease(Handle object, unsigned count) {
+  return Graphs::get().object_release(object, count);
 }
-VRAM_NULL_API Result cuModuleUnload(Handle) { return kSuccess; }
-VRAM_NULL_API Result cuModuleGetFunction(Handle* out, Handle, const char*) {
-  *out = new_handle();
-  return kSuccess;
+VRAM_NULL_API Result cuGraphRetainUserObject(Handle graph, Handle object, unsigned count, unsigned flags) {
+  return Graphs::get().retain(graph, object, count, flags);
 }
-VRAM_NULL_API Result cuFuncGetAttribute(int* out, int number, Handle) {
-  *out = number == 0 ? 1024 : number == 4 ? 32 : 0;  // threads of a block; registers of a thread
-  return kSuccess;
-}
-VRAM_NULL_API Result cuFuncSetAttribute(Handle, int, int) { return kSuccess; }
-VRAM_NULL_API Result cuFuncSetCacheConfig(Handle, int) { return kSuccess; }
-VRAM_NULL_API Result cuFuncGetModule(Handle* out, Handle) {
-  *out = new_handle();
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                    Handle, void**, void**) {
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLaunchKernelEx(const void*, Handle, void**, void**) { return kSuccess; }
-VRAM_NULL_API Result cuLaunchCooperativeKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                               unsigned, unsigned, Handle, void**) {
-  return kSuccess;
-}
-VRAM_NULL_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, Handle, int threads, std::size_t) {
-  *out = blocks_of(threads);
-  return kSuccess;
-}
-VRAM_NULL_API Result cuOccupancyMaxActiveClusters(int* out, Handle, const void*) {
-  *out = 16;
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLinkCreate_v2(unsigned, int*, void**, Handle* out) {
-  *out = new_handle();
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLinkAddData_v2(Handle, int, void*, std::size_t, const char*, unsigned, int*, void**) {
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLinkComplete(Handle, void** image, std::size_t* bytes) {
-  static char nothing[8];
-  *image = nothing;
-  *bytes = sizeof(nothing);
-  return kSuccess;
-}
-VRAM_NULL_API Result cuLinkDestroy(Handle) { return kSuccess; }
-VRAM_NULL_API Result cuTensorMapEncodeTiled(...) { return kSuccess; }
 
 // ---- functions by name ----------------------------------------------------------------------------------
 
@@ -382,6 +364,11 @@ void* driver_function(const char* name) {
 
 }  // namespace vram::null_gpu
 
+// Tables of functions that NVIDIA's libraries share and nobody documents. There are none here.
+VRAM_NULL_API Result cuGetExportTable(const void** out, const Uuid*) {
+  *out = nullptr;
+  return kNotFound;
+}
 VRAM_NULL_API Result cuGetProcAddress_v2(const char* name, void** out, int, std::uint64_t, int* status) {
   *out = driver_function(name);
   if (status != nullptr) *status = 0;

@@ -24,8 +24,7 @@ Addresses& Addresses::get() {
 }
 
 Addresses::Addresses() {
-  void* const space =
-      mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const space = mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED) {
     std::fputs("vram: the null GPU cannot reserve 8 TiB of addresses (ulimit -v?)\n", stderr);
     std::abort();
@@ -66,19 +65,41 @@ void Addresses::give(DevicePointer address, std::uint64_t bytes) {
 
 // ---- memory ---------------------------------------------------------------------------------------------
 
-bool Memory::take(std::uint64_t bytes) {
-  const Profile& profile = Profile::get();
-  const std::uint64_t room = profile.memory - profile.overhead;
-  if (bytes > room || used_ > room - bytes) return false;
+Memory::Memory(int device) : device_(device), used_(Profile::get().overhead), peak_(used_) {}
+
+bool Memory::take_locked(std::uint64_t bytes) {
+  const std::uint64_t total = Profile::get().memory;
+  if (used_ > total || bytes > total - used_) return false;
   used_ += bytes;
+  if (used_ > peak_) peak_ = used_;
   return true;
+}
+
+bool Memory::take(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return take_locked(bytes);
+}
+
+void Memory::give(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  used_ -= bytes;
+}
+
+std::uint64_t Memory::used() {
+  const std::lock_guard lock(mutex_);
+  return used_;
+}
+
+std::uint64_t Memory::peak() {
+  const std::lock_guard lock(mutex_);
+  return peak_;
 }
 
 Result Memory::allocate(std::uint64_t bytes, DevicePointer* out) {
   const std::lock_guard lock(mutex_);
   *out = 0;
   if (bytes == 0) return kSuccess;
-  if (bytes > Profile::get().memory || !take(bytes = rounded(bytes, kGranule))) return kOutOfMemory;
+  if (bytes > Profile::get().memory || !take_locked(bytes = rounded(bytes, kGranule))) return kOutOfMemory;
   const DevicePointer address = Addresses::get().take(bytes);
   if (address == 0) {
     used_ -= bytes;
@@ -103,24 +124,31 @@ Result Memory::free(DevicePointer address) {
 void Memory::info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) {
   const std::lock_guard lock(mutex_);
   *total_bytes = Profile::get().memory;
-  *free_bytes = Profile::get().memory - Profile::get().overhead - used_;
+  *free_bytes = used_ < *total_bytes ? *total_bytes - used_ : 0;
+}
+
+void Memory::add_range(DevicePointer address, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  ranges_.emplace(address, bytes);
+}
+
+void Memory::remove_range(DevicePointer address) {
+  const std::lock_guard lock(mutex_);
+  ranges_.erase(address);
 }
 
 bool Memory::find(DevicePointer address, DevicePointer* begin, std::uint64_t* bytes) {
   const std::lock_guard lock(mutex_);
-  if (auto block = blocks_.upper_bound(address); block != blocks_.begin()) {
-    --block;
-    *begin = block->first;
-    *bytes = block->second;
-    if (address - *begin < *bytes) return true;
-  }
-  if (auto mapping = mappings_.upper_bound(address); mapping != mappings_.begin()) {
-    --mapping;
-    *begin = mapping->first;
-    *bytes = mapping->second.bytes;
-    return address - *begin < *bytes;
-  }
-  return false;
+  const auto in = [&](const auto& ranges, const auto& length) {
+    auto range = ranges.upper_bound(address);
+    if (range == ranges.begin() || address - (--range)->first >= length(range->second)) return false;
+    *begin = range->first;
+    *bytes = length(range->second);
+    return true;
+  };
+  const auto whole = [](std::uint64_t length) { return length; };
+  return in(blocks_, whole) || in(ranges_, whole) ||
+         in(mappings_, [](const Mapping& mapping) { return mapping.bytes; });
 }
 
 // ---- pages ----------------------------------------------------------------------------------------------
@@ -128,7 +156,7 @@ bool Memory::find(DevicePointer address, DevicePointer* begin, std::uint64_t* by
 Result Memory::page_create(std::uint64_t bytes, std::uint64_t* out) {
   const std::lock_guard lock(mutex_);
   if (bytes == 0 || bytes % kGranule != 0) return kInvalidValue;
-  if (bytes > Profile::get().memory || !take(bytes)) return kOutOfMemory;
+  if (bytes > Profile::get().memory || !take_locked(bytes)) return kOutOfMemory;
   // Handles of different devices differ.
   *out = ++last_page_ << 8 | static_cast<std::uint64_t>(device_);
   pages_.emplace(*out, Page{bytes, 1, 0});

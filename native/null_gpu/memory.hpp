@@ -46,11 +46,19 @@ class Addresses {
 
 class Memory {
  public:
-  explicit Memory(int device) : device_(device) {}
+  explicit Memory(int device);
 
   Result allocate(std::uint64_t bytes, DevicePointer* out);
   Result free(DevicePointer address);  // not_found: nothing was allocated there
   void info(std::uint64_t* free_bytes, std::uint64_t* total_bytes);
+  std::uint64_t used();
+  std::uint64_t peak();
+
+  // Bytes without an address, for memory pools, which give out addresses over what they hold.
+  bool take(std::uint64_t bytes);
+  void give(std::uint64_t bytes);
+  void add_range(DevicePointer address, std::uint64_t bytes);
+  void remove_range(DevicePointer address);
   // The allocation or mapping that holds an address.
   bool find(DevicePointer address, DevicePointer* begin, std::uint64_t* bytes);
 
@@ -72,13 +80,15 @@ class Memory {
     std::uint64_t bytes = 0;
     std::uint64_t page = 0;
   };
-  bool take(std::uint64_t bytes);
+  bool take_locked(std::uint64_t bytes);
   void drop(std::unordered_map<std::uint64_t, Page>::iterator page);
 
   const int device_;
   std::mutex mutex_;
-  std::uint64_t used_ = 0;
+  std::uint64_t used_;
+  std::uint64_t peak_;
   std::map<DevicePointer, std::uint64_t> blocks_;
+  std::map<DevicePointer, std::uint64_t> ranges_;  // of memory pools and of other processes
   std::map<DevicePointer, Mapping> mappings_;
   std::unordered_map<std::uint64_t, Page> pages_;
   std::uint64_t last_page_ = 0;

@@ -15,8 +15,12 @@ namespace {
 constexpr int kUnsupported = 3;
 constexpr int kUnknownDevice = 6;
 
-Handle handle_of(int device) { return reinterpret_cast<Handle>(0x9000 + 64 * static_cast<std::uintptr_t>(device)); }
-int device_of(Handle handle) { return static_cast<int>((reinterpret_cast<std::uintptr_t>(handle) - 0x9000) / 64); }
+Handle handle_of(int device) {
+  return reinterpret_cast<Handle>(0x9000 + 64 * static_cast<std::uintptr_t>(device));
+}
+int device_of(Handle handle) {
+  return static_cast<int>((reinterpret_cast<std::uintptr_t>(handle) - 0x9000) / 64);
+}
 
 struct MemoryInfo {
   unsigned long long total, free, used;

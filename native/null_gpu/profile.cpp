@@ -20,18 +20,12 @@ Profile read() {
       const char* key;
       int* field;
     } numbers[] = {
-        {"devices", &profile.devices},
-        {"major", &profile.major},
-        {"minor", &profile.minor},
-        {"multiprocessors", &profile.multiprocessors},
-        {"l2_bytes", &profile.l2_bytes},
-        {"shared_bytes", &profile.shared_bytes},
-        {"threads", &profile.threads},
-        {"blocks", &profile.blocks},
-        {"clock_khz", &profile.clock_khz},
-        {"memory_clock_khz", &profile.memory_clock_khz},
-        {"bus_bits", &profile.bus_bits},
-        {"driver", &profile.driver},
+        {"devices", &profile.devices},     {"major", &profile.major},
+        {"minor", &profile.minor},         {"multiprocessors", &profile.multiprocessors},
+        {"l2_bytes", &profile.l2_bytes},   {"shared_bytes", &profile.shared_bytes},
+        {"threads", &profile.threads},     {"blocks", &profile.blocks},
+        {"clock_khz", &profile.clock_khz}, {"memory_clock_khz", &profile.memory_clock_khz},
+        {"bus_bits", &profile.bus_bits},   {"driver", &profile.driver},
     };
     if (key == "name") profile.name = value;
     if (key == "memory") profile.memory = number;

@@ -21,47 +21,88 @@ int opt_in_shared(const Profile& profile) { return profile.shared_bytes - kReser
 int attribute(int number) {
   const Profile& profile = Profile::get();
   switch (number) {
-    case 1: return 1024;  // threads of a block, and its extents
-    case 2: return 1024;
-    case 3: return 1024;
-    case 4: return 64;
-    case 5: return kUnbounded;  // extents of a grid
-    case 6: return 65535;
-    case 7: return 65535;
-    case 8: return 49152;  // shared memory of a block
-    case 9: return 65536;  // constant memory
-    case 10: return 32;    // threads of a warp
-    case 11: return kUnbounded;
-    case 12: return 65536;  // registers of a block
-    case 13: return profile.clock_khz;
-    case 14: return 512;  // alignment of textures
-    case 16: return profile.multiprocessors;
-    case 19: return 1;  // host memory can be mapped
-    case 31: return 1;  // kernels run concurrently
-    case 32: return 1;  // memory corrects errors
-    case 33: return 1;  // the bus
-    case 36: return profile.memory_clock_khz;
-    case 37: return profile.bus_bits;
-    case 38: return profile.l2_bytes;
-    case 39: return profile.threads;
-    case 40: return 3;  // copy engines
-    case 41: return 1;  // one address space
-    case 75: return profile.major;
-    case 76: return profile.minor;
-    case 78: return 1;  // streams have priorities
-    case 81: return profile.shared_bytes;
-    case 82: return 65536;  // registers of a multiprocessor
-    case 83: return 1;      // managed memory
-    case 89: return 1;      // concurrent managed access
-    case 95: return 1;      // cooperative launches
-    case 97: return opt_in_shared(profile);
-    case 102: return 1;  // virtual memory
-    case 103: return 1;  // … shared by file descriptors
-    case 106: return profile.blocks;
-    case 111: return kReservedShared;
-    case 115: return 1;  // memory pools
-    case 119: return 1;  // … shared by file descriptors
-    default: return 0;
+    case 1:
+      return 1024;  // threads of a block, and its extents
+    case 2:
+      return 1024;
+    case 3:
+      return 1024;
+    case 4:
+      return 64;
+    case 5:
+      return kUnbounded;  // extents of a grid
+    case 6:
+      return 65535;
+    case 7:
+      return 65535;
+    case 8:
+      return 49152;  // shared memory of a block
+    case 9:
+      return 65536;  // constant memory
+    case 10:
+      return 32;  // threads of a warp
+    case 11:
+      return kUnbounded;
+    case 12:
+      return 65536;  // registers of a block
+    case 13:
+      return profile.clock_khz;
+    case 14:
+      return 512;  // alignment of textures
+    case 16:
+      return profile.multiprocessors;
+    case 19:
+      return 1;  // host memory can be mapped
+    case 31:
+      return 1;  // kernels run concurrently
+    case 32:
+      return 1;  // memory corrects errors
+    case 33:
+      return 1;  // the bus
+    case 36:
+      return profile.memory_clock_khz;
+    case 37:
+      return profile.bus_bits;
+    case 38:
+      return profile.l2_bytes;
+    case 39:
+      return profile.threads;
+    case 40:
+      return 3;  // copy engines
+    case 41:
+      return 1;  // one address space
+    case 75:
+      return profile.major;
+    case 76:
+      return profile.minor;
+    case 78:
+      return 1;  // streams have priorities
+    case 81:
+      return profile.shared_bytes;
+    case 82:
+      return 65536;  // registers of a multiprocessor
+    case 83:
+      return 1;  // managed memory
+    case 89:
+      return 1;  // concurrent managed access
+    case 95:
+      return 1;  // cooperative launches
+    case 97:
+      return opt_in_shared(profile);
+    case 102:
+      return 1;  // virtual memory
+    case 103:
+      return 1;  // … shared by file descriptors
+    case 106:
+      return profile.blocks;
+    case 111:
+      return kReservedShared;
+    case 115:
+      return 1;  // memory pools
+    case 119:
+      return 1;  // … shared by file descriptors
+    default:
+      return 0;
   }
 }
 

@@ -5,8 +5,10 @@
 #include <cstring>
 
 #include "null_gpu/errors.hpp"
+#include "null_gpu/graphs.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
+#include "null_gpu/pools.hpp"
 #include "null_gpu/profile.hpp"
 #include "null_gpu/properties.hpp"
 #include "null_gpu/unknown.hpp"
@@ -66,7 +68,8 @@ VRAM_NULL_API Result __cudaGetKernel(Handle* kernel, const void* function) {
 VRAM_NULL_API Result cudaGetKernel(Handle* kernel, const void* function) {
   return __cudaGetKernel(kernel, function);
 }
-VRAM_NULL_API Result cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, Handle) {
+VRAM_NULL_API Result cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t,
+                                      Handle) {
   kernel_launched(function, arguments);
   return kSuccess;
 }
@@ -111,8 +114,9 @@ VRAM_NULL_API Result cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* out, con
   *out = blocks_of(threads);
   return kSuccess;
 }
-VRAM_NULL_API Result cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, const void*, int threads,
-                                                                            std::size_t, unsigned) {
+VRAM_NULL_API Result cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, const void*,
+                                                                            int threads, std::size_t,
+                                                                            unsigned) {
   *out = blocks_of(threads);
   return kSuccess;
 }
@@ -141,7 +145,10 @@ VRAM_NULL_API Result cudaSetDevice(int device) {
   chosen_device() = device;
   return kSuccess;
 }
-VRAM_NULL_API Result cudaDeviceSynchronize() { return kSuccess; }
+VRAM_NULL_API Result cudaDeviceSynchronize() {
+  MemoryPool::synchronize_all();
+  return kSuccess;
+}
 VRAM_NULL_API Result cudaDeviceReset() { return kSuccess; }
 VRAM_NULL_API Result cudaDriverGetVersion(int* version) {
   *version = Profile::get().driver;
@@ -196,10 +203,9 @@ VRAM_NULL_API Result cudaMalloc(void** out, std::size_t bytes) {
 }
 VRAM_NULL_API Result cudaFree(void* address) {
   const auto pointer = reinterpret_cast<DevicePointer>(address);
+  if (MemoryPool::free_anywhere(pointer) == kSuccess) return kSuccess;
   return returned(memory_at(pointer).free(pointer));
 }
-VRAM_NULL_API Result cudaMallocAsync(void** out, std::size_t bytes, Handle) { return cudaMalloc(out, bytes); }
-VRAM_NULL_API Result cudaFreeAsync(void* address, Handle) { return cudaFree(address); }
 VRAM_NULL_API Result cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
   std::uint64_t free = 0, total = 0;
   memory_of(chosen_device())->info(&free, &total);
@@ -230,9 +236,12 @@ VRAM_NULL_API Result cudaMemcpyAsync(void* to, const void* from, std::size_t byt
   copied(to, from, bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, Handle) { return kSuccess; }
-VRAM_NULL_API Result cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                                       std::size_t width, std::size_t height, int, Handle) {
+VRAM_NULL_API Result cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, Handle) {
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
+                                       std::size_t from_pitch, std::size_t width, std::size_t height, int,
+                                       Handle) {
   for (std::size_t row = 0; row < height; ++row)
     copied(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   return kSuccess;
@@ -266,9 +275,12 @@ VRAM_NULL_API Result cudaStreamCreateWithFlags(Handle* out, unsigned flags) {
   return cudaStreamCreateWithPriority(out, flags, 0);
 }
 VRAM_NULL_API Result cudaStreamCreate(Handle* out) { return cudaStreamCreateWithPriority(out, 0, 0); }
-VRAM_NULL_API Result cudaStreamDestroy(Handle stream) { return returned(Order::get().stream_destroy(stream)); }
+VRAM_NULL_API Result cudaStreamDestroy(Handle stream) {
+  return returned(Order::get().stream_destroy(stream));
+}
 VRAM_NULL_API Result cudaStreamQuery(Handle stream) { return returned(Order::get().stream_query(stream)); }
 VRAM_NULL_API Result cudaStreamSynchronize(Handle stream) {
+  MemoryPool::synchronize_all();
   return returned(Order::get().stream_query(stream));
 }
 VRAM_NULL_API Result cudaStreamWaitEvent(Handle stream, Handle event, unsigned) {
@@ -309,8 +321,9 @@ VRAM_NULL_API Result cudaStreamIsCapturing(Handle stream, int* status) {
   *status = Order::get().capture_of(stream) != 0 ? kCaptureActive : kCaptureNone;
   return kSuccess;
 }
-VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsigned long long* id, Handle* graph,
-                                              const Handle** nodes, const void** edges, std::size_t* count) {
+VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsigned long long* id,
+                                              Handle* graph, const Handle** nodes, const void** edges,
+                                              std::size_t* count) {
   const std::uint64_t capture = Order::get().capture_of(stream);
   *status = capture != 0 ? kCaptureActive : kCaptureNone;
   if (id != nullptr) *id = capture;
@@ -321,16 +334,27 @@ VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsign
   return kSuccess;
 }
 VRAM_NULL_API Result cudaThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphInstantiateWithFlags(Handle* out, Handle, unsigned long long) {
-  *out = new_handle();
+VRAM_NULL_API Result cudaGraphInstantiateWithFlags(Handle* out, Handle graph, unsigned long long) {
+  *out = Graphs::get().instantiate(graph);
   return kSuccess;
 }
 VRAM_NULL_API Result cudaGraphInstantiate(Handle* out, Handle graph, unsigned long long flags) {
   return cudaGraphInstantiateWithFlags(out, graph, flags);
 }
 VRAM_NULL_API Result cudaGraphLaunch(Handle, Handle) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphDestroy(Handle) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphExecDestroy(Handle) { return kSuccess; }
+VRAM_NULL_API Result cudaGraphDestroy(Handle graph) { return Graphs::get().destroy(graph); }
+VRAM_NULL_API Result cudaGraphExecDestroy(Handle graph) { return Graphs::get().destroy(graph); }
+VRAM_NULL_API Result cudaUserObjectCreate(Handle* out, void* object, void (*destroy)(void*), unsigned count,
+                                          unsigned) {
+  *out = Graphs::get().object_create(object, destroy, count);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaUserObjectRelease(Handle object, unsigned count) {
+  return Graphs::get().object_release(object, count);
+}
+VRAM_NULL_API Result cudaGraphRetainUserObject(Handle graph, Handle object, unsigned count, unsigned flags) {
+  return Graphs::get().retain(graph, object, count, flags);
+}
 VRAM_NULL_API Result cudaGraphGetNodes(Handle, Handle*, std::size_t* count) {
   *count = 1;  // PyTorch warns of graphs without any
   return kSuccess;

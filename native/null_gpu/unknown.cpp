@@ -24,13 +24,13 @@ namespace {
 
 // ---- stubs ----------------------------------------------------------------------------------------------
 
-Result report_unknown(const char* name) {
-  static std::mutex mutex;
-  static auto* const reported = new std::set<std::string>;
-  const std::lock_guard lock(mutex);
-  if (reported->insert(name).second)
-    std::fprintf(stderr, "vram: the null GPU does not have %s; the call fails\n", name);
-  return kNotSupported;
+struct Reported {
+  std::mutex mutex;
+  std::set<std::string> names;
+};
+Reported& reported() {
+  static auto* const made = new Reported;  // used until the process has ended
+  return *made;
 }
 
 Result do_nothing() { return kSuccess; }
@@ -38,9 +38,9 @@ Result do_nothing() { return kSuccess; }
 #if defined(__x86_64__)
 constexpr std::size_t kStubBytes = 32;
 void write_stub(unsigned char* at, const void* name, const void* handler) {
-  const unsigned char code[] = {0x48, 0xBF, 0, 0, 0, 0, 0, 0, 0, 0,   // mov rdi, name
-                                0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0,   // mov rax, handler
-                                0xFF, 0xE0};                          // jmp rax
+  const unsigned char code[] = {0x48, 0xBF, 0, 0, 0, 0, 0, 0, 0, 0,  // mov rdi, name
+                                0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0,  // mov rax, handler
+                                0xFF, 0xE0};                         // jmp rax
   std::memcpy(at, code, sizeof(code));
   std::memcpy(at + 2, &name, sizeof(name));
   std::memcpy(at + 12, &handler, sizeof(handler));
@@ -88,8 +88,9 @@ bool is_cudas(std::string_view name) {
                                                    "curand", "__cuda", "nccl",  "nvshmem",  "cuFile"};
   for (const std::string_view prefix : kPrefixes)
     if (name.starts_with(prefix)) return true;
-  const bool capital = name.size() > 4 && (std::isupper(static_cast<unsigned char>(name[2])) != 0 ||
-                                           (name.starts_with("cuda") && std::isupper(static_cast<unsigned char>(name[4])) != 0));
+  const bool capital = name.size() > 4 &&
+                       (std::isupper(static_cast<unsigned char>(name[2])) != 0 ||
+                        (name.starts_with("cuda") && std::isupper(static_cast<unsigned char>(name[4])) != 0));
   return name.starts_with("cu") && capital;
 }
 
@@ -129,8 +130,7 @@ void redirect(const Tables& tables) {
       if (ELF64_ST_TYPE(symbol.st_info) == STT_OBJECT) continue;
       Dl_info here;
       void* const ours = dlsym(RTLD_DEFAULT, name);
-      if (ours != nullptr && dladdr(ours, &here) != 0 &&
-          here.dli_fbase == [] {
+      if (ours != nullptr && dladdr(ours, &here) != 0 && here.dli_fbase == [] {
             Dl_info self;
             return dladdr(reinterpret_cast<void*>(&is_silent), &self) != 0 ? self.dli_fbase : nullptr;
           }())
@@ -179,6 +179,13 @@ int adopt(dl_phdr_info* object, std::size_t, void* done) {
 
 }  // namespace
 
+Result not_supported(const char* name) {
+  const std::lock_guard lock(reported().mutex);
+  if (reported().names.insert(name).second)
+    std::fprintf(stderr, "vram: the null GPU does not have %s; the call fails\n", name);
+  return kNotSupported;
+}
+
 void* stub_for(const char* name) {
   static std::mutex mutex;
   static auto* const stubs = new std::unordered_map<std::string, void*>;
@@ -189,15 +196,22 @@ void* stub_for(const char* name) {
   const auto [stub, added] = stubs->try_emplace(name, nullptr);
   if (!added) return stub->second;
   if (page == nullptr || used + kStubBytes > kPage) {
-    page = static_cast<unsigned char*>(mmap(nullptr, kPage, PROT_READ | PROT_WRITE | PROT_EXEC,
-                                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    page = static_cast<unsigned char*>(
+        mmap(nullptr, kPage, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     used = 0;
   }
   unsigned char* const at = page + used;
   used += kStubBytes;
-  write_stub(at, stub->first.c_str(), reinterpret_cast<const void*>(&report_unknown));
+  write_stub(at, stub->first.c_str(), reinterpret_cast<const void*>(&not_supported));
   __builtin___clear_cache(reinterpret_cast<char*>(at), reinterpret_cast<char*>(at + kStubBytes));
   return stub->second = at;
+}
+
+std::string unknown_calls() {
+  const std::lock_guard lock(reported().mutex);
+  std::string names;
+  for (const std::string& name : reported().names) names += (names.empty() ? "" : "\n") + name;
+  return names;
 }
 
 void adopt_libraries() {
@@ -211,12 +225,20 @@ void adopt_libraries() {
 
 // ---- loading --------------------------------------------------------------------------------------------
 
+// Libraries that this one stands in for, by the names they are opened by, with or without a folder.
+static bool is_ours(std::string_view path) {
+  const std::string_view file = path.substr(path.rfind('/') + 1);
+  for (const std::string_view name : {"libcuda.so", "libnvidia-ml.so", "libnvrtc.so"})
+    if (file.starts_with(name)) return true;
+  return false;
+}
+
 // Libraries that a program opens by name are ours, too, and what it opens is adopted.
 VRAM_NULL_API void* dlopen(const char* name, int flags) {
   using Open = void* (*)(const char*, int);
   static const Open real = reinterpret_cast<Open>(dlsym(RTLD_NEXT, "dlopen"));
   const std::string_view file = name != nullptr ? std::string_view(name) : std::string_view();
-  if (file == "libcuda.so.1" || file == "libcuda.so" || file == "libnvidia-ml.so.1") {
+  if (is_ours(file)) {
     Dl_info self;
     dladdr(reinterpret_cast<void*>(&vram::null_gpu::stub_for), &self);
     return real(self.dli_fname, flags);

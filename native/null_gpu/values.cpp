@@ -6,7 +6,9 @@
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
+#include "null_gpu/contents.hpp"
 #include "null_gpu/memory.hpp"
 
 namespace vram::null_gpu {
@@ -81,6 +83,7 @@ void kernel_registered(const void* function, const char* name) {
 }
 
 void kernel_launched(const void* function, void** arguments) {
+  Contents::get().forget_all();
   if (!any_rule) return;
   const std::lock_guard lock(mutex);
   const auto rule = rules().find(function);
@@ -92,13 +95,10 @@ void kernel_launched(const void* function, void** arguments) {
   }
 }
 
-void copied(void* to, const void* from, std::size_t bytes) {
-  const Addresses& addresses = Addresses::get();
-  if (bytes == 0 || addresses.holds(to)) return;
-  if (!addresses.holds(from)) {
-    std::memmove(to, from, bytes);
-    return;
-  }
+// Device memory that is read is what was copied there, else what is expected after the last kernel, else
+// zeros.
+static void read_back(void* to, DevicePointer from, std::size_t bytes) {
+  if (Contents::get().take(from, to, bytes)) return;
   std::memset(to, 0, bytes);
   if (bytes <= sizeof(std::int64_t) && announced.next < announced.end) {
     std::memcpy(to, &announced.values[announced.next++], bytes);
@@ -109,8 +109,31 @@ void copied(void* to, const void* from, std::size_t bytes) {
   if (bytes <= sizeof(std::uint64_t)) expected = {};
 }
 
+void copied(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  const Addresses& addresses = Addresses::get();
+  const auto target = reinterpret_cast<DevicePointer>(to), source = reinterpret_cast<DevicePointer>(from);
+  const bool to_device = addresses.holds(to), from_device = addresses.holds(from);
+  if (to_device && from_device) {
+    std::vector<char> known(std::min<std::size_t>(bytes, Contents::kMost));
+    if (bytes <= known.size() && Contents::get().take(source, known.data(), bytes))
+      Contents::get().put(target, known.data(), bytes);
+    else
+      Contents::get().forget(target, bytes);
+  } else if (to_device) {
+    Contents::get().put(target, from, bytes);
+  } else if (from_device) {
+    read_back(to, source, bytes);
+  } else {
+    std::memmove(to, from, bytes);
+  }
+}
+
 void filled(void* to, int value, std::size_t bytes) {
-  if (!Addresses::get().holds(to)) std::memset(to, value, bytes);
+  if (Addresses::get().holds(to))
+    Contents::get().put_same(reinterpret_cast<DevicePointer>(to), static_cast<unsigned char>(value), bytes);
+  else
+    std::memset(to, value, bytes);
 }
 
 }  // namespace vram::null_gpu

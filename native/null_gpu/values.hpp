@@ -14,7 +14,11 @@ void kernel_registered(const void* function, const char* name);
 // It is launched; `arguments` points to its arguments, or is null where they are not known.
 void kernel_launched(const void* function, void** arguments);
 
-// Copies that involve the device move nothing; the host reads the value expected next, else zeros.
+// A kernel of which nothing is known is launched.
+inline void kernel_launched() { kernel_launched(nullptr, nullptr); }
+
+// Copies that involve the device move nothing but what is known (Contents); the host reads that, or the value
+// expected next, or zeros.
 void copied(void* to, const void* from, std::size_t bytes);
 void filled(void* to, int value, std::size_t bytes);
 
