@@ -28,7 +28,8 @@ constexpr struct {
     {{"and_kernel_cuda", ""}, Reads::one},
     {{"NonZeroOp", "DeviceReduce"}, Reads::count},
 };
-// Of the reduction that counts: an iterator, which begins with the address of the elements, and how many there are.
+// Of the reduction that counts: an iterator, which begins with the address of the elements, and how many
+// there are.
 constexpr int kMaskArgument = 0;
 constexpr int kItemsArgument = 2;
 
@@ -50,15 +51,18 @@ std::unordered_map<const void*, std::int64_t>& masks() {
   return *made;
 }
 
-// What a reduction over a mask counts; `arguments` are those of the kernel: where the mask is, ..., how long it is.
+// What a reduction over a mask counts; `arguments` are those of the kernel: where the mask is, ..., how long
+// it is.
 std::uint64_t selected(void** arguments) {
   const void* mask = nullptr;
   std::memcpy(&mask, arguments[kMaskArgument], sizeof mask);
-  if (const auto known = masks().find(mask); known != masks().end()) return static_cast<std::uint64_t>(known->second);
+  if (const auto known = masks().find(mask); known != masks().end())
+    return static_cast<std::uint64_t>(known->second);
   std::uint64_t items = 0;
   std::memcpy(&items, arguments[kItemsArgument], sizeof items);
   return items;
 }
+
 thread_local Expected expected;
 
 // The numbers that this thread reads next, where the caller knows them.
@@ -95,16 +99,16 @@ void kernel_launched(const void* function, void** arguments) {
   }
 }
 
-// Device memory that is read is what was copied there, else what is expected after the last kernel, else
-// zeros.
+// Device memory that is read is what was announced, else what was copied there, else what is expected after
+// the last kernel, else zeros.
 static void read_back(void* to, DevicePointer from, std::size_t bytes) {
-  if (Contents::get().take(from, to, bytes)) return;
-  std::memset(to, 0, bytes);
   if (bytes <= sizeof(std::int64_t) && announced.next < announced.end) {
     std::memcpy(to, &announced.values[announced.next++], bytes);
     expected = {};
     return;
   }
+  if (Contents::get().take(from, to, bytes)) return;
+  std::memset(to, 0, bytes);
   if (bytes <= expected.bytes) std::memcpy(to, &expected.value, bytes);
   if (bytes <= sizeof(std::uint64_t)) expected = {};
 }
@@ -138,8 +142,8 @@ void filled(void* to, int value, std::size_t bytes) {
 
 }  // namespace vram::null_gpu
 
-// The numbers that this thread reads from the device next, in this order: copies of at most 8 bytes each. Replaces
-// what was announced before; none ends it.
+// The numbers that this thread reads from the device next, in this order: copies of at most 8 bytes each.
+// Replaces what was announced before; none ends it.
 VRAM_NULL_API void vram_null_gpu_announce(const std::int64_t* values, int count) {
   auto& announced = vram::null_gpu::announced;
   announced.next = 0;
@@ -147,8 +151,8 @@ VRAM_NULL_API void vram_null_gpu_announce(const std::int64_t* values, int count)
   std::copy_n(values, announced.end, announced.values);
 }
 
-// How many elements the mask at this address selects, as long as it is there; also for functions that nobody announces,
-// such as those of a backward pass. A negative count ends it.
+// How many elements the mask at this address selects, as long as it is there; also for functions that nobody
+// announces, such as those of a backward pass. A negative count ends it.
 VRAM_NULL_API void vram_null_gpu_mask(const void* address, std::int64_t count) {
   const std::lock_guard lock(vram::null_gpu::mutex);
   if (count < 0) {

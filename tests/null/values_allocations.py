@@ -17,12 +17,12 @@ class Layer(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.project = nn.Linear(width, 3 * width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x, mask):
-        y = self.norm(x)
-        x = x + self.attention(y, y, y, attn_mask=mask, need_weights=False)[0]
+        q, k, v = self.project(self.norm(x)).chunk(3, -1)
+        x = x + (q @ k.transpose(1, 2)).masked_fill(mask, float("-inf")).softmax(-1) @ v
         return x + F.dropout(self.down(F.gelu(self.up(x))), 0.1, self.training)
 
 
@@ -31,7 +31,7 @@ class Model(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(words, width)
         self.layers = nn.ModuleList(Layer(width) for _ in range(2))
-        self.norm = nn.BatchNorm1d(width)
+        self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, words)
 
     def forward(self, ids):
@@ -39,7 +39,7 @@ class Model(nn.Module):
         x = self.embedding(ids) + torch.arange(ids.shape[1], device=ids.device)[None, :, None]
         for layer in self.layers:
             x = torch.utils.checkpoint.checkpoint(layer, x, mask, use_reentrant=False)
-        return self.head(self.norm(x.transpose(1, 2)).transpose(1, 2))
+        return self.head(self.norm(x))
 
 
 def train():
@@ -85,7 +85,7 @@ def main():
 
         Values(torch).begin()
     torch.zeros(1, device="cuda")
-    torch.cuda.memory._record_memory_history(stacks="python")
+    torch.cuda.memory._record_memory_history(context=None)
     generate(train())
     (trace,) = torch.cuda.memory._snapshot()["device_traces"]
     with open(sys.argv[2], "w") as file:

@@ -21,7 +21,8 @@ MOST_LISTED = 9
 def read(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer from the shadows; the device is read as well, for its copies and allocations."""
     known = values.look(args, kwargs, wide=True)
-    out = announcing((0,) if known.unknown else (), func, args, kwargs)
+    doubtful = known.unknown and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.bool
+    out = announcing((0,) if doubtful else (), func, args, kwargs)  # else it might be what `all` has found before
     if not known.tensors and not known.unknown:
         return out
     try:

@@ -80,7 +80,7 @@ def counted(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs:
 
 def checked(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions that read from the device whether their arguments are valid: they are."""
-    return announcing((1,), values.call, (name, func, args, kwargs), {})
+    return announcing((1, 1), values.call, (name, func, args, kwargs), {})
 
 
 def compare(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
