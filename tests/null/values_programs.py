@@ -420,6 +420,13 @@ def a_loss(d):
 
 
 @guessed
+def a_guess_in_a_loop(d):
+    for _ in range(3):
+        total = unknown(device=d)
+        total.item()
+
+
+@guessed
 def large_gradients_are_finite(d):
     g = unknown(1100, 1000, device=d)
     assert torch.isfinite(g).all()
@@ -581,6 +588,16 @@ def _run(program, device):
         return traceback.format_exc()
 
 
+def _remaining(values):
+    """Shadows and bytes after a program, in which known tensors were made, sliced, selected from and freed."""
+    values.begin()
+    selections("cuda")
+    writes_through_views("cuda")
+    a_mixture_of_experts("cuda")
+    values.end()
+    return [len(values.shadows), values.shadows.bytes]
+
+
 def main():
     sys.path.insert(0, sys.argv[1])
     from inside.values import Values
@@ -593,6 +610,7 @@ def main():
         values.end()
         host = _run(program, "cpu") if name in EXACT else None
         results[name] = {"device": repr(device), "host": repr(host), "guesses": [vars(guess) for guess in values.guesses()]}
+    results["no_shadow_remains"] = {"device": repr(_remaining(Values(torch)))}
     with open(sys.argv[2], "w") as file:
         json.dump(results, file)
 

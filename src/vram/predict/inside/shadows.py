@@ -70,6 +70,10 @@ class Shadows:
         self.bytes = 0
         self._by_address: dict[int, Shadow] = {}
 
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._by_address)
+
     def find(self, tensor: Any) -> Shadow | None:
         """The shadow of a CUDA tensor, if its contents are known. Cheap where they are not."""
         if not self._by_address or tensor.numel() > MOST_INTEGERS:
