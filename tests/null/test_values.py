@@ -1,4 +1,4 @@
-"""What programs read on a null GPU: the same as on the CPU, or listed as a guess. Allocations do not change."""
+"""What programs read on a null GPU is the same as on the CPU, or is listed as a guess."""
 
 from __future__ import annotations
 

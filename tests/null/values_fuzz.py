@@ -48,7 +48,7 @@ class Machine:
         self.before = guessed()
         for side in (0, 1):
             scope = {"torch": torch, "d": "cpu" if side else "cuda", **names}
-            scope.update(zip("abc", (pair[side] for pair in pairs)))
+            scope.update(zip("abc", (pair[side] for pair in pairs), strict=False))
             try:
                 if "=" in text.split("(")[0]:
                     exec(text, scope)
@@ -66,7 +66,7 @@ class Machine:
             if host != device:
                 raise Diverged
             return
-        for d, h in zip(*((r if isinstance(r, tuple) else (r,)) for r in results)):
+        for d, h in zip(*((r if isinstance(r, tuple) else (r,)) for r in results), strict=False):
             if isinstance(h, torch.Tensor):
                 self.add(d, h)
 
@@ -343,7 +343,7 @@ def write(m):
                     "a.logical_not_()",
                     "a.fill_(b.sum())",
                     "a.put_(b, c)",
-                    "torch.sum(a, 0, out=b)",
+                    "torch.sum(a, 0, out=b.clone())",
                     "a.neg_()",
                     "a.requires_grad_(False)",
                 ]
@@ -385,6 +385,10 @@ if __name__ == "__main__":
     VALUES.begin()
     # Where the device is used, only the null GPU of the subprocess; deadlines depend on the machine.
     settings(
-        max_examples=int(sys.argv[2]), deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=int(sys.argv[2]),
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )(given(st.data())(check))()
     print("ok")

@@ -1,7 +1,7 @@
-"""Small programs that read values from the device, for test_values.py: what they read is compared with the CPU.
+"""Small programs that read values from the device, for test_values.py, which compares with the CPU.
 
-Run as values_programs.py FOLDER-OF-inside RESULT: writes a JSON object with, for each program, what it read on
-both devices and what was guessed.
+Run as values_programs.py FOLDER-OF-inside RESULT: writes a JSON object with, for each program, what it read
+on both devices and what was guessed.
 """
 
 from __future__ import annotations
@@ -56,16 +56,40 @@ def every_way_to_read(d):
     into = torch.zeros(3)
     into.copy_(torch.tensor([1, 2, 3], device=d))
     return [
-        a.item(), int(a), float(a), bool(a), bool(z), list(range(a)), [10, 20, 30, 40, 50, 60][a], a.tolist(), a.cpu().item(),
-        a.to("cpu").item(), a.cpu().numpy().item(), torch.equal(a, a + 0), torch.allclose(z, z), torch.is_nonzero(a), f"{a}",
-        3 in torch.tensor([1, 3], device=d), into.tolist(), a == 5 and "yes", "yes" if a > 4 else "no", [int(x) for x in torch.arange(3, device=d)],
-        a.detach().cpu().numpy().tolist(), "{:.2f}".format(torch.tensor(1.25, device=d)), complex(a).real, max(torch.tensor([2, 9], device=d)).item(),
-    ]  # fmt: skip
+        a.item(),
+        int(a),
+        float(a),
+        bool(a),
+        bool(z),
+        list(range(a)),
+        [10, 20, 30, 40, 50, 60][a],
+        a.tolist(),
+        a.cpu().item(),
+        a.to("cpu").item(),
+        a.cpu().numpy().item(),
+        torch.equal(a, a + 0),
+        torch.allclose(z, z),
+        torch.is_nonzero(a),
+        f"{a}",
+        3 in torch.tensor([1, 3], device=d),
+        into.tolist(),
+        a == 5 and "yes",
+        "yes" if a > 4 else "no",
+        [int(x) for x in torch.arange(3, device=d)],
+        a.detach().cpu().numpy().tolist(),
+        f"{torch.tensor(1.25, device=d):.2f}",
+        complex(a).real,
+        max(torch.tensor([2, 9], device=d)).item(),
+    ]
 
 
 @exact
 def printing(d):
-    texts = [repr(torch.tensor([1, 2], device=d)), str(torch.tensor(1.5, device=d)), repr(torch.tensor([1], dtype=torch.int32, device=d))]
+    texts = [
+        repr(torch.tensor([1, 2], device=d)),
+        str(torch.tensor(1.5, device=d)),
+        repr(torch.tensor([1], dtype=torch.int32, device=d)),
+    ]
     return [text.replace(", device='cuda:0'", "") for text in texts]
 
 
@@ -73,14 +97,26 @@ def printing(d):
 def factories(d):
     o = {"device": d}
     return [
-        torch.zeros(2, 2, **o).tolist(), torch.ones(3, dtype=torch.int32, **o).tolist(), torch.full((2,), 7, **o).tolist(),
-        torch.arange(2, 11, 3, **o).tolist(), torch.linspace(0, 1, 3, **o).tolist(), torch.eye(2, **o).tolist(),
-        torch.tril(torch.ones(3, 3, **o)).tolist(), torch.triu_indices(3, 3, **o).tolist(), torch.zeros_like(torch.ones(2, **o)).tolist(),
-        torch.ones(2, **o).new_full((2,), 3).tolist(), torch.full_like(torch.zeros(2, **o), 4).tolist(), torch.ones(1, **o).new_tensor([5]).tolist(),
-        torch.scalar_tensor(3, **o).item(), torch.tensor([torch.tensor(4, **o), torch.tensor(5, **o)], **o).tolist(),
-        torch.full((2,), torch.tensor(6, **o), **o).tolist(), torch.zeros(torch.tensor(2, **o), **o).tolist(),
-        torch.empty(2, dtype=torch.int64, **o).fill_(8).tolist(), torch.empty(2, **o).zero_().tolist(), torch.asarray([1, 2], **o).tolist(),
-    ]  # fmt: skip
+        torch.zeros(2, 2, **o).tolist(),
+        torch.ones(3, dtype=torch.int32, **o).tolist(),
+        torch.full((2,), 7, **o).tolist(),
+        torch.arange(2, 11, 3, **o).tolist(),
+        torch.linspace(0, 1, 3, **o).tolist(),
+        torch.eye(2, **o).tolist(),
+        torch.tril(torch.ones(3, 3, **o)).tolist(),
+        torch.triu_indices(3, 3, **o).tolist(),
+        torch.zeros_like(torch.ones(2, **o)).tolist(),
+        torch.ones(2, **o).new_full((2,), 3).tolist(),
+        torch.full_like(torch.zeros(2, **o), 4).tolist(),
+        torch.ones(1, **o).new_tensor([5]).tolist(),
+        torch.scalar_tensor(3, **o).item(),
+        torch.tensor([torch.tensor(4, **o), torch.tensor(5, **o)], **o).tolist(),
+        torch.full((2,), torch.tensor(6, **o), **o).tolist(),
+        torch.zeros(torch.tensor(2, **o), **o).tolist(),
+        torch.empty(2, dtype=torch.int64, **o).fill_(8).tolist(),
+        torch.empty(2, **o).zero_().tolist(),
+        torch.asarray([1, 2], **o).tolist(),
+    ]
 
 
 @exact
@@ -182,10 +218,20 @@ def selections(d):
     m = a > 0
     b = torch.arange(6, device=d).view(2, 3)
     return [
-        a.nonzero().tolist(), torch.nonzero(a, as_tuple=True)[1].tolist(), [t.tolist() for t in torch.where(m)], a[m].tolist(),
-        torch.masked_select(b, m).tolist(), torch.argwhere(m).tolist(), b[:, m[0]].tolist(), b[m.any(1)].tolist(), torch.masked_select(b, m[0]).tolist(),
-        b[m[:, 1], :2].tolist(), m.sum().item(), b[m.nonzero(as_tuple=True)].tolist(), b[torch.tensor([True, False], device=d), :][..., 1].tolist(),
-    ]  # fmt: skip
+        a.nonzero().tolist(),
+        torch.nonzero(a, as_tuple=True)[1].tolist(),
+        [t.tolist() for t in torch.where(m)],
+        a[m].tolist(),
+        torch.masked_select(b, m).tolist(),
+        torch.argwhere(m).tolist(),
+        b[:, m[0]].tolist(),
+        b[m.any(1)].tolist(),
+        torch.masked_select(b, m[0]).tolist(),
+        b[m[:, 1], :2].tolist(),
+        m.sum().item(),
+        b[m.nonzero(as_tuple=True)].tolist(),
+        b[torch.tensor([True, False], device=d), :][..., 1].tolist(),
+    ]
 
 
 @exact
@@ -194,7 +240,11 @@ def selections_of_unknown_contents(d):
     x = unknown(4, 100, device=d)
     m = torch.tensor([True, False, True, True], device=d)
     x[m] = x[m] * 2
-    return [list(x[m].shape), list(torch.masked_select(x, m[:, None]).shape), list(x[m.nonzero().squeeze(1)].shape)]
+    return [
+        list(x[m].shape),
+        list(torch.masked_select(x, m[:, None]).shape),
+        list(x[m.nonzero().squeeze(1)].shape),
+    ]
 
 
 @exact
@@ -223,20 +273,34 @@ def uniques(d):
     b = torch.tensor([[1, 2], [1, 2], [0, 1]], device=d)
     flags = a > 2
     return [
-        u.tolist(), i.tolist(), c.tolist(), a.unique().numel(), [t.tolist() for t in torch.unique_consecutive(a, return_counts=True)],
-        torch.unique(b, dim=0).tolist(), torch.unique(flags).tolist(), (a > 9).unique().tolist(), (a > 0).unique().tolist(), b.unique(dim=1).tolist(),
-    ]  # fmt: skip
+        u.tolist(),
+        i.tolist(),
+        c.tolist(),
+        a.unique().numel(),
+        [t.tolist() for t in torch.unique_consecutive(a, return_counts=True)],
+        torch.unique(b, dim=0).tolist(),
+        torch.unique(flags).tolist(),
+        (a > 9).unique().tolist(),
+        (a > 0).unique().tolist(),
+        b.unique(dim=1).tolist(),
+    ]
 
 
 @exact
 def counts(d):
     a = torch.tensor([0, 2, 2, 1], device=d)
     return [
-        torch.bincount(a).tolist(), torch.bincount(a, minlength=6).tolist(), F.one_hot(a).tolist(), F.one_hot(a, 4).tolist(),
-        torch.repeat_interleave(torch.arange(4, device=d), a).tolist(), torch.repeat_interleave(a).tolist(), a.repeat_interleave(2).tolist(),
-        torch.repeat_interleave(torch.arange(4, device=d), a, output_size=5).tolist(), torch.combinations(a).tolist(),
+        torch.bincount(a).tolist(),
+        torch.bincount(a, minlength=6).tolist(),
+        F.one_hot(a).tolist(),
+        F.one_hot(a, 4).tolist(),
+        torch.repeat_interleave(torch.arange(4, device=d), a).tolist(),
+        torch.repeat_interleave(a).tolist(),
+        a.repeat_interleave(2).tolist(),
+        torch.repeat_interleave(torch.arange(4, device=d), a, output_size=5).tolist(),
+        torch.combinations(a).tolist(),
         torch.repeat_interleave(torch.ones(2, 4, device=d), a, dim=1).shape[1],
-    ]  # fmt: skip
+    ]
 
 
 @exact
@@ -244,9 +308,17 @@ def sizes_given_as_tensors(d):
     n = torch.tensor(3, device=d)
     a = torch.arange(12, device=d)
     return [
-        a.narrow(0, n, 2).tolist(), a[n:].shape[0], a[:n].tolist(), torch.arange(n, device=d).tolist(), a.view(n, -1).shape[1],
-        F.pad(a, (0, n)).shape[0], a.split([3, 4, 5])[1].tolist(), a[n].item(), torch.zeros(n, 2, device=d).shape[0], a.split(n.item())[1].tolist(),
-    ]  # fmt: skip
+        a.narrow(0, n, 2).tolist(),
+        a[n:].shape[0],
+        a[:n].tolist(),
+        torch.arange(n, device=d).tolist(),
+        a.view(n, -1).shape[1],
+        F.pad(a, (0, n)).shape[0],
+        a.split([3, 4, 5])[1].tolist(),
+        a[n].item(),
+        torch.zeros(n, 2, device=d).shape[0],
+        a.split(n.item())[1].tolist(),
+    ]
 
 
 @exact
@@ -267,7 +339,13 @@ def padding_masks(d):
     ids = torch.tensor([[5, 6, 0, 0], [7, 8, 9, 0]], device=d)
     mask = (ids != 0).long()
     last = mask.sum(-1) - 1
-    return [ids.gather(1, last[:, None]).tolist(), bool(mask.all()), mask.cumsum(-1).tolist(), ids[mask.bool()].tolist(), ids.flip(1).argmax(1).tolist()]
+    return [
+        ids.gather(1, last[:, None]).tolist(),
+        bool(mask.all()),
+        mask.cumsum(-1).tolist(),
+        ids[mask.bool()].tolist(),
+        ids.flip(1).argmax(1).tolist(),
+    ]
 
 
 @exact
@@ -275,13 +353,23 @@ def a_confusion_matrix(d):
     y, p = torch.tensor([0, 1, 2, 1], device=d), torch.tensor([0, 2, 2, 1], device=d)
     matrix = torch.bincount(y * 3 + p, minlength=9).view(3, 3)
     accuracy = (y == p).float().mean()
-    return [matrix.tolist(), accuracy.item(), (matrix.diag() / matrix.sum(1)).tolist(), (y == p).sum().item() / len(y)]
+    return [
+        matrix.tolist(),
+        accuracy.item(),
+        (matrix.diag() / matrix.sum(1)).tolist(),
+        (y == p).sum().item() / len(y),
+    ]
 
 
 @exact
 def search_in_sorted(d):
     a = torch.tensor([1, 3, 5], device=d)
-    return [torch.searchsorted(a, torch.tensor([0, 3, 9], device=d)).tolist(), torch.isin(a, torch.tensor([5], device=d)).tolist(), a.topk(2)[1].tolist(), a.sort(descending=True)[0].tolist()]
+    return [
+        torch.searchsorted(a, torch.tensor([0, 3, 9], device=d)).tolist(),
+        torch.isin(a, torch.tensor([5], device=d)).tolist(),
+        a.topk(2)[1].tolist(),
+        a.sort(descending=True)[0].tolist(),
+    ]
 
 
 @exact
@@ -589,7 +677,7 @@ def _run(program, device):
 
 
 def _remaining(values):
-    """Shadows and bytes after a program, in which known tensors were made, sliced, selected from and freed."""
+    """Shadows and bytes after programs in which known tensors were made, written to and freed."""
     values.begin()
     selections("cuda")
     writes_through_views("cuda")
@@ -609,7 +697,11 @@ def main():
         device = _run(program, "cuda")
         values.end()
         host = _run(program, "cpu") if name in EXACT else None
-        results[name] = {"device": repr(device), "host": repr(host), "guesses": [vars(guess) for guess in values.guesses()]}
+        results[name] = {
+            "device": repr(device),
+            "host": repr(host),
+            "guesses": [vars(guess) for guess in values.guesses()],
+        }
     results["no_shadow_remains"] = {"device": repr(_remaining(Values(torch)))}
     with open(sys.argv[2], "w") as file:
         json.dump(results, file)

@@ -95,7 +95,7 @@ def overwrite(values: Values, name: str, func: Any, args: tuple[Any, ...], kwarg
         return func(*args, **kwargs)
     whole = not to.is_cuda or to.numel() * to.itemsize == to.untyped_storage().nbytes()
     if name == "copy_" and whole:
-        source = kwargs.get("src", args[1] if len(args) > 1 else None)
+        source = args[1] if len(args) > 1 else kwargs["src"]
         out = func(*args, **kwargs)
         copied(values, to, source if source.shape == to.shape else source.expand(to.shape))
         return out
@@ -118,7 +118,9 @@ def plausible(values: Values, name: str, func: Any, args: tuple[Any, ...], kwarg
     assumed = f"not known: {str(TRUTHS[name]).lower()}" if name in TRUTHS else PLAUSIBLE
     if all(type(each) is torch.Tensor and each.is_cuda for each in found):
         with contextlib.suppress(Exception), on_the_cpu():
-            for tensor, contents in zip(found, results(name, values.noise, found, args, kwargs)):
+            for tensor, contents in zip(
+                found, results(name, values.noise, found, args, kwargs), strict=False
+            ):
                 if contents is not None:
                     _put(values, tensor, contents, assumed)
     return out

@@ -1,7 +1,8 @@
 """Plausible contents where the real ones are not known: random numbers that repeat when the program's would.
 
-They are drawn from a generator of their own, seeded with the state of the GPU's, which the program's functions
-advance. So a layer that is computed twice (activation checkpointing restores that state) gets the same numbers.
+They are drawn from a generator of their own, seeded with the state of the GPU's, which the program's
+functions advance. So a layer that is computed twice gets the same numbers: activation checkpointing restores
+that state.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Noise:
         return torch.rand(tensor.shape, generator=self.generator)
 
 
-# Of each function: which of its results are indices, which of its arguments is the dimension, and its default.
+# Of each function: which result is indices, which argument is the dimension, and its default.
 _INDICES: dict[str, tuple[int, int, int | None]] = {
     **dict.fromkeys(("argmax", "argmin"), (0, 1, None)),
     **dict.fromkeys(("max", "min", "median", "nanmedian"), (1, 1, None)),
@@ -79,7 +80,9 @@ def results(
 ) -> list[Any]:
     """Contents for the tensors `out` that the function `name` returned, None for each that stays unknown."""
     if name in TRUTHS:
-        return [torch.full(each.shape, TRUTHS[name]) if each.numel() <= MOST_INTEGERS else None for each in out]
+        return [
+            torch.full(each.shape, TRUTHS[name]) if each.numel() <= MOST_INTEGERS else None for each in out
+        ]
     source = args[0] if args else kwargs.get("input")
     position, argument, default = _INDICES[name]
     dim = kwargs.get("dim", args[argument] if len(args) > argument else default)

@@ -22,7 +22,9 @@ def read(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: di
     """Answer from the shadows; the device is read as well, for its copies and allocations."""
     known = values.look(args, kwargs, wide=True)
     doubtful = known.unknown and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.bool
-    out = announcing((0,) if doubtful else (), func, args, kwargs)  # else it might be what `all` has found before
+    out = announcing(
+        (0,) if doubtful else (), func, args, kwargs
+    )  # else it might be what `all` has found before
     if not known.tensors and not known.unknown:
         return out
     try:

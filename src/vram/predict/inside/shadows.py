@@ -1,7 +1,7 @@
 """CPU copies of the contents of small CUDA tensors: one shadow for each storage, so that views share it.
 
-A shadow lives as long as the storage on the device, which it does not keep alive. PyTorch counts the writes to a
-tensor (`_version`); a write that was not mirrored is noticed by that count, and the shadow is dropped.
+A shadow lives as long as the storage on the device, which it does not keep alive. PyTorch counts the writes
+to a tensor (`_version`); a write that was not mirrored is noticed by that count, and the shadow is dropped.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class Shadows:
         if shadow is not None and shadow.nbytes == storage.nbytes():
             self._write(shadow, tensor, values, assumed)
             return
+        self._forget(storage._cdata)
         if tensor.numel() > (MOST_INTEGERS if wide else most_elements(tensor.dtype)) or tensor.is_conj():
             return
         shadow = self._new(tensor, storage, values, assumed, wide)

@@ -192,19 +192,19 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
     def call(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, wide: bool = False
     ) -> Any:
-        """Call a function on the device; if the contents of its arguments are known, also on their shadows."""
+        """Call a function on the device; if its arguments are known, also on their shadows."""
         known = self.look(args, kwargs, wide=wide)
-        if not known.tensors and "out" not in kwargs:
+        targets = [each for each in tensors_in(kwargs["out"]) if each.is_cuda] if "out" in kwargs else []
+        if not known.tensors and not targets:
             return func(*args, **kwargs)
         if name in RANDOM and known.tensors:
             self.noise.seed(known.tensors[0].device, kwargs.get("generator"))
-        targets = tensors_in(kwargs["out"]) if "out" in kwargs else []
         kept = all(self.shadows.covers(each) or self.shadow(each) is not None for each in targets)
         before = [version_of(tensor) for tensor in known.tensors]
         out = func(*args, **kwargs)
         changed = [
             (tensor, version)
-            for tensor, version in zip(known.tensors, before)
+            for tensor, version in zip(known.tensors, before, strict=False)
             if version_of(tensor) != version or (mutates(name) and tensor.is_inference())
         ]
         if not changed and not targets and self._nothing_new(out, known):
@@ -256,7 +256,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
     def compute(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: Known
     ) -> Any:
-        """Call a function on the shadows of its arguments. Raises Unknown, and whatever the function raises."""
+        """Call a function on the shadows of its arguments. Raises Unknown, and what the function raises."""
         custom = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
         if known.unknown or custom or UNPREDICTABLE.search(name) or capturing():
             raise Unknown
@@ -279,7 +279,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         with on_the_cpu():
             for tensor, version in changed:
                 self.shadows.written(tensor, version, assumed)
-            for device, value in zip(tensors_in(out), tensors_in(values)):
+            for device, value in zip(tensors_in(out), tensors_in(values), strict=False):
                 if not device.is_cuda:
                     if device is not value:
                         device.data.copy_(value)  # does not count as a write
