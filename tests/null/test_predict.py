@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -281,13 +280,11 @@ def test_more_gpus_than_there_are_is_an_error(script: Any) -> None:
 
 
 def test_a_program_on_the_cpu_is_an_error(script: Any) -> None:
-    with pytest.raises(vram.ConfigError, match="did not use CUDA"):
+    with pytest.raises(vram.ConfigError, match="did not use GPU memory"):
         predict(script("import torch; torch.zeros(1)"))
 
 
 def test_under_vram_its_own_recording_is_taken(script: Any) -> None:
-    if importlib.util.find_spec("vram") is None:
-        pytest.skip("the program cannot import vram")
     found = predict(script("import vram.torch\nvram.torch.install()\n" + textwrap.dedent(TRAIN)))
     assert found.fits and found.steps == 3 and found.trace is not None
     assert found.trace.complete and found.peak_reserved >= found.peak_allocated > 128 * MIB
@@ -303,11 +300,39 @@ def test_the_largest_batch_size_is_found_and_is_the_largest(script: Any) -> None
     assert predict(path, "--batch-size", str(found.best), **options).fits
 
 
-def test_pytest_limits_memory_on_a_null_gpu(tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text(
-        "import torch\ndef test_a():\n    assert torch.zeros(8, device='cuda').shape == (8,)\n"
-        "    assert torch.cuda.get_device_name() == 'NVIDIA L4'\n"
+def test_code_that_pytorch_compiles_is_kept_apart_and_is_not_the_programs(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = script(
+        """
+        import torch
+        compiled = torch.compile(lambda x: (x.sin() + 1) * x)
+        kept = compiled(torch.zeros(1 << 24, device="cuda"))
+        """
     )
+    found = predict(path)
+    assert found.outcome == "completed" and found.peak_allocated >= 128 * MIB
+    assert {group.label.rpartition(":")[0] for group in found.holders()} == {path}
+    assert not (tmp_path / "home" / ".triton").exists()
+    assert list((tmp_path / "cache" / "vram" / "null-gpu" / "triton").iterdir())
+
+
+LIMITED = """
+import pytest, torch, vram.torch
+vram.torch.install()
+@pytest.mark.limit_vram("64MiB")
+def test_fits():
+    torch.zeros(4 << 20, device="cuda")
+@pytest.mark.limit_vram("64MiB")
+def test_needs_too_much():
+    torch.zeros(64 << 20, device="cuda")
+"""
+
+
+def test_pytest_limits_memory_on_a_null_gpu(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(LIMITED)
     ended = subprocess.run(
         [sys.executable, "-m", "vram", "run", "--null-gpu", "l4", "--", "pytest", "-q", "test_mine.py"],
         cwd=tmp_path,
@@ -316,7 +341,8 @@ def test_pytest_limits_memory_on_a_null_gpu(tmp_path: Path) -> None:
         timeout=600,
         check=False,
     )
-    assert ended.returncode == 0 and "1 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert ended.returncode == 1 and "1 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert "the test held 256 MiB on cuda:0 at once, but limit_vram allows 64 MiB" in ended.stdout
 
 
 def test_nothing_is_left_behind(script: Any, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ DEVICE: dict[str, Any] = {
     "peak_allocated": 100 << 20,
     "peak_reserved": 200 << 20,
     "peak_used": 300 << 20,
-    "reserved": 0,
     "retries": 0,
 }
 RESULT: dict[str, Any] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,8 +33,11 @@ def test_a_script_a_module_and_a_command(tmp_path: Path) -> None:
     assert os.path.isabs(found.command[0]) and found.command[1:] == ("-c", "true") and found.script is None
 
 
-def test_a_command_beside_the_interpreter_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
+def test_a_command_beside_the_interpreter_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "pytest").touch(0o755)
     assert read_program(["pytest"]).command[0] == os.path.join(os.path.dirname(sys.executable), "pytest")
 
 
@@ -53,6 +57,26 @@ def test_the_environment_has_the_null_gpu_first() -> None:
     assert found["PYTHONPATH"].split(":")[1:] == ["/mine"] and found["X"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in found and "devices=2" in found["VRAM_NULL_GPU"]
     assert null_environment(find_gpu("h200"), 2, found) == found
+
+
+def test_kernels_of_a_null_gpu_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = null_environment(find_gpu("h200"), 1, {"TRITON_CACHE_DIR": "/mine"})
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_KERNEL_CACHE_PATH"):
+        assert found[name].startswith(str(tmp_path)) and os.path.isdir(found[name])
+
+
+def test_the_driver_that_triton_links_with_is_the_null_gpu(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "launcher.c", tmp_path / "launcher.so"
+    source.write_text("int cuInit(unsigned); int launch(void) { return cuInit(0); }")
+    folder = null_environment(find_gpu("h200"))["TRITON_LIBCUDA_PATH"]
+    flags = ["-shared", "-fPIC", "-Wl,--no-undefined", f"-L{folder}", "-l:libcuda.so.1"]
+    subprocess.run([compiler, str(source), *flags, "-o", str(library)], check=True)
+    ended = run_on_null_gpu(f"import ctypes; print(ctypes.CDLL({str(library)!r}).launch())")
+    assert (ended.returncode, ended.stdout) == (0, "0\n"), ended.stderr
 
 
 def test_only_linux_has_null_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,10 +158,26 @@ def test_what_a_program_leaves_is_the_prediction(tmp_path: Path) -> None:
 
 
 def test_a_program_that_does_not_use_cuda_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did not use CUDA"):
+    with pytest.raises(ConfigError, match="did not use GPU memory"):
         run([program(tmp_path, "")])
     with pytest.raises(ConfigError, match="exit status 3 before it used CUDA"):
         run([program(tmp_path, "sys.exit(3)")])
+
+
+POOLS = """
+    import vram
+    kept = vram.Pool("cuda:1").allocate("64MiB")
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+"""
+
+
+def test_memory_of_other_libraries_than_pytorch_counts_and_that_of_a_parent_only_once(tmp_path: Path) -> None:
+    found = run([program(tmp_path, POOLS)], "h200:2")
+    assert [(use.device, use.reserved, use.recording) for use in found.uses] == [(1, 0, None)]
+    assert found.peak_used >= 64 << 20 and found.peak_used - found.gpu.overhead < 128 << 20
+    assert found.fits and found.holders() == []
 
 
 def test_a_program_that_fails_later_has_a_prediction_up_to_there(tmp_path: Path) -> None:

@@ -139,25 +139,6 @@ def test_a_device_that_processes_share_holds_all_of_them(tmp_path: Path) -> None
     assert any("share a device" in note for note in found.notes)
 
 
-def test_a_context_alone_is_not_a_use_of_a_device(tmp_path: Path) -> None:
-    used = result()["devices"][0]
-    idle = {
-        **used,
-        "device": 1,
-        "peak_allocated": 0,
-        "peak_reserved": 0,
-        "peak_used": find_gpu("t4").overhead,
-    }
-    found = predicted(tmp_path, result(devices=[used, idle], recordings=[]))
-    assert [use.device for use in found.uses] == [0]
-
-
-def test_without_the_null_gpus_count_the_overhead_is_added(tmp_path: Path) -> None:
-    used = {**result()["devices"][0], "peak_used": None}
-    found = predicted(tmp_path, result(devices=[used], recordings=[]))
-    assert found.peak_used == 12 * GIB + find_gpu("t4").overhead
-
-
 def test_the_recording_is_saved_and_opens(tmp_path: Path) -> None:
     recorded(tmp_path)
     (target,) = predicted(tmp_path).save(tmp_path / "kept.vtrace")

@@ -168,6 +168,6 @@ def _require_result(prediction: Prediction, ended: Ended) -> None:
     if ended.status != 0 and not ended.interrupted:
         raise ConfigError(f"the program {failure_text(ended.status)} before it used CUDA")
     raise ConfigError(
-        "the program did not use CUDA, so there is nothing to predict. If it chooses the CPU itself, tell it "
-        "to use CUDA; the null GPU looks like a real one to it"
+        "the program did not use GPU memory, so there is nothing to predict. If it chooses the CPU itself, "
+        "tell it to use CUDA; the null GPU looks like a real one to it"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from vram.errors import ConfigError
+from vram.torch.companion import cache_directory
 
 from .gpus import Gpu, check_devices
 
@@ -22,6 +23,15 @@ __all__ = ["LIBRARY", "cuda_of_torch", "null_environment", "require_cuda_torch",
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = PACKAGE / "lib" / "libvram_null_gpu.so"
 INSIDE: Final = PACKAGE / "predict" / "inside"
+DRIVER: Final = PACKAGE / "predict" / "driver"
+"""The folder in which Triton looks for the driver when it links."""
+CACHES: Final = {
+    "CUPY_CACHE_DIR": "cupy",
+    "PYTORCH_KERNEL_CACHE_PATH": "pytorch",
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    "TRITON_CACHE_DIR": "triton",
+}
+"""Variables with the folders in which libraries keep compiled kernels."""
 FORGOTTEN = ("CUDA_VISIBLE_DEVICES", "VRAM_PREDICT_FOLDER", "VRAM_PREDICT_STEPS")
 """Variables that the program does not inherit: they name real GPUs, or belong to another prediction."""
 
@@ -35,7 +45,20 @@ def null_environment(gpu: Gpu, devices: int = 1, base: Mapping[str, str] | None 
         "VRAM_NULL_GPU": gpu.setting(check_devices(devices)),
         "LD_PRELOAD": _joined(str(_library()), kept.get("LD_PRELOAD", "")),
         "PYTHONPATH": _joined(str(INSIDE), kept.get("PYTHONPATH", "")),
+        "TRITON_LIBCUDA_PATH": str(DRIVER),
+        **_caches(),
     }
+
+
+def _caches() -> dict[str, str]:
+    """Folders of their own for what libraries compile.
+
+    Kernels that were built or tuned on a null GPU must not be found by a program on a real one.
+    """
+    folders = {name: cache_directory() / "null-gpu" / folder for name, folder in CACHES.items()}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    return {name: str(folder) for name, folder in folders.items()}
 
 
 def _joined(first: str, others: str) -> str:

@@ -112,7 +112,7 @@ class Prediction:
         self._ended = ended
         self._folder = folder
         self._results = [each for each in ended.results if each["outcome"] != "no cuda"]
-        self.uses = tuple(_uses(self._results, gpu, folder))
+        self.uses = tuple(_uses(self._results, folder))
 
     # ---- how it ended -------------------------------------------------------------------------------------
 
@@ -397,7 +397,7 @@ def _near(place: str) -> str:
     return place.removeprefix(os.path.join(os.getcwd(), ""))
 
 
-def _uses(results: list[dict[str, Any]], gpu: Gpu, folder: str) -> list[Use]:
+def _uses(results: list[dict[str, Any]], folder: str) -> list[Use]:
     return [
         Use(
             pid=each["pid"],
@@ -405,19 +405,13 @@ def _uses(results: list[dict[str, Any]], gpu: Gpu, folder: str) -> list[Use]:
             device=used["device"],
             allocated=used["peak_allocated"],
             reserved=used["peak_reserved"],
-            used=used["peak_used"] or used["peak_reserved"] + gpu.overhead,
+            used=used["peak_used"],
             retries=used["retries"],
             recording=_recording(each["recordings"], place, folder) if used["peak_reserved"] else None,
         )
         for each in results
-        for place, used in enumerate(_used(each["devices"], gpu))
+        for place, used in enumerate(each["devices"])
     ]
-
-
-def _used(devices: list[dict[str, Any]], gpu: Gpu) -> list[dict[str, Any]]:
-    """The devices of which a process used more than a context; the first if there is none."""
-    more = [each for each in devices if each["peak_reserved"] or (each["peak_used"] or 0) > gpu.overhead]
-    return more or devices[:1]
 
 
 def _recording(names: list[str], place: int, folder: str) -> str | None:

@@ -73,7 +73,10 @@ class Ended:
 
 
 def read_program(words: Sequence[str | os.PathLike[str]]) -> Program:
-    """A program from the words of its command: a script, `-m MODULE`, or a command such as torchrun."""
+    """A program from the words of its command: a script, `-m MODULE`, or a command such as torchrun.
+
+    A command of the same Python environment comes before others on PATH, as its scripts run there, too.
+    """
     told = tuple(os.fspath(word) for word in words)
     if not told:
         raise ConfigError("name a program: script.py, -m module, or a command such as torchrun")
@@ -86,7 +89,7 @@ def read_program(words: Sequence[str | os.PathLike[str]]) -> Program:
         raise ConfigError(f"{told[0]} is a directory; name a script in it")
     if first.exists() and _is_python(first):
         return Program(told, (sys.executable, *told), first)
-    command = shutil.which(told[0]) or shutil.which(told[0], path=os.path.dirname(sys.executable))
+    command = shutil.which(told[0], path=os.path.dirname(sys.executable)) or shutil.which(told[0])
     if command is None:
         what = "script" if told[0].endswith(".py") or os.sep in told[0] else "script or command"
         raise ConfigError(f"{what} {told[0]!r} not found in {os.getcwd()}")

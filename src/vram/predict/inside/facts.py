@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import sys
@@ -10,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["error", "frames", "null_gpu", "place", "rank", "static_runtimes", "unknown"]
+__all__ = ["error", "frames", "peaks", "place", "rank", "static_runtimes", "unknown"]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python")
+LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "torchinductor")
 """Parts of the names of files that are not the program's own."""
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """Variables with the rank of a process; the innermost launcher first."""
@@ -65,15 +66,14 @@ def place(calls: Iterable[tuple[str, int, str]]) -> str | None:
     return None
 
 
-def null_gpu() -> Any:
-    """The functions of the null GPU, which is part of this process; None if it lacks them."""
-    library = ctypes.CDLL(None)
+def peaks() -> list[int]:
+    """The most that this process used of each null GPU, with the context; empty without null GPUs."""
     try:
-        library.vram_null_gpu_peak.restype = ctypes.c_int64
-        library.vram_null_gpu_used.restype = ctypes.c_int64
+        ask = ctypes.CDLL(None).vram_null_gpu_peak
     except AttributeError:
-        return None
-    return library
+        return []
+    ask.restype = ctypes.c_int64
+    return list(itertools.takewhile(lambda peak: peak >= 0, map(ask, itertools.count())))
 
 
 def unknown() -> list[str]:

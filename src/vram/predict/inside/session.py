@@ -78,6 +78,7 @@ class Session:
         self.counted: str | None = None  # what a step is: the name of an optimizer, or vram.step
         self.marks: list[tuple[str, str, int]] = []
         self.failures: list[dict[str, Any]] = []
+        self.peaks_before = facts.peaks()
         self.earlier_peaks: dict[int, tuple[int, int]] = {}
         self.told_at = 0.0
 
@@ -212,24 +213,23 @@ class Session:
         )
 
     def _stat(self, device: int, name: str) -> int:
+        """A number of PyTorch's; 0 if it did not start CUDA, or was shown fewer devices."""
+        if not self.recording or device >= self.torch.cuda.device_count():
+            return 0
         return int(self.torch.cuda.memory_stats(device).get(name, 0))
 
     def _devices(self) -> list[dict[str, Any]]:
-        """What the process used of each device; nothing of devices that it did not use."""
-        torch, null = self.torch, facts.null_gpu()
-        count = torch.cuda.device_count() if self.recording else 0
+        """What the process used of each device, through PyTorch or another library."""
         found = []
-        for device in range(count):
+        for device, (before, peak) in enumerate(zip(self.peaks_before, facts.peaks(), strict=True)):
             allocated, reserved = self._peaks(device)
-            peak = null.vram_null_gpu_peak(device) if null is not None else 0
-            if reserved or peak:
+            if reserved or peak > before:
                 found.append(
                     {
                         "device": device,
                         "peak_allocated": allocated,
                         "peak_reserved": reserved,
-                        "peak_used": peak or None,
-                        "reserved": self._stat(device, "reserved_bytes.all.current"),
+                        "peak_used": peak,
                         "retries": self._stat(device, "num_alloc_retries"),
                     }
                 )
@@ -260,8 +260,8 @@ class Session:
         self._write(self._result("running"))
 
     def finish(self, outcome: str | None = None) -> None:
-        """Write the result, if the process used CUDA or failed before."""
-        used = self.recording or facts.error() is not None
+        """Write the result, if the process used a GPU or failed before."""
+        used = self.recording or facts.error() is not None or self._devices()
         if self.finished or not used or self.pid != os.getpid():
             return
         self.finished = self.finishing = True
