@@ -113,9 +113,10 @@ def settled(events: list[list[Any]]) -> list[list[Any]]:
 
     Autocast drops its copies of weights in the order of a hash table, which differs from run to run.
     """
-    result = []
-    for frees, run in itertools.groupby(events, key=lambda event: event[0].startswith("free")):
-        result += sorted(run) if frees else list(run)
+    result: list[list[Any]] = []
+    for frees, group in itertools.groupby(events, key=lambda event: event[0].startswith("free")):
+        run = list(group)
+        result += sorted(run) if frees else run
     return result
 
 
