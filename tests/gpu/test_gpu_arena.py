@@ -147,6 +147,7 @@ def test_zeroing_is_queued(make_pool: MakePool, device: Device, work: Work, torc
         del piece
 
 
+@pytest.mark.real_gpu
 def test_what_python_cannot_see_reads_nan(make_pool: MakePool, torch: Any) -> None:
     with Arena(make_pool(), checked=True) as arena:
         with arena.scope():
