@@ -333,8 +333,9 @@ def test_needs_too_much():
 
 def test_pytest_limits_memory_on_a_null_gpu(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(LIMITED)
+    python = [sys.executable, "-m"]  # the pytest found first need not be that of this Python
     ended = subprocess.run(
-        [sys.executable, "-m", "vram", "run", "--null-gpu", "l4", "--", "pytest", "-q", "test_mine.py"],
+        [*python, "vram", "run", "--null-gpu", "l4", "--", *python, "pytest", "-q", "test_mine.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
