@@ -168,7 +168,7 @@ def _become_command(words: tuple[str, ...], options: bool) -> None:
     from vram.predict.program import read_program
 
     program = read_program(words)
-    if program.command[0] == sys.executable:
+    if len(program.command) > len(words):  # a script, before which Python was put
         return
     if options:
         raise click.UsageError(f"the other options are for Python programs, which {words[0]} may not be")
