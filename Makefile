@@ -74,7 +74,7 @@ $(STAMPS)/dev: $(STAMPS)/build pyproject.toml
 	  $(PIP_INSTALL) -r <(echo "$$list")
 	@touch $@
 
-# The page of `vram serve`, where Node is there and its libraries can be had; vram says so where it is not built.
+# The page of `vram serve`, if Node is installed and its libraries can be downloaded. Without it, vram says so.
 # Not `npm ci`: it wants every platform's build of the bundler in the lock file, and not all of them exist.
 NPM_INSTALL := npm install --no-save --no-audit --no-fund --loglevel=error
 $(STAMPS)/web: $(STAMPS)/venv $(WEB_SOURCES)
@@ -121,7 +121,8 @@ test: setup
 
 # The Python tests that try a sample in `make test`.
 SAMPLED_TESTS := tests/conformance/test_contents.py tests/faults tests/fuzz tests/properties \
-  tests/process/test_extreme_arguments.py tests/process/test_fork_surface.py tests/unit/test_trace_hostile.py
+  tests/process/test_close_surface.py tests/process/test_extreme_arguments.py tests/process/test_fork_surface.py \
+  tests/unit/test_trace_hostile.py
 
 test-all: export VRAM_THOROUGH := 1
 test-all: setup native-test

@@ -3,6 +3,7 @@ that need a device which is not there."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -59,6 +60,12 @@ def _has_cuda() -> bool:
     import vram
 
     return any(device.kind == "cuda" for device in vram.devices())
+
+
+def pytest_collection_finish() -> None:
+    """Tests collect garbage thousands of times; without this, each time looks at every test of the suite."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -134,12 +134,6 @@ Status Fences::event_for(StreamState& stream, Tick tick, EventHandle* out, Tick*
   return {};
 }
 
-void Fences::cover(StreamState& stream) {
-  if (!stream.foreign || stream.owed <= stream.covered()) return;
-  (void)poll(stream);
-  (void)record(stream);
-}
-
 void Fences::clear(StreamState& stream) { pass(stream, mark(stream)); }
 
 void Fences::pass(StreamState& stream, Tick tick) {

@@ -59,7 +59,11 @@ class Fences {
   // The event to wait for until `tick` has completed, and the tick that it covers; 0 if it has completed.
   Status event_for(StreamState& stream, Tick tick, EventHandle* out, Tick* covers = nullptr);
   // A call names the foreign stream: its uses get a fence now, because later it cannot be queried.
-  void cover(StreamState& stream);
+  void cover(StreamState& stream) {
+    if (!stream.foreign || stream.owed <= stream.covered()) return;
+    (void)poll(stream);
+    (void)record(stream);
+  }
   // Waits for such an event on the host; the lock is not held meanwhile.
   Status wait(EventHandle event, std::unique_lock<std::mutex>& lock) { return events_.wait(event, lock); }
   // Everything has completed (the stream was synchronized): drops its fences.

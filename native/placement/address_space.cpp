@@ -210,6 +210,10 @@ Spot AddressSpace::strip_spot(const Want& want) const {
 
 // ---- blocks ---------------------------------------------------------------------------------------------
 
+void AddressSpace::add_shelves(std::size_t count) {
+  while (shelves_.size() < count) shelves_.push_back(std::make_unique<Shelf>());
+}
+
 void AddressSpace::add_free(Index i) {
   ++changes_;
   const Segment& in = segment(blocks_[i]);

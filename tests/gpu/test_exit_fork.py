@@ -88,7 +88,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_interpreter_ends_in_peace_and_soon(ending: str) -> None:
+def test_the_interpreter_ends_without_errors_and_soon(ending: str) -> None:
     begin = time.monotonic()
     assert_quiet(run_program(PREAMBLE, ENDINGS[ending]))
     assert time.monotonic() - begin < SOON
@@ -159,7 +159,7 @@ def test_dropping_what_was_inherited_is_silent() -> None:
     )
 
 
-def test_a_child_that_ends_by_itself_ends_in_peace() -> None:
+def test_a_child_that_ends_by_itself_reports_no_error() -> None:
     """Not by os._exit: the interpreter of the child is taken down with everything it inherited."""
     assert_quiet(
         run_program(
