@@ -26,7 +26,10 @@ constexpr struct {
     {{"and_kernel_cuda", ""}, Reads::one},
     {{"NonZeroOp", "DeviceReduce"}, Reads::count},
 };
-constexpr int kItemsArgument = 2;  // of the reduction that counts: how many elements it is given
+// Of the reduction that counts: an iterator, which begins with the address of the elements, and how many
+// there are.
+constexpr int kMaskArgument = 0;
+constexpr int kItemsArgument = 2;
 
 struct Expected {
   std::uint64_t value = 0;
@@ -39,8 +42,35 @@ std::unordered_map<const void*, Reads>& rules() {
   return *made;
 }
 std::atomic<bool> any_rule = false;
+
+// How many elements the masks at these addresses select.
+std::unordered_map<const void*, std::int64_t>& masks() {
+  static auto* const made = new std::unordered_map<const void*, std::int64_t>;
+  return *made;
+}
+
+// What a reduction over a mask counts; `arguments` are those of the kernel: where the mask is, ..., how long
+// it is.
+std::uint64_t selected(void** arguments) {
+  const void* mask = nullptr;
+  std::memcpy(&mask, arguments[kMaskArgument], sizeof mask);
+  if (const auto known = masks().find(mask); known != masks().end())
+    return static_cast<std::uint64_t>(known->second);
+  std::uint64_t items = 0;
+  std::memcpy(&items, arguments[kItemsArgument], sizeof items);
+  return items;
+}
+
 thread_local Expected expected;
-thread_local std::int64_t announced = -1;  // what the next selection finds, where the caller knows
+
+// The numbers that this thread reads next, where the caller knows them.
+struct Announced {
+  static constexpr int kMost = 8;
+  std::int64_t values[kMost];
+  int next = 0;
+  int end = 0;
+};
+thread_local Announced announced;
 
 }  // namespace
 
@@ -62,18 +92,19 @@ void kernel_launched(const void* function, void** arguments) {
   if (rule == rules().end()) return;
   if (rule->second == Reads::one) {
     expected = {1, 1};
-  } else if (announced >= 0) {
-    expected = {static_cast<std::uint64_t>(announced), sizeof(std::uint64_t)};
-    announced = -1;
   } else if (arguments != nullptr) {
-    expected.bytes = sizeof(std::uint64_t);
-    std::memcpy(&expected.value, arguments[kItemsArgument], sizeof(std::uint64_t));
+    expected = {selected(arguments), sizeof(std::uint64_t)};
   }
 }
 
-// Device memory that is read is what was copied there, else what is expected after the last kernel, else
-// zeros.
+// Device memory that is read is what was announced, else what was copied there, else what is expected after
+// the last kernel, else zeros.
 static void read_back(void* to, DevicePointer from, std::size_t bytes) {
+  if (bytes <= sizeof(std::int64_t) && announced.next < announced.end) {
+    std::memcpy(to, &announced.values[announced.next++], bytes);
+    expected = {};
+    return;
+  }
   if (Contents::get().take(from, to, bytes)) return;
   std::memset(to, 0, bytes);
   if (bytes <= expected.bytes) std::memcpy(to, &expected.value, bytes);
@@ -105,5 +136,22 @@ void filled(void* to, int value, std::size_t bytes) {
 
 }  // namespace vram::null_gpu
 
-// How many elements the next selection (nonzero, masked_select) of this thread finds.
-VRAM_NULL_API void vram_null_gpu_announce_count(std::int64_t count) { vram::null_gpu::announced = count; }
+// The numbers that this thread reads from the device next, in this order: copies of at most 8 bytes each.
+// Replaces what was announced before; none ends it.
+VRAM_NULL_API void vram_null_gpu_announce(const std::int64_t* values, int count) {
+  auto& announced = vram::null_gpu::announced;
+  announced.next = 0;
+  announced.end = std::clamp(count, 0, announced.kMost);
+  std::copy_n(values, announced.end, announced.values);
+}
+
+// How many elements the mask at this address selects, as long as it is there; also for functions that nobody
+// announces, such as those of a backward pass. A negative count ends it.
+VRAM_NULL_API void vram_null_gpu_mask(const void* address, std::int64_t count) {
+  const std::lock_guard lock(vram::null_gpu::mutex);
+  if (count < 0) {
+    vram::null_gpu::masks().erase(address);
+  } else {
+    vram::null_gpu::masks().insert_or_assign(address, count);
+  }
+}

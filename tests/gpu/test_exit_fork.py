@@ -87,13 +87,17 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending",
+    [pytest.param(name, marks=pytest.mark.real_gpu if name == "running kernels" else ()) for name in ENDINGS],
+)
 def test_the_interpreter_ends_without_errors_and_soon(ending: str) -> None:
     begin = time.monotonic()
     assert_quiet(run_program(PREAMBLE, ENDINGS[ending]))
     assert time.monotonic() - begin < SOON
 
 
+@pytest.mark.real_gpu
 def test_the_child_of_a_fork_is_told_and_the_parent_goes_on() -> None:
     assert_quiet(
         run_program(
@@ -178,6 +182,7 @@ def test_a_child_that_ends_by_itself_reports_no_error() -> None:
     )
 
 
+@pytest.mark.real_gpu
 def test_a_spawned_process_has_a_pool_of_its_own() -> None:
     assert_quiet(
         run_program(

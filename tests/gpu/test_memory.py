@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", ["release", "unmap", pytest.param("module", marks=pytest.mark.real_gpu)])
 def test_an_error_carries_call_code_and_the_drivers_name(device: Device, what: str) -> None:
     use, call, name = REFUSED[what]
     with pytest.raises(DeviceError) as caught:
@@ -249,6 +249,7 @@ def use_everything(device: Device) -> None:
     assert device.free_memory > 0
 
 
+@pytest.mark.real_gpu
 def test_the_current_device_and_context_stay_as_they_are(device: Device, torch: Any) -> None:
     torch.zeros(1, device="cuda")
     before = (current_context(), torch.cuda.current_device())
@@ -257,6 +258,7 @@ def test_the_current_device_and_context_stay_as_they_are(device: Device, torch: 
     assert (current_context(), torch.cuda.current_device()) == before
 
 
+@pytest.mark.real_gpu
 def test_a_thread_without_a_context_works_and_stays_without(device: Device) -> None:
     def run() -> tuple[int, int]:
         before = current_context()
