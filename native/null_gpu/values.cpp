@@ -1,5 +1,6 @@
 #include "null_gpu/values.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <mutex>
