@@ -21,7 +21,7 @@ from typing import Any
 
 from catalog import ALLOCATORS, HERE, JOBS, SEARCHES, Job
 from measure import Measurement, Room
-from watch import unpack
+from watch import settled, unpack
 
 from vram.bench.report import Column, Table, markdown
 from vram.predict import find_gpu, null_environment
@@ -219,7 +219,7 @@ def differences(truth: Known, predicted: Known, names: list[str]) -> Iterator[st
 
 def first_difference(measured: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """The event in which two recordings part."""
-    real, guess = unpack(measured["events"]), unpack(found["events"])
+    real, guess = (settled(unpack(each["events"])) for each in (measured, found))
     for number, (a, b) in enumerate(zip(real, guess, strict=False)):
         if a != b:
             return f"event {number} of {len(real)} is {b} instead of {a}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import gzip
+import itertools
 import json
 import runpy
 import sys
@@ -105,6 +106,18 @@ def unpack(text: str) -> list[list[Any]]:
     """What pack() was given, as lists of an action and a size."""
     events: list[list[Any]] = json.loads(gzip.decompress(base64.b64decode(text)))
     return events
+
+
+def settled(events: list[list[Any]]) -> list[list[Any]]:
+    """Events with the frees between two other events sorted.
+
+    Autocast drops its copies of weights in the order of a hash table, which differs from run to run.
+    """
+    result: list[list[Any]] = []
+    for frees, group in itertools.groupby(events, key=lambda event: event[0].startswith("free")):
+        run = list(group)
+        result += sorted(run) if frees else run
+    return result
 
 
 if __name__ == "__main__":
