@@ -36,7 +36,7 @@ WEB_SOURCES := $(shell find web -name node_modules -prune -o -type f -print 2>/d
 CXX_FILES = $(shell find native benchmarks examples tests/process/c -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test test-all check stubs format sanitize bench clean distclean setup native-test python-test \
-  native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu web test-web
+  native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu web test-web test-null null-python
 
 help:
 	@echo "make demo      set up .venv and run the tour on the default device"
@@ -45,6 +45,7 @@ help:
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
 	@echo "make web       build the page of vram serve (Node 20 or later); make test-web: test it in Chromium"
 	@echo "make test-integrations  tests with CuPy, Numba, cuda.core, JAX, PyTorch and Dask (a large download)"
+	@echo "make test-null  tests of PyTorch on a null GPU: no GPU is needed (a large download)"
 	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
 	@echo "make test-gpu  tests that need a CUDA device, without .venv or network"
 	@echo "make bench     run every benchmark"
@@ -74,7 +75,7 @@ $(STAMPS)/dev: $(STAMPS)/build pyproject.toml
 	  $(PIP_INSTALL) -r <(echo "$$list")
 	@touch $@
 
-# The page of `vram serve`, where Node is there and its libraries can be had; vram says so where it is not built.
+# The page of `vram serve`, if Node is installed and its libraries can be downloaded. Without it, vram says so.
 # Not `npm ci`: it wants every platform's build of the bundler in the lock file, and not all of them exist.
 NPM_INSTALL := npm install --no-save --no-audit --no-fund --loglevel=error
 $(STAMPS)/web: $(STAMPS)/venv $(WEB_SOURCES)
@@ -121,7 +122,8 @@ test: setup
 
 # The Python tests that try a sample in `make test`.
 SAMPLED_TESTS := tests/conformance/test_contents.py tests/faults tests/fuzz tests/properties \
-  tests/process/test_extreme_arguments.py tests/process/test_fork_surface.py tests/unit/test_trace_hostile.py
+  tests/process/test_close_surface.py tests/process/test_extreme_arguments.py tests/process/test_fork_surface.py \
+  tests/unit/test_trace_hostile.py
 
 test-all: export VRAM_THOROUGH := 1
 test-all: setup native-test
@@ -183,6 +185,38 @@ $(STAMPS)/integrations: $(STAMPS)/dev pyproject.toml
 test-integrations: setup $(STAMPS)/integrations
 	@echo "== tests with other libraries"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/integrations
+
+# PyTorch built for CUDA, on a null GPU. It has an environment of its own, because .venv may have another build;
+# there it finds what .venv has besides. A null GPU is for Linux alone.
+NULL_VENV := $(VENV)/null-gpu
+NULL_PYTHON := $(CURDIR)/$(NULL_VENV)/bin/python
+$(STAMPS)/null-gpu: $(STAMPS)/dev pyproject.toml
+	@echo "== installing PyTorch built for CUDA (about 3 GB)"
+	@rm -rf $(NULL_VENV) && $(BIN)/python -m venv --without-pip $(NULL_VENV)
+	@$(call requirements,project.optional-dependencies.null-gpu) >$(NULL_VENV)/requirements.txt
+	@$(BIN)/python -m pip --python $(NULL_PYTHON) install -qq -r $(NULL_VENV)/requirements.txt
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  $(BIN)/python -c "$$site" >"$$($(NULL_PYTHON) -c "$$site")/vram.pth"
+	@touch $@
+
+# Tests for a CUDA device that run there as well; those that need results or time skip themselves.
+ON_NULL_GPU := tests/integrations/test_torch.py $(addprefix tests/gpu/test_, \
+  exit_fork.py functions.py gpu_arena.py gpu_driver_pool.py gpu_watching.py memory.py)
+NULL_PYTEST = $(NULL_PYTHON) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-null: setup
+	@if ! $(MAKE) --no-print-directory $(STAMPS)/null-gpu; then \
+	  echo "== PyTorch built for CUDA cannot be installed here: skipping the tests on a null GPU"; \
+	elif ! $(NULL_PYTHON) -c 'import sys; from vram.predict.environment import cuda_of_torch as cuda; \
+	    sys.exit(not cuda())'; then \
+	  echo "== the PyTorch that pip installs here is not built for CUDA: skipping the tests on a null GPU"; \
+	else $(MAKE) --no-print-directory null-python; fi
+
+null-python:
+	@echo "== predictions on a null GPU"
+	@$(NULL_PYTEST) tests/null
+	@echo "== tests for a CUDA device, on a null GPU"
+	@$(NULL_PYTHON) -m vram run --null-gpu h200 -- $(NULL_PYTEST) $(ON_NULL_GPU)
 
 # The page in a real browser. The tests skip where there is no Chromium; .ci/run installs it.
 $(STAMPS)/browser: $(STAMPS)/dev pyproject.toml

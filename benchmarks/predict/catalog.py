@@ -5,8 +5,8 @@ They were chosen for variety before any of them was predicted. Sizes are set so 
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +93,10 @@ CAPS = (0.98, 0.85, 0.6)
 ALONE = ("gpt2", "resnet", "unet", "lstm", "compiled", "linear_algebra", "vit", "fourier")
 """Jobs that also run with the GPU to themselves, to see what the device uses beyond the allocator."""
 
-RECORDED = ("vit", "dcgan", "lstm", "unet", "bert")
+RECORDED = (
+    *("vit", "dcgan", "lstm", "unet", "bert", "vgg", "resnet", "segment", "exact", "mobilenet", "video"),
+    *("loader", "tuned", "speech", "fourier", "linear_algebra", "graphed", "detect", "diffusion"),
+)
 """Jobs whose allocations are also recorded one by one, for RECORDED_STEPS steps."""
 RECORDED_STEPS = 3
 
@@ -121,9 +124,9 @@ def command(job: Job, result: Path, *watch: str, script: tuple[str, ...] = ()) -
     return [*watcher, str(HERE / "jobs" / path), *rest, *script]
 
 
-def environment(allocator: str, caches: Path) -> dict[str, str]:
-    """The variables of a job's process: which allocator, and a compiler's cache that nobody filled before."""
-    variables = {key: value for key, value in os.environ.items() if "ALLOC_CONF" not in key}
+def environment(base: Mapping[str, str], allocator: str, caches: Path) -> dict[str, str]:
+    """The variables of a job's process: which allocator, and compiler caches that nobody filled before."""
+    variables = {key: value for key, value in base.items() if "ALLOC_CONF" not in key}
     if ALLOCATORS[allocator]:
         variables["PYTORCH_ALLOC_CONF"] = variables["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[allocator]
     return {

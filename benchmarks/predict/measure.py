@@ -1,6 +1,6 @@
 """Measure the jobs of catalog.py on a real GPU and write what predictions are compared with.
 
-    python benchmarks/predict/measure.py --out truth.json [JOB…] [--parallel 12] [--minutes 8]
+    python benchmarks/predict/measure.py --out truth.json [JOB…] [--parts peaks,recorded,…] [--minutes 8]
 
 Every run is a process of its own; several run side by side, as far as memory and `--parallel` allow.
 A run that fails is noted and stops no other. After `--minutes` no further run begins, and the file says which
@@ -13,13 +13,15 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +66,11 @@ class Room:
 class Measurement:
     """All runs, their results, and the file they go to."""
 
-    def __init__(self, out: Path, jobs: list[Job], parallel: int, minutes: float, gib: float) -> None:
-        self.out, self.jobs = out, jobs
-        self.room = Room(gib, parallel)
+    def __init__(
+        self, out: Path, known: dict[str, Any], room: Room, minutes: float, variables: dict[str, str]
+    ) -> None:
+        self.out, self.known, self.room, self.variables = out, known, room, variables
         self.ends = time.monotonic() + 60 * minutes
-        self.truth: dict[str, Any] = {**where(), "jobs": {}, "searches": {}}
         self._lock = threading.Lock()
 
     def run(
@@ -83,7 +85,7 @@ class Measurement:
             with tempfile.TemporaryDirectory() as folder:
                 result = Path(folder) / "result.json"
                 command = catalog.command(job, result, *watch, script=script)
-                variables = catalog.environment(allocator, Path(folder))
+                variables = catalog.environment(self.variables, allocator, Path(folder))
                 done = subprocess.run(
                     command, env=variables, capture_output=True, text=True, timeout=RUN_SECONDS
                 )
@@ -114,12 +116,12 @@ class Measurement:
     def note(self, *path: str, value: Any) -> None:
         """Put a result at its place, and write the file."""
         with self._lock:
-            place = self.truth
+            place = self.known
             for key in path[:-1]:
                 place = place.setdefault(key, {})
             place[path[-1]] = value
             partial = self.out.with_suffix(".partial")
-            partial.write_text(json.dumps(self.truth, indent=1))
+            partial.write_text(json.dumps(self.known))
             partial.rename(self.out)
 
     def alone(self, job: Job) -> None:
@@ -141,20 +143,23 @@ class Measurement:
                 pool.submit(self.capped, job, allocator, int(found["reserved"] * part), f"{part}")
 
     def capped(self, job: Job, allocator: str, cap: int, part: str) -> None:
+        """The outcome under a limit on what the allocator reserves."""
         found = self.run(job, allocator, "--cap", str(cap), gib=cap / GIB + 1)
         kept = {
-            key: found.get(key)
-            for key in ("outcome", "error", "steps", "out_of_memory", "reserved", "allocated")
+            key: found[key] for key in ("outcome", "out_of_memory", "reserved", "allocated") if key in found
         }
+        if found["outcome"] not in ("completed", "out of memory"):
+            kept["error"] = found["error"]
         self.note("jobs", job.name, "caps", f"{allocator} {part}", value={"cap": cap, **kept})
 
-    def recorded(self, job: Job) -> None:
+    def recorded(self, job: Job, allocator: str) -> None:
+        """Every allocation of a few steps."""
         script = ("--steps", str(catalog.RECORDED_STEPS))
-        for allocator in ALLOCATORS:
-            found = self.run(job, allocator, "--record", gib=job.gib, script=script)
-            self.note("jobs", job.name, f"recorded {allocator}", value=found)
+        found = self.run(job, allocator, "--record", gib=job.gib, script=script)
+        self.note("jobs", job.name, f"recorded {allocator}", value=found)
 
     def under_vram(self, job: Job) -> None:
+        """Peaks with vram as PyTorch's allocator."""
         self.note("jobs", job.name, "vram", value=self.run(job, "default", "--vram", gib=job.gib))
 
     def search(self, search: Search) -> None:
@@ -234,36 +239,45 @@ def missing(job: Job, versions: dict[str, str | None]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("jobs", nargs="*")
+    parser.add_argument("jobs", nargs="*", metavar="JOB")
+    parser.add_argument("--parts", default="alone,searches,peaks,recorded,vram")
     parser.add_argument("--parallel", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--gib", type=float, default=125)
     options = parser.parse_args()
     chosen = [JOBS[name] for name in options.jobs] or list(JOBS.values())
-    measurement = Measurement(options.out, chosen, options.parallel, options.minutes, options.gib)
-    versions = measurement.truth["versions"]
+    known = {**where(), "jobs": {}, "searches": {}}
+    versions = known["versions"]
+    room = Room(options.gib, options.parallel)
+    measurement = Measurement(options.out, known, room, options.minutes, dict(os.environ))
     for job in [job for job in chosen if missing(job, versions)]:
         measurement.note("jobs", job.name, value={"skipped": f"needs {' and '.join(missing(job, versions))}"})
         chosen.remove(job)
-    for job in chosen:
-        if job.name in catalog.ALONE:
+    parts = options.parts.split(",")
+    if "alone" in parts:
+        for job in (job for job in chosen if job.name in catalog.ALONE):
             measurement.alone(job)
-    waiting: list[Future[None]] = []
     with ThreadPoolExecutor(10 * len(chosen) + 10) as pool:  # threads wait for room; processes do the work
-        for search in catalog.SEARCHES:  # first: each is a chain of runs
-            if JOBS[search.job] in chosen:
-                waiting.append(pool.submit(measurement.search, search))
-        for job in sorted(chosen, key=lambda job: not job.compiled):
-            waiting += [pool.submit(measurement.peaks_and_caps, job, allocator) for allocator in ALLOCATORS]
-        for job in chosen:
-            if job.name in catalog.RECORDED:
-                waiting.append(pool.submit(measurement.recorded, job))
-            if job.name in catalog.UNDER_VRAM and versions["vram"]:
-                waiting.append(pool.submit(measurement.under_vram, job))
+        waiting = [pool.submit(run) for run in side_by_side(measurement, chosen, parts)]
     for future in waiting:
         if error := future.exception():
             print(f"not measured: {error!r}", flush=True)
     measurement.note("minutes", value=round((time.monotonic() - measurement.ends) / 60 + options.minutes, 1))
+
+
+def side_by_side(measurement: Measurement, jobs: list[Job], parts: list[str]) -> Iterator[Callable[[], None]]:
+    """The runs in the order in which they begin: chains of runs and slow ones first."""
+    for search in catalog.SEARCHES:
+        if "searches" in parts and JOBS[search.job] in jobs:
+            yield partial(measurement.search, search)
+    for job in sorted(jobs, key=lambda job: not job.compiled):
+        for allocator in ALLOCATORS:
+            if "peaks" in parts:
+                yield partial(measurement.peaks_and_caps, job, allocator)
+            if "recorded" in parts and job.name in catalog.RECORDED:
+                yield partial(measurement.recorded, job, allocator)
+        if "vram" in parts and job.name in catalog.UNDER_VRAM and measurement.known["versions"]["vram"]:
+            yield partial(measurement.under_vram, job)
 
 
 if __name__ == "__main__":

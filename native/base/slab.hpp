@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <deque>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "base/types.hpp"
 
@@ -26,7 +26,10 @@ class LazyArray {
     if (memory == MAP_FAILED) throw std::bad_alloc();
     data_ = static_cast<T*>(memory);
   }
-  ~LazyArray() { munmap(data_, bytes_); }
+  ~LazyArray() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+  }
+  LazyArray(LazyArray&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
   LazyArray(const LazyArray&) = delete;
   LazyArray& operator=(const LazyArray&) = delete;
 
@@ -145,7 +148,7 @@ class OrderedSet {
   }
   static std::size_t lowest(std::uint64_t word) { return static_cast<std::size_t>(std::countr_zero(word)); }
 
-  std::deque<LazyArray<std::uint64_t>> levels_;  // the lowest first
+  std::vector<LazyArray<std::uint64_t>> levels_;  // the lowest first
 };
 
 // Some of a pool's streams, in order of their numbers: those of which there is something to look at, so that
@@ -167,7 +170,7 @@ class StreamSet {
   mutable std::uint64_t steps_ = 0;
 };
 
-// Elements handed out by index, recycled last in first out. Index 0 is never handed out.
+// Elements that are added by index and recycled last in, first out. Index 0 is never used.
 template <typename T>
 class Slab {
  public:
@@ -196,7 +199,7 @@ class Slab {
   std::size_t size() const { return size_; }
   std::size_t capacity() const { return items_.capacity(); }
   bool has_room(std::size_t count = 1) const { return size_ + count < items_.capacity(); }
-  Index end() const { return end_; }  // all indices ever handed out are below it
+  Index end() const { return end_; }  // all indices ever used are below it
 
  private:
   LazyArray<T> items_;

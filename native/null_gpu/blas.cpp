@@ -48,3 +48,27 @@ VRAM_NULL_API int cublasLtMatmulAlgoGetHeuristic(Handle, Handle, Handle, Handle,
   *found = wanted > 0 ? 1 : 0;
   return 0;
 }
+
+// ---- batches of factorizations, which report to the host ------------------------------------------------
+
+#define VRAM_BLAS_BATCHES(T)                                                                                 \
+  VRAM_NULL_API int cublas##T##geqrfBatched(Handle, int, int, void* const*, int, void* const*, int* info,    \
+                                            int) {                                                           \
+    *info = 0;                                                                                               \
+    return 0;                                                                                                \
+  }                                                                                                          \
+  VRAM_NULL_API int cublas##T##gelsBatched(Handle, int, int, int, int, void* const*, int, void* const*, int, \
+                                           int* info, int*, int) {                                           \
+    *info = 0;                                                                                               \
+    return 0;                                                                                                \
+  }                                                                                                          \
+  VRAM_NULL_API int cublas##T##getrsBatched(Handle, int, int, int, const void* const*, int, const int*,      \
+                                            void* const*, int, int* info, int) {                             \
+    *info = 0;                                                                                               \
+    return 0;                                                                                                \
+  }
+
+VRAM_BLAS_BATCHES(S)
+VRAM_BLAS_BATCHES(D)
+VRAM_BLAS_BATCHES(C)
+VRAM_BLAS_BATCHES(Z)

@@ -3,13 +3,13 @@
 // Executing a plan does nothing. Functions that compute and return nothing do nothing (unknown.cpp).
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 #include <string>
-#include <unordered_map>
 
 #include "null_gpu/abi.hpp"
+#include "null_gpu/dnn_plans.hpp"
 #include "null_gpu/order.hpp"
 #include "null_gpu/profile.hpp"
 
@@ -17,13 +17,13 @@ using namespace vram::null_gpu;
 
 namespace {
 
-using Descriptor = void*;
 constexpr int kOk = 0;
 constexpr int kUnsupported = 3000;
 
 // Kinds of descriptors, attributes and types of attributes.
 constexpr int kEngine = 2, kHeuristics = 4, kPlan = 5, kDeviceProperties = 38;
 constexpr int kEngineDevice = 309, kHeuristicsDevice = 204, kPlanDevice = 407, kDeviceText = 2702;
+constexpr int kHeuristicsResults = 202, kPlanWorkspace = 402;
 constexpr int kTypeHandle = 0, kTypeDescriptor = 15, kTypeChar = 24;
 
 // A function of the library that PyTorch has loaded.
@@ -35,17 +35,6 @@ Function real(const char* name) {
 using Create = int (*)(int, Descriptor*);
 using Set = int (*)(Descriptor, int, int, std::int64_t, const void*);
 using Finalize = int (*)(Descriptor);
-
-std::mutex mutex;
-std::unordered_map<Descriptor, int>& kinds() {
-  static auto* const made = new std::unordered_map<Descriptor, int>;
-  return *made;
-}
-int kind_of(Descriptor descriptor) {
-  const std::lock_guard lock(mutex);
-  const auto found = kinds().find(descriptor);
-  return found != kinds().end() ? found->second : -1;
-}
 
 std::string device_text() {
   const Profile& profile = Profile::get();
@@ -103,27 +92,27 @@ VRAM_NULL_API int cudnnGetStream(Handle, Handle* out) {
 VRAM_NULL_API int cudnnBackendCreateDescriptor(int kind, Descriptor* out) {
   static const auto create = real<Create>("cudnnBackendCreateDescriptor");
   const int status = create(kind, out);
-  const std::lock_guard lock(mutex);
-  if (status == kOk) kinds()[*out] = kind;
+  if (status == kOk) Plans::get().created(*out, kind);
   return status;
 }
 VRAM_NULL_API int cudnnBackendDestroyDescriptor(Descriptor descriptor) {
   static const auto destroy = real<Finalize>("cudnnBackendDestroyDescriptor");
-  {
-    const std::lock_guard lock(mutex);
-    kinds().erase(descriptor);
-  }
+  Plans::get().destroyed(descriptor);
   return destroy(descriptor);
 }
 VRAM_NULL_API int cudnnBackendSetAttribute(Descriptor descriptor, int attribute, int type, std::int64_t count,
                                            const void* values) {
   static const auto set = real<Set>("cudnnBackendSetAttribute");
-  if (type != kTypeHandle) return set(descriptor, attribute, type, count, values);
-  return kind_of(descriptor) == kPlan ? set_device(descriptor, kPlanDevice) : kOk;
+  if (type != kTypeHandle) {
+    const int status = set(descriptor, attribute, type, count, values);
+    if (status == kOk) Plans::get().was_set(descriptor, attribute, count, values);
+    return status;
+  }
+  return Plans::get().kind_of(descriptor) == kPlan ? set_device(descriptor, kPlanDevice) : kOk;
 }
 VRAM_NULL_API int cudnnBackendFinalize(Descriptor descriptor) {
   static const auto finalize = real<Finalize>("cudnnBackendFinalize");
-  const int kind = kind_of(descriptor);
+  const int kind = Plans::get().kind_of(descriptor);
   if (kind == kHeuristics) (void)set_device(descriptor, kHeuristicsDevice);
   if (kind == kEngine) (void)set_device(descriptor, kEngineDevice);
   return finalize(descriptor);
@@ -133,7 +122,17 @@ VRAM_NULL_API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute,
   using Get = int (*)(Descriptor, int, int, std::int64_t, std::int64_t*, void*);
   static const auto get = real<Get>("cudnnBackendGetAttribute");
   if (type == kTypeHandle) return kUnsupported;
-  return get(descriptor, attribute, type, wanted, count, values);
+  const int status = get(descriptor, attribute, type, wanted, count, values);
+  if (status != kOk || values == nullptr || wanted < 1) return status;
+  if (attribute == kHeuristicsResults) {
+    Plans::get().found(descriptor, std::min(wanted, *count), static_cast<Descriptor*>(values));
+  } else if (attribute == kPlanWorkspace) {
+    auto& bytes = *static_cast<std::int64_t*>(values);
+    if (const auto convolution = Plans::get().convolution_of(descriptor))
+      bytes =
+          static_cast<std::int64_t>(convolution_workspace(*convolution, static_cast<std::uint64_t>(bytes)));
+  }
+  return status;
 }
 VRAM_NULL_API int cudnnBackendExecute(Handle, Descriptor, Descriptor) { return kOk; }
 

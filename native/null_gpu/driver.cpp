@@ -5,9 +5,11 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "null_gpu/errors.hpp"
 #include "null_gpu/graphs.hpp"
+#include "null_gpu/host.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
 #include "null_gpu/pools.hpp"
@@ -149,15 +151,17 @@ VRAM_NULL_API Result cuMemGetAddressRange_v2(DevicePointer* begin, std::size_t* 
   return kSuccess;
 }
 VRAM_NULL_API Result cuMemHostAlloc(void** out, std::size_t bytes, unsigned) {
-  *out = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  return *out != nullptr ? kSuccess : kOutOfMemory;
+  return LockedMemory::get().allocate(bytes, out);
 }
-VRAM_NULL_API Result cuMemFreeHost(void* memory) {
-  std::free(memory);
-  return kSuccess;
+VRAM_NULL_API Result cuMemFreeHost(void* memory) { return LockedMemory::get().free(memory); }
+VRAM_NULL_API Result cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned) {
+  return LockedMemory::get().lock(memory, bytes);
 }
-VRAM_NULL_API Result cuMemHostRegister_v2(void*, std::size_t, unsigned) { return kSuccess; }
-VRAM_NULL_API Result cuMemHostUnregister(void*) { return kSuccess; }
+VRAM_NULL_API Result cuMemHostUnregister(void* memory) { return LockedMemory::get().unlock(memory); }
+VRAM_NULL_API Result cuMemHostGetDevicePointer_v2(DevicePointer* out, void* memory, unsigned) {
+  *out = reinterpret_cast<DevicePointer>(memory);
+  return LockedMemory::get().holds(memory) ? kSuccess : kInvalidValue;
+}
 VRAM_NULL_API Result cuMemcpyAsync(DevicePointer to, DevicePointer from, std::size_t bytes, Handle) {
   copied(pointer(to), pointer(from), bytes);
   return kSuccess;
@@ -182,34 +186,45 @@ VRAM_NULL_API Result cuMemsetD8Async(DevicePointer to, unsigned char value, std:
   filled(pointer(to), value, bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cuMemsetD32Async(DevicePointer, unsigned, std::size_t, Handle) { return kSuccess; }
+VRAM_NULL_API Result cuMemsetD8_v2(DevicePointer to, unsigned char value, std::size_t bytes) {
+  filled(pointer(to), value, bytes);
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemsetD32Async(DevicePointer to, unsigned value, std::size_t count, Handle) {
+  const std::vector<unsigned> values(count, value);
+  copied(pointer(to), values.data(), count * sizeof(unsigned));
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemsetD32_v2(DevicePointer to, unsigned value, std::size_t count) {
+  return cuMemsetD32Async(to, value, count, nullptr);
+}
 VRAM_NULL_API Result cuPointerGetAttribute(void* out, int number, DevicePointer address) {
+  constexpr int kContext = 1, kKind = 2, kAsDevice = 3, kAsHost = 4, kDevice = 9, kBegin = 11;
   const bool device = Addresses::get().holds(pointer(address));
+  if (!device && !LockedMemory::get().holds(pointer(address))) return kInvalidValue;
+  const auto answer = [out](const auto& value) {
+    std::memcpy(out, &value, sizeof(value));
+    return kSuccess;
+  };
   switch (number) {
-    case 1: {  // the context
-      const Handle context = context_of(memory_at(address).device());
-      std::memcpy(out, &context, sizeof(context));
-      return device ? kSuccess : kInvalidValue;
+    case kContext:
+      return answer(context_of(memory_at(address).device()));
+    case kKind:
+      return answer(static_cast<unsigned>(device ? kMemoryDevice : kMemoryHost));
+    case kAsHost:
+      return device ? kInvalidValue : answer(address);
+    case kAsDevice:
+      return answer(address);
+    case kDevice:
+      return answer(memory_at(address).device());
+    case kBegin: {
+      DevicePointer begin = address;
+      std::uint64_t bytes = 0;
+      (void)memory_at(address).find(address, &begin, &bytes);
+      return answer(begin);
     }
-    case 2: {  // the kind of memory
-      const unsigned kind = device ? kMemoryDevice : kMemoryHost;
-      std::memcpy(out, &kind, sizeof(kind));
-      return device ? kSuccess : kInvalidValue;
-    }
-    case 3:   // as the device sees it
-    case 11:  // where its allocation begins
-      std::memcpy(out, &address, sizeof(address));
-      return kSuccess;
-    case 9: {  // the device
-      const int ordinal = memory_at(address).device();
-      std::memcpy(out, &ordinal, sizeof(ordinal));
-      return kSuccess;
-    }
-    default: {
-      const int none = 0;
-      std::memcpy(out, &none, sizeof(none));
-      return kSuccess;
-    }
+    default:
+      return answer(0);
   }
 }
 

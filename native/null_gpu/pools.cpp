@@ -62,6 +62,7 @@ Result MemoryPool::allocate(std::uint64_t bytes, DevicePointer* out) {
   if (bytes > Profile::get().memory) return kOutOfMemory;
   bytes = rounded(bytes, kUnit);
   if (used_ + bytes > reserved_) {
+    if (limit_ != 0 && used_ + bytes > limit_) return kOutOfMemory;
     const std::uint64_t more = rounded(used_ + bytes, kPiece) - reserved_;
     if (!memory.take(more)) return kOutOfMemory;
     reserved_ += more;
@@ -169,6 +170,8 @@ struct PoolProperties {  // CUmemPoolProps
   int type;
   int handle_types;
   Location location;
+  void* security;
+  std::size_t max_bytes;  // 0: as the device has
 };
 MemoryPool* pool_of(Handle handle) { return static_cast<MemoryPool*>(handle); }
 DevicePointer address_of(void* pointer) { return reinterpret_cast<DevicePointer>(pointer); }
@@ -177,7 +180,7 @@ DevicePointer address_of(void* pointer) { return reinterpret_cast<DevicePointer>
 
 VRAM_NULL_API Result cuMemPoolCreate(Handle* out, const PoolProperties* properties) {
   if (memory_of(properties->location.id) == nullptr) return kInvalidDevice;
-  *out = new MemoryPool(properties->location.id);
+  *out = new MemoryPool(properties->location.id, properties->max_bytes);
   return kSuccess;
 }
 VRAM_NULL_API Result cuMemPoolDestroy(Handle pool) {

@@ -13,7 +13,7 @@ namespace vram::null_gpu {
 
 class MemoryPool {
  public:
-  explicit MemoryPool(int device) : device_(device) {}
+  explicit MemoryPool(int device, std::uint64_t limit = 0) : device_(device), limit_(limit) {}
   ~MemoryPool();
 
   Result allocate(std::uint64_t bytes, DevicePointer* out);
@@ -36,6 +36,7 @@ class MemoryPool {
   void trim_locked(std::uint64_t keep);
 
   const int device_;
+  const std::uint64_t limit_;  // bytes it may give out; 0: no limit
   std::mutex mutex_;
   std::uint64_t used_ = 0, used_peak_ = 0, reserved_ = 0, reserved_peak_ = 0, threshold_ = 0;
   int reuse_[3] = {1, 1, 1};

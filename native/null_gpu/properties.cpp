@@ -1,6 +1,8 @@
 // The properties and attributes of the null device, from its profile.
 #include "null_gpu/properties.hpp"
 
+#include <dlfcn.h>
+
 #include <cstring>
 
 #include "null_gpu/memory.hpp"
@@ -108,61 +110,80 @@ int attribute(int number) {
 
 namespace {
 
-// Where the fields of cudaDeviceProp lie in CUDA 13.
-struct Layout13 {
-  char* at;
-  template <typename T>
-  void set(std::size_t offset, T value) const {
-    std::memcpy(at + offset, &value, sizeof(T));
-  }
+// The fields of cudaDeviceProp that are not 0: where they lie in CUDA 12 and in CUDA 13, and what they hold.
+// Their values are those of attributes, of 4 bytes, or 8 where marked so.
+constexpr struct Field {
+  std::size_t at12, at13;
+  int attribute;
+  bool wide;
+} kFields[] = {
+    {296, 296, 8, true},                                                 // sharedMemPerBlock
+    {304, 304, 12, false},                                               // regsPerBlock
+    {308, 308, 10, false},                                               // warpSize
+    {312, 312, 11, true},                                                // memPitch
+    {320, 320, 1, false},                                                // maxThreadsPerBlock
+    {324, 324, 2, false},                                                // maxThreadsDim
+    {328, 328, 3, false},   {332, 332, 4, false}, {336, 336, 5, false},  // maxGridSize
+    {340, 340, 6, false},   {344, 344, 7, false}, {352, 352, 9, true},   // totalConstMem
+    {360, 360, 75, false},                                               // major
+    {364, 364, 76, false},                                               // minor
+    {368, 368, 14, true},                                                // textureAlignment
+    {388, 384, 16, false},                                               // multiProcessorCount
+    {400, 392, 19, false},                                               // canMapHostMemory
+    {576, 560, 31, false},                                               // concurrentKernels
+    {580, 564, 32, false},                                               // ECCEnabled
+    {600, 584, 40, false},                                               // asyncEngineCount
+    {604, 588, 41, false},                                               // unifiedAddressing
+    {612, 592, 37, false},                                               // memoryBusWidth
+    {616, 596, 38, false},                                               // l2CacheSize
+    {624, 604, 39, false},                                               // maxThreadsPerMultiProcessor
+    {628, 608, 78, false},                                               // streamPrioritiesSupported
+    {632, 612, 79, false},                                               // globalL1CacheSupported
+    {636, 616, 80, false},                                               // localL1CacheSupported
+    {640, 624, 81, true},                                                // sharedMemPerMultiprocessor
+    {648, 632, 82, false},                                               // regsPerMultiprocessor
+    {652, 636, 83, false},                                               // managedMemory
+    {676, 656, 89, false},                                               // concurrentManagedAccess
+    {680, 660, 90, false},                                               // computePreemptionSupported
+    {688, 668, 95, false},                                               // cooperativeLaunch
+    {696, 672, 97, true},                                                // sharedMemPerBlockOptin
+    {712, 688, 106, false},                                              // maxBlocksPerMultiProcessor
+    {720, 696, 111, true},                                               // reservedSharedMemPerBlock
+    {728, 704, 99, false},                                               // hostRegisterSupported
+    {744, 720, 115, false},                                              // memoryPoolsSupported
+    {772, 748, 120, false},                                              // clusterLaunch
+    {776, 752, 129, false},                                              // unifiedFunctionPointers
 };
+// Only in CUDA 12.
+constexpr Field kFields12[] = {{348, 0, 13, false}, {608, 0, 36, false}};  // clockRate, memoryClockRate
 
 }  // namespace
 
-void fill_properties13(void* out, int device) {
+int runtime_version() {
+  static const int version = [] {
+    const bool old = dlopen("libcudart.so.12", RTLD_LAZY | RTLD_NOLOAD) != nullptr;
+    return old ? 12 : 13;
+  }();
+  return version;
+}
+
+void fill_properties(void* out, int device, int version) {
   const Profile& profile = Profile::get();
-  std::memset(out, 0, kProperties13);
-  const Layout13 p{static_cast<char*>(out)};
-  std::strncpy(p.at, profile.name.c_str(), 255);
-  p.set(256, uuid_of(device));
-  p.set<std::size_t>(288, profile.memory);
-  p.set<std::size_t>(296, 49152);
-  p.set(304, 65536);
-  p.set(308, 32);
-  p.set<std::size_t>(312, kUnbounded);
-  p.set(320, 1024);
-  for (int i = 0; i < 3; ++i) p.set(324 + 4 * static_cast<std::size_t>(i), attribute(2 + i));
-  for (int i = 0; i < 3; ++i) p.set(336 + 4 * static_cast<std::size_t>(i), attribute(5 + i));
-  p.set<std::size_t>(352, 65536);
-  p.set(360, profile.major);
-  p.set(364, profile.minor);
-  p.set<std::size_t>(368, 512);
-  p.set(384, profile.multiprocessors);
-  p.set(392, 1);
-  p.set(560, 1);
-  p.set(564, 1);
-  p.set(568, device + 1);
-  p.set(584, 3);
-  p.set(588, 1);
-  p.set(592, profile.bus_bits);
-  p.set(596, profile.l2_bytes);
-  p.set(604, profile.threads);
-  p.set(608, 1);
-  p.set(612, 1);
-  p.set(616, 1);
-  p.set<std::size_t>(624, static_cast<std::size_t>(profile.shared_bytes));
-  p.set(632, 65536);
-  p.set(636, 1);
-  p.set(656, 1);
-  p.set(668, 1);
-  p.set<std::size_t>(672, static_cast<std::size_t>(opt_in_shared(profile)));
-  p.set(688, profile.blocks);
-  p.set<std::size_t>(696, kReservedShared);
-  p.set(704, 1);
-  p.set(720, 1);
-  p.set(736, 1);
-  p.set(748, profile.major >= 9 ? 1 : 0);
-  p.set(752, 1);
+  char* const at = static_cast<char*>(out);
+  std::memset(out, 0, version == 12 ? kProperties12 : kProperties13);
+  std::strncpy(at, profile.name.c_str(), 255);
+  const Uuid uuid = uuid_of(device);
+  std::memcpy(at + 256, &uuid, sizeof(uuid));
+  std::memcpy(at + 288, &profile.memory, sizeof(profile.memory));
+  const auto fill = [&](const Field& field) {
+    const std::int64_t value = attribute(field.attribute);
+    std::memcpy(at + (version == 12 ? field.at12 : field.at13), &value, field.wide ? 8 : 4);
+  };
+  for (const Field& field : kFields) fill(field);
+  if (version == 12)
+    for (const Field& field : kFields12) fill(field);
+  const int bus = device + 1;
+  std::memcpy(at + (version == 12 ? 584 : 568), &bus, sizeof(bus));
 }
 
 Uuid uuid_of(int device) {

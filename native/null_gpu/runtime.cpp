@@ -6,6 +6,7 @@
 
 #include "null_gpu/errors.hpp"
 #include "null_gpu/graphs.hpp"
+#include "null_gpu/host.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
 #include "null_gpu/pools.hpp"
@@ -155,12 +156,18 @@ VRAM_NULL_API Result cudaDriverGetVersion(int* version) {
   return kSuccess;
 }
 VRAM_NULL_API Result cudaRuntimeGetVersion(int* version) {
-  *version = Profile::get().driver;
+  const int driver = Profile::get().driver;
+  *version = runtime_version() == driver / 1000 ? driver : 1000 * runtime_version();
   return kSuccess;
 }
 VRAM_NULL_API Result cudaGetDeviceProperties(void* out, int device) {
   if (memory_of(device) == nullptr) return returned(kInvalidDevice);
-  fill_properties13(out, device);
+  fill_properties(out, device, 13);
+  return kSuccess;
+}
+VRAM_NULL_API Result cudaGetDeviceProperties_v2(void* out, int device) {
+  if (memory_of(device) == nullptr) return returned(kInvalidDevice);
+  fill_properties(out, device, 12);
   return kSuccess;
 }
 VRAM_NULL_API Result cudaDeviceGetAttribute(int* out, int number, int device) {
@@ -214,16 +221,14 @@ VRAM_NULL_API Result cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_
   return kSuccess;
 }
 VRAM_NULL_API Result cudaHostAlloc(void** out, std::size_t bytes, unsigned) {
-  *out = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  return returned(*out != nullptr ? kSuccess : kOutOfMemory);
+  return returned(LockedMemory::get().allocate(bytes, out));
 }
 VRAM_NULL_API Result cudaMallocHost(void** out, std::size_t bytes) { return cudaHostAlloc(out, bytes, 0); }
-VRAM_NULL_API Result cudaFreeHost(void* memory) {
-  std::free(memory);
-  return kSuccess;
+VRAM_NULL_API Result cudaFreeHost(void* memory) { return returned(LockedMemory::get().free(memory)); }
+VRAM_NULL_API Result cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
+  return returned(LockedMemory::get().lock(memory, bytes));
 }
-VRAM_NULL_API Result cudaHostRegister(void*, std::size_t, unsigned) { return kSuccess; }
-VRAM_NULL_API Result cudaHostUnregister(void*) { return kSuccess; }
+VRAM_NULL_API Result cudaHostUnregister(void* memory) { return returned(LockedMemory::get().unlock(memory)); }
 VRAM_NULL_API Result cudaHostGetDevicePointer(void** out, void* memory, unsigned) {
   *out = memory;
   return kSuccess;
@@ -254,14 +259,17 @@ VRAM_NULL_API Result cudaMemsetAsync(void* to, int value, std::size_t bytes, Han
   filled(to, value, bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cudaPointerGetAttributes(PointerAttributes* out, const void* pointer) {
-  *out = {};
+VRAM_NULL_API Result cudaPointerGetAttributes(void* out, const void* pointer) {
+  PointerAttributes attributes{};
   const bool device = Addresses::get().holds(pointer);
+  const bool locked = !device && LockedMemory::get().holds(pointer);
   const auto address = reinterpret_cast<DevicePointer>(pointer);
-  out->type = device ? kMemoryDevice : kMemoryUnregistered;
-  out->device = device ? memory_at(address).device() : -2;
-  out->device_pointer = device ? const_cast<void*>(pointer) : nullptr;
-  out->host_pointer = device ? nullptr : const_cast<void*>(pointer);
+  attributes.type = device ? kMemoryDevice : locked ? kMemoryHost : kMemoryUnregistered;
+  attributes.device = device ? memory_at(address).device() : locked ? chosen_device() : -2;
+  attributes.device_pointer = device || locked ? const_cast<void*>(pointer) : nullptr;
+  attributes.host_pointer = device ? nullptr : const_cast<void*>(pointer);
+  constexpr std::size_t kBytes12 = offsetof(PointerAttributes, reserved);
+  std::memcpy(out, &attributes, runtime_version() == 12 ? kBytes12 : sizeof(attributes));
   return kSuccess;
 }
 

@@ -71,6 +71,9 @@ constexpr struct Silent {
     {"cublas", {"Get", "Query", "Create", "Alloc"}},
     {"cudnn", {"Get", "Query", "Create", "Find"}},
     {"curand", {"Get", "Create", "Query", "Alloc"}},
+    {"cufft", {"Get", "Create", "Make", "Estimate"}},
+    {"cusolver", {"Get", "Create", "bufferSize", "Alloc"}},
+    {"cusparse", {"Get", "Create", "bufferSize", "SpGEMM"}},
 };
 
 bool is_silent(std::string_view name) {
@@ -81,6 +84,14 @@ bool is_silent(std::string_view name) {
     return true;
   }
   return false;
+}
+
+// Functions that need no device and are left to the real library: descriptors of cuDNN's tensors, filters,
+// convolutions and the like.
+bool is_left(std::string_view name) {
+  return name.starts_with("cudnn") &&
+         (name.ends_with("Descriptor") || name.starts_with("cudnnSetConvolution") ||
+          name.ends_with("DescriptorEx") || name.ends_with("Descriptor_v9"));
 }
 
 bool is_cudas(std::string_view name) {
@@ -126,7 +137,8 @@ void redirect(const Tables& tables) {
       const ElfW(Rela)& each = tables.relocations[i][j];
       const ElfW(Sym)& symbol = tables.symbols[ELF64_R_SYM(each.r_info)];
       const char* const name = tables.strings + symbol.st_name;
-      if (!is_function_slot(each) || symbol.st_shndx != SHN_UNDEF || !is_cudas(name)) continue;
+      if (!is_function_slot(each) || symbol.st_shndx != SHN_UNDEF) continue;
+      if (!is_cudas(name) || is_left(name)) continue;
       if (ELF64_ST_TYPE(symbol.st_info) == STT_OBJECT) continue;
       Dl_info here;
       void* const ours = dlsym(RTLD_DEFAULT, name);

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
-#include <vector>
 
 #include "null_gpu/contents.hpp"
 #include "null_gpu/memory.hpp"
@@ -119,11 +118,7 @@ void copied(void* to, const void* from, std::size_t bytes) {
   const auto target = reinterpret_cast<DevicePointer>(to), source = reinterpret_cast<DevicePointer>(from);
   const bool to_device = addresses.holds(to), from_device = addresses.holds(from);
   if (to_device && from_device) {
-    std::vector<char> known(std::min<std::size_t>(bytes, Contents::kMost));
-    if (bytes <= known.size() && Contents::get().take(source, known.data(), bytes))
-      Contents::get().put(target, known.data(), bytes);
-    else
-      Contents::get().forget(target, bytes);
+    Contents::get().copy(target, source, bytes);
   } else if (to_device) {
     Contents::get().put(target, from, bytes);
   } else if (from_device) {

@@ -210,6 +210,10 @@ Spot AddressSpace::strip_spot(const Want& want) const {
 
 // ---- blocks ---------------------------------------------------------------------------------------------
 
+void AddressSpace::add_shelves(std::size_t count) {
+  while (shelves_.size() < count) shelves_.push_back(std::make_unique<Shelf>());
+}
+
 void AddressSpace::add_free(Index i) {
   ++changes_;
   const Segment& in = segment(blocks_[i]);
@@ -330,6 +334,7 @@ void AddressSpace::join(Index front, Index back) {
 
 // Adds a segment of one free block.
 Index AddressSpace::add_segment(const Segment& segment) {
+  (void)shelf(segment.stream);  // the only step that may throw
   const Index i = segments_.add();
   Segment& added = segments_[i] = segment;
   added.head = added.tail = add_block(i, added.first, added.units, BlockState::free);

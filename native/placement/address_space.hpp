@@ -114,7 +114,8 @@ class AddressSpace {
     Index segments = 0;  // head of the list of all its segments
   };
   Shelf& shelf(StreamNumber stream) {
-    while (shelves_.size() <= stream) shelves_.push_back(std::make_unique<Shelf>());
+    if (shelves_.size() <= stream) [[unlikely]]
+      add_shelves(stream + 1u);
     return *shelves_[stream];
   }
   const Shelf& shelf(StreamNumber stream) const {
@@ -122,6 +123,7 @@ class AddressSpace {
     return stream < shelves_.size() ? *shelves_[stream] : kEmpty;
   }
 
+  void add_shelves(std::size_t count);
   std::uint64_t unit_at(Address address) const;
   Index block_at(std::uint64_t unit) const;
   void add_free(Index block);

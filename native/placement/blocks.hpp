@@ -16,8 +16,35 @@ using Blocks = Slab<Block>;
 // exact best fit on recorded jobs.
 class FreeIndex {
  public:
-  void add(Blocks& blocks, Index i);
-  void remove(Blocks& blocks, Index i);
+  void add(Blocks& blocks, Index i) {
+    Block& block = blocks[i];
+    const int bin = bin_of(block.units);
+    block.link_before = 0;
+    block.link_after = heads_[bin];
+    if (heads_[bin] != 0) blocks[heads_[bin]].link_before = i;
+    heads_[bin] = i;
+    rows_ |= 1u << (bin / kRow);
+    columns_[bin / kRow] |= 1u << (bin % kRow);
+    units_ += block.units;
+    ++count_;
+  }
+  void remove(Blocks& blocks, Index i) {
+    Block& block = blocks[i];
+    if (block.link_after != 0) blocks[block.link_after].link_before = block.link_before;
+    if (block.link_before != 0) {
+      blocks[block.link_before].link_after = block.link_after;
+    } else {
+      const int bin = bin_of(block.units);
+      heads_[bin] = block.link_after;
+      if (block.link_after == 0) {
+        columns_[bin / kRow] &= ~(1u << (bin % kRow));
+        if (columns_[bin / kRow] == 0) rows_ &= ~(1u << (bin / kRow));
+      }
+    }
+    block.link_before = block.link_after = 0;
+    units_ -= block.units;
+    --count_;
+  }
   // The best block of at least `units`, or 0. `walk` bounds how many are looked at in a bin.
   Index find(const Blocks& blocks, Units units, int walk = kWalk) const;
   // Calls visit(i) for each block that may hold `units`, tightest bins first; stops when it returns true, or
@@ -53,7 +80,17 @@ class FreeIndex {
     const int exponent = std::bit_width(units) - 1 - kMantissaBits;
     return (exponent + 1) * kRow + static_cast<int>((units >> exponent) & (kRow - 1));
   }
-  int next_bin(int from) const;  // the first occupied bin >= from, or kBins
+  // The first occupied bin >= from, or kBins.
+  int next_bin(int from) const {
+    if (from >= kBins) return kBins;
+    int row = from / kRow;
+    const std::uint32_t here = columns_[row] & (~0u << (from % kRow));
+    if (here != 0) return row * kRow + std::countr_zero(here);
+    const std::uint32_t above = row + 1 < 32 ? rows_ & (~0u << (row + 1)) : 0;
+    if (above == 0) return kBins;
+    row = std::countr_zero(above);
+    return row * kRow + std::countr_zero(columns_[row]);
+  }
 
   Index heads_[kBins] = {};
   std::uint32_t rows_ = 0;             // bit r: some bin of row r is occupied

@@ -47,12 +47,6 @@ Status Captures::release(HeapId id) {
   return {};
 }
 
-const Captures::Heap* Captures::heap_for(StreamHandle handle) const {
-  for (const Heap& heap : heaps_)
-    if (heap.open && heap.serves(handle)) return &heap;
-  return nullptr;
-}
-
 bool Captures::under_way() const {
   // Other libraries' streams cannot be queried.
   return std::any_of(graphs_.begin(), graphs_.end(), [this](StreamNumber number) {

@@ -31,7 +31,11 @@ class Captures : PoolPart {
   Status end(HeapId id);
   Status release(HeapId id);
   // The open heap that serves a stream, or null.
-  const Heap* heap_for(StreamHandle handle) const;
+  const Heap* heap_for(StreamHandle handle) const {
+    for (const Heap& heap : heaps_)
+      if (heap.open && heap.serves(handle)) return &heap;
+    return nullptr;
+  }
 
   // Numbers of the states that stand for graphs and heaps.
   std::vector<StreamNumber>& graphs() { return graphs_; }

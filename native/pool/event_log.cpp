@@ -46,9 +46,8 @@ void EventLog::note_reserved(StreamState& stream) {
        0);
 }
 
-void EventLog::note(StreamState& stream, Action action, Address address, std::uint64_t bytes,
-                    std::uint32_t tag, std::uint32_t serial) {
-  if (!stream.journaling) return;
+void EventLog::write(StreamState& stream, Action action, Address address, std::uint64_t bytes,
+                     std::uint32_t tag, std::uint32_t serial) {
   const JournalEntry event = entry(stream, action, address, bytes, tag, serial);
   if (stream.journal != nullptr) stream.journal->add(event);
   if (stream.tape != nullptr) stream.tape->add(event);

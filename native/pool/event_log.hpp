@@ -14,9 +14,13 @@ class EventLog : PoolPart {
   StreamState* attach(StreamState* stream, Status* why);
   // Under the stream's lock.
   void note(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
-            std::uint32_t serial);
+            std::uint32_t serial) {
+    if (stream.journaling) [[unlikely]]
+      write(stream, action, address, bytes, tag, serial);
+  }
   void note(StreamState& stream, Action action, const Block& block) {
-    note(stream, action, space().address_of(block), block.requested, block.tag, block.serial);
+    if (stream.journaling) [[unlikely]]
+      write(stream, action, space().address_of(block), block.requested, block.tag, block.serial);
   }
   // Follows what is reserved from the driver; a change is written into the journal of `stream`.
   void note_reserved(StreamState& stream);
@@ -31,6 +35,8 @@ class EventLog : PoolPart {
   Meter& pieces() { return pieces_; }
 
  private:
+  void write(StreamState& stream, Action action, Address address, std::uint64_t bytes, std::uint32_t tag,
+             std::uint32_t serial);
   JournalEntry entry(const StreamState& stream, Action action, Address address, std::uint64_t bytes,
                      std::uint32_t tag, std::uint32_t serial);
   void record_existing();

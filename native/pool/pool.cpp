@@ -87,8 +87,7 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   block.serial = static_cast<std::uint32_t>(stream.slow_serial + stream.hits);
   block.set(BlockState::live);
   *out = state_.placement.space().address_of(block);
-  if (stream.journaling) [[unlikely]]
-    log_.note(stream, Action::allocate, block);
+  log_.note(stream, Action::allocate, block);
   stream.lock.unlock();
   if (zeroing_.on_allocate()) [[unlikely]]
     if (!zero_new(*out, bytes, handle).ok()) {
@@ -120,8 +119,7 @@ bool Pool::try_free_cached(Address address) {
   stream.allocations[static_cast<int>(kind)].subtract(1);
   stream.bytes[static_cast<int>(kind)].subtract(bytes);
   stream.requested[static_cast<int>(kind)].subtract(block.requested);
-  if (stream.journaling) [[unlikely]]
-    log_.note(stream, Action::free, block);
+  log_.note(stream, Action::free, block);
   stream.lock.unlock();
   return true;
 }
@@ -294,6 +292,8 @@ Status Pool::free_block(Address address, bool dropped) {
   Status zeroed;
   if (zeroing_.slow_frees()) zeroed = zeroing_.before_free(address, &busy);
   if (!zeroed.ok() && (!dropped || zeroed.code == Code::invalid)) return zeroed;
+  pending_.make_room(state_.placement.space().find(address));
+  suspender_.make_room();
   bool suspended = false;
   const Index block = claim(address, &suspended);
   if (block == 0) return {Code::invalid, 0, "free"};

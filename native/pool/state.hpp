@@ -58,13 +58,23 @@ struct PoolState {
   // Takes the mutex for a call of that name, unless the pool is closed. This is queried before, because in
   // the child of a fork the lock is the parent's, and after, because another thread may have closed the pool
   // meanwhile.
-  Status enter(const char* call, std::unique_lock<std::mutex>* lock);
+  Status enter(const char* call, std::unique_lock<std::mutex>* lock) {
+    if (!closed()) *lock = std::unique_lock(mutex);
+    return closed() ? Status{Code::closed, 0, call} : Status{};
+  }
   // The same for calls that also work on a closed pool. False in the child of a fork, without the mutex.
   bool look(std::unique_lock<std::mutex>* lock);
   StreamState& owner_of(const Block& block) const { return streams[block.owned_by()]; }
   // In builds with checks: verifies every structure at the end of a slow path; in a large pool not every
   // time, because a check looks at every block. Called with the mutex held.
-  void verify();
+  void verify() {
+#ifdef VRAM_CHECKS
+    check_placement();
+#endif
+  }
+
+ private:
+  void check_placement();
 };
 
 // Names for what the parts use most.

@@ -30,9 +30,7 @@ Status StreamLives::name(StreamHandle handle, NamedStream* out) {
   return status.code == Code::invalid ? status : Status{};
 }
 
-StreamState* StreamLives::lasting(StreamHandle handle, Status* why) {
-  StreamState* known = streams_.find(handle);
-  if (known != nullptr) return known;
+StreamState* StreamLives::add_lasting(StreamHandle handle, Status* why) {
   const bool of_thread = handle == backend_->canonical(kThisThread);
   if (of_thread) retire_ended_threads();
   StreamState* const made = log_.attach(streams_.add(handle), why);

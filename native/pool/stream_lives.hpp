@@ -34,7 +34,10 @@ class StreamLives : PoolPart {
   // the reason in *why. May release the lock.
   StreamState* state_for(const NamedStream& named, std::unique_lock<std::mutex>& lock, Status* why);
   // The same for a stream that is known to be lasting and not captured.
-  StreamState* lasting(StreamHandle handle, Status* why);
+  StreamState* lasting(StreamHandle handle, Status* why) {
+    StreamState* const known = streams_.find(handle);
+    return known != nullptr ? known : add_lasting(handle, why);
+  }
 
   // ---- leaving --------------------------------------------------------------------------------
   // See Pool::retire_stream.
@@ -66,6 +69,7 @@ class StreamLives : PoolPart {
   std::uint64_t steps() const { return fences_.watched().steps() + threads_.steps(); }
 
  private:
+  StreamState* add_lasting(StreamHandle handle, Status* why);
   StreamState* foreign(const NamedStream& named, std::unique_lock<std::mutex>& lock, Status* why);
   StreamState* add_graph(const NamedStream& named, CaptureId key, Over over, Status* why);
   Status retire_state(StreamState& stream, std::unique_lock<std::mutex>& lock);

@@ -424,7 +424,7 @@ TEST(memory_that_the_host_writes_rests_while_it_is_used) {
   CHECK(arena->mark(&mark).ok());
   const Address inner = take(*arena, 100);
   CHECK(arena->rewind(mark).ok());
-  CHECK(take(*arena, 100) > inner);  // not handed out again before the reset
+  CHECK(take(*arena, 100) > inner);  // not allocated again before the reset
   CHECK(arena->reset().ok() && arena->stats().resting == 2 * kMiB && sound(*arena));
   const Address second = take(*arena, kMiB);
   CHECK(second != first && arena->stats().capacity == 4 * kMiB);
@@ -452,7 +452,7 @@ TEST(memory_that_the_host_writes_rests_while_it_is_used) {
 namespace {
 
 // A random program over one arena, watched: every piece is told to the oracle, which knows when bytes are
-// handed out twice or before their last use. It carries on after whatever fails.
+// allocated twice or before their last use. It carries on after whatever fails.
 class Program {
  public:
   Program(std::uint64_t seed, bool pages, std::uint64_t capacity, double lag)

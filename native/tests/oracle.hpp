@@ -2,7 +2,7 @@
 // the pool ought to know: which physical bytes lie under which addresses, who uses them, and which uses
 // are ordered before which, by vector clocks over streams, events and the host. It judges the pool by
 // two promises alone, whatever rung served:
-//   - no physical byte is handed out twice at a time, at whatever addresses;
+//   - no physical byte is allocated twice at a time, at whatever addresses;
 //   - every use of a byte is ordered before the next allocation that gets it, and has finished, as far as
 //     the host can know, before its memory is unmapped or given back.
 #pragma once
@@ -45,18 +45,17 @@ class Oracle : public Backend {
   ModelBackend& device() { return *device_; }
 
   // ---- what the program does with its memory ------------------------------------------------------
-  // The pool has handed out the range on the stream.
+  // The pool has allocated the range on the stream.
   void allocated(Address address, std::uint64_t bytes, StreamHandle stream) {
     each_piece(address, bytes, [&](std::uint64_t from, std::uint64_t to) {
-      if (from == 0) return fault("handed out without memory", address, stream);
+      if (from == 0) return fault("allocated without memory", address, stream);
       cut(from, to);
       const Clock& now = clock_of(stream);
       for (auto it = memory_.lower_bound(from); it != memory_.end() && it->first < to; ++it) {
-        if (it->second.live != 0) fault("handed out twice", address, stream);
+        if (it->second.live != 0) fault("allocated twice", address, stream);
         if (it->second.uses.beyond(now) >= 0)
-          fault(
-              "handed out before stream " + std::to_string(it->second.uses.beyond(now)) + " is done with it",
-              address, stream);
+          fault("allocated before stream " + std::to_string(it->second.uses.beyond(now)) + " is done with it",
+                address, stream);
       }
     });
     // From here on the allocation stands for all that lies before it.

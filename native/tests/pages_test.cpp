@@ -1,5 +1,5 @@
 // What it costs to find pages for a request, and how much of them is wasted: promises about the work itself,
-// counted, not timed. That what is found is right is the business of the pool's tests.
+// counted, not timed. The pool's tests check that the results are right.
 #include <algorithm>
 #include <cmath>
 #include <random>

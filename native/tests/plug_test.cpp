@@ -15,7 +15,7 @@ using vram::testing::World;
 
 namespace {
 
-// A pool on a model device, plugged in. What was plugged in once is kept for ever, so tests with the same
+// A pool on a model device, plugged in. What was plugged in once is kept forever, so tests with the same
 // limit share one, and leave nothing live in it.
 struct Plugged {
   explicit Plugged(std::uint64_t limit = 0) : world(world_of(limit)) { Plug::set_pool(0, world.pool); }

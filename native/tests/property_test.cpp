@@ -1,4 +1,4 @@
-// Random programs on a watched device: whatever they do, no byte is handed out twice at a time, every
+// Random programs on a watched device: whatever they do, no byte is allocated twice at a time, every
 // use is ordered before the next owner of its memory, and the pool's own invariants hold after each step.
 #include "oracle.hpp"
 #include "testing.hpp"

@@ -97,7 +97,7 @@ class Results:
 
 
 def test_queued_work_keeps_the_memory_it_was_queued_with(readable: Pool) -> None:
-    """Nothing waits: memory is freed and handed out again while fills and copies of it are still queued."""
+    """Nothing waits: memory is freed and allocated again while fills and copies of it are still queued."""
     dice, results = random.Random(8), Results()
     with Stream(readable.device) as one:
         for number in range(100):

@@ -126,7 +126,7 @@ def test_each_call_fails_in_turn(kind: str, code: str) -> None:
 
 @pytest.mark.parametrize("code", ["failed", "out_of_memory"])
 def test_two_calls_in_a_row_fail(code: str) -> None:
-    """So that undoing fails as well: what has gone stays suspended, and can be had later."""
+    """Undoing fails as well: what was evicted stays suspended, and can be resumed later."""
     for nth in sample(range(1, calls_of_a_whole_run("pages") + 1)):
         run = Run("pages")
         run.backend.fail_any(nth, code, NATIVE)

@@ -87,13 +87,17 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_the_interpreter_ends_in_peace_and_soon(ending: str) -> None:
+@pytest.mark.parametrize(
+    "ending",
+    [pytest.param(name, marks=pytest.mark.real_gpu if name == "running kernels" else ()) for name in ENDINGS],
+)
+def test_the_interpreter_ends_without_errors_and_soon(ending: str) -> None:
     begin = time.monotonic()
     assert_quiet(run_program(PREAMBLE, ENDINGS[ending]))
     assert time.monotonic() - begin < SOON
 
 
+@pytest.mark.real_gpu
 def test_the_child_of_a_fork_is_told_and_the_parent_goes_on() -> None:
     assert_quiet(
         run_program(
@@ -159,7 +163,7 @@ def test_dropping_what_was_inherited_is_silent() -> None:
     )
 
 
-def test_a_child_that_ends_by_itself_ends_in_peace() -> None:
+def test_a_child_that_ends_by_itself_reports_no_error() -> None:
     """Not by os._exit: the interpreter of the child is taken down with everything it inherited."""
     assert_quiet(
         run_program(
@@ -178,6 +182,7 @@ def test_a_child_that_ends_by_itself_ends_in_peace() -> None:
     )
 
 
+@pytest.mark.real_gpu
 def test_a_spawned_process_has_a_pool_of_its_own() -> None:
     assert_quiet(
         run_program(

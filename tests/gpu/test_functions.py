@@ -25,6 +25,7 @@ def test_functions_run_in_the_order_of_their_stream(device: Device) -> None:
     assert order == list(range(200))
 
 
+@pytest.mark.real_gpu
 def test_work_behind_a_function_waits_for_it(make_pool: MakePool, device: Device) -> None:
     pool, gate = make_pool(), threading.Event()
     with Stream(device) as stream:

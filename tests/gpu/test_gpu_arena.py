@@ -21,6 +21,7 @@ MakePool = Callable[..., Pool]
 # ---- arrays of other libraries ----------------------------------------------------------------------------
 
 
+@pytest.mark.real_gpu
 def test_pytorch_takes_an_array_without_a_copy(make_pool: MakePool, torch: Any) -> None:
     with Arena(make_pool()) as arena:
         for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):

@@ -178,6 +178,7 @@ def test_a_stream_may_end_before_its_memory(make_pool: MakePool, work: Work, dev
 # ---- out of memory ------------------------------------------------------------------------------------
 
 
+@pytest.mark.real_gpu
 def test_what_waits_for_a_stream_is_synchronised_and_retried(
     make_pool: MakePool, streams: tuple[Stream, Stream]
 ) -> None:
@@ -189,6 +190,7 @@ def test_what_waits_for_a_stream_is_synchronised_and_retried(
     assert taken.size == 200 * MIB and pool.stats().rungs["host_wait"] == 1
 
 
+@pytest.mark.real_gpu
 def test_the_driver_enforces_the_maximum_size(make_pool: MakePool) -> None:
     pool = make_pool(max_size="256MiB")
     held = []
@@ -307,6 +309,7 @@ IMPORTER = """
 
 
 @pytest.mark.parametrize("align", [512, 64 * KIB])
+@pytest.mark.real_gpu
 def test_another_process_reads_and_writes_our_memory(make_pool: MakePool, align: int) -> None:
     pool = make_pool(shareable="fd")
     buffer = pool.allocate(3 * MIB, align=align)

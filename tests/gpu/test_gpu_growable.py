@@ -71,7 +71,7 @@ def test_contents_stay_through_shrinks_and_growths(make_pool: MakePool, work: Wo
 
 
 def test_pages_given_up_wait_for_the_kernels(make_pool: MakePool, work: Work, device: Device) -> None:
-    """A held stream still has to write into what the buffer gives up; no other memory may get those pages."""
+    """A held stream still has to write into what the buffer releases; no other memory may get those pages."""
     pool, held, other = make_pool(), Stream(device), Stream(device)
     buffer = GrowableBuffer("64MiB", pool, stream=held, size="32MiB", ahead=0)
     with Hold(held):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from work import Work, undisturbed
+from work import Work, undisturbed, undisturbed_child
 
 import vram
 from vram import Device, DeviceError, OutOfMemory, Pool, Stream, Suspended
@@ -232,7 +232,7 @@ TORCH = """
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 @pytest.mark.parametrize("tag", ["'train'", ""])
-@undisturbed
+@undisturbed_child
 def test_torch_tensors_and_a_captured_graph(tag: str) -> None:
     check = f"""
         for turn in range(3):

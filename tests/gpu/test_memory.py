@@ -17,7 +17,7 @@ from vram import Device, DeviceError, OutOfMemory, Pool, Stream
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other libraries' warnings are theirs
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-TIMEOUT = 60.0  # seconds until a missing wake-up is given up
+TIMEOUT = 60.0  # seconds after which a missing wake-up is an error
 SLACK = 512 * MIB  # what the driver and other libraries may take or give beside us
 with_and_without_pages = pytest.mark.parametrize("pages", [True, False], ids=["pages", "plain"])
 MakePool = Callable[..., Pool]
@@ -65,6 +65,8 @@ def test_a_limit_is_kept_and_explained(make_pool: MakePool, work: Work, pages: b
 def test_at_the_real_end_of_the_device_everything_goes_on(
     make_pool: MakePool, work: Work, device: Device, torch: Any, pages: bool
 ) -> None:
+    if device.free_memory < 16 * GIB:
+        pytest.skip(f"needs 16 GiB, but only {device.free_memory >> 20} MiB of the device are free")
     theirs = torch.full((4 * GIB,), 7, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     before = device.free_memory
@@ -72,7 +74,7 @@ def test_at_the_real_end_of_the_device_everything_goes_on(
     first = Marked(pool, work, 64 * MIB)
     held, error = fill_up(pool, 2 * GIB)
     report = error.report
-    assert pool.stats().allocated > before - 3 * GIB, "memory that was free could not be had"
+    assert pool.stats().allocated > before - 3 * GIB, "the pool failed to allocate memory that was free"
     assert_report_adds_up(report)
     assert report["device_free"] < 2 * GIB + SLACK and report["outside"] >= theirs.numel()
     assert error.limit is None and "what others hold on the device" in str(error)
@@ -204,7 +206,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", ["release", "unmap", pytest.param("module", marks=pytest.mark.real_gpu)])
 def test_an_error_carries_call_code_and_the_drivers_name(device: Device, what: str) -> None:
     use, call, name = REFUSED[what]
     with pytest.raises(DeviceError) as caught:
@@ -212,7 +214,7 @@ def test_an_error_carries_call_code_and_the_drivers_name(device: Device, what: s
     error = caught.value
     assert (error.call, error.native > 0) == (call, True)
     assert name in str(error) and str(error.native) in str(error) and call in str(error)
-    device.synchronize()  # the device is none the worse for it
+    device.synchronize()  # the device still works
 
 
 def test_more_than_the_device_has_is_out_of_memory_with_the_drivers_name(device: Device) -> None:
@@ -247,6 +249,7 @@ def use_everything(device: Device) -> None:
     assert device.free_memory > 0
 
 
+@pytest.mark.real_gpu
 def test_the_current_device_and_context_stay_as_they_are(device: Device, torch: Any) -> None:
     torch.zeros(1, device="cuda")
     before = (current_context(), torch.cuda.current_device())
@@ -255,6 +258,7 @@ def test_the_current_device_and_context_stay_as_they_are(device: Device, torch: 
     assert (current_context(), torch.cuda.current_device()) == before
 
 
+@pytest.mark.real_gpu
 def test_a_thread_without_a_context_works_and_stays_without(device: Device) -> None:
     def run() -> tuple[int, int]:
         before = current_context()

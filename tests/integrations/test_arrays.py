@@ -262,7 +262,7 @@ def test_jax_and_we_share_host_memory(pool: Pool) -> None:
 # ---- the end of Python ------------------------------------------------------------------------------------
 
 
-def test_python_ends_in_peace_with_arrays_in_our_memory() -> None:
+def test_python_ends_without_errors_with_arrays_in_our_memory() -> None:
     assert_quiet(
         run_program(
             """

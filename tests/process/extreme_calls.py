@@ -681,12 +681,7 @@ def calls_of(entry: Entry, subject: Subject, usual: dict[str, Callable[[Any], An
     return Calls(entry, setter(subject, entry.name[:-1]), usual, subject.get)
 
 
-def main(part: str, kind: str) -> int:
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    watch_files(Path.cwd())
-    sys.unraisablehook = lambda raised: wrong.append(f"unraisable: {raised.exc_value!r}")
-    threading.excepthook = lambda raised: wrong.append(f"a thread ended: {raised.exc_value!r}")
+def call_part(part: str, kind: str) -> None:
     device = vram.Device("host") if kind == "host" else vram.Device.model("64GiB")
     usual = usual_values(device)
     entries = [entry for entry in called() if part_of(entry) == part]
@@ -697,6 +692,17 @@ def main(part: str, kind: str) -> int:
             if (calls := calls_of(entry, subject, usual)) is not None:
                 run(calls, subject.check)
         subject.drop()
+
+
+def main(*named: str) -> int:
+    """Each argument is a part and the kind of its device, as in "vram.Pool:host"."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    watch_files(Path.cwd())
+    sys.unraisablehook = lambda raised: wrong.append(f"unraisable: {raised.exc_value!r}")
+    threading.excepthook = lambda raised: wrong.append(f"a thread ended: {raised.exc_value!r}")
+    for each in named:
+        call_part(*each.split(":"))
     print("done", flush=True)
     print(*(printable(each) for each in wrong), sep="\n", file=sys.stderr, flush=True)
     return bool(wrong)

@@ -1,4 +1,4 @@
-"""Runs a program in an interpreter of its own and tells whether it ended in peace."""
+"""Runs a program in an interpreter of its own and checks how it ended."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from programs import assert_quiet, run_program
 
+from effort import THOROUGH
+
 pytestmark = [pytest.mark.fork, pytest.mark.slow]
 
 RACE = """
@@ -79,7 +81,7 @@ RACE = """
         race({kind!r}, round)
 """
 
-ROUNDS = 12
+ROUNDS = 12 if THOROUGH else 3
 KINDS = (
     "Pool", "DriverPool", "PinnedPool", "Arena", "GrowableBuffer", "Scratch", "Buffer", "Stream", "Event",
     "MemoryManager", "Recorder", "Monitor", "Pipeline",

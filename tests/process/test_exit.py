@@ -192,7 +192,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_interpreter_ends_in_peace(ending: str) -> None:
+def test_the_interpreter_ends_without_errors(ending: str) -> None:
     assert_quiet(run_program(PREAMBLE, ENDINGS[ending]))
 
 

@@ -1,6 +1,7 @@
 """Whatever a public function is given, it returns or raises a documented error: it never crashes or hangs.
 
-The calls are generated from the public surface by extreme_calls.py, in a process of their own for each part.
+The calls are generated from the public surface by extreme_calls.py. In `make test-all` each part has its own
+process; in `make test` a few processes have several parts each, because most of their time is the start.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from effort import THOROUGH
+
 pytest.importorskip("numpy")
 pytest.importorskip("pyarrow")
 pytest.importorskip("prometheus_client")
@@ -20,11 +23,15 @@ extreme_calls = pytest.importorskip("extreme_calls")
 TIMEOUT = 1000.0  # seconds; the program itself notices a call that hangs
 
 
+PARTS = [f"{part}:{kind}" for part, kind in extreme_calls.parts()]
+PROCESSES = len(PARTS) if THOROUGH else 8
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "kind"), extreme_calls.parts())
-def test_extreme_arguments_are_served_or_refused(part: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", range(PROCESSES))
+def test_extreme_arguments_are_served_or_refused(number: int, tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-B", "-X", "faulthandler", extreme_calls.__file__, part, kind],
+        [sys.executable, "-B", "-X", "faulthandler", extreme_calls.__file__, *PARTS[number::PROCESSES]],
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

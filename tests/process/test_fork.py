@@ -111,7 +111,7 @@ def test_dropping_what_was_inherited_is_silent() -> None:
     )
 
 
-def test_a_child_that_ends_by_itself_ends_in_peace() -> None:
+def test_a_child_that_ends_by_itself_reports_no_error() -> None:
     """Not by os._exit: the interpreter of the child is taken down with everything it inherited."""
     assert_quiet(
         run_program(

@@ -110,7 +110,7 @@ def test_a_callback_may_drop_itself_and_its_pool() -> None:
 
 
 def test_a_callback_whose_end_uses_the_pool() -> None:
-    """The callback is let go while no lock of the pool is held."""
+    """The callback is released while no lock of the pool is held."""
 
     class Callback:
         def __init__(self, pool: Pool) -> None:
@@ -140,7 +140,7 @@ def test_a_callback_whose_end_uses_the_pool() -> None:
 
 
 def test_closing_while_another_thread_asks() -> None:
-    """Closing lets go of the callback: never with a lock that a thread holding the GIL may want."""
+    """Closing releases the callback, never with a lock that a thread holding the GIL may want."""
     for _ in range(30):
         pool = vram.Pool("host")
         pool.allocate(4 * KIB).free()

@@ -7,45 +7,22 @@ import sys
 import textwrap
 
 import pytest
-
-PREPARE = """
-    import os, signal, threading, vram
-    stream = vram.Stream("host")
-    pool = vram.Pool("host", limit="64MiB", cross_stream="never")
-    x = pool.allocate("32MiB", stream=stream)
-    event = vram.Event("host")
-    gate = threading.Event()
-
-    def interrupt():
-        os.kill(os.getpid(), signal.SIGINT)
-        gate.wait()  # only the handler's exception can end the wait
-
-    x.fill(1)
-    stream.launch(interrupt)
-    event.record(stream)
-    try:
-        CALL
-    except KeyboardInterrupt:
-        print("interrupted")
-    gate.set()
-    stream.synchronize()
-    assert pool.check() is None
-    assert not pool.closed and not stream.closed
-    pool.close()
-"""
+from interrupting import run_interrupted
+from programs import assert_quiet
 
 CALLS = {
-    "stream": "stream.synchronize()",
-    "event": "event.synchronize()",
-    "device": 'vram.Device("host").synchronize()',
-    "close": "pool.close()",
-    "trim": "pool.trim(wait=True)",
-    "suspend": "pool.suspend(keep='host')",
-    "copy_to": "x.copy_to(bytearray(32 << 20))",
-    "copy_from": "x.copy_from(bytearray(32 << 20))",
-    "host_wait": "y = vram.Stream('host'); x.free(); pool.allocate('64MiB', stream=y)",
-    "pin": "p = vram.pin(bytearray(1 << 20), device='host'); p.close()",
+    "stream": ("", "stream.synchronize()"),
+    "event": ("", "event.synchronize()"),
+    "device": ("", "device.synchronize()"),
+    "close": ("", "pool.close()"),
+    "trim": ("", "pool.trim(wait=True)"),
+    "suspend": ("", "pool.suspend(keep='host')"),
+    "copy_to": ("", "x.copy_to(bytearray(32 << 20))"),
+    "copy_from": ("", "x.copy_from(bytearray(32 << 20))"),
+    "host_wait": ("y = vram.Stream(device); x.free()", "pool.allocate('64MiB', stream=y)"),
+    "pin": ("p = vram.pin(bytearray(1 << 20), device=device)", "p.close()"),
 }
+"""What runs before the call, and the call that waits."""
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -60,22 +37,16 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_wait_is_interrupted_and_nothing_has_changed(call: str) -> None:
-    result = run(PREPARE.replace("CALL", CALLS[call]))
-    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
+    prepare, wait = CALLS[call]
+    ended = run_interrupted("host", wait, prepare=prepare)
+    assert_quiet(ended)
+    assert ended.stdout == "interrupted\n"
 
 
 def test_a_pool_whose_drop_is_interrupted_goes_later() -> None:
-    result = run(
-        PREPARE.replace("CALL", "del pool, x; [None for _ in range(100)]").replace(
-            """
-    assert pool.check() is None
-    assert not pool.closed and not stream.closed
-    pool.close()
-""",
-            "",
-        )
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
+    ended = run_interrupted("host", "del pool, x; [None for _ in range(100)]", afterwards="")
+    assert_quiet(ended)
+    assert ended.stdout == "interrupted\n"
 
 
 def test_an_interrupt_in_an_out_of_memory_callback_comes_out_of_the_allocation() -> None:
@@ -189,7 +160,7 @@ threading.Thread(target=press_later, daemon=True).start()
 
 
 @pytest.mark.slow
-def test_exit_after_an_interrupt_does_not_wait_for_ever() -> None:
+def test_exit_after_an_interrupt_does_not_wait_forever() -> None:
     interrupted = """
 try:
     threading.Timer(0.1, press).start()

@@ -37,7 +37,7 @@ def watched() -> Iterator[vram.Monitor]:
 
 @contextlib.contextmanager
 def other_process(*lines: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs `lines`, says that it is ready, and waits to be let go."""
+    """A process that runs `lines`, says that it is ready, and waits to be told to end."""
     program = textwrap.dedent("\n".join(textwrap.dedent(part) for part in lines))
     program += "\nprint('ready', flush=True)\ninput()\n"
     started = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Pipelines and processes: an exit in mid-loop ends in peace, a fork's child is told and starts afresh."""
+"""Pipelines and processes: an exit inside the loop ends without errors, a child of a fork starts afresh."""
 
 from __future__ import annotations
 

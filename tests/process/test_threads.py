@@ -81,7 +81,7 @@ def test_threads_free_what_others_allocated(pool: Pool, own_streams: bool) -> No
 
     def finish(buffer: Any, mark: bytes) -> None:
         with memoryview(buffer) as view:
-            assert bytes(view[:4]) == bytes(view[-4:]) == mark, "memory was handed out twice"
+            assert bytes(view[:4]) == bytes(view[-4:]) == mark, "memory was allocated twice"
         buffer.free()
 
     at_once(*(work(number) for number in range(THREADS)))

@@ -1,6 +1,6 @@
 """Random programs over one arena, against an oracle that is a list of what is live, and of what it holds.
 
-On the host every array is filled with its own number and read back: what overlaps, moves or is handed out
+On the host every array is filled with its own number and read back: what overlaps, moves or is allocated
 too soon shows as a wrong number. On the model the addresses are compared. The high-water mark is computed by
 the oracle, as is what may be used and what is over.
 """
@@ -37,7 +37,7 @@ class ArenaMachine(RuleBasedStateMachine):
         self.pool = Pool(device, limit=LIMIT)
         self.arena = Arena(self.pool, **options)
         self.number = 0
-        # Each scope's pieces, outermost first: (what was handed out, address, size, number).
+        # Each scope's pieces, outermost first: (what was allocated, address, size, number).
         self.scopes: list[list[tuple[Any, int, int, int]]] = [[]]
         self.marks: list[tuple[Any, int]] = []  # the scope object, and what was used before it
         self.over: list[Any] = []

@@ -78,7 +78,7 @@ def test_batches_come_out_as_compute_made_them(
             out = None
             assert count == wrong
         assert count == len(expected)
-        assert all(map(same, got, expected)), "what was handed out did not change since"
+        assert all(map(same, got, expected)), "results did not change after they were returned"
         got.clear()
         assert pool.stats().live == pinned.stats().live == 0
         assert pool.check() is None and pinned.check() is None

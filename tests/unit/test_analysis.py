@@ -26,9 +26,10 @@ from vram.analysis import (
     write_table,
 )
 from vram.analysis.idle import _segment_of
+from vram.analysis.places import place_of
 from vram.core.verdict import VERDICTS, Account, judge_moment, judge_request
 from vram.errors import ConfigError
-from vram.trace import Action, Block, BlockState, Segment, Trace, open_trace
+from vram.trace import Action, Block, BlockState, Frame, Segment, Trace, open_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 
@@ -703,3 +704,9 @@ def test_an_allocation_lies_in_the_segment_that_had_its_address_then(seed: int) 
     first, size, begin, end = (np.array(column) for column in zip(*rows, strict=True))
     found = _segment_of(Made(address, start, 400), first.astype(np.uint64), size, begin, end)  # type: ignore[arg-type]
     assert found.tolist() == expected and -1 in expected and max(expected) > 5
+
+
+def test_code_that_pytorch_compiled_is_not_the_programs_own() -> None:
+    generated = Frame("/tmp/torchinductor_me/ab/cabc.py", 9, "call")
+    own = Frame("/home/me/train.py", 3, "step")
+    assert place_of([generated, own]) == own

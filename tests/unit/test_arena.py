@@ -214,7 +214,7 @@ def test_out_of_memory_in_the_middle_of_a_growth_and_a_scope(model: Device) -> N
         assert pool.live_bytes() == arena.capacity <= 16 * MIB
 
 
-def test_a_size_that_is_not_to_be_had(model: Device) -> None:
+def test_a_size_that_cannot_be_allocated(model: Device) -> None:
     with Pool(model, limit="8MiB") as pool:
         for growable in (True, False):
             with pytest.raises(OutOfMemory, match="limit") as caught:

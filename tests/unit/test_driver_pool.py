@@ -192,7 +192,7 @@ def test_a_recorded_use_keeps_memory_until_it_has_finished(make_bench: Any) -> N
     buffer.free()
     for stream in (bench.one, bench.two, bench.three):
         held = bench.pool.allocate(GRANULE, stream=stream)
-        assert held.ptr != address, "memory was handed out while another stream uses it"
+        assert held.ptr != address, "memory was allocated while another stream uses it"
     assert bench.backend.run_all()
     again = bench.pool.allocate(GRANULE, stream=bench.three)
     assert again.ptr == address
@@ -600,7 +600,7 @@ def test_memory_freed_in_a_capture_is_kept_while_the_graph_lives(make_bench: Any
         assert bench.pool.stats().pending == GRANULE and bench.pool.stats().live == 0
         assert [block.address for block in bench.pool.snapshot().blocks("pending")] == [address]
     held = [bench.pool.allocate(GRANULE, stream=stream) for stream in (bench.one, bench.two, None)]
-    assert address not in {each.ptr for each in held}, "memory of a graph was handed out"
+    assert address not in {each.ptr for each in held}, "memory of a graph was allocated"
     graph.launch()
     graph.close()
     assert bench.backend.run_all() and bench.backend.executed()[0] == 1

@@ -118,7 +118,7 @@ def test_a_live_stream_gets_its_memory_back_at_once(model: Device) -> None:
     assert model.backend.calls("event_synchronize") == 0  # type: ignore[attr-defined]
 
 
-def test_buffers_are_handed_to_streams_that_are_gone_when_they_are_freed(model: Device) -> None:
+def test_the_streams_of_buffers_may_be_gone_when_they_are_freed(model: Device) -> None:
     pool, backend = Pool(model), model.backend
     own = Stream(model)
     for _ in range(300):
@@ -252,7 +252,7 @@ def test_a_captured_stream_of_cupy_stays(as_cuda: Device, cupy: Any) -> None:
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch, as_cuda: Device) -> Any:
-    """What there is of PyTorch's streams: pools that are made once and handed out in turn."""
+    """What there is of PyTorch's streams: pools that are made once and used in turn."""
     backend: Any = as_cuda.backend
     pools: dict[int, list[int]] = {}
     taken: dict[int, int] = {}

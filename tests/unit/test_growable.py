@@ -276,7 +276,7 @@ def test_pages_may_be_made_ready_on_demand(pool: Pool) -> None:
     assert (buffer.size, pool.stats().allocated) == (4 * MIB, 4 * MIB)
     pool.limit = "64MiB"
     other = pool.allocate("50MiB")
-    assert buffer.prepare("20MiB") >= 2 * MIB, "as far as there is something to be had"
+    assert buffer.prepare("20MiB") >= 2 * MIB, "it prepares as much as there is memory for"
     del other
     buffer.close()
     with pytest.raises(InvalidFree):

@@ -45,7 +45,7 @@ def test_what_the_host_writes_stays(held: tuple[vram.Stream, threading.Event], o
 
 
 @pytest.mark.parametrize("option", ["zero_on_allocate", "zero_on_free"])
-def test_memory_with_work_queued_is_not_handed_out(
+def test_memory_with_work_queued_is_not_allocated(
     held: tuple[vram.Stream, threading.Event], option: str
 ) -> None:
     stream, gate = held

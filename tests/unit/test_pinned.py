@@ -45,7 +45,7 @@ class Gate:
 # ---- the pool ---------------------------------------------------------------------------------------------
 
 
-def test_pages_cannot_be_had() -> None:
+def test_pages_are_not_supported() -> None:
     with pytest.raises(ConfigError, match="whole pieces"):
         PinnedPool("host", pages=True)
     with PinnedPool("host", pages=False) as pool:

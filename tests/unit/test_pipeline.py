@@ -472,7 +472,7 @@ def test_results_that_find_no_pinned_memory_are_told() -> None:
 
 
 def test_an_array_that_compute_keeps_stays_valid(pools: tuple[Pool, PinnedPool]) -> None:
-    """It should not; but then the memory is its own until it lets go."""
+    """It should not, but then the memory stays allocated until it drops it."""
     kept: list[Any] = []
     pool, pinned = pools
     with Pipeline(kept.append, pool=pool, pinned=pinned, depth=2) as pipe:

@@ -65,6 +65,12 @@ def test_import_is_light() -> None:
     assert result.stdout.split() == []
 
 
+def test_predictions_leave_pytorch_to_the_program() -> None:
+    result = run(f"import sys, vram.predict; print(*[name for name in {HEAVY} if name in sys.modules])")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
+
+
 def test_a_trace_opens_where_the_native_core_is_not_built() -> None:
     result = run("import sys; sys.modules['vram._native'] = None; import vram.errors, vram.sizes, vram.trace")
     assert result.returncode == 0, result.stderr

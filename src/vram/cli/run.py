@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["run_command"]
 
 FAILED = 1
+ARGUMENTS = "vram.cli.run.arguments"
+"""Where the context keeps the words of the command as they were written."""
 NOT_THE_PROGRAM = (__file__, "<frozen runpy>", runpy.__file__)
 
 
@@ -35,6 +37,7 @@ class _RunCommand(click.RichCommand):
         """Pass everything after the script, or after `-m MODULE`, to the program."""
         options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
         valued = {name for each in options for name in each.opts}
+        ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, _with_end_of_options(args, valued))
 
 
@@ -87,9 +90,20 @@ def _read_report(ctx: click.Context, param: click.Parameter, value: str | None) 
 )
 @click.option("--monitor", is_flag=True, help="Allow vram top to watch the program; see vram.monitor.")
 @click.option("--web", is_flag=True, help="Serve a live page of the program's memory and print its address.")
+@click.option(
+    "--null-gpu",
+    "null_gpu",
+    metavar="NAME[:N]",
+    help="Run on a null GPU, such as h200, or on N of them: kernels do nothing, no GPU is needed.",
+)
+@click.option(
+    "--null-gpus", "null_gpus", metavar="N", type=click.IntRange(min=1), help="Number of null GPUs."
+)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("program", metavar="[SCRIPT] [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
 def run_command(
+    ctx: click.Context,
     with_torch: bool,
     conf: dict[str, object],
     recording: str | None,
@@ -97,15 +111,24 @@ def run_command(
     report: str | None,
     monitor: bool,
     web: bool,
+    null_gpu: str | None,
+    null_gpus: int | None,
     module: str | None,
     program: tuple[str, ...],
 ) -> None:
     """Run a Python script or module with vram configured, and optionally as PyTorch's allocator.
 
     Under torchrun: torchrun --nproc-per-node=8 --no-python vram run --torch train.py
+
+    Any command on a null GPU: vram run --null-gpu h200 -- pytest tests/
     """
     if module is None and not program:
         raise click.UsageError("name a script to run, or a module with -m")
+    if null_gpu is not None or null_gpus is not None:
+        _enter_null_gpu(null_gpu, null_gpus, ctx.meta[ARGUMENTS])
+        if module is None:
+            options = any((with_torch, conf, recording, on_oom, report, monitor, web))
+            _become_command(program, options)
     _configure(conf)
     _find(module, program)
     if with_torch:
@@ -123,6 +146,33 @@ def run_command(
             raise
         except BaseException as error:
             _end_as_python_does(error)
+
+
+def _enter_null_gpu(name: str | None, count: int | None, arguments: tuple[str, ...]) -> None:
+    """Start this command again with the null GPU, which must be there before a process starts.
+
+    Returns in the process that has it.
+    """
+    from vram.predict.environment import null_environment
+    from vram.predict.gpus import read_gpu
+
+    gpu, devices = read_gpu(name)
+    wanted = null_environment(gpu, count or devices)
+    if any(os.environ.get(key) != wanted[key] for key in ("VRAM_NULL_GPU", "LD_PRELOAD", "PYTHONPATH")):
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, "-m", "vram", "run", *arguments], wanted)
+
+
+def _become_command(words: tuple[str, ...], options: bool) -> None:
+    """Replace this process by a command that is not Python; return for a script or module."""
+    from vram.predict.program import read_program
+
+    program = read_program(words)
+    if program.command[0] == sys.executable:
+        return
+    if options:
+        raise click.UsageError(f"the other options are for Python programs, which {words[0]} may not be")
+    os.execv(program.command[0], program.command)
 
 
 def _configure(conf: dict[str, object]) -> None:

@@ -142,7 +142,7 @@ def path_of_rank(path: Path) -> Path:
 # ---- the end of the process, and forks --------------------------------------------------------------------
 
 _open: list[Recording] = []
-_parents: list[Recording] = []  # kept for ever: their end would write into the parent's file
+_parents: list[Recording] = []  # kept forever: their end would write into the parent's file
 
 
 def _close_all() -> None:

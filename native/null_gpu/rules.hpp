@@ -1,0 +1,55 @@
+// Sizes of workspaces that the libraries would answer with a device, as rules measured on an H200 with
+// CUDA 13.0 and cuDNN 9.19 (docs/internals/null_gpu.md). They are exact where the docs say so, else
+// approximate.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace vram::null_gpu {
+
+struct RnnShape {
+  int mode;  // cudnnRNNMode_t: 0 and 1 plain, 2 LSTM, 3 GRU
+  bool both_ways;
+  std::uint64_t layers, steps, batch, input, hidden, projected, element_bytes;
+
+  std::uint64_t ways() const { return both_ways ? 2 : 1; }
+  std::uint64_t gates() const { return mode == 2 ? 4 : mode == 3 ? 3 : 1; }
+};
+std::uint64_t rnn_weights(const RnnShape& shape);    // bytes; exact
+std::uint64_t rnn_reserve(const RnnShape& shape);    // within 1 %
+std::uint64_t rnn_workspace(const RnnShape& shape);  // within 10 %
+
+// A convolution: sizes with batch and channels first, whatever the layout.
+struct Convolution {
+  enum Direction { forward, data, filter };
+  Direction direction = forward;
+  std::vector<std::int64_t> input, filter_sizes, output, steps, padding;
+  std::uint64_t element_bytes = 4;
+  bool channels_last = false;
+};
+// cuDNN answers without a device, too, but as if there were few multiprocessors. This is what it answers with
+// one: products of matrices for 1×1 filters, and filter gradients in as many parts as fill the device.
+std::uint64_t convolution_workspace(const Convolution& convolution, std::uint64_t answered);
+
+// Batch normalization in channels-last layout; the other layout needs none.
+std::uint64_t norm_workspace(std::uint64_t elements, bool forward, std::uint64_t element_bytes);
+
+// A Fourier transform of `batch` arrays of `rank` extents.
+std::uint64_t fft_workspace(int rank, const std::int64_t* extents, std::uint64_t batch,
+                            std::uint64_t element_bytes, bool real);
+
+// Elements of workspace of factorizations of m×n matrices; `batch` of them where they go together.
+namespace solver {
+std::uint64_t lu(std::uint64_t m, std::uint64_t n);
+std::uint64_t cholesky(std::uint64_t n);
+std::uint64_t qr(std::uint64_t n);
+std::uint64_t q_of_qr(std::uint64_t m, std::uint64_t n);
+std::uint64_t svd(std::uint64_t m, std::uint64_t n);
+std::uint64_t svd_jacobi(std::uint64_t m, std::uint64_t n);
+std::uint64_t svd_approximate(std::uint64_t m, std::uint64_t n, std::uint64_t batch);
+std::uint64_t eigen(std::uint64_t n);
+std::uint64_t eigen_jacobi(std::uint64_t n, std::uint64_t batch);
+}  // namespace solver
+
+}  // namespace vram::null_gpu

@@ -1,0 +1,69 @@
+"""Jobs on a null GPU, compared event by event with what PyTorch's allocator did for them on an H200."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vram.predict import find_gpu, null_environment
+from vram.predict.environment import cuda_of_torch
+
+pytestmark = [
+    pytest.mark.fork,
+    pytest.mark.slow,
+    pytest.mark.skipif(not cuda_of_torch(), reason="no CUDA build of PyTorch can be imported"),
+]
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "predict"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[SimpleNamespace]:
+    """The modules of benchmarks/predict, and what was measured."""
+    names = ("catalog", "measure", "watch")
+    sys.path.insert(0, str(BENCHMARK))
+    modules = {name: importlib.import_module(name) for name in names}
+    sys.path.remove(str(BENCHMARK))
+    yield SimpleNamespace(**modules, truth=json.loads((BENCHMARK / "truth-h200.json").read_text()))
+    for name in names:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def predicting(benchmark: SimpleNamespace, tmp_path: Path) -> Any:
+    """Runs jobs on a null GPU like that of the truth."""
+    room = benchmark.measure.Room(gib=1 << 20, processes=1)
+    variables = null_environment(find_gpu(benchmark.truth["device"]))
+    return benchmark.measure.Measurement(tmp_path / "predicted.json", {"jobs": {}}, room, 60, variables)
+
+
+@pytest.mark.parametrize("allocator", ["default", "expandable"])
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_every_allocation_and_segment_is_that_of_the_gpu(
+    benchmark: SimpleNamespace, predicting: Any, name: str, allocator: str
+) -> None:
+    job, key = benchmark.catalog.JOBS[name], f"recorded {allocator}"
+    measured = benchmark.truth["jobs"][name][key]
+    predicting.recorded(job, allocator)
+    found = predicting.known["jobs"][name][key]
+    assert found["outcome"] == measured["outcome"] == "completed", found
+    real, null = (benchmark.watch.unpack(each["events"]) for each in (measured, found))
+    for number, (expected, event) in enumerate(itertools.zip_longest(real, null)):
+        assert event == expected, f"event {number} of {len(real)}"
+    assert found["steps"] == measured["steps"]
+
+
+@pytest.mark.parametrize("limit", ["default 0.85", "expandable 0.98"])
+def test_a_job_dies_of_the_same_request(benchmark: SimpleNamespace, predicting: Any, limit: str) -> None:
+    allocator, part = limit.split()
+    measured = benchmark.truth["jobs"]["vit"]["caps"][limit]
+    predicting.capped(benchmark.catalog.JOBS["vit"], allocator, measured["cap"], part)
+    assert predicting.known["jobs"]["vit"]["caps"][limit] == measured
