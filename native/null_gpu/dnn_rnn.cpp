@@ -77,7 +77,7 @@ struct Network {
   bool biases = true;
 };
 struct Data {
-  std::uint64_t steps, batch, input;
+  std::uint64_t tokens, batch;
 };
 template <typename Value>
 std::unordered_map<Descriptor, Value>& known() {
@@ -120,10 +120,13 @@ VRAM_NULL_API int cudnnSetRNNDescriptor_v8(Descriptor descriptor, int, int mode,
   keep(descriptor, Network{shape, type, bias != 0});
   return kOk;
 }
-VRAM_NULL_API int cudnnSetRNNDataDescriptor(Descriptor descriptor, int, int, int steps, int batch, int input,
-                                            const int*, void*) {
-  keep(descriptor, Data{static_cast<std::uint64_t>(steps), static_cast<std::uint64_t>(batch),
-                        static_cast<std::uint64_t>(input)});
+VRAM_NULL_API int cudnnSetRNNDataDescriptor(Descriptor descriptor, int, int layout, int steps, int batch, int,
+                                            const int* lengths, void*) {
+  constexpr int kPacked = 1;  // shorter sequences take less room
+  std::uint64_t tokens = 0;
+  for (int i = 0; i < batch; ++i)
+    tokens += static_cast<std::uint64_t>(layout == kPacked && lengths != nullptr ? lengths[i] : steps);
+  keep(descriptor, Data{tokens, static_cast<std::uint64_t>(batch)});
   return kOk;
 }
 VRAM_NULL_API int cudnnGetRNNWeightSpaceSize(Handle, Descriptor descriptor, std::size_t* bytes) {
@@ -137,7 +140,7 @@ VRAM_NULL_API int cudnnGetRNNTempSpaceSizes(Handle, Descriptor descriptor, int t
   Network network;
   Data extents;
   if (!find(descriptor, &network) || !find(data, &extents)) return kBadParameter;
-  network.shape.steps = extents.steps;
+  network.shape.tokens = extents.tokens;
   network.shape.batch = extents.batch;
   if (workspace != nullptr) *workspace = rnn_workspace(network.shape);
   if (reserve != nullptr) *reserve = training != 0 ? rnn_reserve(network.shape) : 0;

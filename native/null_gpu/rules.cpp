@@ -22,7 +22,7 @@ namespace {
 
 // Bytes of what one layer computes over all steps, both ways.
 std::uint64_t activations(const RnnShape& shape) {
-  return shape.steps * shape.batch * shape.hidden * shape.element_bytes * shape.ways();
+  return shape.tokens * shape.hidden * shape.element_bytes * shape.ways();
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ std::uint64_t rnn_workspace(const RnnShape& shape) {
   constexpr double kMultiplication = 8 << 20;  // bytes for the matrix products of a layer and direction
   const double each = static_cast<double>(shape.layers * shape.ways());
   const double step = static_cast<double>(shape.batch * shape.hidden * shape.element_bytes);
-  const double input = static_cast<double>(shape.steps * shape.batch * shape.input * shape.element_bytes);
+  const double input = static_cast<double>(shape.tokens * shape.input * shape.element_bytes);
   const double bytes =
       kMultiplication * each + shares.weights * static_cast<double>(rnn_weights(shape)) +
       (shape.both_ways ? shares.both_ways : shares.one_way) * static_cast<double>(activations(shape)) +

@@ -11,7 +11,7 @@ namespace vram::null_gpu {
 struct RnnShape {
   int mode;  // cudnnRNNMode_t: 0 and 1 plain, 2 LSTM, 3 GRU
   bool both_ways;
-  std::uint64_t layers, steps, batch, input, hidden, projected, element_bytes;
+  std::uint64_t layers, tokens, batch, input, hidden, projected, element_bytes;  // tokens: of all sequences
 
   std::uint64_t ways() const { return both_ways ? 2 : 1; }
   std::uint64_t gates() const { return mode == 2 ? 4 : mode == 3 ? 3 : 1; }

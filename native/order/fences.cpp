@@ -2,11 +2,19 @@
 #include "order/fences.hpp"
 
 #include <algorithm>
+#include <new>
+
+#include "placement/room.hpp"
 
 namespace vram {
 
 Status EventPool::take(EventHandle* out) {
-  if (idle_.empty()) return backend_.event_create(out);
+  if (idle_.empty()) {
+    vram::make_room(idle_, created_ + 1);  // so that put() does not allocate
+    const Status status = backend_.event_create(out);
+    created_ += status.ok();
+    return status;
+  }
   *out = idle_.back();
   idle_.pop_back();
   return {};
@@ -63,15 +71,28 @@ Status Fences::record(StreamState& stream) {
   if (stream.fences.size() >= kMostFences) make_room(stream);
   EventHandle event = 0;
   if (Status status = events_.take(&event); !status.ok()) return status;
+  try {
+    stream.fences.push_back({stream.tick, event});
+  } catch (const std::bad_alloc&) {
+    events_.put(event);
+    throw;
+  }
   if (Status status = backend_.event_record(event, stream.handle); !status.ok()) {
+    stream.fences.pop_back();
     events_.put(event);
     return status;
   }
-  stream.fences.push_back({stream.tick, event});
   watched_.add(stream.number);
   ++stream.tick;
   stream.unfenced_bytes = 0;
   return {};
+}
+
+void Fences::try_record(StreamState& stream) noexcept {
+  try {
+    (void)record(stream);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 // Queries first: a stream whose blocks serve only itself is not polled otherwise.

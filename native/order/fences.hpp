@@ -32,6 +32,7 @@ class EventPool {
 
   Backend& backend_;
   std::vector<EventHandle> idle_;
+  std::size_t created_ = 0;       // events so far
   std::vector<Awaited> awaited_;  // one for each event that is waited for; few
   bool closed_ = false;           // destroy_all was called
 };
@@ -50,6 +51,8 @@ class Fences {
   // Records a fence behind everything issued on the stream so far; a leaving stream has its last one.
   // Code::capturing: the stream is captured, so its work cannot be marked. Code::absent: it may be gone.
   Status record(StreamState& stream);
+  // The same where a later query can do it instead.
+  void try_record(StreamState& stream) noexcept;
   // Queries how far the stream has come; never waits.
   Status poll(StreamState& stream);
   // Whether everything up to `tick` has completed; records a fence if none covers it yet.

@@ -334,6 +334,7 @@ void AddressSpace::join(Index front, Index back) {
 
 // Adds a segment of one free block.
 Index AddressSpace::add_segment(const Segment& segment) {
+  (void)shelf(segment.stream);  // the only step that may throw
   const Index i = segments_.add();
   Segment& added = segments_[i] = segment;
   added.head = added.tail = add_block(i, added.first, added.units, BlockState::free);

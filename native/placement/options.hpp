@@ -26,8 +26,12 @@ using Finished = std::function<bool(StreamNumber stream, Tick tick)>;
 // The streams that own something, with how much each owns.
 class CountedStreams {
  public:
-  void add(StreamNumber stream) {
+  // post: add() does not allocate for this stream.
+  void make_room(StreamNumber stream) {
     if (counts_.size() <= stream) counts_.resize(stream + 1u);
+  }
+  void add(StreamNumber stream) {
+    make_room(stream);
     if (++counts_[stream] == 1) set_.add(stream);
   }
   void remove(StreamNumber stream) {

@@ -295,6 +295,8 @@ Status PageStock::create_page(const Want& want, Slot slots, Index* out) {
   for (int size = size_to_create(slots, want.bytes()); size >= 0; --size) {
     PageHandle handle = 0;
     const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+    (void)shelf(want.stream);  // host memory is allocated before the page
+    owners_.make_room(want.stream);
     if (!pages_.has_room()) return {Code::out_of_memory, 0, "page_create"};
     make_room(created_, created_.size() + 1);
     status = backend_.page_create(bytes, &handle);
@@ -582,12 +584,12 @@ void PageStock::fuse_run(const std::vector<Index>& pages, std::size_t from, std:
         next = k + 1;
       }
     next = std::max(next, at + 1);
-    if (next > at + 1) fuse_row({pages.begin() + at, pages.begin() + next}, whole);
+    if (next > at + 1) fuse_row(std::span(pages).subspan(at, next - at), whole);
   }
 }
 
 // Replaces several suspended pages by one.
-void PageStock::fuse_row(const std::vector<Index>& row, Slot slots) {
+void PageStock::fuse_row(std::span<const Index> row, Slot slots) {
   const Index i = pages_.add();
   if (i == 0) return;
   const Mapping first = mappings_[pages_[row.front()].holder];

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -151,7 +152,7 @@ class PageStock {
   Status release_page(Index page);
   bool fusible(Index page) const;
   void fuse_run(const std::vector<Index>& pages, std::size_t from, std::size_t to);
-  void fuse_row(const std::vector<Index>& row, Slot slots);
+  void fuse_row(std::span<const Index> row, Slot slots);
   bool check_page(Index page, std::size_t* mappings, std::string* why) const;
   bool check_lists(std::size_t* listed, std::string* why) const;
 

@@ -1,6 +1,10 @@
 // Opening, closing and emptying the caches of streams.
 #include "pool/caches.hpp"
 
+#include <new>
+
+#include "placement/room.hpp"
+
 namespace vram {
 
 void Caches::open(Address address) {
@@ -28,13 +32,21 @@ void Caches::close(StreamState& stream) {
 }
 
 bool Caches::drain(StreamState& stream, const Sizes& sizes, bool ask) {
-  drained_.clear();
   {
     std::lock_guard guard(stream.lock);
+    make_room(drained_, drained_.size() + stream.cache.count());
     stream.cache.drain(blocks(), sizes, drained_);
   }
-  for (Index i : drained_) pending_.return_home(i, ask);
-  return !drained_.empty();
+  if (drained_.empty()) return false;
+  std::size_t returned = 0;
+  try {
+    for (; returned < drained_.size(); ++returned) pending_.return_home(drained_[returned], ask);
+  } catch (const std::bad_alloc&) {
+    drained_.erase(drained_.begin(), drained_.begin() + static_cast<std::ptrdiff_t>(returned));
+    throw;
+  }
+  drained_.clear();
+  return true;
 }
 
 void Caches::drain_all() {

@@ -26,7 +26,7 @@ class Caches : PoolPart {
   Accounts& accounts_;
   Pending& pending_;
   StreamSet caching_[2];        // streams whose cache may have small blocks, or others
-  std::vector<Index> drained_;  // scratch of drain()
+  std::vector<Index> drained_;  // taken out of a cache, and not yet returned
 };
 
 }  // namespace vram

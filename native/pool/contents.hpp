@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
+#include "placement/room.hpp"
 #include "pool/allocator.hpp"
 
 namespace vram {
@@ -18,7 +20,13 @@ struct KeptPiece {
   std::shared_ptr<Allocator> store;
   Address host = 0;
   std::uint64_t bytes = 0;
-  void release() const { (void)store->free_slow(host); }
+  // If the host has no memory to do so, the store keeps it.
+  void release() const noexcept {
+    try {
+      (void)store->free_slow(host);
+    } catch (const std::bad_alloc&) {
+    }
+  }
 };
 
 // Invariants
@@ -28,10 +36,21 @@ struct KeptPiece {
 // caller chooses when.
 class Contents {
  public:
-  // pre: nothing is kept of [address, address + piece.bytes).
+  struct Piece {
+    KeptPiece memory;
+    std::uint64_t left = 0;
+  };
+  using Pieces = std::map<Address, Piece>;  // by host address
+
+  // pre: nothing is kept of [address, address + piece.bytes). A call that throws changes nothing.
   void add(Address address, const KeptPiece& piece) {
-    ranges_[address] = {piece.bytes, piece.host, piece.host};
-    pieces_[piece.host] = {piece, piece.bytes};
+    const auto added = pieces_.insert({piece.host, {piece, piece.bytes}}).first;
+    try {
+      ranges_[address] = {piece.bytes, piece.host, piece.host};
+    } catch (const std::bad_alloc&) {
+      pieces_.erase(added);
+      throw;
+    }
     bytes_ += piece.bytes;
   }
 
@@ -64,27 +83,42 @@ class Contents {
     return closed;
   }
 
+  // post: so many calls of drop() do not allocate; each divides one range at most.
+  void make_room(std::size_t drops) {
+    vram::make_room(spare_, drops);
+    while (spare_.size() < drops) {
+      std::map<Address, Range> made{{0, Range{}}};
+      spare_.push_back(made.extract(made.begin()));
+    }
+  }
   // Forgets the range; `unused` gets the pieces of which nothing is kept any more.
-  void drop(Address address, std::uint64_t bytes, std::vector<KeptPiece>& unused) {
+  void drop(Address address, std::uint64_t bytes, Pieces& unused) {
     const Address end = address + bytes;
     for (auto it = first(address); it != ranges_.end() && it->first < end;) {
       const Address begin = it->first;
       const Range range = it->second;
-      it = ranges_.erase(it);
       const Address from = std::max(address, begin);
       const Address to = std::min(end, begin + range.bytes);
-      if (begin < from) ranges_[begin] = {from - begin, range.host, range.piece};
-      if (to < begin + range.bytes)
-        it = ranges_.emplace(to, Range{begin + range.bytes - to, range.host + (to - begin), range.piece})
-                 .first;
+      const Range rest{begin + range.bytes - to, range.host + (to - begin), range.piece};
+      if (begin < from) {
+        if (rest.bytes != 0) keep(to, rest);
+        it->second.bytes = from - begin;
+        ++it;
+      } else {
+        auto node = ranges_.extract(it++);
+        node.key() = to;
+        node.mapped() = rest;
+        if (rest.bytes != 0) it = ranges_.insert(std::move(node)).position;
+      }
       lose(range.piece, to - from, unused);
     }
   }
 
-  void drop_all(std::vector<KeptPiece>& unused) {
-    for (const auto& [host, piece] : pieces_) unused.push_back(piece.memory);
+  void drop_all(Pieces& unused) {
+    unused.merge(pieces_);
     ranges_.clear();
     pieces_.clear();
+    spare_.clear();
     bytes_ = 0;
   }
 
@@ -116,10 +150,6 @@ class Contents {
     Address host = 0;
     Address piece = 0;  // host address of its beginning
   };
-  struct Piece {
-    KeptPiece memory;
-    std::uint64_t left = 0;
-  };
 
   // The first range that ends behind the address.
   std::map<Address, Range>::const_iterator first(Address address) const {
@@ -132,16 +162,25 @@ class Contents {
     return ranges_.erase(std::as_const(*this).first(address), std::as_const(*this).first(address));
   }
 
-  void lose(Address host, std::uint64_t bytes, std::vector<KeptPiece>& unused) {
+  void keep(Address address, const Range& range) {
+    make_room(1);
+    auto node = std::move(spare_.back());
+    spare_.pop_back();
+    node.key() = address;
+    node.mapped() = range;
+    ranges_.insert(std::move(node));
+  }
+
+  void lose(Address host, std::uint64_t bytes, Pieces& unused) {
     const auto piece = pieces_.find(host);
     bytes_ -= bytes;
     if ((piece->second.left -= bytes) != 0) return;
-    unused.push_back(piece->second.memory);
-    pieces_.erase(piece);
+    unused.insert(pieces_.extract(piece));
   }
 
   std::map<Address, Range> ranges_;  // by device address
-  std::map<Address, Piece> pieces_;  // by host address
+  Pieces pieces_;
+  std::vector<std::map<Address, Range>::node_type> spare_;  // nodes without a range
   std::uint64_t bytes_ = 0;
 };
 

@@ -52,6 +52,7 @@ Status Growables::close(Address address) {
   StreamState& home = streams_[space().segments()[strip].stream];
   if (const Index block = block_in_use(strip)) {
     StreamState& owner = owner_of(blocks()[block]);
+    pending_.make_room(block);
     {
       std::lock_guard guard(owner.lock);
       accounts_.end_live(block, owner, Action::free);
@@ -65,7 +66,7 @@ Status Growables::close(Address address) {
     }
   }
   placement_.close_strip(strip);
-  if (!home.gone()) (void)fences_.record(home);  // tells when the strip may serve the next buffer
+  if (!home.gone()) fences_.try_record(home);  // tells when the strip may serve the next buffer
   ladder_.keep_idle_limit();
   verify();
   return {};
@@ -200,25 +201,25 @@ void Growables::shrink(Index strip, Units units) {
   StreamState& owner = owner_of(blocks()[block]);
   StreamState& home = streams_[space().segments()[strip].stream];
   const std::uint32_t tag = blocks()[block].tag;
+  pending_.make_room(block);
   {
     std::lock_guard guard(owner.lock);
     accounts_.end_live(block, owner, Action::free);
   }
+  Index kept = 0;
   if (units != 0) {
-    const Index kept = space().split_in_use(block, units);
-    if (const std::vector<StreamNumber>* uses = pending_.uses_of(block))
-      for (StreamNumber number : std::vector<StreamNumber>(*uses)) pending_.add_use(kept, number);
+    kept = space().split_in_use(block, units);
     (void)accounts_.make_live(kept, {bytes_of(units), {home.number, kGrowing}, tag, &home, nullptr});
   }
-  free_behind_fence(block);
+  free_behind_fence(block, kept);
 }
 
 // Memory in state moving that its buffer no longer has. It waits for the work of its own stream, too, before
-// other allocations get it, so that its addresses can be mapped again when the buffer grows.
-void Growables::free_behind_fence(Index block) {
-  pending_.add_use(block, home_of(blocks()[block]).number);
+// other allocations get it, so that its addresses can be mapped again when the buffer grows. `kept` is the
+// part that the buffer still has, or 0.
+void Growables::free_behind_fence(Index block, Index kept) {
   blocks()[block].used_elsewhere = false;  // in the journal it is free already
-  pending_.make_pending(block);
+  pending_.make_pending(block, true, kept);
 }
 
 Status Growables::prepare(Address address, std::uint64_t bytes, std::uint64_t number) {

@@ -39,7 +39,7 @@ class Growables : PoolPart {
               OutOfMemoryReport* report);
   void attach(Index strip, Index piece, std::uint32_t tag);
   void shrink(Index strip, Units units);
-  void free_behind_fence(Index block);
+  void free_behind_fence(Index block, Index kept = 0);
 
   EventLog& log_;
   Accounts& accounts_;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "placement/room.hpp"
+
 namespace vram {
 
 namespace {
@@ -11,6 +13,9 @@ namespace {
 // With several streams, a fence is recorded after this many freed bytes, so that others learn early what has
 // completed.
 constexpr std::uint64_t kFenceBytes = 16 * kMiB;
+
+// Nodes that are kept for later blocks.
+constexpr std::size_t kSpareNodes = 64;
 
 }  // namespace
 
@@ -28,46 +33,93 @@ void Pending::return_home(Index i, bool ask) {
   const Tick tick = owner.owe();
   if (&owner != &home && !(ask && fences_.finished(owner, tick))) {
     // Lent: it returns when the work of its owner has completed.
-    enqueue({i, tick, {{owner.number, tick}}});
+    Node node = new_node(i, tick, 1);
+    node.mapped().uses.push_back({owner.number, tick});
+    enqueue(std::move(node));
     return;
   }
   placement_.put(i, &owner == &home ? tick : 0);
   home.unfenced_bytes += bytes;
   if (ask && streams_.size() > 1 && home.unfenced_bytes >= kFenceBytes && !home.retired())
-    (void)fences_.record(home);
+    fences_.try_record(home);
 }
 
-void Pending::make_pending(Index i) {
+void Pending::make_room(Index block) {
+  const std::vector<StreamNumber>* uses = uses_of(block);
+  (void)spare(uses == nullptr ? 0 : uses->size());
+}
+
+// A node that has room for so many uses, and for those of its owner, of its segment's stream and of zeroing.
+Pending::Node& Pending::spare(std::size_t uses) {
+  if (spare_.empty()) {
+    vram::make_room(spare_, kSpareNodes);
+    Queue made;
+    made.emplace(0, PendingBlock{});
+    spare_.push_back(made.extract(made.begin()));
+  }
+  vram::make_room(spare_.back().mapped().uses, uses + 3);
+  return spare_.back();
+}
+
+Pending::Node Pending::new_node(Index block, Tick tick, std::size_t uses) {
+  Node node = std::move(spare(uses));
+  spare_.pop_back();
+  node.mapped().block = block;
+  node.mapped().tick = tick;
+  return node;
+}
+
+void Pending::recycle(Node&& node) {
+  if (spare_.size() == spare_.capacity()) return;
+  PendingBlock& pending = node.mapped();
+  pending.uses.clear();
+  pending.awaited = pending.zeroed = false;
+  spare_.push_back(std::move(node));
+}
+
+void Pending::make_pending(Index i, bool own, Index heir) {
   Block& block = blocks()[i];
   const StreamNumber owner = block.owned_by();
-  PendingBlock pending{i, streams_[owner].owe(), {}, block.used_elsewhere};
-  // What is to be zeroed may be zeroed on another stream than its owner.
-  if (space().segment(block).stream != owner || zeroing_.slow_frees()) uses_[i].push_back(owner);
-  for (StreamNumber number : uses_[i]) {
+  const StreamNumber home = space().segment(block).stream;
+  const auto known = uses_.find(i);
+  Node node = new_node(i, streams_[owner].owe(), known == uses_.end() ? 0 : known->second.size());
+  PendingBlock& pending = node.mapped();
+  pending.awaited = block.used_elsewhere;
+  const auto wait_for = [&](StreamNumber number) {
     StreamState& stream = streams_[number];
-    if (stream.retired()) continue;
+    const auto listed = [&](const Use& use) { return use.stream == number; };
+    if (stream.retired() || std::any_of(pending.uses.begin(), pending.uses.end(), listed)) return;
     pending.uses.push_back({number, stream.owe()});
-    (void)fences_.record(stream);  // if this fails, it is recorded later, on a query
+    fences_.try_record(stream);  // if this fails, it is recorded later, on a query
+  };
+  if (known != uses_.end()) std::for_each(known->second.begin(), known->second.end(), wait_for);
+  if (own) wait_for(home);
+  // What is to be zeroed may be zeroed on another stream than its owner.
+  if (home != owner || zeroing_.slow_frees()) wait_for(owner);
+  if (known != uses_.end()) {
+    auto uses = uses_.extract(known);
+    uses.key() = heir;
+    if (heir != 0) uses_.insert(std::move(uses));
   }
-  uses_.erase(i);
   block.used_elsewhere = false;
-  enqueue(std::move(pending));
+  enqueue(std::move(node));
 }
 
-void Pending::enqueue(PendingBlock&& pending) {
-  Block& block = blocks()[pending.block];
+void Pending::enqueue(Node&& node) {
+  Block& block = blocks()[node.mapped().block];
   block.set(BlockState::pending);
   accounts_.pending().add(bytes_of(block));
   ++count_;
-  advance(std::move(pending));
+  advance(std::move(node));
 }
 
 // Puts a pending block into the queue of the next stream that it waits for, or returns it.
-void Pending::advance(PendingBlock&& pending) {
+void Pending::advance(Node&& node) {
+  PendingBlock& pending = node.mapped();
   while (!pending.uses.empty()) {
     const Use use = pending.uses.back();
     StreamState& stream = streams_[use.stream];
-    if (!stream.retired() && use.tick > stream.passed) return queue_at(stream, use.tick, std::move(pending));
+    if (!stream.retired() && use.tick > stream.passed) return queue_at(stream, use.tick, std::move(node));
     pending.uses.pop_back();
   }
   Block& block = blocks()[pending.block];
@@ -78,14 +130,15 @@ void Pending::advance(PendingBlock&& pending) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
     if (!zeroing_.fill_resident(block, zeroing.handle).ok()) {
       block.link_after = 0;
-      unzeroed_.push_back(std::move(pending));
+      node.key() = 0;  // behind those that are in this queue already
+      unzeroed_.insert(std::move(node));
       return;
     }
     tick = home.owe();
     if (&zeroing != &home || space().growing(block)) {
       pending.zeroed = true;
       pending.uses.push_back({zeroing.number, zeroing.owe()});
-      return queue_at(zeroing, zeroing.now(), std::move(pending));
+      return queue_at(zeroing, zeroing.now(), std::move(node));
     }
   }
   accounts_.pending().subtract(bytes_of(block));
@@ -96,14 +149,16 @@ void Pending::advance(PendingBlock&& pending) {
     log_.note(owner, Action::free_complete, block);
   }
   placement_.put(pending.block, tick);
+  recycle(std::move(node));
 }
 
 // The block notes where it waits, for take_back.
-void Pending::queue_at(StreamState& stream, Tick tick, PendingBlock&& pending) {
-  Block& block = blocks()[pending.block];
+void Pending::queue_at(StreamState& stream, Tick tick, Node&& node) {
+  Block& block = blocks()[node.mapped().block];
   block.tick = tick;
   block.link_after = stream.number + 1u;
-  stream.waiting.emplace(tick, std::move(pending));
+  node.key() = tick;
+  stream.waiting.insert(std::move(node));
   fences_.watched().add(stream.number);
 }
 
@@ -122,7 +177,7 @@ Status Pending::take_back(Index block, Units units, StreamState& home, Index* ou
   const bool whole = pending.units <= units;
   if (pending.link_after == 0) {
     // It waits to be zeroed and is no longer in use.
-    if (whole) std::erase_if(unzeroed_, [&](const PendingBlock& each) { return each.block == block; });
+    if (whole) std::erase_if(unzeroed_, [&](const auto& each) { return each.second.block == block; });
   } else {
     auto& waiting = streams_[static_cast<StreamNumber>(pending.link_after - 1)].waiting;
     auto found = waiting.lower_bound(pending.tick);
@@ -159,14 +214,15 @@ void Pending::complete(bool thorough, const std::function<bool(StreamState&)>& v
         return true;
       },
       from);
-  for (PendingBlock& pending : std::exchange(unzeroed_, {})) advance(std::move(pending));
+  for (std::size_t left = unzeroed_.size(); left != 0; --left)
+    advance(unzeroed_.extract(unzeroed_.begin()));  // to the end of the queue where it fails again
   fences_.watched().each(
       [&](StreamNumber number) {
         if (number >= past) return true;
         StreamState& stream = streams_[number];
         while (!stream.waiting.empty() && stream.waiting.begin()->first <= stream.passed) {
           ++steps_;
-          advance(std::move(stream.waiting.extract(stream.waiting.begin()).mapped()));
+          advance(stream.waiting.extract(stream.waiting.begin()));
         }
         const bool stays = visit(stream);
         if (stream.waiting.empty() && stream.fences.empty() && !stays) fences_.watched().remove(number);

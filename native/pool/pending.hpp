@@ -21,11 +21,15 @@ class Pending : PoolPart {
   const std::vector<StreamNumber>* uses_of(Index block) const;
 
   // ---- blocks in state moving -------------------------------------------------------------------
+  // post: the next call of return_home or make_pending does not allocate, the latter for this block. Without
+  // it they throw std::bad_alloc before they change anything.
+  void make_room(Index block);
   // Returns a block that is used only in its owner's order to its segment's stream. Unless `ask` is set, the
   // device is not called, and a lent block counts as still in use.
   void return_home(Index block, bool ask);
-  // Freed while streams may still use it: it waits for one fence on each of them.
-  void make_pending(Index block);
+  // Freed while streams may still use it: it waits for one fence on each of them, and with `own` for the
+  // stream of its segment, too. The uses are passed on to `heir`, if given: a part of it that stays in use.
+  void make_pending(Index block, bool own = false, Index heir = 0);
   // Takes a block out of its queue, or its first `units`, and returns that part in state moving: work of
   // `home` queued from now on comes after all of its uses.
   Status take_back(Index block, Units units, StreamState& home, Index* out);
@@ -43,9 +47,15 @@ class Pending : PoolPart {
   void clear();                                   // the pool is closed
 
  private:
-  void enqueue(PendingBlock&& pending);
-  void advance(PendingBlock&& pending);
-  void queue_at(StreamState& stream, Tick tick, PendingBlock&& pending);
+  using Queue = std::multimap<Tick, PendingBlock>;
+  using Node = Queue::node_type;  // a pending block moves from queue to queue without allocations
+
+  Node& spare(std::size_t uses);
+  Node new_node(Index block, Tick tick, std::size_t uses);
+  void recycle(Node&& node);
+  void enqueue(Node&& node);
+  void advance(Node&& node);
+  void queue_at(StreamState& stream, Tick tick, Node&& node);
 
   EventLog& log_;
   Accounts& accounts_;
@@ -53,8 +63,9 @@ class Pending : PoolPart {
   std::unordered_map<Index, std::vector<StreamNumber>> uses_;
   std::uint64_t count_ = 0;
   std::uint64_t steps_ = 0;
-  std::vector<PendingBlock> unzeroed_;  // pending, because the device failed to zero them
-  StreamNumber continue_from_ = 0;      // where complete() stopped
+  Queue unzeroed_;                  // pending, because the device failed to zero them
+  std::vector<Node> spare_;         // nodes without a block
+  StreamNumber continue_from_ = 0;  // where complete() stopped
 };
 
 }  // namespace vram

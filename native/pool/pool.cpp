@@ -292,6 +292,8 @@ Status Pool::free_block(Address address, bool dropped) {
   Status zeroed;
   if (zeroing_.slow_frees()) zeroed = zeroing_.before_free(address, &busy);
   if (!zeroed.ok() && (!dropped || zeroed.code == Code::invalid)) return zeroed;
+  pending_.make_room(state_.placement.space().find(address));
+  suspender_.make_room();
   bool suspended = false;
   const Index block = claim(address, &suspended);
   if (block == 0) return {Code::invalid, 0, "free"};

@@ -2,9 +2,11 @@
 #include "pool/suspender.hpp"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/waits.hpp"
+#include "placement/room.hpp"
 
 namespace vram {
 
@@ -53,8 +55,12 @@ struct Suspender::Saved {
 // Copies on streams of the pool's own, which are made when first needed and kept, as are the events.
 class Suspender::Copies {
  public:
-  explicit Copies(Suspender& suspender)
-      : backend_(*suspender.backend_), streams_(suspender.copy_streams_), events_(suspender.copy_events_) {}
+  // At most `events` of them have an event at a time.
+  Copies(Suspender& suspender, std::size_t events)
+      : backend_(*suspender.backend_), streams_(suspender.copy_streams_), events_(suspender.copy_events_) {
+    vram::make_room(events_, events_.size() + events);
+    vram::make_room(streams_, kCopyStreams);
+  }
 
   // `event`, if given, marks the end of the copy.
   Status queue(Address to, Address from, std::uint64_t bytes, EventHandle* event = nullptr) {
@@ -99,9 +105,15 @@ class Suspender::Copies {
 };
 
 void Suspender::forget_contents(const Block& block) {
-  std::vector<KeptPiece> unused;
+  Contents::Pieces unused;
   state_.contents.drop(space().address_of(block), bytes_of(block), unused);
-  for (const KeptPiece& piece : unused) piece.release();
+  for (const auto& [host, piece] : unused) piece.memory.release();
+}
+
+void Suspender::make_room() {
+  if (state_.suspended_blocks == 0) return;
+  vram::make_room(late_, late_.size() + 1);
+  state_.contents.make_room(1);
 }
 
 // If an operation is in progress, it sees to the block at its end. Otherwise all uses of the block had
@@ -138,35 +150,41 @@ class Suspender::Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
   ~Operation() {
-    if (undo_) (void)suspender_.restore(blocks_, all_, lock_, nullptr);
+    if (!lock_.owns_lock()) lock_.lock();
+    if (undo_) undo();
     end();
   }
-  // These blocks are live again at the end, unless commit() is called.
-  void suspends(std::vector<Index> blocks, bool all) {
-    blocks_ = std::move(blocks);
+  // The blocks that are added to the list, at most so many, are live again at the end, unless commit() is
+  // called.
+  std::vector<Index>& suspends(bool all, std::size_t most) {
+    blocks_.reserve(most);
     all_ = all;
     undo_ = true;
+    return blocks_;
   }
   void commit() { undo_ = false; }
 
  private:
+  // If the host has no memory for it, the blocks stay suspended.
+  void undo() {
+    try {
+      (void)suspender_.restore(blocks_, all_, lock_, nullptr);
+    } catch (const std::bad_alloc&) {
+      if (!lock_.owns_lock()) lock_.lock();
+    }
+  }
   void end() {
     Suspender& s = suspender_;
     s.operating_ = false;
     s.lives_.keep_leaving(false);
-    for (Index i : std::exchange(s.late_, {})) {
-      Block& block = s.blocks()[i];
-      s.forget_contents(block);
-      const bool used = std::exchange(block.used_elsewhere, false);
-      if (used || s.zeroing_.on_free()) {
-        s.pending_.make_pending(i);
-      } else {
-        s.pending_.return_home(i, true);
-      }
+    s.perform_late();
+    try {
+      s.lives_.complete_leaving();
+      s.log_.note_reserved(s.streams_[0]);
+      s.verify();
+    } catch (const std::bad_alloc&) {
+      // Later calls let the streams leave.
     }
-    s.lives_.complete_leaving();
-    s.log_.note_reserved(s.streams_[0]);
-    s.verify();
   }
 
   Suspender& suspender_;
@@ -175,6 +193,26 @@ class Suspender::Operation {
   bool all_ = false;
   bool undo_ = false;
 };
+
+// Performs the frees that an operation delayed. If the host has no memory for one, it is performed after the
+// next operation.
+void Suspender::perform_late() noexcept {
+  try {
+    for (; !late_.empty(); late_.pop_back()) {
+      const Index i = late_.back();
+      Block& block = blocks()[i];
+      pending_.make_room(i);
+      forget_contents(block);
+      const bool used = std::exchange(block.used_elsewhere, false);
+      if (used || zeroing_.on_free()) {
+        pending_.make_pending(i);
+      } else {
+        pending_.return_home(i, true);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+  }
+}
 
 Status Suspender::suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allocator>& store,
                           std::uint64_t* given, OutOfMemoryReport* short_of) {
@@ -189,7 +227,7 @@ Status Suspender::suspend(const Wanted& wanted, bool keep, const std::shared_ptr
   const bool all = !wanted;
   const std::uint64_t before = stock().suspended_bytes();
   Operation operation(*this, lock);
-  operation.suspends(mark_suspended(wanted, keep), all);
+  mark_suspended(wanted, keep, operation.suspends(all, blocks().size()));
   if (Status status = wait_for_suspended(all, lock); !status.ok()) return status;
   if (zeroing_.on_free()) {
     lives_.complete();  // begins to zero freed blocks
@@ -206,9 +244,8 @@ Status Suspender::suspend(const Wanted& wanted, bool keep, const std::shared_ptr
   return {};
 }
 
-// From here on the blocks are not used again; returns those that were not suspended before.
-std::vector<Index> Suspender::mark_suspended(const Wanted& wanted, bool keep) {
-  std::vector<Index> marked;
+// From here on the blocks are not used again; `marked` gets those that were not suspended before.
+void Suspender::mark_suspended(const Wanted& wanted, bool keep, std::vector<Index>& marked) {
   for (Index i = 1; i < blocks().end(); ++i) {
     Block& block = blocks()[i];
     if (!block.is(BlockState::live)) continue;
@@ -222,7 +259,6 @@ std::vector<Index> Suspender::mark_suspended(const Wanted& wanted, bool keep) {
     ++state_.suspended_blocks;
     marked.push_back(i);
   }
-  return marked;
 }
 
 // Waits for the work of every stream that may use suspended blocks, or that used free memory beside them. A
@@ -324,11 +360,47 @@ Status Suspender::evict_pages(const std::vector<Index>& pages, const std::shared
                               std::unique_lock<std::mutex>& lock, OutOfMemoryReport* short_of) {
   std::vector<Saved> pieces;
   if (store != nullptr) pieces = contents_to_save(pages);
+  Copies copies(*this, pieces.size());
   for (Index page : pages)
     if (!stock().pages()[page].suspended) stock().set_aside(page);
-  Status status;
-  Copies copies(*this);
   std::size_t safe = 0;
+  const auto recycle = [&] {
+    for (const Saved& piece : pieces)
+      if (piece.event != 0) copies.recycle(piece.event);
+    log_.note_reserved(streams_[0]);
+  };
+  const auto undo = [&] {
+    if (lock.owns_lock()) lock.unlock();
+    const bool ended = copies.wait().ok();
+    // Host memory that a copy may still write into must not be reused, so it is leaked instead.
+    for (std::size_t i = safe; i < pieces.size() && ended; ++i)
+      if (pieces[i].host != 0) KeptPiece{store, pieces[i].host, pieces[i].bytes}.release();
+    lock.lock();
+    for (Index page : pages)
+      if (ended && stock().resident(page)) stock().reinstate(page);
+    recycle();
+  };
+  Status status;
+  try {
+    status = save_and_evict(pages, pieces, copies, store, &safe, lock, short_of);
+  } catch (const std::bad_alloc&) {
+    undo();
+    throw;
+  }
+  if (!status.ok()) {
+    undo();
+    return status;
+  }
+  stock().fuse(pages);
+  recycle();
+  return status;
+}
+
+// *safe: pieces whose contents are kept.
+Status Suspender::save_and_evict(const std::vector<Index>& pages, std::vector<Saved>& pieces, Copies& copies,
+                                 const std::shared_ptr<Allocator>& store, std::size_t* safe,
+                                 std::unique_lock<std::mutex>& lock, OutOfMemoryReport* short_of) {
+  Status status;
   lock.unlock();
   // Host memory may have to be locked first, which takes long; what there is of it is copied to meanwhile.
   for (Saved& piece : pieces) {
@@ -338,35 +410,20 @@ Status Suspender::evict_pages(const std::vector<Index>& pages, const std::shared
   lock.lock();
   for (std::size_t i = 0; i < pages.size() && status.ok(); ++i) {
     const Address end = stock().address_of(pages[i]) + stock().pages()[pages[i]].bytes();
-    for (; safe < pieces.size() && pieces[safe].address < end && status.ok(); ++safe) {
+    for (; *safe < pieces.size() && pieces[*safe].address < end; ++*safe) {
+      const Saved& piece = pieces[*safe];
       lock.unlock();
-      status = backend_->event_synchronize(pieces[safe].event);
+      status = backend_->event_synchronize(piece.event);
       lock.lock();
-      if (!status.ok()) break;
-      state_.contents.add(pieces[safe].address, {store, pieces[safe].host, pieces[safe].bytes});
+      if (!status.ok()) return status;
+      state_.contents.add(piece.address, {store, piece.host, piece.bytes});
     }
-    const bool graph = is_graphs(pages[i]);
-    if (status.ok()) status = stock().evict(pages[i], graph);
+    status = stock().evict(pages[i], is_graphs(pages[i]));
     if (i % kBatch == kBatch - 1) {
       lock.unlock();
       lock.lock();
     }
   }
-  if (status.ok()) {
-    stock().fuse(pages);
-  } else {
-    lock.unlock();
-    const bool ended = copies.wait().ok();
-    // Host memory that a copy may still write into must not be reused, so it is leaked instead.
-    for (std::size_t i = safe; i < pieces.size() && ended; ++i)
-      if (pieces[i].host != 0) (void)store->free_slow(pieces[i].host);
-    lock.lock();
-    for (Index page : pages)
-      if (ended && stock().resident(page)) stock().reinstate(page);
-  }
-  for (const Saved& piece : pieces)
-    if (piece.event != 0) copies.recycle(piece.event);
-  log_.note_reserved(streams_[0]);
   return status;
 }
 
@@ -440,37 +497,34 @@ Status Suspender::restore(const std::vector<Index>& which, bool all, std::unique
                           OutOfMemoryReport* report) {
   const std::vector<Index> pages = pages_to_restore(which, all);
   const std::vector<Saved> pieces = contents_to_restore(which);
-  Copies copies(*this);
-  Status status;
+  state_.contents.make_room(which.size());
+  Copies copies(*this, 0);
   for (Index i : which)
     if (state_.contents.lost(space().address_of(blocks()[i]), bytes_of(blocks()[i])))
       return {Code::closed, 0, "store"};
   std::uint64_t needed = 0;
   for (Index page : pages) needed += stock().pages()[page].handle == 0 ? stock().pages()[page].bytes() : 0;
   std::size_t brought = 0;
-  std::size_t queued = 0;
-  while (status.ok() && (brought < pages.size() || queued < pieces.size())) {
-    for (std::uint64_t bytes = 0; brought < pages.size() && bytes < kPieceBytes && status.ok(); ++brought) {
-      status = restore_page(pages[brought], lock);
-      bytes += stock().pages()[pages[brought]].bytes();
-    }
-    const Address up_to = brought < pages.size() ? stock().address_of(pages[brought]) : ~Address{0};
-    lock.unlock();
-    for (; queued < pieces.size() && status.ok(); ++queued) {
-      const Saved& piece = pieces[queued];
-      if (piece.address + piece.bytes > up_to) break;
-      status = copies.queue(piece.address, piece.host, piece.bytes);
-    }
+  const auto undo = [&](bool copied) {
+    for (std::size_t i = 0; i < brought && copied; ++i) (void)stock().evict(pages[i], is_graphs(pages[i]));
+    log_.note_reserved(streams_[0]);
+  };
+  Status status;
+  try {
+    status = bring_back(pages, pieces, copies, &brought, lock);
+  } catch (const std::bad_alloc&) {
+    if (lock.owns_lock()) lock.unlock();
+    const bool copied = copies.wait().ok();
     lock.lock();
+    undo(copied);
+    throw;
   }
   lock.unlock();
   const Status waited = copies.wait();
   lock.lock();
   if (status.ok()) status = waited;
   if (!status.ok()) {
-    for (std::size_t i = 0; i < brought && waited.ok(); ++i)
-      (void)stock().evict(pages[i], is_graphs(pages[i]));
-    log_.note_reserved(streams_[0]);
+    undo(waited.ok());
     if (status.code == Code::out_of_memory && report != nullptr)
       *report = report_.explain(needed, streams_[0]);
     return status;
@@ -479,6 +533,28 @@ Status Suspender::restore(const std::vector<Index>& which, bool all, std::unique
   make_live(which);
   log_.note_reserved(streams_[0]);
   return {};
+}
+
+// *brought: pages that have their memory again.
+Status Suspender::bring_back(const std::vector<Index>& pages, const std::vector<Saved>& pieces,
+                             Copies& copies, std::size_t* brought, std::unique_lock<std::mutex>& lock) {
+  Status status;
+  std::size_t queued = 0;
+  while (status.ok() && (*brought < pages.size() || queued < pieces.size())) {
+    for (std::uint64_t bytes = 0; *brought < pages.size() && bytes < kPieceBytes && status.ok(); ++*brought) {
+      status = restore_page(pages[*brought], lock);
+      bytes += stock().pages()[pages[*brought]].bytes();
+    }
+    const Address up_to = *brought < pages.size() ? stock().address_of(pages[*brought]) : ~Address{0};
+    lock.unlock();
+    for (; queued < pieces.size() && status.ok(); ++queued) {
+      const Saved& piece = pieces[queued];
+      if (piece.address + piece.bytes > up_to) break;
+      status = copies.queue(piece.address, piece.host, piece.bytes);
+    }
+    lock.lock();
+  }
+  return status;
 }
 
 // Blocks that were freed meanwhile are in state moving (late_) and stay so.
@@ -506,9 +582,9 @@ Status Suspender::close() {
   for (EventHandle event : copy_events_) note(backend_->event_destroy(event));
   copy_streams_.clear();
   copy_events_.clear();
-  std::vector<KeptPiece> unused;
+  Contents::Pieces unused;
   state_.contents.drop_all(unused);
-  for (const KeptPiece& piece : unused) piece.release();
+  for (const auto& [host, piece] : unused) piece.memory.release();
   state_.suspended_blocks = 0;
   return first;
 }

@@ -35,6 +35,8 @@ class Suspender : PoolPart {
   Status resume(const Wanted& wanted, std::uint64_t* taken, OutOfMemoryReport* report);
   // A suspended block was freed; it is in state moving.
   void free(Index block);
+  // post: the next call of free() does not allocate.
+  void make_room();
   // Destroys what copies need, and drops the contents that are kept. pre: the caller has the turn.
   Status close();
 
@@ -67,7 +69,7 @@ class Suspender : PoolPart {
   class Copies;
   class Operation;
 
-  std::vector<Index> mark_suspended(const Wanted& wanted, bool keep);
+  void mark_suspended(const Wanted& wanted, bool keep, std::vector<Index>& marked);
   Status wait_for_suspended(bool all, std::unique_lock<std::mutex>& lock);
   Status release_idle();
   std::vector<Index> pages_to_evict(bool all, bool keep) const;
@@ -79,7 +81,13 @@ class Suspender : PoolPart {
   Status restore(const std::vector<Index>& blocks, bool all, std::unique_lock<std::mutex>& lock,
                  OutOfMemoryReport* report);
   Status restore_page(Index page, std::unique_lock<std::mutex>& lock);
+  Status save_and_evict(const std::vector<Index>& pages, std::vector<Saved>& pieces, Copies& copies,
+                        const std::shared_ptr<Allocator>& store, std::size_t* safe,
+                        std::unique_lock<std::mutex>& lock, OutOfMemoryReport* short_of);
+  Status bring_back(const std::vector<Index>& pages, const std::vector<Saved>& pieces, Copies& copies,
+                    std::size_t* brought, std::unique_lock<std::mutex>& lock);
   void make_live(const std::vector<Index>& blocks);
+  void perform_late() noexcept;
   void forget_contents(const Block& block);
   bool is_graphs(Index page) const;
 

@@ -1,9 +1,9 @@
 // What happens when the host has no memory left in the middle of a pool's call: the call throws
-// std::bad_alloc, no lock stays held, and the pool is as it was or has done its work. Growable buffers and
-// suspend do not promise this yet.
+// std::bad_alloc, no lock stays held, and the pool is as it was or has done its work.
 #include <new>
 #include <random>
 
+#include "backends/host.hpp"
 #include "testing.hpp"
 #include "world.hpp"
 
@@ -30,11 +30,17 @@ namespace {
 using namespace vram;
 using namespace vram::testing;
 
+// Allocates the host memory in which suspend keeps contents.
+std::shared_ptr<Pool> make_store() {
+  return std::make_shared<Pool>(std::make_shared<HostBackend>(kGiB), plain());
+}
+
 // A program of random calls on three streams.
 struct Program : World {
   Program(const PoolConfig& config, unsigned seed) : World(256 * kMiB, config, lagging()), dice(seed) {
     live.reserve(4096);  // its own tables never fail
     batch.reserve(8);
+    growables.reserve(256);
     for (StreamHandle& each : streams) each = stream();
   }
   std::uint64_t any(std::uint64_t below) { return dice() % below; }
@@ -66,14 +72,14 @@ struct Program : World {
   void take() {
     Address address = 0;
     const std::uint64_t size = any(2) == 0 ? 1 + any(64 * 1024) : 1 + any(8 * kMiB);
-    if (pool->allocate(size, on(), 0, 0, &address).ok()) live.push_back(address);
+    const std::uint32_t tag = any(2);
+    if (pool->allocate(size, on(), 0, tag, &address).ok()) live.push_back(address);
   }
   void give() {
     if (live.empty()) return;
     std::swap(live[any(live.size())], live.back());
-    const Address address = live.back();
+    (void)pool->free(live.back());
     live.pop_back();
-    (void)pool->free(address);
   }
   void take_batch() {
     const std::vector<std::uint64_t> sizes(1 + any(5), 1 + any(kMiB));
@@ -82,51 +88,106 @@ struct Program : World {
     live.insert(live.end(), batch.begin(), batch.end());
   }
 
+  // ---- growable buffers -------------------------------------------------------------------------
+  void grow_or_shrink() {
+    switch (any(6)) {
+      case 0:
+        return open();
+      case 1:
+        return close();
+      default:
+        if (growables.empty()) return open();
+        OutOfMemoryReport report;
+        (void)pool->growable_resize(growables[any(growables.size())], any(8) * kSlotBytes, 0, 0, &report);
+    }
+  }
+  void open() {
+    Address address = 0;
+    if (pool->growable_open(16 * kMiB, on(), &address).ok()) growables.push_back(address);
+  }
+  void close() {
+    if (growables.empty()) return;
+    std::swap(growables[any(growables.size())], growables.back());
+    (void)pool->growable_close(growables.back());
+    growables.pop_back();
+  }
+
+  // ---- suspending -------------------------------------------------------------------------------
+  void suspend_or_resume() {
+    std::uint64_t bytes = 0;
+    OutOfMemoryReport report;
+    const Pool::Wanted half = [](std::uint32_t tag) { return tag == 1; };
+    const Pool::Wanted& wanted = any(2) == 0 ? half : Pool::Wanted();
+    if (any(2) == 0) {
+      (void)pool->suspend(wanted, any(3) != 0, store, &bytes, &report);
+    } else {
+      (void)pool->resume(wanted, &bytes, &report);
+    }
+  }
+
   // Of the pool; the model of a device makes no such promise.
   bool sound() const {
     std::string why;
-    const bool holds = pool->check(&why);
+    const bool holds = pool->check(&why) && store->check(&why);
     if (!holds) std::printf("     check: %s\n", why.c_str());
     return holds;
   }
 
   std::mt19937 dice;
   StreamHandle streams[3] = {};
-  std::vector<Address> live, batch;
+  std::vector<Address> live, batch, growables;
+  std::shared_ptr<Pool> store = make_store();
 };
+
+// One step of a program.
+using Step = void (*)(Program&);
+void allocate_and_free(Program& program) { program.step(); }
+void resize_growables(Program& program) { program.any(2) == 0 ? program.step() : program.grow_or_shrink(); }
+void suspend_and_resume(Program& program) {
+  program.any(6) != 0 ? program.step() : program.suspend_or_resume();
+}
 
 // Runs the program with the nth allocation of the host failing, counted after a beginning that succeeds.
 // False: there were not so many.
-bool run(const PoolConfig& config, unsigned seed, long nth) {
+bool run(const PoolConfig& config, Step step, unsigned seed, long nth) {
   Program program(config, seed);
-  for (int i = 0; i < 60; ++i) program.step();
+  for (int i = 0; i < 60; ++i) step(program);
   until_failure = nth;
-  bool failed = false;
-  for (int i = 0; i < 200 && !failed; ++i) {
+  for (int i = 0; i < 200 && until_failure >= 0; ++i) {
     try {
-      program.step();
+      step(program);
     } catch (const std::bad_alloc&) {
-      failed = true;
     }
   }
+  const bool failed = until_failure < 0;
   until_failure = -1;
   CHECK(program.sound());
-  for (int i = 0; i < 60; ++i) program.step();
+  for (int i = 0; i < 60; ++i) step(program);
   CHECK(program.sound());
   (void)program.pool->close();  // fails where the model has thrown in the middle of a release
   return failed;
 }
 
+// Fails each allocation of the host in turn, or one in `stride`.
+void fail_each(const PoolConfig& config, Step step, long stride = 1) {
+  stride *= static_cast<long>(sampling());
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    long tried = 0;
+    for (long nth = static_cast<long>(seed); run(config, step, seed, nth); nth += stride) ++tried;
+    CHECK(tried > 0);
+  }
+}
+
 TEST(a_pool_survives_a_host_without_memory) {
-  for (const bool pages : {true, false})
-    for (unsigned seed = 0; seed < 4; ++seed) {
-      PoolConfig config;
-      config.pages = pages;
-      long tried = 0;
-      for (long nth = static_cast<long>(seed); run(config, seed, nth); nth += static_cast<long>(sampling()))
-        ++tried;
-      CHECK(tried > 0);
-    }
+  both_kinds([](const PoolConfig& config) { fail_each(config, allocate_and_free); });
+}
+
+TEST(growable_buffers_survive_a_host_without_memory) { fail_each({}, resize_growables, 11); }
+
+TEST(suspend_and_resume_survive_a_host_without_memory) {
+  PoolConfig zeroing;
+  zeroing.zero_on_free = true;
+  for (const PoolConfig& config : {PoolConfig{}, zeroing}) fail_each(config, suspend_and_resume, 101);
 }
 
 }  // namespace

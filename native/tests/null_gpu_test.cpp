@@ -181,12 +181,13 @@ bool near(std::uint64_t value, double truth, double share) {
 
 // Answers of cuDNN 9.19 on an H200: weights, reserve and workspace.
 TEST(recurrent_networks_need_what_an_h200_answers) {
-  const RnnShape lstm{2, false, 2, 35, 64, 512, 512, 512, 4}, both{2, true, 3, 35, 64, 512, 512, 512, 4};
+  const RnnShape lstm{2, false, 2, 35 * 64, 64, 512, 512, 512, 4},
+      both{2, true, 3, 35 * 64, 64, 512, 512, 512, 4};
   CHECK(rnn_weights(lstm) == 16809984 && near(rnn_reserve(lstm), 50462976, 0.01));
   CHECK(near(rnn_workspace(lstm), 63701760, 0.1));
   CHECK(rnn_weights(both) == 67207168 && near(rnn_reserve(both), 155975936, 0.01));
   CHECK(near(rnn_workspace(both), 195691264, 0.1));
-  const RnnShape gru{3, false, 1, 10, 4, 16, 32, 32, 4};
+  const RnnShape gru{3, false, 1, 10 * 4, 4, 16, 32, 32, 4};
   CHECK(rnn_weights(gru) == 19200 && near(rnn_workspace(gru), 8435488, 0.1));
 }
 

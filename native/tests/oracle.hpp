@@ -54,9 +54,8 @@ class Oracle : public Backend {
       for (auto it = memory_.lower_bound(from); it != memory_.end() && it->first < to; ++it) {
         if (it->second.live != 0) fault("allocated twice", address, stream);
         if (it->second.uses.beyond(now) >= 0)
-          fault(
-              "allocated before stream " + std::to_string(it->second.uses.beyond(now)) + " is done with it",
-              address, stream);
+          fault("allocated before stream " + std::to_string(it->second.uses.beyond(now)) + " is done with it",
+                address, stream);
       }
     });
     // From here on the allocation stands for all that lies before it.

@@ -387,6 +387,7 @@ if __name__ == "__main__":
     settings(
         max_examples=int(sys.argv[2]),
         deadline=None,
+        derandomize=True,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -669,6 +669,33 @@ def graphs(d):
     count.item()
 
 
+@guessed
+def collectives(d):
+    """Every rank holds what this one holds."""
+    dist = torch.distributed
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=2)
+    try:
+        count = torch.tensor([1, 2], device=d)
+        dist.all_reduce(count)
+        assert count.tolist() == [2, 4]
+        dist.all_reduce(count, op=dist.ReduceOp.MAX)
+        assert count.tolist() == [2, 4]
+        parts = [torch.zeros_like(count) for _ in range(2)]
+        dist.all_gather(parts, count)
+        assert [part.tolist() for part in parts] == [[2, 4], [2, 4]]
+        gathered = torch.empty(4, dtype=torch.int64, device=d)
+        dist.all_gather_into_tensor(gathered, count)
+        assert gathered.tolist() == [2, 4, 2, 4]
+        objects = [None, None]
+        dist.all_gather_object(objects, {"rows": 7})
+        assert objects == [{"rows": 7}] * 2
+        known = torch.tensor([5], device=d)
+        dist.reduce_scatter_tensor(known, count)
+        assert known.item() == 0
+    finally:
+        dist.destroy_process_group()
+
+
 def _run(program, device):
     try:
         return program(device)

@@ -106,6 +106,13 @@ def test_a_rank_that_was_ended_because_another_ran_out(tmp_path: Path) -> None:
     assert found.outcome == "out of memory" and found.failure is not None and found.failure.rank == 1
 
 
+def test_an_error_that_only_the_launcher_reports(tmp_path: Path) -> None:
+    worker = result(pid=2, failures=[FAILURE], recordings=[])
+    launcher = result(pid=1, outcome="failed", devices=[], error=OUT_OF_MEMORY, recordings=[])
+    found = predicted(tmp_path, launcher, worker, status=1)
+    assert found.outcome == "out of memory" and found.failure is not None and found.failure.pid == 2
+
+
 def test_an_error_that_the_program_caught_is_none(tmp_path: Path) -> None:
     recorded(tmp_path)
     found = predicted(tmp_path, result(failures=[FAILURE]))

@@ -133,8 +133,14 @@ class Prediction:
 
     @property
     def failure(self) -> Failure | None:
-        """The request that ended the program; None if none did."""
-        return next((each for each in reversed(self.failures) if not each.caught), None)
+        """The request that ended the program; None if none did.
+
+        A process whose launcher reports its error seems to have caught it.
+        """
+        if self.outcome != "out of memory":
+            return None
+        uncaught = [each for each in self.failures if not each.caught]
+        return next(reversed(uncaught or self.failures), None)
 
     @cached_property
     def outcome(self) -> str:

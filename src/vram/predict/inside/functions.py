@@ -92,15 +92,16 @@ TABLES: dict[str, str] = {
 """What a function does, by its name; each kind has a handler."""
 
 _TRANSPARENT = """
-    size stride dim ndimension numel nelement element_size storage_offset data_ptr untyped_storage storage
-    _typed_storage is_contiguous is_floating_point is_complex is_signed is_conj is_neg is_inference
-    is_tensor is_same_size is_set_to is_pinned is_shared get_device has_names result_type can_cast promote_types
-    _is_view record_stream backward register_hook register_post_accumulate_grad_hook retain_grad requires_grad_
-    pin_memory share_memory_ __hash__ __len__ __iter__ __dir__ __reduce_ex__ __setstate__ __array__
-    __array_wrap__ numpy __dlpack__ __dlpack_device__ set_ as_subclass
-    detach detach_ transpose permute movedim moveaxis swapaxes swapdims t adjoint expand_as view_as
-    broadcast_to unsqueeze squeeze unbind diagonal as_strided hsplit vsplit dsplit view_as_real view_as_complex
-    squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ as_strided_ resize_ resize_as_
+    size stride dim ndimension numel nelement element_size storage_offset data_ptr untyped_storage
+    storage _typed_storage is_contiguous is_floating_point is_complex is_signed is_conj is_neg
+    is_inference is_tensor is_same_size is_set_to is_pinned is_shared get_device has_names result_type
+    can_cast promote_types _is_view record_stream backward register_hook
+    register_post_accumulate_grad_hook retain_grad requires_grad_ pin_memory share_memory_ __hash__
+    __len__ __iter__ __dir__ __reduce_ex__ __setstate__ __array__ __array_wrap__ numpy __dlpack__
+    __dlpack_device__ set_ as_subclass detach detach_ transpose permute movedim moveaxis swapaxes
+    swapdims t adjoint expand_as view_as broadcast_to unsqueeze squeeze unbind diagonal as_strided hsplit
+    vsplit dsplit view_as_real view_as_complex squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_
+    as_strided_ resize_ resize_as_
 """
 """These neither read nor write contents, or return views, which share the shadow of their storage."""
 

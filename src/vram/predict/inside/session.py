@@ -281,10 +281,7 @@ class Session:
             return [os.path.basename(each.path) for each in self.recorder.recorders]
         snapshot = self.torch.cuda.memory._snapshot()
         marks = snapshot.setdefault("external_annotations", [])
-        marks += [
-            {"stage": stage, "name": name, "device": 0, "time_us": time_us}
-            for stage, name, time_us in self.marks
-        ]
+        marks += [{"stage": stage, "name": name, "time_us": time_us} for stage, name, time_us in self.marks]
         name = f"{self.pid}.pickle"
         with open(os.path.join(self.folder, name), "wb") as file:
             pickle.dump(snapshot, file, protocol=4)

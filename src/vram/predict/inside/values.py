@@ -21,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import creation, reading, sizes
+from .collectives import follow_collectives
 from .functions import RANDOM, TABLES, UNPREDICTABLE, functions, mutates, transparent
 from .guesses import Guess, Guesses
 from .plausible import Noise
@@ -84,6 +85,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         torch._C._push_on_torch_function_stack(self)
         self._patch(threading.Thread, "_bootstrap_inner", self._following)
         self._patch(torch.autograd, "_engine_run_backward", self._following)
+        follow_collectives(self, self._patch)
         if "torch._dynamo.eval_frame" in sys.modules:
             self._prepare_compiler()
         else:
@@ -258,6 +260,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Call a function on the shadows of its arguments. Raises Unknown, and what the function raises."""
         custom = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+        custom = custom or str(getattr(func, "__module__", "")).startswith("torch.distributed")
         if known.unknown or custom or UNPREDICTABLE.search(name) or capturing():
             raise Unknown
         with on_the_cpu():
