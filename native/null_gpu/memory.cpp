@@ -23,16 +23,19 @@ Addresses& Addresses::get() {
   return *addresses;
 }
 
+// As much as the process may reserve: a limit (ulimit -v) or a sanitizer leaves less than all.
 Addresses::Addresses() {
-  void* const space = mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (space == MAP_FAILED) {
-    std::fputs("vram: the null GPU cannot reserve 8 TiB of addresses (ulimit -v?)\n", stderr);
-    std::abort();
+  for (std::uint64_t bytes = kSpace; bytes >= kLeastSpace; bytes /= 2) {
+    void* const space = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED) continue;
+    const auto begin = reinterpret_cast<std::uint64_t>(space);
+    base_ = rounded(begin, kStretch);
+    end_ = (begin + bytes) / kStretch * kStretch;
+    lowest_ = end_;
+    return;
   }
-  const auto begin = reinterpret_cast<std::uint64_t>(space);
-  base_ = rounded(begin, kStretch);
-  end_ = (begin + kSpace) / kStretch * kStretch;
-  lowest_ = end_;
+  std::fputs("vram: the null GPU cannot reserve 4 GiB of addresses (ulimit -v?)\n", stderr);
+  std::abort();
 }
 
 DevicePointer Addresses::take(std::uint64_t bytes) {

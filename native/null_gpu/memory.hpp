@@ -32,7 +32,7 @@ class Addresses {
  private:
   Addresses();
   static constexpr std::uint64_t kStretch = std::uint64_t{32} << 20;
-  static constexpr std::uint64_t kSpace = std::uint64_t{1} << 43;
+  static constexpr std::uint64_t kSpace = std::uint64_t{1} << 43, kLeastSpace = std::uint64_t{1} << 32;
 
   struct Rest {
     DevicePointer address;

@@ -42,6 +42,11 @@ Own& own_of(int device) {
 
 }  // namespace
 
+MemoryPool::MemoryPool(int device, std::uint64_t limit) : device_(device), limit_(limit) {
+  const std::lock_guard lock(all_mutex);
+  all().insert(this);
+}
+
 MemoryPool::~MemoryPool() {
   {
     const std::lock_guard lock(all_mutex);
@@ -75,8 +80,6 @@ Result MemoryPool::allocate(std::uint64_t bytes, DevicePointer* out) {
   blocks_.emplace(address, bytes);
   memory.add_range(address, bytes);
   *out = address;
-  const std::lock_guard all_lock(all_mutex);
-  all().insert(this);
   return kSuccess;
 }
 

@@ -13,7 +13,7 @@ namespace vram::null_gpu {
 
 class MemoryPool {
  public:
-  explicit MemoryPool(int device, std::uint64_t limit = 0) : device_(device), limit_(limit) {}
+  explicit MemoryPool(int device, std::uint64_t limit = 0);
   ~MemoryPool();
 
   Result allocate(std::uint64_t bytes, DevicePointer* out);
