@@ -63,7 +63,7 @@ class Gpu:
     clock_khz: int
     memory_clock_khz: int
     bus_bits: int
-    overhead: int = 246 * MIB
+    overhead: int = 512 * MIB
     measured: bool = False
 
     @property
@@ -135,13 +135,14 @@ GPUS = (
     Gpu(
         "h200",
         "NVIDIA H200",
-        150110011392,
+        150109880320,
         (9, 0),
         132,
         62914560,
         1980000,
         3201000,
-        6144,
+        6016,
+        overhead=767 * MIB,
         measured=True,
     ),
     _gpu("h100", "H100 80GB HBM3", 79.11, (9, 0), 132, 50, 1980, 2619, 5120),
