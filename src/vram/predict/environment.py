@@ -118,7 +118,7 @@ def require_cuda_torch() -> None:
 def wheel_hint() -> str:
     """What to install."""
     return (
-        "A prediction needs a CUDA build of PyTorch, but no GPU. Install the wheel whose version ends in +cu130 "
-        "from PyTorch's package index for CUDA 13.0 (pip install --force-reinstall torch --index-url ...; "
+        "A prediction needs a CUDA build of PyTorch, but no GPU. Install the wheel whose version ends in "
+        "+cu130 from PyTorch's package index for CUDA 13.0 (pip install --force-reinstall torch --index-url ...; "
         "PyTorch's installation page gives the address)"
     )
