@@ -21,7 +21,7 @@ struct Profile {
   int blocks = 32;            // of a multiprocessor
   int clock_khz = 1980000;
   int memory_clock_khz = 3201000;
-  int bus_bits = 6144;
+  int bus_bits = 6016;
   int driver = 13000;  // the CUDA version of the driver
 
   static const Profile& get();
