@@ -119,6 +119,6 @@ def wheel_hint() -> str:
     """What to install."""
     return (
         "A prediction needs a CUDA build of PyTorch, but no GPU. Install the wheel whose version ends in "
-        "+cu130 from PyTorch's package index for CUDA 13.0 (pip install --force-reinstall torch --index-url ...; "
-        "PyTorch's installation page gives the address)"
+        "+cu130 from PyTorch's package index for CUDA 13.0: pip install --force-reinstall torch "
+        "--index-url ADDRESS (PyTorch's installation page gives the address)"
     )
