@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 import vram
+from vram.predict.program import Ended, Program
 
 HANG_SECONDS = 100
 MOST_BYTES = 160 << 30
@@ -93,6 +94,7 @@ LEFT_OUT = {
     "vram.Stats": "takes what the native core returned",
     "vram.race.RaceChecker.use": "an inactive checker looks at nothing",
     "vram.Measurement": "takes what the native core returned",
+    "vram.predict.Prediction": "takes what a predicted program left",
 }
 """What is on the surface and not called, with the reason. A class stands for its constructor."""
 
@@ -218,6 +220,15 @@ def cached(make: Callable[[], Any]) -> Callable[[Any], Any]:
 a_trace = cached(new_trace)
 
 
+def new_prediction() -> vram.predict.Prediction:
+    program = Program(("train.py",), (sys.executable, "train.py"))
+    return vram.predict.Prediction(program, vram.predict.find_gpu("t4"), 1, Ended(0, False, 1.0, ()), ".")
+
+
+def new_search() -> vram.predict.Found:
+    return vram.predict.Found("train.py", "batch_size", 1, 8, vram.predict.find_gpu("t4"), None, ())
+
+
 def new_event(device: vram.Device) -> vram.Event:
     event = vram.Event(device, timing=True)
     event.record()
@@ -291,6 +302,9 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "vram.replay.ReplayReport": (ANYWHERE, cached(lambda: vram.replay.compare(a_trace(0)))),
     "vram.trace.Steps": (ANYWHERE, cached(lambda: vram.trace.find_steps(a_trace(0)))),
     "vram.config.Config": (ANYWHERE, lambda _: vram.config.Config()),
+    "vram.predict.Found": (ANYWHERE, lambda _: new_search()),
+    "vram.predict.Gpu": (ANYWHERE, lambda _: vram.predict.find_gpu("t4")),
+    "vram.predict.Prediction": (ANYWHERE, lambda _: new_prediction()),
     "vram.race.RaceChecker": (ANYWHERE, lambda _: vram.race_check("collect")),
     "vram.trace.Trace": (ANYWHERE, a_trace),
     "vram.trace.TraceWriter": (ANYWHERE, lambda _: vram.trace.TraceWriter(new_path())),

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from vram.arguments import require
 from vram.errors import ConfigError
 from vram.torch.companion import cache_directory
 
-from .gpus import Gpu, check_devices
+from .gpus import Gpu
 
 __all__ = ["LIBRARY", "cuda_of_torch", "null_environment", "require_cuda_torch", "wheel_hint"]
 
@@ -39,10 +40,11 @@ FORGOTTEN = ("CUDA_VISIBLE_DEVICES", "VRAM_PREDICT_FOLDER", "VRAM_PREDICT_STEPS"
 def null_environment(gpu: Gpu, devices: int = 1, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """`base` (default: the environment of this process) with `devices` null GPUs of a kind."""
     _require_linux()
-    kept = os.environ if base is None else base
+    kept = os.environ if base is None else require(base, Mapping, "an environment")
+    setting = require(gpu, Gpu, "a GPU").setting(devices)
     return {
         **{name: value for name, value in kept.items() if name not in FORGOTTEN},
-        "VRAM_NULL_GPU": gpu.setting(check_devices(devices)),
+        "VRAM_NULL_GPU": setting,
         "LD_PRELOAD": _joined(str(_library()), kept.get("LD_PRELOAD", "")),
         "PYTHONPATH": _joined(str(INSIDE), kept.get("PYTHONPATH", "")),
         "TRITON_LIBCUDA_PATH": str(DRIVER),

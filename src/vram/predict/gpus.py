@@ -88,7 +88,7 @@ class Gpu:
             "name": self.name,
             "memory": self.memory,
             "overhead": self.overhead,
-            "devices": devices,
+            "devices": check_devices(devices),
             "major": self.capability[0],
             "minor": self.capability[1],
             "multiprocessors": self.multiprocessors,
@@ -212,7 +212,8 @@ def find_gpu(name: str) -> Gpu:
 
 def read_gpu(name: str | None, memory: int | str | None = None) -> tuple[Gpu, int]:
     """The GPU and the number of them: of "h200" or "h200:8", with another `memory` if it is given."""
-    key, colon, count = (name or DEFAULT_GPU).partition(":")
+    wanted = DEFAULT_GPU if name is None else require(name, str, "the name of a GPU")
+    key, colon, count = wanted.partition(":")
     gpu = find_gpu(key)
     if colon and not count.isdecimal():
         raise ConfigError(f"{name!r} is not a GPU; write h200, or h200:8 for eight of them", value=name)

@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vram.analysis.groups import UNKNOWN, Group, group_blocks
+from vram.analysis.groups import GROUPINGS, UNKNOWN, Group, group_blocks
 from vram.analysis.memory import memory_at
 from vram.analysis.moments import find_moment
+from vram.arguments import shown
 from vram.errors import ConfigError
 from vram.observe.recording import beside
 from vram.replay import Ranking, Setting, sweep
@@ -274,10 +275,14 @@ class Prediction:
 
     def settings(self, progress: Show | None = None) -> Ranking:
         """What the program would need with other allocators and settings, the best first."""
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress must be a function, not {type(progress).__name__}")
         return self.known._sweep(SETTINGS, progress)
 
     def holders(self, by: str = "line") -> list[Group]:
         """Who holds memory at the peak, or when it ran out; `by` is one of `vram.analysis.GROUPINGS`."""
+        if by not in GROUPINGS:
+            raise ValueError(f"by must be one of {', '.join(GROUPINGS)}, not {shown(by)}")
         if self.trace is None or not self.trace.events:
             return []
         failed = self.outcome == "out of memory" and Action.OOM in self.trace.action
