@@ -40,7 +40,9 @@ FORGOTTEN = ("CUDA_VISIBLE_DEVICES", "VRAM_PREDICT_FOLDER", "VRAM_PREDICT_STEPS"
 def null_environment(gpu: Gpu, devices: int = 1, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """`base` (default: the environment of this process) with `devices` null GPUs of a kind."""
     _require_linux()
-    kept = os.environ if base is None else require(base, Mapping, "an environment")
+    kept = os.environ if base is None else base
+    if not isinstance(kept, Mapping):
+        raise TypeError(f"an environment must be a mapping, not {type(kept).__name__}")
     setting = require(gpu, Gpu, "a GPU").setting(devices)
     return {
         **{name: value for name, value in kept.items() if name not in FORGOTTEN},
