@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import vram
-from vram.predict import Prediction, find, run
+from vram.predict import Prediction, find, find_gpu, run
 from vram.predict.environment import cuda_of_torch
 
 pytestmark = [
@@ -26,6 +26,7 @@ pytestmark = [
 
 MIB = 1 << 20
 GIB = 1 << 30
+CONTEXT = find_gpu("h200").overhead
 TRAIN = """
     import argparse, torch
     parser = argparse.ArgumentParser()
@@ -107,11 +108,11 @@ def test_running_out_of_memory_says_where_and_what_is_needed(script: Any) -> Non
             step()
         """
     )
-    found = predict(path, memory="3GiB")
+    found = predict(path, memory=CONTEXT + 2816 * MIB)
     assert not found.fits and found.outcome == "out of memory" and found.failure is not None
     assert found.failure.size == 512 * MIB and found.failure.reserved == 5 * 512 * MIB
     assert found.failure.place == f"{path}:5 step"
-    assert found.failure.free == 3 * GIB - 5 * 512 * MIB - found.gpu.overhead
+    assert found.failure.free == 256 * MIB
     assert found.unlimited is not None and found.unlimited.peak_reserved == 4 * GIB
 
 
@@ -124,7 +125,7 @@ def test_out_of_memory_in_a_backward_pass_names_the_line_that_began_it(script: A
         y.backward()
         """
     )
-    found = predict(path, memory="1GiB", unlimited=False)
+    found = predict(path, memory=CONTEXT + 768 * MIB, unlimited=False)
     assert found.failure is not None and found.failure.place == f"{path}:5 <module>"
 
 
@@ -142,7 +143,7 @@ def test_an_error_that_the_program_handles_does_not_count(script: Any) -> None:
                     size //= 2
             """
         ),
-        memory="1.5GiB",
+        memory=CONTEXT + 1280 * MIB,
     )
     assert found.fits and found.outcome == "completed" and found.peak_reserved == GIB
     assert [each.caught for each in found.failures] == [True, True]
