@@ -189,12 +189,14 @@ test-integrations: setup $(STAMPS)/integrations
 # PyTorch built for CUDA, on a null GPU. It has an environment of its own, because .venv may have another build;
 # there it finds what .venv has besides. A null GPU is for Linux alone.
 NULL_VENV := $(VENV)/null-gpu
+NULL_INSTALL_SECONDS := 1200# seconds; where the download takes longer, the tests are skipped
 NULL_PYTHON := $(CURDIR)/$(NULL_VENV)/bin/python
 $(STAMPS)/null-gpu: $(STAMPS)/dev pyproject.toml
 	@echo "== installing PyTorch built for CUDA (about 3 GB)"
 	@rm -rf $(NULL_VENV) && $(BIN)/python -m venv --without-pip $(NULL_VENV)
 	@$(call requirements,project.optional-dependencies.null-gpu) >$(NULL_VENV)/requirements.txt
-	@$(BIN)/python -m pip --python $(NULL_PYTHON) install -qq -r $(NULL_VENV)/requirements.txt
+	@timeout $(NULL_INSTALL_SECONDS) \
+	  $(BIN)/python -m pip --python $(NULL_PYTHON) install -qq -r $(NULL_VENV)/requirements.txt
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	  $(BIN)/python -c "$$site" >"$$($(NULL_PYTHON) -c "$$site")/vram.pth"
 	@touch $@
