@@ -189,7 +189,8 @@ test-integrations: setup $(STAMPS)/integrations
 # PyTorch built for CUDA, on a null GPU. It has an environment of its own, because .venv may have another build;
 # there it finds what .venv has besides. A null GPU is for Linux alone.
 NULL_VENV := $(VENV)/null-gpu
-NULL_INSTALL_SECONDS := 1200# seconds; where the download takes longer, the tests are skipped
+# Where the download takes longer, the tests are skipped.
+NULL_INSTALL_SECONDS := 1200
 NULL_PYTHON := $(CURDIR)/$(NULL_VENV)/bin/python
 $(STAMPS)/null-gpu: $(STAMPS)/dev pyproject.toml
 	@echo "== installing PyTorch built for CUDA (about 3 GB)"
