@@ -36,6 +36,7 @@ def test_pytorch_takes_an_array_without_a_copy(make_pool: MakePool, torch: Any) 
         del tensor, piece
 
 
+@pytest.mark.real_gpu  # CuPy contains the CUDA runtime, which needs the real driver
 def test_cupy_takes_an_array_without_a_copy(make_pool: MakePool, cupy: Any) -> None:
     with Arena(make_pool()) as arena:
         piece = arena.empty((2, 3, 4), "float16")

@@ -227,6 +227,7 @@ def test_memory_that_the_host_can_read(device: Device, work: Work, kind: str) ->
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.real_gpu  # CuPy contains the CUDA runtime, which needs the real driver
 def test_the_default_pool_is_shared_with_cupy(device: Device, cupy: Any) -> None:
     with DriverPool.default(device) as pool, cupy.cuda.Device(0):
         before = pool.attributes["used_mem_current"]
