@@ -33,6 +33,15 @@ def test_a_program_that_fits(tmp_path: Path) -> None:
     assert repr(found).startswith("<vram.predict.Prediction of train.py --lr 1: Fits")
 
 
+def test_other_gpus_have_contexts_of_their_own(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    found = predicted(tmp_path, gpu="h200")
+    room = {each.gpu.key: each.room for each in found.table()}
+    assert room["h200"] == found.room
+    context = find_gpu("h200").overhead - find_gpu("a100-80gb").overhead
+    assert context and room["a100-80gb"] == find_gpu("a100-80gb").memory - found.peak_used + context
+
+
 def test_other_gpus_fit_or_not_or_after_releasing_memory(tmp_path: Path) -> None:
     recorded(tmp_path)
     fits = {each.gpu.key: each for each in predicted(tmp_path).table()}

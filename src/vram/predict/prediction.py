@@ -203,9 +203,14 @@ class Prediction:
 
         Processes that share a device are counted as if their peaks coincided.
         """
+        return self._used_of(self.gpu)
+
+    def _used_of(self, gpu: Gpu) -> int:
+        """The same on another GPU, whose contexts take more or less."""
         by_device: dict[int, int] = {}
         for each in self.uses:
-            by_device[each.device] = by_device.get(each.device, 0) + each.used
+            used = each.used + gpu.overhead - self.gpu.overhead
+            by_device[each.device] = by_device.get(each.device, 0) + used
         return max(by_device.values(), default=0)
 
     @property
@@ -220,18 +225,20 @@ class Prediction:
         program ran out of memory, the peak is that of a run without a limit.
         """
         ordered = sorted(GPUS, key=lambda each: -each.memory)
-        return tuple(Fit(gpu, self._fits_on(gpu), gpu.memory - self.known.peak_used) for gpu in ordered)
+        return tuple(Fit(gpu, self._fits_on(gpu), gpu.memory - self.known._used_of(gpu)) for gpu in ordered)
 
     def _fits_on(self, gpu: Gpu) -> str:
         """A larger GPU than one that was too small may be enough, another one is not."""
         known = self.known
         if self.outcome == "out of memory" and gpu.memory <= self.gpu.memory:
             return "no"
+        used = known._used_of(gpu)
+        smallest = known.smallest_memory + used - known.peak_used
         if known.outcome not in ("completed", "stopped", "interrupted"):
-            return "no" if known.smallest_memory > gpu.memory else "unknown"
-        if known.peak_used <= gpu.memory:
+            return "no" if smallest > gpu.memory else "unknown"
+        if used <= gpu.memory:
             return "yes"
-        return "tight" if known.smallest_memory <= gpu.memory else "no"
+        return "tight" if smallest <= gpu.memory else "no"
 
     @property
     def known(self) -> Prediction:

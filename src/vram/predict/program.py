@@ -92,7 +92,8 @@ def read_program(words: Sequence[str | os.PathLike[str]]) -> Program:
     command = shutil.which(told[0], path=os.path.dirname(sys.executable)) or shutil.which(told[0])
     if command is None:
         what = "script" if told[0].endswith(".py") or os.sep in told[0] else "script or command"
-        raise ConfigError(f"{what} {told[0]!r} not found in {os.getcwd()}")
+        where = "" if first.is_absolute() else f" in {os.getcwd()}"
+        raise ConfigError(f"{what} {told[0]!r} not found{where}")
     return Program(told, (command, *told[1:]))
 
 
