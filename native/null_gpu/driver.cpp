@@ -1,5 +1,8 @@
 // The CUDA driver (libcuda) of the null GPU: contexts, memory, virtual memory, memory pools, streams, events,
 // captures, modules. PyTorch, Triton and vram's own backend call it.
+#include <dlfcn.h>
+#include <link.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -90,6 +93,10 @@ VRAM_NULL_API Result cuCtxGetDevice(int* device) {
   *device = chosen_device();
   return kSuccess;
 }
+VRAM_NULL_API Result cuCtxGetDevice_v2(int* device, Handle context) {
+  *device = context != nullptr ? device_of(context) : chosen_device();
+  return kSuccess;
+}
 // Contexts that threads have pushed; a thread's device is the one on top.
 static thread_local int pushed[64];
 static thread_local int depth = 0;
@@ -111,6 +118,7 @@ VRAM_NULL_API Result cuCtxSynchronize() {
   MemoryPool::synchronize_all();
   return kSuccess;
 }
+VRAM_NULL_API Result cuCtxSynchronize_v2(Handle) { return cuCtxSynchronize(); }
 VRAM_NULL_API Result cuCtxGetLimit(std::size_t* out, int) {
   *out = 1024;
   return kSuccess;
@@ -296,6 +304,10 @@ VRAM_NULL_API Result cuStreamGetId(Handle stream, unsigned long long* out) {
   return kSuccess;
 }
 VRAM_NULL_API Result cuStreamGetCtx(Handle, Handle* context) { return cuCtxGetCurrent(context); }
+VRAM_NULL_API Result cuStreamGetCtx_v2(Handle stream, Handle* context, Handle* green) {
+  if (green != nullptr) *green = nullptr;
+  return cuStreamGetCtx(stream, context);
+}
 VRAM_NULL_API Result cuStreamWriteValue32_v2(Handle, DevicePointer, std::uint32_t, unsigned) {
   return kSuccess;
 }
@@ -330,15 +342,20 @@ VRAM_NULL_API Result cuStreamIsCapturing(Handle stream, int* status) {
   *status = Order::get().capture_of(stream) != 0 ? kCaptureActive : kCaptureNone;
   return kSuccess;
 }
-VRAM_NULL_API Result cuStreamGetCaptureInfo_v2(Handle stream, int* status, std::uint64_t* id, Handle* graph,
-                                               const Handle** nodes, std::size_t* count) {
+VRAM_NULL_API Result cuStreamGetCaptureInfo_v3(Handle stream, int* status, std::uint64_t* id, Handle* graph,
+                                               const Handle** nodes, const void** edges, std::size_t* count) {
   const std::uint64_t capture = Order::get().capture_of(stream);
   *status = capture != 0 ? kCaptureActive : kCaptureNone;
   if (id != nullptr) *id = capture;
   if (graph != nullptr) *graph = Order::get().graph_of(capture);
   if (nodes != nullptr) *nodes = nullptr;
+  if (edges != nullptr) *edges = nullptr;
   if (count != nullptr) *count = 0;
   return kSuccess;
+}
+VRAM_NULL_API Result cuStreamGetCaptureInfo_v2(Handle stream, int* status, std::uint64_t* id, Handle* graph,
+                                               const Handle** nodes, std::size_t* count) {
+  return cuStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, nullptr, count);
 }
 VRAM_NULL_API Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
 VRAM_NULL_API Result cuGraphInstantiateWithFlags(Handle* out, Handle graph, unsigned long long) {
@@ -356,24 +373,85 @@ VRAM_NULL_API Result cuUserObjectCreate(Handle* out, void* object, void (*destro
 VRAM_NULL_API Result cuUserObjectRelease(Handle object, unsigned count) {
   return Graphs::get().object_release(object, count);
 }
+VRAM_NULL_API Result cuGraphNodeGetDependencies_v2(Handle, Handle*, void*, std::size_t* count) {
+  *count = 0;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuGraphNodeGetDependencies(Handle node, Handle* out, std::size_t* count) {
+  return cuGraphNodeGetDependencies_v2(node, out, nullptr, count);
+}
 VRAM_NULL_API Result cuGraphRetainUserObject(Handle graph, Handle object, unsigned count, unsigned flags) {
   return Graphs::get().retain(graph, object, count, flags);
 }
 
 // ---- functions by name ----------------------------------------------------------------------------------
 
-#include <dlfcn.h>
+namespace {
+
+// Forms of functions that are newer than cuGetProcAddress (CUDA 11.3), from CUDA 13.0's cudaTypedefs.h. Their
+// parameters differ, so that a caller needs the one of the version it asks for.
+constexpr struct LateForm {
+  std::string_view name;
+  int since;  // the version of CUDA that has it
+  std::string_view form, before;
+} kLateForms[] = {
+    {"cuCtxCreate", 12050, "_v4", "_v3"},
+    {"cuCtxGetDevice", 13000, "_v2", ""},
+    {"cuCtxSynchronize", 13000, "_v2", ""},
+    {"cuDeviceGetUuid", 11040, "_v2", ""},
+    {"cuEventElapsedTime", 12080, "_v2", ""},
+    {"cuGetProcAddress", 12000, "_v2", ""},
+    {"cuGraphAddDependencies", 12030, "_v2", ""},
+    {"cuGraphAddKernelNode", 12000, "_v2", ""},
+    {"cuGraphAddNode", 12030, "_v2", ""},
+    {"cuGraphExecKernelNodeSetParams", 12000, "_v2", ""},
+    {"cuGraphExecUpdate", 12000, "_v2", ""},
+    {"cuGraphGetEdges", 12030, "_v2", ""},
+    {"cuGraphKernelNodeGetParams", 12000, "_v2", ""},
+    {"cuGraphKernelNodeSetParams", 12000, "_v2", ""},
+    {"cuGraphNodeGetDependencies", 12030, "_v2", ""},
+    {"cuGraphNodeGetDependentNodes", 12030, "_v2", ""},
+    {"cuGraphRemoveDependencies", 12030, "_v2", ""},
+    {"cuMemAdvise", 12020, "_v2", ""},
+    {"cuMemPrefetchAsync", 12020, "_v2", ""},
+    {"cuMemcpy3DBatchAsync", 13000, "_v2", ""},
+    {"cuMemcpyBatchAsync", 13000, "_v2", ""},
+    {"cuStreamBatchMemOp", 11070, "_v2", ""},
+    {"cuStreamGetCaptureInfo", 12030, "_v3", "_v2"},
+    {"cuStreamGetCtx", 12050, "_v2", ""},
+    {"cuStreamUpdateCaptureDependencies", 12030, "_v2", ""},
+    {"cuStreamWaitValue32", 11070, "_v2", ""},
+    {"cuStreamWaitValue64", 11070, "_v2", ""},
+    {"cuStreamWriteValue32", 11070, "_v2", ""},
+    {"cuStreamWriteValue64", 11070, "_v2", ""},
+};
+
+// A function of this library; null: it has none of that name.
+void* own_function(const std::string& name) {
+  static void* const library = [] {
+    Dl_info file;
+    link_map* loaded = nullptr;
+    dladdr1(reinterpret_cast<void*>(&cuInit), &file, reinterpret_cast<void**>(&loaded), RTLD_DL_LINKMAP);
+    const bool program = loaded->l_name[0] == 0;  // linked into the program itself
+    return dlopen(program ? nullptr : loaded->l_name, RTLD_LAZY | RTLD_NOLOAD);
+  }();
+  return dlsym(library, name.c_str());
+}
+
+}  // namespace
 
 namespace vram::null_gpu {
 
-// Newer forms of a function carry a number; the newest is meant.
-void* driver_function(const char* name) {
-  static const std::string_view kForms[] = {"_v3", "_v2", ""};
-  Dl_info self;
-  dladdr(reinterpret_cast<void*>(&cuInit), &self);
-  void* const library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-  for (const std::string_view form : kForms)
-    if (void* const found = dlsym(library, (std::string(name) + std::string(form)).c_str())) return found;
+void* driver_function(const char* name, int version) {
+  if (version == 0) version = Profile::get().driver;
+  for (const LateForm& each : kLateForms) {
+    if (name != each.name) continue;
+    const std::string form = name + std::string(version >= each.since ? each.form : each.before);
+    void* const found = own_function(form);
+    return found != nullptr ? found : stub_for(form.c_str());
+  }
+  for (const char* const form : {"_v3", "_v2", ""})
+    if (void* const found = own_function(std::string(name) + form)) return found;
   return stub_for(name);
 }
 
@@ -384,8 +462,9 @@ VRAM_NULL_API Result cuGetExportTable(const void** out, const Uuid*) {
   *out = nullptr;
   return kNotFound;
 }
-VRAM_NULL_API Result cuGetProcAddress_v2(const char* name, void** out, int, std::uint64_t, int* status) {
-  *out = driver_function(name);
+VRAM_NULL_API Result cuGetProcAddress_v2(const char* name, void** out, int version, std::uint64_t,
+                                         int* status) {
+  *out = driver_function(name, version);
   if (status != nullptr) *status = 0;
   return kSuccess;
 }

@@ -316,6 +316,9 @@ VRAM_NULL_API Result cudaEventElapsedTime(float* milliseconds, Handle, Handle) {
   *milliseconds = 1.0f;
   return kSuccess;
 }
+VRAM_NULL_API Result cudaEventElapsedTime_v2(float* milliseconds, Handle begin, Handle end) {
+  return cudaEventElapsedTime(milliseconds, begin, end);
+}
 
 // ---- captures and graphs --------------------------------------------------------------------------------
 
@@ -329,9 +332,9 @@ VRAM_NULL_API Result cudaStreamIsCapturing(Handle stream, int* status) {
   *status = Order::get().capture_of(stream) != 0 ? kCaptureActive : kCaptureNone;
   return kSuccess;
 }
-VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsigned long long* id,
-                                              Handle* graph, const Handle** nodes, const void** edges,
-                                              std::size_t* count) {
+VRAM_NULL_API Result cudaStreamGetCaptureInfo_v3(Handle stream, int* status, unsigned long long* id,
+                                                 Handle* graph, const Handle** nodes, const void** edges,
+                                                 std::size_t* count) {
   const std::uint64_t capture = Order::get().capture_of(stream);
   *status = capture != 0 ? kCaptureActive : kCaptureNone;
   if (id != nullptr) *id = capture;
@@ -340,6 +343,18 @@ VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsign
   if (edges != nullptr) *edges = nullptr;
   if (count != nullptr) *count = 0;
   return kSuccess;
+}
+VRAM_NULL_API Result cudaStreamGetCaptureInfo_v2(Handle stream, int* status, unsigned long long* id,
+                                                 Handle* graph, const Handle** nodes, std::size_t* count) {
+  return cudaStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, nullptr, count);
+}
+// In CUDA 12 it has the first three parameters alone.
+VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsigned long long* id,
+                                              Handle* graph, const Handle** nodes, const void** edges,
+                                              std::size_t* count) {
+  if (runtime_version() == 12)
+    return cudaStreamGetCaptureInfo_v3(stream, status, id, nullptr, nullptr, nullptr, nullptr);
+  return cudaStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, edges, count);
 }
 VRAM_NULL_API Result cudaThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
 VRAM_NULL_API Result cudaGraphInstantiateWithFlags(Handle* out, Handle graph, unsigned long long) {
@@ -368,20 +383,28 @@ VRAM_NULL_API Result cudaGraphGetNodes(Handle, Handle*, std::size_t* count) {
   return kSuccess;
 }
 VRAM_NULL_API Result cudaGraphDebugDotPrint(Handle, const char*, unsigned) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphNodeGetDependencies(Handle, Handle*, void*, std::size_t* count) {
+VRAM_NULL_API Result cudaGraphNodeGetDependencies_v2(Handle, Handle*, void*, std::size_t* count) {
   *count = 0;
   return kSuccess;
+}
+// In CUDA 12 it has no parameter for the edges.
+VRAM_NULL_API Result cudaGraphNodeGetDependencies(Handle node, Handle* out, void* edges, std::size_t* count) {
+  if (runtime_version() == 12)
+    return cudaGraphNodeGetDependencies_v2(node, out, nullptr, static_cast<std::size_t*>(edges));
+  return cudaGraphNodeGetDependencies_v2(node, out, edges, count);
 }
 
 // ---- the driver's functions -----------------------------------------------------------------------------
 
-VRAM_NULL_API Result cudaGetDriverEntryPointByVersion(const char* name, void** out, unsigned,
+VRAM_NULL_API Result cudaGetDriverEntryPointByVersion(const char* name, void** out, unsigned version,
                                                       unsigned long long, int* status) {
-  *out = driver_function(name);
+  *out = driver_function(name, static_cast<int>(version));
   if (status != nullptr) *status = *out != nullptr ? 0 : 1;
   return kSuccess;
 }
 VRAM_NULL_API Result cudaGetDriverEntryPoint(const char* name, void** out, unsigned long long flags,
                                              int* status) {
-  return cudaGetDriverEntryPointByVersion(name, out, 0, flags, status);
+  int version = 0;
+  (void)cudaRuntimeGetVersion(&version);
+  return cudaGetDriverEntryPointByVersion(name, out, static_cast<unsigned>(version), flags, status);
 }

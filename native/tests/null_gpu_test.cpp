@@ -13,10 +13,39 @@
 #include "null_gpu/pools.hpp"
 #include "null_gpu/profile.hpp"
 #include "null_gpu/rules.hpp"
+#include "null_gpu/unknown.hpp"
 #include "null_gpu/values.hpp"
 #include "testing.hpp"
 
 using namespace vram::null_gpu;
+
+extern "C" {
+Result cuCtxGetDevice(int*);
+Result cuCtxGetDevice_v2(int*, Handle);
+Result cuCtxSynchronize();
+Result cuCtxSynchronize_v2(Handle);
+Result cuDeviceGetUuid_v2(Uuid*, int);
+Result cuDevicePrimaryCtxRetain(Handle*, int);
+Result cuEventElapsedTime(float*, Handle, Handle);
+Result cuEventElapsedTime_v2(float*, Handle, Handle);
+Result cuGetProcAddress(const char*, void**, int, std::uint64_t);
+Result cuGetProcAddress_v2(const char*, void**, int, std::uint64_t, int*);
+Result cuGraphNodeGetDependencies(Handle, Handle*, std::size_t*);
+Result cuGraphNodeGetDependencies_v2(Handle, Handle*, void*, std::size_t*);
+Result cuMemAlloc_v2(DevicePointer*, std::size_t);
+Result cuStreamGetCaptureInfo_v2(Handle, int*, std::uint64_t*, Handle*, const Handle**, std::size_t*);
+Result cuStreamGetCaptureInfo_v3(Handle, int*, std::uint64_t*, Handle*, const Handle**, const void**,
+                                 std::size_t*);
+Result cuStreamGetCtx(Handle, Handle*);
+Result cuStreamGetCtx_v2(Handle, Handle*, Handle*);
+Result cudaGetDriverEntryPoint(const char*, void**, unsigned long long, int*);
+Result cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long, int*);
+Result cudaStreamGetCaptureInfo(Handle, int*, std::uint64_t*, Handle*, const Handle**, const void**,
+                                std::size_t*);
+Result cudaStreamGetCaptureInfo_v2(Handle, int*, std::uint64_t*, Handle*, const Handle**, std::size_t*);
+Result cudaStreamGetCaptureInfo_v3(Handle, int*, std::uint64_t*, Handle*, const Handle**, const void**,
+                                   std::size_t*);
+}
 
 namespace {
 
@@ -173,6 +202,96 @@ TEST(locked_memory_says_what_it_is) {
   CHECK(locked.lock(mine.data(), 11) == kAlreadyLocked && locked.lock(mine.data() + 59, 5) == kAlreadyLocked);
   CHECK(locked.free(mine.data() + 10) == kInvalidValue && locked.unlock(mine.data() + 10) == kSuccess);
   CHECK(locked.free(made) == kSuccess && !locked.holds(made));
+}
+
+template <typename Function>
+bool is(void* found, Function* function) {
+  return found == reinterpret_cast<void*>(function);
+}
+
+// A program asks for the functions of the CUDA version it was built with, and calls them with its parameters.
+TEST(functions_of_the_driver_have_the_form_of_the_version_asked_for) {
+  CHECK(is(driver_function("cuStreamGetCaptureInfo", 12020), &cuStreamGetCaptureInfo_v2));
+  CHECK(is(driver_function("cuStreamGetCaptureInfo", 12030), &cuStreamGetCaptureInfo_v3));
+  CHECK(is(driver_function("cuStreamGetCaptureInfo", 0), &cuStreamGetCaptureInfo_v3));  // the driver's: 13.0
+  CHECK(is(driver_function("cuGraphNodeGetDependencies", 12020), &cuGraphNodeGetDependencies));
+  CHECK(is(driver_function("cuGraphNodeGetDependencies", 12030), &cuGraphNodeGetDependencies_v2));
+  CHECK(is(driver_function("cuCtxGetDevice", 12090), &cuCtxGetDevice));
+  CHECK(is(driver_function("cuCtxGetDevice", 13000), &cuCtxGetDevice_v2));
+  CHECK(is(driver_function("cuCtxSynchronize", 12090), &cuCtxSynchronize));
+  CHECK(is(driver_function("cuCtxSynchronize", 13000), &cuCtxSynchronize_v2));
+  CHECK(is(driver_function("cuStreamGetCtx", 12040), &cuStreamGetCtx));
+  CHECK(is(driver_function("cuStreamGetCtx", 12050), &cuStreamGetCtx_v2));
+  CHECK(is(driver_function("cuEventElapsedTime", 12070), &cuEventElapsedTime));
+  CHECK(is(driver_function("cuEventElapsedTime", 12080), &cuEventElapsedTime_v2));
+  CHECK(is(driver_function("cuGetProcAddress", 11080), &cuGetProcAddress));
+  CHECK(is(driver_function("cuGetProcAddress", 12000), &cuGetProcAddress_v2));
+  CHECK(is(driver_function("cuDeviceGetUuid", 11040), &cuDeviceGetUuid_v2));
+  CHECK(is(driver_function("cuMemAlloc", 11030), &cuMemAlloc_v2));  // older than any version asked for
+  CHECK(is(driver_function("cuDevicePrimaryCtxRetain", 13000), &cuDevicePrimaryCtxRetain));
+}
+
+// A form that the null GPU does not have is not replaced by another, which has other parameters.
+TEST(a_form_of_a_function_that_does_not_exist_is_unknown) {
+  CHECK(driver_function("cuGraphAddNode", 12020) == stub_for("cuGraphAddNode"));
+  CHECK(driver_function("cuGraphAddNode", 12030) == stub_for("cuGraphAddNode_v2"));
+  CHECK(driver_function("cuCtxCreate", 12040) == stub_for("cuCtxCreate_v3"));
+  CHECK(driver_function("cuCtxCreate", 12050) == stub_for("cuCtxCreate_v4"));
+  CHECK(driver_function("cuNothing", 13000) == stub_for("cuNothing"));
+}
+
+TEST(the_version_reaches_the_search_for_functions) {
+  void* found = nullptr;
+  int status = 7;
+  CHECK(cuGetProcAddress_v2("cuStreamGetCaptureInfo", &found, 12000, 0, &status) == kSuccess && status == 0);
+  CHECK(is(found, &cuStreamGetCaptureInfo_v2));
+  CHECK(cuGetProcAddress("cuStreamGetCaptureInfo", &found, 13000, 0) == kSuccess);
+  CHECK(is(found, &cuStreamGetCaptureInfo_v3));
+  CHECK(cudaGetDriverEntryPointByVersion("cuCtxGetDevice", &found, 12000, 0, &status) == kSuccess);
+  CHECK(is(found, &cuCtxGetDevice));
+  CHECK(cudaGetDriverEntryPoint("cuCtxGetDevice", &found, 0, nullptr) == kSuccess);
+  CHECK(is(found, &cuCtxGetDevice_v2));  // the runtime is of CUDA 13 here
+}
+
+TEST(all_forms_say_the_same_about_a_capture) {
+  const Handle stream = Order::get().stream_create(0);
+  const auto ask = [&](bool capturing) {
+    struct Answer {
+      int status = -1;
+      std::uint64_t id = 1;
+      Handle graph = nullptr;
+      const Handle* nodes = &graph;
+      const void* edges = this;
+      std::size_t count = 1;
+    } old, edged, runtime, runtime_old, runtime_edged;
+    CHECK(cuStreamGetCaptureInfo_v2(stream, &old.status, &old.id, &old.graph, &old.nodes, &old.count) ==
+          kSuccess);
+    const auto call = [&](auto* function, Answer& out) {
+      CHECK(function(stream, &out.status, &out.id, &out.graph, &out.nodes, &out.edges, &out.count) ==
+            kSuccess);
+      CHECK(out.edges == nullptr);
+    };
+    call(&cuStreamGetCaptureInfo_v3, edged);
+    call(&cudaStreamGetCaptureInfo, runtime);
+    call(&cudaStreamGetCaptureInfo_v3, runtime_edged);
+    CHECK(cudaStreamGetCaptureInfo_v2(stream, &runtime_old.status, &runtime_old.id, &runtime_old.graph,
+                                      &runtime_old.nodes, &runtime_old.count) == kSuccess);
+    for (const Answer& each : {old, edged, runtime, runtime_old, runtime_edged}) {
+      CHECK(each.status == (capturing ? kCaptureActive : kCaptureNone));
+      CHECK((each.id != 0) == capturing && each.id == old.id && each.graph == old.graph);
+      CHECK((each.graph != nullptr) == capturing && each.nodes == nullptr && each.count == 0);
+    }
+    int status = -1;
+    CHECK(cuStreamGetCaptureInfo_v3(stream, &status, nullptr, nullptr, nullptr, nullptr, nullptr) ==
+          kSuccess);
+    CHECK(status == old.status);
+  };
+  Handle graph = nullptr;
+  ask(false);
+  CHECK(Order::get().capture_begin(stream) == kSuccess);
+  ask(true);
+  CHECK(Order::get().capture_end(stream, &graph) == kSuccess);
+  CHECK(Order::get().stream_destroy(stream) == kSuccess);
 }
 
 bool near(std::uint64_t value, double truth, double share) {
