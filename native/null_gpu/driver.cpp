@@ -1,5 +1,5 @@
-// The CUDA driver (libcuda) of the null GPU: contexts, memory, virtual memory, memory pools, streams, events,
-// captures, modules. PyTorch, Triton and vram's own backend call it.
+// The CUDA driver (libcuda) of the null GPU: contexts, memory, virtual memory, streams and events.
+// PyTorch, Triton and vram's own backend call it.
 #include <dlfcn.h>
 #include <link.h>
 
@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "null_gpu/errors.hpp"
-#include "null_gpu/graphs.hpp"
 #include "null_gpu/host.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
@@ -280,7 +279,7 @@ VRAM_NULL_API Result cuMemRetainAllocationHandle(std::uint64_t* out, void* addre
   return memory_at(at).page_retain(at, out);
 }
 
-// ---- streams, events and captures -----------------------------------------------------------------------
+// ---- streams and events --------------------------------------------------------------------------------
 
 VRAM_NULL_API Result cuStreamCreate(Handle* out, unsigned) {
   *out = Order::get().stream_create(0);
@@ -331,57 +330,6 @@ VRAM_NULL_API Result cuEventElapsedTime_v2(float* milliseconds, Handle, Handle) 
 }
 VRAM_NULL_API Result cuEventElapsedTime(float* milliseconds, Handle begin, Handle end) {
   return cuEventElapsedTime_v2(milliseconds, begin, end);
-}
-VRAM_NULL_API Result cuStreamBeginCapture_v2(Handle stream, int) {
-  return Order::get().capture_begin(stream);
-}
-VRAM_NULL_API Result cuStreamEndCapture(Handle stream, Handle* graph) {
-  return Order::get().capture_end(stream, graph);
-}
-VRAM_NULL_API Result cuStreamIsCapturing(Handle stream, int* status) {
-  *status = Order::get().capture_of(stream) != 0 ? kCaptureActive : kCaptureNone;
-  return kSuccess;
-}
-VRAM_NULL_API Result cuStreamGetCaptureInfo_v3(Handle stream, int* status, std::uint64_t* id, Handle* graph,
-                                               const Handle** nodes, const void** edges, std::size_t* count) {
-  const std::uint64_t capture = Order::get().capture_of(stream);
-  *status = capture != 0 ? kCaptureActive : kCaptureNone;
-  if (id != nullptr) *id = capture;
-  if (graph != nullptr) *graph = Order::get().graph_of(capture);
-  if (nodes != nullptr) *nodes = nullptr;
-  if (edges != nullptr) *edges = nullptr;
-  if (count != nullptr) *count = 0;
-  return kSuccess;
-}
-VRAM_NULL_API Result cuStreamGetCaptureInfo_v2(Handle stream, int* status, std::uint64_t* id, Handle* graph,
-                                               const Handle** nodes, std::size_t* count) {
-  return cuStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, nullptr, count);
-}
-VRAM_NULL_API Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
-VRAM_NULL_API Result cuGraphInstantiateWithFlags(Handle* out, Handle graph, unsigned long long) {
-  *out = Graphs::get().instantiate(graph);
-  return kSuccess;
-}
-VRAM_NULL_API Result cuGraphLaunch(Handle, Handle) { return kSuccess; }
-VRAM_NULL_API Result cuGraphDestroy(Handle graph) { return Graphs::get().destroy(graph); }
-VRAM_NULL_API Result cuGraphExecDestroy(Handle graph) { return Graphs::get().destroy(graph); }
-VRAM_NULL_API Result cuUserObjectCreate(Handle* out, void* object, void (*destroy)(void*), unsigned count,
-                                        unsigned) {
-  *out = Graphs::get().object_create(object, destroy, count);
-  return kSuccess;
-}
-VRAM_NULL_API Result cuUserObjectRelease(Handle object, unsigned count) {
-  return Graphs::get().object_release(object, count);
-}
-VRAM_NULL_API Result cuGraphNodeGetDependencies_v2(Handle, Handle*, void*, std::size_t* count) {
-  *count = 0;
-  return kSuccess;
-}
-VRAM_NULL_API Result cuGraphNodeGetDependencies(Handle node, Handle* out, std::size_t* count) {
-  return cuGraphNodeGetDependencies_v2(node, out, nullptr, count);
-}
-VRAM_NULL_API Result cuGraphRetainUserObject(Handle graph, Handle object, unsigned count, unsigned flags) {
-  return Graphs::get().retain(graph, object, count, flags);
 }
 
 // ---- functions by name ----------------------------------------------------------------------------------

@@ -43,4 +43,9 @@ const char* error_text(Result error) { return known(error).text; }
 const char* runtime_error_name(Result error) { return known(error).runtime; }
 const char* driver_error_name(Result error) { return known(error).driver; }
 
+Result& last_error() {
+  thread_local Result error = kSuccess;
+  return error;
+}
+
 }  // namespace vram::null_gpu

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "null_gpu/abi.hpp"
+#include "null_gpu/errors.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
 #include "null_gpu/unknown.hpp"
@@ -62,22 +63,22 @@ VRAM_NULL_API Result cuIpcOpenEventHandle(Handle* out, IpcHandle) {
 }
 
 VRAM_NULL_API Result cudaIpcGetMemHandle(IpcHandle* out, void* pointer) {
-  return cuIpcGetMemHandle(out, reinterpret_cast<DevicePointer>(pointer));
+  return returned(cuIpcGetMemHandle(out, reinterpret_cast<DevicePointer>(pointer)));
 }
 VRAM_NULL_API Result cudaIpcOpenMemHandle(void** out, IpcHandle handle, unsigned flags) {
   DevicePointer address = 0;
   const Result result = cuIpcOpenMemHandle_v2(&address, handle, flags);
   *out = reinterpret_cast<void*>(address);
-  return result;
+  return returned(result);
 }
 VRAM_NULL_API Result cudaIpcCloseMemHandle(void* pointer) {
-  return cuIpcCloseMemHandle(reinterpret_cast<DevicePointer>(pointer));
+  return returned(cuIpcCloseMemHandle(reinterpret_cast<DevicePointer>(pointer)));
 }
 VRAM_NULL_API Result cudaIpcGetEventHandle(IpcHandle* out, Handle event) {
-  return cuIpcGetEventHandle(out, event);
+  return returned(cuIpcGetEventHandle(out, event));
 }
 VRAM_NULL_API Result cudaIpcOpenEventHandle(Handle* out, IpcHandle handle) {
-  return cuIpcOpenEventHandle(out, handle);
+  return returned(cuIpcOpenEventHandle(out, handle));
 }
 
 // ---- memory pools and pages, by file descriptors ---------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 
+#include "null_gpu/errors.hpp"
 #include "null_gpu/profile.hpp"
 
 namespace vram::null_gpu {
@@ -234,33 +235,37 @@ VRAM_NULL_API Result cudaMallocAsync(void** out, std::size_t bytes, Handle strea
   DevicePointer address = 0;
   const Result result = cuMemAllocAsync(&address, bytes, stream);
   *out = reinterpret_cast<void*>(address);
-  return result;
+  return returned(result);
 }
 VRAM_NULL_API Result cudaMallocFromPoolAsync(void** out, std::size_t bytes, Handle pool, Handle) {
   DevicePointer address = 0;
   const Result result = pool_of(pool)->allocate(bytes, &address);
   *out = reinterpret_cast<void*>(address);
-  return result;
+  return returned(result);
 }
 VRAM_NULL_API Result cudaFreeAsync(void* pointer, Handle stream) {
-  return cuMemFreeAsync(address_of(pointer), stream);
+  return returned(cuMemFreeAsync(address_of(pointer), stream));
 }
 VRAM_NULL_API Result cudaMemPoolCreate(Handle* out, const PoolProperties* properties) {
-  return cuMemPoolCreate(out, properties);
+  return returned(cuMemPoolCreate(out, properties));
 }
-VRAM_NULL_API Result cudaMemPoolDestroy(Handle pool) { return cuMemPoolDestroy(pool); }
+VRAM_NULL_API Result cudaMemPoolDestroy(Handle pool) { return returned(cuMemPoolDestroy(pool)); }
 VRAM_NULL_API Result cudaMemPoolGetAttribute(Handle pool, int attribute, void* out) {
-  return cuMemPoolGetAttribute(pool, attribute, out);
+  return returned(cuMemPoolGetAttribute(pool, attribute, out));
 }
 VRAM_NULL_API Result cudaMemPoolSetAttribute(Handle pool, int attribute, void* value) {
-  return cuMemPoolSetAttribute(pool, attribute, value);
+  return returned(cuMemPoolSetAttribute(pool, attribute, value));
 }
-VRAM_NULL_API Result cudaMemPoolTrimTo(Handle pool, std::size_t keep) { return cuMemPoolTrimTo(pool, keep); }
+VRAM_NULL_API Result cudaMemPoolTrimTo(Handle pool, std::size_t keep) {
+  return returned(cuMemPoolTrimTo(pool, keep));
+}
 VRAM_NULL_API Result cudaMemPoolSetAccess(Handle, const void*, std::size_t) { return kSuccess; }
 VRAM_NULL_API Result cudaDeviceGetDefaultMemPool(Handle* out, int device) {
-  return cuDeviceGetDefaultMemPool(out, device);
+  return returned(cuDeviceGetDefaultMemPool(out, device));
 }
-VRAM_NULL_API Result cudaDeviceGetMemPool(Handle* out, int device) { return cuDeviceGetMemPool(out, device); }
+VRAM_NULL_API Result cudaDeviceGetMemPool(Handle* out, int device) {
+  return returned(cuDeviceGetMemPool(out, device));
+}
 VRAM_NULL_API Result cudaDeviceSetMemPool(int device, Handle pool) {
-  return cuDeviceSetMemPool(device, pool);
+  return returned(cuDeviceSetMemPool(device, pool));
 }

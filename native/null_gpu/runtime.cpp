@@ -1,11 +1,11 @@
-// The CUDA runtime (libcudart) of the null GPU: registration of kernels, launches, devices, memory, streams,
-// events, graphs. Each function does what its namesake does, except for work, which is done at once.
+// The CUDA runtime (libcudart) of the null GPU: registration of kernels, launches, devices, memory, streams
+// and events. Each function does what its namesake does, except for work, which is done at once.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "null_gpu/errors.hpp"
-#include "null_gpu/graphs.hpp"
 #include "null_gpu/host.hpp"
 #include "null_gpu/memory.hpp"
 #include "null_gpu/order.hpp"
@@ -18,13 +18,6 @@
 using namespace vram::null_gpu;
 
 namespace {
-
-thread_local Result last_error = kSuccess;
-
-Result returned(Result result) {
-  if (result != kSuccess) last_error = result;
-  return result;
-}
 
 // The configuration that `<<<…>>>` leaves for the stub of a kernel.
 struct Launch {
@@ -189,12 +182,8 @@ VRAM_NULL_API Result cudaDeviceCanAccessPeer(int* out, int, int) {
   return kSuccess;
 }
 VRAM_NULL_API Result cudaDeviceEnablePeerAccess(int, unsigned) { return kSuccess; }
-VRAM_NULL_API Result cudaGetLastError() {
-  const Result error = last_error;
-  last_error = kSuccess;
-  return error;
-}
-VRAM_NULL_API Result cudaPeekAtLastError() { return last_error; }
+VRAM_NULL_API Result cudaGetLastError() { return std::exchange(last_error(), kSuccess); }
+VRAM_NULL_API Result cudaPeekAtLastError() { return last_error(); }
 VRAM_NULL_API const char* cudaGetErrorString(Result error) { return error_text(error); }
 VRAM_NULL_API const char* cudaGetErrorName(Result error) { return runtime_error_name(error); }
 VRAM_NULL_API Result cudaProfilerStart() { return kSuccess; }
@@ -318,80 +307,6 @@ VRAM_NULL_API Result cudaEventElapsedTime(float* milliseconds, Handle, Handle) {
 }
 VRAM_NULL_API Result cudaEventElapsedTime_v2(float* milliseconds, Handle begin, Handle end) {
   return cudaEventElapsedTime(milliseconds, begin, end);
-}
-
-// ---- captures and graphs --------------------------------------------------------------------------------
-
-VRAM_NULL_API Result cudaStreamBeginCapture(Handle stream, int) {
-  return returned(Order::get().capture_begin(stream));
-}
-VRAM_NULL_API Result cudaStreamEndCapture(Handle stream, Handle* graph) {
-  return returned(Order::get().capture_end(stream, graph));
-}
-VRAM_NULL_API Result cudaStreamIsCapturing(Handle stream, int* status) {
-  *status = Order::get().capture_of(stream) != 0 ? kCaptureActive : kCaptureNone;
-  return kSuccess;
-}
-VRAM_NULL_API Result cudaStreamGetCaptureInfo_v3(Handle stream, int* status, unsigned long long* id,
-                                                 Handle* graph, const Handle** nodes, const void** edges,
-                                                 std::size_t* count) {
-  const std::uint64_t capture = Order::get().capture_of(stream);
-  *status = capture != 0 ? kCaptureActive : kCaptureNone;
-  if (id != nullptr) *id = capture;
-  if (graph != nullptr) *graph = Order::get().graph_of(capture);
-  if (nodes != nullptr) *nodes = nullptr;
-  if (edges != nullptr) *edges = nullptr;
-  if (count != nullptr) *count = 0;
-  return kSuccess;
-}
-VRAM_NULL_API Result cudaStreamGetCaptureInfo_v2(Handle stream, int* status, unsigned long long* id,
-                                                 Handle* graph, const Handle** nodes, std::size_t* count) {
-  return cudaStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, nullptr, count);
-}
-// In CUDA 12 it has the first three parameters alone.
-VRAM_NULL_API Result cudaStreamGetCaptureInfo(Handle stream, int* status, unsigned long long* id,
-                                              Handle* graph, const Handle** nodes, const void** edges,
-                                              std::size_t* count) {
-  if (runtime_version() == 12)
-    return cudaStreamGetCaptureInfo_v3(stream, status, id, nullptr, nullptr, nullptr, nullptr);
-  return cudaStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, edges, count);
-}
-VRAM_NULL_API Result cudaThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphInstantiateWithFlags(Handle* out, Handle graph, unsigned long long) {
-  *out = Graphs::get().instantiate(graph);
-  return kSuccess;
-}
-VRAM_NULL_API Result cudaGraphInstantiate(Handle* out, Handle graph, unsigned long long flags) {
-  return cudaGraphInstantiateWithFlags(out, graph, flags);
-}
-VRAM_NULL_API Result cudaGraphLaunch(Handle, Handle) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphDestroy(Handle graph) { return Graphs::get().destroy(graph); }
-VRAM_NULL_API Result cudaGraphExecDestroy(Handle graph) { return Graphs::get().destroy(graph); }
-VRAM_NULL_API Result cudaUserObjectCreate(Handle* out, void* object, void (*destroy)(void*), unsigned count,
-                                          unsigned) {
-  *out = Graphs::get().object_create(object, destroy, count);
-  return kSuccess;
-}
-VRAM_NULL_API Result cudaUserObjectRelease(Handle object, unsigned count) {
-  return Graphs::get().object_release(object, count);
-}
-VRAM_NULL_API Result cudaGraphRetainUserObject(Handle graph, Handle object, unsigned count, unsigned flags) {
-  return Graphs::get().retain(graph, object, count, flags);
-}
-VRAM_NULL_API Result cudaGraphGetNodes(Handle, Handle*, std::size_t* count) {
-  *count = 1;  // PyTorch warns of graphs without any
-  return kSuccess;
-}
-VRAM_NULL_API Result cudaGraphDebugDotPrint(Handle, const char*, unsigned) { return kSuccess; }
-VRAM_NULL_API Result cudaGraphNodeGetDependencies_v2(Handle, Handle*, void*, std::size_t* count) {
-  *count = 0;
-  return kSuccess;
-}
-// In CUDA 12 it has no parameter for the edges.
-VRAM_NULL_API Result cudaGraphNodeGetDependencies(Handle node, Handle* out, void* edges, std::size_t* count) {
-  if (runtime_version() == 12)
-    return cudaGraphNodeGetDependencies_v2(node, out, nullptr, static_cast<std::size_t*>(edges));
-  return cudaGraphNodeGetDependencies_v2(node, out, edges, count);
 }
 
 // ---- the driver's functions -----------------------------------------------------------------------------

@@ -38,8 +38,14 @@ Result cuStreamGetCaptureInfo_v3(Handle, int*, std::uint64_t*, Handle*, const Ha
                                  std::size_t*);
 Result cuStreamGetCtx(Handle, Handle*);
 Result cuStreamGetCtx_v2(Handle, Handle*, Handle*);
+Result cudaEventQuery(Handle);
 Result cudaGetDriverEntryPoint(const char*, void**, unsigned long long, int*);
 Result cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long, int*);
+Result cudaGetLastError();
+Result cudaIpcCloseMemHandle(void*);
+Result cudaMallocAsync(void**, std::size_t, Handle);
+Result cudaPeekAtLastError();
+Result cudaStreamEndCapture(Handle, Handle*);
 Result cudaStreamGetCaptureInfo(Handle, int*, std::uint64_t*, Handle*, const Handle**, const void**,
                                 std::size_t*);
 Result cudaStreamGetCaptureInfo_v2(Handle, int*, std::uint64_t*, Handle*, const Handle**, std::size_t*);
@@ -292,6 +298,20 @@ TEST(all_forms_say_the_same_about_a_capture) {
   ask(true);
   CHECK(Order::get().capture_end(stream, &graph) == kSuccess);
   CHECK(Order::get().stream_destroy(stream) == kSuccess);
+}
+
+// Whichever file they are in: memory pools, sharing, graphs.
+TEST(the_runtime_remembers_its_last_error) {
+  CHECK(cudaGetLastError() == kSuccess);
+  void* out = nullptr;
+  CHECK(cudaMallocAsync(&out, 2 * kTotal, nullptr) == kOutOfMemory);
+  CHECK(cudaPeekAtLastError() == kOutOfMemory && cudaGetLastError() == kOutOfMemory);
+  CHECK(cudaGetLastError() == kSuccess);
+  Handle graph = nullptr;
+  CHECK(cudaStreamEndCapture(nullptr, &graph) == kCaptureUnmatched &&
+        cudaGetLastError() == kCaptureUnmatched);
+  CHECK(cudaIpcCloseMemHandle(nullptr) == kInvalidValue && cudaGetLastError() == kInvalidValue);
+  CHECK(cudaEventQuery(nullptr) == kInvalidHandle && cudaGetLastError() == kInvalidHandle);
 }
 
 bool near(std::uint64_t value, double truth, double share) {
