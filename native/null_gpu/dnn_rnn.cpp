@@ -204,25 +204,30 @@ VRAM_NULL_API int cudnnDropoutGetStatesSize(Handle, std::size_t* bytes) {
 
 namespace {
 
-int norm(Descriptor tensor, bool forward, std::size_t* bytes) {
+constexpr int kPersistent = 2;  // CUDNN_BATCHNORM_SPATIAL_PERSISTENT
+
+int norm(int mode, Descriptor tensor, bool forward, std::size_t* bytes) {
   const Extents extents = extents_of(tensor);
-  const bool channels_last = extents.count > 2 && extents.strides[1] == 1 && extents.sizes[1] > 1;
-  *bytes = channels_last ? norm_workspace(extents.elements(), forward, element_bytes(extents.type)) : 0;
+  const auto channels = static_cast<std::uint64_t>(extents.count > 1 ? extents.sizes[1] : 0);
+  *bytes = mode == kPersistent && channels != 0
+               ? norm_workspace(extents.elements() / channels, channels, forward, element_bytes(extents.type))
+               : 0;
   return kOk;
 }
 
 }  // namespace
 
-VRAM_NULL_API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(Handle, int, int, Descriptor input,
+VRAM_NULL_API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(Handle, int mode, int,
+                                                                           Descriptor input, Descriptor,
                                                                            Descriptor, Descriptor, Descriptor,
-                                                                           Descriptor, std::size_t* bytes) {
-  return norm(input, true, bytes);
+                                                                           std::size_t* bytes) {
+  return norm(mode, input, true, bytes);
 }
-VRAM_NULL_API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(Handle, int, int, Descriptor input,
+VRAM_NULL_API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(Handle, int mode, int, Descriptor input,
                                                                     Descriptor, Descriptor, Descriptor,
                                                                     Descriptor, Descriptor, Descriptor,
                                                                     std::size_t* bytes) {
-  return norm(input, false, bytes);
+  return norm(mode, input, false, bytes);
 }
 VRAM_NULL_API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(Handle, int, int, Descriptor,
                                                                        Descriptor, std::size_t* bytes) {

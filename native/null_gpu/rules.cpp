@@ -126,12 +126,18 @@ std::uint64_t convolution_workspace(const Convolution& convolution, std::uint64_
 
 // ---- normalization --------------------------------------------------------------------------------------
 
-std::uint64_t norm_workspace(std::uint64_t elements, bool forward, std::uint64_t element_bytes) {
-  constexpr std::uint64_t kElementsOfBlock = 12288, kBytesOfBlock = 1024;
-  const auto most = 4 * static_cast<std::uint64_t>(Profile::get().multiprocessors);
-  const std::uint64_t blocks = std::clamp<std::uint64_t>(elements / kElementsOfBlock, 9, most);
-  const std::uint64_t bytes = blocks * kBytesOfBlock;
-  return !forward ? bytes : element_bytes == 4 ? bytes * 3 / 2 : bytes * 3 / 5;
+// Blocks of so many rows by a tile of channels keep two sums of each channel; all blocks and tiles are
+// counted.
+std::uint64_t norm_workspace(std::uint64_t rows, std::uint64_t channels, bool forward,
+                             std::uint64_t element_bytes) {
+  if (element_bytes > 4 || channels == 0) return 0;
+  const std::uint64_t tile = channels % 4 == 0 ? 64 : channels < 4 ? 4 : 16;
+  const std::uint64_t rows_of_block =
+      (forward ? element_bytes == 4 ? 64 : 160 : 96) * (tile == 4 ? std::uint64_t{4} : 1);
+  const std::uint64_t tiles = pieces(channels, tile), blocks = tiles * pieces(rows, rows_of_block);
+  const std::uint64_t sums = 2 * tile * sizeof(float);
+  const std::uint64_t counted = (forward ? blocks + tiles : tiles) * sizeof(int);
+  return blocks * sums + counted + (forward ? 1072 : 1056);
 }
 
 // ---- Fourier transforms ---------------------------------------------------------------------------------

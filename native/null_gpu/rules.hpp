@@ -32,8 +32,10 @@ struct Convolution {
 // one: products of matrices for 1×1 filters, and filter gradients in as many parts as fill the device.
 std::uint64_t convolution_workspace(const Convolution& convolution, std::uint64_t answered);
 
-// Batch normalization in channels-last layout; the other layout needs none.
-std::uint64_t norm_workspace(std::uint64_t elements, bool forward, std::uint64_t element_bytes);
+// Persistent batch normalization, which is for channels last: `rows` of `channels` elements. The other kind
+// and elements of 8 bytes need none. Exact.
+std::uint64_t norm_workspace(std::uint64_t rows, std::uint64_t channels, bool forward,
+                             std::uint64_t element_bytes);
 
 // A Fourier transform of `batch` arrays of `rank` extents.
 std::uint64_t fft_workspace(int rank, const std::int64_t* extents, std::uint64_t batch,

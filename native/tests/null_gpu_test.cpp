@@ -330,6 +330,29 @@ TEST(recurrent_networks_need_what_an_h200_answers) {
   CHECK(rnn_weights(gru) == 19200 && near(rnn_workspace(gru), 8435488, 0.1));
 }
 
+// Answers of cuDNN 9.19 on an H200, in float and half: rows, channels, forward and backward.
+TEST(batch_normalization_needs_what_an_h200_answers) {
+  const struct {
+    std::uint64_t rows, channels, forward, forward_half, backward;
+  } answers[] = {
+      {802816, 256, 25891904, 10358240, 17128496},
+      {3211264, 32, 25891892, 10357712, 17127972},
+      {49, 2048, 17712, 17712, 17568},
+      {12544, 2048, 3237552, 1305648, 2147488},
+      {25600, 100, 413880, 166200, 274472},
+      {1048576, 3, 148532, 60080, 88452},
+      {1058, 1, 1256, 1148, 1156},
+      {1058, 17, 5568, 2928, 4136},
+  };
+  for (const auto& each : answers) {
+    CHECK(norm_workspace(each.rows, each.channels, true, 4) == each.forward);
+    CHECK(norm_workspace(each.rows, each.channels, true, 2) == each.forward_half);
+    CHECK(norm_workspace(each.rows, each.channels, false, 4) == each.backward);
+    CHECK(norm_workspace(each.rows, each.channels, false, 2) == each.backward);
+    CHECK(norm_workspace(each.rows, each.channels, true, 8) == 0);
+  }
+}
+
 // Answers of cuFFT 12.0 on an H200.
 TEST(transforms_need_what_an_h200_answers) {
   const std::int64_t small[] = {1024, 1024}, large[] = {1048576}, prime[] = {999983};
