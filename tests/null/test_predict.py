@@ -160,6 +160,23 @@ def test_a_program_that_fails_has_its_traceback_and_what_was_known(script: Any, 
     assert said.startswith("Traceback") and said.endswith("ValueError: mine\n")
 
 
+def test_a_failing_function_of_pytorch_has_only_calls_of_the_program_and_pytorch(
+    script: Any, tmp_path: Path
+) -> None:
+    stderr = tmp_path / "stderr"
+    text = """
+        import torch
+        def multiply(a, b):
+            return a @ b
+        multiply(torch.ones(2, 3, device="cuda"), torch.ones(2, 3, device="cuda"))
+    """
+    with open(stderr, "wb") as file:
+        run([script(text)], stdout=subprocess.DEVNULL, stderr=file)
+    said = stderr.read_text()
+    assert "in multiply" in said and "cannot be multiplied" in said
+    assert os.path.join("predict", "inside") not in said
+
+
 FOREVER = """
     import torch
     net = torch.nn.Linear(100, 100).cuda()

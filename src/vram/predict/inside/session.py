@@ -16,16 +16,19 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from types import FrameType
 from typing import Any, NoReturn
 
-from . import FOLDER, STEPS, facts
+from . import FOLDER, STEPS, facts, tracebacks
 from .imports import after_import
 
 __all__ = ["Session", "begin"]
 
 MOST_EVENTS = 1_000_000
 """Events of the recording, about 700 bytes each; of a longer program the last ones are kept."""
+MOST_MARKS = 100_000
+"""Beginnings and ends of steps and phases; of a longer program the last ones are kept."""
 MOST_FAILURES = 20
 PROGRESS_SECONDS = 0.25
 INTERRUPTED = 128 + 2
@@ -33,6 +36,7 @@ INTERRUPTED = 128 + 2
 
 def begin() -> None:
     """Begin the session of this process; values are followed even where nothing is recorded."""
+    tracebacks.begin()
     after_import("torch", _follow_values)
     folder = os.environ.get(FOLDER)
     if folder:
@@ -76,7 +80,7 @@ class Session:
         self.recording = False
         self.steps = 0
         self.counted: str | None = None  # what a step is: the name of an optimizer, or vram.step
-        self.marks: list[tuple[str, str, int]] = []
+        self.marks: deque[tuple[str, str, int]] = deque(maxlen=MOST_MARKS)
         self.failures: list[dict[str, Any]] = []
         self.peaks_before = facts.peaks()
         self.earlier_peaks: dict[int, tuple[int, int]] = {}
