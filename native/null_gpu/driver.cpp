@@ -250,11 +250,40 @@ struct PageProperties {  // CUmemAllocationProp
   int type;
   int handle_types;
   Location location;
+  void* security;
+  unsigned char flags[8];
 };
+static_assert(sizeof(PageProperties) == 32);
+constexpr int kFileDescriptor = 1, kFabric = 8;  // CUmemAllocationHandleType
 VRAM_NULL_API Result cuMemCreate(std::uint64_t* out, std::size_t bytes, const PageProperties* properties,
                                  unsigned long long) {
   Memory* const memory = memory_of(properties->location.id);
-  return memory != nullptr ? memory->page_create(bytes, out) : kInvalidDevice;
+  if (memory == nullptr) return kInvalidDevice;
+  const int shared_by = properties->handle_types;
+  if ((shared_by & ~(kFileDescriptor | kFabric)) != 0) return kInvalidValue;
+  if ((shared_by & kFabric) != 0) return kNotPermitted;  // as where no service manages the fabric
+  return memory->page_create(bytes, out, shared_by == kFileDescriptor);
+}
+VRAM_NULL_API Result cuMemGetAllocationPropertiesFromHandle(PageProperties* out, std::uint64_t page) {
+  constexpr int kPinned = 1, kOnDevice = 1;
+  Memory* const memory = memory_of(static_cast<int>(page & 0xff));
+  bool shareable = false;
+  if (memory == nullptr || !memory->page_known(page, &shareable)) return kInvalidValue;
+  *out = {kPinned, shareable ? kFileDescriptor : 0, {kOnDevice, memory->device()}, nullptr, {}};
+  return kSuccess;
+}
+VRAM_NULL_API Result cuMemExportToShareableHandle(void* out, std::uint64_t page, int kind,
+                                                  unsigned long long) {
+  Memory* const memory = memory_of(static_cast<int>(page & 0xff));
+  int descriptor = -1;
+  if (memory == nullptr || kind != kFileDescriptor) return kInvalidValue;
+  const Result result = memory->page_export(page, &descriptor);
+  if (result == kSuccess) std::memcpy(out, &descriptor, sizeof(descriptor));
+  return result;
+}
+VRAM_NULL_API Result cuMemImportFromShareableHandle(std::uint64_t* out, void* descriptor, int kind) {
+  if (kind != kFileDescriptor) return kInvalidValue;
+  return Memory::page_import(static_cast<int>(reinterpret_cast<std::intptr_t>(descriptor)), out);
 }
 VRAM_NULL_API Result cuMemRelease(std::uint64_t page) {
   Memory* const memory = memory_of(static_cast<int>(page & 0xff));

@@ -29,7 +29,8 @@ struct IpcHandle {
 
 VRAM_NULL_API Result cuIpcGetMemHandle(IpcHandle* out, DevicePointer address) {
   Shared shared{static_cast<std::uint64_t>(getpid()), 0, 0};
-  if (!memory_at(address).find(address, &shared.address, &shared.bytes)) return kInvalidValue;
+  // Pages and memory pools are shared by file descriptors alone.
+  if (!memory_at(address).find_allocated(address, &shared.address, &shared.bytes)) return kInvalidValue;
   *out = {};
   std::memcpy(out->bytes, &shared, sizeof(shared));
   return kSuccess;
@@ -81,7 +82,7 @@ VRAM_NULL_API Result cudaIpcOpenEventHandle(Handle* out, IpcHandle handle) {
   return returned(cuIpcOpenEventHandle(out, handle));
 }
 
-// ---- memory pools and pages, by file descriptors ---------------------------------------------------------
+// ---- memory pools, by file descriptors ------------------------------------------------------------------
 
 VRAM_NULL_API Result cuMemPoolExportToShareableHandle(void*, Handle, int, unsigned long long) {
   return not_supported("cuMemPoolExportToShareableHandle");
@@ -94,10 +95,4 @@ VRAM_NULL_API Result cuMemPoolExportPointer(void*, DevicePointer) {
 }
 VRAM_NULL_API Result cuMemPoolImportPointer(DevicePointer*, Handle, void*) {
   return not_supported("cuMemPoolImportPointer");
-}
-VRAM_NULL_API Result cuMemExportToShareableHandle(void*, std::uint64_t, int, unsigned long long) {
-  return not_supported("cuMemExportToShareableHandle");
-}
-VRAM_NULL_API Result cuMemImportFromShareableHandle(std::uint64_t*, void*, int) {
-  return not_supported("cuMemImportFromShareableHandle");
 }

@@ -1,10 +1,17 @@
 #include "null_gpu/memory.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
+#include <string>
+#include <utility>
 
 #include "null_gpu/profile.hpp"
 
@@ -71,6 +78,7 @@ void Addresses::give(DevicePointer address, std::uint64_t bytes) {
 Memory::Memory(int device) : device_(device), used_(Profile::get().overhead), peak_(used_) {}
 
 bool Memory::take_locked(std::uint64_t bytes) {
+  drop_returned();
   const std::uint64_t total = Profile::get().memory;
   if (used_ > total || bytes > total - used_) return false;
   used_ += bytes;
@@ -90,6 +98,7 @@ void Memory::give(std::uint64_t bytes) {
 
 std::uint64_t Memory::used() {
   const std::lock_guard lock(mutex_);
+  drop_returned();
   return used_;
 }
 
@@ -126,6 +135,7 @@ Result Memory::free(DevicePointer address) {
 
 void Memory::info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) {
   const std::lock_guard lock(mutex_);
+  drop_returned();
   *total_bytes = Profile::get().memory;
   *free_bytes = used_ < *total_bytes ? *total_bytes - used_ : 0;
 }
@@ -140,30 +150,57 @@ void Memory::remove_range(DevicePointer address) {
   ranges_.erase(address);
 }
 
+namespace {
+
+// The range of a map from beginnings to lengths that holds an address.
+template <typename Ranges, typename Length>
+bool in(const Ranges& ranges, const Length& length, DevicePointer address, DevicePointer* begin,
+        std::uint64_t* bytes) {
+  auto range = ranges.upper_bound(address);
+  if (range == ranges.begin() || address - (--range)->first >= length(range->second)) return false;
+  *begin = range->first;
+  *bytes = length(range->second);
+  return true;
+}
+constexpr auto kWhole = [](std::uint64_t length) { return length; };
+
+}  // namespace
+
 bool Memory::find(DevicePointer address, DevicePointer* begin, std::uint64_t* bytes) {
   const std::lock_guard lock(mutex_);
-  const auto in = [&](const auto& ranges, const auto& length) {
-    auto range = ranges.upper_bound(address);
-    if (range == ranges.begin() || address - (--range)->first >= length(range->second)) return false;
-    *begin = range->first;
-    *bytes = length(range->second);
-    return true;
-  };
-  const auto whole = [](std::uint64_t length) { return length; };
-  return in(blocks_, whole) || in(ranges_, whole) ||
-         in(mappings_, [](const Mapping& mapping) { return mapping.bytes; });
+  const auto mapped = [](const Mapping& mapping) { return mapping.bytes; };
+  return in(blocks_, kWhole, address, begin, bytes) || in(ranges_, kWhole, address, begin, bytes) ||
+         in(mappings_, mapped, address, begin, bytes);
+}
+
+bool Memory::find_allocated(DevicePointer address, DevicePointer* begin, std::uint64_t* bytes) {
+  const std::lock_guard lock(mutex_);
+  return in(blocks_, kWhole, address, begin, bytes);
 }
 
 // ---- pages ----------------------------------------------------------------------------------------------
 
-Result Memory::page_create(std::uint64_t bytes, std::uint64_t* out) {
+std::uint64_t Memory::add_page(const Page& page) {
+  // Handles of different devices differ.
+  const std::uint64_t handle = ++last_page_ << 8 | static_cast<std::uint64_t>(device_);
+  pages_.emplace(handle, page);
+  return handle;
+}
+
+Result Memory::page_create(std::uint64_t bytes, std::uint64_t* out, bool shareable) {
   const std::lock_guard lock(mutex_);
   if (bytes == 0 || bytes % kGranule != 0) return kInvalidValue;
   if (bytes > Profile::get().memory || !take_locked(bytes)) return kOutOfMemory;
-  // Handles of different devices differ.
-  *out = ++last_page_ << 8 | static_cast<std::uint64_t>(device_);
-  pages_.emplace(*out, Page{bytes, 1, 0});
+  *out = add_page({.bytes = bytes, .holders = 1, .shareable = shareable});
   return kSuccess;
+}
+
+bool Memory::page_known(std::uint64_t handle, bool* shareable) {
+  const std::lock_guard lock(mutex_);
+  const auto page = pages_.find(handle);
+  if (page == pages_.end()) return false;
+  *shareable = page->second.shareable;
+  return true;
 }
 
 Result Memory::page_retain(DevicePointer address, std::uint64_t* out) {
@@ -179,8 +216,17 @@ Result Memory::page_retain(DevicePointer address, std::uint64_t* out) {
 
 void Memory::drop(std::unordered_map<std::uint64_t, Page>::iterator page) {
   if (page->second.holders != 0 || page->second.mappings != 0) return;
-  used_ -= page->second.bytes;
+  if (page->second.file >= 0 && !page->second.imported && flock(page->second.file, LOCK_EX | LOCK_NB) != 0) {
+    lent_.push_back(page->first);
+    return;
+  }
+  if (page->second.file >= 0) close(page->second.file);
+  if (!page->second.imported) used_ -= page->second.bytes;
   pages_.erase(page);
+}
+
+void Memory::drop_returned() {
+  for (const std::uint64_t handle : std::exchange(lent_, {})) drop(pages_.find(handle));
 }
 
 Result Memory::page_release(std::uint64_t handle) {
@@ -221,6 +267,51 @@ Result Memory::unmap(DevicePointer address, std::uint64_t bytes) {
     drop(page);
     mapping = mappings_.erase(mapping);
   }
+  return kSuccess;
+}
+
+// ---- pages of several processes -------------------------------------------------------------------------
+
+// An exported page has a file. Every descriptor that was exported holds a shared lock on it, which goes where
+// the descriptor goes and ends when the last copy of it, in any process, is closed. An import keeps a copy.
+
+namespace {
+
+struct Record {  // what the file says
+  char kind[8];
+  std::uint64_t bytes;
+  std::int64_t device;
+};
+constexpr char kKind[8] = {'v', 'r', 'a', 'm', 'p', 'a', 'g', 'e'};
+
+}  // namespace
+
+Result Memory::page_export(std::uint64_t handle, int* descriptor) {
+  const std::lock_guard lock(mutex_);
+  const auto page = pages_.find(handle);
+  if (page == pages_.end() || !page->second.shareable) return kInvalidValue;
+  int& file = page->second.file;
+  if (file < 0) {
+    Record record{{}, page->second.bytes, device_};
+    std::memcpy(record.kind, kKind, sizeof(kKind));
+    file = memfd_create("vram null page", MFD_CLOEXEC);
+    if (file < 0 || pwrite(file, &record, sizeof(record), 0) != sizeof(record)) return kUnknownError;
+  }
+  *descriptor = open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDWR | O_CLOEXEC);
+  return *descriptor >= 0 && flock(*descriptor, LOCK_SH | LOCK_NB) == 0 ? kSuccess : kUnknownError;
+}
+
+Result Memory::page_import(int descriptor, std::uint64_t* out) {
+  Record record{};
+  const ssize_t got = pread(descriptor, &record, sizeof(record), 0);
+  if (got < 0 && errno == EBADF) return kUnknownError;
+  if (got != sizeof(record) || std::memcmp(record.kind, kKind, sizeof(kKind)) != 0) return kInvalidValue;
+  Memory* const memory = memory_of(static_cast<int>(record.device));
+  if (memory == nullptr) return kInvalidDevice;
+  const int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) return kUnknownError;
+  const std::lock_guard lock(memory->mutex_);
+  *out = memory->add_page({.bytes = record.bytes, .holders = 1, .imported = true, .file = copy});
   return kSuccess;
 }
 

@@ -62,8 +62,17 @@ class Memory {
   // The allocation or mapping that holds an address.
   bool find(DevicePointer address, DevicePointer* begin, std::uint64_t* bytes);
 
+  // The same, of memory that `allocate` has given out alone.
+  bool find_allocated(DevicePointer address, DevicePointer* begin, std::uint64_t* bytes);
+
   // Pages: physical memory without an address, kept until it is released and mapped nowhere.
-  Result page_create(std::uint64_t bytes, std::uint64_t* out);
+  Result page_create(std::uint64_t bytes, std::uint64_t* out, bool shareable = false);
+  // A file descriptor that stands for the page, and keeps it, in any process that has it; the caller closes
+  // it.
+  Result page_export(std::uint64_t page, int* descriptor);
+  // Another handle of the page that a file descriptor stands for. It counts for the process that created it.
+  static Result page_import(int descriptor, std::uint64_t* out);
+  bool page_known(std::uint64_t page, bool* shareable);
   Result page_retain(DevicePointer address, std::uint64_t* out);
   Result page_release(std::uint64_t page);
   Result map(DevicePointer address, std::uint64_t bytes, std::uint64_t page);
@@ -75,6 +84,9 @@ class Memory {
     std::uint64_t bytes = 0;
     int holders = 0;  // the caller's handles
     int mappings = 0;
+    bool shareable = false;
+    bool imported = false;
+    int file = -1;  // of an exported page: what is locked while others have it; of an imported one: its lock
   };
   struct Mapping {
     std::uint64_t bytes = 0;
@@ -82,6 +94,8 @@ class Memory {
   };
   bool take_locked(std::uint64_t bytes);
   void drop(std::unordered_map<std::uint64_t, Page>::iterator page);
+  std::uint64_t add_page(const Page& page);
+  void drop_returned();  // pages that only descriptors have kept
 
   const int device_;
   std::mutex mutex_;
@@ -91,6 +105,7 @@ class Memory {
   std::map<DevicePointer, std::uint64_t> ranges_;  // of memory pools and of other processes
   std::map<DevicePointer, Mapping> mappings_;
   std::unordered_map<std::uint64_t, Page> pages_;
+  std::vector<std::uint64_t> lent_;  // pages that were dropped here while others had descriptors of them
   std::uint64_t last_page_ = 0;
 };
 

@@ -1,5 +1,10 @@
 // The null GPU without a program on it: memory and its limits, pages, pools, captures, graphs, what copies
 // make known, locked host memory, and the sizes of workspaces beside those of an H200.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -122,6 +127,86 @@ TEST(pages_are_kept_while_held_or_mapped) {
   CHECK(memory().unmap(range, 4 * kMiB) == kSuccess);
   CHECK(memory().used() == kOverhead);
   Addresses::get().give(range, 8 * kMiB);
+}
+
+TEST(a_page_is_kept_while_a_descriptor_or_an_import_has_it) {
+  std::uint64_t plain = 0, page = 0, first = 0, second = 0;
+  int one = -1, two = -1;
+  CHECK(memory().page_create(2 * kMiB, &plain) == kSuccess);
+  CHECK(memory().page_export(plain, &one) == kInvalidValue);  // not created for it
+  CHECK(memory().page_release(plain) == kSuccess);
+  CHECK(memory().page_create(4 * kMiB, &page, true) == kSuccess);
+  CHECK(memory().page_export(page, &one) == kSuccess && memory().page_export(page, &two) == kSuccess);
+  CHECK(one != two && (fcntl(one, F_GETFD) & FD_CLOEXEC) != 0);
+  CHECK(memory().page_release(page) == kSuccess && close(two) == 0);
+  CHECK(memory().used() == kOverhead + 4 * kMiB);  // the other descriptor keeps it
+  CHECK(Memory::page_import(one, &first) == kSuccess && Memory::page_import(one, &second) == kSuccess);
+  CHECK(first != page && second != page && first != second);
+  CHECK(memory().page_export(first, &two) == kInvalidValue);
+  const DevicePointer range = Addresses::get().take(4 * kMiB);
+  CHECK(memory().map(range, 4 * kMiB, first) == kSuccess);
+  CHECK(close(one) == 0 && memory().page_release(first) == kSuccess &&
+        memory().page_release(second) == kSuccess);
+  CHECK(memory().used() == kOverhead + 4 * kMiB);  // the mapping keeps it, and it is counted once
+  CHECK(memory().unmap(range, 4 * kMiB) == kSuccess && memory().used() == kOverhead);
+  Addresses::get().give(range, 4 * kMiB);
+  int pipes[2];
+  CHECK(pipe(pipes) == 0 && Memory::page_import(-1, &page) == kUnknownError);
+  CHECK(Memory::page_import(pipes[0], &page) == kInvalidValue);
+  CHECK(close(pipes[0]) == 0 && close(pipes[1]) == 0);
+}
+
+// Sends a descriptor, or receives one, over a Unix socket.
+int pass(int socket, int descriptor) {
+  char byte = 0, control[CMSG_SPACE(sizeof(int))] = {};
+  iovec data{&byte, 1};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  if (descriptor < 0 && recvmsg(socket, &message, 0) != 1) return -1;
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  if (descriptor < 0) {
+    std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
+    return descriptor;
+  }
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+  return sendmsg(socket, &message, 0) == 1 ? descriptor : -1;
+}
+
+int use_a_page_of_another_process(int socket) {
+  const int descriptor = pass(socket, -1);
+  std::uint64_t page = 0;
+  char byte = 0;
+  const DevicePointer range = Addresses::get().take(4 * kMiB);
+  if (Memory::page_import(descriptor, &page) != kSuccess || close(descriptor) != 0) return 1;
+  if (memory().used() != kOverhead || memory().map(range, 4 * kMiB, page) != kSuccess) return 2;
+  if (memory().map(range + 4 * kMiB, 6 * kMiB, page) != kInvalidValue) return 3;  // larger than it is
+  if (write(socket, &byte, 1) != 1 || read(socket, &byte, 1) != 1) return 4;
+  if (memory().unmap(range, 4 * kMiB) != kSuccess || memory().page_release(page) != kSuccess) return 5;
+  return memory().used() == kOverhead ? 0 : 6;
+}
+
+TEST(a_page_counts_for_its_creator_until_all_processes_have_released_it) {
+  int sockets[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+  const pid_t child = fork();
+  if (child == 0) _exit(use_a_page_of_another_process(sockets[1]));
+  CHECK(close(sockets[1]) == 0);  // so that a child that fails is noticed
+  std::uint64_t page = 0;
+  int descriptor = -1, status = -1;
+  char byte = 0;
+  CHECK(memory().page_create(4 * kMiB, &page, true) == kSuccess);
+  CHECK(memory().page_export(page, &descriptor) == kSuccess && pass(sockets[0], descriptor) == descriptor);
+  CHECK(close(descriptor) == 0 && read(sockets[0], &byte, 1) == 1);
+  CHECK(memory().page_release(page) == kSuccess && memory().used() == kOverhead + 4 * kMiB);
+  CHECK(write(sockets[0], &byte, 1) == 1 && waitpid(child, &status, 0) == child && status == 0);
+  CHECK(memory().used() == kOverhead);
+  CHECK(close(sockets[0]) == 0);
 }
 
 TEST(pools_keep_what_their_threshold_says) {
