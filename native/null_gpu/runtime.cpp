@@ -177,11 +177,6 @@ VRAM_NULL_API Result cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
   if (greatest != nullptr) *greatest = -5;
   return kSuccess;
 }
-VRAM_NULL_API Result cudaDeviceCanAccessPeer(int* out, int, int) {
-  *out = 1;
-  return kSuccess;
-}
-VRAM_NULL_API Result cudaDeviceEnablePeerAccess(int, unsigned) { return kSuccess; }
 VRAM_NULL_API Result cudaGetLastError() { return std::exchange(last_error(), kSuccess); }
 VRAM_NULL_API Result cudaPeekAtLastError() { return last_error(); }
 VRAM_NULL_API const char* cudaGetErrorString(Result error) { return error_text(error); }
@@ -228,9 +223,6 @@ VRAM_NULL_API Result cudaMemcpy(void* to, const void* from, std::size_t bytes, i
 }
 VRAM_NULL_API Result cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, Handle) {
   copied(to, from, bytes);
-  return kSuccess;
-}
-VRAM_NULL_API Result cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, Handle) {
   return kSuccess;
 }
 VRAM_NULL_API Result cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,

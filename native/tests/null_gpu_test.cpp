@@ -43,12 +43,16 @@ Result cuStreamGetCaptureInfo_v3(Handle, int*, std::uint64_t*, Handle*, const Ha
                                  std::size_t*);
 Result cuStreamGetCtx(Handle, Handle*);
 Result cuStreamGetCtx_v2(Handle, Handle*, Handle*);
+Result cudaDeviceCanAccessPeer(int*, int, int);
+Result cudaDeviceDisablePeerAccess(int);
+Result cudaDeviceEnablePeerAccess(int, unsigned);
 Result cudaEventQuery(Handle);
 Result cudaGetDriverEntryPoint(const char*, void**, unsigned long long, int*);
 Result cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long, int*);
 Result cudaGetLastError();
 Result cudaIpcCloseMemHandle(void*);
 Result cudaMallocAsync(void**, std::size_t, Handle);
+Result cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, Handle);
 Result cudaPeekAtLastError();
 Result cudaStreamEndCapture(Handle, Handle*);
 Result cudaStreamGetCaptureInfo(Handle, int*, std::uint64_t*, Handle*, const Handle**, const void**,
@@ -281,6 +285,34 @@ TEST(copies_are_known_until_a_kernel_runs) {
   copied(got.data(), device + kMiB, 4);
   CHECK(got[0] == 0 && got[3] == 0);
   CHECK(memory().free(place) == kSuccess);
+}
+
+TEST(devices_access_others_once_it_is_enabled) {
+  int can = -1;
+  CHECK(cudaDeviceCanAccessPeer(&can, 0, 1) == kSuccess && can == 1);
+  CHECK(cudaDeviceCanAccessPeer(&can, 1, 1) == kSuccess && can == 0);
+  CHECK(cudaDeviceCanAccessPeer(&can, 0, 2) == kInvalidDevice);
+  CHECK(cudaDeviceEnablePeerAccess(0, 0) == kPeerUnsupported);  // the device itself
+  CHECK(cudaDeviceEnablePeerAccess(2, 0) == kInvalidDevice);
+  CHECK(cudaDeviceEnablePeerAccess(1, 0) == kSuccess && cudaDeviceEnablePeerAccess(1, 0) == kPeerEnabled);
+  CHECK(cudaDeviceDisablePeerAccess(1) == kSuccess && cudaDeviceDisablePeerAccess(1) == kPeerNotEnabled);
+  CHECK(cudaGetLastError() == kPeerNotEnabled);
+}
+
+TEST(copies_between_devices_carry_what_is_known) {
+  DevicePointer here = 0, there = 0;
+  CHECK(memory().allocate(2 * kMiB, &here) == kSuccess &&
+        memory_of(1)->allocate(2 * kMiB, &there) == kSuccess);
+  const int sent = 42;
+  int got = 0;
+  void *const from = reinterpret_cast<void*>(here), *const to = reinterpret_cast<void*>(there);
+  copied(from, &sent, sizeof(sent));
+  CHECK(cudaMemcpyPeerAsync(to, 1, from, 0, sizeof(sent), nullptr) == kSuccess);
+  copied(&got, to, sizeof(got));
+  CHECK(got == sent);
+  CHECK(cudaMemcpyPeerAsync(to, 2, from, 0, sizeof(sent), nullptr) == kInvalidDevice);
+  CHECK(cudaGetLastError() == kInvalidDevice);
+  CHECK(memory().free(here) == kSuccess && memory_of(1)->free(there) == kSuccess);
 }
 
 TEST(locked_memory_says_what_it_is) {
