@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "null_gpu/abi.hpp"
@@ -22,8 +23,8 @@ constexpr int kUnsupported = 3000;
 
 // Kinds of descriptors, attributes and types of attributes.
 constexpr int kEngine = 2, kHeuristics = 4, kPlan = 5, kDeviceProperties = 38;
-constexpr int kEngineDevice = 309, kHeuristicsDevice = 204, kPlanDevice = 407, kDeviceText = 2702;
-constexpr int kHeuristicsResults = 202, kPlanWorkspace = 402;
+constexpr int kEngineDevice = 1307, kHeuristicsDevice = 204, kPlanDevice = 407, kDeviceText = 2702;
+constexpr int kHeuristicsResults = 202, kPlanWorkspace = 402, kPlanText = 405;
 constexpr int kTypeHandle = 0, kTypeDescriptor = 15, kTypeChar = 24;
 
 // A function of the library that PyTorch has loaded.
@@ -35,6 +36,7 @@ Function real(const char* name) {
 using Create = int (*)(int, Descriptor*);
 using Set = int (*)(Descriptor, int, int, std::int64_t, const void*);
 using Finalize = int (*)(Descriptor);
+using Get = int (*)(Descriptor, int, int, std::int64_t, std::int64_t*, void*);
 
 std::string device_text() {
   const Profile& profile = Profile::get();
@@ -79,6 +81,27 @@ int set_device(Descriptor descriptor, int attribute) {
   return set(descriptor, attribute, kTypeDescriptor, 1, &properties);
 }
 
+// A number that a plan's text, in JSON, gives for a knob.
+std::optional<int> knob(const std::string& text, const char* name) {
+  const std::string key = std::string("\"CUDNN_KNOB_TYPE_") + name + "\":";
+  const std::size_t found = text.find(key);
+  if (found == std::string::npos) return std::nullopt;
+  return std::atoi(text.c_str() + found + key.size());
+}
+
+// How a plan cuts its work; none: it has no such choice, and needs the same without a device.
+std::optional<Tiling> tiling_of(Descriptor plan) {
+  static const auto get = real<Get>("cudnnBackendGetAttribute");
+  std::int64_t bytes = 0;
+  if (get(plan, kPlanText, kTypeChar, 0, &bytes, nullptr) != kOk || bytes < 1) return std::nullopt;
+  std::string text(static_cast<std::size_t>(bytes), '\0');
+  if (get(plan, kPlanText, kTypeChar, bytes, &bytes, text.data()) != kOk) return std::nullopt;
+  const auto tile = knob(text, "TILE_SIZE"), whole = knob(text, "WORKSPACE");
+  const auto rows = knob(text, "TILE_CGA_M"), columns = knob(text, "TILE_CGA_N");
+  if (!tile || !whole || !rows || !columns) return std::nullopt;
+  return Tiling{*tile, *rows, *columns, *whole == 0};
+}
+
 }  // namespace
 
 VRAM_NULL_API int cudnnCreate(Handle* out) {
@@ -119,7 +142,6 @@ VRAM_NULL_API int cudnnBackendFinalize(Descriptor descriptor) {
 }
 VRAM_NULL_API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type,
                                            std::int64_t wanted, std::int64_t* count, void* values) {
-  using Get = int (*)(Descriptor, int, int, std::int64_t, std::int64_t*, void*);
   static const auto get = real<Get>("cudnnBackendGetAttribute");
   if (type == kTypeHandle) return kUnsupported;
   const int status = get(descriptor, attribute, type, wanted, count, values);
@@ -128,9 +150,9 @@ VRAM_NULL_API int cudnnBackendGetAttribute(Descriptor descriptor, int attribute,
     Plans::get().found(descriptor, std::min(wanted, *count), static_cast<Descriptor*>(values));
   } else if (attribute == kPlanWorkspace) {
     auto& bytes = *static_cast<std::int64_t*>(values);
-    if (const auto convolution = Plans::get().convolution_of(descriptor))
-      bytes =
-          static_cast<std::int64_t>(convolution_workspace(*convolution, static_cast<std::uint64_t>(bytes)));
+    if (const auto plan = Plans::get().convolution_of(descriptor))
+      bytes = static_cast<std::int64_t>(convolution_workspace(
+          plan->convolution, tiling_of(descriptor), plan->first, static_cast<std::uint64_t>(bytes)));
   }
   return status;
 }

@@ -113,6 +113,7 @@ void Plans::was_set(Descriptor descriptor, int attribute, std::int64_t count, co
       set_operation(known, attribute, other->second);
     else
       known.computes = count == 1 ? other->second.computes : std::nullopt;
+    known.first = other->second.first;
   }
 }
 
@@ -122,14 +123,17 @@ void Plans::found(Descriptor heuristics, std::int64_t count, const Descriptor* c
   if (from == known_.end()) return;
   const std::optional<Convolution> computes = from->second.computes;
   for (std::int64_t i = 0; i < count; ++i)
-    if (const auto each = known_.find(configurations[i]); each != known_.end())
+    if (const auto each = known_.find(configurations[i]); each != known_.end()) {
       each->second.computes = computes;
+      each->second.first = i == 0;
+    }
 }
 
-std::optional<Convolution> Plans::convolution_of(Descriptor plan) {
+std::optional<Plans::Planned> Plans::convolution_of(Descriptor plan) {
   const std::lock_guard lock(mutex_);
   const auto found = known_.find(plan);
-  return found != known_.end() ? found->second.computes : std::nullopt;
+  if (found == known_.end() || !found->second.computes) return std::nullopt;
+  return Planned{*found->second.computes, found->second.first};
 }
 
 }  // namespace vram::null_gpu

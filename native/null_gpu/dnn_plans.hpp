@@ -27,8 +27,12 @@ class Plans {
   void was_set(Descriptor descriptor, int attribute, std::int64_t count, const void* values);
   // Heuristics have answered with configurations.
   void found(Descriptor heuristics, std::int64_t count, const Descriptor* configurations);
+  struct Planned {
+    Convolution convolution;
+    bool first;  // of what the heuristics offered
+  };
   // The convolution that a plan computes; none: it computes something else, or more.
-  std::optional<Convolution> convolution_of(Descriptor plan);
+  std::optional<Planned> convolution_of(Descriptor plan);
 
  private:
   using Numbers = std::vector<std::int64_t>;
@@ -36,6 +40,7 @@ class Plans {
     int kind = -1;
     std::map<int, Numbers> numbers;       // of tensors and convolutions, by attribute
     std::optional<Convolution> computes;  // of operations and everything made of them
+    bool first = false;                   // of configurations and plans
   };
   void set_operation(Known& operation, int attribute, const Known& part);
 

@@ -1,6 +1,7 @@
 #include "null_gpu/rules.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "null_gpu/profile.hpp"
 
@@ -74,54 +75,96 @@ std::uint64_t pointwise_workspace(const Convolution& convolution, std::uint64_t 
   return 2 * gradients <= 3 * answered ? gradients : answered;
 }
 
-// How many parts of a filter's gradient, in float, are kept to be summed: tiles of 128 by 128 channels and
-// one tap are computed in as many parts as fill the device.
-double gradient_parts(const Convolution& convolution, std::uint64_t filters, std::uint64_t channels) {
-  constexpr std::uint64_t kTile = 128, kMostParts = 16;
-  const bool single = convolution.element_bytes == 4;
+// The product of matrices that a convolution is.
+struct Product {
+  std::uint64_t rows, columns, depth;
+};
+Product product_of(const Convolution& convolution) {
+  const auto filters = static_cast<std::uint64_t>(convolution.filter_sizes[0]);
+  const auto channels = static_cast<std::uint64_t>(convolution.filter_sizes[1]);
   const std::uint64_t taps = product(convolution.filter_sizes) / filters / channels;
-  const std::uint64_t tiles = pieces(filters, kTile) * pieces(channels, kTile) * taps;
-  const std::uint64_t depth = product(convolution.output) / static_cast<std::uint64_t>(convolution.output[1]);
-  const std::uint64_t least_depth = single ? 1024 : 4096;  // of a part
-  const auto processors = static_cast<std::uint64_t>(Profile::get().multiprocessors);
-  const std::uint64_t parts = std::min({processors / tiles, depth / least_depth, kMostParts});
-  if (parts >= 2)
-    return static_cast<double>(single ? parts : parts - 1);  // else the first is the result itself
-  return single ? std::min(0.92, static_cast<double>(processors) / static_cast<double>(tiles)) : 0;
+  const std::uint64_t points_in = product(convolution.input) / channels;
+  const std::uint64_t points_out = product(convolution.output) / filters;
+  switch (convolution.direction) {
+    case Convolution::forward:
+      return {points_out, filters, channels * taps};
+    case Convolution::data:
+      return {points_in, channels, filters * taps};
+    case Convolution::filter:
+      break;
+  }
+  return {filters, channels * taps, points_out};
 }
 
-std::uint64_t filter_workspace(const Convolution& convolution, std::uint64_t filters,
-                               std::uint64_t channels) {
-  // In the layout with channels first, input, gradients and result are transformed.
-  const std::uint64_t transformed =
-      convolution.channels_last
-          ? 0
-          : (product(convolution.input) + product(convolution.output) + product(convolution.filter_sizes)) *
-                    convolution.element_bytes +
-                16;
-  const auto part = static_cast<double>(product(convolution.filter_sizes) * sizeof(float));
-  return transformed + static_cast<std::uint64_t>(gradient_parts(convolution, filters, channels) * part);
+// Tiles of the kernels for Hopper by their number in the plan, in elements; {0, 0}: not known.
+struct Tile {
+  std::uint64_t rows, columns;
+};
+Tile tile_of(int number) {
+  constexpr Tile kTiles[] = {{128, 128}, {128, 64},  {0, 0},    {256, 128}, {256, 64},
+                             {64, 64},   {128, 256}, {64, 128}, {0, 0},     {64, 256}};
+  return number >= 0 && number < static_cast<int>(std::size(kTiles)) ? kTiles[number] : Tile{0, 0};
+}
+
+// Clusters of so many blocks that run at the same time. A cluster lies in one of the device's groups of
+// multiprocessors; those of an H200 were found from the workspaces of its plans.
+std::uint64_t clusters_at_once(std::uint64_t size) {
+  constexpr std::uint64_t kGroups[] = {18, 18, 16, 16, 16, 16, 16, 8}, kProcessors = 132;
+  const auto processors = static_cast<std::uint64_t>(Profile::get().multiprocessors);
+  if (size <= 2) return processors / size;
+  std::uint64_t clusters = 0;
+  for (const std::uint64_t group : kGroups) clusters += group / size;
+  return std::max<std::uint64_t>(clusters * processors / kProcessors, 1);
+}
+constexpr std::uint64_t kProcessorsWithoutDevice = 18;
+
+// Bytes for the parts of tiles. Clusters of tiles run in waves. Those that are left for the last wave are
+// each computed in as many parts as fill it, if a part is deep enough to be worth it. The parts, in float,
+// are kept and summed in pairs; each sum has a counter.
+std::uint64_t parts_bytes(const Product& sizes, const Tile& tile, const Tiling& tiling,
+                          std::uint64_t element_bytes, std::uint64_t at_once) {
+  constexpr std::uint64_t kStepBytes = 128, kLeastSteps = 12, kManyWaves = 131, kCounters = 159;
+  const auto rows = static_cast<std::uint64_t>(tiling.cluster_rows);
+  const auto columns = static_cast<std::uint64_t>(tiling.cluster_columns);
+  const std::uint64_t clusters =
+      pieces(pieces(sizes.rows, tile.rows), rows) * pieces(pieces(sizes.columns, tile.columns), columns);
+  const bool many_waves = clusters > 2 * at_once;
+  const std::uint64_t none = many_waves ? kManyWaves : 0;
+  const std::uint64_t left = clusters <= at_once ? clusters : clusters % at_once;
+  if (!tiling.in_parts || left == 0) return none;
+  const std::uint64_t steps = pieces(sizes.depth, kStepBytes / element_bytes);
+  const std::uint64_t parts = std::min(at_once / left, steps / kLeastSteps);
+  if (parts < 2) return none;
+  std::uint64_t sums = 0;
+  for (std::uint64_t level = parts; level > 1; level = pieces(level, 2)) sums += pieces(level, 2);
+  const std::uint64_t tiles = left * rows * columns;
+  return tiles * (parts * tile.rows * tile.columns + sums) * sizeof(float) + kCounters + (many_waves ? 4 : 0);
 }
 
 }  // namespace
 
-std::uint64_t convolution_workspace(const Convolution& convolution, std::uint64_t answered) {
+std::uint64_t convolution_workspace(const Convolution& convolution, const std::optional<Tiling>& tiling,
+                                    bool first, std::uint64_t answered) {
   if (convolution.input.size() < 3 || convolution.filter_sizes.size() != convolution.input.size() ||
       convolution.output.size() != convolution.input.size())
     return answered;
-  const auto filters = static_cast<std::uint64_t>(convolution.filter_sizes[0]);
-  const auto channels = static_cast<std::uint64_t>(convolution.filter_sizes[1]);
   const bool grouped = convolution.input[1] != convolution.filter_sizes[1];
-  const bool one_tap = product(convolution.filter_sizes) == filters * channels;
   if (grouped || product(convolution.output) == 0 || product(convolution.filter_sizes) == 0) return answered;
-  if (one_tap && !convolution.channels_last && all(convolution.steps, 1) && all(convolution.padding, 0))
+  const bool one_tap = product(convolution.filter_sizes) ==
+                       static_cast<std::uint64_t>(convolution.filter_sizes[0] * convolution.filter_sizes[1]);
+  if (first && one_tap && !convolution.channels_last && all(convolution.steps, 1) &&
+      all(convolution.padding, 0))
     return pointwise_workspace(convolution, answered);
-  const std::uint64_t aligned = 16 / convolution.element_bytes;
-  constexpr std::uint64_t kLeastChannels = 32;  // fewer are padded; then the library's answer is right
-  if (convolution.direction != Convolution::filter || filters % aligned != 0 || channels % aligned != 0 ||
-      channels < kLeastChannels)
-    return answered;
-  return filter_workspace(convolution, filters, channels);
+  if (!tiling || Profile::get().major != 9) return answered;
+  const Tile tile = tile_of(tiling->tile);
+  const auto size = static_cast<std::uint64_t>(tiling->cluster_rows * tiling->cluster_columns);
+  if (tile.rows == 0 || size == 0) return answered;
+  const Product sizes = product_of(convolution);
+  const auto bytes = [&](std::uint64_t at_once) {
+    return parts_bytes(sizes, tile, *tiling, convolution.element_bytes, at_once);
+  };
+  const std::uint64_t counted = bytes(std::max<std::uint64_t>(kProcessorsWithoutDevice / size, 1));
+  return (counted <= answered ? answered - counted : answered) + bytes(clusters_at_once(size));
 }
 
 // ---- normalization --------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace vram::null_gpu {
@@ -28,9 +29,17 @@ struct Convolution {
   std::uint64_t element_bytes = 4;
   bool channels_last = false;
 };
-// cuDNN answers without a device, too, but as if there were few multiprocessors. This is what it answers with
-// one: products of matrices for 1×1 filters, and filter gradients in as many parts as fill the device.
-std::uint64_t convolution_workspace(const Convolution& convolution, std::uint64_t answered);
+// How a plan cuts the product of matrices that a convolution is: which tiles, how many of them go together on
+// neighbouring multiprocessors, and whether tiles that do not fill the device may be computed in parts.
+struct Tiling {
+  int tile, cluster_rows, cluster_columns;
+  bool in_parts;
+};
+// cuDNN answers without a device, too, but then parts fill the 18 multiprocessors of one cluster of
+// processors. This is what it answers with the whole device. `first`: the plan is the first that the
+// heuristics offer, before which the real library offers products of matrices for 1×1 filters.
+std::uint64_t convolution_workspace(const Convolution& convolution, const std::optional<Tiling>& tiling,
+                                    bool first, std::uint64_t answered);
 
 // Persistent batch normalization, which is for channels last: `rows` of `channels` elements. The other kind
 // and elements of 8 bytes need none. Exact.

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -477,6 +478,40 @@ TEST(transforms_need_what_an_h200_answers) {
   CHECK(fft_workspace(1, large, 16, 8, false) == 134217728 &&
         near(fft_workspace(1, large, 16, 8, true), 67108992, 0.01));
   CHECK(near(fft_workspace(1, prime, 16, 8, false), 512000000, 0.01));
+}
+
+// Answers of cuDNN 9.19 for filter gradients of a U-Net: the first number without a device, the second on an
+// H200.
+TEST(convolutions_need_what_an_h200_answers) {
+  const auto bytes = [](std::int64_t filters, std::int64_t channels, std::int64_t points, Tiling tiling,
+                        std::uint64_t answered) {
+    Convolution convolution;
+    convolution.direction = Convolution::filter;
+    convolution.input = {8, channels, points, points};
+    convolution.filter_sizes = {filters, channels, 3, 3};
+    convolution.output = {8, filters, points, points};
+    convolution.steps = convolution.padding = {1, 1};
+    convolution.element_bytes = 2;
+    convolution.channels_last = true;
+    return convolution_workspace(convolution, tiling, true, answered);
+  };
+  CHECK(bytes(128, 128, 192, {0, 1, 3, true}, 1179843) == 7668375);
+  CHECK(bytes(1024, 512, 24, {0, 1, 3, true}, 131) == 7078267);
+  CHECK(bytes(512, 1024, 48, {0, 1, 4, true}, 131) == 6291811);
+  CHECK(bytes(64, 128, 384, {7, 1, 4, true}, 0) == 3932847);
+  CHECK(bytes(512, 512, 48, {0, 1, 1, false}, 131) == 0);
+  CHECK(bytes(1024, 1024, 24, {0, 1, 4, true}, 131) == 131);
+}
+
+TEST(a_plan_behind_the_first_needs_its_own_workspace) {
+  Convolution convolution;
+  convolution.input = convolution.output = {32, 256, 16, 16};
+  convolution.filter_sizes = {256, 256, 1, 1};
+  convolution.steps = {1, 1};
+  convolution.padding = {0, 0};
+  convolution.element_bytes = 2;
+  CHECK(convolution_workspace(convolution, std::nullopt, true, 5000000) == 272);
+  CHECK(convolution_workspace(convolution, std::nullopt, false, 5000000) == 5000000);
 }
 
 }  // namespace

@@ -67,3 +67,14 @@ def test_a_job_dies_of_the_same_request(benchmark: SimpleNamespace, predicting: 
     assert measured["outcome"] == "out of memory" and len(measured["out_of_memory"]) == 1
     predicting.capped(benchmark.catalog.JOBS["vit"], "default", measured["cap"], "0.85")
     assert predicting.known["jobs"]["vit"]["caps"]["default 0.85"] == measured
+
+
+def test_a_job_short_of_memory_takes_other_plans_for_convolutions(
+    benchmark: SimpleNamespace, predicting: Any
+) -> None:
+    measured = benchmark.truth["jobs"]["dcgan"]["caps"]["default 0.98"]
+    assert measured["outcome"] == "completed" and len(measured["out_of_memory"]) > 1
+    predicting.capped(benchmark.catalog.JOBS["dcgan"], "default", measured["cap"], "0.98")
+    found = predicting.known["jobs"]["dcgan"]["caps"]["default 0.98"]
+    assert found["outcome"] == "completed", found
+    assert len(found["out_of_memory"]) > 1

@@ -287,6 +287,13 @@ def uniques(d):
 
 
 @exact
+def sparse_tensors_with_repeated_indices(d):
+    indices = torch.tensor([[0, 2, 2, 1, 2], [1, 0, 0, 1, 3]], device=d)
+    merged = torch.sparse_coo_tensor(indices, torch.ones(5, 2, device=d), (3, 4, 2)).coalesce()
+    return [merged._nnz(), list(merged.values().shape), list(merged.coalesce().indices().shape)]
+
+
+@exact
 def counts(d):
     a = torch.tensor([0, 2, 2, 1], device=d)
     return [
@@ -554,6 +561,14 @@ def gradients_accumulated_by_the_engine(d):
     w.grad = torch.zeros(3, device=d)
     (w * 2).sum().backward()
     w.grad.tolist()
+
+
+@guessed
+def a_sparse_gradient(d):
+    table = nn.Embedding(1000, 8, sparse=True).to(d)
+    table(torch.randint(1000, (400,)).to(d)).sum().backward()
+    assert table.weight.grad._nnz() == 400
+    assert table.weight.grad.coalesce()._nnz() == 330  # so many rows 400 random indices hit
 
 
 @guessed

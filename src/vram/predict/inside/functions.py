@@ -71,6 +71,8 @@ TABLES: dict[str, str] = {
     "counted": """
         unique unique_consecutive unique_dim _unique2 repeat_interleave bincount one_hot combinations
     """,
+    # Add up the elements of a sparse tensor that have the same index.
+    "merged": "coalesce",
     # Read from the device whether their arguments are valid.
     "checked": "normal",
     # Return indices and truth values that are plausible where the arguments are not known.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ __all__ = ["HANDLERS"]
 
 SELECTED = "not known: every element is selected"
 DISTINCT = "not known: all elements are distinct"
+SPREAD = "not known: indices are spread at random"
 SAME = {**dict.fromkeys(("eq", "__eq__"), True), **dict.fromkeys(("ne", "__ne__"), False)}
 """Comparisons of a tensor with itself: a search for elements that are not numbers."""
 MASKS = (torch.bool, torch.uint8)
@@ -76,6 +78,32 @@ def counted(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs:
         first = out if isinstance(out, torch.Tensor) else out[0]
         values.guess("shape", list(first.shape), assumed)
     return out
+
+
+def merged(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Sparse tensors whose elements with the same index are added up."""
+    source = args[0]
+    if not source.is_cuda or source.is_coalesced():
+        return func(*args, **kwargs)
+    indices = source._indices()
+    shadow = values.shadow(indices)
+    if shadow is not None:
+        with on_the_cpu():
+            count = int(shadow.view(indices).unique(dim=1).shape[1])
+        assumed = shadow.assumed
+    else:
+        places = math.prod(source.shape[: source.sparse_dim()])
+        count, assumed = _hit(places, int(source._nnz())), SPREAD
+    if assumed:
+        values.guess("shape", count, assumed)
+    return announcing([count], func, args, kwargs)
+
+
+def _hit(places: int, draws: int) -> int:
+    """How many of `places` are hit by so many draws at random, on average."""
+    if places <= 1 or draws == 0:
+        return min(places, draws)
+    return round(-places * math.expm1(draws * math.log1p(-1 / places)))
 
 
 def checked(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -181,6 +209,7 @@ HANDLERS: dict[str, Any] = {
     "comparison": compare,
     "counted": counted,
     "get": get,
+    "merged": merged,
     "selection": selection,
     "set": put,
     "sized": sized,
