@@ -50,7 +50,7 @@ struct PoolState {
   StreamTable streams;
   Contents contents;                               // of suspended blocks
   std::atomic<std::uint64_t> suspended_blocks{0};  // read without a lock
-  const Finished finished;                         // fences.finished by number
+  const Finished finished;                         // fences.finished by number; graphs and heaps keep theirs
   std::uint64_t walks = 0;                         // calls of verify
 
   bool closed() const { return generation.load(std::memory_order_relaxed) != process_generation(); }
