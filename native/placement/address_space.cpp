@@ -399,7 +399,8 @@ bool AddressSpace::has_addresses(const Want& want) const {
 std::uint64_t AddressSpace::plain_length(const Want& want) const {
   const std::uint64_t need = round_up(bytes_of(want.padded()), kSlotBytes);
   if (want.heap != nullptr && want.band == kSmall) return need;
-  if (want.heap != nullptr) return need < kPlainSegmentBytes / 2 ? kPlainSegmentBytes : need;
+  if (want.heap != nullptr)
+    return bytes_of(want.padded()) < kPlainSegmentBytes / 2 ? kPlainSegmentBytes : need;
   const std::uint64_t wished = round_up(options_.segment_size, bytes_of(want.padded()));
   const std::uint64_t bytes = std::max(need, round_up(wished, kSlotBytes));
   return want.band != kSmall && need < kPlainSegmentBytes / 2 ? std::max(bytes, kPlainSegmentBytes) : bytes;
@@ -409,9 +410,8 @@ Status AddressSpace::add_plain(const Want& want, std::uint64_t budget) {
   const std::uint64_t need = round_up(bytes_of(want.padded()), kSlotBytes);
   std::uint64_t bytes = plain_length(want);
   if (bytes > budget)
-    bytes = options_.bands_share() && want.heap == nullptr
-                ? std::max(need, budget / kSlotBytes * kSlotBytes)
-                : need;
+    bytes = options_.bands_share() && want.heap == nullptr ? std::max(need, budget / kSlotBytes * kSlotBytes)
+                                                           : need;
   if (bytes > budget) return {Code::out_of_memory, 0, "reserve"};
   const Status status = add_plain_of(want, bytes);
   // If the driver has less, exactly what is needed.
@@ -442,7 +442,8 @@ Status AddressSpace::add_plain_of(const Want& want, std::uint64_t bytes) {
     return_slots(slot, slots);
     throw;
   }
-  Status status = source != nullptr ? source->reserve(bytes, want.stream, &base) : backend_.reserve(bytes, &base);
+  Status status =
+      source != nullptr ? source->reserve(bytes, want.stream, &base) : backend_.reserve(bytes, &base);
   // Blocks begin on units, which memory from elsewhere might not.
   if (status.ok() && base % kUnit != 0) {
     (void)source->release(base, bytes, want.stream);
@@ -484,8 +485,9 @@ Status AddressSpace::release_memory(Index s) {
   const Segment& segment = segments_[s];
   const std::uint64_t bytes = bytes_of(segment.units);
   const auto source = sources_.find(s);
-  const Status status = source != sources_.end() ? source->second->release(segment.base, bytes, segment.stream)
-                                                 : backend_.release(segment.base, bytes);
+  const Status status = source != sources_.end()
+                            ? source->second->release(segment.base, bytes, segment.stream)
+                            : backend_.release(segment.base, bytes);
   if (status.ok()) tell(false, s, segment.base, bytes);
   return status;
 }

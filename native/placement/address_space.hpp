@@ -99,8 +99,7 @@ class AddressSpace {
   // Releases the plain segments and the space. pre: nothing uses them.
   Status release_all();
   // Calls back when memory appears at an address, or disappears there; empty: no more.
-  using OnMemory =
-      std::function<void(bool there, Index segment, Address address, std::uint64_t bytes)>;
+  using OnMemory = std::function<void(bool there, Index segment, Address address, std::uint64_t bytes)>;
   void listen(OnMemory on_memory) { on_memory_ = std::move(on_memory); }
   void tell(bool there, Index segment, Address address, std::uint64_t bytes) const {
     if (on_memory_) on_memory_(there, segment, address, bytes);
@@ -167,7 +166,8 @@ class AddressSpace {
   mutable std::shared_mutex plain_lock_;          // guards plain_ against find(), which has no other lock
   std::set<std::pair<Units, Index>> free_plain_;  // those wholly free, by length
   std::vector<std::set<std::pair<Units, Index>>::node_type> used_plain_;  // a node for each of the others
-  std::map<Index, std::shared_ptr<PlainSource>> sources_;  // of plain segments whose memory is not the backend's
+  std::map<Index, std::shared_ptr<PlainSource>>
+      sources_;  // of plain segments whose memory is not the backend's
   CountedStreams plain_owners_;
   std::uint64_t plain_bytes_ = 0;
   Blocks blocks_;

@@ -50,7 +50,9 @@ Index PlaceSearch::tightest(const Want& want) const {
     return space_.free_blocks(want.stream, band).find(space_.blocks(), want.padded(), walk);
   };
   const Index block = find(want.band);
-  return block == 0 && options_.bands_share() && want.heap == nullptr ? find(want.band == kSmall ? kLarge : kSmall) : block;
+  return block == 0 && options_.bands_share() && want.heap == nullptr
+             ? find(want.band == kSmall ? kLarge : kSmall)
+             : block;
 }
 
 // Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already; or

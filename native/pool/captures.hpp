@@ -30,7 +30,8 @@ struct HeapOptions {
   bool plain = false;       // segments that are one driver allocation each, of the sizes that PyTorch uses
   bool no_split = false;    // plain: a request gets a whole segment, or a whole block that was freed
   bool use_on_oom = false;  // its free memory serves other requests before they fail
-  std::shared_ptr<Source> source = nullptr;  // plain: kept until its last segment is released; null: the device
+  std::shared_ptr<Source> source =
+      nullptr;  // plain: kept until its last segment is released; null: the device
 };
 
 class Captures : PoolPart {

@@ -187,8 +187,8 @@ void Checkpoints::carry_out(const Plan& plan, std::unique_lock<std::mutex>& lock
   for (const Plan::Place& place : plan.places) {
     const Index block = placement_.take_at({space().block_at(place.offset), place.offset}, place.units);
     const Want want{place.stream, space().segment(blocks()[block]).band, place.units};
-    (void)accounts_.make_live(
-        block, {place.info->requested, want, place.info->tag, &streams_[place.stream], &lock});
+    (void)accounts_.make_live(block,
+                              {place.info->requested, want, place.info->tag, &streams_[place.stream], &lock});
   }
 }
 

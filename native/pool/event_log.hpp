@@ -49,8 +49,8 @@ class EventLog : PoolPart {
   std::atomic<std::uint64_t> sequence_{0};
   std::shared_ptr<Recording> recording_;  // null: none
   std::function<void(const PoolEvent&)> listener_;
-  Meter reserved_;                        // bytes from the driver
-  Meter pieces_;                          // pages and plain segments
+  Meter reserved_;  // bytes from the driver
+  Meter pieces_;    // pages and plain segments
 };
 
 // While it exists, every stream stands still without its lock being held: the fast paths find a ceiling that

@@ -307,7 +307,8 @@ Index Ladder::serve_give_back(Climb& climb) {
   if (const Index block = search_again(climb)) return block;
   if (!climb.error.ok()) return 0;
   if (const Index block = serve_other_bands(climb)) return block;
-  return climb.error.ok() && climb.stream->capture == 0 && climb.want.band != kGrowing ? lend_heaps(climb) : 0;
+  return climb.error.ok() && climb.stream->capture == 0 && climb.want.band != kGrowing ? lend_heaps(climb)
+                                                                                       : 0;
 }
 
 // Free memory of heaps that allow it, before the request fails; when it is freed it returns to the heap. A

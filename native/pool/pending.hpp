@@ -61,7 +61,9 @@ class Pending : PoolPart {
   void enqueue(Node&& node);
   void advance(Node&& node);
   void queue_at(StreamState& stream, Tick tick, Node&& node);
-  Queue& queue_of(const Block& block) { return streams_[static_cast<StreamNumber>(block.link_after - 1)].waiting; }
+  Queue& queue_of(const Block& block) {
+    return streams_[static_cast<StreamNumber>(block.link_after - 1)].waiting;
+  }
   static Queue::iterator find_in(Queue& queue, Index block, Tick tick);
 
   EventLog& log_;

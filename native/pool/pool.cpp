@@ -348,7 +348,8 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   std::lock_guard guard(owner.lock);
   if (block.is(BlockState::suspended)) return {Code::suspended, 0, "record_stream"};
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "record_stream"};
-  const bool own = &user == &owner || (owner.heap != HeapId{} && owner.capture != 0 && owner.same_stream(user));
+  const bool own =
+      &user == &owner || (owner.heap != HeapId{} && owner.capture != 0 && owner.same_stream(user));
   if (own && !state_.backend->info().host_writes) return {};
   pending_.add_use(i, user.number);
   block.used_elsewhere = true;

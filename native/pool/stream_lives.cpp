@@ -210,8 +210,8 @@ void StreamLives::retire_ended_threads() {
   });
 }
 
-// When its last fence has completed, the memory of a leaving stream goes to the default stream. That of a heap
-// of plain segments is released when nothing in it is live any more.
+// When its last fence has completed, the memory of a leaving stream goes to the default stream. That of a
+// heap of plain segments is released when nothing in it is live any more.
 void StreamLives::finish_leaving(StreamState& stream) {
   if (keep_) return;
   if (!fences_.finished(stream, stream.last) || !stream.waiting.empty()) return;
@@ -264,9 +264,8 @@ Status StreamLives::wait_for_leaving(StreamState& stream, std::unique_lock<std::
   if (Status status = wait_for_stream(stream, lock); !status.ok()) return status;
   std::vector<StreamNumber> users;
   for (const StreamState& user : streams_)
-    if (std::any_of(user.waiting.begin(), user.waiting.end(), [&](const auto& each) {
-          return home_of(blocks()[each.second.block]).number == number;
-        }))
+    if (std::any_of(user.waiting.begin(), user.waiting.end(),
+                    [&](const auto& each) { return home_of(blocks()[each.second.block]).number == number; }))
       users.push_back(user.number);
   for (const StreamNumber user : users)
     if (!streams_[user].retired())
