@@ -395,7 +395,6 @@ TEST(what_was_live_in_a_heap_can_be_restored) {
             REQUIRE(world.get(random.of(kSizes), 1 + random.below(2)) != 0);
           } else if (dice < 80 && !live.empty()) {
             const BlockInfo& block = live[random.below(live.size())];
-            // Captured work of another stream of the heap, or none.
             REQUIRE(world.pool->free(block.address).ok());
           } else if (dice < 84) {
             REQUIRE(world.pool->free(world.get(random.of(kSizes))).ok());
@@ -463,7 +462,7 @@ TEST(a_restore_that_is_impossible_changes_nothing) {
     CHECK(world.pool->heap_restore(kHeap, both).code == Code::invalid);
     world.device->run_all();
     CHECK(world.pool->heap_restore(kHeap, both).ok() && live_in(world, kHeap) == before);
-    // Uses by the heap's own work do not matter.
+    // What was freed since is allocated again.
     REQUIRE(world.pool->free(one).ok() && world.good());
     CHECK(world.pool->heap_restore(kHeap, both).ok() && live_in(world, kHeap) == before && world.good());
   });
