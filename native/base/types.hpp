@@ -154,6 +154,8 @@ inline constexpr int kBands = 4;
 inline constexpr Units kMiddleUnits = static_cast<Units>(7 * kMiB / kUnit);
 // Plain segments for large blocks are at least this long, so that several medium blocks share one.
 inline constexpr std::uint64_t kPlainSegmentBytes = 20 * kMiB;
+// In a heap of plain segments (PlainHeap), blocks up to this size are small.
+inline constexpr Units kHeapSmallUnits = static_cast<Units>(kMiB / kUnit);
 
 // A contiguous range of addresses of one stream and band: one plain allocation, or a strip of the space.
 // Owner: AddressSpace. Guarded by the pool's mutex.
@@ -221,6 +223,8 @@ struct Mapping {
 
 // ---- requests and places --------------------------------------------------------------------------------
 
+struct PlainHeap;
+
 // What is to be placed, for which stream.
 struct Want {
   StreamNumber stream = 0;
@@ -229,6 +233,9 @@ struct Want {
   std::uint64_t align = kUnit;  // bytes
   Index strip = 0;              // not 0: at the first free address of this strip, of …
   std::uint64_t growable = 0;   // … this growable buffer, as long as it is open
+  // Not null: in plain segments of this heap, also in a pool with pages.
+  const PlainHeap* heap = nullptr;
+  bool last_resort = false;  // a heap that does not split blocks may take one of any length
   Units padded() const { return units + static_cast<Units>(align / kUnit) - 1; }
   std::uint64_t bytes() const { return bytes_of(units); }
 };

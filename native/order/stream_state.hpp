@@ -21,6 +21,7 @@
 
 #include "journal/journal.hpp"
 #include "order/stream_cache.hpp"
+#include "placement/options.hpp"
 
 namespace vram {
 
@@ -102,6 +103,8 @@ struct alignas(128) StreamState {
   // on it; its memory is the graph's until `*over` says that the graph is gone (StreamLives).
   CaptureId capture = 0;
   std::shared_ptr<std::atomic<bool>> over;
+  HeapId heap{};                     // the heap, also after it is over, until its memory has gone
+  std::shared_ptr<PlainHeap> plain;  // not null: a heap of plain segments
   Life life = Life::active;
   Tick last = 0;    // unless active: this tick covers all its work
   Tick tick = 1;    // the current one
@@ -124,6 +127,11 @@ struct alignas(128) StreamState {
   bool leaving() const { return life == Life::leaving; }
   bool retired() const { return life == Life::retired; }
   bool ended() const { return life != Life::active; }
+  bool same_stream(const StreamState& other) const {
+    return handle == other.handle && foreign == other.foreign && id == other.id;
+  }
+  // Its memory serves nothing else. That of plain segments goes back to where it came from.
+  bool apart() const { return capture != 0 || plain != nullptr; }
   // The tick that a fence or the host has covered, completed or not.
   Tick covered() const { return fences.empty() ? passed : std::max(passed, fences.back().tick); }
   // The tick of what happens now.

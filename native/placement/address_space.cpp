@@ -50,12 +50,16 @@ AddressSpace::AddressSpace(Backend& backend, const PlacementOptions& options)
     : backend_(backend),
       options_(options),
       space_bytes_(options.space_bytes),
-      blocks_(most_blocks(space_bytes_)),
-      segments_(most_mappings(space_bytes_)),
-      starts_(space_bytes_ / kUnit),
-      started_(space_bytes_ / kUnit) {
+      strip_units_(options.pages ? options.space_bytes / kUnit : 0),
+      blocks_(most_blocks(options.all_bytes())),
+      segments_(most_mappings(options.all_bytes())),
+      starts_(options.all_bytes() / kUnit),
+      started_(options.all_bytes() / kUnit) {
   // Slot 0 stays unused so that no block has offset 0 by accident.
-  space_free_[1] = static_cast<Slot>(space_bytes_ / kSlotBytes) - 1;
+  const auto first_plain = static_cast<Slot>(std::max<std::uint64_t>(strip_units_ / kSlotUnits, 1));
+  const auto all = static_cast<Slot>(options.all_bytes() / kSlotBytes);
+  if (first_plain > 1) space_free_[1] = first_plain - 1;
+  if (all > first_plain) plain_free_[first_plain] = all - first_plain;
 }
 
 std::uint64_t AddressSpace::affordable(std::uint64_t wished) {
@@ -74,11 +78,12 @@ std::uint64_t AddressSpace::affordable(std::uint64_t wished) {
 // The unit at the address, or 0, where no block is. An address that is the pool's was allocated after the
 // space was reserved, so its reader sees the space; for any other address, any value will do.
 std::uint64_t AddressSpace::unit_at(Address address) const {
-  if (options_.pages) {
-    const Address space = space_.load(std::memory_order_relaxed);
-    const std::uint64_t unit = (address - space) / kUnit;
-    return address < space || unit >= starts_.capacity() ? 0 : unit;
-  }
+  const Address space = space_.load(std::memory_order_relaxed);
+  const std::uint64_t unit = (address - space) / kUnit;
+  return address < space || unit >= strip_units_ ? plain_unit_at(address) : unit;
+}
+
+std::uint64_t AddressSpace::plain_unit_at(Address address) const {
   std::shared_lock lock(plain_lock_);
   auto it = plain_.upper_bound(address);
   if (it == plain_.begin()) return 0;
@@ -103,17 +108,17 @@ Index AddressSpace::containing(Address address) const {
 }
 
 // The tightest range of slots in no segment, or 0.
-Slot AddressSpace::reserve_slots(Slot slots) {
-  auto best = space_free_.end();
-  for (auto it = space_free_.begin(); it != space_free_.end(); ++it)
-    if (it->second >= slots && (best == space_free_.end() || it->second < best->second)) best = it;
-  if (best == space_free_.end()) return 0;
+Slot AddressSpace::reserve_slots(Ranges& free, Slot slots) {
+  auto best = free.end();
+  for (auto it = free.begin(); it != free.end(); ++it)
+    if (it->second >= slots && (best == free.end() || it->second < best->second)) best = it;
+  if (best == free.end()) return 0;
   const auto [slot, length] = *best;
-  auto node = space_free_.extract(best);  // used again for the rest, so that nothing is allocated here
+  auto node = free.extract(best);  // used again for the rest, so that nothing is allocated here
   if (length > slots) {
     node.key() = slot + slots;
     node.mapped() = length - slots;
-    space_free_.insert(std::move(node));
+    free.insert(std::move(node));
   }
   return slot;
 }
@@ -121,15 +126,16 @@ Slot AddressSpace::reserve_slots(Slot slots) {
 void AddressSpace::return_slots(Slot slot, Slot slots) {
   starts_.forget(std::size_t{slot} * kSlotUnits, std::size_t{slots} * kSlotUnits);
   started_.forget(std::size_t{slot} * kSlotUnits, std::size_t{slots} * kSlotUnits);
-  auto next = space_free_.lower_bound(slot);
-  std::map<Slot, Slot>::node_type node;
-  if (next != space_free_.end() && next->first == slot + slots) {
+  Ranges& free = slot < strip_units_ / kSlotUnits ? space_free_ : plain_free_;
+  auto next = free.lower_bound(slot);
+  Ranges::node_type node;
+  if (next != free.end() && next->first == slot + slots) {
     slots += next->second;
     const auto behind = std::next(next);
-    node = space_free_.extract(next);
+    node = free.extract(next);
     next = behind;
   }
-  if (next != space_free_.begin()) {
+  if (next != free.begin()) {
     auto previous = std::prev(next);
     if (previous->first + previous->second == slot) {
       previous->second += slots;
@@ -139,11 +145,11 @@ void AddressSpace::return_slots(Slot slot, Slot slots) {
   if (!node.empty()) {
     node.key() = slot;
     node.mapped() = slots;
-    space_free_.insert(std::move(node));
+    free.insert(std::move(node));
     return;
   }
   try {
-    space_free_.emplace(slot, slots);
+    free.emplace(slot, slots);
   } catch (const std::bad_alloc&) {
     // The host has no memory left: these addresses are not used again, of which there are plenty.
   }
@@ -348,8 +354,8 @@ Status AddressSpace::add_strip(const Want& want) {
   const Slot needed = slots_for(want);
   const auto all = static_cast<Slot>(space_bytes_ / kSlotBytes);
   Slot slots = std::max(needed, std::min(kStripSlots[want.band], all / strip_share(segments_.size())));
-  Slot slot = reserve_slots(slots);
-  if (slot == 0) slot = reserve_slots(slots = needed);
+  Slot slot = reserve_slots(space_free_, slots);
+  if (slot == 0) slot = reserve_slots(space_free_, slots = needed);
   if (slot == 0) return {Code::out_of_memory, 0, "space_reserve"};
   const Units first = slot * kSlotUnits;
   add_segment({.base = slot_address(slot),
@@ -363,7 +369,7 @@ Status AddressSpace::add_strip(const Want& want) {
 
 Status AddressSpace::add_growing_strip(StreamNumber stream, Slot slots, Index* out) {
   if (Status status = reserve_space(); !status.ok()) return status;
-  const Slot slot = reserve_slots(slots);
+  const Slot slot = reserve_slots(space_free_, slots);
   if (slot == 0) return {Code::out_of_memory, 0, "space_reserve"};
   const Units first = slot * kSlotUnits;
   *out = add_segment({.base = slot_address(slot),
@@ -388,36 +394,64 @@ bool AddressSpace::has_addresses(const Want& want) const {
                      [&](const auto& range) { return range.second >= slots_for(want); });
 }
 
-// It has room for a whole number of such blocks, so that no end is left over that the next one does not fit
-// into.
+// A segment has room for a whole number of such blocks, so that no end is left over that the next one does
+// not fit into. In heaps the sizes are PyTorch's.
+std::uint64_t AddressSpace::plain_length(const Want& want) const {
+  const std::uint64_t need = round_up(bytes_of(want.padded()), kSlotBytes);
+  if (want.heap != nullptr && want.band == kSmall) return need;
+  if (want.heap != nullptr)
+    return bytes_of(want.padded()) < kPlainSegmentBytes / 2 ? kPlainSegmentBytes : need;
+  const std::uint64_t wished = round_up(options_.segment_size, bytes_of(want.padded()));
+  const std::uint64_t bytes = std::max(need, round_up(wished, kSlotBytes));
+  return want.band != kSmall && need < kPlainSegmentBytes / 2 ? std::max(bytes, kPlainSegmentBytes) : bytes;
+}
+
 Status AddressSpace::add_plain(const Want& want, std::uint64_t budget) {
-  const std::uint64_t each = bytes_of(want.padded());
-  const std::uint64_t need = round_up(each, kSlotBytes);
-  std::uint64_t bytes = std::max(need, round_up(round_up(options_.segment_size, each), kSlotBytes));
-  if (want.band != kSmall && need < kPlainSegmentBytes / 2) bytes = std::max(bytes, kPlainSegmentBytes);
+  const std::uint64_t need = round_up(bytes_of(want.padded()), kSlotBytes);
+  std::uint64_t bytes = plain_length(want);
   if (bytes > budget)
-    bytes = options_.bands_share() ? std::max(need, budget / kSlotBytes * kSlotBytes) : need;
+    bytes = options_.bands_share() && want.heap == nullptr ? std::max(need, budget / kSlotBytes * kSlotBytes)
+                                                           : need;
   if (bytes > budget) return {Code::out_of_memory, 0, "reserve"};
+  const Status status = add_plain_of(want, bytes);
+  // If the driver has less, exactly what is needed.
+  return status.code == Code::out_of_memory && bytes > need ? add_plain_of(want, need) : status;
+}
+
+Status AddressSpace::add_plain_of(const Want& want, std::uint64_t bytes) {
+  // unit_at tells strips and plain segments apart by the addresses of the space.
+  if (options_.pages)
+    if (Status status = reserve_space(); !status.ok()) return status;
   const auto slots = static_cast<Slot>(bytes / kSlotBytes);
-  const Slot slot = reserve_slots(slots);
+  const Slot slot = reserve_slots(plain_free_, slots);
   if (slot == 0) return {Code::out_of_memory, 0, "reserve"};
-  Address base = 0;
-  if (Status status = backend_.reserve(bytes, &base); !status.ok()) {
-    return_slots(slot, slots);
-    // If the driver has less, exactly what is needed.
-    return status.code == Code::out_of_memory && bytes > need ? add_plain(want, need) : status;
-  }
+  std::shared_ptr<PlainSource> source = want.heap != nullptr ? want.heap->source : nullptr;
   // All host memory that the tables need is allocated before they change.
   std::set<std::pair<Units, Index>> added;
   std::map<Address, Index> based;
+  decltype(sources_) sourced;
+  Address base = 0;
   try {
     added.insert({slots * kSlotUnits, 0});
-    based.emplace(base, 0);
+    based.emplace(0, 0);
+    if (source != nullptr) sourced.emplace(0, source);
     make_room(used_plain_, free_plain_.size() + used_plain_.size() + 1);
+    plain_owners_.make_room(want.stream);
+    (void)shelf(want.stream);
   } catch (const std::bad_alloc&) {
-    (void)backend_.release(base, bytes);
     return_slots(slot, slots);
     throw;
+  }
+  Status status =
+      source != nullptr ? source->reserve(bytes, want.stream, &base) : backend_.reserve(bytes, &base);
+  // Blocks begin on units, which memory from elsewhere might not.
+  if (status.ok() && base % kUnit != 0) {
+    (void)source->release(base, bytes, want.stream);
+    status = {Code::invalid, 0, "reserve"};
+  }
+  if (!status.ok()) {
+    return_slots(slot, slots);
+    return status;
   }
   const Index i = add_segment({.base = base,
                                .first = slot * kSlotUnits,
@@ -426,25 +460,46 @@ Status AddressSpace::add_plain(const Want& want, std::uint64_t budget) {
                                .band = want.band,
                                .plain = true});
   {
+    auto node = based.extract(based.begin());
+    node.key() = base;
+    node.mapped() = i;
     std::unique_lock lock(plain_lock_);
-    based.begin()->second = i;
-    plain_.merge(based);
+    plain_.insert(std::move(node));
+  }
+  if (source != nullptr) {
+    auto node = sourced.extract(sourced.begin());
+    node.key() = i;
+    sources_.insert(std::move(node));
   }
   plain_bytes_ += bytes;
   plain_owners_.add(want.stream);
   auto node = added.extract(added.begin());
   node.value().second = i;
   free_plain_.insert(std::move(node));
+  tell(true, i, base, bytes);
   return {};
+}
+
+// Returns the memory of a plain segment to where it came from.
+Status AddressSpace::release_memory(Index s) {
+  const Segment& segment = segments_[s];
+  const std::uint64_t bytes = bytes_of(segment.units);
+  const auto source = sources_.find(s);
+  const Status status = source != sources_.end()
+                            ? source->second->release(segment.base, bytes, segment.stream)
+                            : backend_.release(segment.base, bytes);
+  if (status.ok()) tell(false, s, segment.base, bytes);
+  return status;
 }
 
 Status AddressSpace::release_plain(Index s) {
   const Segment segment = segments_[s];
-  if (Status status = backend_.release(segment.base, bytes_of(segment.units)); !status.ok()) return status;
+  if (Status status = release_memory(s); !status.ok()) return status;
   {
     std::unique_lock lock(plain_lock_);
     plain_.erase(segment.base);
   }
+  sources_.erase(s);
   plain_bytes_ -= bytes_of(segment.units);
   plain_owners_.remove(segment.stream);
   free_plain_.erase({segment.units, s});
@@ -500,7 +555,8 @@ void AddressSpace::transfer(Index s, StreamNumber to, Band band, Tick tick) {
 Status AddressSpace::release_all() {
   Status first;
   for (const auto& [base, s] : plain_)
-    if (Status status = backend_.release(base, bytes_of(segments_[s].units)); first.ok()) first = status;
+    if (Status status = release_memory(s); first.ok()) first = status;
+  sources_.clear();
   if (space_ != 0)
     if (Status status = backend_.space_release(space_, space_bytes_); first.ok()) first = status;
   plain_bytes_ = 0;

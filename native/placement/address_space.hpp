@@ -3,6 +3,7 @@
 // bring their own.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -26,6 +27,7 @@ class AddressSpace {
   // The block that contains the address, or 0; under the mutex. Its cost does not depend on the block's
   // length.
   Index containing(Address address) const;
+  Index block_at(std::uint64_t unit) const;  // that contains the offset, or 0; under the mutex
   Index segment_of(Slot slot) const { return blocks_[block_at(std::uint64_t{slot} * kSlotUnits)].segment; }
   Address address_of(const Block& block) const {
     const Segment& segment = segments_[block.segment];
@@ -77,8 +79,10 @@ class AddressSpace {
   Index strip_at(Address address) const;
   // Whether a strip could be added for the request.
   bool has_addresses(const Want& want) const;
-  // Memory from the driver in one piece, for devices without pages.
+  // Memory from the driver, or from the source of want.heap, in one piece.
   Status add_plain(const Want& want, std::uint64_t budget);
+  // The length of a plain segment for the request, if memory is not scarce.
+  std::uint64_t plain_length(const Want& want) const;
   Status release_plain(Index segment);
   // Removes a strip. pre: one free block, nothing mapped.
   void drop(Index segment);
@@ -94,6 +98,12 @@ class AddressSpace {
   }
   // Releases the plain segments and the space. pre: nothing uses them.
   Status release_all();
+  // Calls back when memory appears at an address, or disappears there; empty: no more.
+  using OnMemory = std::function<void(bool there, Index segment, Address address, std::uint64_t bytes)>;
+  void listen(OnMemory on_memory) { on_memory_ = std::move(on_memory); }
+  void tell(bool there, Index segment, Address address, std::uint64_t bytes) const {
+    if (on_memory_) on_memory_(there, segment, address, bytes);
+  }
 
   // Addresses for whose tables there is room in the process: `wished`, or fewer, so that most of the room is
   // left to others.
@@ -125,7 +135,7 @@ class AddressSpace {
 
   void add_shelves(std::size_t count);
   std::uint64_t unit_at(Address address) const;
-  Index block_at(std::uint64_t unit) const;
+  std::uint64_t plain_unit_at(Address address) const;
   void add_free(Index block);
   void remove_free(Index block);
   Index add_block(Index segment, Units offset, Units units, BlockState state);
@@ -136,8 +146,12 @@ class AddressSpace {
   void enlist(Index segment);
   void delist(Index segment);
   Status reserve_space();
-  Slot reserve_slots(Slot slots);
+  // Offsets that are in no segment, by the kind of segment that they are for.
+  using Ranges = std::map<Slot, Slot>;  // slot → slots
+  static Slot reserve_slots(Ranges& free, Slot slots);
   void return_slots(Slot slot, Slot slots);
+  Status add_plain_of(const Want& want, std::uint64_t bytes);
+  Status release_memory(Index segment);
   bool check_segment(Index s, std::size_t* blocks, std::size_t* free, std::string* why) const;
   bool check_block(Index b, Index previous, Units at, std::string* why) const;
 
@@ -145,11 +159,15 @@ class AddressSpace {
   const PlacementOptions& options_;
   std::uint64_t space_bytes_;                     // of addresses, at most what was asked for
   std::atomic<Address> space_{0};                 // 0 until the first strip needs it; find() has no lock
-  std::map<Slot, Slot> space_free_;               // slot → slots, in no segment
+  const std::uint64_t strip_units_;               // offsets from here on are for plain segments
+  Ranges space_free_;                             // for strips
+  Ranges plain_free_;                             // for plain segments
   std::map<Address, Index> plain_;                // plain segments by base address
   mutable std::shared_mutex plain_lock_;          // guards plain_ against find(), which has no other lock
   std::set<std::pair<Units, Index>> free_plain_;  // those wholly free, by length
   std::vector<std::set<std::pair<Units, Index>>::node_type> used_plain_;  // a node for each of the others
+  std::map<Index, std::shared_ptr<PlainSource>>
+      sources_;  // of plain segments whose memory is not the backend's
   CountedStreams plain_owners_;
   std::uint64_t plain_bytes_ = 0;
   Blocks blocks_;
@@ -159,6 +177,7 @@ class AddressSpace {
   std::vector<std::unique_ptr<Shelf>> shelves_;  // by stream number
   std::uint64_t changes_ = 1;
   mutable std::uint64_t steps_ = 0;
+  OnMemory on_memory_;
 };
 
 }  // namespace vram

@@ -1,8 +1,9 @@
-// What the parts of placement share: their options, and streams counted by what they own. Defines
-// PlacementOptions and CountedStreams.
+// What the parts of placement share: their options, heaps of plain segments, and streams counted by what they
+// own. Defines PlacementOptions, PlainSource, PlainHeap and CountedStreams.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,30 @@ namespace vram {
 struct PlacementOptions {
   bool pages = true;
   std::uint64_t space_bytes = 0;
+  // With pages: offsets for plain segments, behind those of the space, so that no address of the space leads
+  // to them. Without pages, all offsets are for plain segments.
+  std::uint64_t plain_bytes = 0;
+  std::uint64_t all_bytes() const { return space_bytes + plain_bytes; }
   std::uint64_t segment_size = 0;      // the fewest bytes to get from the driver at a time
   std::uint64_t max_page = 32 * kMiB;  // the largest page to create
   bool best_fit = true;                // else the first block of a sufficient bin
   // Long plain segments serve both bands: one for each would reserve twice as much from the start.
   bool bands_share() const { return !pages && segment_size >= kPlainSegmentBytes; }
+};
+
+// Memory for plain segments that does not come from the device's backend. Called with the pool's mutex held.
+class PlainSource {
+ public:
+  virtual ~PlainSource() = default;
+  virtual Status reserve(std::uint64_t bytes, StreamNumber stream, Address* out) = 0;
+  virtual Status release(Address address, std::uint64_t bytes, StreamNumber stream) = 0;
+};
+
+// A heap of plain segments: each is one driver allocation, of the sizes that PyTorch uses, and serves nothing
+// else. Guarded by the pool's mutex.
+struct PlainHeap {
+  std::shared_ptr<PlainSource> source;  // null: the backend
+  bool no_split = false;                // a request gets a whole free block
 };
 
 // Says whether everything up to a tick of a stream has completed.
@@ -42,6 +62,7 @@ class CountedStreams {
     add(to);
   }
   const StreamSet& set() const { return set_; }
+  bool has(StreamNumber stream) const { return stream < counts_.size() && counts_[stream] != 0; }
   bool check(const std::vector<std::uint32_t>& expected) const {
     for (std::size_t i = 0; i < std::max(counts_.size(), expected.size()); ++i)
       if ((i < counts_.size() ? counts_[i] : 0) != (i < expected.size() ? expected[i] : 0)) return false;

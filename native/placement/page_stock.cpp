@@ -39,9 +39,9 @@ PageStock::PageStock(Backend& backend, const PlacementOptions& options, AddressS
       space_(space),
       pages_(kMaxPages),
       mappings_(options.space_bytes / kSlotBytes + 1),  // a slot has at most one
-      slots_(options.space_bytes / kSlotBytes),
-      mapped_(options.space_bytes / kSlotBytes),
-      backed_(options.space_bytes / kSlotBytes) {}
+      slots_(options.all_bytes() / kSlotBytes),
+      mapped_(options.all_bytes() / kSlotBytes),
+      backed_(options.all_bytes() / kSlotBytes) {}
 
 Address PageStock::address_of(Index i) const {
   const Page& page = pages_[i];
@@ -343,14 +343,17 @@ Status PageStock::map_pages(Slot slot, const std::vector<Index>& pages) {
   if (status.ok()) status = backend_.set_access(base, bytes);
   if (!status.ok()) {
     for (std::size_t i = 0; i < done; ++i) {
-      if (!backend_.unmap(space_.slot_address(slot), pages_[pages[i]].bytes()).ok())
+      if (!backend_.unmap(space_.slot_address(slot), pages_[pages[i]].bytes()).ok()) {
         add_mapping(slot, pages[i], false);
+        tell(true, slots_[slot]);
+      }
       slot += pages_[pages[i]].slots();
     }
     return status;
   }
   for (Index p : pages) {
     add_mapping(slot, p, true);
+    tell(true, slots_[slot]);
     slot += pages_[p].slots();
   }
   return {};
@@ -377,9 +380,11 @@ void PageStock::add_mapping(Slot slot, Index p, bool usable) {
 Status PageStock::unmap(Index m) {
   Mapping& mapping = mappings_[m];
   Page& page = pages_[mapping.page];
-  if (mapping.there)
+  if (mapping.there) {
     if (Status status = backend_.unmap(space_.slot_address(mapping.slot), page.bytes()); !status.ok())
       return status;
+    tell(false, m);
+  }
   forget_mapping(m);
   return {};
 }
@@ -446,8 +451,12 @@ Status PageStock::release_all() {
     if (first.ok() && !status.ok()) first = status;
   };
   for (Index m = 1; m < mappings_.end(); ++m)
-    if (mappings_[m].page != 0 && mappings_[m].there)
-      note(backend_.unmap(space_.slot_address(mappings_[m].slot), pages_[mappings_[m].page].bytes()));
+    if (mappings_[m].page != 0 && mappings_[m].there) {
+      const Status status =
+          backend_.unmap(space_.slot_address(mappings_[m].slot), pages_[mappings_[m].page].bytes());
+      note(status);
+      if (status.ok()) tell(false, m);
+    }
   for (Index p = 1; p < pages_.end(); ++p)
     if (pages_[p].handle != 0) note(backend_.page_release(pages_[p].handle, pages_[p].bytes()));
   bytes_ = suspended_bytes_ = 0;
@@ -477,6 +486,7 @@ Status PageStock::evict(Index i, bool aliases) {
     if (Status status = backend_.unmap(space_.slot_address(mappings_[m].slot), page.bytes()); !status.ok())
       return status;
     mappings_[m].there = mappings_[m].usable = false;
+    tell(false, m);
   }
   if (page.handle != 0) {
     if (Status status = backend_.page_release(page.handle, page.bytes()); !status.ok()) return status;
@@ -508,8 +518,10 @@ Status PageStock::restore(Index i) {
   for (Index m = page.mappings; m != 0; m = mappings_[m].next) {
     Mapping& mapping = mappings_[m];
     const Address address = space_.slot_address(mapping.slot);
-    if (!mapping.there)
+    if (!mapping.there) {
       if (Status status = backend_.map(address, page.bytes(), page.handle); !status.ok()) return status;
+      tell(true, m);
+    }
     mapping.there = true;
     if (!mapping.usable)
       if (Status status = backend_.set_access(address, page.bytes()); !status.ok()) return status;

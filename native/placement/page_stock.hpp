@@ -146,6 +146,11 @@ class PageStock {
   Status create_page(const Want& want, Slot slots, Index* out);
   Status map_pages(Slot slot, const std::vector<Index>& pages);
   void add_mapping(Slot slot, Index page, bool usable);
+  // Memory has appeared at the mapping's addresses, or is no longer there.
+  void tell(bool there, Index mapping) const {
+    const Mapping& at = mappings_[mapping];
+    space_.tell(there, at.segment, space_.slot_address(at.slot), pages_[at.page].bytes());
+  }
   void forget_mapping(Index mapping);
   void discard(Index page, Tick tick);
   void forget_page(Index page);

@@ -26,7 +26,7 @@ void Placer::configure(const PlacementOptions& options) {
 // includes a page that a neighbour has taken meanwhile: it was in order for our stream, not for every other.
 Tick Placer::last_use(const Spot& spot, Units units) const {
   Tick tick = space_.blocks()[spot.block].tick;
-  if (!paged()) return tick;
+  if (space_.segment(space_.blocks()[spot.block]).plain) return tick;
   const Slot last = (spot.offset + units - 1) / kSlotUnits;
   for (Slot slot = spot.offset / kSlotUnits; slot <= last;) {
     const Mapping& mapping = stock_.mappings()[stock_.mapping_at(slot)];
@@ -40,9 +40,18 @@ Tick Placer::last_use(const Spot& spot, Units units) const {
 Index Placer::take(const Want& want, const std::function<bool(Tick)>* allowed) {
   const Spot spot = search_.fit(want);
   if (spot.block == 0 || !space_.can_split()) return 0;
-  if (allowed != nullptr && !(*allowed)(last_use(spot, want.units))) return 0;
-  if (!paged()) return space_.take(spot, want.units);
-  const Slot last = (spot.offset + want.units - 1) / kSlotUnits;
+  Units units = want.units;
+  if (want.heap != nullptr && want.heap->no_split) {
+    units = space_.blocks()[spot.block].end() - spot.offset;
+    if (!want.last_resort && bytes_of(units) > 2 * space_.plain_length(want)) return 0;
+  }
+  if (allowed != nullptr && !(*allowed)(last_use(spot, units))) return 0;
+  return take_at(spot, units);
+}
+
+Index Placer::take_at(const Spot& spot, Units units) {
+  if (space_.segment(space_.blocks()[spot.block]).plain) return space_.take(spot, units);
+  const Slot last = (spot.offset + units - 1) / kSlotUnits;
   for (Slot slot = spot.offset / kSlotUnits; slot <= last;) {
     const Index m = stock_.mapping_at(slot);
     const Mapping& mapping = stock_.mappings()[m];
@@ -50,7 +59,7 @@ Index Placer::take(const Want& want, const std::function<bool(Tick)>* allowed) {
     if (page.free()) stock_.hold(mapping.page, m);
     slot = mapping.slot + page.slots();
   }
-  return space_.take(spot, want.units);
+  return space_.take(spot, units);
 }
 
 std::uint64_t Placer::lacking(const Want& want, Tick passed, FoundPlace& found) {
@@ -62,7 +71,8 @@ Status Placer::back(const Want& want, std::uint64_t create_bytes, Tick passed, F
                     Index* out) {
   *out = 0;
   if (!space_.can_split()) return {Code::out_of_memory, 0, "blocks"};
-  if (!paged()) {
+  if (!paged(want)) {
+    moved_ = false;
     if (Status status = space_.add_plain(want, create_bytes); !status.ok()) return status;
     *out = take(want);
     return {};
@@ -91,7 +101,7 @@ void Placer::put(Index i, Tick tick) {
   const Units from = space_.blocks()[i].offset;
   const Units to = space_.blocks()[i].end();
   const Block& whole = space_.blocks()[space_.put(i, tick)];
-  if (!paged()) return;
+  if (space_.segment(whole).plain) return;
   // The pages that this block was the last to hold: they touch it and are wholly in the merged block. Others
   // freed their part of the page before; the latest use counts, which need not be this one.
   for (Slot slot = from / kSlotUnits; slot * kSlotUnits < to;) {
@@ -106,10 +116,11 @@ void Placer::put(Index i, Tick tick) {
 
 // Any free page can serve any address, so with pages all of them count as one piece.
 std::uint64_t Placer::largest_free(StreamNumber stream) const {
-  if (paged()) return stock_.free_bytes(stream);
-  std::uint64_t most = 0;
+  std::uint64_t most = stock_.free_bytes(stream);
+  if (!space_.plain_owners().has(stream)) return most;
   for (Band band = 0; band < kBands; ++band)
     space_.free_blocks(stream, band).each(space_.blocks(), [&](Index i) {
+      if (!space_.segment(space_.blocks()[i]).plain) return false;
       most = std::max(most, bytes_of(space_.blocks()[i]));
       return false;
     });
@@ -188,6 +199,17 @@ Status Placer::trim(std::uint64_t keep_bytes, const Finished& finished, bool may
   return {};
 }
 
+Status Placer::release_plain_of(StreamNumber stream, const Finished& finished) {
+  for (Index s = space_.first_segment(stream), next = 0; s != 0; s = next) {
+    const Segment& segment = space_.segments()[s];
+    next = segment.list_after;
+    if (!segment.plain || segment.in_use != 0 || !finished(stream, space_.blocks()[segment.head].tick))
+      continue;
+    if (Status status = space_.release_plain(s); !status.ok()) return status;
+  }
+  return {};
+}
+
 Status Placer::release_all() {
   const Status pages = stock_.release_all();
   const Status addresses = space_.release_all();
@@ -201,7 +223,7 @@ bool Placer::check_pages(std::string* why) const {
   std::unordered_set<Index> held;  // mappings under blocks in use
   for (Index b = 1; b < space_.blocks().end(); ++b) {
     const Block& block = space_.blocks()[b];
-    if (block.is(BlockState::none) || block.is(BlockState::free)) continue;
+    if (block.is(BlockState::none) || block.is(BlockState::free) || space_.segment(block).plain) continue;
     for (Slot slot = block.offset / kSlotUnits; slot * kSlotUnits < block.end(); ++slot) {
       const Index m = stock_.mapping_at(slot);
       if (m == 0) return wrong(why, "block in use over nothing", b);

@@ -25,13 +25,16 @@ class Placer {
   const PageStock& stock() const { return stock_; }
 
   // ---- blocks ---------------------------------------------------------------------------------
-  Band band_of(Units units) const {
-    if (units <= kSmallUnits) return kSmall;
+  Band band_of(Units units, const PlainHeap* heap = nullptr) const {
+    if (units <= (heap != nullptr ? kHeapSmallUnits : kSmallUnits)) return kSmall;
+    if (heap != nullptr) return kLarge;
     return units <= kMiddleUnits && options_.pages ? kMiddle : kLarge;
   }
   // The stream's best free block, split to size, in state moving, if its addresses have their memory.
   // `allowed`, if given, is called with the last use of what would be taken, in the order of want.stream.
   Index take(const Want& want, const std::function<bool(Tick)>* allowed = nullptr);
+  // The same at a given place. pre: it is in a free block, and its addresses have their memory.
+  Index take_at(const Spot& spot, Units units);
   // As take, where addresses lack memory: maps free pages of the stream there, then at most `create_bytes` of
   // new ones. out_of_memory: it would need more; nothing has changed. `passed`: the tick of the stream up to
   // which everything has completed. `found`: what earlier calls for the same request found.
@@ -64,10 +67,12 @@ class Placer {
   // the caller may wait. `want`, if given, is what the memory is needed for: its stream's own pages of the
   // smallest size stay, as they could serve it anywhere, unless addresses are missing.
   Status trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want = nullptr);
+  // Releases the wholly free plain segments of one stream whose last use has completed.
+  Status release_plain_of(StreamNumber stream, const Finished& finished);
   Status release_all();  // pre: nothing on any stream uses any of it
 
   // ---- looking up -------------------------------------------------------------------------------
-  // The streams that own memory.
+  // The streams that own memory; with pages, without heaps of plain segments.
   const StreamSet& owners() const { return (paged() ? stock_.owners() : space_.plain_owners()).set(); }
   std::uint64_t reserved_bytes() const { return space_.plain_bytes() + stock_.bytes(); }
   std::uint64_t pieces() const { return space_.plain_segments() + stock_.count(); }  // of driver memory
@@ -77,6 +82,7 @@ class Placer {
   // Words, segments and streams that were examined so far to find a block, its segment or memory of others.
   std::uint64_t steps() const { return space_.steps() + stock_.steps(); }
   bool paged() const { return options_.pages; }
+  bool paged(const Want& want) const { return options_.pages && want.heap == nullptr; }
   // Applies what can change: segment_size, max_page, best_fit.
   void configure(const PlacementOptions& options);
   bool check(std::string* why) const;

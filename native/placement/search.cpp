@@ -50,7 +50,9 @@ Index PlaceSearch::tightest(const Want& want) const {
     return space_.free_blocks(want.stream, band).find(space_.blocks(), want.padded(), walk);
   };
   const Index block = find(want.band);
-  return block == 0 && options_.bands_share() ? find(want.band == kSmall ? kLarge : kSmall) : block;
+  return block == 0 && options_.bands_share() && want.heap == nullptr
+             ? find(want.band == kSmall ? kLarge : kSmall)
+             : block;
 }
 
 // Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already; or
@@ -76,7 +78,7 @@ std::uint64_t PlaceSearch::newly_held(const Spot& spot, const Want& want) {
 
 Spot PlaceSearch::fit(const Want& want) {
   const FreeIndex& index = space_.free_blocks(want.stream, want.band);
-  if (!options_.pages) return space_.first_fit(tightest(want), want);
+  if (!options_.pages || want.heap != nullptr) return space_.first_fit(tightest(want), want);
   if (want.strip != 0) {
     const Spot spot = space_.strip_spot(want);
     return spot.block == 0 || newly_held(spot, want) == kNoMemory ? Spot{} : spot;

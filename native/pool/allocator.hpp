@@ -128,9 +128,25 @@ struct SegmentInfo {
   Address address = 0;
   std::uint64_t bytes = 0;
   StreamHandle stream = 0;
+  HeapId heap{};  // {0, 0}: none
   bool small = false;
   bool plain = false;
   std::vector<BlockInfo> blocks;
+};
+
+// What a listener is told (Pool::listen).
+struct PoolEvent {
+  enum class Kind : std::uint8_t {
+    reserved,   // memory was reserved, or mapped at the address
+    released,   // … or released, or unmapped there
+    completed,  // a free that had to wait for other streams
+  };
+  Kind kind = Kind::reserved;
+  bool plain = false;
+  Address address = 0;
+  std::uint64_t bytes = 0;
+  StreamHandle stream = 0;
+  HeapId heap{};
 };
 
 struct GrowableInfo {

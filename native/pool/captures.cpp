@@ -6,45 +6,129 @@
 
 namespace vram {
 
-std::vector<Captures::Heap>::iterator Captures::find(HeapId id) {
-  return std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
+namespace {
+
+// A source of the program, for placement, which knows streams by their numbers.
+class NumberedSource final : public PlainSource {
+ public:
+  NumberedSource(std::shared_ptr<Source> source, const StreamTable& streams)
+      : source_(std::move(source)), streams_(streams) {}
+  Status reserve(std::uint64_t bytes, StreamNumber stream, Address* out) override {
+    return source_->reserve(bytes, streams_[stream].handle, out);
+  }
+  Status release(Address address, std::uint64_t bytes, StreamNumber stream) override {
+    return source_->release(address, bytes, streams_[stream].handle);
+  }
+
+ private:
+  const std::shared_ptr<Source> source_;
+  const StreamTable& streams_;
+};
+
+}  // namespace
+
+const Captures::Heap* Captures::find(HeapId id) const {
+  const auto found =
+      std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
+  return found == heaps_.end() ? nullptr : &*found;
+}
+
+const Captures::Heap* Captures::heap_of(const StreamState& stream) const {
+  const Heap* const heap = find(stream.heap);
+  return heap != nullptr && stream.capture == heap->key ? heap : nullptr;
+}
+
+const Captures::Heap* Captures::heap_for(StreamHandle handle) const {
+  for (auto filter = filters_.rbegin(); filter != filters_.rend(); ++filter)
+    if (filter->serves(handle)) return find(filter->id);
+  return nullptr;
+}
+
+Captures::Heap& Captures::add(HeapId id, const HeapOptions& options) {
+  Heap heap{id, next_heap_ + 1, 0, options.use_on_oom, nullptr, std::make_shared<std::atomic<bool>>(false)};
+  if (options.plain) {
+    heap.plain = std::make_shared<PlainHeap>();
+    heap.plain->no_split = options.no_split;
+    if (options.source != nullptr)
+      heap.plain->source = std::make_shared<NumberedSource>(options.source, streams_);
+  }
+  heaps_.push_back(std::move(heap));
+  ++next_heap_;
+  return heaps_.back();
+}
+
+// While a heap may have to serve them, caches serve no allocations.
+void Captures::filters_changed() {
+  state_.cache_generation.store(filters_.empty() ? process_generation() : 0, std::memory_order_relaxed);
+}
+
+Status Captures::open(HeapId id, const HeapOptions& options) {
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("heap_open", &lock); !status.ok()) return status;
+  Heap* const known = find(id);
+  ++(known != nullptr ? *known : add(id, options)).uses;
+  return {};
 }
 
 Status Captures::begin(HeapId id, std::function<bool(StreamHandle)> serves) {
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("heap_begin", &lock); !status.ok()) return status;
-  auto heap = find(id);
-  if (heap == heaps_.end())
-    heap = heaps_.insert(heap, {id, ++next_heap_, 0, false, {}, std::make_shared<std::atomic<bool>>(false)});
-  ++heap->begun;
-  heap->open = true;
-  heap->serves = std::move(serves);
-  state_.cache_generation.store(0, std::memory_order_relaxed);
+  filters_.reserve(filters_.size() + 1);
+  Heap* const known = find(id);
+  ++(known != nullptr ? *known : add(id, {})).uses;
+  filters_.push_back({id, std::move(serves), std::this_thread::get_id()});
+  filters_changed();
   return {};
 }
 
 Status Captures::end(HeapId id) {
+  Filter gone;  // destroyed without the lock
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("heap_end", &lock); !status.ok()) return status;
-  bool known = false, open = false;
-  for (Heap& heap : heaps_) {
-    known |= heap.id == id;
-    if (heap.id == id) heap.open = false;
-    open |= heap.open;
+  if (find(id) == nullptr) return {Code::invalid, 0, "heap_end"};
+  auto ended = filters_.rend();
+  for (auto filter = filters_.rbegin(); filter != filters_.rend(); ++filter) {
+    if (filter->id != id) continue;
+    const bool ours = filter->by == std::this_thread::get_id();
+    if (ours || ended == filters_.rend()) ended = filter;
+    if (ours) break;
   }
-  if (!open) state_.cache_generation.store(process_generation(), std::memory_order_relaxed);
-  return known ? Status{} : Status{Code::invalid, 0, "heap_end"};
+  if (ended != filters_.rend()) {
+    gone = std::move(*ended);
+    filters_.erase(std::next(ended).base());
+  }
+  filters_changed();
+  return {};
 }
 
 Status Captures::release(HeapId id) {
   std::unique_lock<std::mutex> lock;
   if (Status status = enter("heap_release", &lock); !status.ok()) return status;
-  const auto heap = find(id);
-  if (heap == heaps_.end()) return {Code::invalid, 0, "heap_release"};
-  if (--heap->begun > 0) return {};
+  Heap* const heap = find(id);
+  if (heap == nullptr) return {Code::invalid, 0, "heap_release"};
+  if (--heap->uses > 0) return {};
   heap->over->store(true, std::memory_order_release);
-  heaps_.erase(heap);
+  heaps_.erase(heaps_.begin() + (heap - heaps_.data()));
+  std::erase_if(filters_, [&](const Filter& filter) { return filter.id == id; });
+  filters_changed();
   return {};
+}
+
+Status Captures::set(HeapId id, int use_on_oom, int no_split) {
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("heap_set", &lock); !status.ok()) return status;
+  Heap* const heap = find(id);
+  if (heap == nullptr || (no_split > 0 && heap->plain == nullptr)) return {Code::invalid, 0, "heap_set"};
+  if (use_on_oom >= 0) heap->use_on_oom = use_on_oom != 0;
+  if (no_split >= 0 && heap->plain != nullptr) heap->plain->no_split = no_split != 0;
+  return {};
+}
+
+int Captures::uses(HeapId id) const {
+  std::unique_lock<std::mutex> lock;
+  if (!enter("heap_uses", &lock).ok()) return 0;
+  const Heap* const heap = find(id);
+  return heap == nullptr ? 0 : heap->uses;
 }
 
 bool Captures::under_way() const {

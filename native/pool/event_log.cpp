@@ -46,6 +46,31 @@ void EventLog::note_reserved(StreamState& stream) {
        0);
 }
 
+void EventLog::listen(std::function<void(const PoolEvent&)> listener) {
+  {
+    std::unique_lock<std::mutex> lock;
+    if (!look(&lock)) return;
+    listener_.swap(listener);
+    space().listen(nullptr);
+    if (listener_)
+      space().listen([this](bool there, Index segment, Address address, std::uint64_t bytes) {
+        tell(there ? PoolEvent::Kind::reserved : PoolEvent::Kind::released, segment, address, bytes,
+             streams_[space().segments()[segment].stream].handle);
+      });
+  }  // the old listener is destroyed without the lock
+}
+
+void EventLog::tell(PoolEvent::Kind kind, Index segment, Address address, std::uint64_t bytes,
+                    StreamHandle stream) const {
+  const Segment& in = space().segments()[segment];
+  listener_({kind, in.plain, address, bytes, stream, streams_[in.stream].heap});
+}
+
+void EventLog::tell_completed(const StreamState& owner, const Block& block) const {
+  if (listener_)
+    tell(PoolEvent::Kind::completed, block.segment, space().address_of(block), bytes_of(block), owner.handle);
+}
+
 void EventLog::write(StreamState& stream, Action action, Address address, std::uint64_t bytes,
                      std::uint32_t tag, std::uint32_t serial) {
   const JournalEntry event = entry(stream, action, address, bytes, tag, serial);

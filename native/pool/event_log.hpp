@@ -22,6 +22,9 @@ class EventLog : PoolPart {
     if (stream.journaling) [[unlikely]]
       write(stream, action, space().address_of(block), block.requested, block.tag, block.serial);
   }
+  // Calls back for every event from now on, with the mutex held; empty: no more.
+  void listen(std::function<void(const PoolEvent&)> listener);
+  void tell_completed(const StreamState& owner, const Block& block) const;
   // Follows what is reserved from the driver; a change is written into the journal of `stream`.
   void note_reserved(StreamState& stream);
 
@@ -40,11 +43,14 @@ class EventLog : PoolPart {
   JournalEntry entry(const StreamState& stream, Action action, Address address, std::uint64_t bytes,
                      std::uint32_t tag, std::uint32_t serial);
   void record_existing();
+  void tell(PoolEvent::Kind kind, Index segment, Address address, std::uint64_t bytes,
+            StreamHandle stream) const;
 
   std::atomic<std::uint64_t> sequence_{0};
   std::shared_ptr<Recording> recording_;  // null: none
-  Meter reserved_;                        // bytes from the driver
-  Meter pieces_;                          // pages and plain segments
+  std::function<void(const PoolEvent&)> listener_;
+  Meter reserved_;  // bytes from the driver
+  Meter pieces_;    // pages and plain segments
 };
 
 // While it exists, every stream stands still without its lock being held: the fast paths find a ceiling that

@@ -93,12 +93,12 @@ Index Ladder::serve_own_blocks(Climb& climb) {
   StreamState& stream = *climb.stream;
   const Band band = climb.want.band;
   if (band != kSmall && stream.cache.has_large())
-    caches_.drain(stream, placement_.paged() && band == kLarge ? kBeyondMiB : kBeyondSmall,
+    caches_.drain(stream, placement_.paged(climb.want) && band == kLarge ? kBeyondMiB : kBeyondSmall,
                   climb.may_call_device());
   Index block = placement_.take(climb.want);
   // With pages, blocks beyond small that are still cached have other addresses.
   if (block == 0 &&
-      caches_.drain(stream, placement_.paged() ? kOnlySmall : kAllSizes, climb.may_call_device()))
+      caches_.drain(stream, placement_.paged(climb.want) ? kOnlySmall : kAllSizes, climb.may_call_device()))
     block = placement_.take(climb.want);
   return block;
 }
@@ -118,7 +118,7 @@ Index Ladder::lend(Climb& climb, bool by_waiting) {
   placement_.owners().each(
       [&](StreamNumber number) {
         StreamState& owner = streams_[number];
-        if (&owner == climb.stream) return false;
+        if (&owner == climb.stream || owner.apart()) return false;
         Want want = climb.want;
         want.stream = number;
         const std::function<bool(Tick)> allowed = [&](Tick tick) {
@@ -190,7 +190,7 @@ void Ladder::gather_pages(Climb& climb, bool by_waiting) {
   stock().free_owners().each(
       [&](StreamNumber number) {
         StreamState& owner = streams_[number];
-        if (&owner == &taker) return false;
+        if (&owner == &taker || owner.apart()) return false;
         const bool refused = !move_pages(owner, taker, by_waiting, &lacking);
         if (lacking == 0 || !refused || climb.thorough || ++asked < kMostAsked) return lacking == 0;
         gather_from_ = number;  // the next call continues here
@@ -201,7 +201,7 @@ void Ladder::gather_pages(Climb& climb, bool by_waiting) {
 
 Index Ladder::serve_free_pages(Climb& climb) {
   const bool others = config_.cross_stream != CrossStream::never && streams_.size() > 1;
-  if (!placement_.paged()) return others ? take_segment(climb) : 0;
+  if (!placement_.paged(climb.want)) return others && climb.want.heap == nullptr ? take_segment(climb) : 0;
   if (others) {
     gather_pages(climb, false);
     // Addresses that these pages already had here may serve without a call to the driver.
@@ -217,7 +217,7 @@ Index Ladder::take_segment(Climb& climb) {
   std::uint32_t asked = 0;
   space().free_plain_segments(climb.want.padded(), [&](Index s) {
     const Segment& segment = space().segments()[s];
-    if (segment.stream == climb.stream->number) return false;
+    if (segment.stream == climb.stream->number || streams_[segment.stream].apart()) return false;
     StreamState& owner = streams_[segment.stream];
     const Tick used = blocks()[segment.head].tick;
     if (pending_.ordered(*climb.stream, owner, used, false)) {
@@ -305,7 +305,48 @@ Index Ladder::serve_give_back(Climb& climb) {
   }
   log_.note_reserved(*climb.stream);
   if (const Index block = search_again(climb)) return block;
-  return climb.error.ok() ? serve_other_bands(climb) : 0;
+  if (!climb.error.ok()) return 0;
+  if (const Index block = serve_other_bands(climb)) return block;
+  return climb.error.ok() && climb.stream->capture == 0 && climb.want.band != kGrowing ? lend_heaps(climb)
+                                                                                       : 0;
+}
+
+// Free memory of heaps that allow it, before the request fails; when it is freed it returns to the heap. A
+// heap has no fences, so its stream is waited for.
+Index Ladder::lend_heaps(Climb& climb) {
+  for (std::size_t i = 0; i < captures_.graphs().size() && climb.error.ok(); ++i) {
+    const StreamNumber number = captures_.graphs()[i];
+    StreamState& owner = streams_[number];
+    const CaptureId key = owner.capture;
+    const auto lends = [&] {
+      const Captures::Heap* const heap = captures_.heap_of(owner);
+      return heap != nullptr && heap->key == key && heap->use_on_oom;
+    };
+    if (!lends()) continue;
+    caches_.drain(owner);
+    Want want = climb.want;
+    want.stream = number;
+    want.heap = owner.plain.get();
+    want.last_resort = true;
+    want.band = placement_.band_of(want.units, want.heap);
+    bool fits = false;
+    Tick reached = 0;
+    const std::function<bool(Tick)> allowed = [&](Tick tick) {
+      fits = true;
+      return tick <= reached;
+    };
+    if (const Index block = placement_.take(want, &allowed)) return block;  // never used
+    if (!fits) continue;
+    reached = fences_.mark(owner);
+    if (Status status = lives_.wait_for_heap(owner, *climb.lock); !status.ok()) {
+      if (status.code == Code::closed || status.code == Code::interrupted) climb.error = status;
+      continue;
+    }
+    if (!lends()) continue;  // it was released meanwhile
+    want.heap = owner.plain.get();
+    if (const Index block = placement_.take(want, &allowed)) return block;
+  }
+  return 0;
 }
 
 // Before it fails, a request is placed among blocks of other sizes: only the rest of their pages is left.
@@ -317,9 +358,13 @@ Index Ladder::serve_other_bands(Climb& climb) {
     if (band == own) continue;
     climb.want.band = band;
     block = placement_.take(climb.want);
-    if (block == 0 && placement_.paged()) block = back(climb, budget());
+    if (block == 0 && placement_.paged(climb.want)) block = back(climb, budget());
   }
   climb.want.band = own;
+  if (block == 0 && climb.want.heap != nullptr) {
+    climb.want.last_resort = true;
+    block = placement_.take(climb.want);
+  }
   return block;
 }
 

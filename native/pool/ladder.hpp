@@ -9,12 +9,13 @@ class Ladder : PoolPart {
  public:
   // Calls the user's out-of-memory callback; true: try again.
   using CallBack = std::function<bool(const Allocator::Callback&, std::uint64_t size, StreamHandle)>;
-  Ladder(PoolState& state, EventLog& log, Caches& caches, Pending& pending, StreamLives& lives,
-         CallBack call_back)
+  Ladder(PoolState& state, EventLog& log, Caches& caches, Pending& pending, const Captures& captures,
+         StreamLives& lives, CallBack call_back)
       : PoolPart(state),
         log_(log),
         caches_(caches),
         pending_(pending),
+        captures_(captures),
         lives_(lives),
         call_back_(std::move(call_back)) {
     arrange();
@@ -61,10 +62,12 @@ class Ladder : PoolPart {
   bool move_pages(StreamState& owner, StreamState& taker, bool by_waiting, std::uint64_t* lacking);
   Index take_segment(Climb& climb);
   Index lend(Climb& climb, bool by_waiting);
+  Index lend_heaps(Climb& climb);
 
   EventLog& log_;
   Caches& caches_;
   Pending& pending_;
+  const Captures& captures_;
   StreamLives& lives_;
   const CallBack call_back_;
   std::vector<Step> steps_;

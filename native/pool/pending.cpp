@@ -38,10 +38,17 @@ void Pending::return_home(Index i, bool ask) {
     enqueue(std::move(node));
     return;
   }
-  placement_.put(i, &owner == &home ? tick : 0);
+  placement_.put(i, tick_at_home(home, owner, tick));
   home.unfenced_bytes += bytes;
   if (ask && streams_.size() > 1 && home.unfenced_bytes >= kFenceBytes && !home.retired())
     fences_.try_record(home);
+}
+
+// The last use of a block in the order of its segment's stream. Uses on other streams have completed; but
+// what a heap lent was part of it before.
+Tick Pending::tick_at_home(StreamState& home, const StreamState& owner, Tick tick) {
+  if (&owner == &home) return tick;
+  return home.capture != 0 ? home.owe() : 0;
 }
 
 void Pending::make_room(Index block) {
@@ -125,7 +132,7 @@ void Pending::advance(Node&& node) {
   Block& block = blocks()[pending.block];
   StreamState& home = home_of(block);
   StreamState& owner = owner_of(block);
-  Tick tick = &owner == &home ? pending.tick : 0;
+  Tick tick = tick_at_home(home, owner, pending.tick);
   if (zeroing_.on_free() && !pending.zeroed) {
     StreamState& zeroing = home.gone() ? streams_[0] : home;
     if (!zeroing_.fill_resident(block, zeroing.handle).ok()) {
@@ -147,6 +154,7 @@ void Pending::advance(Node&& node) {
   if (pending.awaited) {
     std::lock_guard guard(owner.lock);
     log_.note(owner, Action::free_complete, block);
+    log_.tell_completed(owner, block);
   }
   placement_.put(pending.block, tick);
   recycle(std::move(node));
@@ -172,6 +180,26 @@ const std::vector<StreamNumber>* Pending::uses_of(Index block) const {
   return found == uses_.end() ? nullptr : &found->second;
 }
 
+Pending::Queue::iterator Pending::find_in(Queue& queue, Index block, Tick tick) {
+  auto found = queue.lower_bound(tick);
+  while (found->second.block != block) ++found;
+  return found;
+}
+
+const std::vector<Use>* Pending::awaited_by(Index i) {
+  const Block& block = blocks()[i];
+  return block.link_after == 0 ? nullptr : &find_in(queue_of(block), i, block.tick)->second.uses;
+}
+
+void Pending::withdraw(Index i) {
+  Block& block = blocks()[i];
+  Queue& queue = queue_of(block);
+  recycle(queue.extract(find_in(queue, i, block.tick)));
+  accounts_.pending().subtract(bytes_of(block));
+  --count_;
+  block.set(BlockState::moving);
+}
+
 Status Pending::take_back(Index block, Units units, StreamState& home, Index* out) {
   const Block& pending = blocks()[block];
   const bool whole = pending.units <= units;
@@ -179,9 +207,8 @@ Status Pending::take_back(Index block, Units units, StreamState& home, Index* ou
     // It waits to be zeroed and is no longer in use.
     if (whole) std::erase_if(unzeroed_, [&](const auto& each) { return each.second.block == block; });
   } else {
-    auto& waiting = streams_[static_cast<StreamNumber>(pending.link_after - 1)].waiting;
-    auto found = waiting.lower_bound(pending.tick);
-    while (found->second.block != block) ++found;
+    Queue& waiting = queue_of(pending);
+    const auto found = find_in(waiting, block, pending.tick);
     for (const Use& use : found->second.uses)
       if (use.stream != home.number && !ordered(home, streams_[use.stream], use.tick, true))
         return {Code::failed, 0, "stream_wait"};

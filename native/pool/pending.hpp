@@ -33,6 +33,10 @@ class Pending : PoolPart {
   // Takes a block out of its queue, or its first `units`, and returns that part in state moving: work of
   // `home` queued from now on comes after all of its uses.
   Status take_back(Index block, Units units, StreamState& home, Index* out);
+  // What a pending block waits for; null: to be zeroed.
+  const std::vector<Use>* awaited_by(Index block);
+  // Takes a pending block out of its queue, in state moving, without regard to its uses.
+  void withdraw(Index block);
 
   // Returns every pending block whose uses have completed; queries each stream once and never waits. Unless
   // `thorough`, stops when kMostAsked streams have made no progress; the next call continues from there.
@@ -50,12 +54,17 @@ class Pending : PoolPart {
   using Queue = std::multimap<Tick, PendingBlock>;
   using Node = Queue::node_type;  // a pending block moves from queue to queue without allocations
 
+  static Tick tick_at_home(StreamState& home, const StreamState& owner, Tick tick);
   Node& spare(std::size_t uses);
   Node new_node(Index block, Tick tick, std::size_t uses);
   void recycle(Node&& node);
   void enqueue(Node&& node);
   void advance(Node&& node);
   void queue_at(StreamState& stream, Tick tick, Node&& node);
+  Queue& queue_of(const Block& block) {
+    return streams_[static_cast<StreamNumber>(block.link_after - 1)].waiting;
+  }
+  static Queue::iterator find_in(Queue& queue, Index block, Tick tick);
 
   EventLog& log_;
   Accounts& accounts_;

@@ -27,11 +27,12 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
       caches_(state_, accounts_, pending_),
       captures_(state_),
       lives_(state_, log_, zeroing_, caches_, pending_, captures_),
-      ladder_(state_, log_, caches_, pending_, lives_,
+      ladder_(state_, log_, caches_, pending_, captures_, lives_,
               [this](const Callback& callback, std::uint64_t size, StreamHandle stream) {
                 return call_back(callback, size, stream);
               }),
       report_(state_, log_, accounts_, pending_, caches_, lives_, ladder_),
+      checkpoints_(state_, accounts_, zeroing_, pending_, caches_, captures_, lives_, report_),
       growables_(state_, log_, accounts_, zeroing_, pending_, lives_, ladder_, report_),
       suspender_(state_, log_, zeroing_, caches_, pending_, lives_, ladder_, report_) {
   if (config.journal != 0) (void)start_journal(std::min(config.journal, kMostJournaled));
@@ -151,7 +152,8 @@ Status Pool::allocate_named(const NamedStream& named, std::uint64_t size, std::u
   Climb request{size, {stream->number, 0, 0, std::max(align, kUnit)}, tag, stream, &lock};
   if (size > kMaxRequest) return report_.fail(request, report);
   request.want.units = units_of(size);
-  request.want.band = state_.placement.band_of(request.want.units);
+  request.want.heap = stream->plain.get();
+  request.want.band = state_.placement.band_of(request.want.units, request.want.heap);
   const Index block = ladder_.climb(request);
   if (block != 0) *out = accounts_.make_live(block, request);
   state_.verify();
@@ -333,7 +335,7 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   std::unique_lock<std::mutex> lock;
   if (Status status = state_.enter("record_stream", &lock); !status.ok()) return status;
   Status why;
-  StreamState* const serving = lives_.state_for(named, lock, &why);
+  StreamState* const serving = lives_.user_for(named, lock, &why);
   if (serving == nullptr) return why;
   StreamState& user = *serving;
   const Presence presence(user);
@@ -346,7 +348,9 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   std::lock_guard guard(owner.lock);
   if (block.is(BlockState::suspended)) return {Code::suspended, 0, "record_stream"};
   if (!block.is(BlockState::live)) return {Code::invalid, 0, "record_stream"};
-  if (&user == &owner && !state_.backend->info().host_writes) return {};
+  const bool own =
+      &user == &owner || (owner.heap != HeapId{} && owner.capture != 0 && owner.same_stream(user));
+  if (own && !state_.backend->info().host_writes) return {};
   pending_.add_use(i, user.number);
   block.used_elsewhere = true;
   return {};
@@ -372,6 +376,14 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
   }
   const Status status = state_.placement.trim(keep, state_.finished, wait);
   log_.note_reserved(state_.streams[0]);
+  state_.verify();
+  return status;
+}
+
+Status Pool::heap_trim(HeapId id, bool wait) {
+  std::unique_lock<std::mutex> lock;
+  if (Status status = state_.enter("heap_trim", &lock); !status.ok()) return status;
+  const Status status = lives_.trim_heap(id, wait, lock);
   state_.verify();
   return status;
 }

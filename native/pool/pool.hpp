@@ -7,6 +7,7 @@
 #pragma once
 
 #include "pool/access.hpp"
+#include "pool/checkpoints.hpp"
 #include "pool/growables.hpp"
 #include "pool/suspender.hpp"
 
@@ -98,20 +99,46 @@ class Pool final : public Allocator {
   bool any_suspended() const override { return state_.suspended_blocks.load(std::memory_order_relaxed) != 0; }
   bool suspended(Address address) const override { return report_.suspended(address); }
 
-  // ---- heaps: memory apart, for graphs ---------------------------------------------------------------
-  // From begin to end, allocations on the streams that `serves` names come from memory that serves nothing
-  // else until the heap was released as often as it was begun. On the slow paths a captured stream gets such
-  // a heap automatically; a program whose capture could use cached blocks must begin one.
+  // ---- heaps: memory kept apart, for graphs and for pools of the program ------------------------------
+  // Creates a heap, or adds a use to it; the options apply if it is created.
+  Status heap_open(HeapId id, const HeapOptions& options) { return captures_.open(id, options); }
+  // -1: as it is. invalid: no such heap, or no_split without plain segments.
+  Status heap_set(HeapId id, int use_on_oom, int no_split) { return captures_.set(id, use_on_oom, no_split); }
+  // From begin to end, allocations on the streams that `serves` accepts come from memory that serves nothing
+  // else until the heap was released as often as it was opened and begun. Creates a heap, or adds a use. Of
+  // several heaps that accept a stream, the one begun last serves. `serves` is called in the allocating
+  // thread with the pool's mutex held. On the slow paths a captured stream gets such a heap automatically; a
+  // program whose capture could use cached blocks must begin one.
   Status heap_begin(HeapId id, std::function<bool(StreamHandle)> serves) {
     return captures_.begin(id, std::move(serves));
   }
+  // Ends what this thread began last for the heap, or else what any thread did.
   Status heap_end(HeapId id) { return captures_.end(id); }
+  // Removes a use. When none is left, plain segments are released as soon as nothing in them is in use, and
+  // other memory goes to the default stream.
   Status heap_release(HeapId id) { return captures_.release(id); }
+  int heap_uses(HeapId id) const { return captures_.uses(id); }  // 0: no such heap
+  // Releases the unused plain segments of a heap that is over. With `wait`, also those that queued work still
+  // uses, and those that cannot be released without waiting.
+  Status heap_trim(HeapId id, bool wait);
+  // What is live in a heap.
+  std::vector<BlockInfo> heap_live(HeapId id) const { return checkpoints_.live(id); }
+  // Frees what is live in the heap, then allocates these blocks at their addresses; contents stay. Only
+  // address, bytes, requested and tag of a block are used. invalid: impossible, and nothing has changed.
+  // pre: the blocks were live at the same time since the heap was created.
+  Status heap_restore(HeapId id, const std::vector<BlockInfo>& blocks) {
+    return checkpoints_.restore(id, blocks);
+  }
 
   // ---- looking ----------------------------------------------------------------------------------------
   PoolStats stats() const override { return report_.stats(); }
   void reset_peak() override;
   std::vector<SegmentInfo> snapshot() const override { return report_.snapshot(); }
+  // The same, but of addresses only the runs that have memory, with their blocks clipped to them. Every page
+  // is in one of them, so their bytes add up to what is reserved.
+  std::vector<SegmentInfo> backed_segments() const { return report_.backed_segments(); }
+  // Calls back for every event from now on, with the pool's mutex held; empty: no more.
+  void listen(std::function<void(const PoolEvent&)> listener) { log_.listen(std::move(listener)); }
   Status info(Address address, BlockInfo* out) const override { return report_.info(address, out); }
   // Of the live allocation that contains the address.
   Status find(Address address, BlockInfo* out) const { return report_.find(address, out); }
@@ -181,6 +208,7 @@ class Pool final : public Allocator {
   StreamLives lives_;
   Ladder ladder_;
   Report report_;
+  Checkpoints checkpoints_;
   Growables growables_;
   Suspender suspender_;
 };

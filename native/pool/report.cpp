@@ -179,22 +179,59 @@ bool Report::suspended(Address address) const {
   return i != 0 && blocks()[i].is(BlockState::suspended);
 }
 
+// The part of a segment from one offset to another, with its blocks clipped to it.
+SegmentInfo Report::describe(const Segment& segment, Units from, Units to) const {
+  SegmentInfo info;
+  info.address = segment.base + bytes_of(from - segment.first);
+  info.bytes = bytes_of(to - from);
+  info.stream = streams_[segment.stream].handle;
+  info.heap = streams_[segment.stream].heap;
+  info.small = segment.band == kSmall;
+  info.plain = segment.plain;
+  for (Index b = space().block_at(from); b != 0 && blocks()[b].offset < to; b = blocks()[b].after) {
+    const Block& block = blocks()[b];
+    BlockInfo clipped = describe(block);
+    const Units first = std::max(block.offset, from);
+    clipped.address += bytes_of(first - block.offset);
+    clipped.bytes = bytes_of(std::min(block.end(), to) - first);
+    info.blocks.push_back(clipped);
+  }
+  return info;
+}
+
 std::vector<SegmentInfo> Report::snapshot() const {
   std::vector<SegmentInfo> all;
   std::unique_lock<std::mutex> lock;
   if (!look(&lock)) return all;
   const Standstill still(streams_);
-  for (Index s = 1; s < space().segments().end(); ++s) {
-    const Segment& segment = space().segments()[s];
-    if (segment.units == 0) continue;
-    SegmentInfo info;
-    info.address = segment.base;
-    info.bytes = bytes_of(segment.units);
-    info.stream = streams_[segment.stream].handle;
-    info.small = segment.band == kSmall;
-    info.plain = segment.plain;
-    for (Index b = segment.head; b != 0; b = blocks()[b].after) info.blocks.push_back(describe(blocks()[b]));
-    all.push_back(std::move(info));
+  for (Index s = 1; s < space().segments().end(); ++s)
+    if (const Segment& segment = space().segments()[s]; segment.units != 0)
+      all.push_back(describe(segment, segment.first, segment.end()));
+  return all;
+}
+
+std::vector<SegmentInfo> Report::backed_segments() const {
+  std::vector<SegmentInfo> all;
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return all;
+  const Standstill still(streams_);
+  for (Index s = 1; s < space().segments().end(); ++s)
+    if (const Segment& segment = space().segments()[s]; segment.plain)
+      all.push_back(describe(segment, segment.first, segment.end()));
+  std::vector<Mapping> mapped;  // one for each page: where it is held, or where it was mapped last
+  for (Index p = 1; p < stock().pages().end(); ++p) {
+    const Page& page = stock().pages()[p];
+    if (page.handle == 0) continue;
+    const Index m = page.holder != 0 ? page.holder : page.mappings;
+    if (m != 0) mapped.push_back(stock().mappings()[m]);
+  }
+  std::sort(mapped.begin(), mapped.end(), [](const Mapping& a, const Mapping& b) { return a.slot < b.slot; });
+  for (std::size_t from = 0, to = 0; from < mapped.size(); from = to) {
+    Slot past = mapped[from].slot;
+    for (; to < mapped.size() && mapped[to].slot == past && mapped[to].segment == mapped[from].segment; ++to)
+      past += stock().pages()[mapped[to].page].slots();
+    all.push_back(describe(space().segments()[mapped[from].segment], mapped[from].slot * kSlotUnits,
+                           past * kSlotUnits));
   }
   return all;
 }

@@ -22,6 +22,7 @@ class Report : PoolPart {
   std::uint64_t live_bytes() const;
   std::uint64_t steps() const;
   std::vector<SegmentInfo> snapshot() const;
+  std::vector<SegmentInfo> backed_segments() const;
   Status info(Address address, BlockInfo* out) const;
   Status find(Address address, BlockInfo* out) const;
   bool suspended(Address address) const;
@@ -30,9 +31,10 @@ class Report : PoolPart {
   // A request found no memory: counts it, notes it in the journal, and says why in *report, if given.
   Status fail(const Climb& climb, OutOfMemoryReport* report);
   OutOfMemoryReport explain(std::uint64_t size, const StreamState& stream) const;
+  BlockInfo describe(const Block& block) const;
 
  private:
-  BlockInfo describe(const Block& block) const;
+  SegmentInfo describe(const Segment& segment, Units from, Units to) const;
   std::uint64_t suspended_live() const;
   bool check_growables(std::string* why) const;
   bool check_streams(const Standstill& still, std::string* why) const;

@@ -12,6 +12,10 @@ namespace {
 
 PlacementOptions affordable(PlacementOptions options) {
   options.space_bytes = AddressSpace::affordable(options.space_bytes);
+  if (!options.pages) return options;
+  // Twice as many offsets for plain segments as the device has memory.
+  options.plain_bytes = round_up(options.space_bytes / 8, kSlotBytes);
+  options.space_bytes = std::min(options.space_bytes, kMaxSpaceBytes - kSlotBytes - options.plain_bytes);
   return options;
 }
 
@@ -39,7 +43,9 @@ PoolState::PoolState(std::shared_ptr<Backend> device, const PoolConfig& configur
       config(configured),
       placement(*backend, affordable(placement_options(*backend, configured))),
       fences(*backend),
-      finished([this](StreamNumber number, Tick tick) { return fences.finished(streams[number], tick); }) {}
+      finished([this](StreamNumber number, Tick tick) {
+        return streams[number].capture == 0 && fences.finished(streams[number], tick);
+      }) {}
 
 bool PoolState::look(std::unique_lock<std::mutex>* lock) {
   if (inherited()) return false;

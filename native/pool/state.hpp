@@ -4,6 +4,7 @@
 //
 //   Pool         the public calls, the fast paths, batches, closing
 //   Suspender    suspend and resume            Growables    growable buffers
+//   Checkpoints  what is live in a heap, and restoring it
 //   Report       statistics, snapshots, the reasons of an out-of-memory error, check()
 //   Ladder       the rungs that an allocation climbs
 //   StreamLives  streams that come and leave; waits for their work
@@ -50,7 +51,7 @@ struct PoolState {
   StreamTable streams;
   Contents contents;                               // of suspended blocks
   std::atomic<std::uint64_t> suspended_blocks{0};  // read without a lock
-  const Finished finished;                         // fences.finished by number
+  const Finished finished;                         // fences.finished by number; graphs and heaps keep theirs
   std::uint64_t walks = 0;                         // calls of verify
 
   bool closed() const { return generation.load(std::memory_order_relaxed) != process_generation(); }

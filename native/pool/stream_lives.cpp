@@ -59,17 +59,32 @@ StreamState* StreamLives::foreign(const NamedStream& named, std::unique_lock<std
 StreamState* StreamLives::state_for(const NamedStream& named, std::unique_lock<std::mutex>& lock,
                                     Status* why) {
   const Captures::Heap* heap = captures_.heap_for(named.handle);
-  if (heap == nullptr && named.capture == 0)
-    return named.foreign ? foreign(named, lock, why) : lasting(named.handle, why);
+  if (heap == nullptr && named.capture == 0) return own_state(named, lock, why);
   const CaptureId key = heap != nullptr ? heap->key : named.capture;
   for (StreamNumber number : captures_.graphs()) {
     StreamState& known = streams_[number];
     if (known.capture == key && known.handle == named.handle && known.id == named.id) return &known;
   }
-  if (heap != nullptr) return add_graph(named, key, heap->over, why);
+  if (heap != nullptr) return add_heap(named, *heap, why);
   auto over = std::make_shared<std::atomic<bool>>(false);
   *why = backend_->capture_keep(named.handle, [over] { over->store(true, std::memory_order_release); });
   return why->ok() ? add_graph(named, key, std::move(over), why) : nullptr;
+}
+
+StreamState* StreamLives::user_for(const NamedStream& named, std::unique_lock<std::mutex>& lock,
+                                   Status* why) {
+  return named.capture != 0 ? state_for(named, lock, why) : own_state(named, lock, why);
+}
+
+// Work that uses the heap's memory may run on the stream, so waits for all streams must include it: it has a
+// state of its own, too.
+StreamState* StreamLives::add_heap(const NamedStream& named, const Captures::Heap& heap, Status* why) {
+  if (!named.foreign && lasting(named.handle, why) == nullptr) return nullptr;
+  StreamState* const state = add_graph(named, heap.key, heap.over, why);
+  if (state == nullptr) return nullptr;
+  state->heap = heap.id;
+  state->plain = heap.plain;
+  return state;
 }
 
 StreamState* StreamLives::add_graph(const NamedStream& named, CaptureId key, Over over, Status* why) {
@@ -82,22 +97,43 @@ StreamState* StreamLives::add_graph(const NamedStream& named, CaptureId key, Ove
   return graph;
 }
 
+// The program may use what is still live of a graph or heap that is over, in the order of the stream itself.
+void StreamLives::use_what_is_live(StreamState& graph) {
+  const StreamState* const stream =
+      graph.foreign ? streams_.find_foreign(graph.handle) : streams_.find(graph.handle);
+  if (stream == nullptr || stream->id != graph.id) return;
+  for (Index s = space().first_segment(graph.number); s != 0; s = space().segments()[s].list_after)
+    for (Index b = space().segments()[s].head; b != 0; b = blocks()[b].after) {
+      Block& block = blocks()[b];
+      std::lock_guard guard(owner_of(block).lock);
+      if (!block.allocated() || block.owned_by() != graph.number) continue;
+      pending_.add_use(b, stream->number);
+      block.used_elsewhere = true;
+    }
+}
+
 // Graphs that are gone leave as streams do. Their memory may still be used by work of the stream itself, such
 // as a copy of a graph's result, so a last fence is recorded there.
 void StreamLives::release_ended_graphs() {
-  std::erase_if(captures_.graphs(), [this](StreamNumber number) {
-    StreamState& graph = streams_[number];
-    if (!graph.over->load(std::memory_order_acquire)) return false;
+  std::vector<StreamNumber>& graphs = captures_.graphs();
+  for (std::size_t i = 0; i < graphs.size();) {
+    StreamState& graph = streams_[graphs[i]];
+    if (!graph.over->load(std::memory_order_acquire)) {
+      ++i;
+      continue;
+    }
+    use_what_is_live(graph);
     const CaptureId capture = std::exchange(graph.capture, 0);
     const Status status = fences_.record(graph);
     if (!status.ok() && status.code != Code::absent) {
       graph.capture = capture;  // it is captured again, so later
-      return false;
+      ++i;
+      continue;
     }
     graph.over.reset();
+    graphs.erase(graphs.begin() + static_cast<std::ptrdiff_t>(i));
     begin_leaving(graph, status.ok() ? graph.tick - 1 : fences_.mark(graph));
-    return true;
-  });
+  }
 }
 
 // A last fence covers all the work of the stream, which still exists. Its memory stays with it until that
@@ -174,14 +210,67 @@ void StreamLives::retire_ended_threads() {
   });
 }
 
-// When its last fence has completed, the memory of a leaving stream goes to the default stream.
+// When its last fence has completed, the memory of a leaving stream goes to the default stream. That of a
+// heap of plain segments is released when nothing in it is live any more.
 void StreamLives::finish_leaving(StreamState& stream) {
   if (keep_) return;
   if (!fences_.finished(stream, stream.last) || !stream.waiting.empty()) return;
+  if (stream.plain != nullptr) {
+    if (!backend_->info().release_waits) (void)release_plain(stream);
+    if (space().first_segment(stream.number) != 0) return;
+  }
   streams_.retire(stream);
   --leaving_;
   foreign_ -= stream.foreign ? 1 : 0;
-  placement_.inherit(stream.number, 0);
+  stream.heap = {};
+  if (stream.plain == nullptr) placement_.inherit(stream.number, 0);
+  stream.plain.reset();
+}
+
+Status StreamLives::release_plain(StreamState& stream) {
+  const Status status = placement_.release_plain_of(stream.number, finished_);
+  log_.note_reserved(stream);
+  return status;
+}
+
+Status StreamLives::trim_heap(HeapId id, bool wait, std::unique_lock<std::mutex>& lock) {
+  complete();
+  std::vector<StreamNumber> over;
+  for (const StreamState& stream : streams_)
+    if (stream.leaving() && stream.plain != nullptr && stream.heap == id) over.push_back(stream.number);
+  const auto each = [&](auto visit) -> Status {
+    for (const StreamNumber number : over) {
+      StreamState& stream = streams_[number];
+      if (!stream.leaving() || stream.plain == nullptr || stream.heap != id) continue;
+      if (Status status = visit(stream); !status.ok()) return status;
+    }
+    return {};
+  };
+  if (wait) {
+    if (Status status = each([&](StreamState& stream) { return wait_for_leaving(stream, lock); });
+        !status.ok())
+      return status;
+    complete();
+  }
+  if (!wait && backend_->info().release_waits) return {};
+  const Status status = each([&](StreamState& stream) { return release_plain(stream); });
+  complete();
+  return status;
+}
+
+// For its own work and for streams that still use blocks of it that were freed.
+Status StreamLives::wait_for_leaving(StreamState& stream, std::unique_lock<std::mutex>& lock) {
+  const StreamNumber number = stream.number;
+  if (Status status = wait_for_stream(stream, lock); !status.ok()) return status;
+  std::vector<StreamNumber> users;
+  for (const StreamState& user : streams_)
+    if (std::any_of(user.waiting.begin(), user.waiting.end(),
+                    [&](const auto& each) { return home_of(blocks()[each.second.block]).number == number; }))
+      users.push_back(user.number);
+  for (const StreamNumber user : users)
+    if (!streams_[user].retired())
+      if (Status status = wait_for_stream(streams_[user], lock); !status.ok()) return status;
+  return {};
 }
 
 void StreamLives::complete(bool thorough) {
@@ -313,6 +402,16 @@ Status StreamLives::wait_for_stream(StreamState& stream, std::unique_lock<std::m
   }
   if (status.ok()) fences_.pass(stream, tick);
   return status;
+}
+
+Status StreamLives::wait_for_heap(StreamState& heap, std::unique_lock<std::mutex>& lock) {
+  if (heap.foreign) return wait_for_device(lock);
+  if (backend_->capturing(heap.handle)) return {Code::capturing, 0, "allocate"};
+  const StreamHandle handle = heap.handle;
+  lock.unlock();
+  const Status status = backend_->stream_synchronize(handle);
+  lock.lock();
+  return closed() ? Status{Code::closed, 0, "allocate"} : status;
 }
 
 Status StreamLives::wait_until_idle(std::unique_lock<std::mutex>& lock) {

@@ -33,6 +33,8 @@ class StreamLives : PoolPart {
   // The state that serves a stream: its own, or that of the heap or graph that its work goes into. Null with
   // the reason in *why. May release the lock.
   StreamState* state_for(const NamedStream& named, std::unique_lock<std::mutex>& lock, Status* why);
+  // The state whose order work that is queued on the stream now has: a heap's only if the work is captured.
+  StreamState* user_for(const NamedStream& named, std::unique_lock<std::mutex>& lock, Status* why);
   // The same for a stream that is known to be lasting and not captured.
   StreamState* lasting(StreamHandle handle, Status* why) {
     StreamState* const known = streams_.find(handle);
@@ -44,7 +46,9 @@ class StreamLives : PoolPart {
   Status retire(StreamHandle handle);
   // Returns pending blocks whose uses have completed, and lets streams and graphs leave (Pending::complete).
   void complete(bool thorough = true);
-  // The same, if a stream is leaving.
+  // See Pool::heap_trim.
+  Status trim_heap(HeapId id, bool wait, std::unique_lock<std::mutex>& lock);
+  // The same as complete, if a stream is leaving.
   void complete_leaving() {
     if (leaving_ != 0) complete();
   }
@@ -63,6 +67,8 @@ class StreamLives : PoolPart {
   Status wait_for_all(std::unique_lock<std::mutex>& lock);
   // For the whole device, so that foreign streams have completed what they did until now.
   Status wait_for_device(std::unique_lock<std::mutex>& lock);
+  // For the work of the stream on which a heap's memory is used. capturing: it does not run.
+  Status wait_for_heap(StreamState& heap, std::unique_lock<std::mutex>& lock);
   // For all work; nothing is cached or pending afterwards.
   Status wait_until_idle(std::unique_lock<std::mutex>& lock);
 
@@ -71,11 +77,18 @@ class StreamLives : PoolPart {
  private:
   StreamState* add_lasting(StreamHandle handle, Status* why);
   StreamState* foreign(const NamedStream& named, std::unique_lock<std::mutex>& lock, Status* why);
+  StreamState* own_state(const NamedStream& named, std::unique_lock<std::mutex>& lock, Status* why) {
+    return named.foreign ? foreign(named, lock, why) : lasting(named.handle, why);
+  }
   StreamState* add_graph(const NamedStream& named, CaptureId key, Over over, Status* why);
+  StreamState* add_heap(const NamedStream& named, const Captures::Heap& heap, Status* why);
+  void use_what_is_live(StreamState& graph);
   Status retire_state(StreamState& stream, std::unique_lock<std::mutex>& lock);
   void abandon(StreamState& stream);
   void begin_leaving(StreamState& stream, Tick last);
   void finish_leaving(StreamState& stream);
+  Status release_plain(StreamState& stream);
+  Status wait_for_leaving(StreamState& stream, std::unique_lock<std::mutex>& lock);
   void retire_ended_threads();
   void release_ended_graphs();
   bool needs_device_wait(StreamState& stream) const;

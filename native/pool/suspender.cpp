@@ -253,7 +253,8 @@ void Suspender::mark_suspended(const Wanted& wanted, bool keep, std::vector<Inde
     std::lock_guard guard(owner.lock);
     // It may have been freed into the owner's cache meanwhile; owners change under the mutex only.
     if (!block.is(BlockState::live) || (wanted && !wanted(block.tag))) continue;
-    if (space().growing(block)) continue;  // growable buffers give pages back themselves
+    if (space().growing(block)) continue;        // growable buffers give pages back themselves
+    if (space().segment(block).plain) continue;  // only pages can be suspended
     block.set(BlockState::suspended);
     block.keep = keep;
     ++state_.suspended_blocks;

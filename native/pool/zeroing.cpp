@@ -35,7 +35,7 @@ Status Zeroing::fill(Address address, std::uint64_t bytes, StreamHandle stream) 
 
 Status Zeroing::fill_resident(const Block& block, StreamHandle stream) {
   const Address address = space().address_of(block);
-  if (!stock().any_aside()) return fill(address, bytes_of(block), stream);
+  if (!stock().any_aside() || space().segment(block).plain) return fill(address, bytes_of(block), stream);
   Status first;
   stock().each_page(block, [&](Index page, Units from, Units to) {
     if (stock().pages()[page].suspended) return;
