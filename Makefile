@@ -33,7 +33,7 @@ PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE examples/tour
   $(shell find native src -name tests -prune -o -name __pycache__ -prune -o -path src/vram/web/static -prune -o -print \
     2>/dev/null)
 WEB_SOURCES := $(shell find web -name node_modules -prune -o -type f -print 2>/dev/null)
-CXX_FILES = $(shell find native benchmarks examples tests/process/c -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
+CXX_FILES = $(shell find native benchmarks examples tests/process/c src/vram/torch -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test test-all check stubs format sanitize bench clean distclean setup native-test python-test \
   native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu web test-web test-null null-python

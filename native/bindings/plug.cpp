@@ -9,6 +9,8 @@
 #include <iterator>
 
 #include "bindings.hpp"
+#include "plug/engine.h"
+#include "plug/pluggable.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
 
@@ -94,8 +96,8 @@ void set_pool(int device, nb::handle object) {
   follow_labels();
 }
 
-template <typename Function>
-std::uint64_t address(Function* function) {
+template <typename Pointed>
+std::uint64_t address(Pointed* function) {
   return reinterpret_cast<std::uint64_t>(function);
 }
 
@@ -131,11 +133,15 @@ void bind_plug(nb::module_& module) {
   module.def("plug_set_adopter", &set_adopter, "function"_a.none(),
              "Set the `function(device)` that is called before the first use of a stream on a CUDA "
              "device, or None.");
+  module.def(
+      "plug_engine", [] { return address(vram_engine()); },
+      "Return the address of the table of functions that plug/engine.h describes.");
   module.def("plug_functions", &functions,
              "Return the addresses of the functions that other libraries call.");
   module.def(
       "plug_set_throw",
-      [](std::uint64_t function) { Plug::set_throw(reinterpret_cast<Plug::Throw>(function)); }, "function"_a,
+      [](std::uint64_t function) { set_throw_out_of_memory(reinterpret_cast<ThrowOutOfMemory>(function)); },
+      "function"_a,
       "Set the address of void(const char*) that throws the other library's out-of-memory error; 0: none.");
 }
 

@@ -26,8 +26,8 @@ typedef struct VramStats {
   VramMeter allocations[2], bytes[2], requested[2];  // up to 1 MiB; larger
   VramMeter reserved, segments, pending;
   uint64_t live, peak_live, peak_active, pending_blocks;
-  uint64_t free_blocks, free_bytes, largest_free;
-  uint64_t retries, out_of_memory;
+  uint64_t cached, cached_blocks, free_blocks, free_bytes, free_page_bytes, largest_free;
+  uint64_t retries, out_of_memory, host_waits;
 } VramStats;
 
 // Why an allocation failed.
@@ -45,6 +45,8 @@ typedef struct VramBlock {
   void* stream;
   uint32_t tag;
   VramBlockState state;
+  int used_elsewhere;  // its free waits for another stream
+  VramHeap heap;
 } VramBlock;
 
 // A run of addresses with memory; the calls of VramSnapshot::block that follow are its blocks, in order.
@@ -90,12 +92,6 @@ typedef struct VramEvent {
   VramHeap heap;
 } VramEvent;
 
-typedef struct VramPinnedStats {
-  VramMeter active, active_bytes;      // allocations in use, and blocks that streams still use
-  VramMeter reserved, reserved_bytes;  // segments of pinned memory
-  uint64_t allocate_us, release_us;    // spent in the driver
-} VramPinnedStats;
-
 typedef struct VramEngine {
   // ---- device memory ----------------------------------------------------------------------------
   void* (*allocate)(int device, size_t bytes, void* stream, VramFailure* failure);  // null: see failure
@@ -104,7 +100,7 @@ typedef struct VramEngine {
   int (*find)(void* address, VramBlock* out, int* device);  // the live block that contains an address
   // Says why an allocation failed, in words, without the first line; valid until the next call.
   const char* (*explain)(int device, size_t bytes, void* stream, const VramFailure* failure);
-  void (*trim)(int device, VramHeap heap);  // releases unused memory of the device, or of one heap
+  void (*trim)(int device, VramHeap heap);        // releases unused memory of the device, or of one heap
   void (*set_limit)(int device, uint64_t bytes);  // 0: none
   uint64_t (*limit)(int device);
   int (*stats)(int device, VramStats* out);  // 0: the device has not been used
@@ -112,7 +108,6 @@ typedef struct VramEngine {
   void (*snapshot)(int device, const VramSnapshot* visit);
   // Calls back for every event from now on, under the pool's lock; null: no more.
   void (*listen)(void (*tell)(const VramEvent*));
-  int (*enable_peer)(int device, int peer);  // 0: refused
 
   // ---- heaps: memory kept apart (Pool::heap_begin) ----------------------------------------------
   // Creates a heap of plain segments, or adds a use. `source` may be null.
@@ -125,22 +120,6 @@ typedef struct VramEngine {
   void (*heap_live)(int device, VramHeap heap, void* context, void (*visit)(void*, const VramBlock*));
   // Frees what is live in the heap, then allocates these blocks at their addresses. 0: impossible.
   int (*heap_restore)(int device, VramHeap heap, const VramBlock* blocks, size_t count);
-
-  // ---- memory shared between processes -------------------------------------------------------------
-  // Writes a name for the live allocation that contains `address`, for another process, and the distance
-  // from the start of what that process will map. Returns the length of the name, 0 on failure.
-  size_t (*share)(void* address, char* name, size_t room, int64_t* offset);
-  void* (*attach)(const char* name, size_t length, const char** why);  // null: *why says why
-  void (*detach)(void* address);
-
-  // ---- pinned host memory ---------------------------------------------------------------------------
-  void* (*pinned_allocate)(size_t bytes, const char** why);  // null: *why says why
-  int (*pinned_free)(void* address);                          // 0: not allocated here
-  // The block that contains the address is used on a stream of a device; 0: not allocated here.
-  int (*pinned_record)(void* address, int device, void* stream);
-  void (*pinned_trim)(void);
-  void (*pinned_stats)(VramPinnedStats* out);
-  void (*pinned_reset)(int peaks, int totals);
 } VramEngine;
 
 const VramEngine* vram_engine(void);

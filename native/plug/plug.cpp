@@ -1,13 +1,10 @@
-// The functions that other libraries call. See plug.hpp.
+// Which pool serves which device. See plug.hpp.
 #include "plug/plug.hpp"
 
-#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
 #include <vector>
-
-#define VRAM_EXPORT __attribute__((visibility("default")))
 
 namespace vram {
 
@@ -17,80 +14,45 @@ namespace {
 struct State {
   std::atomic<Pool*> pools[Plug::kDevices] = {};
   std::mutex mutex;
-  std::vector<std::shared_ptr<Pool>> kept;
+  std::vector<std::pair<int, std::shared_ptr<Pool>>> kept;  // with their devices
   std::atomic<Plug::Explain> explain{nullptr};
-  std::atomic<Plug::Throw> thrower{nullptr};
   std::atomic<Plug::Make> make{nullptr};
   std::atomic<Plug::Label> label{nullptr};
   std::atomic<Plug::Adopt> adopt{nullptr};
   std::atomic<bool> adopted[Plug::kDevices] = {};
+  Plug::Listen listen = nullptr;  // guarded by the mutex
 };
 State& state() {
   static State* const leaked = new State();
   return *leaked;
 }
 
-StreamHandle handle_of(void* stream) { return reinterpret_cast<StreamHandle>(stream); }
-Address address_of(void* pointer) { return reinterpret_cast<Address>(pointer); }
-
-[[noreturn]] void fail_out_of_memory(const std::string& message) {
-  if (const Plug::Throw thrower = state().thrower.load()) thrower(message.c_str());
-  throw std::runtime_error(message);
-}
-
-// The pool of a device, created on first use.
-Pool* serving(int device) {
-  Pool* const pool = Plug::pool(device);
-  if (pool != nullptr) [[likely]]
-    return pool;
-  if (const Plug::Make make = state().make.load()) make(device);
-  return Plug::pool(device);
-}
-
 // Called before a stream is passed to a pool, which must know whether the stream is lasting.
-void adopt_streams(int device, void* stream) {
+void adopt_streams(int device, StreamHandle stream) {
   constexpr StreamHandle kNamesOfDefault = 2;
-  if (handle_of(stream) <= kNamesOfDefault || device < 0 || device >= Plug::kDevices) return;
+  if (stream <= kNamesOfDefault || device < 0 || device >= Plug::kDevices) return;
   const Plug::Adopt adopt = state().adopt.load();
   if (adopt != nullptr && !state().adopted[device].exchange(true)) adopt(device);
 }
 
-// Creates the pool first if there is none, because the pool may request labels.
-std::uint32_t label_for(int device) {
-  (void)serving(device);
-  const Plug::Label label = state().label.load(std::memory_order_relaxed);
-  return label == nullptr ? 0 : label(device);
-}
-
-// From the stream's cache, or null.
-void* cached(std::size_t size, int device, void* stream, std::uint32_t label) {
-  Pool* const pool = Plug::pool(device);
-  Address address = 0;
-  if (pool == nullptr || size > kMaxRequest) return nullptr;
-  if (!pool->try_cached(size, handle_of(stream), label, &address)) return nullptr;
-  return reinterpret_cast<void*>(address);
-}
-
-// Null if memory has run out, with `report` filled if it is given. Other failures throw.
-void* searched(std::size_t size, int device, void* stream, std::uint32_t label, OutOfMemoryReport* report) {
-  Pool* const pool = serving(device);
-  adopt_streams(device, stream);
-  if (pool == nullptr) throw std::runtime_error("vram is not installed for cuda:" + std::to_string(device));
-  Address address = 0;
-  const Status status = pool->allocate_slow(size, handle_of(stream), 0, label, &address, report);
-  if (status.code == Code::out_of_memory) return nullptr;
-  if (!status.ok())
-    throw std::runtime_error(std::string("vram failed to allocate: ") + status.call + " failed, native " +
-                             std::to_string(status.native));
-  return reinterpret_cast<void*>(address);
-}
-
-// The pool that contains an address, and the allocation there. Most programs have one pool.
-Pool* pool_of(Address address, BlockInfo* block) {
+// The live block that contains an address, and its pool, which is never destroyed; null: none.
+struct Owner {
+  Pool* pool = nullptr;
+  int device = 0;
+  BlockInfo block = {};
+};
+Owner owner_of(Address address) {
   const std::lock_guard lock(state().mutex);
-  for (const auto& pool : state().kept)
-    if (pool->find(address, block).ok()) return pool.get();
-  return nullptr;
+  for (const auto& [device, pool] : state().kept) {
+    Owner owner{pool.get(), device};
+    if (pool->find(address, &owner.block).ok()) return owner;
+  }
+  return {};
+}
+
+void follow(int device, Pool& pool, Plug::Listen listen) {
+  if (listen == nullptr) return pool.listen(nullptr);
+  pool.listen([device, listen](const PoolEvent& event) { listen(device, event); });
 }
 
 }  // namespace
@@ -99,94 +61,76 @@ void Plug::set_pool(int device, std::shared_ptr<Pool> pool) {
   if (device < 0 || device >= kDevices) throw std::out_of_range("the device does not exist");
   const std::lock_guard lock(state().mutex);
   state().pools[device].store(pool.get(), std::memory_order_release);
-  if (pool != nullptr) state().kept.push_back(std::move(pool));
+  if (pool == nullptr) return;
+  if (state().listen != nullptr) follow(device, *pool, state().listen);
+  state().kept.emplace_back(device, std::move(pool));
 }
+
+void Plug::set_listen(Listen listen) {
+  const std::lock_guard lock(state().mutex);
+  state().listen = listen;
+  for (const auto& [device, pool] : state().kept) follow(device, *pool, listen);
+}
+
+void Plug::set_explain(Explain explain) { state().explain = explain; }
+void Plug::set_make(Make make) { state().make = make; }
+void Plug::set_label(Label label) { state().label = label; }
+void Plug::set_adopt(Adopt adopt) { state().adopt = adopt; }
 
 Pool* Plug::pool(int device) {
   return device >= 0 && device < kDevices ? state().pools[device].load(std::memory_order_acquire) : nullptr;
 }
 
-void Plug::set_explain(Explain explain) { state().explain = explain; }
-void Plug::set_throw(Throw thrower) { state().thrower = thrower; }
-void Plug::set_make(Make make) { state().make = make; }
-void Plug::set_label(Label label) { state().label = label; }
-void Plug::set_adopt(Adopt adopt) { state().adopt = adopt; }
+Pool* Plug::serving(int device) {
+  Pool* const known = pool(device);
+  if (known != nullptr) [[likely]]
+    return known;
+  if (const Make make = state().make.load()) make(device);
+  return pool(device);
+}
+
+Status Plug::allocate(int device, std::size_t size, StreamHandle stream, Address* out,
+                      OutOfMemoryReport* report) {
+  *out = 0;
+  Pool* const pool = serving(device);  // before the label, because the pool may request labels
+  if (pool == nullptr) return {Code::invalid, 0, "device"};
+  const Label label = state().label.load(std::memory_order_relaxed);
+  const std::uint32_t tag = label == nullptr ? 0 : label(device);
+  if (size <= kMaxRequest && pool->try_cached(size, stream, tag, out)) return {};
+  adopt_streams(device, stream);
+  return pool->allocate_slow(size, stream, 0, tag, out, report);
+}
+
+std::string Plug::explain(int device, std::uint64_t size, StreamHandle stream,
+                          const OutOfMemoryReport& report) {
+  const Explain explain = state().explain.load();
+  return explain != nullptr ? explain(device, size, stream, report)
+                            : "out of memory: " + std::to_string(size) + " bytes requested";
+}
+
+// Most programs have one pool, so the first guess is right.
+Status Plug::free(Address address, int hint) {
+  Pool* const guess = pool(hint);
+  if (guess != nullptr && guess->try_free_cached(address)) [[likely]]
+    return {};
+  if (guess != nullptr && guess->free_slow(address).ok()) return {};
+  const Owner owner = owner_of(address);
+  return owner.pool != nullptr ? owner.pool->free(address) : Status{Code::invalid, 0, "free"};
+}
+
+Status Plug::find(Address address, BlockInfo* out, int* device) {
+  const Owner owner = owner_of(address);
+  if (owner.pool == nullptr) return {Code::invalid, 0, "find"};
+  *device = owner.device;
+  *out = owner.block;
+  return {};
+}
+
+Status Plug::record_stream(Address address, StreamHandle stream) {
+  const Owner owner = owner_of(address);
+  if (owner.pool == nullptr) return {Code::invalid, 0, "record_stream"};
+  adopt_streams(owner.device, stream);
+  return owner.pool->record_stream(address, stream);
+}
 
 }  // namespace vram
-
-using namespace vram;
-
-extern "C" {
-
-VRAM_EXPORT void* vram_plug_allocate(std::size_t size, int device, void* stream) {
-  if (size == 0) return nullptr;
-  const std::uint32_t label = label_for(device);
-  if (void* const address = cached(size, device, stream, label)) return address;
-  OutOfMemoryReport report;
-  if (void* const address = searched(size, device, stream, label, &report)) return address;
-  const Plug::Explain explain = state().explain.load();
-  fail_out_of_memory(explain != nullptr ? explain(device, size, handle_of(stream), report)
-                                        : "out of memory: " + std::to_string(size) + " bytes requested");
-}
-
-VRAM_EXPORT void* vram_plug_try_allocate(std::size_t size, int device, void* stream) {
-  if (size == 0) return nullptr;
-  const std::uint32_t label = label_for(device);
-  if (void* const address = cached(size, device, stream, label)) return address;
-  return searched(size, device, stream, label, nullptr);
-}
-
-// The block knows its own size and stream; unknown and already freed addresses are ignored.
-VRAM_EXPORT void vram_plug_free(void* address, std::size_t, int device, void*) {
-  if (address == nullptr) return;
-  Pool* pool = Plug::pool(device);
-  if (pool != nullptr && pool->free(address_of(address)).ok()) return;
-  BlockInfo block;
-  pool = pool_of(address_of(address), &block);
-  if (pool != nullptr) (void)pool->free(address_of(address));
-}
-
-VRAM_EXPORT void vram_plug_record_stream(void* address, void* stream) {
-  BlockInfo block;
-  if (address == nullptr) return;
-  Pool* const pool = pool_of(address_of(address), &block);
-  if (pool == nullptr) return;
-  for (int device = 0; device < Plug::kDevices; ++device)
-    if (Plug::pool(device) == pool) adopt_streams(device, stream);
-  (void)pool->record_stream(address_of(address), handle_of(stream));
-}
-
-VRAM_EXPORT void vram_plug_empty_cache() {
-  for (int device = 0; device < Plug::kDevices; ++device)
-    if (Pool* const pool = Plug::pool(device)) (void)pool->trim(0, true);
-}
-
-VRAM_EXPORT void vram_plug_memory_fraction(double fraction, int device) {
-  Pool* const pool = serving(device);
-  if (pool == nullptr) return;
-  const auto total = static_cast<double>(pool->backend().info().total_bytes);
-  // A limit of 0 would mean no limit.
-  (void)pool->set_limit(std::max<std::uint64_t>(1, static_cast<std::uint64_t>(fraction * total)));
-}
-
-VRAM_EXPORT void* vram_plug_base(void* address, std::size_t* size) {
-  BlockInfo block;
-  if (address == nullptr || pool_of(address_of(address), &block) == nullptr) return address;
-  if (size != nullptr) *size = block.bytes;
-  return reinterpret_cast<void*>(block.address);
-}
-
-}  // extern "C"
-
-VRAM_EXPORT void vram_plug_heap_begin(int device, HeapId id, std::function<bool(void*)> serves) {
-  if (Pool* const pool = serving(device))
-    (void)pool->heap_begin(id, [serves = std::move(serves)](StreamHandle stream) {
-      return serves(reinterpret_cast<void*>(stream));
-    });
-}
-VRAM_EXPORT void vram_plug_heap_end(int device, HeapId id) {
-  if (Pool* const pool = Plug::pool(device)) (void)pool->heap_end(id);
-}
-VRAM_EXPORT void vram_plug_heap_release(int device, HeapId id) {
-  if (Pool* const pool = Plug::pool(device)) (void)pool->heap_release(id);
-}

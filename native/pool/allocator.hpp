@@ -122,6 +122,8 @@ struct BlockInfo {
   StreamHandle stream = 0;
   std::uint32_t tag = 0;
   std::uint32_t serial = 0;
+  bool used_elsewhere = false;  // its free waits for another stream
+  HeapId heap{};                // {0, 0}: none
 };
 
 struct SegmentInfo {

@@ -138,6 +138,8 @@ BlockInfo Report::describe(const Block& block) const {
   info.stream = owner_of(block).handle;
   info.tag = block.tag;
   info.serial = block.serial;
+  info.used_elsewhere = block.used_elsewhere;
+  info.heap = home_of(block).heap;
   return info;
 }
 

@@ -20,6 +20,7 @@
 #include "backends/model.hpp"
 #include "oracle.hpp"
 #include "plug/plug.hpp"
+#include "plug/pluggable.hpp"
 #include "state.hpp"
 #include "testing.hpp"
 #include "vram.h"

@@ -8,6 +8,7 @@
 #include "driver_pool/driver_pool.hpp"
 #include "oracle.hpp"
 #include "plug/plug.hpp"
+#include "plug/pluggable.hpp"
 #include "testing.hpp"
 
 using namespace vram;

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "plug/pluggable.hpp"
 #include "testing.hpp"
 #include "world.hpp"
 
@@ -112,13 +113,13 @@ TEST(out_of_memory_is_thrown) {
   }
   CHECK(thrown);
   thrown = false;
-  Plug::set_throw([](const char* message) { throw std::length_error(message); });
+  set_throw_out_of_memory([](const char* message) { throw std::length_error(message); });
   try {
     (void)vram_plug_allocate(64 * kMiB, 0, nullptr);
   } catch (const std::length_error&) {
     thrown = true;
   }
-  Plug::set_throw(nullptr);
+  set_throw_out_of_memory(nullptr);
   CHECK(thrown);
   thrown = false;
   try {

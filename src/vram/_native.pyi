@@ -309,6 +309,11 @@ def plug_set_adopter(function: object | None) -> None:
     Set the `function(device)` that is called before the first use of a stream on a CUDA device, or None.
     """
 
+def plug_engine() -> int:
+    """
+    Return the address of the table of functions that plug/engine.h describes.
+    """
+
 def plug_functions() -> dict[str, int]:
     """Return the addresses of the functions that other libraries call."""
 

@@ -42,6 +42,7 @@ class GrowableMachine(RuleBasedStateMachine):
     @initialize(options=OPTIONS)
     def begin(self, options: dict[str, Any]) -> None:
         self.pool = vram.Pool("host", limit=LIMIT, **options)
+        self.zeroes = bool(options.get("zero_on_free"))
         self.streams = [Stream("host"), Stream("host")]
         self.gates: list[threading.Event] = []
         self.open: list[GrowableBuffer] = []
@@ -99,6 +100,8 @@ class GrowableMachine(RuleBasedStateMachine):
         buffer = self.open[which % len(self.open)]
         before = buffer.size
         self.may_wait_for(max(0, length - before))
+        if self.zeroes and length > before:
+            self.let_all_run()  # what a shrink released is zeroed when its work has completed
         try:
             buffer.resize(length)
         except OutOfMemory:

@@ -16,9 +16,20 @@ from typing import Any
 import pytest
 
 from vram.errors import DeviceError
-from vram.torch.companion import SYMBOL, cache_directory, compile_companion, find_compiler, thrower
+from vram.system.compiler import find_compiler
+from vram.torch.companion import (
+    DIRECTORY_VARIABLE,
+    THROWER,
+    build_companion,
+    cache_directory,
+    identity,
+    load_companion,
+    thrower,
+)
 
 pytestmark = pytest.mark.fork
+
+SYMBOL = "vram_torch_out_of_memory"
 
 HEADER = """
 #include <cstdint>
@@ -40,29 +51,48 @@ def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (home / "include/c10/util").mkdir(parents=True)
     (home / "include/c10/util/Exception.h").write_text(HEADER)
     (home / "lib").mkdir()
-    library = [*find_compiler(), "-shared", "-fPIC", "-x", "c++", "/dev/null"]
+    library = [*find_compiler(), "-shared", "-fPIC", "-Wl,--no-as-needed", "-x", "c++", "/dev/null"]
     subprocess.run([*library, "-o", str(home / "lib/libc10.so")], check=True)
     return SimpleNamespace(__version__="2.0+test", __file__=str(home / "__init__.py"), _C=SimpleNamespace())
 
 
 def test_it_is_compiled_once(torch: Any) -> None:
-    path = compile_companion(torch)
+    path = build_companion(torch, THROWER)
     stamp = path.stat().st_mtime_ns
-    assert compile_companion(torch) == path and path.stat().st_mtime_ns == stamp
+    assert build_companion(torch, THROWER) == path and path.stat().st_mtime_ns == stamp
     assert ctypes.CDLL(str(path))[SYMBOL]
     assert thrower(torch) != 0
 
 
 def test_another_torch_gets_another(torch: Any) -> None:
-    path = compile_companion(torch)
+    path = build_companion(torch, THROWER)
     torch.__version__ = "2.1"
-    assert compile_companion(torch) != path
+    assert build_companion(torch, THROWER) != path
+
+
+def test_one_that_was_built_ahead_needs_no_compiler(
+    torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build_companion(torch, THROWER, tmp_path / "image")
+    assert built.parent == tmp_path / "image"
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(built.parent))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    assert load_companion(torch, THROWER)[SYMBOL]
+    assert [*cache_directory().glob("*.so")] == []
+
+
+def test_one_for_another_torch_is_never_loaded(torch: Any) -> None:
+    path = build_companion(torch, THROWER)
+    path.write_bytes(path.read_bytes().replace(identity(torch, THROWER).encode(), b"?" * 8))
+    with pytest.raises(DeviceError, match="another PyTorch"):
+        load_companion(torch, THROWER)
 
 
 def test_several_at_once_leave_one_whole_library(torch: Any) -> None:
     with ThreadPoolExecutor(3) as executor:
-        paths = set(executor.map(compile_companion, [torch] * 3))
-    assert [*cache_directory().iterdir()] == [*paths]
+        paths = set(executor.map(build_companion, [torch] * 3, [THROWER] * 3))
+    assert [*cache_directory().glob("*.so")] == [*paths]
     assert ctypes.CDLL(str(paths.pop()))[SYMBOL]
 
 
@@ -71,8 +101,8 @@ def test_a_failed_compilation_is_told_and_leaves_nothing(
 ) -> None:
     Path(torch.__file__).with_name("include").joinpath("c10/util/Exception.h").write_text("#error no such")
     with pytest.raises(DeviceError, match="no such"):
-        compile_companion(torch)
-    assert [*cache_directory().iterdir()] == []
+        build_companion(torch, THROWER)
+    assert [*cache_directory().glob("*.so")] == []
     assert thrower(torch) == 0
     assert "RuntimeError" in caplog.text and "no such" in caplog.text
 

@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 COMMANDS = (
     *("bench", "completion", "convert", "demo", "diff", "doctor", "explain", "info", "lab", "leaks", "merge"),
-    *("plan", "predict", "replay", "report", "run", "serve", "summary", "top"),
+    *("plan", "predict", "replay", "report", "run", "serve", "summary", "top", "torch"),
 )
 """Each is `NAME_command` in the module of its name, which is imported when the command is used."""
 

@@ -1,12 +1,14 @@
 """PyTorch on vram: `install()` replaces PyTorch's CUDA allocator in the whole process; `mem_pool()` creates a
 `torch.cuda.MemPool` on vram. All memory comes from the pools of `vram.get_memory_manager()`.
 
-The functions that PyTorch calls are native (native/plug/plug.cpp). `patches` implements queries that PyTorch
-does not support with a pluggable allocator, and `companion` raises `torch.OutOfMemoryError`.
+`companion` compiles the allocator (the folder native/) against the installed PyTorch. Where that is
+impossible, PyTorch's pluggable allocator is used (native/plug/pluggable.cpp in the sources), and `patches`
+implements queries that PyTorch does not support with it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from typing import Any
@@ -19,7 +21,7 @@ from vram.core.pool import Pool
 from vram.errors import DeviceError
 from vram.integrations.adaptors import require_library
 from vram.observe.recorder import PoolsRecorder, record_pools
-from vram.torch.companion import thrower
+from vram.torch.companion import ALLOCATOR, load_companion, thrower
 from vram.torch.patches import History, Patches, replacements
 from vram.torch.watch import Watch
 
@@ -34,7 +36,7 @@ HOOKS = {
     "heap_end": ("set_end_allocate_to_pool_fn",),
     "heap_release": ("set_release_pool", "set_release_pool_fn"),
 }
-"""Our functions, and their names in PyTorch's allocator object."""
+"""Our functions, and their names in PyTorch's pluggable allocator."""
 
 _log = logging.getLogger("vram")
 
@@ -44,7 +46,7 @@ class _Installation:
 
     def __init__(self) -> None:
         self.lock = new_lock()
-        self.allocator: Any = None  # the one PyTorch uses
+        self.allocator: Any = None  # the one PyTorch uses: our library, or a pluggable allocator
         self.scoped: Any = None  # the one for MemPools
         self.pools: dict[int, Pool] = {}
         self.history = History(self.pools, lambda: get_memory_manager()._pool_settings()["journal"])
@@ -69,9 +71,9 @@ def install(**config: Any) -> None:
 
     Call it before the first use of CUDA; afterwards it raises DeviceError. `config` takes the options of
     `vram.configure`. Each device gets its pool on first use, so other devices are not touched. The first call
-    on a machine compiles a small library (a few seconds, then cached) so that out of memory raises
-    `torch.OutOfMemoryError`. Without a compiler it raises RuntimeError, and a warning is logged. Calling
-    `install` again only applies `config`.
+    on a machine compiles a library against PyTorch (about half a minute, then cached; `vram torch build` does
+    it ahead). Without a compiler or CUDA's headers, PyTorch's pluggable allocator is used, which lacks some
+    features, and a warning says so. Calling `install` again only applies `config`.
     """
     torch = require_library("torch", "PyTorch")
     with _installation.lock:
@@ -96,8 +98,9 @@ def uses_pools() -> bool:
 def uninstall_patches() -> None:
     """Restore PyTorch's own functions that vram had replaced.
 
-    The allocator stays, because PyTorch cannot change it once it is in use. Functions that PyTorch does not
-    support with a pluggable allocator (such as `torch.cuda.memory_stats`) raise again.
+    Functions are replaced only where PyTorch's pluggable allocator is used (see `install`). The allocator
+    stays, because PyTorch cannot change it once it is in use. Functions that PyTorch does not support with a
+    pluggable allocator (such as `torch.cuda.memory_stats`) raise again.
     """
     with _installation.lock:
         _installation.patches.restore()
@@ -106,10 +109,13 @@ def uninstall_patches() -> None:
 def mem_pool(device: Any = None) -> Any:
     """Return a new `torch.cuda.MemPool` whose segments come from vram, for `torch.cuda.use_mem_pool`.
 
-    PyTorch's own allocator stays in use and takes whole segments. This works without `install()`, also after
+    Without `install()`, PyTorch's own allocator stays in use and takes whole segments; this works also after
     the first use of CUDA. `device` is an index or a torch.device. Default: the current device.
     """
     torch = require_library("torch", "PyTorch")
+    if isinstance(_installation.allocator, ctypes.CDLL):
+        with torch.cuda.device(_index(torch, device)):
+            return torch.cuda.MemPool()
     if installed():
         raise DeviceError(
             "PyTorch already allocates everything from vram; MemPools belong to the allocator that vram "
@@ -190,6 +196,30 @@ def _require_unused(torch: Any) -> None:
 
 
 def _install(torch: Any) -> None:
+    try:
+        library = load_companion(torch, ALLOCATOR)
+    except DeviceError as error:
+        _log.warning(
+            "vram uses PyTorch's pluggable allocator, without CUDA-graph trees and torch.cuda.MemPool; "
+            "its own could not be built: %s",
+            error,
+        )
+        _installation.allocator = _install_pluggable(torch)
+    else:
+        _install_allocator(library)
+        _installation.allocator = library
+    _native.plug_set_maker(_installation.plug)
+
+
+def _install_allocator(library: ctypes.CDLL) -> None:
+    library.vram_torch_install.argtypes = [ctypes.c_void_p]
+    library.vram_torch_install.restype = ctypes.c_char_p
+    why = library.vram_torch_install(_native.plug_engine())
+    if why is not None:
+        raise DeviceError(f"PyTorch refused to replace its allocator: {why.decode()}", code="invalid")
+
+
+def _install_pluggable(torch: Any) -> Any:
     _native.plug_set_throw(thrower(torch))
     allocator = _new_allocator(torch, "vram_plug_allocate")
     _set_hooks(allocator._allocator)
@@ -197,12 +227,11 @@ def _install(torch: Any) -> None:
         torch.cuda.memory.change_current_allocator(allocator)
     except RuntimeError as error:
         raise DeviceError(f"PyTorch refused to replace its allocator: {error}", code="invalid") from error
-    _native.plug_set_maker(_installation.plug)
-    _installation.allocator = allocator
     devices, _why = _native.cuda_devices()
     functions = replacements(_installation.pools, _installation.history, devices)
     _installation.patches.replace_functions(torch._C, functions)
     _installation.patches.without_graph_trees()
+    return allocator
 
 
 def _new_allocator(torch: Any, allocate: str) -> Any:

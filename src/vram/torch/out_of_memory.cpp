@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+// Which PyTorch and vram this was made for (companion.py).
+extern "C" __attribute__((visibility("default"))) const char vram_torch_identity[] = VRAM_IDENTITY;
+
 extern "C" __attribute__((visibility("default"))) void vram_torch_out_of_memory(const char* message) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
   throw c10::OutOfMemoryError(here, message);

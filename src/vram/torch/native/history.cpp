@@ -1,0 +1,112 @@
+// Recording what PyTorch asks for. See history.hpp.
+#include "history.hpp"
+
+#include <c10/util/ApproximateClock.h>
+
+#include <algorithm>
+
+namespace vram_torch {
+
+void History::record(bool enabled, CreateContextFn recorder, std::size_t entries, RecordContext when,
+                     bool clear, const std::vector<std::string>& skipped) {
+  TORCH_CHECK(when == RecordContext::NEVER || recorder != nullptr, "stacks are wanted without a recorder");
+  std::unordered_set<int> actions;
+  for (const std::string& name : skipped)
+    actions.insert(static_cast<int>(c10::CachingDeviceAllocator::parseTraceEntryAction(name)));
+  const std::lock_guard lock(mutex_);
+  enabled_ = enabled;
+  recorder_ = enabled ? recorder : nullptr;
+  when_ = enabled ? when : RecordContext::NEVER;
+  most_ = std::max<std::size_t>(1, entries);
+  skipped_ = std::move(actions);
+  if (!enabled || clear) {
+    entries_.clear();
+    annotations_.clear();
+  }
+  if (!enabled) contexts_.clear();
+  for (auto& [_, kept] : entries_)
+    while (kept.size() > most_) kept.pop_front();
+  update_active();
+}
+
+void History::follow(AllocatorTraceTracker tracker) {
+  const std::lock_guard lock(mutex_);
+  trackers_.push_back(std::move(tracker));
+  update_active();
+}
+
+Context History::gather(RecordContext level) const {
+  const CreateContextFn recorder = recorder_.load();
+  return recorder != nullptr && when_.load() >= level ? recorder() : nullptr;
+}
+
+void History::note(TraceEntry::Action action, int device, std::uint64_t address, std::uint64_t bytes,
+                   void* stream, c10::MempoolId_t heap, const Context& context) {
+  const std::string compiled = compile_contexts().empty() ? std::string() : compile_contexts().back();
+  const std::lock_guard lock(mutex_);
+  TraceEntry entry(action, static_cast<c10::DeviceIndex>(device), address, bytes, stream, heap,
+                   c10::getApproximateTime(), when_ >= RecordContext::ALLOC ? context : nullptr, compiled,
+                   user_metadata());
+  for (const AllocatorTraceTracker& tracker : trackers_) tracker(entry);
+  if (!enabled_ || skipped_.count(static_cast<int>(action)) != 0) return;
+  std::deque<TraceEntry>& kept = entries_[device];
+  if (kept.size() >= most_) kept.pop_front();
+  kept.push_back(std::move(entry));
+}
+
+void History::annotate(int device, const std::vector<std::pair<std::string, std::string>>& metadata) {
+  AnnotationEntry entry(static_cast<c10::DeviceIndex>(device), c10::getApproximateTime());
+  for (const auto& [name, value] : metadata) entry.recordUserMetadata(name, value);
+  const std::lock_guard lock(mutex_);
+  if (!enabled_) return;
+  if (annotations_.size() >= most_) annotations_.pop_front();
+  annotations_.push_back(std::move(entry));
+}
+
+void History::remember(std::uint64_t address, const Context& context) {
+  if (context == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  contexts_[address] = context;
+}
+
+void History::forget(std::uint64_t address) {
+  Context released;  // destroyed after the lock: it may hold Python objects
+  const std::lock_guard lock(mutex_);
+  const auto found = contexts_.find(address);
+  if (found == contexts_.end()) return;
+  released = std::move(found->second);
+  contexts_.erase(found);
+}
+
+Context History::remembered(std::uint64_t address) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = contexts_.find(address);
+  return found != contexts_.end() ? found->second : nullptr;
+}
+
+std::vector<std::vector<TraceEntry>> History::entries(int devices) const {
+  static c10::ApproximateClockToUnixTimeConverter* const clock =
+      new c10::ApproximateClockToUnixTimeConverter();
+  const auto to_unix = clock->makeConverter();
+  std::vector<std::vector<TraceEntry>> result(static_cast<std::size_t>(devices));
+  const std::lock_guard lock(mutex_);
+  for (const auto& [device, kept] : entries_) {
+    if (device >= devices) continue;
+    std::vector<TraceEntry>& out = result[static_cast<std::size_t>(device)];
+    out.assign(kept.begin(), kept.end());
+    for (TraceEntry& entry : out) entry.time_.t_ = to_unix(entry.time_.approx_t_) / 1000;
+  }
+  return result;
+}
+
+std::vector<AnnotationEntry> History::annotations() const {
+  static c10::ApproximateClockToUnixTimeConverter* const clock =
+      new c10::ApproximateClockToUnixTimeConverter();
+  const auto to_unix = clock->makeConverter();
+  const std::lock_guard lock(mutex_);
+  std::vector<AnnotationEntry> result(annotations_.begin(), annotations_.end());
+  for (AnnotationEntry& entry : result) entry.time_.t_ = to_unix(entry.time_.approx_t_) / 1000;
+  return result;
+}
+
+}  // namespace vram_torch

@@ -1,0 +1,97 @@
+// What PyTorch records of its allocator: events with stacks, annotations, and the stacks of live blocks.
+// Defines History. Any thread may call it; it never calls the engine, which may call it under its own locks.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace vram_torch {
+
+using c10::CachingDeviceAllocator::AllocatorTraceTracker;
+using c10::CachingDeviceAllocator::AnnotationEntry;
+using c10::CachingDeviceAllocator::CreateContextFn;
+using c10::CachingDeviceAllocator::RecordContext;
+using c10::CachingDeviceAllocator::TraceEntry;
+using Context = std::shared_ptr<c10::GatheredContext>;
+
+class History {
+ public:
+  // Whether anything is recorded or followed. If not, nothing below needs to be called.
+  bool active() const { return active_.load(std::memory_order_relaxed); }
+  bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
+
+  void record(bool enabled, CreateContextFn recorder, std::size_t entries, RecordContext when, bool clear,
+              const std::vector<std::string>& skipped);
+  void follow(AllocatorTraceTracker tracker);
+  // The stack of this thread, if stacks of this level are recorded. May need Python's lock.
+  Context gather(RecordContext level) const;
+
+  void note(TraceEntry::Action action, int device, std::uint64_t address, std::uint64_t bytes, void* stream,
+            c10::MempoolId_t heap, const Context& context);
+  void annotate(int device, const std::vector<std::pair<std::string, std::string>>& metadata);
+  // The stack with which a block or a segment was allocated.
+  void remember(std::uint64_t address, const Context& context);
+  void forget(std::uint64_t address);
+  Context remembered(std::uint64_t address) const;
+
+  // With times in microseconds of the Unix epoch; a list for each of so many devices.
+  std::vector<std::vector<TraceEntry>> entries(int devices) const;
+  std::vector<AnnotationEntry> annotations() const;
+
+  // Of the calling thread.
+  static void push_compile_context(const std::string& text) { compile_contexts().push_back(text); }
+  static void pop_compile_context() {
+    if (!compile_contexts().empty()) compile_contexts().pop_back();
+  }
+  static std::string& user_metadata() {
+    thread_local std::string text;
+    return text;
+  }
+
+  // While it lives, what the engine does on this thread is noted with this stack.
+  class Under {
+   public:
+    explicit Under(const Context& context) : outer_(current()) { current() = &context; }
+    ~Under() { current() = outer_; }
+    Under(const Under&) = delete;
+    Under& operator=(const Under&) = delete;
+    static Context context() { return current() != nullptr ? *current() : nullptr; }
+
+   private:
+    static const Context*& current() {
+      thread_local const Context* context = nullptr;
+      return context;
+    }
+    const Context* const outer_;
+  };
+
+ private:
+  static std::vector<std::string>& compile_contexts() {
+    thread_local std::vector<std::string> texts;
+    return texts;
+  }
+  void update_active() { active_ = enabled_ || !trackers_.empty(); }
+
+  mutable std::mutex mutex_;
+  std::atomic<bool> active_{false};
+  std::atomic<bool> enabled_{false};
+  std::atomic<CreateContextFn> recorder_{nullptr};
+  std::atomic<RecordContext> when_{RecordContext::NEVER};
+  std::size_t most_ = 1;
+  std::unordered_set<int> skipped_;
+  std::vector<AllocatorTraceTracker> trackers_;
+  std::unordered_map<int, std::deque<TraceEntry>> entries_;
+  std::deque<AnnotationEntry> annotations_;
+  std::unordered_map<std::uint64_t, Context> contexts_;
+};
+
+}  // namespace vram_torch
