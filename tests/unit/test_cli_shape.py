@@ -99,7 +99,7 @@ def completions(vram_command: Command, monkeypatch: pytest.MonkeyPatch, *words: 
 def test_commands_options_and_processes_are_offered(
     vram_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert completions(vram_command, monkeypatch, "to") == ["top"]
+    assert completions(vram_command, monkeypatch, "to") == ["top", "torch"]
     assert "--filter" in completions(vram_command, monkeypatch, "top", "--f")
     with vram.monitor():
         mine = str(os.getpid())

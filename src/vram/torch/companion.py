@@ -82,11 +82,12 @@ def build_companion(torch: Any, companion: Companion, output: Path | None = None
 
     Of several processes that do this at once, such as those of torchrun, one compiles and the others wait.
     """
+    command = [*_command(torch, companion)]
     target = (cache_directory() if output is None else output) / _file_name(torch, companion)
     target.parent.mkdir(parents=True, exist_ok=True)
     with _turn(target.with_suffix(".lock")):
         if not target.exists():
-            _compile([*_command(torch, companion)], target)
+            _compile(command, target)
     return target
 
 
@@ -111,8 +112,7 @@ def thrower(torch: Any) -> int:
 
 def cache_directory() -> Path:
     """Return `$XDG_CACHE_HOME/vram`, created if needed, or a temporary directory if it is not writable."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    wanted = Path(base, "vram")
+    wanted = _cache_path()
     try:
         wanted.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(wanted, os.W_OK):
@@ -122,6 +122,10 @@ def cache_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="vram-"))
 
 
+def _cache_path() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vram")
+
+
 def _file_name(torch: Any, companion: Companion) -> str:
     key = hashlib.sha256(identity(torch, companion).encode()).hexdigest()[:16]
     return f"torch-{torch.__version__}-{companion.name}-{key}.so"
@@ -129,7 +133,7 @@ def _file_name(torch: Any, companion: Companion) -> str:
 
 def _existing(torch: Any, companion: Companion) -> Path | None:
     places = [Path(place) for place in (os.environ.get(DIRECTORY_VARIABLE),) if place]
-    for place in (*places, cache_directory()):
+    for place in (*places, _cache_path()):
         path = place / _file_name(torch, companion)
         if path.exists():
             return path
