@@ -425,7 +425,7 @@ Status AddressSpace::add_plain_of(const Want& want, std::uint64_t bytes) {
   const auto slots = static_cast<Slot>(bytes / kSlotBytes);
   const Slot slot = reserve_slots(plain_free_, slots);
   if (slot == 0) return {Code::out_of_memory, 0, "reserve"};
-  std::shared_ptr<PlainSource> source = want.heap != nullptr ? want.heap->source : nullptr;
+  std::shared_ptr<Source> source = want.heap != nullptr ? want.heap->source : nullptr;
   // All host memory that the tables need is allocated before they change.
   std::set<std::pair<Units, Index>> added;
   std::map<Address, Index> based;
@@ -442,11 +442,10 @@ Status AddressSpace::add_plain_of(const Want& want, std::uint64_t bytes) {
     return_slots(slot, slots);
     throw;
   }
-  Status status =
-      source != nullptr ? source->reserve(bytes, want.stream, &base) : backend_.reserve(bytes, &base);
+  Status status = source != nullptr ? source->reserve(bytes, &base) : backend_.reserve(bytes, &base);
   // Blocks begin on units, which memory from elsewhere might not.
   if (status.ok() && base % kUnit != 0) {
-    (void)source->release(base, bytes, want.stream);
+    (void)source->release(base, bytes);
     status = {Code::invalid, 0, "reserve"};
   }
   if (!status.ok()) {
@@ -485,9 +484,8 @@ Status AddressSpace::release_memory(Index s) {
   const Segment& segment = segments_[s];
   const std::uint64_t bytes = bytes_of(segment.units);
   const auto source = sources_.find(s);
-  const Status status = source != sources_.end()
-                            ? source->second->release(segment.base, bytes, segment.stream)
-                            : backend_.release(segment.base, bytes);
+  const Status status = source != sources_.end() ? source->second->release(segment.base, bytes)
+                                                 : backend_.release(segment.base, bytes);
   if (status.ok()) tell(false, s, segment.base, bytes);
   return status;
 }

@@ -166,8 +166,7 @@ class AddressSpace {
   mutable std::shared_mutex plain_lock_;          // guards plain_ against find(), which has no other lock
   std::set<std::pair<Units, Index>> free_plain_;  // those wholly free, by length
   std::vector<std::set<std::pair<Units, Index>>::node_type> used_plain_;  // a node for each of the others
-  std::map<Index, std::shared_ptr<PlainSource>>
-      sources_;  // of plain segments whose memory is not the backend's
+  std::map<Index, std::shared_ptr<Source>> sources_;  // of plain segments whose memory is not the backend's
   CountedStreams plain_owners_;
   std::uint64_t plain_bytes_ = 0;
   Blocks blocks_;

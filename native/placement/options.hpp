@@ -1,5 +1,5 @@
 // What the parts of placement share: their options, heaps of plain segments, and streams counted by what they
-// own. Defines PlacementOptions, PlainSource, PlainHeap and CountedStreams.
+// own. Defines PlacementOptions, Source, PlainHeap and CountedStreams.
 #pragma once
 
 #include <functional>
@@ -25,19 +25,21 @@ struct PlacementOptions {
   bool bands_share() const { return !pages && segment_size >= kPlainSegmentBytes; }
 };
 
-// Memory for plain segments that does not come from the device's backend. Called with the pool's mutex held.
-class PlainSource {
+// Memory for the plain segments of a heap that does not come from the pool's device. Its calls are made with
+// the pool's mutex held: they must not call the pool, and must not need the GIL.
+class Source {
  public:
-  virtual ~PlainSource() = default;
-  virtual Status reserve(std::uint64_t bytes, StreamNumber stream, Address* out) = 0;
-  virtual Status release(Address address, std::uint64_t bytes, StreamNumber stream) = 0;
+  virtual ~Source() = default;
+  // pre: bytes is a multiple of kSlotBytes. post: *out is aligned to kUnit.
+  virtual Status reserve(std::uint64_t bytes, Address* out) = 0;
+  virtual Status release(Address address, std::uint64_t bytes) = 0;
 };
 
 // A heap of plain segments: each is one driver allocation, of the sizes that PyTorch uses, and serves nothing
 // else. Guarded by the pool's mutex.
 struct PlainHeap {
-  std::shared_ptr<PlainSource> source;  // null: the backend
-  bool no_split = false;                // a request gets a whole free block
+  std::shared_ptr<Source> source;  // null: the backend
+  bool no_split = false;           // a request gets a whole free block
 };
 
 // Says whether everything up to a tick of a stream has completed.

@@ -79,7 +79,7 @@ int find(void* address, VramBlock* out, int* device) {
   return 1;
 }
 
-const char* explain(int device, size_t bytes, void* stream, const VramFailure*) {
+const char* explain(int device, size_t bytes, void* stream) {
   last_words = Plug::explain(device, bytes, handle_of(stream), last_report);
   return last_words.c_str();
 }
@@ -177,12 +177,12 @@ class ForeignSource : public Source {
   ~ForeignSource() override { source_.drop(source_.context); }
   ForeignSource(const ForeignSource&) = delete;
   ForeignSource& operator=(const ForeignSource&) = delete;
-  Status reserve(std::uint64_t bytes, StreamHandle stream, Address* out) override {
-    *out = address_of(source_.reserve(source_.context, bytes, stream_of(stream)));
+  Status reserve(std::uint64_t bytes, Address* out) override {
+    *out = address_of(source_.reserve(source_.context, bytes));
     return *out != 0 ? Status{} : Status{Code::out_of_memory, 0, "reserve"};
   }
-  Status release(Address address, std::uint64_t bytes, StreamHandle stream) override {
-    source_.release(source_.context, pointer_to(address), bytes, stream_of(stream));
+  Status release(Address address, std::uint64_t) override {
+    source_.release(source_.context, pointer_to(address));
     return {};
   }
 

@@ -66,8 +66,8 @@ typedef struct VramSnapshot {
 // Memory for a heap that does not come from the pool's device.
 typedef struct VramSource {
   void* context;
-  void* (*reserve)(void* context, size_t bytes, void* stream);  // null: none
-  void (*release)(void* context, void* address, size_t bytes, void* stream);
+  void* (*reserve)(void* context, size_t bytes);  // null: none
+  void (*release)(void* context, void* address);
   void (*drop)(void* context);  // called once, when the source is no longer needed
 } VramSource;
 
@@ -98,8 +98,8 @@ typedef struct VramEngine {
   int (*free)(void* address);                                                       // 0: not allocated here
   int (*record_stream)(void* address, void* stream);                                // 0: not allocated here
   int (*find)(void* address, VramBlock* out, int* device);  // the live block that contains an address
-  // Says why an allocation failed, in words, without the first line; valid until the next call.
-  const char* (*explain)(int device, size_t bytes, void* stream, const VramFailure* failure);
+  // Says why the last allocation on this thread that failed did, in words; valid until the next call.
+  const char* (*explain)(int device, size_t bytes, void* stream);
   void (*trim)(int device, VramHeap heap);        // releases unused memory of the device, or of one heap
   void (*set_limit)(int device, uint64_t bytes);  // 0: none
   uint64_t (*limit)(int device);

@@ -15,6 +15,7 @@ struct State {
   std::atomic<Pool*> pools[Plug::kDevices] = {};
   std::mutex mutex;
   std::vector<std::pair<int, std::shared_ptr<Pool>>> kept;  // with their devices
+  std::atomic<int> used{0};                                 // size of `kept`
   std::atomic<Plug::Explain> explain{nullptr};
   std::atomic<Plug::Make> make{nullptr};
   std::atomic<Plug::Label> label{nullptr};
@@ -64,6 +65,7 @@ void Plug::set_pool(int device, std::shared_ptr<Pool> pool) {
   if (pool == nullptr) return;
   if (state().listen != nullptr) follow(device, *pool, state().listen);
   state().kept.emplace_back(device, std::move(pool));
+  state().used.store(static_cast<int>(state().kept.size()), std::memory_order_release);
 }
 
 void Plug::set_listen(Listen listen) {
@@ -108,12 +110,20 @@ std::string Plug::explain(int device, std::uint64_t size, StreamHandle stream,
                             : "out of memory: " + std::to_string(size) + " bytes requested";
 }
 
-// Most programs have one pool, so the first guess is right.
+// Most blocks go back to a cache, which costs no lock of a pool. Most programs have one pool, which need not
+// be searched for.
 Status Plug::free(Address address, int hint) {
   Pool* const guess = pool(hint);
   if (guess != nullptr && guess->try_free_cached(address)) [[likely]]
     return {};
-  if (guess != nullptr && guess->free_slow(address).ok()) return {};
+  const int used = state().used.load(std::memory_order_acquire);
+  if (guess != nullptr && used == 1) return guess->free_slow(address);
+  for (int device = 0, seen = 0; device < kDevices && seen < used; ++device) {
+    Pool* const other = pool(device);
+    if (other == nullptr) continue;
+    ++seen;
+    if (other != guess && other->try_free_cached(address)) return {};
+  }
   const Owner owner = owner_of(address);
   return owner.pool != nullptr ? owner.pool->free(address) : Status{Code::invalid, 0, "free"};
 }

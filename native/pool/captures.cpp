@@ -6,27 +6,6 @@
 
 namespace vram {
 
-namespace {
-
-// A source of the program, for placement, which knows streams by their numbers.
-class NumberedSource final : public PlainSource {
- public:
-  NumberedSource(std::shared_ptr<Source> source, const StreamTable& streams)
-      : source_(std::move(source)), streams_(streams) {}
-  Status reserve(std::uint64_t bytes, StreamNumber stream, Address* out) override {
-    return source_->reserve(bytes, streams_[stream].handle, out);
-  }
-  Status release(Address address, std::uint64_t bytes, StreamNumber stream) override {
-    return source_->release(address, bytes, streams_[stream].handle);
-  }
-
- private:
-  const std::shared_ptr<Source> source_;
-  const StreamTable& streams_;
-};
-
-}  // namespace
-
 const Captures::Heap* Captures::find(HeapId id) const {
   const auto found =
       std::find_if(heaps_.begin(), heaps_.end(), [&](const Heap& each) { return each.id == id; });
@@ -49,8 +28,7 @@ Captures::Heap& Captures::add(HeapId id, const HeapOptions& options) {
   if (options.plain) {
     heap.plain = std::make_shared<PlainHeap>();
     heap.plain->no_split = options.no_split;
-    if (options.source != nullptr)
-      heap.plain->source = std::make_shared<NumberedSource>(options.source, streams_);
+    heap.plain->source = options.source;
   }
   heaps_.push_back(std::move(heap));
   ++next_heap_;

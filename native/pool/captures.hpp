@@ -1,5 +1,5 @@
 // Memory kept apart: heaps that a program opens or begins, and states of streams under capture. Defines
-// Captures, HeapOptions and Source. Creating and ending those states is StreamLives' responsibility.
+// Captures and HeapOptions. Creating and ending those states is StreamLives' responsibility.
 //
 // What is allocated on a stream while it is captured becomes part of a graph: its address is used whenever
 // the graph is launched. A captured stream therefore has a second state, hidden from its handle, whose memory
@@ -15,16 +15,6 @@ namespace vram {
 
 // An object that says when a graph or heap is over.
 using Over = std::shared_ptr<std::atomic<bool>>;
-
-// Memory for the plain segments of a heap that does not come from the pool's device. Its calls are made with
-// the pool's mutex held: they must not call the pool, and must not need the GIL.
-class Source {
- public:
-  virtual ~Source() = default;
-  // pre: bytes is a multiple of kSlotBytes. post: *out is aligned to kUnit.
-  virtual Status reserve(std::uint64_t bytes, StreamHandle stream, Address* out) = 0;
-  virtual Status release(Address address, std::uint64_t bytes, StreamHandle stream) = 0;
-};
 
 struct HeapOptions {
   bool plain = false;       // segments that are one driver allocation each, of the sizes that PyTorch uses

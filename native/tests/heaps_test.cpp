@@ -48,14 +48,14 @@ class CountedSource final : public Source {
  public:
   explicit CountedSource(std::uint64_t* bytes, int* alive) : bytes_(bytes), alive_(alive) { ++*alive_; }
   ~CountedSource() override { --*alive_; }
-  Status reserve(std::uint64_t bytes, StreamHandle, Address* out) override {
+  Status reserve(std::uint64_t bytes, Address* out) override {
     if (fails) return {Code::out_of_memory, 0, "source"};
     const Status status = device_.reserve(bytes, out);
     *out += kFar;
     if (status.ok()) *bytes_ += bytes;
     return status;
   }
-  Status release(Address address, std::uint64_t bytes, StreamHandle) override {
+  Status release(Address address, std::uint64_t bytes) override {
     *bytes_ -= bytes;
     return device_.release(address - kFar, bytes);
   }
@@ -218,11 +218,11 @@ TEST(memory_of_a_source_is_counted_and_goes_back_to_it) {
 
 TEST(a_source_that_has_no_memory_or_a_crooked_address_is_a_failure) {
   struct Crooked final : Source {
-    Status reserve(std::uint64_t, StreamHandle, Address* out) override {
+    Status reserve(std::uint64_t, Address* out) override {
       *out = (Address{1} << 46) + 8;
       return {};
     }
-    Status release(Address, std::uint64_t, StreamHandle) override { return {}; }
+    Status release(Address, std::uint64_t) override { return {}; }
   };
   World world;
   std::uint64_t bytes = 0;

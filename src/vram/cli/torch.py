@@ -7,7 +7,6 @@ from pathlib import Path
 import rich_click as click
 
 from vram.errors import DeviceError
-from vram.integrations.adaptors import require_library
 from vram.torch.companion import ALLOCATOR, DIRECTORY_VARIABLE, build_companion
 
 __all__ = ["torch_command"]
@@ -26,8 +25,8 @@ def torch_command() -> None:
 )
 def build_command(output: Path | None) -> None:
     """Compile vram's allocator for the installed PyTorch ahead, for images without a compiler."""
-    torch = require_library("torch", "PyTorch")
     try:
-        click.echo(build_companion(torch, ALLOCATOR, output))
-    except DeviceError as error:
-        raise click.ClickException(str(error)) from error
+        import torch
+    except ImportError as error:
+        raise DeviceError(f"PyTorch cannot be imported: {error}", code="missing") from error
+    click.echo(build_companion(torch, ALLOCATOR, output))

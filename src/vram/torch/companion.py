@@ -82,22 +82,27 @@ def build_companion(torch: Any, companion: Companion, output: Path | None = None
 
     Of several processes that do this at once, such as those of torchrun, one compiles and the others wait.
     """
+    if companion.cuda and _cuda_version(torch) is None:
+        raise DeviceError(f"this PyTorch ({torch.__version__}) is not built for CUDA", code="missing")
     command = [*_command(torch, companion)]
     target = (cache_directory() if output is None else output) / _file_name(torch, companion)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _turn(target.with_suffix(".lock")):
-        if not target.exists():
-            _compile(command, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _turn(target.with_suffix(".lock")):
+            if not target.exists():
+                _compile(command, target)
+    except OSError as error:
+        raise DeviceError(f"cannot write {target}: {error.strerror}", code="failed") from error
     return target
 
 
 def identity(torch: Any, companion: Companion) -> str:
     """Say what a library was made for and from, in one line."""
     text = hashlib.sha256(b"\0".join(companion.texts().values())).hexdigest()[:16]
-    cuda = getattr(getattr(torch, "version", None), "cuda", None) or "none"
     python = sysconfig.get_config_var("SOABI") or sys.version
     version = metadata.version("vram")
-    return f"vram-{version} {companion.name}-{text} torch-{torch.__version__} cuda-{cuda} {python}"
+    made_for = f"torch-{torch.__version__} cuda-{_cuda_version(torch)} {python}"
+    return f"vram-{version} {companion.name}-{text} {made_for}"
 
 
 def thrower(torch: Any) -> int:
@@ -120,6 +125,11 @@ def cache_directory() -> Path:
     except OSError:
         pass
     return Path(tempfile.mkdtemp(prefix="vram-"))
+
+
+def _cuda_version(torch: Any) -> str | None:
+    version: str | None = getattr(getattr(torch, "version", None), "cuda", None)
+    return version
 
 
 def _cache_path() -> Path:
@@ -197,7 +207,8 @@ def _compile(command: list[str], target: Path) -> None:
         )
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr.strip()]
-            raise DeviceError(f"{command[0]} failed: {errors[0][:300]}", code="failed")
+            why = errors[0][:300] or f"exit status {done.returncode}, without a message"
+            raise DeviceError(f"{command[0]} failed: {why}", code="failed")
         os.chmod(name, 0o755)
         os.replace(name, target)
     except subprocess.TimeoutExpired as error:

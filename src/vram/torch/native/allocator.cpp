@@ -185,7 +185,7 @@ struct Custom {
   c10::DeviceIndex device;
 };
 
-void* reserve_custom(void* context, std::size_t bytes, void*) {
+void* reserve_custom(void* context, std::size_t bytes) {
   const auto* const custom = static_cast<Custom*>(context);
   try {
     const c10::cuda::CUDAGuard guard(custom->device);
@@ -195,7 +195,7 @@ void* reserve_custom(void* context, std::size_t bytes, void*) {
   }
 }
 
-void release_custom(void* context, void* address, std::size_t, void*) {
+void release_custom(void* context, void* address) {
   const auto* const custom = static_cast<Custom*>(context);
   try {
     const c10::cuda::CUDAGuard guard(custom->device);
@@ -490,7 +490,7 @@ void* VramAllocator::serve_noted(c10::DeviceIndex device, std::size_t bytes, cud
   VramFailure failure;
   void* address = engine->allocate(device, bytes, stream, &failure);
   if (address == nullptr) address = serve_last(device, bytes, stream, failure);
-  history.remember(number(address), context);
+  history.remember(History::Kind::block, number(address), context);
   VramBlock block{};
   int of = device;
   (void)engine->find(address, &block, &of);
@@ -515,7 +515,7 @@ void VramAllocator::fail(c10::DeviceIndex device, std::size_t bytes, cudaStream_
                          const VramFailure& failure) {
   TORCH_CHECK(failure.out_of_memory != 0, "vram failed to allocate ", sized(bytes), " on GPU ", int(device),
               ": ", failure.call, " failed, CUDA error ", failure.native);
-  const std::string words = engine->explain(device, bytes, stream, &failure);
+  const std::string words = engine->explain(device, bytes, stream);
   c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(bytes), failure.live, failure.reserved,
                                    c10::Device(c10::DeviceType::CUDA, device));
   if (history.active())
@@ -550,7 +550,7 @@ void VramAllocator::release_noted(void* address) {
   const c10::MempoolId_t heap = id_of(block.heap);
   history.note(TraceEntry::FREE_REQUESTED, device, block.address, block.requested, block.stream, heap,
                context);
-  history.forget(block.address);
+  history.forget(History::Kind::block, block.address);
   // Otherwise the engine tells when the other streams have completed.
   if (block.used_elsewhere == 0)
     history.note(TraceEntry::FREE_COMPLETED, device, block.address, block.requested, block.stream, heap,
@@ -576,12 +576,14 @@ void VramAllocator::profile(void* address, int device, int sign) {
 void VramAllocator::tell(const VramEvent& event) {
   if (!history.active()) return;
   const bool plain = event.plain != 0;
+  const Context context = History::Under::context();
+  if (event.kind == VRAM_EVENT_RESERVED) history.remember(History::Kind::segment, event.address, context);
+  if (event.kind == VRAM_EVENT_RELEASED) history.forget(History::Kind::segment, event.address);
   TraceEntry::Action action = TraceEntry::FREE_COMPLETED;
   if (event.kind == VRAM_EVENT_RESERVED) action = plain ? TraceEntry::SEGMENT_ALLOC : TraceEntry::SEGMENT_MAP;
   if (event.kind == VRAM_EVENT_RELEASED)
     action = plain ? TraceEntry::SEGMENT_FREE : TraceEntry::SEGMENT_UNMAP;
-  history.note(action, event.device, event.address, event.bytes, event.stream, id_of(event.heap),
-               History::Under::context());
+  history.note(action, event.device, event.address, event.bytes, event.stream, id_of(event.heap), context);
 }
 
 // ---- snapshots ------------------------------------------------------------------------------------------
@@ -608,7 +610,7 @@ void add_segment(void* context, const VramSegment* from) {
   segment.is_large = from->small == 0;
   segment.is_expandable = from->plain == 0;
   segment.owner_private_pool_id = id_of(from->heap);
-  segment.context_when_allocated = visit.history.remembered(from->address);
+  segment.context_when_allocated = visit.history.remembered(History::Kind::segment, from->address);
   visit.segments->push_back(std::move(segment));
 }
 
@@ -626,7 +628,8 @@ void add_block(void* context, const VramBlock* from) {
   block.allocated = from->state == VRAM_BLOCK_LIVE;
   block.active = from->state != VRAM_BLOCK_FREE;
   block.requested_size = block.active ? from->requested : 0;
-  if (block.allocated) block.context_when_allocated = visit.history.remembered(from->address);
+  if (block.allocated)
+    block.context_when_allocated = visit.history.remembered(History::Kind::block, from->address);
   segment.allocated_size += block.allocated ? block.size : 0;
   segment.active_size += block.active ? block.size : 0;
   segment.requested_size += block.requested_size;
@@ -680,8 +683,10 @@ CheckpointDelta VramAllocator::setCheckpointPoolState(c10::DeviceIndex device,
   const auto* const wanted = dynamic_cast<const Checkpoint*>(state.get());
   TORCH_CHECK(wanted != nullptr, "the state is not one of vram's getCheckpointState");
   CheckpointDelta delta;
-  for (const VramBlock& block : live_blocks(device, wanted->heap))
+  for (const VramBlock& block : live_blocks(device, wanted->heap)) {
     delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));
+    history.forget(History::Kind::block, block.address);
+  }
   TORCH_CHECK(engine->heap_restore(device, wanted->heap, wanted->blocks.data(), wanted->blocks.size()) != 0,
               "vram cannot restore the state of pool (", wanted->heap.first, ", ", wanted->heap.second,
               "): part of its memory has changed");

@@ -1,8 +1,6 @@
 // Recording what PyTorch asks for. See history.hpp.
 #include "history.hpp"
 
-#include <c10/util/ApproximateClock.h>
-
 #include <algorithm>
 
 namespace vram_torch {
@@ -23,7 +21,8 @@ void History::record(bool enabled, CreateContextFn recorder, std::size_t entries
     entries_.clear();
     annotations_.clear();
   }
-  if (!enabled) contexts_.clear();
+  if (!enabled)
+    for (auto& contexts : contexts_) contexts.clear();
   for (auto& [_, kept] : entries_)
     while (kept.size() > most_) kept.pop_front();
   update_active();
@@ -63,33 +62,33 @@ void History::annotate(int device, const std::vector<std::pair<std::string, std:
   annotations_.push_back(std::move(entry));
 }
 
-void History::remember(std::uint64_t address, const Context& context) {
+void History::remember(Kind kind, std::uint64_t address, const Context& context) {
   if (context == nullptr) return;
   const std::lock_guard lock(mutex_);
-  contexts_[address] = context;
+  contexts_[static_cast<int>(kind)][address] = context;
 }
 
-void History::forget(std::uint64_t address) {
+void History::forget(Kind kind, std::uint64_t address) {
   Context released;  // destroyed after the lock: it may hold Python objects
   const std::lock_guard lock(mutex_);
-  const auto found = contexts_.find(address);
-  if (found == contexts_.end()) return;
+  auto& contexts = contexts_[static_cast<int>(kind)];
+  const auto found = contexts.find(address);
+  if (found == contexts.end()) return;
   released = std::move(found->second);
-  contexts_.erase(found);
+  contexts.erase(found);
 }
 
-Context History::remembered(std::uint64_t address) const {
+Context History::remembered(Kind kind, std::uint64_t address) const {
   const std::lock_guard lock(mutex_);
-  const auto found = contexts_.find(address);
-  return found != contexts_.end() ? found->second : nullptr;
+  const auto& contexts = contexts_[static_cast<int>(kind)];
+  const auto found = contexts.find(address);
+  return found != contexts.end() ? found->second : nullptr;
 }
 
-std::vector<std::vector<TraceEntry>> History::entries(int devices) const {
-  static c10::ApproximateClockToUnixTimeConverter* const clock =
-      new c10::ApproximateClockToUnixTimeConverter();
-  const auto to_unix = clock->makeConverter();
+std::vector<std::vector<TraceEntry>> History::entries(int devices) {
   std::vector<std::vector<TraceEntry>> result(static_cast<std::size_t>(devices));
   const std::lock_guard lock(mutex_);
+  const auto to_unix = clock_.makeConverter();
   for (const auto& [device, kept] : entries_) {
     if (device >= devices) continue;
     std::vector<TraceEntry>& out = result[static_cast<std::size_t>(device)];
@@ -99,11 +98,9 @@ std::vector<std::vector<TraceEntry>> History::entries(int devices) const {
   return result;
 }
 
-std::vector<AnnotationEntry> History::annotations() const {
-  static c10::ApproximateClockToUnixTimeConverter* const clock =
-      new c10::ApproximateClockToUnixTimeConverter();
-  const auto to_unix = clock->makeConverter();
+std::vector<AnnotationEntry> History::annotations() {
   const std::lock_guard lock(mutex_);
+  const auto to_unix = clock_.makeConverter();
   std::vector<AnnotationEntry> result(annotations_.begin(), annotations_.end());
   for (AnnotationEntry& entry : result) entry.time_.t_ = to_unix(entry.time_.approx_t_) / 1000;
   return result;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/ApproximateClock.h>
 
 #include <atomic>
 #include <cstdint>
@@ -38,14 +39,15 @@ class History {
   void note(TraceEntry::Action action, int device, std::uint64_t address, std::uint64_t bytes, void* stream,
             c10::MempoolId_t heap, const Context& context);
   void annotate(int device, const std::vector<std::pair<std::string, std::string>>& metadata);
-  // The stack with which a block or a segment was allocated.
-  void remember(std::uint64_t address, const Context& context);
-  void forget(std::uint64_t address);
-  Context remembered(std::uint64_t address) const;
+  // The stacks with which blocks and segments were allocated, by their addresses.
+  enum class Kind { block, segment };
+  void remember(Kind kind, std::uint64_t address, const Context& context);
+  void forget(Kind kind, std::uint64_t address);
+  Context remembered(Kind kind, std::uint64_t address) const;
 
   // With times in microseconds of the Unix epoch; a list for each of so many devices.
-  std::vector<std::vector<TraceEntry>> entries(int devices) const;
-  std::vector<AnnotationEntry> annotations() const;
+  std::vector<std::vector<TraceEntry>> entries(int devices);
+  std::vector<AnnotationEntry> annotations();
 
   // Of the calling thread.
   static void push_compile_context(const std::string& text) { compile_contexts().push_back(text); }
@@ -91,7 +93,8 @@ class History {
   std::vector<AllocatorTraceTracker> trackers_;
   std::unordered_map<int, std::deque<TraceEntry>> entries_;
   std::deque<AnnotationEntry> annotations_;
-  std::unordered_map<std::uint64_t, Context> contexts_;
+  std::unordered_map<std::uint64_t, Context> contexts_[2];  // by kind
+  c10::ApproximateClockToUnixTimeConverter clock_;          // measures from now until it converts
 };
 
 }  // namespace vram_torch
