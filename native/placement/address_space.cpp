@@ -2,6 +2,7 @@
 #include "placement/address_space.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <mutex>
 #include <unordered_set>
 
@@ -395,8 +396,16 @@ bool AddressSpace::has_addresses(const Want& want) const {
 }
 
 // A segment has room for a whole number of such blocks, so that no end is left over that the next one does
-// not fit into. In heaps the sizes are PyTorch's.
+// not fit into. In heaps the sizes are PyTorch's. Where memory is fine-grained, a segment is as long as the
+// request, or a small share of what there is, so that little is unused at any size. Its length then has seven
+// binary digits, so that similar requests can use it.
 std::uint64_t AddressSpace::plain_length(const Want& want) const {
+  if (want.heap == nullptr && options_.grain < kSlotBytes && options_.segment_size == 0) {
+    constexpr std::uint64_t kShare = 64, kSteps = 64;
+    const std::uint64_t asked = bytes_of(want.padded());
+    const std::uint64_t exact = round_up(asked, std::max(options_.grain, std::bit_floor(asked) / kSteps));
+    return std::max({exact, kSlotBytes, plain_bytes_ / kShare / options_.grain * options_.grain});
+  }
   const std::uint64_t need = round_up(bytes_of(want.padded()), kSlotBytes);
   if (want.heap != nullptr && want.band == kSmall) return need;
   if (want.heap != nullptr)
@@ -407,7 +416,8 @@ std::uint64_t AddressSpace::plain_length(const Want& want) const {
 }
 
 Status AddressSpace::add_plain(const Want& want, std::uint64_t budget) {
-  const std::uint64_t need = round_up(bytes_of(want.padded()), kSlotBytes);
+  const std::uint64_t need =
+      round_up(bytes_of(want.padded()), want.heap == nullptr ? options_.grain : kSlotBytes);
   std::uint64_t bytes = plain_length(want);
   if (bytes > budget)
     bytes = options_.bands_share() && want.heap == nullptr ? std::max(need, budget / kSlotBytes * kSlotBytes)
@@ -422,7 +432,8 @@ Status AddressSpace::add_plain_of(const Want& want, std::uint64_t bytes) {
   // unit_at tells strips and plain segments apart by the addresses of the space.
   if (options_.pages)
     if (Status status = reserve_space(); !status.ok()) return status;
-  const auto slots = static_cast<Slot>(bytes / kSlotBytes);
+  const auto slots = static_cast<Slot>(round_up(bytes, kSlotBytes) / kSlotBytes);
+  const auto units = static_cast<Units>(bytes / kUnit);
   const Slot slot = reserve_slots(plain_free_, slots);
   if (slot == 0) return {Code::out_of_memory, 0, "reserve"};
   std::shared_ptr<Source> source = want.heap != nullptr ? want.heap->source : nullptr;
@@ -432,7 +443,7 @@ Status AddressSpace::add_plain_of(const Want& want, std::uint64_t bytes) {
   decltype(sources_) sourced;
   Address base = 0;
   try {
-    added.insert({slots * kSlotUnits, 0});
+    added.insert({units, 0});
     based.emplace(0, 0);
     if (source != nullptr) sourced.emplace(0, source);
     make_room(used_plain_, free_plain_.size() + used_plain_.size() + 1);
@@ -454,7 +465,7 @@ Status AddressSpace::add_plain_of(const Want& want, std::uint64_t bytes) {
   }
   const Index i = add_segment({.base = base,
                                .first = slot * kSlotUnits,
-                               .units = slots * kSlotUnits,
+                               .units = units,
                                .stream = want.stream,
                                .band = want.band,
                                .plain = true});
@@ -510,7 +521,7 @@ void AddressSpace::drop(Index s) {
   remove_free(segment.head);
   drop_block(segment.head);
   delist(s);
-  return_slots(segment.first_slot(), segment.units / kSlotUnits);
+  return_slots(segment.first_slot(), static_cast<Slot>(round_up(segment.units, kSlotUnits) / kSlotUnits));
   segment = Segment();
   segments_.drop(s);
 }

@@ -19,6 +19,7 @@ struct PlacementOptions {
   std::uint64_t plain_bytes = 0;
   std::uint64_t all_bytes() const { return space_bytes + plain_bytes; }
   std::uint64_t segment_size = 0;      // the fewest bytes to get from the driver at a time
+  std::uint64_t grain = kSlotBytes;    // of plain segments (DeviceInfo)
   std::uint64_t max_page = 32 * kMiB;  // the largest page to create
   bool best_fit = true;                // else the first block of a sufficient bin
   // Long plain segments serve both bands: one for each would reserve twice as much from the start.

@@ -2,6 +2,7 @@
 #include "placement/page_stock.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "placement/room.hpp"
 
@@ -50,32 +51,47 @@ Address PageStock::address_of(Index i) const {
 
 // ---- free pages ----------------------------------------------------------------------------------------
 
-void PageStock::list_push(Index i) {
-  ++changes_;
+inline void PageStock::link(PageList& list, Index i) {
   Page& page = pages_[i];
-  Shelf& owner = shelf(page.owner);
-  PageList& list = owner.pages[page.size];
   page.list_after = 0;
   page.list_before = list.tail;
   (list.tail != 0 ? pages_[list.tail].list_after : list.head) = i;
   list.tail = i;
   ++list.count;
-  if (owner.bytes == 0) free_owners_.add(page.owner);
-  owner.bytes += page.bytes();
-  free_bytes_ += page.bytes();
 }
 
-void PageStock::list_remove(Index i) {
-  ++changes_;
-  Page& page = pages_[i];
-  Shelf& owner = shelf(page.owner);
-  PageList& list = owner.pages[page.size];
+inline void PageStock::unlink(PageList& list, Index i) {
+  const Page& page = pages_[i];
   (page.list_before != 0 ? pages_[page.list_before].list_after : list.head) = page.list_after;
   (page.list_after != 0 ? pages_[page.list_after].list_before : list.tail) = page.list_before;
   --list.count;
-  owner.bytes -= page.bytes();
-  free_bytes_ -= page.bytes();
-  if (owner.bytes == 0) free_owners_.remove(page.owner);
+}
+
+void PageStock::count_free(StreamNumber stream, Shelf& owner, std::uint64_t before) {
+  ++changes_;
+  free_bytes_ += owner.bytes - before;
+  if (before == 0 && owner.bytes != 0) free_owners_.add(stream);
+  if (before != 0 && owner.bytes == 0) free_owners_.remove(stream);
+}
+
+void PageStock::list_push(Index i) {
+  const Page& page = pages_[i];
+  Shelf& owner = shelf(page.owner);
+  link(owner.pages[page.size], i);
+  count_free(page.owner, owner, std::exchange(owner.bytes, owner.bytes + page.bytes()));
+}
+
+void PageStock::list_remove(Index i) {
+  const Page& page = pages_[i];
+  Shelf& owner = shelf(page.owner);
+  unlink(owner.pages[page.size], i);
+  count_free(page.owner, owner, std::exchange(owner.bytes, owner.bytes - page.bytes()));
+}
+
+// After the holder of a page has changed. Where it is held it is backed before and after, so only a page that
+// is mapped elsewhere, too, needs to be examined.
+inline void PageStock::note_aliases(Index i) {
+  if (mappings_[pages_[i].mappings].next != 0) note_backed(i);
 }
 
 void PageStock::hold(Index page, Index mapping) {
@@ -98,12 +114,6 @@ bool PageStock::backs(Index m) const {
          (page.free() && mapping.usable && page.owner == space_.segments()[mapping.segment].stream);
 }
 
-// After the holder of a page has changed. Where it is held it is backed before and after, so only a page that
-// is mapped elsewhere, too, needs to be examined.
-void PageStock::note_aliases(Index i) {
-  if (mappings_[pages_[i].mappings].next != 0) note_backed(i);
-}
-
 // After the owner of a page has changed, or its holder.
 void PageStock::note_backed(Index i) {
   ++changes_;
@@ -121,11 +131,122 @@ void PageStock::transfer(Index i, std::uint16_t to, Tick tick) {
   note_backed(i);
 }
 
-void PageStock::free_mapping(Index m, Tick tick) {
-  const Index page = mappings_[m].page;
-  if (pages_[page].suspended) return discard(page, tick);
-  mappings_[m].tick = tick;
-  unhold(page, tick);
+// ---- ranges, and kept pages -----------------------------------------------------------------------------
+
+// Pages [first, past) are inside the free block `whole` and not in use any more. False: they are not kept.
+bool PageStock::keep(Slot first, Slot past, const Block& whole) {
+  const Segment& segment = space_.segment(whole);
+  if (aside_ != 0 || (segment.band != kMiddle && segment.band != kLarge)) return false;
+  if (kept_count_ == kMostKept) settle_oldest();
+  kept_[kept_count_++] = {first, past, whole.tick};
+  return true;
+}
+
+// Pages [first, past) are in use from now on.
+void PageStock::use_kept(Slot first, Slot past) {
+  for (std::size_t i = 0; i < kept_count_;) {
+    Kept& run = kept_[i];
+    const bool front = run.first < first, back = past < run.past;
+    if (run.past <= first || past <= run.first) {
+      ++i;
+    } else if (front && back) {
+      std::copy_backward(kept_ + i, kept_ + kept_count_, kept_ + kept_count_ + 1);
+      ++kept_count_;
+      run.past = first;
+      kept_[i + 1].first = past;
+      return;
+    } else if (front) {
+      run.past = first;
+    } else if (back) {
+      run.first = past;
+    } else {
+      std::copy(kept_ + i + 1, kept_ + kept_count_, kept_ + i);
+      --kept_count_;
+    }
+  }
+}
+
+void PageStock::settle_oldest() {
+  const Kept run = kept_[0];
+  std::copy(kept_ + 1, kept_ + kept_count_, kept_);
+  --kept_count_;
+  const Index block = space_.block_at(std::uint64_t{run.first} * kSlotUnits);
+  unhold_range(space_.segment(space_.blocks()[block]).stream, run);
+}
+
+void PageStock::settle() {
+  while (kept_count_ != 0) settle_oldest();
+}
+
+// These two are most of what a block of many pages costs, so they count once what is the same for all pages.
+// A page that is kept elsewhere comes from there.
+void PageStock::hold_range(StreamNumber stream, Units from, Units to) {
+  Shelf& owner = shelf(stream);
+  std::uint64_t bytes = 0;
+  const Slot first = mappings_[slots_[from / kSlotUnits]].slot;
+  Slot slot = first;
+  while (slot * kSlotUnits < to) {
+    if (const Kept* const here = kept_at(slot)) {
+      slot = here->past;
+      continue;
+    }
+    const Index m = slots_[slot];
+    const Mapping& mapping = mappings_[m];
+    Page& page = pages_[mapping.page];
+    slot = mapping.slot + page.slots();
+    if (page.holder == m) continue;
+    if (page.holder == 0) {
+      unlink(owner.pages[page.size], mapping.page);
+      bytes += page.bytes();
+    } else if (kept_count_ < kMostKept) {
+      Mapping& elsewhere = mappings_[page.holder];
+      elsewhere.tick = page.tick = kept_at(elsewhere.slot)->tick;
+      use_kept(elsewhere.slot, elsewhere.slot + page.slots());
+    } else {
+      settle();
+      slot = first;
+      continue;
+    }
+    page.holder = m;
+    note_aliases(mapping.page);
+  }
+  const Mapping& last = mappings_[slots_[(to - 1) / kSlotUnits]];
+  use_kept(first, last.slot + pages_[last.page].slots());
+  if (kept_count_ > kMostKept) settle_oldest();
+  if (bytes != 0) count_free(stream, owner, std::exchange(owner.bytes, owner.bytes - bytes));
+}
+
+void PageStock::free_range(Units from, Units to, const Block& whole) {
+  const Mapping& front = mappings_[slots_[from / kSlotUnits]];
+  const Mapping& back = mappings_[slots_[(to - 1) / kSlotUnits]];
+  Slot first = front.slot, past = back.slot + pages_[back.page].slots();
+  if (first * kSlotUnits < whole.offset) first += pages_[front.page].slots();
+  if (past * kSlotUnits > whole.end()) past = back.slot;
+  if (first >= past || keep(first, past, whole)) return;
+  settle();  // what is kept was freed before
+  unhold_range(space_.segment(whole).stream, {first, past, whole.tick});
+}
+
+// Others freed their part of a page before; the latest use counts, which need not be this one.
+void PageStock::unhold_range(StreamNumber stream, const Kept& run) {
+  Shelf& owner = shelf(stream);
+  std::uint64_t bytes = 0;
+  for (Slot slot = run.first; slot < run.past;) {
+    Mapping& mapping = mappings_[slots_[slot]];
+    const Index i = mapping.page;
+    Page& page = pages_[i];
+    slot += page.slots();
+    if (page.suspended) {
+      discard(i, run.tick);
+      continue;
+    }
+    mapping.tick = page.tick = run.tick;
+    page.holder = 0;
+    link(owner.pages[page.size], i);
+    bytes += page.bytes();
+    note_aliases(i);
+  }
+  count_free(stream, owner, std::exchange(owner.bytes, owner.bytes + bytes));
 }
 
 void PageStock::inherit(StreamNumber from, StreamNumber to) {
@@ -530,6 +651,17 @@ Status PageStock::restore(Index i) {
   return {};
 }
 
+Status PageStock::grant_again() {
+  for (Index m = 1; m < mappings_.end(); ++m) {
+    const Mapping& mapping = mappings_[m];
+    if (mapping.page == 0 || !mapping.there || !mapping.usable) continue;
+    const std::uint64_t bytes = pages_[mapping.page].bytes();
+    if (Status status = backend_.set_access(space_.slot_address(mapping.slot), bytes); !status.ok())
+      return status;
+  }
+  return {};
+}
+
 bool PageStock::resident(Index i) const {
   bool good = pages_[i].handle != 0;
   for (Index m = pages_[i].mappings; m != 0; m = mappings_[m].next)
@@ -580,6 +712,19 @@ void PageStock::fuse(const std::vector<Index>& pages) {
   }
 }
 
+// The slots of the longest page from here on that is under one block only: freeing the block frees all of it.
+// A small block may then take it, so it is a small part of what the pool holds.
+Slot PageStock::within_block(Slot slot) const {
+  constexpr std::uint64_t kShare = 64;
+  const std::uint64_t held = bytes_ + suspended_bytes_;
+  if (options_.max_page < kMostCreatedSlots * kSlotBytes) return 1;
+  const Index b = space_.block_at(std::uint64_t{slot} * kSlotUnits);
+  const Slot whole = b == 0 ? 0 : space_.blocks()[b].end() / kSlotUnits - slot;
+  int size = kPageSizes - 1;
+  while (size > 0 && (kPageSlots[size] > whole || kPageSlots[size] * kSlotBytes > held / kShare)) --size;
+  return kPageSlots[size];
+}
+
 // Fuses adjacent pages [from, to). A new page replaces whole old ones, so a block in use is on every one of
 // them. That would not hold if old pages were split: one may be covered at its end alone.
 void PageStock::fuse_run(const std::vector<Index>& pages, std::size_t from, std::size_t to) {
@@ -587,7 +732,8 @@ void PageStock::fuse_run(const std::vector<Index>& pages, std::size_t from, std:
   const Slot past = slot_of(to - 1) + pages_[pages[to - 1]].slots();
   const std::uint64_t bytes = (past - slot_of(from)) * kSlotBytes;
   for (std::size_t at = from, next = from; at < to; at = next) {
-    const Slot most = kPageSlots[size_to_create(past - slot_of(at), bytes)];
+    const Slot most =
+        std::max(kPageSlots[size_to_create(past - slot_of(at), bytes)], within_block(slot_of(at)));
     Slot whole = 0;  // slots of the longest row of old pages from here that is one page
     Slot slots = 0;
     for (std::size_t k = at; k < to && (slots += pages_[pages[k]].slots()) <= most; ++k)

@@ -15,6 +15,7 @@ namespace vram {
 // Invariants, beside those of Page and Mapping (base/types.hpp):
 //   bytes() == Σ bytes of pages with a handle,  suspended_bytes() == Σ bytes of suspended pages without
 //   every free page is in the list of its owner and size, oldest first
+//   every held page is under a block in use, or kept
 //   `backed` of a slot  ⇔  its mapping holds its page, or could hold it at once
 class PageStock {
  public:
@@ -60,8 +61,36 @@ class PageStock {
   // A free page comes into use through a mapping; a page in use becomes free.
   void hold(Index page, Index mapping);
   void unhold(Index page, Tick tick);
-  // The last block on the mapping's page was freed: the page becomes free, or, if it is suspended, goes.
-  void free_mapping(Index mapping, Tick tick);
+  // The same for every free page under [from, to) in a segment of the stream. pre: all of it has memory.
+  void hold_range(StreamNumber stream, Units from, Units to);
+  // [from, to) was freed and is now part of the free block `whole`: its pages become free, those that are
+  // suspended go. Pages that reach beyond the free block are still in use.
+  void free_range(Units from, Units to, const Block& whole);
+
+  // ---- kept pages -----------------------------------------------------------------------------
+  // A program often takes what it has just freed again, in the same or in other sizes. So free_range leaves
+  // pages held, and hold_range finds them so, without looking at each of them. Such pages are *kept*;
+  // settle() frees them, in the order in which they were freed, so that nothing depends on when it is called.
+  // All functions of this class but these and the look-ups want it settled.
+  void settle();
+  // Pages that were freed together, or what is left of them. `tick`: their last use, in the order of their
+  // stream.
+  struct Kept {
+    Slot first = 0;
+    Slot past = 0;
+    Tick tick = 0;
+  };
+  // The run that contains a slot, or null.
+  const Kept* kept_at(Slot slot) const {
+    for (std::size_t i = 0; i < kept_count_; ++i)
+      if (kept_[i].first <= slot && slot < kept_[i].past) return &kept_[i];
+    return nullptr;
+  }
+  // Whether a page is free, or would be if the stock were settled.
+  bool idle(const Page& page) const {
+    return page.free() || (!page.suspended && kept_at(mappings_[page.holder].slot) != nullptr);
+  }
+
   // Makes a page another stream's. pre: its last use is ordered before whatever that stream gets next. `tick`
   // is a point in the new owner's order after that last use.
   void transfer(Index page, StreamNumber to, Tick tick);
@@ -97,6 +126,7 @@ class PageStock {
   // Memory again, at the same addresses; a failure leaves the page as evict does.
   Status restore(Index page);
   bool any_aside() const { return aside_ != 0; }
+  Status grant_again();             // access to everything that is mapped, after Backend::add_peer
   bool resident(Index page) const;  // it has memory, mapped and usable, at all its addresses
   // Evicted pages, in order of their addresses: adjacent ones will come back as larger pages, of sizes for a
   // request of their length. Each new page replaces whole old ones.
@@ -111,6 +141,8 @@ class PageStock {
   bool check(std::string* why) const;
 
  private:
+  static constexpr std::size_t kMostKept = 16;
+
   // Free pages of one stream and size, oldest first.
   struct PageList {
     Index head = 0;
@@ -130,6 +162,14 @@ class PageStock {
     return stream < shelves_.size() ? shelves_[stream] : kEmpty;
   }
 
+  bool keep(Slot first, Slot past, const Block& whole);
+  void use_kept(Slot first, Slot past);
+  void settle_oldest();
+  void unhold_range(StreamNumber stream, const Kept& run);
+  void link(PageList& list, Index page);
+  void unlink(PageList& list, Index page);
+  // The free bytes of a stream have changed.
+  void count_free(StreamNumber stream, Shelf& owner, std::uint64_t before);
   void list_push(Index page);
   void list_remove(Index page);
   bool backs(Index mapping) const;
@@ -156,6 +196,7 @@ class PageStock {
   void forget_page(Index page);
   Status release_page(Index page);
   bool fusible(Index page) const;
+  Slot within_block(Slot slot) const;
   void fuse_run(const std::vector<Index>& pages, std::size_t from, std::size_t to);
   void fuse_row(std::span<const Index> row, Slot slots);
   bool check_page(Index page, std::size_t* mappings, std::string* why) const;
@@ -179,6 +220,8 @@ class PageStock {
   std::uint64_t aside_ = 0;            // pages that are suspended, released or not
   int largest_page_ = 0;
   bool moved_ = false;
+  Kept kept_[kMostKept + 1];  // oldest first
+  std::size_t kept_count_ = 0;
   std::vector<Index> created_;  // pages made by the call of supply() in progress
   std::uint64_t changes_ = 1;
   std::uint64_t steps_ = 0;

@@ -38,6 +38,7 @@ Tick Placer::last_use(const Spot& spot, Units units) const {
 }
 
 Index Placer::take(const Want& want, const std::function<bool(Tick)>* allowed) {
+  if (allowed != nullptr) stock_.settle();  // it asks for last uses
   const Spot spot = search_.fit(want);
   if (spot.block == 0 || !space_.can_split()) return 0;
   Units units = want.units;
@@ -50,19 +51,13 @@ Index Placer::take(const Want& want, const std::function<bool(Tick)>* allowed) {
 }
 
 Index Placer::take_at(const Spot& spot, Units units) {
-  if (space_.segment(space_.blocks()[spot.block]).plain) return space_.take(spot, units);
-  const Slot last = (spot.offset + units - 1) / kSlotUnits;
-  for (Slot slot = spot.offset / kSlotUnits; slot <= last;) {
-    const Index m = stock_.mapping_at(slot);
-    const Mapping& mapping = stock_.mappings()[m];
-    const Page& page = stock_.pages()[mapping.page];
-    if (page.free()) stock_.hold(mapping.page, m);
-    slot = mapping.slot + page.slots();
-  }
+  const Segment& segment = space_.segment(space_.blocks()[spot.block]);
+  if (!segment.plain) stock_.hold_range(segment.stream, spot.offset, spot.offset + units);
   return space_.take(spot, units);
 }
 
 std::uint64_t Placer::lacking(const Want& want, Tick passed, FoundPlace& found) {
+  stock_.settle();
   const FoundPlace& place = search_.cheapest(want, passed, found);
   return place.spot.block == 0 ? want.bytes() : place.lacking * kSlotBytes;
 }
@@ -70,6 +65,7 @@ std::uint64_t Placer::lacking(const Want& want, Tick passed, FoundPlace& found) 
 Status Placer::back(const Want& want, std::uint64_t create_bytes, Tick passed, FoundPlace& found,
                     Index* out) {
   *out = 0;
+  stock_.settle();
   if (!space_.can_split()) return {Code::out_of_memory, 0, "blocks"};
   if (!paged(want)) {
     moved_ = false;
@@ -80,7 +76,7 @@ Status Placer::back(const Want& want, std::uint64_t create_bytes, Tick passed, F
   // Pages that others hold already can be under the two ends of the request only; the rest must be free or
   // new.
   const std::uint64_t available = stock_.free_bytes(want.stream) + create_bytes;
-  const std::uint64_t ends = 2 * kPageSlots[kPageSizes - 1] * kSlotBytes;
+  const std::uint64_t ends = 2 * kPageSlots[stock_.largest_page()] * kSlotBytes;
   if (available < want.bytes() && want.bytes() - available > ends)
     return {Code::out_of_memory, 0, "page_create"};
   FoundPlace& place = search_.cheapest(want, passed, found);
@@ -102,20 +98,12 @@ void Placer::put(Index i, Tick tick) {
   const Units to = space_.blocks()[i].end();
   const Block& whole = space_.blocks()[space_.put(i, tick)];
   if (space_.segment(whole).plain) return;
-  // The pages that this block was the last to hold: they touch it and are wholly in the merged block. Others
-  // freed their part of the page before; the latest use counts, which need not be this one.
-  for (Slot slot = from / kSlotUnits; slot * kSlotUnits < to;) {
-    const Index m = stock_.mapping_at(slot);
-    const Slot first = stock_.mappings()[m].slot;
-    const Slot next = first + stock_.page_of(m).slots();
-    if (first * kSlotUnits >= whole.offset && next * kSlotUnits <= whole.end())
-      stock_.free_mapping(m, whole.tick);
-    slot = next;
-  }
+  stock_.free_range(from, to, whole);
 }
 
 // Any free page can serve any address, so with pages all of them count as one piece.
-std::uint64_t Placer::largest_free(StreamNumber stream) const {
+std::uint64_t Placer::largest_free(StreamNumber stream) {
+  stock_.settle();
   std::uint64_t most = stock_.free_bytes(stream);
   if (!space_.plain_owners().has(stream)) return most;
   for (Band band = 0; band < kBands; ++band)
@@ -130,6 +118,7 @@ std::uint64_t Placer::largest_free(StreamNumber stream) const {
 // ---- growable buffers -----------------------------------------------------------------------------------
 
 Status Placer::open_strip(StreamNumber stream, Slot slots, std::uint64_t number, Tick passed, Index* out) {
+  stock_.settle();
   if (!space_.can_split()) return {Code::out_of_memory, 0, "blocks"};
   *out = search_.idle_strip(stream, slots * kSlotUnits, passed);
   if (*out == 0)
@@ -141,6 +130,7 @@ Status Placer::open_strip(StreamNumber stream, Slot slots, std::uint64_t number,
 }
 
 Status Placer::drop_idle_strips(const Finished& finished) {
+  stock_.settle();
   for (Index s = 1; s < space_.segments().end(); ++s) {
     const Segment& segment = space_.segments()[s];
     if (segment.units == 0 || segment.band != kGrowing || segment.growable != 0 || segment.in_use != 0 ||
@@ -155,6 +145,7 @@ Status Placer::drop_idle_strips(const Finished& finished) {
 }
 
 Status Placer::prepare(const Want& want, std::uint64_t create_bytes, Tick passed, FoundPlace& found) {
+  stock_.settle();
   moved_ = false;
   const FoundPlace& place = search_.cheapest(want, passed, found);
   if (place.spot.block == 0) return {Code::out_of_memory, 0, "prepare"};
@@ -168,7 +159,8 @@ Status Placer::prepare(const Want& want, std::uint64_t create_bytes, Tick passed
   return {};
 }
 
-std::uint64_t Placer::ready_bytes(Index strip) const {
+std::uint64_t Placer::ready_bytes(Index strip) {
+  stock_.settle();
   const Block& tail = space_.blocks()[space_.segments()[strip].tail];
   if (!tail.is(BlockState::free)) return 0;
   const Slot first = tail.offset / kSlotUnits;
@@ -180,6 +172,7 @@ std::uint64_t Placer::ready_bytes(Index strip) const {
 // ---- releasing ------------------------------------------------------------------------------------------
 
 Status Placer::trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want) {
+  stock_.settle();
   const bool plain = may_wait || !backend_.info().release_waits;
   const bool spare = want != nullptr && space_.has_addresses(*want);
   if (Status status =
@@ -211,6 +204,7 @@ Status Placer::release_plain_of(StreamNumber stream, const Finished& finished) {
 }
 
 Status Placer::release_all() {
+  stock_.settle();
   const Status pages = stock_.release_all();
   const Status addresses = space_.release_all();
   return pages.ok() ? addresses : pages;
@@ -230,12 +224,24 @@ bool Placer::check_pages(std::string* why) const {
       if (stock_.page_of(m).holder != m) return wrong(why, "block in use over a page it does not hold", b);
       if (stock_.page_of(m).owner != space_.segment(block).stream)
         return wrong(why, "page in use belongs to another stream", m);
+      if (stock_.kept_at(slot) != nullptr) return wrong(why, "block in use over a kept page", b);
       held.insert(m);
     }
   }
   std::size_t holders = 0;
-  for (Index p = 1; p < stock_.pages().end(); ++p)
-    holders += stock_.pages()[p].exists() && stock_.pages()[p].holder != 0;
+  for (Index p = 1; p < stock_.pages().end(); ++p) {
+    const Page& page = stock_.pages()[p];
+    if (!page.exists() || page.holder == 0) continue;
+    const Slot slot = stock_.mappings()[page.holder].slot;
+    if (stock_.kept_at(slot) == nullptr) {
+      ++holders;
+      continue;
+    }
+    const Block& block = space_.blocks()[space_.block_at(std::uint64_t{slot} * kSlotUnits)];
+    if (!block.is(BlockState::free) || slot * kSlotUnits < block.offset ||
+        (slot + page.slots()) * kSlotUnits > block.end())
+      return wrong(why, "a kept page is in use", p);
+  }
   return holders == held.size() || wrong(why, "a page is held by no block");
 }
 

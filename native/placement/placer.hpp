@@ -21,8 +21,10 @@ class Placer {
   Placer(Backend& backend, const PlacementOptions& options);
   AddressSpace& space() { return space_; }
   const AddressSpace& space() const { return space_; }
-  PageStock& stock() { return stock_; }
-  const PageStock& stock() const { return stock_; }
+  PageStock& stock() {
+    stock_.settle();
+    return stock_;
+  }
 
   // ---- blocks ---------------------------------------------------------------------------------
   Band band_of(Units units, const PlainHeap* heap = nullptr) const {
@@ -57,11 +59,11 @@ class Placer {
   // Uses free pages that are not promised to another buffer, then new ones.
   Status prepare(const Want& want, std::uint64_t create_bytes, Tick passed, FoundPlace& found);
   // Contiguous bytes, from the strip's first free address on, that have their pages.
-  std::uint64_t ready_bytes(Index strip) const;
+  std::uint64_t ready_bytes(Index strip);
 
   // ---- streams and the driver -------------------------------------------------------------------
   // Every segment and page of a stream, free or not, goes to another. pre: nothing is running on it.
-  void inherit(StreamNumber from, StreamNumber to) { stock_.inherit(from, to); }
+  void inherit(StreamNumber from, StreamNumber to) { stock().inherit(from, to); }
   // Releases free pages and wholly free plain segments whose last use has completed, until at most
   // `keep_bytes` stay reserved. Plain segments whose release would wait for running work are released only if
   // the caller may wait. `want`, if given, is what the memory is needed for: its stream's own pages of the
@@ -77,7 +79,7 @@ class Placer {
   std::uint64_t reserved_bytes() const { return space_.plain_bytes() + stock_.bytes(); }
   std::uint64_t pieces() const { return space_.plain_segments() + stock_.count(); }  // of driver memory
   // The most bytes in one piece that the stream could have without new memory.
-  std::uint64_t largest_free(StreamNumber stream) const;
+  std::uint64_t largest_free(StreamNumber stream);
   std::uint64_t weighed() const { return search_.weighed(); }
   // Words, segments and streams that were examined so far to find a block, its segment or memory of others.
   std::uint64_t steps() const { return space_.steps() + stock_.steps(); }

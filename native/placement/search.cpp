@@ -2,6 +2,7 @@
 #include "placement/search.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace vram {
 
@@ -62,6 +63,13 @@ std::uint64_t PlaceSearch::newly_held(const Spot& spot, const Want& want) {
   std::uint64_t bytes = 0;
   ++survey_;
   for (Slot slot = spot.offset / kSlotUnits; slot <= last;) {
+    if (const PageStock::Kept* const run = stock_.kept_at(slot)) {
+      const Slot first = stock_.mappings()[stock_.mapping_at(slot)].slot;
+      const Mapping& end = stock_.mappings()[stock_.mapping_at(std::min(last, run->past - 1))];
+      slot = end.slot + stock_.pages()[end.page].slots();
+      bytes += (slot - first) * kSlotBytes;
+      continue;
+    }
     const Index m = stock_.mapping_at(slot);
     if (m == 0) return kNoMemory;
     const Mapping& mapping = stock_.mappings()[m];
@@ -69,6 +77,10 @@ std::uint64_t PlaceSearch::newly_held(const Spot& spot, const Want& want) {
     if (page.suspended) return kNoMemory;
     if (page.holder != m) {
       if (!counts_on(m, want.stream)) return kNoMemory;
+      // A page that is kept in the same range cannot serve twice.
+      if (const Slot there = stock_.mappings()[page.holder].slot;
+          page.holder != 0 && there <= last && there + page.slots() > spot.offset / kSlotUnits)
+        return kNoMemory;
       bytes += page.bytes();
     }
     slot = mapping.slot + page.slots();
@@ -116,18 +128,16 @@ Spot PlaceSearch::fit(const Want& want) {
 // Whether the mapping's page is free for the stream. A page that is mapped twice in the range under survey
 // serves only the first of the two.
 bool PlaceSearch::counts_on(Index m, StreamNumber stream) {
-  const Page& page = stock_.page_of(m);
-  std::uint32_t& counted = counted_[stock_.mappings()[m].page].survey;
-  if (!page.free() || page.owner != stream || counted == survey_ || !stock_.mappings()[m].usable)
-    return false;
-  counted = survey_;
-  return true;
+  const Mapping& mapping = stock_.mappings()[m];
+  const Page& page = stock_.pages()[mapping.page];
+  if (page.owner != stream || !mapping.usable || !stock_.idle(page)) return false;
+  if (page.mappings == m && mapping.next == 0) return true;
+  return std::exchange(counted_[mapping.page].survey, survey_) != survey_;
 }
 
 // Whole slots of the same free block behind the request that have no page either, as far as they matter.
 Slot PlaceSearch::room_behind(const Block& block, Slot past, Index last_lost) const {
-  const std::uint64_t enough =
-      std::max<std::uint64_t>(kPageSlots[kPageSizes - 1], options_.segment_size / kSlotBytes);
+  const std::uint64_t enough = std::max<std::uint64_t>(kMostCreatedSlots, options_.segment_size / kSlotBytes);
   Slot slot = past;
   while ((slot + 1) * std::uint64_t{kSlotUnits} <= block.end() && slot - past < enough &&
          (stock_.mapping_at(slot) == 0 || stock_.mapping_at(slot) == last_lost))

@@ -330,4 +330,22 @@ TEST(no_call_costs_more_among_many) {
     }
 }
 
+// Of two sizes in turn neither is cached when it is asked for. What one has freed, the other takes again.
+TEST(two_sizes_in_turn_cost_the_same_however_long_they_are) {
+  const auto cost = [](std::uint64_t size) {
+    World world({}, Schedule::lag);
+    const auto turn = [&] {
+      for (const std::uint64_t each : {3 * size, size}) world.give(world.get(each, 0));
+    };
+    for (int i = 0; i < kRepeats; ++i) turn();
+    counted = 0;
+    for (int i = 0; i < kRepeats; ++i) turn();
+    return counted;
+  };
+  const std::uint64_t shorter = cost(16 * kMiB), longer = cost(16 * kGiB);
+  std::printf("     %llu basic blocks at 16 MiB, %llu at 16 GiB\n", static_cast<unsigned long long>(shorter),
+              static_cast<unsigned long long>(longer));
+  CHECK(longer <= 2 * shorter);
+}
+
 TEST_MAIN()

@@ -226,7 +226,7 @@ class Oracle : public Backend {
 
  private:
   // Physical memory is numbered: pages by the order of their creation, plain memory by its address.
-  static constexpr int kPageShift = 26;
+  static constexpr int kPageShift = 28;
   static constexpr std::uint64_t kPlain = std::uint64_t{1} << 63;
   struct Piece {
     std::uint64_t end = 0;

@@ -207,4 +207,70 @@ TEST(a_request_searches_again_only_after_a_change) {
   CHECK(memory.weighed() > weighed && memory.check(nullptr));
 }
 
+// Freed pages stay held where they are until somebody needs them. Here two places share their pages.
+TEST(kept_pages_serve_wherever_they_are_mapped) {
+  ModelBackend device(64 * kGiB);
+  Placer memory(device, {.space_bytes = 1024 * kGiB});
+  const auto want = [&](std::uint64_t bytes) {
+    const auto units = static_cast<Units>(bytes / kUnit);
+    return Want{0, memory.band_of(units), units, kUnit};
+  };
+  const auto take = [&](std::uint64_t bytes, std::uint64_t create) {
+    Index block = memory.take(want(bytes));
+    FoundPlace found;
+    if (block == 0 && create != 0) CHECK(memory.back(want(bytes), create, 100, found, &block).ok());
+    if (block != 0) memory.space().blocks()[block].set(BlockState::live);
+    CHECK(memory.check(nullptr));
+    return block;
+  };
+  const auto put = [&](Index block, Tick tick) {
+    const Slot slot = memory.space().blocks()[block].offset / kSlotUnits;
+    memory.put(block, tick);
+    CHECK(memory.check(nullptr));
+    return slot;
+  };
+  const std::uint64_t large = 32 * kMiB, middle = 6 * kMiB;
+  put(take(large, large), 1);
+  const Slot there = put(take(middle, 1), 2);  // maps pages of the large place here, too
+  const std::uint64_t calls = device.memory_calls();
+  for (Tick tick = 3; tick < 50; tick += 2) {
+    const Index block = take(large, 0);
+    CHECK(block != 0);
+    // The addresses left behind know their last use, and so do their pages.
+    CHECK(memory.stock().mappings()[memory.stock().mapping_at(there)].tick == tick - 1);
+    CHECK(memory.stock().page_of(memory.stock().mapping_at(there)).tick == tick - 1);
+    put(block, tick);
+    const Index other = take(middle, 0);
+    CHECK(other != 0);
+    put(other, tick + 1);
+  }
+  CHECK(device.memory_calls() == calls);
+  CHECK(memory.stock().free_bytes() == memory.reserved_bytes() && memory.check(nullptr));
+}
+
+// Whether they were kept does not show: pages have the ticks, and the order, in which they were freed.
+TEST(kept_pages_are_freed_as_old_as_they_are) {
+  ModelBackend device(64 * kGiB);
+  Placer memory(device, {.space_bytes = 1024 * kGiB});
+  std::vector<Index> blocks;
+  std::vector<Slot> slots;
+  for (const std::uint64_t bytes : {64 * kMiB, 64 * kMiB, 2 * kMiB, 64 * kMiB}) {
+    const auto units = static_cast<Units>(bytes / kUnit);
+    FoundPlace found;
+    blocks.emplace_back();
+    CHECK(memory.back({0, kLarge, units, kUnit}, bytes, 0, found, &blocks.back()).ok());
+    memory.space().blocks()[blocks.back()].set(BlockState::live);
+    slots.push_back(memory.space().blocks()[blocks.back()].offset / kSlotUnits);
+  }
+  const std::pair<int, Tick> frees[] = {{1, 5}, {0, 7}, {3, 9}, {2, 11}};  // all are adjacent in the end
+  for (const auto& [which, tick] : frees) memory.put(blocks[which], tick);
+  PageStock& stock = memory.stock();
+  std::vector<Tick> ticks;
+  for (int size = 0; size < kPageSizes; ++size)
+    for (Index page = stock.oldest(0, size); page != 0; page = stock.pages()[page].list_after)
+      ticks.push_back(stock.pages()[page].tick);
+  CHECK(std::is_sorted(ticks.begin(), ticks.end()) && ticks.back() == 11);
+  for (const auto& [which, tick] : frees) CHECK(stock.page_of(stock.mapping_at(slots[which])).tick == tick);
+}
+
 TEST_MAIN()
