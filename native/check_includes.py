@@ -11,7 +11,7 @@ FLOORS = [
     {"tests"},
     {"bindings", "c"},
     {"plug", "bench", "null_gpu"},
-    {"replay"},
+    {"replay", "sharing"},
     {"arena", "driver_pool", "planner"},
     {"pool"},
     {"order"},

@@ -27,10 +27,16 @@ struct DeviceInfo {
   bool captures = false;          // streams can be captured into graphs
   // The host writes here outside of stream order: uses on a block's own stream count as well.
   bool host_writes = false;
-  std::string no_pages = {};  // why the page calls do not work, if they do not
+  std::uint64_t grain = kSlotBytes;  // reserve() takes multiples of it; a divisor of kSlotBytes
+  std::string no_pages = {};         // why the page calls do not work, if they do not
 };
 
 class DriverPoolBackend;
+
+// Names plain memory to other processes: what the driver makes of an address.
+struct PlainName {
+  unsigned char bytes[64] = {};
+};
 
 class Backend {
  public:
@@ -60,8 +66,28 @@ class Backend {
   virtual Status map(Address address, std::uint64_t bytes, PageHandle page) = 0;
   // Grants the device access to a completely mapped range; it may span several pages.
   virtual Status set_access(Address address, std::uint64_t bytes) = 0;
+  // From now on set_access includes another device of the same kind, by its number. pre: the two can reach
+  // each other's memory.
+  virtual Status add_peer(int) { return {Code::unsupported, 0, "add_peer"}; }
   // pre: the range is exactly one mapping and no work on any stream uses it anymore.
   virtual Status unmap(Address address, std::uint64_t bytes) = 0;
+
+  // ---- memory shared between processes ---------------------------------------------------------
+  // A file descriptor of the page, which the caller closes. It keeps the memory until it is closed, as does
+  // every page imported from it.
+  virtual Status page_export(PageHandle, int*) { return {Code::unsupported, 0, "page_export"}; }
+  // Another process's page, to be mapped and released like one of this process. pre: the caller keeps `fd`
+  // and closes it; bytes is the size of the page.
+  virtual Status page_import(int /*fd*/, std::uint64_t /*bytes*/, PageHandle*) {
+    return {Code::unsupported, 0, "page_import"};
+  }
+  // The same for plain memory. pre: the address came from reserve.
+  virtual Status plain_export(Address, PlainName*) { return {Code::unsupported, 0, "plain_export"}; }
+  // pre: the name comes from another process. One process may open a name several times, and closes it as
+  // often. post: *out is usable.
+  virtual Status plain_open(const PlainName&, Address*) { return {Code::unsupported, 0, "plain_open"}; }
+  // pre: no stream uses it anymore.
+  virtual Status plain_close(Address) { return {Code::unsupported, 0, "plain_close"}; }
 
   // ---- streams and events ---------------------------------------------------------------------
   virtual Status stream_create(StreamHandle* out) = 0;
@@ -115,6 +141,16 @@ class Backend {
   }
   // The same, fast enough to be called before every allocation.
   virtual bool capturing(StreamHandle) { return false; }
+  // Where a captured stream stands in its graph. post: *capture as from capture_of, and *out are the nodes
+  // that its next work follows.
+  virtual Status capture_position(StreamHandle, CaptureId* capture, std::vector<GraphNode>*) {
+    *capture = 0;
+    return {Code::unsupported, 0, "capture_position"};
+  }
+  // post: *out are the nodes that a node of a graph under capture follows directly.
+  virtual Status capture_followed(GraphNode, std::vector<GraphNode>*) {
+    return {Code::unsupported, 0, "capture_followed"};
+  }
   // Calls `gone` once, on any thread, when the graph being captured on this stream and everything created
   // from it were destroyed and will not run anymore. `gone` must not call the backend.
   virtual Status capture_keep(StreamHandle, std::function<void()>) {

@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "backends/thread_streams.hpp"
@@ -33,6 +35,7 @@ CudaBackend::CudaBackend(int index) : driver_(CudaDriver::get()) {
   require(driver_.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   process_ = getpid();
   rdma_ = attribute(kCuAttributeRdmaWithVirtualMemory) != 0;
+  exports_ = attribute(kCuAttributePageDescriptors) != 0;
   info_.name = "cuda:" + std::to_string(index);
   info_.total_bytes = total;
   info_.release_waits = true;
@@ -57,8 +60,10 @@ std::string CudaBackend::probe_pages() {
   if (attribute(kCuAttributeVirtualMemory) == 0) return "the device has no virtual memory management";
   PageHandle page = 0;
   Status status = page_create(kSlotBytes, &page);
-  if (!status.ok() && rdma_) {
-    rdma_ = false;
+  // Without one feature after the other, if the device promises more than the container grants.
+  for (bool* feature : {&rdma_, &exports_}) {
+    if (status.ok() || !*feature) continue;
+    *feature = false;
     status = page_create(kSlotBytes, &page);
   }
   // Without memory for a single page, the calls cannot be tested.
@@ -122,6 +127,7 @@ Status CudaBackend::page_create(std::uint64_t bytes, PageHandle* out) {
   CuAllocationProperties properties = {};
   properties.type = kCuAllocationPinned;
   properties.location = {kCuLocationDevice, device_};
+  properties.handle_types = exports_ ? kCuHandleFileDescriptor : 0;
   properties.flags.rdma = rdma_ ? 1 : 0;
   return unseen_by_captures("cuMemCreate", [&] { return driver_.page_create(out, bytes, &properties, 0); });
 }
@@ -132,11 +138,55 @@ Status CudaBackend::map(Address address, std::uint64_t bytes, PageHandle page) {
   return unseen_by_captures("cuMemMap", [&] { return driver_.map(address, bytes, 0, page, 0); });
 }
 Status CudaBackend::set_access(Address address, std::uint64_t bytes) {
-  const CuAccess access = {{kCuLocationDevice, device_}, kCuAccessReadWrite};
-  return unseen_by_captures("cuMemSetAccess", [&] { return driver_.set_access(address, bytes, &access, 1); });
+  CuAccess access[1 + kMostPeers];
+  std::size_t count = 0;
+  access[count++] = {{kCuLocationDevice, device_}, kCuAccessReadWrite};
+  const int peers = peer_count_.load(std::memory_order_acquire);
+  for (int i = 0; i < peers; ++i) access[count++] = {{kCuLocationDevice, peers_[i]}, kCuAccessReadWrite};
+  return unseen_by_captures("cuMemSetAccess",
+                            [&] { return driver_.set_access(address, bytes, access, count); });
+}
+Status CudaBackend::add_peer(int device) {
+  const std::lock_guard lock(handles_mutex_);
+  const int count = peer_count_.load(std::memory_order_relaxed);
+  if (device == device_ || std::find(peers_, peers_ + count, device) != peers_ + count) return {};
+  if (device < 0 || count == kMostPeers) return {Code::invalid, 0, "add_peer"};
+  peers_[count] = device;
+  peer_count_.store(count + 1, std::memory_order_release);
+  return {};
 }
 Status CudaBackend::unmap(Address address, std::uint64_t bytes) {
   return unseen_by_captures("cuMemUnmap", [&] { return driver_.unmap(address, bytes); });
+}
+
+// ---- memory shared between processes --------------------------------------------------------------------
+
+Status CudaBackend::page_export(PageHandle page, int* fd) {
+  if (!exports_) return {Code::unsupported, kCuNotSupported, "cuMemExportToShareableHandle"};
+  return unseen_by_captures("cuMemExportToShareableHandle",
+                            [&] { return driver_.page_export(fd, page, kCuHandleFileDescriptor, 0); });
+}
+Status CudaBackend::page_import(int fd, std::uint64_t, PageHandle* out) {
+  return unseen_by_captures("cuMemImportFromShareableHandle", [&] {
+    return driver_.page_import(out, cu_pointer(static_cast<std::uint64_t>(fd)), kCuHandleFileDescriptor);
+  });
+}
+Status CudaBackend::plain_export(Address address, PlainName* out) {
+  CuIpcHandle name = {};
+  const Status status =
+      unseen_by_captures("cuIpcGetMemHandle", [&] { return driver_.ipc_name(&name, address); });
+  std::memcpy(out->bytes, name.bytes, sizeof name.bytes);
+  return status;
+}
+Status CudaBackend::plain_open(const PlainName& name, Address* out) {
+  constexpr unsigned kPeersWhenNeeded = 1;
+  CuIpcHandle handle = {};
+  std::memcpy(handle.bytes, name.bytes, sizeof handle.bytes);
+  return unseen_by_captures("cuIpcOpenMemHandle",
+                            [&] { return driver_.ipc_open(out, handle, kPeersWhenNeeded); });
+}
+Status CudaBackend::plain_close(Address address) {
+  return unseen_by_captures("cuIpcCloseMemHandle", [&] { return driver_.ipc_close(address); });
 }
 
 // ---- streams and events ---------------------------------------------------------------------------------
@@ -360,6 +410,42 @@ Status CudaBackend::wait_for_lasting() {
 }
 
 // ---- capture --------------------------------------------------------------------------------------------
+
+Status CudaBackend::capture_position(StreamHandle stream, CaptureId* capture, std::vector<GraphNode>* out) {
+  int capturing = 0;
+  std::uint64_t id = 0;
+  const void* const* nodes = nullptr;
+  std::size_t count = 0;
+  const Status status = in_context("cuStreamGetCaptureInfo", [&] {
+    return driver_.capture_info(for_work(stream), &capturing, &id, nullptr, &nodes, &count);
+  });
+  *capture = status.ok() && capturing != 0 ? id : 0;
+  out->clear();
+  if (*capture == 0) return status;
+  for (std::size_t i = 0; i < count; ++i) out->push_back(reinterpret_cast<GraphNode>(nodes[i]));
+  return status;
+}
+
+// Fails for edges with data of their own, such as those of programmatic dependent launches.
+Status CudaBackend::capture_followed(GraphNode node, std::vector<GraphNode>* out) {
+  std::size_t count = 0;
+  std::vector<void*> nodes;
+  const auto ask = [&] {
+    return in_context("cuGraphNodeGetDependencies", [&] {
+      return driver_.node_dependencies(cu_pointer(node), nodes.empty() ? nullptr : nodes.data(), &count);
+    });
+  };
+  Status status = ask();
+  if (status.ok() && count != 0) {
+    nodes.resize(count);
+    status = ask();
+  }
+  out->clear();
+  if (!status.ok()) return status;
+  for (std::size_t i = 0; i < std::min(count, nodes.size()); ++i)
+    out->push_back(reinterpret_cast<GraphNode>(nodes[i]));
+  return status;
+}
 
 Status CudaBackend::capture_of(StreamHandle stream, CaptureId* out) {
   int capturing = 0;

@@ -37,7 +37,14 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status page_release(PageHandle page, std::uint64_t bytes) override;
   Status map(Address address, std::uint64_t bytes, PageHandle page) override;
   Status set_access(Address address, std::uint64_t bytes) override;
+  Status add_peer(int device) override;
   Status unmap(Address address, std::uint64_t bytes) override;
+
+  Status page_export(PageHandle page, int* fd) override;
+  Status page_import(int fd, std::uint64_t bytes, PageHandle* out) override;
+  Status plain_export(Address address, PlainName* out) override;
+  Status plain_open(const PlainName& name, Address* out) override;
+  Status plain_close(Address address) override;
 
   Status stream_create(StreamHandle* out) override;
   Status stream_destroy(StreamHandle stream) override;
@@ -63,6 +70,8 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status stream_id(StreamHandle stream, StreamId* out) override;
   bool ended(StreamHandle stream) const override;
   Status capture_of(StreamHandle stream, CaptureId* out) override;
+  Status capture_position(StreamHandle stream, CaptureId* capture, std::vector<GraphNode>* out) override;
+  Status capture_followed(GraphNode node, std::vector<GraphNode>* out) override;
   // The default stream cannot be captured; querying another one takes about 25 ns.
   bool capturing(StreamHandle stream) override;
   Status capture_keep(StreamHandle stream, std::function<void()> gone) override;
@@ -154,11 +163,15 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status wait_for_lasting();
 
   const CudaDriver& driver_;
-  int device_ = 0;           // CUdevice
+  int device_ = 0;  // CUdevice
+  static constexpr int kMostPeers = 63;
+  int peers_[kMostPeers] = {};  // devices that may use its pages
+  std::atomic<int> peer_count_ = 0;
   void* context_ = nullptr;  // the primary context, retained
   int process_ = 0;          // the one that opened it
   std::atomic<bool> abandoned_ = false;
   bool rdma_ = false;                 // pages can be made accessible to network cards
+  bool exports_ = false;              // pages can be shared with other processes
   mutable std::mutex handles_mutex_;  // guards the members below
   std::unordered_set<StreamHandle> streams_;
   std::unordered_set<StreamHandle> adopted_;

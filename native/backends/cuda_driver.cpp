@@ -44,6 +44,11 @@ void CudaDriver::load_all() {
   load("cuMemMap", map);
   load("cuMemUnmap", unmap);
   load("cuMemSetAccess", set_access);
+  load("cuMemExportToShareableHandle", page_export);
+  load("cuMemImportFromShareableHandle", page_import);
+  load("cuIpcGetMemHandle", ipc_name);
+  load("cuIpcOpenMemHandle_v2", ipc_open);
+  load("cuIpcCloseMemHandle", ipc_close);
   load("cuStreamCreate", stream_create);
   load("cuStreamDestroy_v2", stream_destroy);
   load("cuStreamSynchronize", stream_synchronize);
@@ -72,6 +77,7 @@ void CudaDriver::load_all() {
   load("cuStreamEndCapture", capture_end);
   load("cuStreamGetCaptureInfo_v2", capture_info);
   load("cuStreamIsCapturing", capture_asked);
+  load("cuGraphNodeGetDependencies", node_dependencies);
   load("cuThreadExchangeStreamCaptureMode", capture_mode);
   load("cuGraphInstantiateWithFlags", graph_instantiate);
   load("cuGraphLaunch", graph_launch);

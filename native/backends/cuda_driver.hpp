@@ -41,6 +41,7 @@ inline constexpr int kCuCaptureRelaxed = 2;
 
 // Numbers of device attributes.
 inline constexpr int kCuAttributeVirtualMemory = 102;
+inline constexpr int kCuAttributePageDescriptors = 103;
 inline constexpr int kCuAttributeRdmaWithVirtualMemory = 110;
 inline constexpr int kCuAttributeMemoryPools = 115;
 
@@ -77,6 +78,10 @@ struct CuPoolPointer {  // CUmemPoolPtrExportData
   unsigned char bytes[64];
 };
 
+struct CuIpcHandle {  // CUipcMemHandle
+  char bytes[64];
+};
+
 struct CudaDriver {
   static constexpr const char* kLibrary = "libcuda.so.1";
   // Loaded once and kept: the driver's own threads outlive any attempt to unload it.
@@ -110,6 +115,11 @@ struct CudaDriver {
   CuResult (*map)(Address, std::size_t, std::size_t, PageHandle, unsigned long long);
   CuResult (*unmap)(Address, std::size_t);
   CuResult (*set_access)(Address, std::size_t, const CuAccess*, std::size_t);
+  CuResult (*page_export)(void*, PageHandle, int, unsigned long long);
+  CuResult (*page_import)(PageHandle*, void*, int);
+  CuResult (*ipc_name)(CuIpcHandle*, Address);
+  CuResult (*ipc_open)(Address*, CuIpcHandle, unsigned);
+  CuResult (*ipc_close)(Address);
   CuResult (*stream_create)(void**, unsigned);
   CuResult (*stream_destroy)(void*);
   CuResult (*stream_synchronize)(void*);
@@ -142,6 +152,7 @@ struct CudaDriver {
   CuResult (*capture_end)(void*, void**);
   CuResult (*capture_info)(void*, int*, std::uint64_t*, void**, const void* const**, std::size_t*);
   CuResult (*capture_asked)(void*, int*);
+  CuResult (*node_dependencies)(void*, void**, std::size_t*);
   CuResult (*capture_mode)(int*);
   CuResult (*graph_instantiate)(void**, void*, unsigned long long);
   CuResult (*graph_launch)(void*, void*);

@@ -12,14 +12,15 @@ namespace vram::prices {
 struct Page {
   double create, map, set_access, unmap, release;
 };
-// For pages of 2, 8 and 32 MiB; other sizes cost as much as the next larger of these.
+// For pages of 2, 8, 32 and 128 MiB; other sizes cost as much as the next larger of these.
 inline constexpr Page kPages[kPageSizes] = {
     {11.0, 1.6, 29.0, 20.0, 11.0},
     {10.2, 1.3, 27.75, 19.5, 15.0},
     {9.4, 1.0, 26.5, 19.0, 19.0},
+    {11.5, 1.0, 28.5, 20.0, 49.0},
 };
 constexpr const Page& page(std::uint64_t bytes) {
-  return kPages[bytes <= kSlotBytes ? 0 : bytes <= 4 * kSlotBytes ? 1 : 2];
+  return kPages[bytes <= kSlotBytes ? 0 : bytes <= 4 * kSlotBytes ? 1 : bytes <= 16 * kSlotBytes ? 2 : 3];
 }
 
 struct Plain {

@@ -19,7 +19,7 @@ bool is_page_size(std::uint64_t bytes) {
 // ---- memory -------------------------------------------------------------------------------------
 
 Code Ledger::may_reserve(std::uint64_t bytes) const {
-  if (!whole_slots(bytes)) return Code::invalid;
+  if (bytes == 0 || bytes % grain_ != 0) return Code::invalid;
   return fits(bytes) ? Code::ok : Code::out_of_memory;
 }
 
@@ -75,13 +75,17 @@ PageHandle Ledger::page_create(std::uint64_t bytes, std::uint64_t offset) {
   return pages_.add({bytes, offset, 0});
 }
 
+PageHandle Ledger::page_import(std::uint64_t bytes, std::uint64_t offset) {
+  return pages_.add({bytes, offset, 0, true});
+}
+
 Code Ledger::may_page_release(PageHandle handle, std::uint64_t bytes) const {
   const Page* page = pages_.find(handle);
   return page && page->bytes == bytes && page->mappings == 0 ? Code::ok : Code::invalid;
 }
 
 void Ledger::page_release(PageHandle handle) {
-  page_bytes_ -= pages_.find(handle)->bytes;
+  if (const Page* page = pages_.find(handle); !page->imported) page_bytes_ -= page->bytes;
   pages_.remove(handle);
 }
 
@@ -182,6 +186,12 @@ const Ledger::Slot* Ledger::slot_at(Address address) const {
   return space ? slot_in(*space, address) : nullptr;
 }
 
+const Ledger::Page* Ledger::mapped_at(Address address, PageHandle* handle) const {
+  const Slot* slot = slot_at(address);
+  *handle = slot ? slot->page : 0;
+  return slot ? pages_.find(slot->page) : nullptr;
+}
+
 bool Ledger::check(std::string* why) const {
   const auto broken = [why](const char* what) {
     if (why) *why = what;
@@ -190,7 +200,7 @@ bool Ledger::check(std::string* why) const {
   std::uint64_t plain_bytes = 0, page_bytes = 0, page_mappings = 0, mappings = 0;
   for (const auto& [address, bytes] : plain_) plain_bytes += bytes;
   pages_.each([&](PageHandle, const Page& page) {
-    page_bytes += page.bytes;
+    page_bytes += page.imported ? 0 : page.bytes;
     page_mappings += page.mappings;
   });
   if (plain_bytes != plain_bytes_) return broken("plain_bytes is not the sum of the plain ranges");

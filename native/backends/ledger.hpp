@@ -16,7 +16,7 @@ namespace vram {
 // it. The backend performs the call in between, so a failed call leaves no trace here.
 //
 // Invariants
-//   plain_bytes = Σ bytes of plain ranges;  page_bytes = Σ bytes of pages
+//   plain_bytes = Σ bytes of plain ranges;  page_bytes = Σ bytes of pages that were not imported
 //   plain_bytes + page_bytes <= capacity
 //   Σ over pages of page.mappings = mappings = number of slots with part == 0
 //   a mapping occupies bytes / kSlotBytes consecutive slots of one space, with parts 0, 1, 2, …
@@ -26,8 +26,11 @@ class Ledger {
     std::uint64_t bytes = 0;
     std::uint64_t offset = 0;    // used by the backend: position of the page in its store
     std::uint32_t mappings = 0;  // addresses it is mapped at
+    bool imported = false;       // another process's memory
   };
-  explicit Ledger(std::uint64_t capacity) : capacity_(capacity) {}
+  // Plain memory is reserved in multiples of the grain.
+  explicit Ledger(std::uint64_t capacity, std::uint64_t grain = kSlotBytes)
+      : capacity_(capacity), grain_(grain) {}
 
   // ---- memory -----------------------------------------------------------------------------------
   Code may_reserve(std::uint64_t bytes) const;
@@ -42,6 +45,7 @@ class Ledger {
   void space_release(Address address);
   Code may_page_create(std::uint64_t bytes) const;
   PageHandle page_create(std::uint64_t bytes, std::uint64_t offset = 0);
+  PageHandle page_import(std::uint64_t bytes, std::uint64_t offset);
   Code may_page_release(PageHandle page, std::uint64_t bytes) const;
   void page_release(PageHandle page);
   const Page* page(PageHandle handle) const { return pages_.find(handle); }
@@ -52,6 +56,8 @@ class Ledger {
   void set_access(Address address, std::uint64_t bytes);
   Code may_unmap(Address address, std::uint64_t bytes) const;
   void unmap(Address address, std::uint64_t bytes);
+  // The page that is mapped at an address, or null.
+  const Page* mapped_at(Address address, PageHandle* handle) const;
   // Calls visit(page bytes) for each mapping in a range that may_set_access allows.
   template <class Visit>
   void each_mapping(Address address, std::uint64_t bytes, Visit visit) const {
@@ -105,6 +111,7 @@ class Ledger {
   bool fits(std::uint64_t bytes) const { return bytes <= capacity_ - used_bytes(); }
 
   std::uint64_t capacity_;
+  std::uint64_t grain_;
   std::uint64_t plain_bytes_ = 0;
   std::uint64_t page_bytes_ = 0;
   std::uint64_t mappings_ = 0;

@@ -99,7 +99,19 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Status page_release(PageHandle page, std::uint64_t bytes) override;
   Status map(Address address, std::uint64_t bytes, PageHandle page) override;
   Status set_access(Address address, std::uint64_t bytes) override;
+  Status add_peer(int) override { return {}; }  // models reach each other's memory
   Status unmap(Address address, std::uint64_t bytes) override;
+
+  // ---- memory shared between processes ------------------------------------------------------------
+  // Any model of any process can import what one has exported. As it has no contents, the test asks which
+  // page an address shows: the number of the page in the process that made it; 0: none. A name of plain
+  // memory is its address there, and opening it reserves nothing.
+  Status page_export(PageHandle page, int* fd) override;
+  Status page_import(int fd, std::uint64_t bytes, PageHandle* out) override;
+  Status plain_export(Address address, PlainName* out) override;
+  Status plain_open(const PlainName& name, Address* out) override;
+  Status plain_close(Address address) override;
+  PageHandle page_shown(Address address);
 
   Status stream_create(StreamHandle* out) override;
   // Queued work is still executed; only the handle becomes invalid.
@@ -226,6 +238,11 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     kMap,
     kSetAccess,
     kUnmap,
+    kPageExport,
+    kPageImport,
+    kPlainExport,
+    kPlainOpen,
+    kPlainClose,
     kMemoryInfo,
     kStreamCreate,
     kStreamDestroy,
@@ -378,6 +395,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   DeviceInfo info_;
   mutable std::mutex mutex_;  // guards everything below; never held while a launched function runs
   Ledger ledger_;
+  std::unordered_map<Address, std::uint32_t> opened_;  // other processes' plain memory: how often
   Addresses plain_addresses_;
   Addresses space_addresses_;
 

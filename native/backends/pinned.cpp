@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -29,6 +30,8 @@ constexpr std::uint64_t kFaultBytes = 8 * kMiB;
 constexpr unsigned kMaxThreads = 4;
 // This share of the memory is left to the system.
 constexpr std::uint64_t kLeftShare = 64;
+// The host's pages are 4 to 64 KiB long.
+constexpr std::uint64_t kGrain = 64 * kKiB;
 #ifndef MADV_POPULATE_WRITE
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
@@ -201,6 +204,26 @@ std::unique_ptr<PageLock> page_lock_of(Backend& device) {
   return cuda == nullptr ? nullptr : std::make_unique<CudaPageLock>(*cuda);
 }
 
+namespace {
+
+// Adds the time of a scope to a counter of microseconds.
+class Timed {
+ public:
+  explicit Timed(std::atomic<std::uint64_t>& counter) : counter_(counter) {}
+  ~Timed() {
+    using namespace std::chrono;
+    counter_ += static_cast<std::uint64_t>(duration_cast<microseconds>(steady_clock::now() - start_).count());
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  std::atomic<std::uint64_t>& counter_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
 // ---- the backend ------------------------------------------------------------------------------------------
 
 PinnedBackend::PinnedBackend(std::shared_ptr<Backend> device, unsigned threads)
@@ -212,11 +235,12 @@ PinnedBackend::PinnedBackend(std::shared_ptr<Backend> device, std::unique_ptr<Pa
       lock_(std::move(lock)),
       threads_(threads != 0 ? threads : std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads)),
       process_(getpid()),
-      ledger_(machine_memory().total / kSlotBytes * kSlotBytes) {
+      ledger_(machine_memory().total / kSlotBytes * kSlotBytes, kGrain) {
   info_.name = "pinned";
   info_.total_bytes = ledger_.capacity();
   info_.host_accessible = true;
   info_.host_writes = true;
+  info_.grain = kGrain;
   info_.captures = device_->info().captures;
   info_.release_waits = lock_ != nullptr;
   info_.no_pages = "pinned memory is registered in whole pieces";
@@ -241,6 +265,7 @@ Status PinnedBackend::memory_info(std::uint64_t* free_bytes, std::uint64_t* tota
 
 Status PinnedBackend::reserve(std::uint64_t bytes, Address* out) {
   if (inherited()) return {Code::closed, 0, "reserve"};
+  const Timed timed(reserve_us_);
   const std::lock_guard lock(mutex_);
   if (const Code code = ledger_.may_reserve(bytes); code != Code::ok) return {code, 0, "reserve"};
   const Memory memory = machine_memory();
@@ -261,6 +286,7 @@ Status PinnedBackend::reserve(std::uint64_t bytes, Address* out) {
 
 Status PinnedBackend::release(Address address, std::uint64_t bytes) {
   if (inherited()) return {Code::closed, 0, "release"};
+  const Timed timed(release_us_);
   const std::lock_guard lock(mutex_);
   if (const Code code = ledger_.may_release(address, bytes); code != Code::ok) return {code, 0, "release"};
   if (lock_ != nullptr)

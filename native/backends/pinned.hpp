@@ -3,6 +3,7 @@
 // device, so copies to and from it are stream-ordered. The pool decides when it is reused.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -38,6 +39,9 @@ class PinnedBackend : public Backend {
 
   const DeviceInfo& info() const override { return info_; }
   bool pinned() const { return lock_ != nullptr; }
+  // Microseconds that reserve and release took so far.
+  std::uint64_t reserve_us() const { return reserve_us_.load(std::memory_order_relaxed); }
+  std::uint64_t release_us() const { return release_us_.load(std::memory_order_relaxed); }
   // The machine's memory, or the container's if that is less.
   Status memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) override;
 
@@ -107,6 +111,8 @@ class PinnedBackend : public Backend {
   const int process_;  // the process that created this
   DeviceInfo info_;
   std::mutex mutex_;  // guards ledger_
+  std::atomic<std::uint64_t> reserve_us_{0};
+  std::atomic<std::uint64_t> release_us_{0};
   Ledger ledger_;
 };
 

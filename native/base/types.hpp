@@ -19,6 +19,7 @@ using StreamNumber = std::uint16_t;  // the pool's number of a stream; 0 is the 
 using EventHandle = std::uint64_t;
 using PageHandle = std::uint64_t;
 using CaptureId = std::uint64_t;                         // a graph under capture; 0 is "none"
+using GraphNode = std::uint64_t;                         // of a graph under capture
 using HeapId = std::pair<std::uint64_t, std::uint64_t>;  // chosen by the caller that begins the heap
 using Index = std::uint32_t;                             // an index into one of the pool's slabs; 0 is "none"
 using Units = std::uint32_t;                             // a count of kUnit bytes
@@ -32,11 +33,13 @@ inline constexpr std::uint64_t kGiB = 1024 * kMiB;
 // Sizes are counted in units, addresses in units from the start of the pool's space. Every block
 // starts on a unit, so 512 bytes is the smallest alignment.
 inline constexpr std::uint64_t kUnit = 512;
-// A slot is the granule of pages: a page covers 1, 4 or 16 slots and can be mapped at any slot.
+// A slot is the granule of pages: a page covers 1, 4, 16 or 64 slots and can be mapped at any slot.
 inline constexpr std::uint64_t kSlotBytes = 2 * kMiB;
 inline constexpr Units kSlotUnits = kSlotBytes / kUnit;
-inline constexpr Slot kPageSlots[] = {1, 4, 16};  // 2, 8 and 32 MiB
-inline constexpr int kPageSizes = 3;
+inline constexpr Slot kPageSlots[] = {1, 4, 16, 64};  // 2, 8, 32 and 128 MiB
+inline constexpr int kPageSizes = 4;
+// The longest page that a request creates. Only memory that is resumed comes back as longer ones.
+inline constexpr Slot kMostCreatedSlots = 16;
 // Offsets are 32-bit counts of units, so one space spans at most 2 TiB of addresses.
 inline constexpr std::uint64_t kMaxSpaceBytes = (std::uint64_t{1} << 32) * kUnit;
 // The largest request that can be placed; larger ones are refused before any arithmetic on them.
@@ -111,8 +114,8 @@ struct Block {
   std::uint32_t serial = 0;            // grows with every allocation of the pool (wraps)
   std::atomic<StreamNumber> owner{0};  // the stream whose order governs it
   std::atomic<BlockState> state{BlockState::none};
-  // record_stream was called; the uses are in Pending's table. Also set for growable buffers: no cache takes
-  // them.
+  // record_stream was called; the uses are in Pending's table. Also set for growable buffers and for what is
+  // shared with other processes: no cache takes them.
   bool used_elsewhere = false;
   bool keep = false;  // of a suspended block: its contents are to come back
 
@@ -189,8 +192,8 @@ struct Segment {
 // ---- pages ----------------------------------------------------------------------------------------------
 
 // One physical page. Owner: PageStock. Guarded by the pool's mutex.
-//   holder == 0  ⇔  no block in use covers a byte of it  ⇔  it is on its owner's list of free pages, or
-//   suspended
+//   holder == 0  ⇔  no block in use covers a byte of it, and it is not kept (PageStock)
+//                ⇔  it is on its owner's list of free pages, or suspended
 // A suspended page keeps its place in every structure but is not available memory: it may be unmapped at some
 // or all of its addresses, and may have been released to the driver (handle 0).
 struct Page {

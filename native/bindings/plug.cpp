@@ -10,6 +10,7 @@
 
 #include "bindings.hpp"
 #include "plug/engine.h"
+#include "plug/pinned.hpp"
 #include "plug/pluggable.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
@@ -66,6 +67,20 @@ void set_maker(nb::handle function) {
 void set_adopter(nb::handle function) {
   Py_XSETREF(adopter, function.is_none() ? nullptr : Py_NewRef(function.ptr()));
   Plug::set_adopt(adopter != nullptr ? adopt : nullptr);
+}
+
+PyObject* pinned_maker = nullptr;  // called with a device when pinned memory is used for the first time
+void make_pinned(int device) { tell(pinned_maker, device, "creating a pool of pinned memory"); }
+
+void set_pinned_maker(nb::handle function) {
+  Py_XSETREF(pinned_maker, function.is_none() ? nullptr : Py_NewRef(function.ptr()));
+  PinnedPlug::set_make(pinned_maker != nullptr ? make_pinned : nullptr);
+}
+
+void set_pinned_pool(nb::handle object) {
+  const std::shared_ptr<Pool> pool = object.is_none() ? nullptr : own_pool(object.ptr());
+  if (pool == nullptr && !object.is_none()) throw nb::type_error("the pool must be a vram.PinnedPool");
+  PinnedPlug::set_pool(pool);
 }
 
 // The tag of the calling thread, and its stack if the pool records stacks.
@@ -136,6 +151,10 @@ void bind_plug(nb::module_& module) {
   module.def(
       "plug_engine", [] { return address(vram_engine()); },
       "Return the address of the table of functions that plug/engine.h describes.");
+  module.def("plug_set_pinned_pool", &set_pinned_pool, "pool"_a.none(),
+             "Set the pool of pinned memory that serves other libraries, or None.");
+  module.def("plug_set_pinned_maker", &set_pinned_maker, "function"_a.none(),
+             "Set the `function(device)` that sets the pool of pinned memory on first use, or None.");
   module.def("plug_functions", &functions,
              "Return the addresses of the functions that other libraries call.");
   module.def(

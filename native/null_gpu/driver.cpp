@@ -132,6 +132,14 @@ VRAM_NULL_API Result cuGetErrorName(Result error, const char** out) {
   return kSuccess;
 }
 
+// Nothing is ever logged, so nobody is called.
+VRAM_NULL_API Result cuLogsRegisterCallback(Handle, void*, Handle* out) {
+  static int registered;
+  *out = &registered;
+  return kSuccess;
+}
+VRAM_NULL_API Result cuLogsUnregisterCallback(Handle) { return kSuccess; }
+
 // ---- memory ---------------------------------------------------------------------------------------------
 
 VRAM_NULL_API Result cuMemAlloc_v2(DevicePointer* out, std::size_t bytes) {
@@ -169,7 +177,8 @@ VRAM_NULL_API Result cuMemHostGetDevicePointer_v2(DevicePointer* out, void* memo
   *out = reinterpret_cast<DevicePointer>(memory);
   return LockedMemory::get().holds(memory) ? kSuccess : kInvalidValue;
 }
-VRAM_NULL_API Result cuMemcpyAsync(DevicePointer to, DevicePointer from, std::size_t bytes, Handle) {
+VRAM_NULL_API Result cuMemcpyAsync(DevicePointer to, DevicePointer from, std::size_t bytes, Handle stream) {
+  Order::get().queued(stream);
   copied(pointer(to), pointer(from), bytes);
   return kSuccess;
 }
@@ -189,7 +198,9 @@ VRAM_NULL_API Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t b
   copied(to, pointer(from), bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t bytes, Handle) {
+VRAM_NULL_API Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t bytes,
+                                     Handle stream) {
+  Order::get().queued(stream);
   filled(pointer(to), value, bytes);
   return kSuccess;
 }

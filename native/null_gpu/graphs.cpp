@@ -1,5 +1,7 @@
 #include "null_gpu/graphs.hpp"
 
+#include <algorithm>
+
 #include "null_gpu/errors.hpp"
 #include "null_gpu/order.hpp"
 #include "null_gpu/properties.hpp"
@@ -83,9 +85,10 @@ VRAM_NULL_API Result cuStreamGetCaptureInfo_v3(Handle stream, int* status, std::
   *status = capture != 0 ? kCaptureActive : kCaptureNone;
   if (id != nullptr) *id = capture;
   if (graph != nullptr) *graph = Order::get().graph_of(capture);
-  if (nodes != nullptr) *nodes = nullptr;
+  const std::vector<Handle>& last = Order::get().last_nodes(stream);
+  if (nodes != nullptr) *nodes = last.data();
   if (edges != nullptr) *edges = nullptr;
-  if (count != nullptr) *count = 0;
+  if (count != nullptr) *count = last.size();
   return kSuccess;
 }
 VRAM_NULL_API Result cuStreamGetCaptureInfo_v2(Handle stream, int* status, std::uint64_t* id, Handle* graph,
@@ -107,8 +110,10 @@ VRAM_NULL_API Result cuGraphGetNodes(Handle, Handle*, std::size_t* count) {
   *count = 1;  // PyTorch warns of graphs without any
   return kSuccess;
 }
-VRAM_NULL_API Result cuGraphNodeGetDependencies_v2(Handle, Handle*, void*, std::size_t* count) {
-  *count = 0;
+VRAM_NULL_API Result cuGraphNodeGetDependencies_v2(Handle node, Handle* out, void*, std::size_t* count) {
+  const std::vector<Handle> nodes = Order::get().followed_by(node);
+  if (out != nullptr) std::copy_n(nodes.begin(), std::min(*count, nodes.size()), out);
+  *count = out != nullptr ? std::min(*count, nodes.size()) : nodes.size();
   return kSuccess;
 }
 VRAM_NULL_API Result cuGraphNodeGetDependencies(Handle node, Handle* out, std::size_t* count) {

@@ -53,7 +53,8 @@ VRAM_NULL_API Result cuFuncSetAttribute(Handle, int, int) { return kSuccess; }
 VRAM_NULL_API Result cuFuncSetCacheConfig(Handle, int) { return kSuccess; }
 VRAM_NULL_API Result cuFuncGetModule(Handle* out, Handle) { return make(out); }
 VRAM_NULL_API Result cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                    unsigned, Handle, void**, void**) {
+                                    unsigned, Handle stream, void**, void**) {
+  Order::get().queued(stream);
   kernel_launched();
   return kSuccess;
 }

@@ -1,6 +1,8 @@
 #include "null_gpu/order.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <utility>
 
 namespace vram::null_gpu {
 
@@ -46,8 +48,13 @@ Result Order::stream_wait(Handle handle, Handle event) {
   const std::lock_guard lock(mutex_);
   const auto found = events_.find(event);
   if (found == events_.end()) return kInvalidHandle;
-  if (found->second.capture != 0 && captures_.contains(found->second.capture))
-    stream(handle).capture = found->second.capture;
+  const Event& awaited = found->second;
+  if (awaited.capture == 0 || !captures_.contains(awaited.capture)) return kSuccess;
+  Stream& waiting = stream(handle);
+  waiting.capture = awaited.capture;
+  for (const Handle node : awaited.last)
+    if (std::find(waiting.last.begin(), waiting.last.end(), node) == waiting.last.end())
+      waiting.last.push_back(node);
   return kSuccess;
 }
 
@@ -72,7 +79,7 @@ Result Order::event_record(Handle event, Handle handle) {
   const std::lock_guard lock(mutex_);
   const auto found = events_.find(event);
   if (found == events_.end()) return kInvalidHandle;
-  found->second.capture = stream(handle).capture;
+  found->second = {stream(handle).capture, stream(handle).last};
   return kSuccess;
 }
 
@@ -95,9 +102,13 @@ Result Order::capture_end(Handle handle, Handle* graph) {
   const auto capture = captures_.find(stream(handle).capture);
   if (capture == captures_.end() || capture->second.origin != handle) return kCaptureUnmatched;
   *graph = capture->second.graph;
-  for (auto& [each, state] : streams_)
-    if (state.capture == capture->first) state.capture = 0;
+  for (auto& [each, state] : streams_) {
+    if (state.capture != capture->first) continue;
+    state.capture = 0;
+    state.last.clear();
+  }
   captures_.erase(capture);
+  if (captures_.empty()) nodes_.clear();
   return kSuccess;
 }
 
@@ -110,6 +121,25 @@ Handle Order::graph_of(std::uint64_t capture) {
   const std::lock_guard lock(mutex_);
   const auto found = captures_.find(capture);
   return found != captures_.end() ? found->second.graph : nullptr;
+}
+
+void Order::queued(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  Stream& on = stream(handle);
+  if (on.capture == 0) return;
+  const Handle node = new_handle();
+  nodes_.emplace(node, std::exchange(on.last, {node}));
+}
+
+const std::vector<Handle>& Order::last_nodes(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  return stream(handle).last;
+}
+
+std::vector<Handle> Order::followed_by(Handle node) {
+  const std::lock_guard lock(mutex_);
+  const auto found = nodes_.find(node);
+  return found != nodes_.end() ? found->second : std::vector<Handle>{};
 }
 
 }  // namespace vram::null_gpu

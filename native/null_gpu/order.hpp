@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "null_gpu/abi.hpp"
 
@@ -35,15 +36,23 @@ class Order {
   // The number of the capture a stream takes part in, 0: none.
   std::uint64_t capture_of(Handle stream);
   Handle graph_of(std::uint64_t capture);
+  // Work was queued on the stream: under capture it becomes a node of the graph.
+  void queued(Handle stream);
+  // The nodes that the next captured work of a stream would follow; valid until the next call that names it.
+  const std::vector<Handle>& last_nodes(Handle stream);
+  // The nodes that a node follows directly.
+  std::vector<Handle> followed_by(Handle node);
 
  private:
   struct Stream {
     int priority = 0;
     std::uint64_t id = 0;
     std::uint64_t capture = 0;
+    std::vector<Handle> last = {};  // nodes of the capture
   };
   struct Event {
     std::uint64_t capture = 0;  // in which it was recorded
+    std::vector<Handle> last = {};
   };
   struct Capture {
     Handle origin = nullptr;
@@ -55,6 +64,7 @@ class Order {
   std::unordered_map<Handle, Stream> streams_;
   std::unordered_map<Handle, Event> events_;
   std::unordered_map<std::uint64_t, Capture> captures_;
+  std::unordered_map<Handle, std::vector<Handle>> nodes_;  // of captures under way: what they follow
   std::uint64_t last_capture_ = 0;
   std::uint64_t last_stream_ = 0;
 };

@@ -63,7 +63,8 @@ VRAM_NULL_API Result cudaGetKernel(Handle* kernel, const void* function) {
   return __cudaGetKernel(kernel, function);
 }
 VRAM_NULL_API Result cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t,
-                                      Handle) {
+                                      Handle stream) {
+  Order::get().queued(stream);
   kernel_launched(function, arguments);
   return kSuccess;
 }
@@ -221,7 +222,8 @@ VRAM_NULL_API Result cudaMemcpy(void* to, const void* from, std::size_t bytes, i
   copied(to, from, bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, Handle) {
+VRAM_NULL_API Result cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, Handle stream) {
+  Order::get().queued(stream);
   copied(to, from, bytes);
   return kSuccess;
 }
@@ -236,7 +238,8 @@ VRAM_NULL_API Result cudaMemset(void* to, int value, std::size_t bytes) {
   filled(to, value, bytes);
   return kSuccess;
 }
-VRAM_NULL_API Result cudaMemsetAsync(void* to, int value, std::size_t bytes, Handle) {
+VRAM_NULL_API Result cudaMemsetAsync(void* to, int value, std::size_t bytes, Handle stream) {
+  Order::get().queued(stream);
   filled(to, value, bytes);
   return kSuccess;
 }

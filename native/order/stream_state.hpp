@@ -54,8 +54,10 @@ struct PendingBlock {
   Index block = 0;
   Tick tick = 0;  // of its owner, when it was freed
   std::vector<Use> uses;
-  bool awaited = false;  // its free was noted as pending, so its completion is noted, too
-  bool zeroed = false;   // by zero_on_free
+  bool awaited = false;               // its free was noted as pending, so its completion is noted, too
+  bool zeroed = false;                // by zero_on_free
+  CaptureId capture = 0;              // not 0: all its uses are in this capture,
+  std::vector<GraphNode> nodes = {};  // up to these nodes of its graph
 };
 
 // What the pool keeps for one stream. Owner: StreamTable. Aligned to two cache lines, because processors

@@ -1,10 +1,11 @@
-// The functions of engine.h. See there.
+// The functions of engine.h. See there. Those of other files are declared in engine_parts.hpp.
 #include "plug/engine.h"
 
 #include <algorithm>
 #include <atomic>
 #include <string>
 
+#include "plug/engine_parts.hpp"
 #include "plug/plug.hpp"
 
 #define VRAM_EXPORT __attribute__((visibility("default")))
@@ -32,9 +33,7 @@ void each_pool(int device, Visit visit) {
 thread_local OutOfMemoryReport last_report;  // of the last allocation that failed on this thread
 thread_local std::string last_words;
 
-void* allocate(int device, size_t bytes, void* stream, VramFailure* failure) {
-  Address address = 0;
-  const Status status = Plug::allocate(device, bytes, handle_of(stream), &address, &last_report);
+void* allocated(Status status, Address address, VramFailure* failure) {
   if (status.ok()) [[likely]]
     return pointer_to(address);
   const OutOfMemoryReport& report = last_report;
@@ -50,6 +49,18 @@ void* allocate(int device, size_t bytes, void* stream, VramFailure* failure) {
     failure->live = report.live;
   }
   return nullptr;
+}
+
+void* allocate(int device, size_t bytes, void* stream, VramFailure* failure) {
+  Address address = 0;
+  const Status status = Plug::allocate(device, bytes, handle_of(stream), &address, &last_report);
+  return allocated(status, address, failure);
+}
+
+void* allocate_padded(int device, size_t bytes, size_t room, void* stream, VramFailure* failure) {
+  Address address = 0;
+  const Status status = Plug::allocate_padded(device, bytes, room, handle_of(stream), &address, &last_report);
+  return allocated(status, address, failure);
 }
 
 int free_block(void* address) { return Plug::free(address_of(address)).ok(); }
@@ -126,6 +137,11 @@ int stats(int device, VramStats* out) {
 
 void reset_peaks(int device) {
   each_pool(device, [](int, Pool& pool) { pool.reset_peak(); });
+}
+
+int add_peer(int device, int peer) {
+  Pool* const pool = Plug::serving(device);
+  return pool != nullptr && pool->add_peer(peer).ok();
 }
 
 void trim(int device, VramHeap heap) {
@@ -259,6 +275,7 @@ VRAM_EXPORT const VramEngine* vram_engine(void) {
   using namespace vram;
   static const VramEngine table = {
       .allocate = allocate,
+      .allocate_padded = allocate_padded,
       .free = free_block,
       .record_stream = record_stream,
       .find = find,
@@ -268,6 +285,7 @@ VRAM_EXPORT const VramEngine* vram_engine(void) {
       .limit = limit,
       .stats = stats,
       .reset_peaks = reset_peaks,
+      .add_peer = add_peer,
       .snapshot = snapshot,
       .listen = listen,
       .heap_open = heap_open,
@@ -278,6 +296,15 @@ VRAM_EXPORT const VramEngine* vram_engine(void) {
       .heap_set = heap_set,
       .heap_live = heap_live,
       .heap_restore = heap_restore,
+      .share = vram_engine_share,
+      .attach = vram_engine_attach,
+      .detach = vram_engine_detach,
+      .pinned_allocate = vram_engine_pinned_allocate,
+      .pinned_free = vram_engine_pinned_free,
+      .pinned_record = vram_engine_pinned_record,
+      .pinned_trim = vram_engine_pinned_trim,
+      .pinned_stats = vram_engine_pinned_stats,
+      .pinned_reset_peaks = vram_engine_pinned_reset_peaks,
   };
   return &table;
 }

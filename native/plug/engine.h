@@ -92,11 +92,21 @@ typedef struct VramEvent {
   VramHeap heap;
 } VramEvent;
 
+typedef struct VramPinnedStats {
+  VramMeter active, active_bytes;      // allocations in use, and blocks that streams still use
+  VramMeter reserved, reserved_bytes;  // segments of pinned memory
+  uint64_t allocate_us, release_us;    // spent in the driver
+} VramPinnedStats;
+
+#define VRAM_SHARED_NAME 512  // longer than the name of any shared allocation
+
 typedef struct VramEngine {
   // ---- device memory ----------------------------------------------------------------------------
   void* (*allocate)(int device, size_t bytes, void* stream, VramFailure* failure);  // null: see failure
-  int (*free)(void* address);                                                       // 0: not allocated here
-  int (*record_stream)(void* address, void* stream);                                // 0: not allocated here
+  // With room for more bytes than are requested.
+  void* (*allocate_padded)(int device, size_t bytes, size_t room, void* stream, VramFailure* failure);
+  int (*free)(void* address);                               // 0: not allocated here
+  int (*record_stream)(void* address, void* stream);        // 0: not allocated here
   int (*find)(void* address, VramBlock* out, int* device);  // the live block that contains an address
   // Says why the last allocation on this thread that failed did, in words; valid until the next call.
   const char* (*explain)(int device, size_t bytes, void* stream);
@@ -105,6 +115,8 @@ typedef struct VramEngine {
   uint64_t (*limit)(int device);
   int (*stats)(int device, VramStats* out);  // 0: the device has not been used
   void (*reset_peaks)(int device);
+  // Lets `peer` use the memory of `device`, which the driver allows already for other memory. 0: failed.
+  int (*add_peer)(int device, int peer);
   void (*snapshot)(int device, const VramSnapshot* visit);
   // Calls back for every event from now on, under the pool's lock; null: no more.
   void (*listen)(void (*tell)(const VramEvent*));
@@ -120,6 +132,24 @@ typedef struct VramEngine {
   void (*heap_live)(int device, VramHeap heap, void* context, void (*visit)(void*, const VramBlock*));
   // Frees what is live in the heap, then allocates these blocks at their addresses. 0: impossible.
   int (*heap_restore)(int device, VramHeap heap, const VramBlock* blocks, size_t count);
+
+  // ---- memory shared between processes -------------------------------------------------------------
+  // Writes a name for the live allocation that contains `address`, for another process, and the distance
+  // from the start of what that process will map. Returns the length of the name. 0: *why says why.
+  size_t (*share)(void* address, char* name, size_t room, int64_t* offset, const char** why);
+  // `device` is the one that will use it, as this process numbers it.
+  void* (*attach)(int device, const char* name, size_t length, const char** why);  // null: *why says why
+  void (*detach)(void* address);
+
+  // ---- pinned host memory ---------------------------------------------------------------------------
+  // One pool for all devices. `device` is one whose context exists: the first call makes the pool there.
+  void* (*pinned_allocate)(int device, size_t bytes, const char** why);  // null: *why says why
+  int (*pinned_free)(void* address);                                     // 0: not allocated here
+  // The block that contains the address is used on a stream of a device; 0: not allocated here.
+  int (*pinned_record)(void* address, int device, void* stream);
+  void (*pinned_trim)(void);
+  void (*pinned_stats)(VramPinnedStats* out);
+  void (*pinned_reset_peaks)(void);
 } VramEngine;
 
 const VramEngine* vram_engine(void);

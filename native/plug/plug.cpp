@@ -1,7 +1,9 @@
 // Which pool serves which device. See plug.hpp.
 #include "plug/plug.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <mutex>
 #include <stdexcept>
 #include <vector>
@@ -56,6 +58,30 @@ void follow(int device, Pool& pool, Plug::Listen listen) {
   pool.listen([device, listen](const PoolEvent& event) { listen(device, event); });
 }
 
+// As PyTorch writes sizes in its errors. Plain C: C++ streams crash if the process has two C++ libraries.
+std::string sized(std::uint64_t bytes) {
+  constexpr std::uint64_t kKib = 1 << 10, kMib = 1 << 20, kGib = 1 << 30;
+  if (bytes <= kKib) return std::to_string(bytes) + " bytes";
+  const std::uint64_t unit = bytes <= kMib ? kKib : bytes <= kGib ? kMib : kGib;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f %s", static_cast<double>(bytes) / static_cast<double>(unit),
+                unit == kKib   ? "KiB"
+                : unit == kMib ? "MiB"
+                               : "GiB");
+  return text;
+}
+
+// How PyTorch begins its own error. Programs that search for a batch size recognise running out of memory by
+// these words.
+std::string words_of_pytorch(int device, std::uint64_t size, const OutOfMemoryReport& report) {
+  const std::uint64_t unallocated = report.reserved - std::min(report.reserved, report.live);
+  return "CUDA out of memory. Tried to allocate " + sized(size) + ". GPU " + std::to_string(device) +
+         " has a total capacity of " + sized(report.device_total) + " of which " + sized(report.device_free) +
+         " is free. " + (report.limit != 0 ? sized(report.limit) + " allowed; " : "") +
+         "Of the allocated memory " + sized(report.live) + " is allocated by PyTorch, and " +
+         sized(unallocated) + " is reserved by PyTorch but unallocated.";
+}
+
 }  // namespace
 
 void Plug::set_pool(int device, std::shared_ptr<Pool> pool) {
@@ -103,11 +129,21 @@ Status Plug::allocate(int device, std::size_t size, StreamHandle stream, Address
   return pool->allocate_slow(size, stream, 0, tag, out, report);
 }
 
+Status Plug::allocate_padded(int device, std::size_t size, std::size_t room, StreamHandle stream,
+                             Address* out, OutOfMemoryReport* report) {
+  *out = 0;
+  Pool* const pool = serving(device);
+  if (pool == nullptr) return {Code::invalid, 0, "device"};
+  const Label label = state().label.load(std::memory_order_relaxed);
+  adopt_streams(device, stream);
+  return pool->allocate_padded(size, room, stream, 0, label == nullptr ? 0 : label(device), out, report);
+}
+
 std::string Plug::explain(int device, std::uint64_t size, StreamHandle stream,
                           const OutOfMemoryReport& report) {
   const Explain explain = state().explain.load();
-  return explain != nullptr ? explain(device, size, stream, report)
-                            : "out of memory: " + std::to_string(size) + " bytes requested";
+  const std::string opening = words_of_pytorch(device, size, report);
+  return explain == nullptr ? opening : opening + "\n" + explain(device, size, stream, report);
 }
 
 // Most blocks go back to a cache, which costs no lock of a pool. Most programs have one pool, which need not

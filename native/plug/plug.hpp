@@ -46,6 +46,10 @@ class Plug {
   static Pool* serving(int device);  // created on first use; null: there is no such device
   static Status allocate(int device, std::size_t size, StreamHandle stream, Address* out,
                          OutOfMemoryReport* report);
+  // With room for more bytes than are requested (Pool::allocate_padded).
+  static Status allocate_padded(int device, std::size_t size, std::size_t room, StreamHandle stream,
+                                Address* out, OutOfMemoryReport* report);
+  // The text of an out-of-memory error: the words of PyTorch's own error, then what `set_explain` formats.
   static std::string explain(int device, std::uint64_t size, StreamHandle stream,
                              const OutOfMemoryReport& report);
   // These find the pool by the address; invalid: it is of no pool. `hint` is the device, if it is known.

@@ -193,6 +193,7 @@ void Checkpoints::carry_out(const Plan& plan, std::unique_lock<std::mutex>& lock
 }
 
 void Checkpoints::end(Index b, Action action) {
+  shares_.forget(b);
   StreamState& owner = owner_of(blocks()[b]);
   std::lock_guard guard(owner.lock);
   accounts_.end_live(b, owner, action);

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "pool/report.hpp"
+#include "pool/shares.hpp"
 
 namespace vram {
 
 class Checkpoints : PoolPart {
  public:
   Checkpoints(PoolState& state, Accounts& accounts, const Zeroing& zeroing, Pending& pending, Caches& caches,
-              const Captures& captures, StreamLives& lives, const Report& report)
+              const Captures& captures, StreamLives& lives, const Report& report, Shares& shares)
       : PoolPart(state),
         accounts_(accounts),
         zeroing_(zeroing),
@@ -16,7 +17,8 @@ class Checkpoints : PoolPart {
         caches_(caches),
         captures_(captures),
         lives_(lives),
-        report_(report) {}
+        report_(report),
+        shares_(shares) {}
 
   // See Pool.
   std::vector<BlockInfo> live(HeapId id) const;
@@ -55,6 +57,7 @@ class Checkpoints : PoolPart {
   const Captures& captures_;
   StreamLives& lives_;
   const Report& report_;
+  Shares& shares_;
 };
 
 }  // namespace vram

@@ -81,6 +81,8 @@ void Pending::recycle(Node&& node) {
   PendingBlock& pending = node.mapped();
   pending.uses.clear();
   pending.awaited = pending.zeroed = false;
+  pending.capture = 0;
+  pending.nodes.clear();
   spare_.push_back(std::move(node));
 }
 
@@ -109,7 +111,64 @@ void Pending::make_pending(Index i, bool own, Index heir) {
     if (heir != 0) uses_.insert(std::move(uses));
   }
   block.used_elsewhere = false;
+  if (streams_[home].capture != 0 && !pending.uses.empty()) note_nodes(pending);
   enqueue(std::move(node));
+}
+
+// If everything that uses the block is in one capture, it may serve later work of that capture.
+void Pending::note_nodes(PendingBlock& pending) const {
+  if (zeroing_.slow_frees()) return;
+  const auto note = [&](const StreamState& stream) {
+    std::vector<GraphNode> nodes;
+    CaptureId capture = 0;
+    if (stream.capture == 0 || stream.foreign) return false;
+    if (!backend_->capture_position(stream.handle, &capture, &nodes).ok() || capture == 0) return false;
+    if (pending.capture != 0 && pending.capture != capture) return false;
+    pending.capture = capture;
+    pending.nodes.insert(pending.nodes.end(), nodes.begin(), nodes.end());
+    return true;
+  };
+  bool all = false;
+  try {
+    all = note(home_of(blocks()[pending.block])) &&
+          std::all_of(pending.uses.begin(), pending.uses.end(),
+                      [&](const Use& use) { return note(streams_[use.stream]); });
+  } catch (const std::bad_alloc&) {  // it only waits longer
+  }
+  if (all) return;
+  pending.capture = 0;
+  pending.nodes.clear();
+}
+
+void Pending::return_joined(StreamState& home, const std::vector<StreamNumber>& graphs) {
+  const auto candidate = [&](const PendingBlock& pending) {
+    return pending.capture != 0 && &home_of(blocks()[pending.block]) == &home;
+  };
+  const auto each_queue = [&](auto visit) {
+    for (const StreamNumber number : graphs)
+      if (streams_[number].capture == home.capture) visit(streams_[number].waiting);
+  };
+  bool any = false;
+  each_queue([&](const Queue& queue) {
+    any = any || std::any_of(queue.begin(), queue.end(), [&](auto& each) { return candidate(each.second); });
+  });
+  CaptureId capture = 0;
+  if (!any) return;
+  GraphPast& past = pasts_[home.number];
+  if (!past.update(*backend_, home.handle, &capture).ok() || capture == 0) return;
+  each_queue([&](Queue& queue) {
+    for (auto at = queue.begin(); at != queue.end();) {
+      const auto each = at++;
+      const PendingBlock& pending = each->second;
+      if (!candidate(pending) || pending.capture != capture ||
+          !std::all_of(pending.nodes.begin(), pending.nodes.end(),
+                       [&](GraphNode node) { return past.contains(node); }))
+        continue;
+      Node node = queue.extract(each);
+      node.mapped().uses.clear();
+      advance(std::move(node));
+    }
+  });
 }
 
 void Pending::enqueue(Node&& node) {

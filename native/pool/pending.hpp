@@ -4,6 +4,7 @@
 
 #include <unordered_map>
 
+#include "order/graph_past.hpp"
 #include "pool/accounts.hpp"
 #include "pool/zeroing.hpp"
 
@@ -42,6 +43,10 @@ class Pending : PoolPart {
   // `thorough`, stops when kMostAsked streams have made no progress; the next call continues from there.
   // Calls visit(stream) for each watched stream whose blocks were examined; true: it stays watched.
   void complete(bool thorough, const std::function<bool(StreamState&)>& visit);
+  // Returns the pending blocks of a captured state whose uses all come before its next work in the graph.
+  // `graphs`: the states among which those uses are.
+  void return_joined(StreamState& home, const std::vector<StreamNumber>& graphs);
+  void forget_past(const StreamState& graph) { pasts_.erase(graph.number); }
   // Whether memory of `owner`, last used there at `tick`, may serve `taker` now; with by_waiting it is made
   // so.
   bool ordered(StreamState& taker, StreamState& owner, Tick tick, bool by_waiting);
@@ -58,6 +63,7 @@ class Pending : PoolPart {
   Node& spare(std::size_t uses);
   Node new_node(Index block, Tick tick, std::size_t uses);
   void recycle(Node&& node);
+  void note_nodes(PendingBlock& pending) const;
   void enqueue(Node&& node);
   void advance(Node&& node);
   void queue_at(StreamState& stream, Tick tick, Node&& node);
@@ -70,6 +76,7 @@ class Pending : PoolPart {
   Accounts& accounts_;
   Zeroing& zeroing_;
   std::unordered_map<Index, std::vector<StreamNumber>> uses_;
+  std::unordered_map<StreamNumber, GraphPast> pasts_;  // of captured states
   std::uint64_t count_ = 0;
   std::uint64_t steps_ = 0;
   Queue unzeroed_;                  // pending, because the device failed to zero them

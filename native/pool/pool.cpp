@@ -32,9 +32,10 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
                 return call_back(callback, size, stream);
               }),
       report_(state_, log_, accounts_, pending_, caches_, lives_, ladder_),
-      checkpoints_(state_, accounts_, zeroing_, pending_, caches_, captures_, lives_, report_),
+      shares_(state_),
+      checkpoints_(state_, accounts_, zeroing_, pending_, caches_, captures_, lives_, report_, shares_),
       growables_(state_, log_, accounts_, zeroing_, pending_, lives_, ladder_, report_),
-      suspender_(state_, log_, zeroing_, caches_, pending_, lives_, ladder_, report_) {
+      suspender_(state_, log_, zeroing_, caches_, pending_, lives_, ladder_, report_, shares_) {
   if (config.journal != 0) (void)start_journal(std::min(config.journal, kMostJournaled));
 }
 
@@ -125,23 +126,24 @@ bool Pool::try_free_cached(Address address) {
   return true;
 }
 
-Status Pool::allocate_slow(std::uint64_t size, StreamHandle handle, std::uint64_t align, std::uint32_t tag,
-                           Address* out, OutOfMemoryReport* report) {
+Status Pool::allocate_padded(std::uint64_t size, std::uint64_t room, StreamHandle handle, std::uint64_t align,
+                             std::uint32_t tag, Address* out, OutOfMemoryReport* report) {
   *out = 0;
   if (closed()) return {Code::closed, 0, "allocate"};
+  if (room < size) return {Code::invalid, 0, "room"};
   if ((align & (align - 1)) != 0) return {Code::invalid, 0, "align"};
   if (align > kMaxRequest) return {Code::invalid, 0, "align"};
   NamedStream named;
   if (Status status = lives_.name(handle, &named); !status.ok()) return status;
-  if (Status status = allocate_named(named, size, align, tag, out, report); !status.ok()) return status;
+  if (Status status = allocate_named(named, size, room, align, tag, out, report); !status.ok()) return status;
   if (!zeroing_.on_allocate()) return {};
-  const Status status = zero_new(*out, bytes_of(units_of(size)), named.handle);
+  const Status status = zero_new(*out, bytes_of(units_of(room)), named.handle);
   if (!status.ok()) undo_allocation(std::exchange(*out, 0));
   return status;
 }
 
-Status Pool::allocate_named(const NamedStream& named, std::uint64_t size, std::uint64_t align,
-                            std::uint32_t tag, Address* out, OutOfMemoryReport* report) {
+Status Pool::allocate_named(const NamedStream& named, std::uint64_t size, std::uint64_t room,
+                            std::uint64_t align, std::uint32_t tag, Address* out, OutOfMemoryReport* report) {
   std::unique_lock<std::mutex> lock;
   if (Status status = state_.enter("allocate", &lock); !status.ok()) return status;
   Status why;
@@ -149,9 +151,11 @@ Status Pool::allocate_named(const NamedStream& named, std::uint64_t size, std::u
   if (stream == nullptr) return why;
   const Presence presence(*stream);
   state_.fences.cover(*stream);
+  if (named.capture != 0 && pending_.blocks_waiting() != 0)
+    pending_.return_joined(*stream, captures_.graphs());
   Climb request{size, {stream->number, 0, 0, std::max(align, kUnit)}, tag, stream, &lock};
-  if (size > kMaxRequest) return report_.fail(request, report);
-  request.want.units = units_of(size);
+  if (room > kMaxRequest) return report_.fail(request, report);
+  request.want.units = units_of(room);
   request.want.heap = stream->plain.get();
   request.want.band = state_.placement.band_of(request.want.units, request.want.heap);
   const Index block = ladder_.climb(request);
@@ -240,10 +244,13 @@ bool Pool::allocate_run(Batch& batch, std::size_t from, std::size_t to, Units un
   Status why;
   StreamState* const stream = lives_.lasting(handle, &why);
   if (stream == nullptr || !state_.placement.space().can_split(to - from)) return false;
-  // A cached block is not this long, and a lent block must be returned in one piece. Memory that a stream
-  // wait would serve comes before growth if so configured, so then the requests are served one by one.
+  // A cached block is not this long, and a lent block must be returned in one piece. Memory of other streams
+  // that a stream wait would serve comes before growth if so configured; then the requests are served one by
+  // one.
   Rungs rungs = only(Rung::own_blocks) | only(Rung::passed_pending) | only(Rung::free_pages);
-  if (state_.config.cross_stream != CrossStream::wait) rungs |= only(Rung::growth);
+  bool others = false;
+  state_.placement.owners().each([&](StreamNumber owner) { return others = owner != stream->number; });
+  if (state_.config.cross_stream != CrossStream::wait || !others) rungs |= only(Rung::growth);
   const Want want{stream->number, state_.placement.band_of(units_of(batch.size(from))), units, kUnit};
   Climb request{0, want, batch.tag, stream, &lock, rungs};
   Rung served{};
@@ -299,6 +306,7 @@ Status Pool::free_block(Address address, bool dropped) {
   bool suspended = false;
   const Index block = claim(address, &suspended);
   if (block == 0) return {Code::invalid, 0, "free"};
+  shares_.forget(block);
   if (zeroed.ok()) {
     free_claimed(block, suspended, busy);
   } else {
@@ -395,6 +403,14 @@ Status Pool::set_limit(std::uint64_t bytes) {
   return {};
 }
 
+Status Pool::add_peer(int device) {
+  std::unique_lock<std::mutex> lock;
+  if (Status status = state_.enter("add_peer", &lock); !status.ok()) return status;
+  if (!state_.placement.paged()) return {};  // the driver opens plain memory itself
+  if (Status status = state_.backend->add_peer(device); !status.ok()) return status;
+  return state_.placement.stock().grant_again();
+}
+
 Status Pool::configure(const PoolConfig& config) {
   std::unique_lock<std::mutex> lock;
   if (Status status = state_.enter("configure", &lock); !status.ok()) return status;
@@ -460,6 +476,7 @@ Status Pool::close() {
   end_streams();
   for (const Status& each : {state_.placement.release_all(), state_.fences.close(), suspender_.close()})
     if (status.ok()) status = each;
+  shares_.clear();
   state_.callback = nullptr;
   ended = growables_.end();
   log_.note_reserved(state_.streams[0]);

@@ -33,7 +33,12 @@ class Pool final : public Allocator {
   // blocks and does not call the device, so the caller may hold locks of its own, such as Python's.
   bool try_own(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
   Status allocate_slow(std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag,
-                       Address* out, OutOfMemoryReport* report) override;
+                       Address* out, OutOfMemoryReport* report) override {
+    return allocate_padded(size, size, stream, align, tag, out, report);
+  }
+  // A block with room for `room` bytes, of which `size` are requested.
+  Status allocate_padded(std::uint64_t size, std::uint64_t room, StreamHandle stream, std::uint64_t align,
+                         std::uint32_t tag, Address* out, OutOfMemoryReport* report);
   // In one pass; adjacent where one free block can hold them.
   Status allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandle stream, std::uint32_t tag,
                         std::vector<Address>& out, OutOfMemoryReport* report) override;
@@ -72,6 +77,8 @@ class Pool final : public Allocator {
   Status coalesce() override;
   Status trim(std::uint64_t keep, bool wait) override;
   Status set_limit(std::uint64_t bytes) override;
+  // Lets another device use the memory of this pool. On failure some of it may be usable there.
+  Status add_peer(int device);
   Status configure(const PoolConfig& config) override;  // all but pages and journal
   PoolConfig config() const override;
   // Its memory goes to the default stream when its work has completed.
@@ -85,9 +92,10 @@ class Pool final : public Allocator {
   using Wanted = Suspender::Wanted;  // which allocations, by their tags; an empty one means all
   // Releases the pages of live blocks to the device; the blocks keep their addresses. Waits on the host for
   // the streams that use them. With `keep`, their contents are copied to the store and come back; otherwise
-  // they are undefined afterwards. A page that other blocks use, too, stays. Without a store, a page with
-  // contents to be kept of blocks suspended earlier stays, too. Idle memory is released. On failure nothing
-  // is suspended, unless released memory could not be allocated again; *short_of says what the store lacked.
+  // they are undefined afterwards. A page that other blocks use, too, stays, and so does what is shared.
+  // Without a store, a page with contents to be kept of blocks suspended earlier stays, too. Idle memory is
+  // released. On failure nothing is suspended, unless released memory could not be allocated again; *short_of
+  // says what the store lacked.
   Status suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allocator>& store,
                  std::uint64_t* given, OutOfMemoryReport* short_of) {
     return suspender_.suspend(wanted, keep, store, given, short_of);
@@ -98,6 +106,13 @@ class Pool final : public Allocator {
   }
   bool any_suspended() const override { return state_.suspended_blocks.load(std::memory_order_relaxed) != 0; }
   bool suspended(Address address) const override { return report_.suspended(address); }
+
+  // ---- sharing with other processes (shares.cpp) ---------------------------------------------------------
+  Status share(Address address, SharedBlock* out) { return shares_.share(address, out); }
+  Status export_pages(Address block, std::uint64_t number, std::uint64_t first, std::size_t most,
+                      std::vector<SharedPage>* pages) {
+    return shares_.export_pages(block, number, first, most, pages);
+  }
 
   // ---- heaps: memory kept apart, for graphs and for pools of the program ------------------------------
   // Creates a heap, or adds a use to it; the options apply if it is created.
@@ -182,8 +197,8 @@ class Pool final : public Allocator {
   bool serve_cached(StreamState& stream, std::uint64_t size, StreamHandle handle, std::uint32_t tag,
                     Address* out);
   bool try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out);
-  Status allocate_named(const NamedStream& named, std::uint64_t size, std::uint64_t align, std::uint32_t tag,
-                        Address* out, OutOfMemoryReport* report);
+  Status allocate_named(const NamedStream& named, std::uint64_t size, std::uint64_t room, std::uint64_t align,
+                        std::uint32_t tag, Address* out, OutOfMemoryReport* report);
   std::size_t run_from(const Batch& batch, std::size_t from, Units* units) const;
   bool allocate_run(Batch& batch, std::size_t from, std::size_t to, Units units);
   void undo_allocation(Address address);
@@ -208,6 +223,7 @@ class Pool final : public Allocator {
   StreamLives lives_;
   Ladder ladder_;
   Report report_;
+  Shares shares_;
   Checkpoints checkpoints_;
   Growables growables_;
   Suspender suspender_;

@@ -30,6 +30,7 @@ PlacementOptions placement_options(const Backend& backend, const PoolConfig& con
   const std::uint64_t wished = 16 * std::clamp(device.total_bytes, kGiB, kMaxSpaceBytes);
   options.space_bytes = std::min(round_up(wished, kSlotBytes), kMaxSpaceBytes - kSlotBytes);
   options.segment_size = std::min(config.segment_size, kMaxRequest);
+  options.grain = device.grain;
   options.max_page = config.max_page;
   options.best_fit = config.best_fit;
   return options;

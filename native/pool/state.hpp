@@ -5,6 +5,7 @@
 //   Pool         the public calls, the fast paths, batches, closing
 //   Suspender    suspend and resume            Growables    growable buffers
 //   Checkpoints  what is live in a heap, and restoring it
+//   Shares       allocations that other processes may map
 //   Report       statistics, snapshots, the reasons of an out-of-memory error, check()
 //   Ladder       the rungs that an allocation climbs
 //   StreamLives  streams that come and leave; waits for their work

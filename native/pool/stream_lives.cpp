@@ -131,6 +131,7 @@ void StreamLives::release_ended_graphs() {
       continue;
     }
     graph.over.reset();
+    pending_.forget_past(graph);
     graphs.erase(graphs.begin() + static_cast<std::ptrdiff_t>(i));
     begin_leaving(graph, status.ok() ? graph.tick - 1 : fences_.mark(graph));
   }

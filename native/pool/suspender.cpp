@@ -255,6 +255,7 @@ void Suspender::mark_suspended(const Wanted& wanted, bool keep, std::vector<Inde
     if (!block.is(BlockState::live) || (wanted && !wanted(block.tag))) continue;
     if (space().growing(block)) continue;        // growable buffers give pages back themselves
     if (space().segment(block).plain) continue;  // only pages can be suspended
+    if (shares_.shared(i)) continue;             // other processes have its pages mapped
     block.set(BlockState::suspended);
     block.keep = keep;
     ++state_.suspended_blocks;

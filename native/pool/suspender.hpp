@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "pool/report.hpp"
+#include "pool/shares.hpp"
 
 namespace vram {
 
@@ -19,7 +20,7 @@ class Suspender : PoolPart {
   using Wanted = std::function<bool(std::uint32_t)>;
 
   Suspender(PoolState& state, EventLog& log, Zeroing& zeroing, Caches& caches, Pending& pending,
-            StreamLives& lives, const Ladder& ladder, const Report& report)
+            StreamLives& lives, const Ladder& ladder, const Report& report, const Shares& shares)
       : PoolPart(state),
         log_(log),
         zeroing_(zeroing),
@@ -27,7 +28,8 @@ class Suspender : PoolPart {
         pending_(pending),
         lives_(lives),
         ladder_(ladder),
-        report_(report) {}
+        report_(report),
+        shares_(shares) {}
 
   // See Pool.
   Status suspend(const Wanted& wanted, bool keep, const std::shared_ptr<Allocator>& store,
@@ -98,6 +100,7 @@ class Suspender : PoolPart {
   StreamLives& lives_;
   const Ladder& ladder_;
   const Report& report_;
+  const Shares& shares_;
   bool operating_ = false;   // an Operation is in progress: what it works on stays as it is
   std::vector<Index> late_;  // blocks freed meanwhile, in state moving
   std::mutex turn_;          // see Turn; taken before the mutex

@@ -236,6 +236,27 @@ TEST(pools_keep_what_their_threshold_says) {
   CHECK(pool.free(first) == kSuccess && pool.free(first) == kNotFound);
 }
 
+TEST(captured_work_follows_what_its_stream_waited_for) {
+  Order& order = Order::get();
+  const Handle one = order.stream_create(0), two = order.stream_create(0), event = order.event_create();
+  order.queued(one);
+  CHECK(order.last_nodes(one).empty());  // not captured
+  CHECK(order.capture_begin(one) == kSuccess);
+  order.queued(one);
+  const std::vector<Handle> first = order.last_nodes(one);
+  CHECK(first.size() == 1 && order.followed_by(first[0]).empty());
+  CHECK(order.event_record(event, one) == kSuccess && order.stream_wait(two, event) == kSuccess);
+  order.queued(two);
+  const std::vector<Handle> second = order.last_nodes(two);
+  CHECK(second.size() == 1 && order.followed_by(second[0]) == first && order.last_nodes(one) == first);
+  CHECK(order.event_record(event, two) == kSuccess && order.stream_wait(one, event) == kSuccess);
+  CHECK(order.last_nodes(one).size() == 2);
+  order.queued(one);
+  CHECK(order.followed_by(order.last_nodes(one)[0]) == (std::vector<Handle>{first[0], second[0]}));
+  Handle graph = nullptr;
+  CHECK(order.capture_end(one, &graph) == kSuccess && order.last_nodes(two).empty());
+}
+
 TEST(a_capture_spreads_over_events) {
   Order& order = Order::get();
   const Handle one = order.stream_create(0), two = order.stream_create(0), event = order.event_create();

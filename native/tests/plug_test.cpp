@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "plug/engine.h"
 #include "plug/pluggable.hpp"
 #include "testing.hpp"
 #include "world.hpp"
@@ -43,6 +44,18 @@ TEST(allocations_and_frees_reach_the_pool) {
   REQUIRE(one != nullptr && world.pool->live_bytes() == 1024);
   vram_plug_free(one, 77, 0, nullptr);  // neither the size nor the stream need be right
   CHECK(world.pool->live_bytes() == 0);
+}
+
+TEST(padding_is_allocated_and_not_requested) {
+  Plugged world;
+  Address address = 0;
+  REQUIRE(Plug::allocate_padded(0, 5000, 8192, world.stream, &address, nullptr).ok());
+  BlockInfo block;
+  REQUIRE(world.pool->info(address, &block).ok());
+  CHECK(block.bytes == 8192 && block.requested == 5000 && world.pool->live_bytes() == 8192);
+  CHECK(world.pool->stats().requested[0].current == 5000);
+  CHECK(Plug::allocate_padded(0, 5000, 4096, world.stream, &address, nullptr).code == Code::invalid);
+  CHECK(Plug::free(block.address).ok() && world.pool->stats().requested[0].current == 0);
 }
 
 TEST(nothing_and_strangers_are_taken_in_stride) {
@@ -178,6 +191,18 @@ TEST(a_fraction_is_a_limit_and_emptying_gives_back) {
   CHECK(world.pool->stats().reserved.current == 32 * kMiB);
   vram_plug_empty_cache();
   CHECK(world.pool->stats().reserved.current == 0);
+}
+
+TEST(a_peer_may_use_what_is_mapped_and_what_will_be) {
+  Plugged plugged;
+  void* const early = vram_plug_allocate(8 * kMiB, 0, plugged.on());
+  const std::uint64_t mapped = plugged.device->calls("map");
+  const std::uint64_t before = plugged.device->calls("set_access");
+  CHECK(mapped > 0);
+  CHECK(vram_engine()->add_peer(0, 1) != 0);
+  CHECK(plugged.device->calls("set_access") > before);
+  CHECK(vram_engine()->add_peer(63, 1) == 0);
+  vram_plug_free(early, 0, 0, plugged.on());
 }
 
 TEST(graph_pools_are_heaps) {

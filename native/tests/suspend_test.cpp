@@ -242,6 +242,41 @@ TEST(pages_come_back_larger_and_are_never_cut) {
   there_and_back();
 }
 
+// The driver's time to suspend and to resume is mostly a sum over pages.
+TEST(long_blocks_come_back_in_few_pages_of_their_own) {
+  const auto device = std::make_shared<ModelBackend>(64 * kGiB);
+  Pool pool(device, {});
+  std::vector<Address> blocks(64);
+  for (Address& block : blocks) CHECK(pool.allocate(128 * kMiB, 0, 0, 0, &block).ok());
+  std::uint64_t bytes = 0;
+  CHECK(pool.suspend(nullptr, false, nullptr, &bytes, nullptr).ok());
+  CHECK(pool.resume(nullptr, &bytes, nullptr).ok());
+  CHECK(bytes == 8 * kGiB);
+  CHECK(pool.stats().segments.current == 64);
+  // They serve others, and go back to the driver.
+  std::string why;
+  Address other = 0;
+  CHECK(pool.free(blocks[3]).ok());
+  CHECK(pool.allocate(77 * kMiB, 0, 0, 0, &other).ok());
+  CHECK(pool.stats().reserved.current == 8 * kGiB);
+  CHECK(pool.free(blocks[5]).ok() && pool.free(other).ok());
+  CHECK(pool.trim(0, true).ok());
+  CHECK(pool.stats().reserved.current == 8 * kGiB - 256 * kMiB);
+  CHECK(pool.check(&why));
+}
+
+// A page of 128 MiB would be a large part of what this pool holds.
+TEST(few_blocks_come_back_in_smaller_pages) {
+  const auto device = std::make_shared<ModelBackend>(64 * kGiB);
+  Pool pool(device, {});
+  std::vector<Address> blocks(8);
+  for (Address& block : blocks) CHECK(pool.allocate(128 * kMiB, 0, 0, 0, &block).ok());
+  std::uint64_t bytes = 0;
+  CHECK(pool.suspend(nullptr, false, nullptr, &bytes, nullptr).ok());
+  CHECK(pool.resume(nullptr, &bytes, nullptr).ok());
+  CHECK(pool.stats().segments.current > 16);
+}
+
 TEST(every_call_fails_in_turn) {
   for (const Code code : {Code::failed, Code::out_of_memory}) {
     for (std::uint64_t seed = 1; seed <= 5; ++seed) {

@@ -314,6 +314,14 @@ def plug_engine() -> int:
     Return the address of the table of functions that plug/engine.h describes.
     """
 
+def plug_set_pinned_pool(pool: object | None) -> None:
+    """Set the pool of pinned memory that serves other libraries, or None."""
+
+def plug_set_pinned_maker(function: object | None) -> None:
+    """
+    Set the `function(device)` that sets the pool of pinned memory on first use, or None.
+    """
+
 def plug_functions() -> dict[str, int]:
     """Return the addresses of the functions that other libraries call."""
 

@@ -6,14 +6,13 @@ The same promises, as far as they go without PyTorch, are in test_torch_stand_in
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
+from torch_programs import INSTALL, TIMEOUT, WITHOUT, output, run, told
 
 import vram
 
@@ -23,39 +22,17 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
 ]
 
-TIMEOUT = 150.0  # seconds; only a deadlock, or the first run of a compiler, comes near it
 MIB = 1 << 20
 
-INSTALL = """
-    import vram.torch
-    vram.torch.install()
-    import torch
+
+PINNED = """
+    def pinned(what):  # PyTorch 2.9 has other names
+        stats = torch.cuda.host_memory_stats()
+        new = "active_requests.current" in stats
+        blocks, reserved = ("active_requests", "allocated_bytes") if new else ("allocation", "reserved_bytes")
+        names = {"blocks": f"{blocks}.current", "reserved": f"{reserved}.current", "peak": f"{reserved}.peak"}
+        return stats[names[what]]
 """
-WITHOUT = """
-    import torch
-"""
-
-
-def run(*parts: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    program = "\n".join(textwrap.dedent(part) for part in parts)
-    return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-
-
-def output(*parts: str, arguments: tuple[str, ...] = ()) -> str:
-    ended = run(*parts, arguments=arguments)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return ended.stdout
-
-
-def told(*parts: str) -> Any:
-    """What a program printed as JSON in its last line."""
-    return json.loads(output(*parts).splitlines()[-1])
 
 
 # ---- the work itself --------------------------------------------------------------------------------------
@@ -166,6 +143,73 @@ def test_batches_of_a_data_loader_in_pinned_memory() -> None:
             assert batch.is_pinned()
             total += batch.to("cuda", non_blocking=True).sum()
         assert total.item() == 4096 * 4095 / 2
+        """,
+    )
+
+
+def test_pinned_memory_is_as_long_as_what_it_holds() -> None:
+    used = told(
+        INSTALL,
+        PINNED,
+        """
+        import json
+        torch.cuda.init()
+        sizes = [int(factor * 2**power) for power in range(20, 26) for factor in (1.01, 1.05, 1.5, 1.9)]
+        held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes]
+        assert all(tensor.is_pinned() for tensor in held)
+        assert pinned("blocks") == len(sizes)
+        most = pinned("reserved")
+        del held
+        torch._C._host_emptyCache()
+        assert pinned("reserved") == 0 and pinned("peak") == most, torch.cuda.host_memory_stats()
+        print(json.dumps([sum(sizes), most]))
+        """,
+    )
+    assert used[0] <= used[1] <= 1.02 * used[0]
+
+
+def test_pinned_memory_waits_for_the_copies_that_use_it() -> None:
+    output(
+        INSTALL,
+        PINNED,
+        """
+        streams = [torch.cuda.Stream() for _ in range(4)]
+        for stream in streams * 8:
+            source = torch.ones(1 << 20).pin_memory()
+            with torch.cuda.stream(stream):
+                target = source.to("cuda", non_blocking=True)
+            del source
+        torch.cuda.synchronize()
+        assert pinned("blocks") == 0, torch.cuda.host_memory_stats()
+        """,
+    )
+
+
+def test_pinned_memory_of_a_graph_serves_it_again_only_without_copies() -> None:
+    output(
+        INSTALL,
+        PINNED,
+        """
+        pool, graphs = torch.cuda.graph_pool_handle(), [torch.cuda.CUDAGraph() for _ in range(2)]
+        def block():
+            return torch.empty(8, pin_memory=True)
+        with torch.cuda.graph(graphs[0], pool=pool, capture_error_mode="thread_local"):
+            first = block()
+            address = first.data_ptr()
+            del first
+            copied = block()
+            assert copied.data_ptr() == address, "a free block was not used again"
+            target = torch.empty(8, device="cuda")
+            target.copy_(copied, non_blocking=True)
+            del copied
+            other = block()
+            assert other.data_ptr() != address, "the graph copies from this block"
+            left = other.data_ptr()
+            del other
+        with torch.cuda.graph(graphs[1], pool=pool, capture_error_mode="thread_local"):
+            assert block().data_ptr() == left
+        del graphs
+        assert pinned("blocks") == 0
         """,
     )
 
@@ -337,6 +381,49 @@ def test_a_dumped_snapshot_opens_and_torchs_own_tools_read_it(tmp_path: Path) ->
     assert live == [7 * MIB]
 
 
+def test_the_setting_that_rounds_sizes_up() -> None:
+    output(
+        INSTALL,
+        """
+        torch.cuda.init()
+
+        def taken(size):
+            before = torch.cuda.memory_stats()
+            kept.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            after = torch.cuda.memory_stats()
+            keys = ("allocated_bytes.all.current", "requested_bytes.all.current")
+            return tuple(after[key] - before[key] for key in keys)
+
+        MIB = 1 << 20
+        kept = []
+        assert taken(84 * MIB) == (84 * MIB, 84 * MIB)
+        torch.cuda.memory._set_allocator_settings("roundup_power2_divisions:4")
+        assert taken(84 * MIB) == (96 * MIB, 84 * MIB)
+        assert taken(64 * MIB) == (64 * MIB, 64 * MIB)
+        assert taken(1000) == (1024, 1000)  # steps are at least 512 bytes
+        torch.cuda.memory._set_allocator_settings("roundup_power2_divisions:[64:8,128:2,>:1]")
+        assert taken(84 * MIB) == (88 * MIB, 84 * MIB)
+        assert taken(300 * MIB) == (300 * MIB, 300 * MIB)
+        torch.cuda.memory._set_allocator_settings("")
+        assert taken(84 * MIB) == (84 * MIB, 84 * MIB)
+        kept.clear()
+        assert torch.cuda.memory_allocated() == 0 == torch.cuda.memory_stats()["requested_bytes.all.current"]
+        """,
+    )
+
+
+def test_events_outside_of_a_compiled_region_say_so() -> None:
+    output(
+        INSTALL,
+        """
+        torch.cuda.memory._record_memory_history(context=None)
+        x = torch.empty(1000, device="cuda")
+        entries = torch.cuda.memory._snapshot()["device_traces"][0]
+        assert entries and {entry["compile_context"] for entry in entries} == {"N/A"}, entries
+        """,
+    )
+
+
 # ---- graphs -----------------------------------------------------------------------------------------------
 
 
@@ -368,6 +455,38 @@ def test_a_graphs_memory_is_its_own_until_it_is_reset() -> None:
         torch.cuda.empty_cache()
         assert torch.cuda.memory_allocated() <= before + 4096  # torch keeps the state of its random numbers
         assert torch.cuda.memory_reserved() <= before + (4 << 20), torch.cuda.memory_summary()
+        """,
+    )
+
+
+def test_a_block_is_reused_in_a_capture_once_its_uses_are_joined() -> None:
+    output(
+        INSTALL,
+        """
+        one, two, three = (torch.cuda.Stream() for _ in range(3))
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(one):
+            graph.capture_begin()
+            sink = torch.empty(8, device="cuda")
+            used = torch.empty(8, device="cuda")
+            address = used.data_ptr()
+            for stream in (two, three):
+                stream.wait_stream(one)
+                with torch.cuda.stream(stream):
+                    torch.add(used, 1.0)
+                used.record_stream(stream)
+            del used
+            unjoined = torch.empty(8, device="cuda")
+            one.wait_stream(two)
+            sink.fill_(1.0)
+            half_joined = torch.empty(8, device="cuda")
+            one.wait_stream(three)
+            sink.fill_(2.0)
+            joined = torch.empty(8, device="cuda")
+            graph.capture_end()
+        assert address not in (unjoined.data_ptr(), half_joined.data_ptr())
+        assert joined.data_ptr() == address
         """,
     )
 
@@ -436,6 +555,115 @@ def test_compiled_functions_record_graphs() -> None:
 
 
 # ---- beginnings and ends ----------------------------------------------------------------------------------
+
+
+def test_tools_that_follow_the_memory_are_told() -> None:
+    output(
+        INSTALL,
+        """
+        import torch.cuda._gpu_trace as follow
+        torch._C._activate_gpu_trace()
+        seen = []
+        follow.register_callback_for_memory_allocation(lambda address: seen.append(("allocated", address)))
+        follow.register_callback_for_memory_deallocation(lambda address: seen.append(("freed", address)))
+        tensor = torch.empty(1000, device="cuda")
+        address = tensor.data_ptr()
+        del tensor
+        assert seen == [("allocated", address), ("freed", address)], seen
+        """,
+    )
+
+
+# ---- other processes --------------------------------------------------------------------------------------
+
+SHARING = """
+    import sys
+    import torch
+    import torch.multiprocessing as mp
+    import vram.torch
+
+    def use(tensors, answers):
+        vram.torch.install()
+        for tensor in iter(tensors.get, None):
+            answers.put((tensor.numel(), float(tensor.flatten()[0]), float(tensor.flatten()[-1])))
+            tensor.add_(1)
+            torch.cuda.synchronize()
+            answers.put("changed")
+            del tensor
+
+    def crash(tensors, answers):
+        vram.torch.install()
+        tensor = tensors.get()
+        answers.put(tensor.numel())
+        import os
+        os._exit(3)
+
+    def start(function):
+        tensors, answers = mp.SimpleQueue(), mp.SimpleQueue()
+        process = mp.Process(target=function, args=(tensors, answers))
+        process.start()
+        return process, tensors, answers
+"""
+
+
+def shared(tmp_path: Path, program: str) -> str:
+    """The output of a program with child processes, which import its file."""
+    path = tmp_path / "program.py"
+    main = textwrap.indent(textwrap.dedent(program), "    ")
+    path.write_text(
+        f"{textwrap.dedent(SHARING)}\nif __name__ == '__main__':\n    vram.torch.install()\n"
+        f"    mp.set_start_method('spawn')\n{main}"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
+@pytest.mark.real_gpu
+def test_tensors_are_shared_with_another_process(tmp_path: Path) -> None:
+    shared(
+        tmp_path,
+        """
+        process, tensors, answers = start(use)
+        for elements in (1, 1000, 3 << 20, 40 << 20):
+            for _ in range(3):
+                tensor = torch.full((elements,), 7.0, device="cuda")
+                torch.cuda.synchronize()
+                tensors.put(tensor)
+                assert answers.get() == (elements, 7.0, 7.0)
+                assert answers.get() == "changed"
+                assert tensor[0].item() == 8.0 and tensor[-1].item() == 8.0
+        tensors.put(None)
+        process.join()
+        assert process.exitcode == 0
+        """,
+    )
+
+
+def test_memory_is_released_when_another_process_has_used_it(tmp_path: Path) -> None:
+    shared(
+        tmp_path,
+        """
+        for function, code in ((use, 0), (crash, 3), (use, 0)):
+            process, tensors, answers = start(function)
+            tensor = torch.empty(10 << 20, device="cuda")
+            tensors.put(tensor)
+            answers.get()
+            if function is use:
+                answers.get()
+                tensors.put(None)
+            process.join()
+            assert process.exitcode == code, process.exitcode
+            del tensor
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
+        # PyTorch keeps what a process had that did not come to say that it is done.
+        assert torch.cuda.memory_allocated() == 40 << 20, torch.cuda.memory_allocated()
+        assert torch.cuda.memory_reserved() == 40 << 20, torch.cuda.memory_reserved()
+        """,
+    )
 
 
 def test_install_after_the_first_use_says_what_to_do() -> None:

@@ -140,6 +140,10 @@ NEVER = """
 """
 
 LEFT = "vram: the program ends before 1 launched function(s) returned.\n"
+WAITS = (
+    "vram: waiting for 1 launched function(s) to return before the program ends. "
+    "Press Ctrl-C to end it without them.\n"
+)
 
 
 def test_ctrl_c_ends_the_wait_for_a_function_that_never_returns() -> None:
@@ -156,7 +160,8 @@ def press_later():
 threading.Thread(target=press_later, daemon=True).start()
 """
     result = run(textwrap.dedent(NEVER) + later)
-    assert (result.returncode, result.stderr) == (0, LEFT)
+    # It says that it waits if the wait takes long, as on a busy machine.
+    assert (result.returncode, result.stderr.removeprefix(WAITS)) == (0, LEFT)
 
 
 @pytest.mark.slow

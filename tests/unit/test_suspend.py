@@ -581,18 +581,18 @@ def test_a_large_model(model: Pool) -> None:
     assert len(buffers) + len(caches) == 40
 
 
-@pytest.mark.parametrize("size", [16 * MIB, 64 * MIB, GIB, 8 * GIB])
-def test_pages_come_back_larger_than_they_went(model: Pool, size: int) -> None:
-    """What comes back together is made as for one request: 8 GiB are about 256 handles and not thousands.
+@pytest.mark.parametrize(("size", "pages"), [(16 * MIB, 256), (64 * MIB, 256), (GIB, 64), (8 * GIB, 64)])
+def test_pages_come_back_larger_than_they_went(model: Pool, size: int, pages: int) -> None:
+    """What comes back together is made as for one request: 8 GiB are few handles and not thousands.
 
-    Pages are joined and never cut, so that a few stay as they were.
+    Those of 128 MiB are within one buffer. Pages are joined and never cut, so that a few stay as they were.
     """
     backend: Any = model.device.backend
     buffers = [model.allocate(size) for _ in range(8 * GIB // size)]
     model.suspend(keep="discard")
     before = backend.calls("page_create")
     model.resume()
-    assert 256 <= backend.calls("page_create") - before <= 264
+    assert pages <= backend.calls("page_create") - before <= pages + 8
     assert model.suspend() == 8 * GIB
     assert all(buffer.suspended for buffer in buffers)
 

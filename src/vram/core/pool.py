@@ -40,8 +40,6 @@ __all__ = ["OomHandle", "PinnedPool", "Pool"]
 
 ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; slow calls wait without the GIL."""
-PIECE: Final = 64 << 20
-"""The least bytes to lock at a time, unless segment_size says otherwise: each call to lock is expensive."""
 MODEL_HOSTS: Final = 4
 """The host memory of a model is this many times the memory of the model."""
 KEEPS = ("host", "discard")
@@ -374,8 +372,6 @@ class PinnedPool(Pool):
                 value=config["pages"],
             )
         config["pages"] = False
-        if not settings.is_set("segment_size"):
-            config["segment_size"] = PIECE
         super().__init__(device, **config)
 
     @property

@@ -17,7 +17,7 @@ from vram import _native
 from vram.core.device import adopt_torch_streams
 from vram.core.locks import new_lock
 from vram.core.manager import get_memory_manager
-from vram.core.pool import Pool
+from vram.core.pool import PinnedPool, Pool
 from vram.errors import DeviceError
 from vram.integrations.adaptors import require_library
 from vram.observe.recorder import PoolsRecorder, record_pools
@@ -49,6 +49,7 @@ class _Installation:
         self.allocator: Any = None  # the one PyTorch uses: our library, or a pluggable allocator
         self.scoped: Any = None  # the one for MemPools
         self.pools: dict[int, Pool] = {}
+        self.pinned: PinnedPool | None = None
         self.history = History(self.pools, lambda: get_memory_manager()._pool_settings()["journal"])
         self.patches = Patches()
 
@@ -61,6 +62,13 @@ class _Installation:
                 self.pools[device] = pool
                 _native.plug_set_adopter(adopt_torch_streams)
                 _native.plug_set_pool(device, pool)
+
+    def plug_pinned(self, device: int) -> None:
+        """Make one pool serve all pinned host memory; `device` has a context already."""
+        with self.lock:
+            if self.pinned is None:
+                self.pinned = PinnedPool(f"cuda:{device}", limit=None)
+                _native.plug_set_pinned_pool(self.pinned)
 
 
 _installation = _Installation()
@@ -209,6 +217,7 @@ def _install(torch: Any) -> None:
         _install_allocator(library)
         _installation.allocator = library
     _native.plug_set_maker(_installation.plug)
+    _native.plug_set_pinned_maker(_installation.plug_pinned)
 
 
 def _install_allocator(library: ctypes.CDLL) -> None:

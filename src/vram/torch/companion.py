@@ -59,7 +59,7 @@ class Companion:
 
 ALLOCATOR = Companion(
     "allocator",
-    ("native/allocator.cpp", "native/history.cpp"),
+    ("native/allocator.cpp", "native/history.cpp", "native/host_allocator.cpp"),
     ("c10", "c10_cuda", "torch_cpu", "torch_cuda"),
     cuda=True,
 )
@@ -162,6 +162,7 @@ def _command(torch: Any, companion: Companion) -> Iterator[str]:
     yield "-Wno-deprecated-declarations"
     yield from (f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f'-DVRAM_IDENTITY="{identity(torch, companion)}"')
     yield from ("-isystem", str(home / "include"))
+    yield from ("-isystem", str(home / "include/torch/csrc/api/include"))
     if companion.cuda:
         yield from ("-isystem", str(_cuda_headers(home)))
     yield from (str(here / source) for source in companion.sources)

@@ -3,17 +3,20 @@
 //
 // The pools, their statistics and their heaps are the engine's. Here is what only PyTorch knows: stacks and
 // histories (History), the current stream, its errors, observers and profiler.
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/api/include/torch/version.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <bit>
 #include <cstdlib>
-#include <iomanip>
-#include <sstream>
 
 #include "engine.h"
 #include "history.hpp"
+#include "host_allocator.hpp"
 
 namespace vram_torch {
 
@@ -22,9 +25,9 @@ using allocator::CheckpointDelta;
 using allocator::CUDAAllocator;
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
-using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::DeviceStats;
-using c10::CachingDeviceAllocator::SegmentInfo;
+using traces::BlockInfo;
+using traces::SegmentInfo;
 
 namespace {
 
@@ -43,21 +46,21 @@ c10::DeviceIndex current_device() {
   return device;
 }
 
-// As PyTorch writes sizes in its errors.
-std::string sized(std::uint64_t bytes) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(2);
-  const auto value = static_cast<double>(bytes);
-  if (bytes <= 1024) {
-    text << bytes << " bytes";
-  } else if (bytes <= 1048576) {
-    text << value / 1024 << " KiB";
-  } else if (bytes <= 1073741824) {
-    text << value / 1048576 << " MiB";
-  } else {
-    text << value / 1073741824 << " GiB";
-  }
-  return text.str();
+// ---- settings -------------------------------------------------------------------------------------------
+
+bool rounding_set() {
+  const auto& divisions = allocator::CUDAAllocatorConfig::roundup_power2_divisions();
+  return std::any_of(divisions.begin(), divisions.end(), [](std::size_t each) { return each > 1; });
+}
+
+// By the setting roundup_power2_divisions: up to the next of so many equal steps between two powers of two.
+// As with PyTorch, steps are not smaller than its smallest block.
+std::size_t rounded(std::size_t bytes) {
+  constexpr std::size_t kSmallestBlock = 512;
+  const std::size_t divisions = allocator::CUDAAllocatorConfig::roundup_power2_divisions(bytes);
+  if (divisions <= 1 || bytes <= kSmallestBlock * divisions) return bytes;
+  const std::size_t step = std::bit_floor(bytes) / std::bit_floor(divisions);
+  return (bytes + step - 1) / step * step;
 }
 
 // ---- statistics -----------------------------------------------------------------------------------------
@@ -222,19 +225,29 @@ class VramAllocator final : public CUDAAllocator {
   History history;
 
   // ---- allocating -----------------------------------------------------------------------------
+  void* obtain(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream, VramFailure* failure) {
+    if (rounds_.load(std::memory_order_relaxed)) [[unlikely]]
+      return engine->allocate_padded(device, bytes, rounded(bytes), stream, failure);
+    return engine->allocate(device, bytes, stream, failure);
+  }
+
   void* serve(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
     if (history.active()) [[unlikely]]
       return serve_noted(device, bytes, stream);
     VramFailure failure;
-    void* address = engine->allocate(device, bytes, stream, &failure);
+    void* address = obtain(device, bytes, stream, &failure);
     if (address == nullptr) [[unlikely]]
       address = serve_last(device, bytes, stream, failure);
     if (c10::memoryProfilingEnabled()) [[unlikely]]
       profile(address, device, 1);
+    if (const auto* const trace = c10::impl::GPUTrace::get_trace()) [[unlikely]]
+      (*trace)->trace_gpu_memory_allocation(c10::DeviceType::CUDA, number(address));
     return address;
   }
 
   void release(void* address) {
+    if (const auto* const trace = c10::impl::GPUTrace::get_trace()) [[unlikely]]
+      (*trace)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, number(address));
     if (history.active() || c10::memoryProfilingEnabled()) [[unlikely]]
       return release_noted(address);
     (void)engine->free(address);
@@ -324,9 +337,18 @@ class VramAllocator final : public CUDAAllocator {
     if (bytes != nullptr) *bytes = block.bytes;
     return reinterpret_cast<void*>(block.address);
   }
+#if VRAM_TORCH_SINCE(10)
   std::vector<allocator::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override {
     return {};
   }
+#else
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) {
+    const c10::cuda::CUDAGuard guard(device);
+    std::size_t free = 0, total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return {free, total};
+  }
+#endif
 
   // ---- statistics -----------------------------------------------------------------------------
   DeviceStats getDeviceStats(c10::DeviceIndex device) override {
@@ -343,10 +365,10 @@ class VramAllocator final : public CUDAAllocator {
   void resetPeakStats(c10::DeviceIndex device) override { engine->reset_peaks(device); }
 
   // ---- history --------------------------------------------------------------------------------
-  allocator::SnapshotInfo snapshot(c10::MempoolId_t id = {0, 0}, bool include_traces = true) override;
+  allocator::SnapshotInfo snapshot(c10::MempoolId_t id, bool include_traces) VRAM_OVERRIDES_SINCE_11;
   bool isHistoryEnabled() override { return history.enabled(); }
   void recordHistory(bool enabled, CreateContextFn recorder, std::size_t entries, RecordContext when,
-                     bool clear, const std::vector<std::string>& skipped) override {
+                     bool clear, const std::vector<std::string>& skipped) VRAM_OVERRIDES_SINCE_11 {
     history.record(enabled, recorder, entries, when, clear, skipped);
   }
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
@@ -354,12 +376,16 @@ class VramAllocator final : public CUDAAllocator {
   }
   void pushCompileContext(std::string& text) override { History::push_compile_context(text); }
   void popCompileContext() override { History::pop_compile_context(); }
-  void setUserMetadata(const std::string& text) override { History::user_metadata() = text; }
-  std::string getUserMetadata() override { return History::user_metadata(); }
+  void setUserMetadata(const std::string& text) VRAM_OVERRIDES_SINCE_10 { History::user_metadata() = text; }
+  std::string getUserMetadata() VRAM_OVERRIDES_SINCE_10 { return History::user_metadata(); }
   void attachOutOfMemoryObserver(allocator::OutOfMemoryObserver observer) override {
     const std::lock_guard lock(mutex_);
     observers_.push_back(std::move(observer));
   }
+#if VRAM_TORCH_SINCE(12)
+  // It is told of requests that a setting of PyTorch's own allocator rejects. vram has no such setting.
+  void attachOomRejectionObserver(allocator::OomRejectionObserver) override {}
+#endif
   void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
     history.follow(std::move(tracker));
   }
@@ -380,16 +406,16 @@ class VramAllocator final : public CUDAAllocator {
     return engine->heap_uses(device, heap_of(id));
   }
   void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t id,
-                          std::shared_ptr<CUDAAllocator> from = nullptr) override {
+                          std::shared_ptr<CUDAAllocator> from) VRAM_OVERRIDES_SINCE_11 {
     const bool own = from != nullptr && from.get() != this;
     const VramSource custom = own ? source(std::move(from), device) : VramSource{};
     TORCH_CHECK(engine->heap_open(device, heap_of(id), own ? &custom : nullptr) != 0,
                 "vram cannot create pool (", id.first, ", ", id.second, ")");
   }
-  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id, bool use_on_oom) override {
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id, bool use_on_oom) VRAM_OVERRIDES_SINCE_11 {
     (void)engine->heap_set(device, heap_of(id), use_on_oom, -1);
   }
-  void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t id) override {
+  void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t id) VRAM_OVERRIDES_SINCE_10 {
     (void)engine->heap_set(device, heap_of(id), -1, 1);
   }
   bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t id,
@@ -410,12 +436,35 @@ class VramAllocator final : public CUDAAllocator {
   CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device,
                                          std::shared_ptr<allocator::AllocatorState> state) override;
 
-  // ---- other processes and devices ------------------------------------------------------------
-  allocator::ShareableHandle shareIpcHandle(void*) override {
-    TORCH_CHECK(false, "vram does not share memory between processes; copy the tensor to the CPU first");
+#if !VRAM_TORCH_SINCE(11)
+  // ---- the same with the signatures of older versions -------------------------------------------
+  allocator::SnapshotInfo snapshot(c10::MempoolId_t id = {0, 0}) override { return snapshot(id, true); }
+  void recordHistory(bool enabled, CreateContextFn recorder, std::size_t entries, RecordContext when,
+                     bool clear) override {
+    recordHistory(enabled, recorder, entries, when, clear, {});
   }
-  std::shared_ptr<void> getIpcDevPtr(std::string) override {
-    TORCH_CHECK(false, "vram does not map memory of other processes");
+  // The MemPool owns its allocator and lives longer than the pool.
+  void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t id, CUDAAllocator* from) override {
+    createOrIncrefPool(device, id, std::shared_ptr<CUDAAllocator>(from, [](auto*){}));
+  }
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id) override { setUseOnOOM(device, id, true); }
+#endif
+
+  // ---- other processes and devices ------------------------------------------------------------
+  allocator::ShareableHandle shareIpcHandle(void* address) override {
+    char name[VRAM_SHARED_NAME];
+    std::int64_t offset = 0;
+    const char* why = "";
+    const std::size_t length = engine->share(address, name, sizeof name, &offset, &why);
+    TORCH_CHECK(length != 0, "the tensor at ", address, " cannot be shared with another process: ", why);
+    return {static_cast<std::ptrdiff_t>(offset), std::string(name, length)};
+  }
+  // The engine counts the uses of what is mapped.
+  std::shared_ptr<void> getIpcDevPtr(std::string name) override {
+    const char* why = "";
+    void* const address = engine->attach(current_device(), name.data(), name.size(), &why);
+    TORCH_CHECK(address != nullptr, "a tensor of another process cannot be used here: ", why);
+    return {address, [](void* attached) { engine->detach(attached); }};
   }
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override {
     const c10::cuda::CUDAGuard guard(device);
@@ -425,8 +474,10 @@ class VramAllocator final : public CUDAAllocator {
     } else {
       C10_CUDA_CHECK(error);
     }
+    TORCH_CHECK(engine->add_peer(peer, device) != 0, "vram cannot open the memory of GPU ", int(peer),
+                " to GPU ", int(device));
   }
-  // Peer access does not extend to pages, so the call that names both devices is the one that always works.
+  // This call works with and without peer access.
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
                           cudaStream_t stream, bool) override {
     if (to_device == from_device) return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
@@ -442,7 +493,9 @@ class VramAllocator final : public CUDAAllocator {
   VramAllocator() {
     const char* const none = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
     uncached_ = none != nullptr;
+    follow_settings();
   }
+  void follow_settings();
   static std::size_t slot(c10::DeviceIndex device) {
     TORCH_CHECK(device >= 0 && static_cast<std::size_t>(device) < kMostDevices, "no device ", int(device));
     return static_cast<std::size_t>(device);
@@ -464,7 +517,8 @@ class VramAllocator final : public CUDAAllocator {
   std::mutex mutex_;
   int devices_ = 0;
   std::atomic<bool> enabled_{true};
-  bool uncached_ = false;  // by the environment
+  bool uncached_ = false;            // by the environment
+  std::atomic<bool> rounds_{false};  // roundup_power2_divisions may be set
   double fractions_[kMostDevices] = {};
   std::unordered_map<int, DeviceStats> resets_;
   std::vector<allocator::OutOfMemoryObserver> observers_;
@@ -482,13 +536,29 @@ void delete_uncached(void* address) {
 
 }  // namespace
 
+// PyTorch has one hook for changes of the settings, which parses those of CUDA.
+void VramAllocator::follow_settings() {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
+  rounds_ = true;  // nothing tells of changes
+#else
+  using allocator::CUDAAllocatorConfig;
+  c10::CachingAllocator::AcceleratorAllocatorConfig::registerDeviceConfigParserHook(
+      [this](const std::string& settings) {
+        CUDAAllocatorConfig::instance().parseArgs(settings);
+        rounds_ = rounding_set();
+      },
+      {});
+  rounds_ = rounding_set();
+#endif
+}
+
 // ---- slower ways to allocate ----------------------------------------------------------------------------
 
 void* VramAllocator::serve_noted(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
   const Context context = history.gather(RecordContext::STATE);
   const History::Under under(context);
   VramFailure failure;
-  void* address = engine->allocate(device, bytes, stream, &failure);
+  void* address = obtain(device, bytes, stream, &failure);
   if (address == nullptr) address = serve_last(device, bytes, stream, failure);
   history.remember(History::Kind::block, number(address), context);
   VramBlock block{};
@@ -496,6 +566,8 @@ void* VramAllocator::serve_noted(c10::DeviceIndex device, std::size_t bytes, cud
   (void)engine->find(address, &block, &of);
   history.note(TraceEntry::ALLOC, device, number(address), bytes, stream, id_of(block.heap), context);
   if (c10::memoryProfilingEnabled()) profile(address, device, 1);
+  if (const auto* const trace = c10::impl::GPUTrace::get_trace())
+    (*trace)->trace_gpu_memory_allocation(c10::DeviceType::CUDA, number(address));
   return address;
 }
 
@@ -506,14 +578,14 @@ void* VramAllocator::serve_last(c10::DeviceIndex device, std::size_t bytes, cuda
   if (failure.out_of_memory != 0)
     for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
       freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
-  void* const address = freed ? engine->allocate(device, bytes, stream, &failure) : nullptr;
+  void* const address = freed ? obtain(device, bytes, stream, &failure) : nullptr;
   if (address == nullptr) fail(device, bytes, stream, failure);
   return address;
 }
 
 void VramAllocator::fail(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream,
                          const VramFailure& failure) {
-  TORCH_CHECK(failure.out_of_memory != 0, "vram failed to allocate ", sized(bytes), " on GPU ", int(device),
+  TORCH_CHECK(failure.out_of_memory != 0, "vram failed to allocate ", bytes, " bytes on GPU ", int(device),
               ": ", failure.call, " failed, CUDA error ", failure.native);
   const std::string words = engine->explain(device, bytes, stream);
   c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(bytes), failure.live, failure.reserved,
@@ -528,13 +600,7 @@ void VramAllocator::fail(c10::DeviceIndex device, std::size_t bytes, cudaStream_
   }
   for (const auto& observer : observers)
     observer(device, bytes, failure.limit != 0 ? failure.limit : failure.device_total, failure.device_free);
-  const std::string allowed = failure.limit != 0 ? sized(failure.limit) + " allowed; " : "";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", sized(bytes), ". GPU ",
-                   int(device), " has a total capacity of ", sized(failure.device_total), " of which ",
-                   sized(failure.device_free), " is free. ", allowed, "Of the allocated memory ",
-                   sized(failure.live), " is allocated by PyTorch, and ",
-                   sized(failure.reserved - std::min(failure.reserved, failure.live)),
-                   " is reserved by PyTorch but unallocated.\n", words);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, words);
 }
 
 void VramAllocator::release_noted(void* address) {
@@ -606,7 +672,7 @@ void add_segment(void* context, const VramSegment* from) {
   segment.device = visit.device;
   segment.address = from->address;
   segment.total_size = from->bytes;
-  segment.stream = from->stream;
+  segment.stream = static_cast<cudaStream_t>(from->stream);
   segment.is_large = from->small == 0;
   segment.is_expandable = from->plain == 0;
   segment.owner_private_pool_id = id_of(from->heap);
@@ -716,7 +782,9 @@ VRAM_EXPORT const char* vram_torch_install(const VramEngine* table) {
     // Never destroyed, so the pointer owns nothing.
     const std::shared_ptr<vram_torch::CUDAAllocator> shared(&vram_torch::VramAllocator::self(), [](auto*) {});
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(shared);
-    c10::SetAllocator(c10::DeviceType::CUDA, shared.get());  // torch.accelerator looks here
+    // torch.accelerator looks here. PyTorch may set its own afterwards, with a lower priority.
+    c10::SetAllocator(c10::DeviceType::CUDA, shared.get(), 255);
+    vram_torch::install_host_allocator(table);
     return nullptr;
   } catch (const std::exception& error) {
     why = error.what();

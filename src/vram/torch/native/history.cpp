@@ -9,8 +9,10 @@ void History::record(bool enabled, CreateContextFn recorder, std::size_t entries
                      bool clear, const std::vector<std::string>& skipped) {
   TORCH_CHECK(when == RecordContext::NEVER || recorder != nullptr, "stacks are wanted without a recorder");
   std::unordered_set<int> actions;
+#if VRAM_TORCH_SINCE(11)
   for (const std::string& name : skipped)
-    actions.insert(static_cast<int>(c10::CachingDeviceAllocator::parseTraceEntryAction(name)));
+    actions.insert(static_cast<int>(traces::parseTraceEntryAction(name)));
+#endif
   const std::lock_guard lock(mutex_);
   enabled_ = enabled;
   recorder_ = enabled ? recorder : nullptr;
@@ -41,11 +43,14 @@ Context History::gather(RecordContext level) const {
 
 void History::note(TraceEntry::Action action, int device, std::uint64_t address, std::uint64_t bytes,
                    void* stream, c10::MempoolId_t heap, const Context& context) {
-  const std::string compiled = compile_contexts().empty() ? std::string() : compile_contexts().back();
+  const std::string compiled = compile_contexts().empty() ? std::string("N/A") : compile_contexts().back();
   const std::lock_guard lock(mutex_);
-  TraceEntry entry(action, static_cast<c10::DeviceIndex>(device), address, bytes, stream, heap,
-                   c10::getApproximateTime(), when_ >= RecordContext::ALLOC ? context : nullptr, compiled,
-                   user_metadata());
+  TraceEntry entry(action, static_cast<c10::DeviceIndex>(device), address, bytes,
+                   static_cast<cudaStream_t>(stream), heap, c10::getApproximateTime(),
+                   when_ >= RecordContext::ALLOC ? context : nullptr, compiled);
+#if VRAM_TORCH_SINCE(10)
+  entry.user_metadata_ = user_metadata();
+#endif
   for (const AllocatorTraceTracker& tracker : trackers_) tracker(entry);
   if (!enabled_ || skipped_.count(static_cast<int>(action)) != 0) return;
   std::deque<TraceEntry>& kept = entries_[device];

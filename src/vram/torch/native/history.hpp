@@ -15,13 +15,15 @@
 #include <unordered_set>
 #include <vector>
 
+#include "versions.hpp"
+
 namespace vram_torch {
 
-using c10::CachingDeviceAllocator::AllocatorTraceTracker;
-using c10::CachingDeviceAllocator::AnnotationEntry;
-using c10::CachingDeviceAllocator::CreateContextFn;
-using c10::CachingDeviceAllocator::RecordContext;
-using c10::CachingDeviceAllocator::TraceEntry;
+using traces::AllocatorTraceTracker;
+using traces::AnnotationEntry;
+using traces::CreateContextFn;
+using traces::RecordContext;
+using traces::TraceEntry;
 using Context = std::shared_ptr<c10::GatheredContext>;
 
 class History {
