@@ -306,6 +306,12 @@ def test_an_unknown_executor_is_refused(executor: str) -> None:
         sweep(made((0, 0, 1)), FEW, jobs=0)
 
 
+@pytest.mark.parametrize("executor", [b"dask", [], object(), int])
+def test_what_is_no_dask_client_is_refused(executor: object) -> None:
+    with pytest.raises(ConfigError, match="executor takes dask, dask=ADDRESS or a Dask client, not"):
+        sweep(made((0, 0, 1)), FEW, executor=executor)
+
+
 # --- the command --------------------------------------------------------------------------------------------
 
 Command = Callable[..., tuple[int, str, str]]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from vram.arguments import whole_number
+from vram.arguments import shown, whole_number
 from vram.errors import ConfigError
 
 __all__ = ["check_cancelled", "run_all"]
@@ -86,11 +86,13 @@ def _tell(progress: Progress, done: int, count: int) -> None:
 def _client(executor: str | Any, jobs: int) -> Iterator[Any]:
     """A client of the cluster that `executor` names, or `executor` itself."""
     if not isinstance(executor, str):
+        if not all(callable(getattr(executor, name, None)) for name in ("submit", "gather")):
+            raise ConfigError(f"executor takes dask, dask=ADDRESS or a Dask client, not {shown(executor)}")
         yield executor
         return
     kind, _, address = executor.partition("=")
     if kind != "dask":
-        raise ConfigError(f"no executor {executor!r}; there is dask, or dask=ADDRESS")
+        raise ConfigError(f"no executor {shown(executor)}; there is dask, or dask=ADDRESS")
     distributed = _distributed()
     if address:
         with distributed.Client(address) as client:
