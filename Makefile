@@ -36,7 +36,7 @@ WEB_SOURCES := $(shell find web -name node_modules -prune -o -type f -print 2>/d
 CXX_FILES = $(shell find native benchmarks examples tests/process/c src/vram/torch -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test test-all check stubs format sanitize bench clean distclean setup native-test python-test \
-  native-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu web test-web test-null null-python
+  native-build asan-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu test-peers web test-web test-null null-python
 
 help:
 	@echo "make demo      set up .venv and run the tour on the default device"
@@ -48,6 +48,7 @@ help:
 	@echo "make test-null  tests of PyTorch on a null GPU: no GPU is needed (a large download)"
 	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
 	@echo "make test-gpu  tests that need a CUDA device, without .venv or network"
+	@echo "make test-peers PEERS=folder  suites of PyTorch, CuPy and Numba with vram, on a GPU: docs/internals/testing.md"
 	@echo "make bench     run every benchmark"
 	@echo "make format    format Python and C++;  make stubs: regenerate src/vram/_native.pyi"
 	@echo "make clean     remove build outputs;   make distclean: remove .venv too"
@@ -188,14 +189,18 @@ test-integrations: setup $(STAMPS)/integrations
 
 # PyTorch built for CUDA, on a null GPU. It has an environment of its own, because .venv may have another build;
 # there it finds what .venv has besides. A null GPU is for Linux alone.
-NULL_VENV := $(VENV)/null-gpu
+# `make test-null NULL_TORCH=2.15.0` tests another version of PyTorch, without comparing with recordings.
+NULL_TORCH ?=
+NULL_GPU := null-gpu$(addprefix -,$(NULL_TORCH))
+NULL_VENV := $(VENV)/$(NULL_GPU)
 # Where the download takes longer, the tests are skipped.
 NULL_INSTALL_SECONDS := 1200
 NULL_PYTHON := $(CURDIR)/$(NULL_VENV)/bin/python
-$(STAMPS)/null-gpu: $(STAMPS)/dev pyproject.toml
+$(STAMPS)/$(NULL_GPU): $(STAMPS)/dev pyproject.toml
 	@echo "== installing PyTorch built for CUDA (about 3 GB)"
 	@rm -rf $(NULL_VENV) && $(BIN)/python -m venv --without-pip $(NULL_VENV)
-	@$(call requirements,project.optional-dependencies.null-gpu) >$(NULL_VENV)/requirements.txt
+	@$(call requirements,project.optional-dependencies.null-gpu) \
+	  $(if $(NULL_TORCH),| sed 's/^torch==.*/torch==$(NULL_TORCH)/') >$(NULL_VENV)/requirements.txt
 	@timeout $(NULL_INSTALL_SECONDS) \
 	  $(BIN)/python -m pip --python $(NULL_PYTHON) install -qq -r $(NULL_VENV)/requirements.txt
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
@@ -203,12 +208,12 @@ $(STAMPS)/null-gpu: $(STAMPS)/dev pyproject.toml
 	@touch $@
 
 # Tests for a CUDA device that run there as well; those that need results or time skip themselves.
-ON_NULL_GPU := tests/integrations/test_torch.py $(addprefix tests/gpu/test_, \
+ON_NULL_GPU := $(addprefix tests/integrations/test_torch, .py _batch_sizes.py _calls.py) $(addprefix tests/gpu/test_, \
   exit_fork.py functions.py gpu_arena.py gpu_driver_pool.py gpu_watching.py memory.py)
 NULL_PYTEST = $(NULL_PYTHON) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-null: setup
-	@if ! $(MAKE) --no-print-directory $(STAMPS)/null-gpu; then \
+	@if ! $(MAKE) --no-print-directory $(STAMPS)/$(NULL_GPU); then \
 	  echo "== PyTorch built for CUDA cannot be installed here: skipping the tests on a null GPU"; \
 	elif ! $(NULL_PYTHON) -c 'import sys; from vram.predict.environment import cuda_of_torch as cuda; \
 	    sys.exit(not cuda())'; then \
@@ -216,8 +221,7 @@ test-null: setup
 	else $(MAKE) --no-print-directory null-python; fi
 
 null-python:
-	@echo "== predictions on a null GPU"
-	@$(NULL_PYTEST) tests/null
+	@$(if $(NULL_TORCH),,echo "== predictions on a null GPU"; $(NULL_PYTEST) tests/null)
 	@echo "== tests for a CUDA device, on a null GPU"
 	@$(NULL_PYTHON) -m vram run --null-gpu h200 -- $(NULL_PYTEST) $(ON_NULL_GPU)
 
@@ -240,21 +244,24 @@ SANITIZED_OPS ?= 20000000
 
 sanitize: sanitize-address sanitize-thread sanitize-python
 
-# ThreadSanitizer of older compilers cannot stand a widely randomised address space.
+# ThreadSanitizer of older compilers cannot stand a widely randomised address space. Children of a fork start threads of
+# their own, which it allows with die_after_fork=0.
 FIXED_ADDRESSES = $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)
 
-sanitize-address: $(STAMPS)/build
-	@echo "== native tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+asan-build: $(STAMPS)/build
 	@$(call configure,asan,-DVRAM_MODULE=ON -DPython_EXECUTABLE=$(BIN)/python -DVRAM_CHECKS=ON \
-	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=address$(comma)undefined)
+	  -DVRAM_SANITIZE=address$(comma)undefined)
 	@$(call build,asan)
+
+sanitize-address: asan-build
+	@echo "== native tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@VRAM_STRESS_OPS=$(SANITIZED_OPS) UBSAN_OPTIONS=$(UBSAN_OPTIONS) $(call ctest,asan,1800)
 
 sanitize-thread: $(STAMPS)/build
 	@echo "== native tests under ThreadSanitizer"
-	@$(call configure,tsan,-DVRAM_MODULE=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVRAM_SANITIZE=thread)
+	@$(call configure,tsan,-DVRAM_MODULE=OFF -DVRAM_SANITIZE=thread)
 	@$(call build,tsan)
-	@VRAM_STRESS_OPS=$(SANITIZED_OPS) TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
+	@VRAM_STRESS_OPS=$(SANITIZED_OPS) TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0 \
 	  $(FIXED_ADDRESSES) $(call ctest,tsan,1800)
 
 # The tests that cross into native code most; the others are Python's alone, and slow here.
@@ -264,7 +271,7 @@ SANITIZED_TESTS ?= tests/conformance tests/faults tests/properties tests/unit/te
 # The package with the sanitized module lies in build/asan/overlay and hides the installed one.
 # libstdc++ is preloaded too: AddressSanitizer must find it at start to follow C++ exceptions.
 # pytest leaves file descriptor 2 alone (--capture=sys), so that a report is seen when the process dies.
-sanitize-python: setup sanitize-address
+sanitize-python: setup asan-build
 	@echo "== Python tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@rm -rf build/asan/overlay && mkdir -p build/asan/overlay && cp -r src/vram build/asan/overlay/vram
 	@$(BIN)/cmake --install build/asan --prefix build/asan/overlay >/dev/null
@@ -342,6 +349,13 @@ gpu-memcheck: gpu-install
 	  $(GPU_ENVIRONMENT) timeout 150 "$$tool" --tool memcheck --error-exitcode 99 --report-api-errors no \
 	  --target-processes application-only $(GPU_PYTEST) --junit-xml=$(GPU_REPORTS)/memcheck.xml \
 	  -k "$(MEMCHECKED)" tests/gpu/test_memory.py tests/gpu/test_kernel_order.py
+
+# Suites of other libraries, from a folder that the user names, with their own allocators and with vram.
+PEERS_ARGS ?=
+test-peers: export PATH := $(OUTSIDE_PATH)
+test-peers: gpu-install
+	@[ -n "$(PEERS)" ] || { echo "make test-peers needs PEERS=folder; see docs/internals/testing.md" >&2; exit 2; }
+	@PYTHONPATH="$(GPU_SITE):$${PYTHONPATH:-}" $(PYTHON) tests/peers/compare_peers.py $(PEERS_ARGS) "$(PEERS)"
 
 # ---- housekeeping -----------------------------------------------------------------------------------
 
