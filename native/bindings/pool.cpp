@@ -514,6 +514,13 @@ PyObject* resume_blocks(PyObject* object, PyObject* tag) {
   return PyLong_FromUnsignedLongLong(taken);
 }
 
+PyObject* release_unused(PyObject* object, PyObject* argument) {
+  const int wait = PyObject_IsTrue(argument);
+  if (wait < 0) return nullptr;
+  const auto release = [&](Allocator& pool) { return pool.release_unused(wait != 0); };
+  return done(self_of(object)->pool.call(release), "release unused memory");
+}
+
 PyObject* coalesce(PyObject* object, PyObject*) {
   return done(self_of(object)->pool.call([](Allocator& pool) { return pool.coalesce(); }),
               "coalesce free blocks");
@@ -629,12 +636,12 @@ bool set_number(PoolConfig& config, PyObject* value) {
   config.*Member = static_cast<Number>(number);
   return true;
 }
-bool set_idle_limit(PoolConfig& config, PyObject* value) {
+bool set_release_threshold(PoolConfig& config, PyObject* value) {
   int overflow = 0;
   const bool none =
       PyLong_Check(value) && PyLong_AsLongLongAndOverflow(value, &overflow) == -1 && overflow == 0;
-  if (!none) return set_number<&PoolConfig::idle_limit>(config, value);
-  config.idle_limit = kAny;
+  if (!none) return set_number<&PoolConfig::release_threshold>(config, value);
+  config.release_threshold = kAny;
   return true;
 }
 template <auto Member>
@@ -677,7 +684,7 @@ constexpr Option kOptions[] = {
     {"segment_size", set_number<&PoolConfig::segment_size>, get_number<&PoolConfig::segment_size>},
     {"max_page", set_number<&PoolConfig::max_page>, get_number<&PoolConfig::max_page>},
     {"stream_cache", set_number<&PoolConfig::stream_cache>, get_number<&PoolConfig::stream_cache>},
-    {"idle_limit", set_idle_limit, get_number<&PoolConfig::idle_limit>},
+    {"release_threshold", set_release_threshold, get_number<&PoolConfig::release_threshold>},
     {"journal", set_number<&PoolConfig::journal>, get_number<&PoolConfig::journal>},
     {"zero_on_allocate", set_flag<&PoolConfig::zero_on_allocate>, get_flag<&PoolConfig::zero_on_allocate>},
     {"zero_on_free", set_flag<&PoolConfig::zero_on_free>, get_flag<&PoolConfig::zero_on_free>},
@@ -1106,6 +1113,9 @@ PyMethodDef methods[] = {
      "the store. Return the released bytes."},
     {"resume_blocks", resume_blocks, METH_O,
      "resume_blocks(tag, /)\n--\n\nBack suspended allocations with memory again. Return the restored bytes."},
+    {"release_unused", release_unused, METH_O,
+     "release_unused(wait, /)\n--\n\nRelease unused memory beyond the release threshold, with what the "
+     "streams' caches keep.\n\n`wait`: wait for the device if memory is still in use."},
     {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge free blocks."},
     {"set_limit", set_limit, METH_O,
      "set_limit(bytes, /)\n--\n\nSet the maximum memory to hold from the device; 0 for no limit."},

@@ -71,6 +71,10 @@ vram._native.PoolCore.resume_blocks$:
     def resume_blocks(self, tag: str | None, /) -> int:
         \doc
 
+vram._native.PoolCore.release_unused$:
+    def release_unused(self, wait: bool, /) -> None:
+        \doc
+
 vram._native.PoolCore.coalesce$:
     def coalesce(self) -> None:
         \doc

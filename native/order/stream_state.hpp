@@ -70,6 +70,7 @@ struct alignas(128) StreamState {
   static constexpr std::uint8_t kUnlisted = 2;  // the pool would not know of the block (Caches)
   static constexpr std::uint8_t kTight = 4;     // live == ceiling, and the pool relies on it (Accounts)
   static constexpr std::uint8_t kStanding = 8;  // a thread examines all streams at once (Standstill)
+  static constexpr std::uint8_t kBounded = 16;  // a release threshold counts the block (Caches)
 
   // A state is made for a stream, leaves when the stream is about to be destroyed or may be gone, and is
   // retired when its work has completed. A retired state that is idle is used again for another stream.

@@ -291,8 +291,10 @@ Index AddressSpace::take(const Spot& spot, Units units) {
   }
   blocks_[taken].set(BlockState::moving);
   Segment& in = segments_[blocks_[taken].segment];
-  if (++in.in_use == 1 && in.plain)
+  if (++in.in_use == 1 && in.plain) {
     used_plain_.push_back(free_plain_.extract({in.units, blocks_[taken].segment}));
+    free_plain_bytes_ -= bytes_of(in.units);
+  }
   return taken;
 }
 
@@ -302,6 +304,7 @@ Index AddressSpace::put(Index i, Tick tick) {
     used_plain_.back().value() = {in.units, blocks_[i].segment};
     free_plain_.insert(std::move(used_plain_.back()));
     used_plain_.pop_back();
+    free_plain_bytes_ += bytes_of(in.units);
   }
   blocks_[i].tick = tick;
   blocks_[i].owner.store(in.stream, std::memory_order_relaxed);
@@ -486,6 +489,7 @@ Status AddressSpace::add_plain_of(const Want& want, std::uint64_t bytes) {
   auto node = added.extract(added.begin());
   node.value().second = i;
   free_plain_.insert(std::move(node));
+  free_plain_bytes_ += bytes;
   tell(true, i, base, bytes);
   return {};
 }
@@ -512,6 +516,7 @@ Status AddressSpace::release_plain(Index s) {
   plain_bytes_ -= bytes_of(segment.units);
   plain_owners_.remove(segment.stream);
   free_plain_.erase({segment.units, s});
+  free_plain_bytes_ -= bytes_of(segment.units);
   drop(s);
   return {};
 }
@@ -642,6 +647,9 @@ bool AddressSpace::check(std::string* why) const {
   if (free_plain_.size() + used_plain_.size() != plain_.size())
     return wrong(why, "plain segments, free and in use", plain_.size());
   if (plain_bytes != plain_bytes_) return wrong(why, "bytes of plain segments");
+  std::uint64_t free_plain_bytes = 0;
+  for (const auto& [units, segment] : free_plain_) free_plain_bytes += bytes_of(units);
+  if (free_plain_bytes != free_plain_bytes_) return wrong(why, "bytes of free plain segments");
   if (!plain_owners_.check(plain)) return wrong(why, "owners of plain segments");
   std::size_t indexed = 0, enlisted = 0;
   for (std::size_t stream = 0; stream < shelves_.size(); ++stream) {

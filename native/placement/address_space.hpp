@@ -96,6 +96,12 @@ class AddressSpace {
     for (auto it = free_plain_.lower_bound({units, 0}); it != free_plain_.end(); ++it, ++steps_)
       if (visit(it->second)) return;
   }
+  // The next of these behind a length and number; 0: none.
+  Index free_plain_after(const std::pair<Units, Index>& behind) const {
+    const auto it = free_plain_.upper_bound(behind);
+    ++steps_;
+    return it == free_plain_.end() ? 0 : it->second;
+  }
   // Releases the plain segments and the space. pre: nothing uses them.
   Status release_all();
   // Calls back when memory appears at an address, or disappears there; empty: no more.
@@ -109,6 +115,7 @@ class AddressSpace {
   // left to others.
   static std::uint64_t affordable(std::uint64_t wished);
   std::uint64_t plain_bytes() const { return plain_bytes_; }
+  std::uint64_t free_plain_bytes() const { return free_plain_bytes_; }  // in wholly free plain segments
   std::size_t plain_segments() const { return plain_.size(); }
   const CountedStreams& plain_owners() const { return plain_owners_; }
   // Counts every change of what is free.
@@ -169,6 +176,7 @@ class AddressSpace {
   std::map<Index, std::shared_ptr<Source>> sources_;  // of plain segments whose memory is not the backend's
   CountedStreams plain_owners_;
   std::uint64_t plain_bytes_ = 0;
+  std::uint64_t free_plain_bytes_ = 0;  // of free_plain_
   Blocks blocks_;
   Slab<Segment> segments_;
   LazyArray<std::atomic<Index>> starts_;         // unit → the block that starts there

@@ -171,12 +171,17 @@ std::uint64_t Placer::ready_bytes(Index strip) {
 
 // ---- releasing ------------------------------------------------------------------------------------------
 
+// Of the bytes that may stay reserved, those left to pages.
+std::uint64_t Placer::keep_in_pages(std::uint64_t keep_bytes) const {
+  return keep_bytes - std::min(keep_bytes, space_.plain_bytes());
+}
+
 Status Placer::trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want) {
   stock_.settle();
   const bool plain = may_wait || !backend_.info().release_waits;
   const bool spare = want != nullptr && space_.has_addresses(*want);
-  if (Status status =
-          stock_.release_free(keep_bytes, finished, ~std::uint32_t{0}, spare ? &want->stream : nullptr);
+  if (Status status = stock_.release_free(keep_in_pages(keep_bytes), finished, ~std::uint32_t{0},
+                                          spare ? &want->stream : nullptr);
       !status.ok())
     return status;
   for (Index s = 1; s < space_.segments().end(); ++s) {
@@ -187,6 +192,28 @@ Status Placer::trim(std::uint64_t keep_bytes, const Finished& finished, bool may
     } else if (plain && reserved_bytes() > keep_bytes &&
                finished(segment.stream, space_.blocks()[segment.head].tick)) {
       if (Status status = space_.release_plain(s); !status.ok()) return status;
+    }
+  }
+  return {};
+}
+
+Status Placer::release_free(std::uint64_t keep_bytes, const Finished& finished, std::uint32_t patience,
+                            bool may_wait) {
+  stock_.settle();
+  if (Status status = stock_.release_free(keep_in_pages(keep_bytes), finished, patience, nullptr);
+      !status.ok())
+    return status;
+  if (!may_wait && backend_.info().release_waits) return {};
+  // A release changes the set of free segments, so each search begins anew, behind those still in use.
+  for (std::pair<Units, Index> behind{0, 0}; reserved_bytes() > keep_bytes && patience != 0;) {
+    const Index s = space_.free_plain_after(behind);
+    if (s == 0) break;
+    const Segment& segment = space_.segments()[s];
+    behind = {segment.units, s};
+    if (!finished(segment.stream, space_.blocks()[segment.head].tick)) {
+      --patience;
+    } else if (Status status = space_.release_plain(s); !status.ok()) {
+      return status;
     }
   }
   return {};

@@ -69,6 +69,9 @@ class Placer {
   // the caller may wait. `want`, if given, is what the memory is needed for: its stream's own pages of the
   // smallest size stay, as they could serve it anywhere, unless addresses are missing.
   Status trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want = nullptr);
+  // The same without looking at every segment: examines at most `patience` pages and segments whose last use
+  // has not completed, and keeps addresses.
+  Status release_free(std::uint64_t keep_bytes, const Finished& finished, std::uint32_t patience, bool may_wait);
   // Releases the wholly free plain segments of one stream whose last use has completed.
   Status release_plain_of(StreamNumber stream, const Finished& finished);
   Status release_all();  // pre: nothing on any stream uses any of it
@@ -91,6 +94,7 @@ class Placer {
 
  private:
   Tick last_use(const Spot& spot, Units units) const;
+  std::uint64_t keep_in_pages(std::uint64_t keep_bytes) const;
   bool check_pages(std::string* why) const;
 
   Backend& backend_;

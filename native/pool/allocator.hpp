@@ -31,10 +31,12 @@ struct PoolConfig {
   std::uint64_t segment_size = 0;                // the fewest bytes to get from the driver at a time
   std::uint64_t max_page = 32 * kMiB;            // the largest page to create: 2, 8 or 32 MiB
   std::uint32_t stream_cache = 4096;             // blocks each stream may keep in its cache
-  std::uint64_t idle_limit = ~std::uint64_t{0};  // free pages beyond this are released to the driver
+  std::uint64_t release_threshold = ~std::uint64_t{0};  // unused memory beyond this is released
   std::uint32_t journal = 0;                     // entries to keep for each stream, up to kMostJournaled
   bool zero_on_allocate = false;
   bool zero_on_free = false;
+  // Whether there is a release threshold.
+  bool bounded() const { return release_threshold != ~std::uint64_t{0}; }
 };
 
 // What statistics tell apart: blocks up to 1 MiB and larger ones.
@@ -200,6 +202,7 @@ class Allocator {
   // Releases unused memory until at most `keep` bytes are reserved. Unless `wait` is set, memory stays that
   // queued work still uses or that cannot be released without waiting.
   virtual Status trim(std::uint64_t keep, bool wait) = 0;
+  virtual Status release_unused(bool) { return {}; }  // the driver's pools keep their threshold themselves
   virtual Status set_limit(std::uint64_t bytes) = 0;
   virtual Status configure(const PoolConfig& config) = 0;  // what can change while in use
   virtual PoolConfig config() const = 0;

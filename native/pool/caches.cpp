@@ -17,7 +17,7 @@ void Caches::open(Address address) {
   const bool large = block.units > kSmallUnits;
   if ((stream.shut[large] & StreamState::kLeaving) != 0) return;
   accounts_.loosen(stream);
-  stream.shut[large] = 0;
+  stream.shut[large] = large && config_.bounded() ? StreamState::kBounded : 0;
   caching_[large].add(stream.number);
 }
 
@@ -56,6 +56,15 @@ void Caches::drain_all() {
       close(streams_[number]);
       return false;
     });
+}
+
+void Caches::arrange() {
+  for (StreamState& stream : streams_) {
+    std::lock_guard guard(stream.lock);
+    stream.shut[true] &= static_cast<std::uint8_t>(~StreamState::kBounded);
+    if (config_.bounded()) stream.shut[true] |= StreamState::kBounded;
+  }
+  if (config_.bounded()) drain_all();
 }
 
 }  // namespace vram

@@ -19,6 +19,9 @@ class Caches : PoolPart {
   // called.
   bool drain(StreamState& stream, const Sizes& sizes = kAllSizes, bool ask = true);
   void drain_all();
+  // After the configuration has changed. With a release threshold, caches take small blocks only: larger ones
+  // would keep memory that the threshold wants released with the free.
+  void arrange();
   const StreamSet& with_large() const { return caching_[true]; }
   std::uint64_t steps() const { return caching_[0].steps() + caching_[1].steps(); }
 

@@ -67,7 +67,7 @@ Status Growables::close(Address address) {
   }
   placement_.close_strip(strip);
   if (!home.gone()) fences_.try_record(home);  // tells when the strip may serve the next buffer
-  ladder_.keep_idle_limit();
+  ladder_.keep_threshold();
   verify();
   return {};
 }

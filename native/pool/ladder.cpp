@@ -373,12 +373,14 @@ std::uint64_t Ladder::budget() const {
   return limit > placement_.reserved_bytes() ? limit - placement_.reserved_bytes() : 0;
 }
 
-void Ladder::keep_idle_limit() {
-  if (config_.idle_limit == ~std::uint64_t{0}) return;
-  const std::uint64_t idle = stock().free_bytes();
-  if (idle <= config_.idle_limit) return;
-  const std::uint64_t keep = placement_.reserved_bytes() - (idle - config_.idle_limit);
-  (void)stock().release_free(keep, finished_, kMostAsked, nullptr);
+std::uint64_t Ladder::idle_bytes() { return stock().free_bytes() + space().free_plain_bytes(); }
+
+void Ladder::keep_threshold(std::uint32_t patience, bool may_wait) {
+  if (!config_.bounded()) return;
+  const std::uint64_t idle = idle_bytes();
+  if (idle <= config_.release_threshold) return;
+  const std::uint64_t keep = placement_.reserved_bytes() - (idle - config_.release_threshold);
+  (void)placement_.release_free(keep, finished_, patience, may_wait);
   log_.note_reserved(streams_[0]);
 }
 

@@ -32,8 +32,12 @@ class Ladder : PoolPart {
   void count(Rung rung) { ++served_[static_cast<int>(rung)]; }
   // Bytes that the pool may still reserve.
   std::uint64_t budget() const;
-  // Releases free pages beyond PoolConfig::idle_limit whose last use has completed.
-  void keep_idle_limit();
+  // Releases free memory beyond PoolConfig::release_threshold whose last use has completed. Examines at most
+  // `patience` pages and segments that are still in use. Without `may_wait`, what a release would wait for
+  // stays.
+  void keep_threshold(std::uint32_t patience = kMostAsked, bool may_wait = false);
+  // Free memory that a release threshold counts; without cached blocks.
+  std::uint64_t idle_bytes();
 
   std::uint64_t served(int rung) const { return served_[rung]; }
   std::uint64_t retries() const { return retries_; }

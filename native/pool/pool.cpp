@@ -312,7 +312,7 @@ Status Pool::free_block(Address address, bool dropped) {
   } else {
     pending_.make_pending(block);
   }
-  ladder_.keep_idle_limit();
+  ladder_.keep_threshold();
   state_.verify();
   return {};
 }
@@ -388,6 +388,22 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
   return status;
 }
 
+Status Pool::release_unused(bool wait) {
+  std::unique_lock<std::mutex> lock;
+  if (Status status = state_.enter("release_unused", &lock); !status.ok()) return status;
+  if (!state_.config.bounded() || report_.unused_bytes() <= state_.config.release_threshold) return {};
+  lives_.complete();
+  caches_.drain_all();
+  if (wait && ladder_.idle_bytes() > state_.config.release_threshold) {
+    const Status status = lives_.wait_until_idle(lock);
+    if (status.code == Code::closed || status.code == Code::interrupted) return status;
+    wait = status.ok();  // else a stream is being captured, or this thread runs for one
+  }
+  ladder_.keep_threshold(~std::uint32_t{0}, wait);
+  state_.verify();
+  return {};
+}
+
 Status Pool::heap_trim(HeapId id, bool wait) {
   std::unique_lock<std::mutex> lock;
   if (Status status = state_.enter("heap_trim", &lock); !status.ok()) return status;
@@ -430,7 +446,8 @@ Status Pool::configure(const PoolConfig& config) {
   state_.placement.configure(placement_options(*state_.backend, state_.config));
   stream_cache_.store(config.stream_cache, std::memory_order_relaxed);
   ladder_.arrange();
-  ladder_.keep_idle_limit();
+  caches_.arrange();
+  ladder_.keep_threshold();
   return {};
 }
 

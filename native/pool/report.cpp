@@ -114,14 +114,22 @@ PoolStats Report::stats() const {
 }
 
 std::uint64_t Report::live_bytes() const {
-  std::uint64_t live = 0;
   std::unique_lock<std::mutex> lock;
-  if (!look(&lock)) return live;
+  return look(&lock) ? sum_live() : 0;
+}
+
+std::uint64_t Report::sum_live() const {
+  std::uint64_t live = 0;
   for (StreamState& stream : streams_) {
     std::lock_guard guard(stream.lock);
     live += stream.live;
   }
   return live;
+}
+
+std::uint64_t Report::unused_bytes() const {
+  const std::uint64_t live = sum_live(), reserved = placement_.reserved_bytes();
+  return reserved - std::min(reserved, live - std::min(live, suspended_live()));
 }
 
 std::uint64_t Report::steps() const {

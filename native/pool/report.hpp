@@ -20,6 +20,8 @@ class Report : PoolPart {
 
   PoolStats stats() const;
   std::uint64_t live_bytes() const;
+  // Reserved bytes that are not live. Under the pool's mutex.
+  std::uint64_t unused_bytes() const;
   std::uint64_t steps() const;
   std::vector<SegmentInfo> snapshot() const;
   std::vector<SegmentInfo> backed_segments() const;
@@ -36,6 +38,7 @@ class Report : PoolPart {
  private:
   SegmentInfo describe(const Segment& segment, Units from, Units to) const;
   std::uint64_t suspended_live() const;
+  std::uint64_t sum_live() const;
   bool check_growables(std::string* why) const;
   bool check_streams(const Standstill& still, std::string* why) const;
 

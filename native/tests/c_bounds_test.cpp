@@ -285,7 +285,7 @@ TEST(requests_that_fail) {
 }
 
 TEST(trims_and_merges) {
-  run({"trim", 100, 1, with([](PoolConfig& config) { config.idle_limit = 16 * kMiB; }),
+  run({"trim", 100, 1, with([](PoolConfig& config) { config.release_threshold = 16 * kMiB; }),
        [](World& world, std::uint64_t i) {
          for (int n = 0; n < 5; ++n)
            churn(world, 1 + world.random.below(8 * kMiB), world.random.of(world.streams), 20);

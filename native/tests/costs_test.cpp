@@ -170,7 +170,7 @@ std::vector<Surroundings> surroundings(bool pages) {
   const auto plainly = with([&](PoolConfig& config) { config.pages = pages; });
   const auto frugal = with([&](PoolConfig& config) {
     config.pages = pages;
-    config.idle_limit = 64 * kMiB;
+    config.release_threshold = 64 * kMiB;
   });
   // Without pages the same code runs, but for placement: fewer do.
   const std::uint64_t streams = kManyStreams / vram::testing::kSlowdown / (pages ? 1 : 3);

@@ -89,7 +89,7 @@ std::vector<Setting> settings() {
   frugal.zero_on_allocate = frugal.zero_on_free = true;
   PoolConfig bounded = plain;
   bounded.limit = 24 * kMiB;
-  bounded.idle_limit = 6 * kMiB;
+  bounded.release_threshold = 6 * kMiB;
   bounded.max_page = 2 * kMiB;
   return {{"ready", plain}, {"wait, zeroing", frugal}, {"limit, idle limit", bounded}};
 }

@@ -489,9 +489,9 @@ TEST(coalesce_empties_the_caches) {
   });
 }
 
-TEST(free_pages_beyond_the_idle_limit_go_back) {
+TEST(free_pages_beyond_the_release_threshold_go_back) {
   PoolConfig config;
-  config.idle_limit = 8 * kMiB;
+  config.release_threshold = 8 * kMiB;
   config.stream_cache = 0;
   World world(kGiB, config);
   const Address one = world.get(30 * kMiB), two = world.get(6 * kMiB);

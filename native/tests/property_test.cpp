@@ -254,10 +254,10 @@ TEST(zeroing_is_ordered_like_any_other_use) {
   }
 }
 
-TEST(a_cache_of_few_blocks_and_small_idle_limit_keep_every_promise) {
+TEST(a_cache_of_few_blocks_and_small_release_threshold_keep_every_promise) {
   PoolConfig config = with(CrossStream::ready);
   config.stream_cache = 3;
-  config.idle_limit = 4 * kMiB;
+  config.release_threshold = 4 * kMiB;
   config.best_fit = false;
   try_seeds({"few cached", 64 * kMiB, config, on(Schedule::lag), 33 * kMiB, 30, 3000, 5}, 4);
 }

@@ -323,7 +323,7 @@ class Crew {
   void reconfigured(Worker& me) {
     PoolConfig other = config_;
     other.stream_cache = static_cast<std::uint32_t>(me.random.below(64));
-    other.idle_limit = me.random.chance(50) ? 8 * kMiB : ~std::uint64_t{0};
+    other.release_threshold = me.random.chance(50) ? 8 * kMiB : ~std::uint64_t{0};
     other.max_page = me.random.chance(50) ? 2 * kMiB : 32 * kMiB;
     other.best_fit = me.random.chance(50);
     other.zero_on_allocate = config_.zero_on_allocate || me.random.chance(50);
@@ -442,7 +442,7 @@ TEST(without_pages) {
 TEST(without_sharing_between_streams) {
   PoolConfig config;
   config.cross_stream = CrossStream::never;
-  config.idle_limit = 16 * kMiB;
+  config.release_threshold = 16 * kMiB;
   Crew("never", config, kGiB).run(operations() / 4);
 }
 

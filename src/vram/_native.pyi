@@ -496,6 +496,13 @@ class PoolCore:
         Back suspended allocations with memory again. Return the restored bytes.
         """
 
+    def release_unused(self, wait: bool, /) -> None:
+        """
+        Release unused memory beyond the release threshold, with what the streams' caches keep.
+
+        `wait`: wait for the device if memory is still in use.
+        """
+
     def coalesce(self) -> None:
         """Empty the stream caches and merge free blocks."""
 

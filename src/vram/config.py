@@ -116,7 +116,7 @@ def _written_share(value: Any) -> float | None:
     return None
 
 
-def _idle_limit(value: Any) -> int:
+def _release_threshold(value: Any) -> int:
     if value is None or value == UNLIMITED or (isinstance(value, str) and value.lower() in ("none", "-1")):
         return UNLIMITED
     return parse_size(value)
@@ -158,7 +158,7 @@ def _global_cache(value: Any) -> int:
     """Parse the bytes of unused memory to keep; a bare number counts pages of the smallest size."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _count(value) * PAGE_SIZES[0]
-    return _idle_limit(value)
+    return _release_threshold(value)
 
 
 # ---- the table --------------------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ OPTIONS: dict[str, Option] = {
         Option("segment_size", "core", _size, 0, _SIZE, "minimum size of one allocation from the device"),
         Option("max_page", "core", _page, 32 * MIB, "2MiB, 8MiB or 32MiB", "largest page to create"),
         Option("stream_cache", "core", _count, 4096, _COUNT, "maximum blocks in the cache of each stream"),
-        Option("idle_limit", "core", _idle_limit, UNLIMITED, _SIZE + ", or none",
-               "unused memory above this is released to the device"),
+        Option("release_threshold", "core", _release_threshold, UNLIMITED, _SIZE + ", or none",
+               "release unused memory above this, with every free, every wait of the host, and once a second"),
         Option("journal", "core", _journal, 0, _COUNT + f" of at most {MAX_JOURNAL}",
                "number of events to keep for each stream", live=False),
         Option("zero_on_allocate", "core", _bool, False, _BOOL, "fill new allocations with zeros"),
@@ -214,7 +214,7 @@ OPTIONS: dict[str, Option] = {
         Option("allocation_strategy", "manager", _strategy, "best_fit", "best_fit or good_fit",
                "alias for best_fit:true or best_fit:false"),
         Option("cache_sizes", "manager", _cache_sizes, {}, "a dict with stream_local and global",
-               "alias for stream_cache (blocks) and idle_limit (2 MiB pages, or a size)"),
+               "alias for stream_cache (blocks) and release_threshold (2 MiB pages, or a size)"),
         Option("coalescing_threshold", "manager", _share, 0.3, _SHARE,
                "merge free blocks when fragmentation rises above this"),
         Option("adaptive", "manager", _bool, False, _BOOL, "trim under pressure, else expand the caches"),
@@ -237,6 +237,9 @@ VARIABLES = {
 ALIASES = ("allocation_strategy", "cache_sizes")
 """Options that are aliases; a `Config` stores the options they stand for."""
 
+OTHER_NAMES = {"idle_limit": "release_threshold"}
+"""Earlier names of options, which are accepted as well."""
+
 EVERYWHERE: tuple[Scope, ...] = ("core", "pool", "manager")
 
 
@@ -245,7 +248,15 @@ def read_options(
 ) -> dict[str, Any]:
     """Return `settings` with every value parsed; ConfigError names the problem and the valid values."""
     named = require(settings, Mapping, "settings")  # type: ignore[type-abstract]
-    return {name: _read(_option(name, scopes, source), value, source) for name, value in named.items()}
+    read: dict[str, Any] = {}
+    for given, value in named.items():
+        name = OTHER_NAMES.get(given, given)
+        if name in read:
+            raise ConfigError(
+                f"{_prefix(source)}{name} is given twice: {given} is another name for it", option=name
+            )
+        read[name] = _read(_option(name, scopes, source), value, source)
+    return read
 
 
 def _option(name: str, scopes: Iterable[Scope], source: str) -> Option:
@@ -418,7 +429,7 @@ def _without_aliases(options: dict[str, Any]) -> dict[str, Any]:
     strategy, caches = plain.pop("allocation_strategy", None), plain.pop("cache_sizes", {})
     if strategy is not None:
         plain.setdefault("best_fit", strategy == "best_fit")
-    for part, name in (("stream_local", "stream_cache"), ("global", "idle_limit")):
+    for part, name in (("stream_local", "stream_cache"), ("global", "release_threshold")):
         if part in caches:
             plain.setdefault(name, caches[part])
     return plain

@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "never": ({}, {"cross_stream": "never"}),
     "limit": ({}, {"limit": "48MiB"}),
     "zeroing": ({}, {"zero_on_allocate": True, "zero_on_free": True}),
-    "idle": ({}, {"idle_limit": "8MiB", "stream_cache": 0}),
+    "idle": ({}, {"release_threshold": "8MiB", "stream_cache": 0}),
     "manual": ({"manual": True}, {"limit": "64MiB"}),
 }
 

@@ -20,7 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "wait": {"cross_stream": "wait"},
     "limit": {"limit": "40MiB", "max_page": "2MiB"},
     "zeroing": {"zero_on_allocate": True, "zero_on_free": True},
-    "idle": {"idle_limit": "4MiB"},
+    "idle": {"release_threshold": "4MiB"},
 }
 
 

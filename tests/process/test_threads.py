@@ -151,7 +151,7 @@ def test_settings_may_change_while_in_use(pool: Pool) -> None:
     def change() -> None:
         while not done.is_set():
             pool.limit = "400MiB"
-            pool.reconfigure({"stream_cache": 8, "cross_stream": "wait", "idle_limit": 16 * MIB})
+            pool.reconfigure({"stream_cache": 8, "cross_stream": "wait", "release_threshold": 16 * MIB})
             pool.coalesce()
             pool.reconfigure({"stream_cache": 4096, "cross_stream": "ready", "zero_on_free": True})
             pool.trim()

@@ -30,7 +30,7 @@ OPTIONS = st.fixed_dictionaries(
     optional={
         "cross_stream": st.sampled_from(["ready", "wait", "never"]),
         "max_page": st.sampled_from(["2MiB", "8MiB"]),
-        "idle_limit": st.sampled_from([None, 0, 8 * MIB]),
+        "release_threshold": st.sampled_from([None, 0, 8 * MIB]),
         "zero_on_free": st.booleans(),
     },
 )

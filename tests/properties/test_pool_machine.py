@@ -51,7 +51,7 @@ OPTIONS = st.fixed_dictionaries(
         "best_fit": st.booleans(),
         "max_page": st.sampled_from(["2MiB", "8MiB", "32MiB"]),
         "segment_size": st.sampled_from([0, 4 * MIB, 20 * MIB]),
-        "idle_limit": st.sampled_from([None, 0, 8 * MIB]),
+        "release_threshold": st.sampled_from([None, 0, 8 * MIB]),
         "zero_on_allocate": st.booleans(),
         "zero_on_free": st.booleans(),
     },

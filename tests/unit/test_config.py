@@ -59,9 +59,9 @@ def test_the_reference_designs_names_are_options_of_the_pool() -> None:
         {"allocation_strategy": "good_fit", "cache_sizes": {"stream_local": 100, "global": 500}}
     )
     assert settings["best_fit"] is False
-    assert (settings["stream_cache"], settings["idle_limit"]) == (100, 500 * 2 * MIB)
+    assert (settings["stream_cache"], settings["release_threshold"]) == (100, 500 * 2 * MIB)
     settings.set({"cache_sizes": {"global": "1GiB"}})
-    assert (settings["stream_cache"], settings["idle_limit"]) == (100, 1 << 30)
+    assert (settings["stream_cache"], settings["release_threshold"]) == (100, 1 << 30)
     assert not {"cache_sizes", "allocation_strategy"} & set(settings)
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_key_value_is_named(text: str) -> None:
         ("pages", "off", False), ("pages", 1, True), ("pages", "TRUE", True),
         ("cross_stream", "never", "never"),
         ("max_page", "8MiB", 8 * MIB),
-        ("idle_limit", None, -1), ("idle_limit", "none", -1), ("idle_limit", "1GiB", 1 << 30),
+        ("release_threshold", None, -1), ("release_threshold", "none", -1), ("release_threshold", "1GiB", 1 << 30),
         ("journal", "100", 100),
         ("stacks", None, "none"), ("stacks", "python", "python"),
         ("warmup_sizes", {"4KiB": 3}, ((4096, 3),)), ("warmup_sizes", [(1, 2)], ((1, 2),)),

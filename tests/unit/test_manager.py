@@ -176,7 +176,7 @@ def test_configure_changes_pools_in_use_and_those_to_come(manager: MemoryManager
     )
     for each in (pool, manager.pool(model)):
         assert each.config()["segment_size"] == 8 * MIB
-        assert (each.config()["stream_cache"], each.config()["idle_limit"]) == (100, 1000 * MIB)
+        assert (each.config()["stream_cache"], each.config()["release_threshold"]) == (100, 1000 * MIB)
         assert each.stats()["cache.blocks"] == 7
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from vram import _native
 from vram.core import observer
 from vram.core.locks import new_lock
+from vram.core.release import after_waiting
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.sizes import format_size, parse_size
 
@@ -175,6 +176,7 @@ class Device:
             self._core.backend.synchronize()
         finally:
             known()
+        after_waiting(self._core, everything=True)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and self._core is other._core

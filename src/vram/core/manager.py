@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex, TextIO
 
 from vram.arguments import real_number, require, require_path
-from vram.config import DEFAULT_WARMUP, OPTIONS, Config, parse_pool_options
+from vram.config import DEFAULT_WARMUP, OPTIONS, Config
 from vram.core.advice import Patterns
 from vram.core.device import Device, is_default
 from vram.core.journal import pool_trace
@@ -273,7 +273,7 @@ class MemoryManager:
     def _apply(self, pool: Pool, core: Mapping[str, Any], read: Mapping[str, Any]) -> None:
         live = {name: value for name, value in core.items() if OPTIONS[name].live}
         if live:
-            pool.reconfigure(parse_pool_options(live, capacity=pool.device.total_memory))
+            pool.reconfigure(live)
         if "journal" in read or "enable_stats" in read:
             pool.journal_start(self._pool_settings()["journal"])
         if "warmup_sizes" in read or read.get("enable_warmup"):

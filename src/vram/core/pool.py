@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from vram import _native
 from vram.arguments import shown, whole_number
-from vram.config import Config, limit_bytes, read_options
+from vram.config import OPTIONS, Config, limit_bytes, parse_pool_options, read_options
 from vram.core.advice import Patterns, find_patterns
 from vram.core.buffer import Buffer
 from vram.core.closing import Closing
@@ -29,6 +29,7 @@ from vram.core.locks import new_lock
 from vram.core.measure import Measurement, Peaks
 from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
+from vram.core.release import follow_threshold
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
 from vram.core.stats import Raw, Stats
 from vram.core.tags import current_tag
@@ -83,6 +84,7 @@ class Pool(Closing, _native.PoolCore):
         self.number = -1
         place._core.add_listener(self.stream_listener())
         register(self)
+        follow_threshold(self)
 
     def _keep_stacks(self, wanted: bool, who: object) -> None:
         """Keep the Python stacks of allocations while at least one owner asks for them."""
@@ -159,6 +161,15 @@ class Pool(Closing, _native.PoolCore):
             raise failure
 
     # ---- limits and housekeeping ------------------------------------------------------------------------
+
+    def reconfigure(self, options: Mapping[str, object], /) -> None:
+        """Change options of `vram.config` that can change while the pool is in use; the others stay."""
+        settings = parse_pool_options(options, capacity=self._memory.total_bytes)
+        for name in settings:
+            if not OPTIONS[name].live:
+                raise ConfigError(f"{name} cannot change; set it when you create the pool", option=name)
+        super().reconfigure(settings)
+        follow_threshold(self)
 
     @property
     def limit(self) -> int | None:

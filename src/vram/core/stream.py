@@ -18,6 +18,7 @@ from vram.arguments import require, shown
 from vram.core import observer
 from vram.core.closing import Closing
 from vram.core.device import Device, _Core, _core_of
+from vram.core.release import after_waiting
 from vram.errors import DeviceError, VramError
 
 __all__ = ["Event", "Graph", "Reads", "Stream", "named_handle", "stream_handle"]
@@ -93,6 +94,7 @@ class Stream(Closing):
             self._core.backend.stream_synchronize(handle)
         finally:
             known()
+        after_waiting(self._core, everything=False)
 
     def query(self) -> bool:
         """Whether everything queued here has completed. Never waits."""
@@ -305,6 +307,7 @@ class Event:
             self._core.backend.event_synchronize(self._handle)
         finally:
             known()
+        after_waiting(self._core, everything=False)
 
     def wait(self, stream: Any = None) -> None:
         """Make later work on `stream` wait for what this event marks now. The host does not wait."""
