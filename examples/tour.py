@@ -108,7 +108,7 @@ def measure(pool: vram.Pool) -> None:
             del activations
     print(
         f"{step.allocations} allocations, {step.frees} frees, peak {vram.format_size(step.peak)}, "
-        f"{step.hit_rate:.1%} from the stream's cache"
+        f"{step.stream_cache_hit_rate:.1%} from the stream's cache"
     )
 
 

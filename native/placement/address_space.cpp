@@ -357,7 +357,10 @@ Status AddressSpace::add_strip(const Want& want) {
   if (Status status = reserve_space(); !status.ok()) return status;
   const Slot needed = slots_for(want);
   const auto all = static_cast<Slot>(space_bytes_ / kSlotBytes);
-  Slot slots = std::max(needed, std::min(kStripSlots[want.band], all / strip_share(segments_.size())));
+  const std::uint64_t wished =
+      std::max<std::uint64_t>(kStripSlots[want.band], options_.segment_size / kSlotBytes);
+  Slot slots = std::max(
+      needed, static_cast<Slot>(std::min<std::uint64_t>(wished, all / strip_share(segments_.size()))));
   Slot slot = reserve_slots(space_free_, slots);
   if (slot == 0) slot = reserve_slots(space_free_, slots = needed);
   if (slot == 0) return {Code::out_of_memory, 0, "space_reserve"};

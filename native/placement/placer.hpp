@@ -71,7 +71,8 @@ class Placer {
   Status trim(std::uint64_t keep_bytes, const Finished& finished, bool may_wait, const Want* want = nullptr);
   // The same without looking at every segment: examines at most `patience` pages and segments whose last use
   // has not completed, and keeps addresses.
-  Status release_free(std::uint64_t keep_bytes, const Finished& finished, std::uint32_t patience, bool may_wait);
+  Status release_free(std::uint64_t keep_bytes, const Finished& finished, std::uint32_t patience,
+                      bool may_wait);
   // Releases the wholly free plain segments of one stream whose last use has completed.
   Status release_plain_of(StreamNumber stream, const Finished& finished);
   Status release_all();  // pre: nothing on any stream uses any of it

@@ -26,13 +26,13 @@ enum class CrossStream : std::uint8_t {
 struct PoolConfig {
   std::uint64_t limit = 0;  // most bytes to reserve from the driver; 0: what the device has
   CrossStream cross_stream = CrossStream::ready;
-  bool pages = true;                             // where the device can
-  bool best_fit = true;                          // else good fit: the first block of a sufficient bin
-  std::uint64_t segment_size = 0;                // the fewest bytes to get from the driver at a time
-  std::uint64_t max_page = 32 * kMiB;            // the largest page to create: 2, 8 or 32 MiB
-  std::uint32_t stream_cache = 4096;             // blocks each stream may keep in its cache
+  bool pages = true;                                    // where the device can
+  bool best_fit = true;                                 // else good fit: the first block of a sufficient bin
+  std::uint64_t segment_size = 0;                       // the fewest bytes to get from the driver at a time
+  std::uint64_t max_page = 32 * kMiB;                   // the largest page to create: 2, 8 or 32 MiB
+  std::uint32_t stream_cache = 4096;                    // blocks each stream may keep in its cache
   std::uint64_t release_threshold = ~std::uint64_t{0};  // unused memory beyond this is released
-  std::uint32_t journal = 0;                     // entries to keep for each stream, up to kMostJournaled
+  std::uint32_t journal = 0;  // entries to keep for each stream, up to kMostJournaled
   bool zero_on_allocate = false;
   bool zero_on_free = false;
   // Whether there is a release threshold.

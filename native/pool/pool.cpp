@@ -440,13 +440,14 @@ Status Pool::configure(const PoolConfig& config) {
     }
   const bool pages = state_.config.pages;
   const std::uint32_t journal_entries = state_.config.journal;
+  const bool was_bounded = state_.config.bounded();
   state_.config = config;
   state_.config.pages = pages;
   state_.config.journal = journal_entries;
   state_.placement.configure(placement_options(*state_.backend, state_.config));
   stream_cache_.store(config.stream_cache, std::memory_order_relaxed);
   ladder_.arrange();
-  caches_.arrange();
+  if (config.bounded() != was_bounded) caches_.arrange();
   ladder_.keep_threshold();
   return {};
 }

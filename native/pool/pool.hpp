@@ -76,8 +76,8 @@ class Pool final : public Allocator {
   // ---- housekeeping ---------------------------------------------------------------------------------
   Status coalesce() override;
   Status trim(std::uint64_t keep, bool wait) override;
-  // Releases unused memory beyond the release threshold, cached blocks included. With `wait`, also what queued
-  // work still uses, and what cannot be released without waiting.
+  // Releases unused memory beyond the release threshold, cached blocks included. With `wait`, also what
+  // queued work still uses, and what cannot be released without waiting.
   Status release_unused(bool wait) override;
   Status set_limit(std::uint64_t bytes) override;
   // Lets another device use the memory of this pool. On failure some of it may be usable there.

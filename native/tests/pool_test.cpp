@@ -504,6 +504,64 @@ TEST(free_pages_beyond_the_release_threshold_go_back) {
   CHECK(world.stats().free_page_bytes <= 8 * kMiB && world.good());
 }
 
+TEST(a_release_threshold_counts_cached_blocks_and_plain_segments) {
+  both_kinds([](PoolConfig config) {
+    config.release_threshold = 8 * kMiB;
+    World world(kGiB, config);
+    std::vector<Address> all;
+    for (int i = 0; i < 200; ++i) all.push_back(world.get(200 * kKiB));
+    for (int i = 0; i < 20; ++i) all.push_back(world.get(6 * kMiB));
+    const Address kept = world.get(300 * kKiB);
+    for (Address address : all) REQUIRE(world.pool->free(address).ok());
+    CHECK(world.stats().cached_blocks == 200 && world.good());  // larger ones are not cached
+    world.device->advance(1e6);
+    REQUIRE(world.pool->release_unused(true).ok());
+    const PoolStats stats = world.stats();
+    CHECK(stats.cached_blocks == 0 && stats.reserved.current <= 8 * kMiB + 20 * kMiB && world.good());
+    REQUIRE(world.pool->free(kept).ok());
+    world.device->advance(1e6);
+    REQUIRE(world.pool->release_unused(true).ok());
+    CHECK(world.stats().reserved.current <= 8 * kMiB && world.good());
+    // Without a threshold, large blocks are cached again.
+    config.release_threshold = ~std::uint64_t{0};
+    REQUIRE(world.pool->configure(config).ok());
+    REQUIRE(world.pool->free(world.get(6 * kMiB)).ok());
+    REQUIRE(world.pool->release_unused(true).ok());
+    CHECK(world.stats().cached_blocks == 1 && world.good());
+  });
+}
+
+TEST(what_is_still_in_use_is_not_released) {
+  both_kinds([](PoolConfig config) {
+    config.release_threshold = 0;
+    World world(kGiB, config, manual());
+    const Address address = world.get(40 * kMiB, 1);
+    REQUIRE(world.device->work(1, 1, address, 40 * kMiB).ok());
+    REQUIRE(world.pool->free(address).ok());
+    REQUIRE(world.pool->release_unused(false).ok());
+    CHECK(world.stats().reserved.current >= 40 * kMiB && world.good());
+    REQUIRE(world.pool->release_unused(true).ok());
+    CHECK(world.stats().reserved.current == 0 && world.good());
+  });
+}
+
+TEST(a_trim_counts_plain_segments_and_pages_together) {
+  PoolConfig config;
+  World world(kGiB, config);
+  REQUIRE(world.pool->free(world.get(40 * kMiB)).ok());
+  HeapOptions options;
+  options.plain = true;
+  REQUIRE(world.pool->heap_open({1, 1}, options).ok());
+  REQUIRE(world.pool->heap_begin({1, 1}, [](StreamHandle) { return true; }).ok());
+  const Address kept = world.get(30 * kMiB);
+  REQUIRE(world.pool->heap_end({1, 1}).ok());
+  const std::uint64_t plain = world.stats().reserved.current - 40 * kMiB;
+  REQUIRE(plain >= 30 * kMiB);
+  REQUIRE(world.pool->trim(plain, true).ok());
+  CHECK(world.stats().reserved.current == plain && world.good());
+  REQUIRE(world.pool->free(kept).ok());
+}
+
 // ---- other streams
 // ------------------------------------------------------------------------------------------------------
 

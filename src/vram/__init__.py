@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vram.core.async_pool import AsyncMemoryPool as AsyncMemoryPool
     from vram.core.buffer import Buffer as Buffer
     from vram.core.device import Device as Device
     from vram.core.device import devices as devices
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 # The module of each name. It is imported when the name is first used; the result is stored here.
 _PLACES = {
     "Arena": "vram.lifetimes.arena",
+    "AsyncMemoryPool": "vram.core.async_pool",
     "Buffer": "vram.core.buffer",
     "ConfigError": "vram.errors",
     "Device": "vram.core.device",
@@ -129,6 +131,7 @@ _MODULES = (
 
 __all__ = [
     "Arena",
+    "AsyncMemoryPool",
     "Buffer",
     "ConfigError",
     "Device",

@@ -180,7 +180,7 @@ class Option:
 
 _BOOL = "true or false"
 _SIZE = 'bytes, as an int or a string such as "512MiB"'
-_COUNT = "an integer of at least 0"
+_COUNT = f"an integer from 0 to {MAX_COUNT}"
 _SHARE = "a number from 0 to 1"
 
 OPTIONS: dict[str, Option] = {
@@ -198,8 +198,8 @@ OPTIONS: dict[str, Option] = {
         Option("max_page", "core", _page, 32 * MIB, "2MiB, 8MiB or 32MiB", "largest page to create"),
         Option("stream_cache", "core", _count, 4096, _COUNT, "maximum blocks in the cache of each stream"),
         Option("release_threshold", "core", _release_threshold, UNLIMITED, _SIZE + ", or none",
-               "release unused memory above this, with every free, every wait of the host, and once a second"),
-        Option("journal", "core", _journal, 0, _COUNT + f" of at most {MAX_JOURNAL}",
+               "release unused memory above this: with every free, when the host waits, once a second"),
+        Option("journal", "core", _journal, 0, f"an integer from 0 to {MAX_JOURNAL}",
                "number of events to keep for each stream", live=False),
         Option("zero_on_allocate", "core", _bool, False, _BOOL, "fill new allocations with zeros"),
         Option("zero_on_free", "core", _bool, False, _BOOL, "fill freed memory with zeros"),
@@ -216,12 +216,16 @@ OPTIONS: dict[str, Option] = {
         Option("cache_sizes", "manager", _cache_sizes, {}, "a dict with stream_local and global",
                "alias for stream_cache (blocks) and release_threshold (2 MiB pages, or a size)"),
         Option("coalescing_threshold", "manager", _share, 0.3, _SHARE,
-               "merge free blocks when fragmentation rises above this"),
-        Option("adaptive", "manager", _bool, False, _BOOL, "trim under pressure, else expand the caches"),
-        Option("pressure_high", "manager", _share, 0.8, _SHARE, "trim above this fraction of the memory"),
-        Option("pressure_low", "manager", _share, 0.3, _SHARE, "expand the caches below this fraction"),
+               "merge cached blocks when more than this share of the memory is free in pieces"),
+        Option("adaptive", "manager", _bool, False, _BOOL,
+               "once a second: release unused memory under pressure, else expand the caches"),
+        Option("pressure_high", "manager", _share, 0.8, _SHARE,
+               "release unused memory when live memory is above this fraction"),
+        Option("pressure_low", "manager", _share, 0.3, _SHARE,
+               "expand the caches when live memory is below this fraction"),
         Option("expand_factor", "manager", _factor, 1.5, "a number of at least 1", "factor of expansion"),
-        Option("adapt_every", "manager", _count, 256, _COUNT, "operations between two pressure checks"),
+        Option("adapt_every", "manager", _count, 256, _COUNT,
+               "operations of the manager between two more checks"),
     )
 }  # fmt: skip
 """All options by name."""
@@ -250,7 +254,7 @@ def read_options(
     named = require(settings, Mapping, "settings")  # type: ignore[type-abstract]
     read: dict[str, Any] = {}
     for given, value in named.items():
-        name = OTHER_NAMES.get(given, given)
+        name: str = OTHER_NAMES[given] if given in OTHER_NAMES else given
         if name in read:
             raise ConfigError(
                 f"{_prefix(source)}{name} is given twice: {given} is another name for it", option=name

@@ -74,7 +74,9 @@ KINDS = [
     Kind("model-limit", model(), {"limit": "512MiB"}),
     Kind("model-uncached", model(), {"stream_cache": 0}),
     Kind("model-good-fit", model(), {"best_fit": False}),
-    Kind("model-segments", model(), {"segment_size": "64MiB", "max_page": "8MiB", "release_threshold": "64MiB"}),
+    Kind(
+        "model-segments", model(), {"segment_size": "64MiB", "max_page": "8MiB", "release_threshold": "64MiB"}
+    ),
     Kind("host-pinned", host, build=PinnedPool),
     Kind("host-pinned-traced", host, {"stacks": "python", "cross_stream": "wait"}, build=PinnedPool),
     Kind("model-pinned", model(), build=PinnedPool),

@@ -138,7 +138,7 @@ def test_every_allocation_is_served_by_one_rung(pool: Pool) -> None:
         churn(pool, 200, [None, one])
     stats = pool.stats()
     assert sum(stats.rungs.values()) == stats.allocations
-    assert stats.rungs["stream_cache"] == stats.hits
+    assert stats.rungs["stream_cache"] == stats.stream_cache_hits
 
 
 def test_memory_is_taken_only_when_needed(pool: Pool) -> None:

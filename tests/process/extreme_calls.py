@@ -262,6 +262,7 @@ EVERYWHERE, ANYWHERE = ("host", "model"), ("host",)
 
 SUBJECTS: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "vram.Arena": (EVERYWHERE, lambda device: vram.Arena(device, "1MiB")),
+    "vram.AsyncMemoryPool": (EVERYWHERE, lambda device: vram.AsyncMemoryPool("8MiB", device)),
     "vram.Buffer": (EVERYWHERE, lambda device: vram.Pool(device).allocate(4096)),
     "vram.Device": (EVERYWHERE, lambda device: device),
     "vram.DriverPool": (("model",), lambda device: vram.DriverPool(device, shareable="fd")),

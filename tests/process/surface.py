@@ -28,6 +28,7 @@ CLASSES: dict[str, type] = {
     "Pool": vram.Pool,
     "DriverPool": vram.DriverPool,
     "PinnedPool": vram.PinnedPool,
+    "AsyncMemoryPool": vram.AsyncMemoryPool,
     "Arena": vram.Arena,
     "GrowableBuffer": vram.GrowableBuffer,
     "Scratch": vram.Scratch,
@@ -56,6 +57,7 @@ class World:
         self.address = self.pool.malloc(64 * KIB)
         self.driver_pool = vram.DriverPool(self.model)
         self.pinned_pool = vram.PinnedPool("host", segment_size="2MiB")
+        self.async_pool = vram.AsyncMemoryPool("8MiB", "host")
         self.arena = vram.Arena(self.pool)
         self.growable = vram.GrowableBuffer("16MiB", self.pool, size="4MiB")
         self.scratch = vram.Scratch(self.other, pool=self.pool)
@@ -70,6 +72,7 @@ class World:
     def objects(self) -> dict[str, Any]:
         found = {
             "Pool": self.pool, "DriverPool": self.driver_pool, "PinnedPool": self.pinned_pool,
+            "AsyncMemoryPool": self.async_pool,
             "Arena": self.arena, "GrowableBuffer": self.growable, "Scratch": self.scratch,
             "Buffer": self.buffer, "Stream": self.stream, "Event": self.event, "Device": self.device,
             "MemoryManager": self.manager, "Recorder": self.recorder, "Monitor": self.monitor,
@@ -104,6 +107,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "part_of": lambda world: (world.address, 0, 16, None, world),
     "reconfigure": lambda world: ({"stream_cache": 64},),
     "record_stream": lambda world: (world.address, world.other),
+    "release_unused": lambda world: (False,),
     "reserve": lambda world: (MIB,),
     "reserve_async": lambda world: (MIB,),
     "resume_blocks": lambda world: (None,),

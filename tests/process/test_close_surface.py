@@ -66,6 +66,7 @@ RACE = """
         "Pool": lambda world: world.pool.close(),
         "DriverPool": lambda world: world.driver_pool.close(),
         "PinnedPool": lambda world: world.pinned_pool.close(),
+        "AsyncMemoryPool": lambda world: world.async_pool.close(),
         "Arena": lambda world: world.pool.close(),  # an arena is its thread's: its pool goes
         "GrowableBuffer": lambda world: world.growable.close(),
         "Scratch": lambda world: world.scratch.close(),
@@ -83,8 +84,8 @@ RACE = """
 
 ROUNDS = 12 if THOROUGH else 3
 KINDS = (
-    "Pool", "DriverPool", "PinnedPool", "Arena", "GrowableBuffer", "Scratch", "Buffer", "Stream", "Event",
-    "MemoryManager", "Recorder", "Monitor", "Pipeline",
+    "Pool", "DriverPool", "PinnedPool", "AsyncMemoryPool", "Arena", "GrowableBuffer", "Scratch", "Buffer",
+    "Stream", "Event", "MemoryManager", "Recorder", "Monitor", "Pipeline",
 )  # fmt: skip
 
 

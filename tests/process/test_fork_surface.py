@@ -134,7 +134,7 @@ AFTER = """
 """
 
 GROUPS = {
-    "pools": ("Pool", "PinnedPool", "DriverPool"),
+    "pools": ("Pool", "PinnedPool", "DriverPool", "AsyncMemoryPool"),
     "holders": ("Arena", "GrowableBuffer", "Scratch", "Buffer"),
     "devices": ("Device", "Stream", "Event", "Pipeline"),
     "watchers": ("MemoryManager", "Recorder", "Monitor"),

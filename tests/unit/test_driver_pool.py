@@ -371,7 +371,7 @@ def test_resetting_peaks_leaves_the_marks_of_a_shared_pool_alone() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["pages", "best_fit", "segment_size", "max_page", "stream_cache", "release_threshold", "cross_stream"],
+    ["pages", "best_fit", "segment_size", "max_page", "stream_cache", "cross_stream"],
 )
 def test_an_option_of_our_own_pool_is_refused_with_those_that_mean_something(option: str) -> None:
     for make in (DriverPool, DriverPool.default):

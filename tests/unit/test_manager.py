@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def model() -> Device:
     return Device.model("256MiB", lag_us=0.0)
 
 
-# ---- the one of the process -------------------------------------------------------------------------------
+# ---- the one of the process --------------------------------------------------------------------------------
 
 
 def test_there_is_one_manager_and_one_pool_a_device(manager: MemoryManager, model: Device) -> None:
@@ -106,7 +108,7 @@ def test_a_child_gets_a_fresh_manager() -> None:
     assert_quiet(done)
 
 
-# ---- allocation -------------------------------------------------------------------------------------------
+# ---- allocation --------------------------------------------------------------------------------------------
 
 
 def test_allocate_and_free(manager: MemoryManager) -> None:
@@ -164,7 +166,7 @@ def test_warm_up_fills_the_cache(manager: MemoryManager) -> None:
         manager.free_memory(pointer)
 
 
-# ---- settings ---------------------------------------------------------------------------------------------
+# ---- settings ----------------------------------------------------------------------------------------------
 
 
 def test_configure_changes_pools_in_use_and_those_to_come(manager: MemoryManager, model: Device) -> None:
@@ -235,7 +237,7 @@ def test_configure_of_the_module_is_that_of_the_process() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# ---- numbers ----------------------------------------------------------------------------------------------
+# ---- numbers -----------------------------------------------------------------------------------------------
 
 
 def test_statistics_in_the_words_of_the_reference(manager: MemoryManager) -> None:
@@ -280,7 +282,7 @@ def test_the_trace_tells_what_is_live_and_what_happened(
     manager.free_memory(pointer)
 
 
-# ---- caches and pressure ----------------------------------------------------------------------------------
+# ---- caches and pressure -----------------------------------------------------------------------------------
 
 
 def test_cleanup_gives_unused_memory_back(manager: MemoryManager, model: Device) -> None:
@@ -353,11 +355,12 @@ def test_garbage_collection_frees_what_only_cycles_hold(manager: MemoryManager) 
 def test_adapting_to_pressure(manager: MemoryManager, model: Device) -> None:
     manager.configure(limit="100MiB", stream_cache=100)
     pool = manager.pool(model)
-    kept = pool.allocate(40 * MIB)
-    pool.allocate(50 * MIB).free()
-    assert manager.memory_pressure() == pytest.approx(pool.stats().reserved / (100 * MIB))
-    assert manager.memory_pressure() > 0.8 and manager.adapt() == "clean"
-    assert pool.stats().reserved < 60 * MIB and pool.config()["stream_cache"] == 0
+    kept, more = pool.allocate(40 * MIB), pool.allocate(45 * MIB)
+    pool.allocate(10 * MIB).free()
+    assert manager.memory_pressure() == pytest.approx(0.85)
+    assert manager.adapt() == "clean"
+    assert pool.stats().reserved < 90 * MIB and pool.config()["stream_cache"] == 0
+    more.free()
     assert manager.adapt() == "rest" and pool.config()["stream_cache"] == 100
     kept.free()
     pool.trim()
@@ -367,7 +370,10 @@ def test_adapting_to_pressure(manager: MemoryManager, model: Device) -> None:
     assert manager.adapt(0.2) == "clean"
 
 
-def test_the_adaptive_mode_looks_every_so_many_operations(manager: MemoryManager, model: Device) -> None:
+def test_the_adaptive_mode_looks_every_so_many_operations(
+    manager: MemoryManager, model: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vram.core.manager.every_second", lambda work: lambda: None)
     manager.configure(stream_cache=100, adaptive=True, adapt_every=10, expand_factor=2)
     pool = manager.pool(model)
     for _ in range(5):
@@ -394,3 +400,142 @@ def test_closing_makes_room_for_new_pools(manager: MemoryManager) -> None:
     manager.pool().close()
     assert not manager.pool().closed
     assert "vram.MemoryManager" in repr(manager)
+
+
+# ---- what the troubleshooting code of the reference sees --------------------------------------------------
+
+
+def test_a_warm_up_is_neither_a_miss_nor_a_peak(manager: MemoryManager) -> None:
+    manager.warmup_cache([4096, MIB], [300, 92])
+    warm = manager.get_statistics()
+    assert (warm.total_allocations, warm.total_freed, warm.cache_misses, warm.peak_memory_usage) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert (warm.efficiency_score(), warm.fragmentation_ratio) == (1.0, 0.0)
+    pointers = [manager.allocate_memory(4096) for _ in range(100)]
+    stats = manager.get_statistics()
+    assert stats.cache_hit_rate == stats.stream_cache_hit_rate == stats.efficiency_score() == 1.0
+    assert (stats.total_allocations, stats.peak_memory_usage) == (100, 100 * 4096)
+    assert not any("warm" in text for text in manager.analyze_allocation_patterns().suggestions)
+    manager.warmup_cache([4096], [10])
+    again = manager.get_statistics()
+    assert dataclasses.replace(again, fragmentation_ratio=0.0) == dataclasses.replace(
+        stats, fragmentation_ratio=0.0
+    )
+    for pointer in pointers:
+        manager.free_memory(pointer)
+    assert manager.get_statistics().total_freed == 100
+
+
+def test_a_hit_is_an_allocation_without_a_driver_call(model: Device) -> None:
+    manager = MemoryManager()
+    held = manager.allocate_memory(32 * MIB, device=model)
+    manager.free_memory(held, device=model)
+    # One block is split into several sizes: no cache has them, and the driver is not called.
+    pointers = [manager.allocate_memory(size * MIB, device=model) for size in (9, 10, 8)]
+    stats = manager.get_statistics()
+    assert (stats.cache_hits, stats.cache_misses, stats.stream_cache_hits) == (3, 1, 0)
+    assert manager.pool(model).stats()["cache.hit_rate"] == 0.75
+    for pointer in pointers:
+        manager.free_memory(pointer, device=model)
+    assert manager.get_statistics().fragmentation_ratio == 0
+    manager.close()
+
+
+@pytest.mark.parametrize("pages", [True, False])
+def test_with_nothing_live_nothing_is_fragmented(pages: bool) -> None:
+    pool = vram.Pool(Device.model("1GiB", pages=pages), segment_size="4MiB")
+    blocks = [pool.allocate(size * 100_000) for size in range(1, 30)]
+    for block in blocks:
+        block.free()
+    assert pool.stats().fragmentation == 0
+
+
+def test_a_large_segment_size_holds_for_small_requests_too() -> None:
+    for pages in (True, False):
+        pool = vram.Pool(Device.model("4GiB", pages=pages), segment_size="1GiB")
+        pool.allocate(512)
+        assert pool.stats().reserved == 1 << 30
+        pool.close()
+
+
+# ---- adaptive mode, whoever allocates ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vram.core.ticker.SECOND", 0.01)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 60
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.005)
+    return condition()
+
+
+@pytest.mark.usefixtures("ticks")
+def test_under_pressure_it_cleans_and_at_ease_it_expands(model: Device) -> None:
+    manager = MemoryManager(adaptive=True, limit="100MiB", stream_cache=64)
+    pool = manager.pool(model)
+    idle = [pool.allocate("1MiB") for _ in range(90)]
+    for buffer in idle:
+        buffer.free()
+    assert pool.stats().reserved >= 90 * MIB  # idle memory is no pressure
+    assert eventually(lambda: pool.config()["stream_cache"] > 64)
+    held = [pool.allocate("1MiB") for _ in range(85)]
+    assert eventually(lambda: pool.config()["stream_cache"] == 0)
+    held.pop().free()
+    assert eventually(lambda: pool.stats().reserved < 90 * MIB), pool.stats()
+    del held[40:]
+    assert eventually(lambda: pool.config()["stream_cache"] > 0)
+    manager.close()
+
+
+@pytest.mark.usefixtures("ticks")
+def test_a_coalescing_threshold_acts_by_itself(model: Device) -> None:
+    manager = MemoryManager(coalescing_threshold=0.1)
+    pool = manager.pool(model)
+    kept = pool.allocate("100KiB")
+    for buffer in [pool.allocate("100KiB") for _ in range(100)]:
+        buffer.free()
+    assert eventually(lambda: pool.stats()["cache.blocks"] == 0)
+    manager.configure(coalescing_threshold=1.0)
+    assert kept.size and manager._end_upkeep is not None
+    manager.close()
+    assert manager._end_upkeep is None
+
+
+def test_a_manager_without_upkeep_has_no_thread(model: Device) -> None:
+    manager = MemoryManager()
+    manager.pool(model)
+    assert manager._end_upkeep is None
+    manager.configure(adaptive=True)
+    assert manager._end_upkeep is not None
+    manager.configure(adaptive=False)
+    assert manager._end_upkeep is None
+
+
+# ---- asynchronous pools ------------------------------------------------------------------------------------
+
+
+def test_an_asynchronous_pool(model: Device) -> None:
+    with vram.AsyncMemoryPool("64MiB", model) as pool:
+        futures = [pool.allocate_async("4MiB") for _ in range(16)]
+        addresses = [future.result(60) for future in futures]
+        assert len(set(addresses)) == 16
+        assert pool.stats().reserved == pool.pool.limit == 64 * MIB
+        with pytest.raises(vram.OutOfMemory):
+            pool.allocate_async("4MiB").result(60)
+        for address in addresses:
+            pool.free(address)
+        assert "AsyncMemoryPool" in repr(pool)
+    assert pool.pool.closed
+
+
+def test_an_asynchronous_pool_larger_than_its_device_serves_what_there_is() -> None:
+    with vram.AsyncMemoryPool(device=Device.model("8MiB")) as pool:
+        assert pool.allocate_async("6MiB").result(60)

@@ -126,7 +126,7 @@ def test_a_journal_of_more_events_than_can_be_kept_is_refused(pool: vram.Pool, e
 
 
 def test_numbers_that_do_not_fit_are_refused(pool: vram.Pool) -> None:
-    with pytest.raises(ValueError, match="from 0 to 4294967295, not 4294967296"):
+    with pytest.raises(vram.ConfigError, match="stream_cache cannot be 4294967296; valid: an integer from 0"):
         pool.reconfigure({"stream_cache": 2**32})
 
 
@@ -549,7 +549,7 @@ def test_patterns_from_the_journal(model: Device) -> None:
     assert found.source == "journal" and found.allocations == 201
     assert (found.sizes[0].size, found.sizes[0].allocations, found.sizes[0].most_live) == (4096, 200, 2)
     assert found.histogram == {4096: 200, MIB: 1} and found.warmup == {4096: 2}
-    assert found.hit_rate == 0 and found.churn == 200 / 201
+    assert found.hit_rate == 199 / 201 and found.stream_cache_hit_rate == 0 and found.churn == 200 / 201
     assert any("stream_cache" in text for text in found.suggestions), found.suggestions
     assert "up to 4 KiB: 200" in str(found) and found.to_dict()["allocations"] == 201
     assert kept.size
@@ -559,14 +559,27 @@ def test_patterns_suggest_a_warm_up(model: Device) -> None:
     pool = vram.Pool(model, journal=10_000)
     for size in range(2000, 2000 + 512 * 150, 512):
         pool.allocate(size).free()
-    (text,) = [text for text in pool.patterns().suggestions if "caches served only" in text]
-    assert "most" in text or "journal" in text or "warm" in text
+    assert pool.patterns().hit_rate > 0.9 and pool.patterns().stream_cache_hit_rate == 0
+    assert not pool.patterns().suggestions  # the driver was called once
+    released = vram.Pool(model, journal=10_000, release_threshold=0)
+    for size in range(2000, 2000 + 512 * 150, 512):
+        released.allocate(size).free()
+        model.synchronize()
+    (text,) = [text for text in released.patterns().suggestions if "without calling the driver" in text]
+    assert "raise release_threshold" in text
+    fresh = vram.Pool(model, journal=10_000)
+    for _ in range(60):
+        for size in (9 * MIB, 11 * MIB):
+            fresh.allocate(size).free()
+            fresh.trim(wait=True)
+    (text,) = [text for text in fresh.patterns().suggestions if "without calling the driver" in text]
+    assert "pool.warmup({" in text
 
 
 def test_patterns_without_a_journal_and_without_history(pool: vram.Pool) -> None:
     assert pool.patterns().source == "statistics"
     assert pool.patterns().suggestions == ("only 0 allocations so far: too few for a pattern",)
-    kept = [pool.allocate(MIB // 2) for _ in range(200)]
+    kept = [pool.allocate(MIB + MIB // 8) for _ in range(200)]
     assert any("little to reuse" in text for text in pool.patterns().suggestions) and kept
 
 

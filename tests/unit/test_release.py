@@ -86,7 +86,9 @@ def test_waiting_for_a_stream_or_an_event_counts(device: vram.Device, wait: str)
     assert pool.stats().reserved > 0
     event = stream.record_event()
     (stream if wait == "stream" else event).synchronize()
-    if device.kind == "model":  # its time stands still, and the pool has asked just now whether the last use is over
+    if (
+        device.kind == "model"
+    ):  # its time stands still, and the pool has asked just now whether the last use is over
         stream.synchronize()
     assert pool.stats().reserved == 0
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vram.core.stats import fragmentation
+from vram.core.stats import fragmentation, ready
 from vram.sizes import format_size
 from vram.trace.lifetimes import ALLOCATE, Lifetimes, lifetimes
 from vram.trace.model import Trace
@@ -18,6 +18,7 @@ from vram.trace.model import Trace
 __all__ = ["Patterns", "SizePattern", "find_patterns"]
 
 LOW_HIT_RATE = 0.5
+NO_THRESHOLD = 2**64 - 1
 HIGH_FRAGMENTATION = 0.3
 FEW = 100
 """Below this many allocations nothing is suggested: there is no pattern yet."""
@@ -50,6 +51,8 @@ class Patterns:
     source: str
     allocations: int
     hit_rate: float
+    """Share of allocations served without a driver call."""
+    stream_cache_hit_rate: float
     churn: float
     fragmentation: float
     dropped: int = 0
@@ -81,7 +84,8 @@ def find_patterns(raw: Mapping[str, Any], config: Mapping[str, Any], journal: Tr
     found = Patterns(
         source="journal" if sizes else "statistics",
         allocations=total,
-        hit_rate=raw["hits"] / total if total else 0.0,
+        hit_rate=ready(dict(raw)) / total if total else 0.0,
+        stream_cache_hit_rate=raw["hits"] / total if total else 0.0,
         churn=(total - live) / total if total else 0.0,
         fragmentation=fragmentation(dict(raw)),
         dropped=journal.dropped,
@@ -122,6 +126,12 @@ def _suggest(found: Patterns, raw: Mapping[str, Any], config: Mapping[str, Any])
         return
     if found.hit_rate < LOW_HIT_RATE:
         yield from _suggest_hits(found, raw, config)
+    room, share = config.get("stream_cache", 1), found.stream_cache_hit_rate
+    if share < LOW_HIT_RATE and room <= raw["cached_blocks"] // max(1, len(raw["streams"])):
+        yield (
+            f"the stream caches are full and served only {share:.0%} of the allocations: "
+            f"raise stream_cache above {room}"
+        )
     if found.fragmentation > HIGH_FRAGMENTATION:
         yield (
             f"{found.fragmentation:.0%} of the reserved memory is free in pieces: "
@@ -141,13 +151,13 @@ def _suggest(found: Patterns, raw: Mapping[str, Any], config: Mapping[str, Any])
 
 
 def _suggest_hits(found: Patterns, raw: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[str]:
-    low = f"the stream caches served only {found.hit_rate:.0%} of the allocations: "
-    if config.get("stream_cache", 1) <= raw["cached_blocks"] // max(1, len(raw["streams"])):
-        yield low + f"they are full; raise stream_cache above {config['stream_cache']}"
+    low = f"only {found.hit_rate:.0%} of the allocations were served without calling the driver: "
+    if config.get("release_threshold", NO_THRESHOLD) < raw["reserved"]["peak"]:
+        yield low + "memory is released with every free; raise release_threshold"
     elif found.churn < LOW_HIT_RATE:
         yield low + "most are kept, so there is little to reuse; warm up what is allocated at the start"
     elif found.warmup:
         sizes = ", ".join(f"{size}: {count}" for size, count in found.warmup.items())
         yield low + f"warm up the common sizes with pool.warmup({{{sizes}}})"
     else:
-        yield low + "sizes vary, or are above what a cache keeps; a journal (journal=65536) would show them"
+        yield low + "sizes vary; a journal (journal=65536) would show them"

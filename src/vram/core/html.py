@@ -95,7 +95,8 @@ def pool_html(pool: Any) -> str:
         "peak allocated": format_size(stats.peak_allocated),
         "live allocations": f"{stats.live:,}",
         "allocations so far": f"{stats.allocations:,}",
-        "from the stream's cache": f"{stats.hit_rate:.1%}",
+        "without a driver call": f"{stats.hit_rate:.1%}",
+        "from the stream's cache": f"{stats.stream_cache_hit_rate:.1%}",
         "fragmentation": f"{stats.fragmentation:.1%}",
         "out of memory": f"{stats.out_of_memory:,}",
     }
@@ -181,7 +182,7 @@ def _block_words(block: Any) -> str:
 def measurement_html(measurement: Any) -> str:
     """The numbers of a measurement."""
     sizes = {"bytes", "requested", "kept", "peak", "peak_allocated", "peak_reserved"}
-    shares = {"hit_rate", "fragmentation"}
+    shares = {"hit_rate", "stream_cache_hit_rate", "fragmentation"}
     rows = [
         (
             name,

@@ -14,6 +14,7 @@ import math
 import operator
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,9 +27,10 @@ from vram.core.device import Device, is_default
 from vram.core.journal import pool_trace
 from vram.core.locks import new_lock
 from vram.core.measure import Measurement
-from vram.core.observer import Listeners
+from vram.core.observer import End, Listeners
 from vram.core.pool import Pool
-from vram.core.stats import fragmentation
+from vram.core.stats import Raw, ratio
+from vram.core.ticker import every_second
 from vram.errors import ConfigError, DeviceError, InvalidFree
 from vram.sizes import format_size, parse_size
 from vram.trace.model import Action
@@ -57,13 +59,21 @@ class AllocationStatistics:
     current_memory_usage: int = 0
     reserved_memory: int = 0
     cache_hits: int = 0
+    """Allocations served without a driver call. Those of a warm-up do not count anywhere."""
     cache_misses: int = 0
     fragmentation_ratio: float = 0.0
+    stream_cache_hits: int = 0
+    """Of the hits, those that the stream's own cache served."""
 
     @property
     def cache_hit_rate(self) -> float:
-        """Share of allocations served by a stream's cache; 0 before the first."""
+        """Share of allocations served without a driver call; 0 before the first."""
         return self.cache_hits / self.total_allocations if self.total_allocations else 0.0
+
+    @property
+    def stream_cache_hit_rate(self) -> float:
+        """Share of allocations served by the stream's own cache; 0 before the first."""
+        return self.stream_cache_hits / self.total_allocations if self.total_allocations else 0.0
 
     def efficiency_score(self) -> float:
         """Efficiency of the caches from 0 to 1: the share of allocations they served; 1 before the first."""
@@ -85,6 +95,7 @@ class PerformanceContext(Measurement):
             cache_hits=self.hits,
             cache_misses=self.allocations - self.hits,
             fragmentation_ratio=self.fragmentation,
+            stream_cache_hits=self.stream_cache_hits,
         )
 
 
@@ -106,8 +117,9 @@ class MemoryManager:
         self._operations = itertools.count(1)
         self._only: Pool | None = None  # if it is the only one and on the default device, the usual case
         self._adapt_every = 0
-        self._note_adaptive()
         self._stream_cache_before: int | None = None
+        self._end_upkeep: End | None = None
+        self._note_adaptive()
 
     # ---- pools ------------------------------------------------------------------------------------------
 
@@ -129,6 +141,7 @@ class MemoryManager:
             self._new_pools.tell(pool)
             self._pools[place] = pool
             self._only = pool if len(self._pools) == 1 and is_default(place) else None
+            self._note_adaptive()
             return pool
 
     def drop_pool(self, device: Device) -> Pool | None:
@@ -298,6 +311,7 @@ class MemoryManager:
             cache_hits=sum(each.hits for each in every),
             cache_misses=sum(each.allocations - each.hits for each in every),
             fragmentation_ratio=max((each.fragmentation for each in every), default=0.0),
+            stream_cache_hits=sum(each.stream_cache_hits for each in every),
         )
 
     def performance_context(self) -> PerformanceContext:
@@ -375,16 +389,16 @@ class MemoryManager:
     # ---- adaptive mode ----------------------------------------------------------------------------------
 
     def memory_pressure(self) -> float:
-        """The largest share of its limit, or of its device, that a pool has reserved."""
+        """The largest share of its limit, or of its device, that a pool's live and pending blocks take."""
         return max((_pressure(pool) for pool in self.pools), default=0.0)
 
     def adapt(self, pressure: float | None = None) -> str:
         """React to the memory pressure, measured unless given; returns "clean", "expand" or "rest".
 
-        Above `pressure_high`, unused memory is released and free blocks merge immediately. Below
-        `pressure_low`, the caches expand by `expand_factor`. In between, free blocks merge in pools whose
-        fragmentation exceeds `coalescing_threshold`. The adaptive mode does this every `adapt_every`
-        operations.
+        Above `pressure_high`, unused memory is released and freed blocks merge immediately. Below
+        `pressure_low`, the caches expand by `expand_factor`. At any pressure, cached blocks merge in pools
+        where more than `coalescing_threshold` of the memory is free in pieces. The adaptive mode does this
+        once a second, and every `adapt_every` operations of the manager.
         """
         now = self.memory_pressure()
         if pressure is not None:
@@ -395,12 +409,15 @@ class MemoryManager:
             return "clean"
         if now < self._config["pressure_low"]:
             self.expand_cache_size(self._config["expand_factor"])
-            return "expand"
-        self.enable_aggressive_coalescing(False)
+        else:
+            self.enable_aggressive_coalescing(False)
+        self._coalesce_fragmented()
+        return "expand" if now < self._config["pressure_low"] else "rest"
+
+    def _coalesce_fragmented(self) -> None:
         for pool in self.pools:
-            if fragmentation(pool.raw_stats()) > self._config["coalescing_threshold"]:
+            if _in_pieces(pool.raw_stats()) > self._config["coalescing_threshold"]:
                 pool.coalesce()
-        return "rest"
 
     def _tick(self) -> None:
         every = self._adapt_every  # may have become 0 meanwhile
@@ -409,11 +426,26 @@ class MemoryManager:
 
     def _note_adaptive(self) -> None:
         self._adapt_every = max(1, self._config["adapt_every"]) if self._config["adaptive"] else 0
+        wanted = self._config["adaptive"] or self._config.is_set("coalescing_threshold")
+        if wanted and self._end_upkeep is None and self._pools:
+            self._end_upkeep = every_second(_weakly(self))
+            weakref.finalize(self, self._end_upkeep).atexit = False
+        elif self._end_upkeep is not None and not (wanted and self._pools):
+            self._end_upkeep()
+            self._end_upkeep = None
+
+    def _keep_up(self) -> None:
+        """What happens once a second, whoever allocates from the pools."""
+        if self._config["adaptive"]:
+            self.adapt()
+        else:
+            self._coalesce_fragmented()
 
     def close(self) -> None:
         """Close every pool; the next allocation creates new ones."""
         with self._lock:
             pools, self._pools, self._only = self._pools, {}, None
+            self._note_adaptive()
         for pool in pools.values():
             pool.close()
 
@@ -424,7 +456,27 @@ class MemoryManager:
 def _pressure(pool: Pool) -> float:
     raw = pool.raw_stats()
     total = pool.device.total_memory
-    return float(raw["reserved"]["current"] / max(1, min(pool.limit or total, total)))
+    used = raw["live"] + raw["pending"]["current"] - raw["suspended_live"]
+    return float(used / max(1, min(pool.limit or total, total)))
+
+
+def _in_pieces(raw: Raw) -> float:
+    """The share of reserved memory that is free or cached, but not in whole pages or in one block.
+
+    Free blocks are merged already; merging the cached ones may make whole pages of them.
+    """
+    usable = raw["free_page_bytes"] if raw["paged"] else raw["largest_free"]
+    return ratio(max(0, raw["free_bytes"] + raw["cached"] - usable), raw["reserved"]["current"], 0.0)
+
+
+def _weakly(manager: MemoryManager) -> Callable[[], None]:
+    reference = weakref.ref(manager)
+
+    def keep_up() -> None:
+        if (found := reference()) is not None and found._process == os.getpid():
+            found._keep_up()
+
+    return keep_up
 
 
 def _require_size(pool: Pool, ptr: int, size: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from vram.core.locks import new_lock
-from vram.core.stats import KINDS, Raw, both, fragmentation, ratio
+from vram.core.stats import KINDS, Raw, both, fragmentation, ratio, ready
 from vram.sizes import format_size
 
 __all__ = ["Follow", "Measurement", "Peaks"]
@@ -20,7 +20,7 @@ Follow: TypeAlias = Callable[[Callable[[Any], object]], Callable[[], object]]
 
 MEASURED = (
     *("allocations", "frees", "bytes", "requested", "kept", "peak", "peak_allocated"),
-    *("peak_reserved", "hits"),
+    *("peak_reserved", "hits", "stream_cache_hits"),
 )
 """The numbers of one pool; over several pools they are summed."""
 _METERS = (
@@ -75,6 +75,15 @@ class Peaks:
         with self._lock:
             self._settle(pool)
             self._pools = {}
+
+    def around(self, pool: Any, work: Callable[[], object]) -> None:
+        """Do some work whose peaks count for nobody."""
+        with self._lock:
+            self._settle(pool)
+            try:
+                work()
+            finally:
+                pool._restart_peaks()
 
     def _settle(self, pool: Any) -> Raw:
         raw: Raw = pool.raw_stats()
@@ -146,6 +155,7 @@ class _Part:
             now["peak_live"] - start["live"],
             now["peak_live"],
             now["reserved"]["peak"],
+            ready(now) - ready(start),
             now["hits"] - start["hits"],
         )
 
@@ -217,13 +227,23 @@ class Measurement:
 
     @property
     def hits(self) -> int:
-        """Allocations served by a stream's own cache."""
+        """Allocations served without a driver call."""
         return self._sum("hits")
 
     @property
     def hit_rate(self) -> float:
-        """Share of allocations served by a stream's own cache; 0 without any."""
+        """Share of allocations served without a driver call; 0 without any."""
         return ratio(self.hits, self.allocations, 0.0)
+
+    @property
+    def stream_cache_hits(self) -> int:
+        """Allocations served by a stream's own cache, the fastest of the hits."""
+        return self._sum("stream_cache_hits")
+
+    @property
+    def stream_cache_hit_rate(self) -> float:
+        """Share of allocations served by a stream's own cache; 0 without any."""
+        return ratio(self.stream_cache_hits, self.allocations, 0.0)
 
     @property
     def fragmentation(self) -> float:
@@ -239,7 +259,10 @@ class Measurement:
 
     def to_dict(self) -> dict[str, float]:
         """Every number by name."""
-        return {name: getattr(self, name) for name in (*MEASURED, "hit_rate", "fragmentation")}
+        return {
+            name: getattr(self, name)
+            for name in (*MEASURED, "hit_rate", "stream_cache_hit_rate", "fragmentation")
+        }
 
     def _sum(self, name: str) -> int:
         return sum(self.by_memory(name).values())

@@ -31,7 +31,7 @@ from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.release import follow_threshold
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
-from vram.core.stats import Raw, Stats
+from vram.core.stats import Raw, Stats, Uncounted
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.sizes import format_size, parse_size
@@ -78,6 +78,7 @@ class Pool(Closing, _native.PoolCore):
         self._keep_stacks(settings["stacks"] == "python", self)
         self._recorder: Any = None  # the vram.Recorder of this pool, which sets it
         self._peaks = Peaks()
+        self._warmed = Uncounted()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         self._store: Pool | None = None
@@ -138,14 +139,25 @@ class Pool(Closing, _native.PoolCore):
         """
         pairs = sizes.items() if isinstance(sizes, Mapping) else sizes
         wanted = _repeated([(parse_size(size), _checked_count(count)) for size, count in pairs])
-        # All at once: a search for the next size would merge the blocks prepared for this one.
-        addresses = self.malloc_batch(wanted, stream)
-        room = self.raw_stats()["cached_blocks"] + len(wanted)
-        if room > self.config()["stream_cache"]:
-            self.reconfigure({"stream_cache": room})
-        self._free_all(addresses)
-        for size in dict.fromkeys(wanted):  # this also prepares the code path of the first real use
-            self._free_all([self.malloc(size, stream)])
+        self._peaks.around(self, lambda: self._warm_up(wanted, stream))
+
+    def _warm_up(self, wanted: list[int], stream: Any) -> None:
+        before = super().raw_stats()
+        try:
+            # All at once: a search for the next size would merge the blocks prepared for this one.
+            addresses = self.malloc_batch(wanted, stream)
+            room = self.raw_stats()["cached_blocks"] + len(wanted)
+            if room > self.config()["stream_cache"]:
+                self.reconfigure({"stream_cache": room})
+            self._free_all(addresses)
+            for size in dict.fromkeys(wanted):  # this also prepares the code path of the first real use
+                self._free_all([self.malloc(size, stream)])
+        finally:
+            self._warmed.add(before, super().raw_stats())
+
+    def raw_stats(self) -> Raw:
+        """The native counts, without those of warm-ups: a program's statistics are about its own requests."""
+        return self._warmed.taken_from(super().raw_stats())
 
     def _free_all(self, addresses: list[int]) -> None:
         """Free blocks that the program has not seen, even if zeroing fails; raises the first failure."""

@@ -33,7 +33,7 @@ def follow_threshold(pool: Any) -> None:
 
 
 def after_waiting(core: Any, *, everything: bool) -> None:
-    """The host has waited for a stream of a device, or for `everything` on it: release what has become free."""
+    """Release what has become free because the host waited for a stream, or for `everything` on a device."""
     if _bounded:
         _release(lambda pool: pool.device._core is core, everything)
 
@@ -42,7 +42,8 @@ def _release(concerns: Any, everything: bool) -> None:
     for reference in tuple(_bounded.values()):
         pool = reference()
         if pool is not None and not pool.closed and concerns(pool):
-            with contextlib.suppress(VramError):  # closed meanwhile, or the device failed, which its calls report
+            # It may be closed meanwhile. If the device has failed, the program's own calls report it.
+            with contextlib.suppress(VramError):
                 pool.release_unused(everything)
 
 

@@ -11,13 +11,15 @@ from typing import Any, TypeAlias
 
 from vram.sizes import format_size
 
-__all__ = ["KINDS", "MEASURES", "Raw", "Stats", "both", "fragmentation", "ratio"]
+__all__ = ["KINDS", "MEASURES", "Raw", "Stats", "Uncounted", "both", "fragmentation", "ratio", "ready"]
 
 Raw: TypeAlias = dict[str, Any]
 """What the native `raw_stats()` returns; see PoolStats in native/pool/pool.hpp."""
 
 KINDS = ("small", "large")
 MEASURES = ("current", "peak", "allocated", "freed")
+READY_RUNGS = ("stream_cache", "own_blocks", "passed_pending", "finished_elsewhere")
+"""The rungs that serve an allocation without calling the driver."""
 
 
 class Stats(Mapping[str, float]):
@@ -119,13 +121,23 @@ class Stats(Mapping[str, float]):
 
     @property
     def hits(self) -> int:
-        """Allocations served by the stream's own cache."""
-        return int(self._raw["hits"])
+        """Allocations served without a driver call, from memory that the pool had ready."""
+        return ready(self._raw)
 
     @property
     def hit_rate(self) -> float:
-        """Share of allocations served by the stream's own cache; 0 before the first."""
+        """Share of allocations served without a driver call; 0 before the first. Warm-up does not count."""
         return ratio(self.hits, self.allocations, 0.0)
+
+    @property
+    def stream_cache_hits(self) -> int:
+        """Allocations served by the stream's own cache, the fastest of the hits."""
+        return int(self._raw["hits"])
+
+    @property
+    def stream_cache_hit_rate(self) -> float:
+        """Share of allocations served by the stream's own cache; 0 before the first."""
+        return ratio(self.stream_cache_hits, self.allocations, 0.0)
 
     @property
     def waste_ratio(self) -> float:
@@ -134,7 +146,7 @@ class Stats(Mapping[str, float]):
 
     @property
     def fragmentation(self) -> float:
-        """Share of the reserved memory that is free but cannot serve a large request."""
+        """Share of the reserved memory that is free but cannot serve a large request; 0 with nothing live."""
         return fragmentation(self._raw)
 
     @property
@@ -165,9 +177,20 @@ class Stats(Mapping[str, float]):
 
 
 def fragmentation(raw: Raw) -> float:
-    """The share of reserved memory that is free, but not in whole pages (without pages: not in one block)."""
+    """The share of reserved memory that is free, but not in whole pages (without pages: not in one block).
+
+    With nothing live it is 0: all of it can be merged or released.
+    """
+    if not raw["live"]:
+        return 0.0
     usable = raw["free_page_bytes"] if raw["paged"] else raw["largest_free"]
     return ratio(max(0, raw["free_bytes"] - usable), raw["reserved"]["current"], 0.0)
+
+
+def ready(raw: Raw) -> int:
+    """Allocations served without a driver call."""
+    rungs = raw["rungs"]
+    return sum(int(rungs.get(name, 0)) for name in READY_RUNGS)
 
 
 def _largest_free(raw: Raw) -> int:
@@ -183,6 +206,36 @@ def both(kinds: Mapping[str, Mapping[str, int]], measure: str) -> int:
 def ratio(part: float, whole: float, otherwise: float) -> float:
     """`part / whole`, or `otherwise` where `whole` is 0."""
     return part / whole if whole else otherwise
+
+
+class Uncounted:
+    """Counts of requests that are not the program's own. Gauges and peaks are left as they are."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._counts: dict[tuple[str, ...], int] = {}
+
+    def add(self, before: Raw, after: Raw) -> None:
+        """Do not count what was counted between two readings."""
+        totals = [(stat, kind, "total") for stat in ("allocations", "bytes", "requested") for kind in KINDS]
+        for path in (*totals, ("hits",), *(("rungs", name) for name in after["rungs"])):
+            self._counts[path] = self._counts.get(path, 0) + _at(after, path) - _at(before, path)
+
+    def taken_from(self, raw: Raw) -> Raw:
+        """The reading without them; `raw` is changed."""
+        for (*way, last), count in self._counts.items():
+            inside = raw
+            for name in way:
+                inside = inside[name]
+            inside[last] -= count
+        return raw
+
+
+def _at(raw: Raw, path: tuple[str, ...]) -> int:
+    found: Any = raw
+    for name in path:
+        found = found[name]
+    return int(found)
 
 
 # ---- torch's names ----------------------------------------------------------------------------------------
@@ -266,12 +319,14 @@ def _active(kinds: Mapping[str, Mapping[str, int]], pending: int, peak: int | No
 
 
 def _own_numbers(raw: Raw) -> dict[str, float]:
-    allocations, hits = both(raw["allocations"], "total"), raw["hits"]
+    allocations, hits = both(raw["allocations"], "total"), ready(raw)
     rounding = both(raw["bytes"], "current") - both(raw["requested"], "current")
     numbers: dict[str, float] = {
         "cache.hits": hits,
         "cache.misses": allocations - hits,
         "cache.hit_rate": ratio(hits, allocations, 0.0),
+        "stream_cache.hits": raw["hits"],
+        "stream_cache.hit_rate": ratio(raw["hits"], allocations, 0.0),
         "cache.bytes": raw["cached"],
         "cache.blocks": raw["cached_blocks"],
         "pages.enabled": int(raw["paged"]),

@@ -47,7 +47,11 @@ GAUGES = {
 COUNTERS = {
     "vram_allocations": ("allocations", "Allocations made."),
     "vram_frees": ("frees", "Allocations freed."),
-    "vram_cache_hits": ("hits", "Allocations that the stream's own cache served."),
+    "vram_cache_hits": ("hits", "Allocations served without a driver call."),
+    "vram_stream_cache_hits": (
+        "stream_cache_hits",
+        "Of these, allocations that the stream's own cache served.",
+    ),
     "vram_out_of_memory": ("out_of_memory", "Requests that could not be served."),
 }
 DEVICE_STATES = ("pools", "libraries", "processes", "unknown", "free")

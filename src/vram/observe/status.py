@@ -147,6 +147,7 @@ class Observatory:
             "frees": stats.frees,
             "rate": round(self._rates.get(pool.number, 0.0), 1),
             "hits": stats.hits,
+            "stream_cache_hits": stats.stream_cache_hits,
             "hit_rate": stats.hit_rate,
             "fragmentation": stats.fragmentation,
             "out_of_memory": stats.out_of_memory,
