@@ -254,7 +254,7 @@ def read_options(
     named = require(settings, Mapping, "settings")  # type: ignore[type-abstract]
     read: dict[str, Any] = {}
     for given, value in named.items():
-        name: str = OTHER_NAMES[given] if given in OTHER_NAMES else given
+        name: Any = OTHER_NAMES.get(given, given)
         if name in read:
             raise ConfigError(
                 f"{_prefix(source)}{name} is given twice: {given} is another name for it", option=name
