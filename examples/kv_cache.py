@@ -57,7 +57,8 @@ class OnHost:
     longest = 160
 
     def __init__(self) -> None:
-        # The products are too small for threads: where other programs use the cores, OpenBLAS waits for its own.
+        # These products are too small for threads. If other programs use the cores, the threads of OpenBLAS
+        # wait for each other.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         import numpy
 

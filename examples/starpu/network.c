@@ -10,9 +10,11 @@
  *   - What the program works on in one iteration all ends with the iteration. It lies in an arena. A handle
  * of StarPU points into it, so each handle is registered with vram_arena_on_reset: the reset unregisters it,
  *     which waits for the tasks that use it, and only then the memory is reused. With malloc, the program
- * keeps a list of handles and pointers for that. The pool is page-locked for a GPU where there is one, so
- * everything above is: one piece, locked once, in place of a starpu_memory_pin for each buffer. (Do not pin
- * it again: the driver refuses what is locked already.)
+ *     keeps a list of handles and pointers for that.
+ *
+ * The pool is page-locked for a GPU where there is one, so everything above is: one piece, locked once, in
+ * place of a starpu_memory_pin for each buffer. (Do not pin it again: the driver refuses what is locked
+ * already.)
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -47,13 +49,15 @@ static vram_arena* arena;
 static unsigned long program_allocations, starpu_allocations; /* asked for; the latter by several threads */
 
 static void open_memory(void) {
+  vram_device_info info = VRAM_DEVICE_INFO_INIT;
   vram_pool_options in_pool = VRAM_POOL_OPTIONS_INIT;
   vram_arena_options in_arena = VRAM_ARENA_OPTIONS_INIT;
   if (!with_vram) return;
-  in_pool.pinned = 1;
-  in_pool.segment_size = POOL_BYTES;
   in_arena.size = ARENA_BYTES;
   require(vram_device_open(NULL, &device) == VRAM_OK, "opening the device");
+  require(vram_device_get_info(device, &info) == VRAM_OK, "asking the device");
+  in_pool.pinned = info.page_locks; /* otherwise there is no GPU whose copies it would help */
+  in_pool.segment_size = POOL_BYTES;
   require(vram_pool_create(device, &in_pool, &pool) == VRAM_OK, "making the pool");
   require(vram_arena_create(pool, &in_arena, &arena) == VRAM_OK, "making the arena");
 }

@@ -117,5 +117,7 @@ def test_the_cnn_does_not_depend_on_the_order_of_tasks(cnn: Path, scheduler: str
 
 def test_wrong_usage_is_said(network: Path, cnn: Path) -> None:
     for program in (network, cnn):
-        ended = subprocess.run([program, "sideways"], capture_output=True, text=True, timeout=600, check=False)
+        ended = subprocess.run(
+            [program, "sideways"], capture_output=True, text=True, timeout=600, check=False
+        )
         assert ended.returncode == 2 and ended.stderr.startswith("usage:")

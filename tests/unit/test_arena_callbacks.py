@@ -1,4 +1,4 @@
-"""Arena.on_reset: what refers to the memory is released by the end of the lifetime, once and in reverse order."""
+"""Arena.on_reset: the end of a lifetime releases what refers to its memory. Arrays filled with a value."""
 
 from __future__ import annotations
 
@@ -271,7 +271,22 @@ def test_filled_arrays_on_a_device_are_filled_in_stream_order() -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split(),
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ],
 )
 @pytest.mark.parametrize("value", [0, 1, 1.5, True, np.float32(3)])
 def test_elements_on_a_device_have_the_bytes_that_numpy_writes(dtype: str, value: Any) -> None:
@@ -288,7 +303,9 @@ def test_elements_on_a_device_have_the_bytes_that_numpy_writes(dtype: str, value
 def test_bfloat16_rounds_to_the_nearest() -> None:
     from vram.lifetimes.elements import element_of, pattern_of
 
-    patterns = {value: pattern_of(element_of("bfloat16"), value).hex() for value in (1, -2.5, 1.00390625, 3.14159)}
+    patterns = {
+        value: pattern_of(element_of("bfloat16"), value).hex() for value in (1, -2.5, 1.00390625, 3.14159)
+    }
     assert patterns == {1: "803f", -2.5: "20c0", 1.00390625: "803f", 3.14159: "4940"}
     assert pattern_of(element_of("bfloat16"), float("nan")).hex() == "c07f"
 

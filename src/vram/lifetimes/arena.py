@@ -19,7 +19,7 @@ from vram.core.buffer import Buffer
 from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.scope import Scope
-from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
+from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory
 from vram.lifetimes.elements import ELEMENTS, element_of, pattern_of, type_of_value
 from vram.sizes import format_count, format_size, parse_size
 from vram.trace.model import Frame
@@ -161,8 +161,8 @@ class Arena(Closing, _native.ArenaCore):
     def on_reset(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Call `callback(*arguments)` once when the current lifetime ends, before its memory is reused.
 
-        Outside of scopes that is the next `reset()`, inside of one the end of the scope; in any case `close()`,
-        or when the arena is dropped. Use it to release what refers to the memory, for example the handles of
+        That is the next `reset()`, or inside of a scope the end of the scope; at the latest `close()`, or the
+        drop of the arena. Use it to release what refers to the memory, for example the handles of
         another library. Callbacks are called in reverse order, on the host, in the thread that ends the
         lifetime, before the arena waits in stream order. They may use the arrays and call `record_stream`;
         calls that change the arena raise DeviceError. If callbacks raise, the others are still called and the

@@ -72,8 +72,11 @@ def type_of_value(value: Any) -> Any:
     return getattr(value, "dtype", None) or type(value)
 
 
-_PACKED: Final = {"|b1": "?", "|i1": "b", "<i2": "h", "<i4": "i", "<i8": "q", "|u1": "B", "<u2": "H",
-                  "<u4": "I", "<u8": "Q", "<f2": "e", "<f4": "f", "<f8": "d", "<c8": "ff", "<c16": "dd"}  # fmt: skip
+_PACKED: Final = {
+    **{"|b1": "?", "|i1": "b", "<i2": "h", "<i4": "i", "<i8": "q", "|u1": "B", "<u2": "H", "<u4": "I"},
+    **{"<u8": "Q", "<f2": "e", "<f4": "f", "<f8": "d", "<c8": "ff", "<c16": "dd"},
+}
+"""The formats of `struct` for the types of NumPy."""
 BFLOAT16: Final = "|V2"
 
 
