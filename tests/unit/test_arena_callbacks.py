@@ -262,10 +262,11 @@ def test_filled_arrays_on_a_device_are_filled_in_stream_order() -> None:
             arena.ones(5, "bfloat16"),
             arena.full(4, 7),
             arena.full(4, np.int8(7)),
+            arena.full(4, 2**64 - 1),
         ]
         assert not stream.query()
         assert [(each.shape, each.typestr) for each in made] == [
-            ((2, 3), "<f4"), ((5,), "|V2"), ((4,), "<i8"), ((4,), "|i1"),
+            ((2, 3), "<f4"), ((5,), "|V2"), ((4,), "<i8"), ((4,), "|i1"), ((4,), "<u8"),
         ]  # fmt: skip
 
 

@@ -67,6 +67,8 @@ def element_of(dtype: Any) -> Element:
 
 def type_of_value(value: Any) -> Any:
     """Return the type that an array filled with the value has if none is given."""
+    if isinstance(value, int) and 1 << 63 <= value < 1 << 64:
+        return "uint64"
     if isinstance(value, (bool, int, float, complex)):
         return next(kind for kind in (bool, int, float, complex) if isinstance(value, kind))
     return getattr(value, "dtype", None) or type(value)
