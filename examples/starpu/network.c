@@ -8,8 +8,10 @@
  *   - What StarPU allocates by itself (temporary data, starpu_malloc) has lifetimes that only StarPU knows.
  * It comes from a pool, through starpu_malloc_set_hooks.
  *   - What the program works on in one iteration all ends with the iteration. It lies in an arena. A handle
- * of StarPU points into it, so the iteration keeps a list of its handles: at its end each is unregistered,
- *     which waits for the tasks that use it, and only then the arena is reset.
+ * of StarPU points into it, so each handle is registered with vram_arena_on_reset: the reset unregisters it,
+ *     which waits for the tasks that use it, and only then the memory is reused. With malloc, the program
+ *     keeps a list of handles and pointers for that.
+ *
  * The pool is page-locked for a GPU where there is one, so everything above is: one piece, locked once, in
  * place of a starpu_memory_pin for each buffer. (Do not pin it again: the driver refuses what is locked
  * already.)
@@ -47,13 +49,15 @@ static vram_arena* arena;
 static unsigned long program_allocations, starpu_allocations; /* asked for; the latter by several threads */
 
 static void open_memory(void) {
+  vram_device_info info = VRAM_DEVICE_INFO_INIT;
   vram_pool_options in_pool = VRAM_POOL_OPTIONS_INIT;
   vram_arena_options in_arena = VRAM_ARENA_OPTIONS_INIT;
   if (!with_vram) return;
-  in_pool.pinned = 1;
-  in_pool.segment_size = POOL_BYTES;
   in_arena.size = ARENA_BYTES;
   require(vram_device_open(NULL, &device) == VRAM_OK, "opening the device");
+  require(vram_device_get_info(device, &info) == VRAM_OK, "asking the device");
+  in_pool.pinned = info.page_locks; /* otherwise there is no GPU whose copies it would help */
+  in_pool.segment_size = POOL_BYTES;
   require(vram_pool_create(device, &in_pool, &pool) == VRAM_OK, "making the pool");
   require(vram_arena_create(pool, &in_arena, &arena) == VRAM_OK, "making the arena");
 }
@@ -93,13 +97,20 @@ static int free_hook(unsigned node, void* memory, size_t size, int flags) {
 
 static struct {
   starpu_data_handle_t handle;
-  void* memory; /* null: StarPU's own */
-} here[MOST_HANDLES];
+  void* memory;       /* null: StarPU's own */
+} here[MOST_HANDLES]; /* with malloc */
 static int handles;
 static unsigned long submitted, finished; /* tasks */
 static unsigned long early_resets;
 
+/* Waits for the tasks that use the handle; then the memory is nobody's but ours. */
+static void unregister(void* handle) { starpu_data_unregister((starpu_data_handle_t)handle); }
+
 static starpu_data_handle_t keep(starpu_data_handle_t handle, void* memory) {
+  if (with_vram) {
+    require(vram_arena_on_reset(arena, unregister, handle) == VRAM_OK, "registering with the arena");
+    return handle;
+  }
   require(handles < MOST_HANDLES, "keeping a handle");
   here[handles].handle = handle;
   here[handles++].memory = memory;
@@ -132,20 +143,26 @@ static starpu_data_handle_t temporary(int columns, int rows) {
   return keep(handle, NULL);
 }
 
-/* Waits for the tasks that use the handles; then the memory is nobody's but ours. */
-static void let_go_of_handles(void) {
-  int i;
-  for (i = 0; i < handles; ++i) starpu_data_unregister(here[i].handle);
+/* The functions of the arena run in reverse order, so this one, registered first, sees all handles released.
+ */
+static void note_early(void* unused) {
+  (void)unused;
+  early_resets += __atomic_load_n(&finished, __ATOMIC_ACQUIRE) != submitted;
+}
+
+static void begin_iteration(void) {
+  if (with_vram)
+    require(vram_arena_on_reset(arena, note_early, NULL) == VRAM_OK, "registering with the arena");
 }
 
 static void end_iteration(void) {
-  int i;
-  early_resets += __atomic_load_n(&finished, __ATOMIC_ACQUIRE) != submitted;
   if (with_vram) {
     require(vram_arena_reset(arena, 0) == VRAM_OK, "resetting the arena");
-  } else {
-    for (i = 0; i < handles; ++i) free(here[i].memory);
+    return;
   }
+  for (int i = 0; i < handles; ++i) unregister(here[i].handle);
+  note_early(NULL);
+  for (int i = 0; i < handles; ++i) free(here[i].memory);
   handles = 0;
 }
 
@@ -296,7 +313,9 @@ static void generate(float* inputs, float* wanted) {
 
 static float train_once(starpu_data_handle_t first, starpu_data_handle_t second) {
   float *inputs, *targets, *loss_value, loss;
-  starpu_data_handle_t x = matrix(INPUTS, BATCH, &inputs), wanted = matrix(CLASSES, BATCH, &targets);
+  starpu_data_handle_t x, wanted;
+  begin_iteration();
+  x = matrix(INPUTS, BATCH, &inputs), wanted = matrix(CLASSES, BATCH, &targets);
   starpu_data_handle_t hidden = matrix(HIDDEN, BATCH, NULL), active = matrix(HIDDEN, BATCH, NULL);
   starpu_data_handle_t out = matrix(CLASSES, BATCH, NULL), of_out = matrix(CLASSES, BATCH, NULL);
   starpu_data_handle_t of_active = temporary(HIDDEN, BATCH), of_hidden = temporary(HIDDEN, BATCH);
@@ -318,10 +337,11 @@ static float train_once(starpu_data_handle_t first, starpu_data_handle_t second)
   submit(&update, second, of_second, NULL, NULL);
   submit(&update, first, of_first, NULL, NULL);
 
-  let_go_of_handles();
+  starpu_data_acquire(loss_handle, STARPU_R);
   loss = *loss_value;
+  starpu_data_release(loss_handle);
   /* The last updates write weights, which are not the iteration's; but they read its gradients, whose handles
-   * were let go of. So all of its tasks have ended. */
+   * the end releases. So all of its tasks have ended when the memory is reused. */
   end_iteration();
   return loss;
 }

@@ -54,12 +54,16 @@ std::uint64_t Arena::this_thread() {
 
 Status Arena::refusal() const {
   if (!ours()) return {Code::invalid, 0, kOtherThread};
+  if (in_callback_) return {Code::invalid, 0, kInCallback};
   if (closed()) return {Code::closed, 0, "arena"};
   return {};
 }
 
+// In the child of a fork, everything that the functions would release belongs to the parent.
 void Arena::end() {
-  if (ended_) return;
+  if (ended_ || in_callback_) return;
+  if (!pool_->inherited()) call_back();
+  callbacks_.clear();
   ended_ = true;
   end_frames(0);
   soil();
@@ -68,6 +72,7 @@ void Arena::end() {
 
 Status Arena::close() {
   if (pool_->inherited()) return {};  // its locks and events belong to the parent
+  if (in_callback_) return {Code::invalid, 0, kInCallback};
   const std::lock_guard closing(close_mutex_);
   if (closed_) return {};
   end();
@@ -261,10 +266,47 @@ bool Arena::open_at(const Mark& mark) const {
   return mark.depth > 0 && mark.depth < frames_.size() && frames_[mark.depth].id == mark.id;
 }
 
+Status Arena::may_rewind(const Mark& mark) const {
+  if (const Status status = refusal(); !status.ok()) return status;
+  return open_at(mark) ? Status{} : Status{Code::invalid, 0, kMarkOver};
+}
+
+Status Arena::may_reset() const {
+  if (const Status status = refusal(); !status.ok()) return status;
+  return frames_.size() == 1 ? Status{} : Status{Code::invalid, 0, kOpenMarks};
+}
+
+Status Arena::on_reset(void (*function)(void*), void* argument) {
+  if (const Status status = refusal(); !status.ok()) return status;
+  callbacks_.push_back({function, argument, frames_.size() - 1});
+  return {};
+}
+
+// The fast path of allocate does not look at in_callback_, so there must be no space for it at the cursor.
+void Arena::call_back(std::size_t depth) {
+  if (callbacks_.empty() || callbacks_.back().depth < depth) return;
+  struct Restore {
+    Arena& arena;
+    const Address end;
+    ~Restore() {
+      arena.end_ = end;
+      arena.in_callback_ = false;
+    }
+  } const restore{*this, end_};
+  in_callback_ = true;
+  end_ = cursor_;
+  while (!callbacks_.empty() && callbacks_.back().depth >= depth) {
+    const Callback last = callbacks_.back();
+    callbacks_.pop_back();
+    last.function(last.argument);
+  }
+}
+
 // Memory that the host writes and that queued work still uses is not reused before the reset.
 Status Arena::rewind(const Mark& mark) {
-  if (const Status status = refusal(); !status.ok()) return status;
-  if (!open_at(mark)) return {Code::invalid, 0, kMarkOver};
+  if (const Status status = may_rewind(mark); !status.ok()) return status;
+  call_back(mark.depth);
+  if (closed()) return {Code::closed, 0, "arena"};  // by a callback that closed the pool
   bool busy = false;
   if (const Status status = settle(&busy); !status.ok()) return status;
   const Position from = frames_[mark.depth].from;
@@ -276,8 +318,9 @@ Status Arena::rewind(const Mark& mark) {
 }
 
 Status Arena::reset(bool zero) {
-  if (const Status status = refusal(); !status.ok()) return status;
-  if (frames_.size() > 1) return {Code::invalid, 0, kOpenMarks};
+  if (const Status status = may_reset(); !status.ok()) return status;
+  call_back();
+  if (closed()) return {Code::closed, 0, "arena"};  // by a callback that closed the pool
   bool busy = false;
   Status status = settle(&busy);
   if (status.ok()) status = busy ? rest() : overwrite({});
@@ -558,7 +601,7 @@ bool Arena::check(std::string* why) const {
   if (in_use_ > chunks_.size()) return broken("more chunks are in use than there are");
   const Chunk none;
   const Chunk& last = in_use_ == 0 ? none : chunks_[in_use_ - 1];
-  if ((end_ != last.base + last.bytes && !ended_) || cursor_ < last.base || cursor_ > end_)
+  if ((end_ != last.base + last.bytes && !ended_ && !in_callback_) || cursor_ < last.base || cursor_ > end_)
     return broken("the cursor is not in the last chunk in use");
   if (used_.get() > high_water_.get()) return broken("more is used than ever was");
   if (ended_) return frames_.empty() ? true : broken("lifetimes are open after the end");
@@ -574,6 +617,9 @@ bool Arena::check(std::string* why) const {
     const Chunk& chunk = chunks_[at.chunks - 1];
     if (at.cursor < chunk.base || at.cursor > chunk.base + chunk.bytes) return broken("a mark lies outside");
   }
+  for (std::size_t i = 0; i < callbacks_.size(); ++i)
+    if (callbacks_[i].depth >= frames_.size() || (i > 0 && callbacks_[i - 1].depth > callbacks_[i].depth))
+      return broken("a callback belongs to a lifetime that has ended");
   return true;
 }
 

@@ -11,6 +11,11 @@
 // stream wait for them, never the host. Memory that the host writes itself has no such order: chunks that
 // queued work still uses at a reset rest until it has completed, and other chunks are used in the meantime.
 //
+// Callbacks. on_reset registers a function for the end of the current lifetime, for example to release what
+// other libraries keep about its memory. It is called once, on the host, before the memory is reused: last
+// registered, first called. While it runs, it may use the memory, call record_stream and query the arena.
+// Calls that change the arena are refused.
+//
 // Threads. An arena belongs to one thread, initially to its creator. Calls from another thread are refused
 // until that thread has called adopt(); the program must order the handover. Any thread may call
 // record_stream, retire_stream, stats and lifetime flags; and end() and close(), if no other call is running.
@@ -68,6 +73,7 @@ class Arena {
   static constexpr const char* kMarkOver = "rewind to a mark that is over";
   static constexpr const char* kBadAlign = "arena alignment";
   static constexpr const char* kFull = "arena of a fixed size";
+  static constexpr const char* kInCallback = "arena within its callback";
 
   // A point in the arena. 0 as id: none.
   struct Mark {
@@ -106,8 +112,19 @@ class Arena {
   // Releases everything, in O(1). zero: memory allocated until the next reset reads as zero, in the order of
   // the stream (and of the host, if it writes itself); ends of marks do not zero.
   Status reset(bool zero = false);
-  bool open_at(const Mark& mark) const;  // whether rewind would accept it
-  Over over();                           // flag of what is allocated now
+  bool open_at(const Mark& mark) const;  // whether the mark has not ended
+  // Calls the function at the end of the current lifetime: at the rewind that ends it, at reset, or at end.
+  // The function must not throw.
+  Status on_reset(void (*function)(void*), void* argument);
+  // Whether rewind and reset would be refused. pre: as for these calls.
+  Status may_rewind(const Mark& mark) const;
+  Status may_reset() const;
+  // Calls the functions of the lifetimes from this depth on. rewind, reset and end do this first; a caller
+  // that has work between the functions and the end calls it itself. pre: the end would not be refused.
+  void call_back(std::size_t depth = 0);
+  bool in_callback() const { return in_callback_; }
+  void forget_callbacks() { callbacks_.clear(); }
+  Over over();  // flag of what is allocated now
 
   // ---- streams ----------------------------------------------------------------------------------------
   // Records that work on the stream uses memory of the arena, from now until the next reset. Any thread.
@@ -123,8 +140,8 @@ class Arena {
   // Returns chunks without live allocations to the pool. The next growth is one chunk that is large enough
   // for the maximum ever used, so that a trim after a reset combines many chunks into one.
   Status trim();
-  // Ends all lifetimes; later calls return Code::closed. The memory stays until close, for those who may
-  // still read it.
+  // Ends all lifetimes, after calling their functions; later calls return Code::closed. The memory stays
+  // until close, for those who may still read it.
   void end();
   // Returns everything to the pool, which reuses it in stream order.
   Status close();
@@ -157,6 +174,11 @@ class Arena {
     std::uint64_t id = 0;
     Position from;
     std::shared_ptr<std::atomic<bool>> over;  // created on demand
+  };
+  struct Callback {
+    void (*function)(void*);
+    void* argument;
+    std::size_t depth;  // of the lifetime at whose end it is called
   };
   struct Use {
     StreamHandle stream = 0;
@@ -230,10 +252,12 @@ class Arena {
 
   Address cursor_ = 0;  // in the last chunk in use; equal to end_ if there is none
   Address end_ = 0;
-  std::vector<Chunk> chunks_;  // chunks in use, in order, followed by spare ones
-  std::size_t in_use_ = 0;     // chunks
-  std::vector<Frame> frames_;  // [0] lasts until reset
-  std::vector<Rest> rests_;    // oldest first
+  std::vector<Chunk> chunks_;        // chunks in use, in order, followed by spare ones
+  std::size_t in_use_ = 0;           // chunks
+  std::vector<Frame> frames_;        // [0] lasts until reset
+  std::vector<Rest> rests_;          // oldest first
+  std::vector<Callback> callbacks_;  // of the outermost lifetime first
+  std::atomic<bool> in_callback_ = false;
   std::uint64_t next_id_ = 1;
   bool zeroing_ = false;
   std::atomic<bool> ended_ = false;

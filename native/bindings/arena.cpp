@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "base/waits.hpp"
 #include "bindings.hpp"
@@ -36,7 +37,8 @@ Status held(const std::shared_ptr<Arena>& arena, Work work) {
 
 // Raises the error for an arena's own refusals, and other failures as usual.
 [[noreturn]] void raise_refusal(nb::handle self, const Status& status, const char* what) {
-  for (const char* own : {Arena::kOtherThread, Arena::kOpenMarks, Arena::kMarkOver, Arena::kBadAlign}) {
+  for (const char* own :
+       {Arena::kOtherThread, Arena::kOpenMarks, Arena::kMarkOver, Arena::kBadAlign, Arena::kInCallback}) {
     if (std::strcmp(status.call, own) != 0) continue;
     const nb::object error = nb::module_::import_("vram.lifetimes.arena").attr("_refused")(self, own, what);
     PyErr_SetObject(error.type().ptr(), error.ptr());
@@ -133,6 +135,65 @@ void tell_dropped(ArenaCore& core) {
   PyErr_Restore(type, value, traceback);
 }
 
+// ---- callbacks -------------------------------------------------------------------------------------------
+
+// Calls the function that was registered last. The arena decides when; it does not hold Python's objects,
+// because the garbage collector must see them.
+void run_last(void* argument) {
+  const nb::gil_scoped_acquire gil;
+  auto& core = *static_cast<ArenaCore*>(argument);
+  if (core.callbacks.empty()) return;  // cleared by the garbage collector
+  const nb::object function = nb::steal(core.callbacks.back());
+  core.callbacks.pop_back();
+  if (PyObject* result = PyObject_CallNoArgs(function.ptr()); result != nullptr) {
+    Py_DECREF(result);
+    return;
+  }
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (traceback != nullptr) PyException_SetTraceback(value, traceback);
+  if (core.raised == nullptr) core.raised = PyList_New(0);
+  if (core.raised == nullptr || PyList_Append(core.raised, value) != 0) PyErr_WriteUnraisable(function.ptr());
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(traceback);
+}
+
+void drop_callbacks(ArenaCore& core) {
+  if (core.arena != nullptr) core.arena->forget_callbacks();
+  for (PyObject* function : std::exchange(core.callbacks, {})) Py_DECREF(function);
+  Py_CLEAR(core.raised);
+}
+
+void on_reset(nb::handle self, nb::object function) {
+  if (PyCallable_Check(function.ptr()) == 0) {
+    PyErr_Format(PyExc_TypeError, "on_reset takes a callable, not %s", Py_TYPE(function.ptr())->tp_name);
+    throw nb::python_error();
+  }
+  ArenaCore& core = core_of(self);
+  require(self, core.arena->on_reset(run_last, &core), "register a function for the reset of the arena");
+  core.callbacks.push_back(function.release().ptr());
+}
+
+// Runs the callbacks of the lifetimes from this depth on and then the work, which ends the lifetimes. Raises
+// what callbacks have raised only afterwards.
+template <typename Work>
+void after_callbacks(nb::handle self, std::size_t depth, Work work) {
+  ArenaCore& core = core_of(self);
+  core.arena->call_back(depth);
+  const nb::object raised = nb::steal(std::exchange(core.raised, nullptr));
+  try {
+    work(core);
+  } catch (nb::python_error& error) {
+    if (!raised.is_valid() || PyList_Append(raised.ptr(), error.value().ptr()) != 0) throw;
+  }
+  if (!raised.is_valid()) return;
+  const nb::object error = nb::module_::import_("vram.lifetimes.arena").attr("_raised")(self, raised);
+  PyErr_SetObject(error.type().ptr(), error.ptr());
+  throw nb::python_error();
+}
+
 Status give_back(ArenaCore& core) {
   if (core.views != 0) return {};
   return held(core.arena, [](Arena& arena) { return arena.close(); });
@@ -142,11 +203,16 @@ void close(nb::handle self) {
   ArenaCore& core = core_of(self);
   if (!core.arena->closed() && !core.arena->ours())
     raise_refusal(self, {Code::invalid, 0, Arena::kOtherThread}, "close the arena");
-  const bool held = core.views != 0;  // then the memory stays until the last view is dropped
-  if (!held) tell_freed(core, 0);
-  core.arena->end();
-  require(self, give_back(core), "close the arena");
-  if (!held) tell_settled(core, true);
+  if (core.arena->in_callback())
+    raise_refusal(self, {Code::invalid, 0, Arena::kInCallback}, "close the arena");
+  if (core.arena->pool().inherited()) drop_callbacks(core);  // what they would release is the parent's
+  after_callbacks(self, 0, [self](ArenaCore& core) {
+    const bool held = core.views != 0;  // then the memory stays until the last view is dropped
+    if (!held) tell_freed(core, 0);
+    core.arena->end();
+    require(self, give_back(core), "close the arena");
+    if (!held) tell_settled(core, true);
+  });
 }
 
 // ---- allocation ------------------------------------------------------------------------------------------
@@ -295,17 +361,21 @@ nb::tuple mark(nb::handle self) {
 }
 
 void rewind(nb::handle self, std::uint64_t id, std::uint32_t depth) {
-  ArenaCore& core = core_of(self);
-  if (core.arena->ours() && core.arena->open_at({id, depth})) tell_freed(core, depth);
-  require(self, held(core.arena, [&](Arena& arena) { return arena.rewind({id, depth}); }), "end the scope");
-  tell_settled(core, false);
+  require(self, core_of(self).arena->may_rewind({id, depth}), "end the scope");
+  after_callbacks(self, depth, [&](ArenaCore& core) {
+    tell_freed(core, depth);
+    require(self, held(core.arena, [&](Arena& arena) { return arena.rewind({id, depth}); }), "end the scope");
+    tell_settled(core, false);
+  });
 }
 
 void reset(nb::handle self, bool zero) {
-  ArenaCore& core = core_of(self);
-  if (core.arena->ours() && core.arena->stats().depth == 0) tell_freed(core, 0);
-  require(self, held(core.arena, [&](Arena& arena) { return arena.reset(zero); }), "reset the arena");
-  tell_settled(core, true);
+  require(self, core_of(self).arena->may_reset(), "reset the arena");
+  after_callbacks(self, 0, [&](ArenaCore& core) {
+    tell_freed(core, 0);
+    require(self, held(core.arena, [&](Arena& arena) { return arena.reset(zero); }), "reset the arena");
+    tell_settled(core, true);
+  });
 }
 
 // ---- streams ---------------------------------------------------------------------------------------------
@@ -373,6 +443,14 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   const auto* core = nb::inst_ptr<ArenaCore>(self);
   Py_VISIT(core->pool);
   Py_VISIT(core->stream_object);
+  for (PyObject* function : core->callbacks) Py_VISIT(function);
+  Py_VISIT(core->raised);
+  return 0;
+}
+
+// The callbacks of an arena usually refer to what uses its arrays. vram.Arena has called them before.
+int clear(PyObject* self) {
+  if (nb::inst_ready(self)) drop_callbacks(*nb::inst_ptr<ArenaCore>(self));
   return 0;
 }
 
@@ -385,14 +463,17 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyType_Slot slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_methods, methods}, {0, nullptr}};
+PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                       {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                       {Py_tp_methods, methods},
+                       {0, nullptr}};
 
 }  // namespace
 
 // Its references are dropped after the arena, which the stream orders.
 ArenaCore::~ArenaCore() {
   tell_dropped(*this);
+  drop_callbacks(*this);  // other threads may hold the arena for a moment longer
   let_go(std::move(arena));
   Py_XDECREF(stream_object);
   Py_XDECREF(reinterpret_cast<PyObject*>(pool));
@@ -412,6 +493,8 @@ void bind_arena(nb::module_& module) {
       .def("mark", mark, "Begin a nested lifetime and return its id.")
       .def("rewind", rewind, "id"_a, "depth"_a, "End a lifetime and those nested in it.")
       .def("reset_memory", reset, "zero"_a, "Release everything.")
+      .def("call_at_end", on_reset, "function"_a.none(),
+           "Call a function without arguments when the lifetime ends.")
       .def(
           "is_open",
           [](nb::handle self, std::uint64_t id, std::uint32_t depth) {
@@ -443,6 +526,9 @@ void bind_arena(nb::module_& module) {
       .def_prop_ro(
           "closed", [](nb::handle self) { return core_of(self).arena->closed(); },
           "Whether it or its pool was closed, or it belongs to the parent of a fork.")
+      .def_prop_ro(
+          "callbacks", [](nb::handle self) { return core_of(self).callbacks.size(); },
+          "Number of registered functions that have not been called yet.")
       .def_prop_ro(
           "pool", [](nb::handle self) { return nb::borrow(reinterpret_cast<PyObject*>(core_of(self).pool)); },
           "The pool that provides its memory.")

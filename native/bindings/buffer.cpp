@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "backends/cuda.hpp"
+#include "backends/patterns.hpp"
 #include "bindings.hpp"
 #include "python_types.hpp"
 #include "stacks.hpp"
@@ -252,13 +253,40 @@ Status queue_work(PyBuffer* self, PyBuffer* peer, Queue queue) {
   });
 }
 
+struct Pattern {
+  std::uint8_t bytes[kMaxPatternBytes];
+  std::uint64_t length = 1;
+};
+
+// A number for one byte, or bytes that divide the size. False with an error set if it is neither.
+bool pattern_from(PyObject* value, std::uint64_t size, Pattern* out) {
+  if (!PyBytes_Check(value)) {
+    std::uint64_t byte = 0;
+    if (!whole_from(value, "value", 255, &byte)) return false;
+    out->bytes[0] = static_cast<std::uint8_t>(byte);
+    return true;
+  }
+  out->length = static_cast<std::uint64_t>(PyBytes_GET_SIZE(value));
+  if (out->length == 0 || out->length > kMaxPatternBytes || size % out->length != 0) {
+    PyErr_Format(PyExc_ValueError,
+                 "a pattern of %llu bytes does not fill %llu bytes; use 1 to %d bytes that divide the size",
+                 static_cast<unsigned long long>(out->length), static_cast<unsigned long long>(size),
+                 static_cast<int>(kMaxPatternBytes));
+    return false;
+  }
+  std::memcpy(out->bytes, PyBytes_AS_STRING(value), out->length);
+  return true;
+}
+
 PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   static const char* names[] = {"value", "stream", nullptr};
   PyBuffer* self = self_of(object);
-  Whole byte{"value", 255};
+  Pattern pattern;
+  PyObject* value = nullptr;
   PyObject* given = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&|$O:fill", const_cast<char**>(names),
-                                   whole_argument, &byte, &given))
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|$O:fill", const_cast<char**>(names), &value,
+                                   &given) ||
+      !pattern_from(value, self->size, &pattern))
     return nullptr;
   StreamHandle stream = 0;
   if (!require_live(self) || !stream_for_use(self, given, &stream) || !note_use(self, stream, true, "fill"))
@@ -266,7 +294,7 @@ PyObject* fill(PyObject* object, PyObject* arguments, PyObject* keywords) {
   if (self->size == 0) Py_RETURN_NONE;
   Backend& backend = self->pool->pool->backend();
   const Status status = queue_work(self, nullptr, [&] {
-    return backend.fill(self->address, static_cast<std::uint8_t>(byte.value), self->size, stream);
+    return fill_pattern(backend, self->address, pattern.bytes, pattern.length, self->size, stream);
   });
   if (!status.ok()) return raise(status, "fill the buffer");
   Py_RETURN_NONE;
@@ -742,7 +770,8 @@ PyMethodDef methods[] = {
      "record_stream(stream, /)\n--\n\nRecord that work on another stream uses the buffer. After its free, "
      "the memory is not reused before that work has completed."},
     {"fill", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fill)), METH_VARARGS | METH_KEYWORDS,
-     "fill(value, *, stream=None)\n--\n\nSet every byte, in stream order."},
+     "fill(value, *, stream=None)\n--\n\nSet every byte to a number, or repeat up to 16 bytes, in stream "
+     "order."},
     {"copy_from", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_from)),
      METH_VARARGS | METH_KEYWORDS,
      "copy_from(source, /, *, stream=None)\n--\n\nCopy from a Buffer or vram.pin (queued on the "

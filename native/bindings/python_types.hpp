@@ -67,7 +67,9 @@ struct ArenaCore {
   Py_ssize_t views = 0;  // memoryviews, DLPack capsules and held arrays
   bool checked = false;  // allocations are labelled with the Python stack
   std::vector<std::pair<std::uint64_t, Address>>
-      watched;  // (depth, address) of what was reported to a watcher
+      watched;                            // (depth, address) of what was reported to a watcher
+  std::vector<PyObject*> callbacks = {};  // strong: what on_reset registered, in the order of the arena's
+  PyObject* raised = nullptr;             // strong, or null: a list of what running callbacks have raised
   ~ArenaCore();
 };
 

@@ -192,7 +192,7 @@ vram._native.Buffer.record_stream$:
         \doc
 
 vram._native.Buffer.fill$:
-    def fill(self, value: int, *, stream: Any = None) -> None:
+    def fill(self, value: int | bytes, *, stream: Any = None) -> None:
         \doc
 
 vram._native.Buffer.copy_from$:
@@ -261,6 +261,10 @@ vram._native.ArenaCore.allocate$:
 
 vram._native.ArenaCore.take_array$:
     def take_array(self, shape: int | tuple[int, ...], item: int, typestr: str, code: int, /) -> Buffer:
+        \doc
+
+vram._native.ArenaCore.call_at_end$:
+    def call_at_end(self, function: Callable[[], object]) -> None:
         \doc
 
 vram._native.ArenaCore.mark$:

@@ -69,6 +69,8 @@ vram_status vram_arena_create(vram_pool* pool, const vram_arena_options* options
 
 vram_status vram_arena_destroy(vram_arena* arena) {
   return guarded(__func__, [&, call = __func__] {
+    if (const ArenaHandle* const found = arenas.find(arena); found != nullptr && found->arena->in_callback())
+      return fail({Code::invalid, 0, Arena::kInCallback}, call);
     const std::unique_ptr<ArenaHandle> gone = arenas.take(arena);
     if (gone == nullptr) return bad_handle(call, "arena");
     const Status status = gone->arena->close();
@@ -121,6 +123,13 @@ vram_status vram_arena_mark(vram_arena* arena, vram_mark* out) {
 vram_status vram_arena_rewind(vram_arena* arena, vram_mark mark) {
   return with_arena(arena, __func__, [&, call = __func__](ArenaHandle& found) {
     return result(found.arena->rewind({mark.id, mark.depth}), call);
+  });
+}
+
+vram_status vram_arena_on_reset(vram_arena* arena, void (*function)(void*), void* argument) {
+  if (function == nullptr) return null_pointer(__func__, "function");
+  return with_arena(arena, __func__, [&, call = __func__](ArenaHandle& found) {
+    return result(found.arena->on_reset(function, argument), call);
   });
 }
 

@@ -38,9 +38,13 @@ vram_status invalid_as(const char* call) {
     const char* call;
     vram_status status;
   } kKinds[] = {
-      {"free", VRAM_BAD_POINTER},          {"find", VRAM_BAD_POINTER},
-      {"record_stream", VRAM_BAD_POINTER}, {Arena::kOtherThread, VRAM_OTHER_THREAD},
-      {Arena::kOpenMarks, VRAM_BAD_MARK},  {Arena::kMarkOver, VRAM_BAD_MARK},
+      {"free", VRAM_BAD_POINTER},
+      {"find", VRAM_BAD_POINTER},
+      {"record_stream", VRAM_BAD_POINTER},
+      {Arena::kOtherThread, VRAM_OTHER_THREAD},
+      {Arena::kOpenMarks, VRAM_BAD_MARK},
+      {Arena::kMarkOver, VRAM_BAD_MARK},
+      {Arena::kInCallback, VRAM_IN_CALLBACK},
   };
   for (const auto& kind : kKinds)
     if (std::strcmp(call, kind.call) == 0) return kind.status;
@@ -101,6 +105,9 @@ const char* advice(vram_status status, const char* call) {
       return "marks end in the reverse order of their making: rewind to the outermost open one before a "
              "reset, "
              "and not to one that has ended";
+    case VRAM_IN_CALLBACK:
+      return "a function of vram_arena_on_reset called it while the arena is being reset; allocate, mark, "
+             "rewind, reset, register and destroy after the reset has returned";
     default:
       return "the driver refused it; the device may need to be reset";
   }
@@ -213,10 +220,10 @@ int vram_version(void) { return VRAM_VERSION; }
 
 const char* vram_status_name(vram_status status) {
   static constexpr const char* kNames[] = {
-      "ok",     "out_of_memory", "bad_argument", "bad_handle",   "bad_pointer", "unsupported",
-      "closed", "capturing",     "failed",       "other_thread", "bad_mark",    "deadlock",
+      "ok",        "out_of_memory", "bad_argument", "bad_handle", "bad_pointer", "unsupported", "closed",
+      "capturing", "failed",        "other_thread", "bad_mark",   "deadlock",    "in_callback",
   };
-  static_assert(std::size(kNames) == VRAM_DEADLOCK + 1);
+  static_assert(std::size(kNames) == VRAM_IN_CALLBACK + 1);
   const auto number = static_cast<std::size_t>(status);
   return number < std::size(kNames) ? kNames[number] : "unknown";
 }

@@ -69,7 +69,8 @@ typedef enum vram_status {
   VRAM_FAILED = 8,        /* the driver failed */
   VRAM_OTHER_THREAD = 9,  /* the arena belongs to another thread; see vram_arena_adopt */
   VRAM_BAD_MARK = 10,     /* a mark that has ended, or a reset while marks are open */
-  VRAM_DEADLOCK = 11      /* work on a stream would wait for work queued behind it */
+  VRAM_DEADLOCK = 11,     /* work on a stream would wait for work queued behind it */
+  VRAM_IN_CALLBACK = 12   /* a function of vram_arena_on_reset would change its arena */
 } vram_status;
 
 /* "ok", "out_of_memory", and so on; "unknown" for any other number. */
@@ -257,15 +258,16 @@ typedef struct vram_arena_options {
 
 /* options may be null. */
 VRAM_API vram_status vram_arena_create(vram_pool* pool, const vram_arena_options* options, vram_arena** out);
-/* Returns the memory to the pool, in stream order; any thread may call it. */
+/* Calls the functions of vram_arena_on_reset and returns the memory to the pool, in stream order; any thread
+ * may call it. */
 VRAM_API vram_status vram_arena_destroy(vram_arena* arena);
 /* Makes the calling thread the owner. The caller must ensure that the previous owner has finished. */
 VRAM_API vram_status vram_arena_adopt(vram_arena* arena);
 
 /* align: a power of two up to 2 MiB, or 0 for that of the arena. Size 0 gets a unique address. */
 VRAM_API vram_status vram_arena_allocate(vram_arena* arena, size_t size, size_t align, void** out);
-/* Releases everything, in constant time. With `zero`, memory allocated until the next reset reads as zero.
- * Fails while marks are open. */
+/* Releases everything, in constant time besides the functions of vram_arena_on_reset. With `zero`, memory
+ * allocated until the next reset reads as zero. Fails while marks are open. */
 VRAM_API vram_status vram_arena_reset(vram_arena* arena, int zero);
 
 /* A lifetime nested in the current one. Valid only for the arena that created it. */
@@ -276,6 +278,18 @@ typedef struct vram_mark {
 VRAM_API vram_status vram_arena_mark(vram_arena* arena, vram_mark* out);
 /* Releases what was allocated since the mark, and ends later marks. */
 VRAM_API vram_status vram_arena_rewind(vram_arena* arena, vram_mark mark);
+
+/* Calls function(argument) once, when the current lifetime ends: at the next reset, at the rewind to an open
+ * mark, or at destroy, before the memory is reused. It can release what another library keeps about the
+ * memory, such as the data handles of a task runtime, and wait for the host threads that use it.
+ *
+ * The function that was registered last is called first. It runs on the host, in the thread that resets,
+ * rewinds or destroys, and before the arena orders its stream after the recorded ones. It may read and write
+ * the memory, and call vram_arena_record_stream, vram_arena_get_stats and vram_arena_find. Calls that change
+ * the arena return VRAM_IN_CALLBACK. It must not throw C++ exceptions. If the reset fails afterwards, it is
+ * not called again. A pool that is destroyed before its arena releases the memory first: destroy the arena
+ * first. In the child of a fork it is not called. */
+VRAM_API vram_status vram_arena_on_reset(vram_arena* arena, void (*function)(void* argument), void* argument);
 
 /* Records that work on the stream uses memory of the arena, from now until the next reset. */
 VRAM_API vram_status vram_arena_record_stream(vram_arena* arena, vram_stream stream);

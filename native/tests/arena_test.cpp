@@ -268,6 +268,82 @@ TEST(a_closed_arena_or_pool_and_the_child_of_a_fork_are_refused) {
   CHECK(other->allocate(1, 0, &out).code == Code::closed && other->close().ok());
 }
 
+// ---- callbacks --------------------------------------------------------------------------------------------
+
+struct Called {
+  Arena* arena;
+  std::string* order;
+  char name;
+};
+void note(void* argument) {
+  const auto& called = *static_cast<Called*>(argument);
+  called.order->push_back(called.name);
+}
+
+TEST(callbacks_run_once_and_backwards_when_their_lifetime_ends) {
+  World world;
+  const auto arena = world.arena();
+  std::string order;
+  Called a{arena.get(), &order, 'a'}, b{arena.get(), &order, 'b'}, c{arena.get(), &order, 'c'};
+  Arena::Mark outer, inner;
+  CHECK(arena->on_reset(note, &a).ok() && arena->mark(&outer).ok());
+  CHECK(arena->on_reset(note, &b).ok() && arena->mark(&inner).ok());
+  CHECK(arena->on_reset(note, &c).ok() && sound(*arena));
+  CHECK(is(arena->reset(), Code::invalid, Arena::kOpenMarks) && order.empty());
+  CHECK(arena->rewind(inner).ok() && order == "c");
+  CHECK(arena->rewind(outer).ok() && order == "cb" && sound(*arena));
+  CHECK(arena->on_reset(note, &c).ok() && arena->reset().ok() && order == "cbca");
+  CHECK(arena->reset().ok() && order == "cbca");
+  CHECK(arena->on_reset(note, &a).ok() && arena->mark(&outer).ok() && arena->on_reset(note, &b).ok());
+  CHECK(holds_in_child([&] { return arena->close().ok() && (arena->end(), order == "cbca"); }));
+  CHECK(arena->close().ok() && order == "cbcaba");
+  CHECK(arena->on_reset(note, &a).code == Code::closed);
+}
+
+TEST(callbacks_run_before_the_memory_is_reused_and_cannot_change_the_arena) {
+  World world;
+  const auto arena = world.arena({.size = kMiB});
+  (void)take(*arena, 1000);
+  const auto probe = [](void* argument) {
+    Arena& it = *static_cast<Arena*>(argument);
+    Address out = 0;
+    Arena::Mark mark;
+    CHECK(it.stats().used == 1000 && !it.over()->load() && sound(it) && it.record_stream(0).ok());
+    CHECK(!it.try_allocate(0, 1, &out) && is(it.allocate(1, 0, &out), Code::invalid, Arena::kInCallback));
+    for (const Status& status :
+         {it.reset(), it.mark(&mark), it.rewind(mark), it.trim(), it.close(), it.on_reset(note, nullptr)})
+      CHECK(is(status, Code::invalid, Arena::kInCallback));
+    it.end();
+    CHECK(!it.closed());
+  };
+  CHECK(arena->on_reset(probe, arena.get()).ok() && arena->reset().ok());
+  CHECK(arena->stats().used == 0 && arena->stats().resets == 1 && sound(*arena));
+  (void)take(*arena, 1000);
+  CHECK(arena->on_reset(probe, arena.get()).ok() && arena->close().ok() && world.pool->live_bytes() == 0);
+}
+
+TEST(a_callback_may_close_the_pool) {
+  World world;
+  const auto arena = world.arena({.size = kMiB});
+  world.oracle->closing = true;
+  CHECK(arena->on_reset([](void* pool) { CHECK(static_cast<Pool*>(pool)->close().ok()); }, world.pool.get())
+            .ok());
+  CHECK(arena->reset().code == Code::closed && arena->close().ok());
+}
+
+TEST(a_reset_that_fails_does_not_call_again) {
+  World world;
+  const StreamHandle other = world.stream();
+  const auto arena = world.arena();
+  std::string order;
+  Called a{arena.get(), &order, 'a'};
+  (void)take(*arena, 1000);
+  CHECK(arena->record_stream(other).ok() && arena->on_reset(note, &a).ok());
+  CHECK(world.device->fail("event_record", 1, {Code::failed, 1, "event_record"}));
+  CHECK(arena->reset().code == Code::failed && order == "a" && arena->stats().used == 1000);
+  CHECK(arena->reset().ok() && order == "a" && arena->stats().used == 0);
+}
+
 TEST(the_drivers_pool_serves_arenas_too) {
   const auto device = std::make_shared<ModelBackend>(kGiB);
   std::shared_ptr<DriverPool> pool;

@@ -136,6 +136,7 @@ TEST(null_is_refused_everywhere) {
   CHECK(vram_arena_create(world.pool, nullptr, nullptr) == VRAM_BAD_ARGUMENT);
   CHECK(vram_arena_allocate(arena, 1, 0, nullptr) == VRAM_BAD_ARGUMENT);
   CHECK(vram_arena_mark(arena, nullptr) == VRAM_BAD_ARGUMENT);
+  CHECK(vram_arena_on_reset(arena, nullptr, nullptr) == VRAM_BAD_ARGUMENT && said("function is null"));
   CHECK(vram_arena_get_stats(arena, nullptr) == VRAM_BAD_ARGUMENT);
   CHECK(vram_device_close(nullptr) == VRAM_BAD_HANDLE);
   CHECK(vram_pool_destroy(nullptr) == VRAM_BAD_HANDLE);
@@ -575,6 +576,7 @@ TEST(an_arena_belongs_to_one_thread) {
     CHECK(vram_arena_allocate(arena, 1, 0, &stolen) == VRAM_OTHER_THREAD && said("vram_arena_adopt"));
     CHECK(vram_arena_reset(arena, 0) == VRAM_OTHER_THREAD);
     CHECK(vram_arena_mark(arena, &mark) == VRAM_OTHER_THREAD);
+    CHECK(vram_arena_on_reset(arena, std::free, nullptr) == VRAM_OTHER_THREAD);
     CHECK(vram_arena_trim(arena) == VRAM_OTHER_THREAD);
     CHECK(vram_arena_find(arena, arena, nullptr, nullptr) == VRAM_OTHER_THREAD);
     CHECK(vram_arena_reset_peak(arena) == VRAM_OTHER_THREAD);
@@ -586,6 +588,39 @@ TEST(an_arena_belongs_to_one_thread) {
   CHECK(vram_arena_adopt(arena) == VRAM_OK);
   CHECK(vram_arena_allocate(arena, 1, 0, &memory) == VRAM_OK);
   CHECK(vram_arena_destroy(arena) == VRAM_OK);
+}
+
+struct Released {
+  vram_arena* arena;
+  int calls;
+};
+
+void release(void* argument) {
+  auto& released = *static_cast<Released*>(argument);
+  void* memory = nullptr;
+  CHECK(vram_arena_allocate(released.arena, 1, 0, &memory) == VRAM_IN_CALLBACK &&
+        said("vram_arena_on_reset"));
+  CHECK(vram_arena_reset(released.arena, 0) == VRAM_IN_CALLBACK && memory == nullptr);
+  CHECK(vram_arena_destroy(released.arena) == VRAM_IN_CALLBACK);
+  CHECK(vram_arena_record_stream(released.arena, nullptr) == VRAM_OK && stats_of(released.arena).used == 100);
+  ++released.calls;
+}
+
+TEST(a_reset_and_the_end_call_back) {
+  const World world;
+  Released released = {};
+  void* memory = nullptr;
+  REQUIRE(vram_arena_create(world.pool, nullptr, &released.arena) == VRAM_OK);
+  for (int iteration = 0; iteration < 3; ++iteration) {
+    CHECK(vram_arena_allocate(released.arena, 100, 0, &memory) == VRAM_OK);
+    CHECK(vram_arena_on_reset(released.arena, release, &released) == VRAM_OK && released.calls == iteration);
+    CHECK(vram_arena_reset(released.arena, 0) == VRAM_OK && released.calls == iteration + 1);
+  }
+  CHECK(vram_arena_reset(released.arena, 0) == VRAM_OK && released.calls == 3);
+  int ended = 0;
+  CHECK(vram_arena_on_reset(
+            released.arena, [](void* count) { ++*static_cast<int*>(count); }, &ended) == VRAM_OK);
+  CHECK(vram_arena_destroy(released.arena) == VRAM_OK && ended == 1);
 }
 
 TEST(an_arena_outlives_its_stream) {

@@ -352,8 +352,8 @@ class Buffer:
         Record that work on another stream uses the buffer. After its free, the memory is not reused before that work has completed.
         """
 
-    def fill(self, value: int, *, stream: Any = None) -> None:
-        """Set every byte, in stream order."""
+    def fill(self, value: int | bytes, *, stream: Any = None) -> None:
+        """Set every byte to a number, or repeat up to 16 bytes, in stream order."""
 
     def copy_from(self, source: Any, /, *, stream: Any = None) -> None:
         """
@@ -623,6 +623,9 @@ class ArenaCore:
     def reset_memory(self, zero: bool) -> None:
         """Release everything."""
 
+    def call_at_end(self, function: Callable[[], object]) -> None:
+        """Call a function without arguments when the lifetime ends."""
+
     def is_open(self, id: int, depth: int) -> bool:
         """Whether a lifetime that mark() began has not ended."""
 
@@ -665,6 +668,10 @@ class ArenaCore:
         """
         Whether it or its pool was closed, or it belongs to the parent of a fork.
         """
+
+    @property
+    def callbacks(self) -> int:
+        """Number of registered functions that have not been called yet."""
 
     @property
     def pool(self) -> PoolCore:

@@ -47,6 +47,21 @@ def test_cupy_takes_an_array_without_a_copy(make_pool: MakePool, cupy: Any) -> N
         del array, piece
 
 
+@pytest.mark.real_gpu
+def test_filled_arrays_have_their_values(make_pool: MakePool, device: Device) -> None:
+    with Stream(device) as stream, Arena(make_pool(), stream=stream) as arena:
+        for dtype in ("float16", "float32", "float64", "int16", "uint8", "complex128"):
+            for made, expected in (
+                (arena.zeros(1001, dtype), np.zeros(1001, dtype)),
+                (arena.ones((7, 11, 13), dtype), np.ones((7, 11, 13), dtype)),
+                (arena.full(1001, 3, dtype), np.full(1001, 3, dtype)),
+            ):
+                read = bytearray(made.size)
+                made.copy_to(read)
+                assert bytes(read) == expected.tobytes()
+        arena.reset()
+
+
 def test_the_array_interface_has_shape_type_and_stream(make_pool: MakePool, device: Device) -> None:
     with Stream(device) as stream, Arena(make_pool(), stream=stream) as arena:
         piece = arena.empty((7, 2), "int32")

@@ -45,6 +45,11 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "network"
 
 
+@pytest.fixture(scope="module")
+def cnn(network: Path) -> Path:
+    return network.parent / "cnn"
+
+
 def run(network: Path, *arguments: str, **settings: str) -> str:
     # What StarPU measures of the machine is kept beside the program, not in the home folder.
     env = {**os.environ, "STARPU_HOME": str(network.parent), "STARPU_NCPU": "2", **settings}
@@ -88,6 +93,31 @@ def test_whatever_the_order_of_tasks_the_numbers_are_the_same(network: Path, sch
     assert all("; 0 resets before their tasks had ended" in said for said in alone)
 
 
-def test_wrong_usage_is_said(network: Path) -> None:
-    ended = subprocess.run([network, "sideways"], capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 2 and ended.stderr.startswith("usage:")
+def test_a_reset_releases_the_handles_of_the_network() -> None:
+    source = (EXAMPLE / "network.c").read_text(encoding="utf-8")
+    assert "vram_arena_on_reset(arena, unregister, handle)" in source
+
+
+def test_the_cnn_learns_the_same_with_each_memory(cnn: Path) -> None:
+    said = run(cnn, "all", "2", "1200", "1")
+    assert "Same weights to the last bit: yes." in said
+    assert row(said, "arrays") == [1152, 1152, 1152]
+    requests, registrations = row(said, "requests for their memory"), row(said, "registrations of handles")
+    assert requests[0] == 1152 and requests[1] == requests[2] < 10
+    assert registrations == [1152, 1152, 48]
+    first, last = (float(loss) for loss in re.findall(r"average loss ([0-9.]+)", said))
+    assert last < first
+
+
+@pytest.mark.parametrize("scheduler", ["eager", "random"])
+def test_the_cnn_does_not_depend_on_the_order_of_tasks(cnn: Path, scheduler: str) -> None:
+    alone = [run(cnn, which, "1", "400", STARPU_SCHED=scheduler) for which in ("starpu", "arena", "kept")]
+    assert len({re.findall(r"weights ([0-9a-f]{16})", said)[0] for said in alone}) == 1
+
+
+def test_wrong_usage_is_said(network: Path, cnn: Path) -> None:
+    for program in (network, cnn):
+        ended = subprocess.run(
+            [program, "sideways"], capture_output=True, text=True, timeout=600, check=False
+        )
+        assert ended.returncode == 2 and ended.stderr.startswith("usage:")

@@ -89,6 +89,7 @@ PUBLIC_MODULES = tuple(name for name in vram._MODULES if name not in ADAPTORS)
 
 
 LEFT_OUT = {
+    "vram.Arena.on_reset": "runs what it is given",
     "vram.Stream.launch": "runs what it is given",
     "vram.Snapshot.of": "takes what the native core returned",
     "vram.Stats": "takes what the native core returned",
@@ -261,7 +262,8 @@ EVERYWHERE, ANYWHERE = ("host", "model"), ("host",)
 
 
 SUBJECTS: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
-    "vram.Arena": (EVERYWHERE, lambda device: vram.Arena(device, "1MiB")),
+    # Arrays of ones are written: without a limit they take all the memory of the host.
+    "vram.Arena": (EVERYWHERE, lambda device: vram.Arena(vram.Pool(device, limit="64MiB"), "1MiB")),
     "vram.AsyncMemoryPool": (EVERYWHERE, lambda device: vram.AsyncMemoryPool("8MiB", device)),
     "vram.Buffer": (EVERYWHERE, lambda device: vram.Pool(device).allocate(4096)),
     "vram.Device": (EVERYWHERE, lambda device: device),
@@ -380,7 +382,9 @@ def usual_values(device: vram.Device) -> dict[str, Callable[[Any], Any]]:
         "exported": lambda target: target.export_buffer(target.allocate(4096)),
         "fd": lambda _: -1,
         "file": lambda _: new_path(),
+        "fill_value": lambda _: 1,
         "first": a_trace,
+        "function": lambda _: int,
         "interval": lambda _: 1.0,
         "jobs": lambda _: 1,
         "limit": lambda _: 0,

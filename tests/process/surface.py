@@ -127,6 +127,11 @@ ARGUMENTS: dict[str, Arguments] = {
     "set_attribute": lambda world: ("release_threshold", 0),
     # what holds memory of a pool
     "empty": lambda world: (100,),
+    "full": lambda world: (100, 1),
+    "ones": lambda world: (100,),
+    "zeros": lambda world: (100,),
+    "on_reset": lambda world: (int,),
+    "call_at_end": lambda world: (int,),
     "is_open": lambda world: world.arena.mark(),
     "rewind": lambda world: world.arena.mark(),
     "reset_memory": lambda world: (False,),

@@ -70,6 +70,9 @@ def test_an_arena_is_the_parents() -> None:
             held = {"arena": vram.Arena(pool), "scope": vram.Arena(pool, checked=True)}
             arena, array = held["arena"], held["arena"].empty(1000)
             array[:] = 7
+            called = []
+            for each in held.values():
+                each.on_reset(called.append, 1)
             held["open"] = held["scope"].scope()
             held["open"].__enter__()
 
@@ -79,10 +82,12 @@ def test_an_arena_is_the_parents() -> None:
                     refused(use)
                 arena.close()
                 held.clear()
+                assert not called, "what a callback would release is the parent's"
 
             child(body)
-            assert arena.empty(10).shape == (10,) and (array == 7).all()
+            assert arena.empty(10).shape == (10,) and (array == 7).all() and not called
             arena.reset()
+            assert called == [1]
             assert arena.check() is None and pool.check() is None
             """,
         )

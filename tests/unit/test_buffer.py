@@ -306,7 +306,18 @@ def test_fill_sets_every_byte(pool: Pool) -> None:
         with pytest.raises((ValueError, OverflowError)):
             buffer.fill(value)
     with pytest.raises(TypeError):
-        buffer.fill(b"a")  # type: ignore[arg-type]
+        buffer.fill("a")  # type: ignore[arg-type]
+
+
+def test_fill_repeats_a_pattern(pool: Pool) -> None:
+    buffer = pool.allocate(5000)
+    for pattern in (b"a", b"ab", b"abcde", b"abcdefgh", bytes(10)):
+        buffer.fill(pattern)
+        pool.device.synchronize()
+        assert bytes(buffer) == pattern * (5000 // len(pattern))
+    for pattern in (b"", b"abc", b"x" * 20):
+        with pytest.raises(ValueError, match="divide the size"):
+            buffer.fill(pattern)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ scopes, statistics and error messages.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable
@@ -18,8 +19,8 @@ from vram.core.buffer import Buffer
 from vram.core.closing import Closing
 from vram.core.device import Device
 from vram.core.scope import Scope
-from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory, VramError
-from vram.lifetimes.elements import ELEMENTS, element_of
+from vram.errors import ConfigError, DeviceError, InvalidFree, OutOfMemory
+from vram.lifetimes.elements import ELEMENTS, element_of, pattern_of, type_of_value
 from vram.sizes import format_count, format_size, parse_size
 from vram.trace.model import Frame
 
@@ -113,6 +114,30 @@ class Arena(Closing, _native.ArenaCore):
         """
         return self._make(self, shape, dtype)
 
+    def zeros(self, shape: int | tuple[int, ...], dtype: Any = float) -> Any:
+        """Allocate an array of zeros. Like `empty`, then filled: on a device in the order of the stream."""
+        return self.full(shape, 0, dtype)
+
+    def ones(self, shape: int | tuple[int, ...], dtype: Any = float) -> Any:
+        """Allocate an array of ones. Like `empty`, then filled: on a device in the order of the stream."""
+        return self.full(shape, 1, dtype)
+
+    def full(self, shape: int | tuple[int, ...], fill_value: Any, dtype: Any = None) -> Any:
+        """Allocate an array with `fill_value` in every element. The default of `dtype` is the value's type.
+
+        On the host, `fill_value` may be an array that broadcasts to `shape`, as in `numpy.full`. On a device
+        it is one value, and the fill is queued on the arena's stream. A value that the type cannot hold
+        raises ConfigError, and nothing is allocated.
+        """
+        if not self.host_accessible:
+            return _full_on_device(self, shape, fill_value, dtype)
+        from vram.lifetimes import arrays as arena_arrays
+
+        value = arena_arrays.fill_value_of(fill_value, shape, dtype)
+        array = self.empty(shape, value.dtype)
+        array[...] = value
+        return array
+
     # ---- lifetimes --------------------------------------------------------------------------------------
 
     def scope(self) -> ArenaScope:
@@ -133,10 +158,22 @@ class Arena(Closing, _native.ArenaCore):
             self._unended = None
         self.reset_memory(zero)
 
+    def on_reset(self, callback: Callable[..., object], *arguments: Any) -> None:
+        """Call `callback(*arguments)` once when the current lifetime ends, before its memory is reused.
+
+        That is the next `reset()`, or inside of a scope the end of the scope; at the latest `close()`, or the
+        drop of the arena. Use it to release what refers to the memory, for example the handles of
+        another library. Callbacks are called in reverse order, on the host, in the thread that ends the
+        lifetime, before the arena waits in stream order. They may use the arrays and call `record_stream`;
+        calls that change the arena raise DeviceError. If callbacks raise, the others are still called and the
+        lifetime ends; then the exception is raised, several as an ExceptionGroup.
+        """
+        self.call_at_end(functools.partial(callback, *arguments) if arguments else callback)
+
     def _end(self, mark: tuple[int, int]) -> None:
         try:
             self.rewind(*mark)
-        except VramError:
+        except BaseException:  # also a group, if callbacks have raised
             if not self.closed and self.is_open(*mark):
                 self._unended = min(self._unended or mark, mark)
             raise
@@ -177,9 +214,15 @@ class Arena(Closing, _native.ArenaCore):
     def close(self) -> None:
         """Return the memory to the pool and invalidate its arrays. Calling it again has no effect.
 
-        NumPy arrays and DLPack capsules that still exist keep their memory until they are dropped.
+        The remaining callbacks of `on_reset` are called first. NumPy arrays and DLPack capsules that still
+        exist keep their memory until they are dropped.
         """
         self.end()
+
+    def __del__(self) -> None:
+        if "name" in self.__dict__ and self.callbacks:
+            self.adopt()  # any thread may drop an arena
+            self.close()
 
     def __repr__(self) -> str:
         if "name" not in self.__dict__:
@@ -322,6 +365,14 @@ def _device_array(arena: Arena, shape: Any, dtype: Any) -> Buffer:
     return arena.take_array(shape, *element)
 
 
+def _full_on_device(arena: Arena, shape: Any, value: Any, dtype: Any) -> Buffer:
+    element = element_of(type_of_value(value) if dtype is None else dtype)
+    pattern = pattern_of(element, value)
+    array = arena.take_array(shape, *element)
+    array.fill(pattern)
+    return array
+
+
 # ---- error messages for the native core --------------------------------------------------------------------
 
 
@@ -350,6 +401,8 @@ _REFUSALS: Final = {
     "rewind to a mark that is over": "it has already ended, because an enclosing scope ended or the arena "
     "was reset. Scopes must end in the reverse order of their beginning.",
     "arena alignment": "an alignment must be a power of two up to 2 MiB.",
+    "arena within its callback": "a callback of on_reset() called it while a lifetime of the arena ends. "
+    "Callbacks release things; allocate, reset and register callbacks after the reset has returned.",
 }
 
 
@@ -359,6 +412,13 @@ def _refused(arena: Arena, call: str, what: str) -> DeviceError:
     return DeviceError(
         f"vram failed to {what} ({name!r}): {_REFUSALS[call]}", arena=name, call=call, code="invalid"
     )
+
+
+def _raised(arena: Arena, errors: list[BaseException]) -> BaseException:
+    """Callbacks have raised, and possibly the end of the lifetime itself."""
+    if len(errors) == 1:
+        return errors[0]
+    return BaseExceptionGroup(f"{len(errors)} errors when a lifetime of {arena.name!r} ended", errors)
 
 
 def _full(arena: Arena, size: int) -> OutOfMemory:

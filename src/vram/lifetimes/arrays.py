@@ -17,7 +17,7 @@ from vram.errors import ConfigError
 from vram.lifetimes.elements import checked_shape
 from vram.sizes import MAX_SIZE
 
-__all__ = ["CheckedArray", "checked_array", "plain_array", "raw_type"]
+__all__ = ["CheckedArray", "checked_array", "fill_value_of", "plain_array", "raw_type"]
 
 MOST_KNOWN = 1000
 """Maximum number of spellings of types to remember."""
@@ -66,6 +66,21 @@ def raw_type(dtype: Any) -> np.dtype[Any]:
             "numeric dtype",
             dtype=str(found),
         )
+    return found
+
+
+def fill_value_of(value: Any, shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """Return the value as an array that broadcasts to the shape and has the type, by default its own."""
+    try:
+        found = np.asarray(value, None if dtype is None else raw_type(dtype))
+        raw_type(found.dtype)
+        if found.ndim:
+            np.broadcast_to(found, checked_shape(shape))
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = "" if dtype is None else f" of {shown(dtype)}"
+        raise ConfigError(
+            f"{shown(value)} cannot fill an array{kind} with the shape {shown(shape)}: {error}", value=value
+        ) from error
     return found
 
 

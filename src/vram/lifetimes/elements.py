@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import struct
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +11,7 @@ from vram.arguments import shown
 from vram.errors import ConfigError
 from vram.sizes import MAX_SIZE
 
-__all__ = ["ELEMENTS", "Element", "checked_shape", "element_of"]
+__all__ = ["ELEMENTS", "Element", "checked_shape", "element_of", "pattern_of", "type_of_value"]
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
@@ -62,3 +63,45 @@ def element_of(dtype: Any) -> Element:
             dtype=str(dtype),
         )
     return ELEMENTS.setdefault(dtype, ELEMENTS[name])
+
+
+def type_of_value(value: Any) -> Any:
+    """Return the type that an array filled with the value has if none is given."""
+    if isinstance(value, int) and 1 << 63 <= value < 1 << 64:
+        return "uint64"
+    if isinstance(value, (bool, int, float, complex)):
+        return next(kind for kind in (bool, int, float, complex) if isinstance(value, kind))
+    return getattr(value, "dtype", None) or type(value)
+
+
+_PACKED: Final = {
+    **{"|b1": "?", "|i1": "b", "<i2": "h", "<i4": "i", "<i8": "q", "|u1": "B", "<u2": "H", "<u4": "I"},
+    **{"<u8": "Q", "<f2": "e", "<f4": "f", "<f8": "d", "<c8": "ff", "<c16": "dd"},
+}
+"""The formats of `struct` for the types of NumPy."""
+BFLOAT16: Final = "|V2"
+
+
+def pattern_of(element: Element, value: Any) -> bytes:
+    """Return the bytes of one element with the value. Conversions are NumPy's."""
+    try:
+        if element.typestr == BFLOAT16:
+            return _bfloat16(float(value))
+        packed = _PACKED[element.typestr]
+        if len(packed) == 2:
+            whole = complex(value)
+            return struct.pack(f"<{packed}", whole.real, whole.imag)
+        convert: Any = bool if packed == "?" else float if packed in "efd" else int
+        return struct.pack(f"<{packed}", convert(value))
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise ConfigError(
+            f"{shown(value)} is not a value for an array of {element.typestr}: {error}", value=value
+        ) from error
+
+
+def _bfloat16(value: float) -> bytes:
+    """Round to the nearest, ties to even. A NaN stays one."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    if value != value:
+        return b"\xc0\x7f"
+    return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)

@@ -108,6 +108,14 @@ static void use_pinned(vram_device* device) {
   free(own);
 }
 
+static int released;
+
+static void release(void* argument) {
+  void* memory = NULL;
+  EXPECT(vram_arena_allocate((vram_arena*)argument, 1, 0, &memory) == VRAM_IN_CALLBACK);
+  ++released;
+}
+
 static void use_arena(vram_device* device) {
   vram_arena_options options = VRAM_ARENA_OPTIONS_INIT;
   vram_arena_stats grown = VRAM_ARENA_STATS_INIT, after = VRAM_ARENA_STATS_INIT;
@@ -135,7 +143,10 @@ static void use_arena(vram_device* device) {
     for (i = 0; i < 5; ++i) DO(vram_arena_allocate(arena, MIB, 0, &part));
     EXPECT(first_byte(device, kept, NULL) == iteration);
     if (iteration == 1) DO(vram_arena_get_stats(arena, &grown));
+    DO(vram_arena_on_reset(arena, release, arena));
+    EXPECT(released == iteration);
     DO(vram_arena_reset(arena, iteration == 5));
+    EXPECT(released == iteration + 1);
   }
   DO(vram_arena_get_stats(arena, &after));
   EXPECT(after.requests == grown.requests && after.capacity == grown.capacity);
