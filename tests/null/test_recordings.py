@@ -72,8 +72,8 @@ def test_every_allocation_and_segment_is_that_of_the_gpu(
     assert len(real) + sum(map(len, real_frees.values())) > 10_000
     for number, (expected, event) in enumerate(itertools.zip_longest(real, null)):
         assert event == expected, f"event {number} of {len(real)}"
-    # A thread of PyTorch's drops its last reference to a scalar a little sooner or later. Anything that matters for
-    # memory is in its place.
+    # A thread of PyTorch's drops its last reference to a scalar a little sooner or later. Anything that
+    # matters for memory is in its place.
     assert null_frees.keys() == real_frees.keys()
     moved = []
     for free, times in real_frees.items():
