@@ -562,7 +562,7 @@ Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
   Event* mark = events_.find(event);
   if (!stream || !mark) return {Code::invalid, 0, "event_record"};
   if (schedule_ == Schedule::lag) {
-    stream->tail = std::max(stream->tail, now_us() + lag_us_);
+    stream->tail = std::max(stream->tail, now_us() + (timed() ? 0 : lag_us_));
   } else {
     Operation operation;
     operation.kind = Operation::Kind::mark;
@@ -644,7 +644,8 @@ void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
       stream.tail = std::max({stream.tail, now_us(), engine}) + operation.duration;
       engine = stream.tail;
     } else {
-      stream.tail = std::max(stream.tail, now_us() + lag_us_);
+      stream.tail = timed() ? std::max(stream.tail, now_us()) + lag_us_
+                            : std::max(stream.tail, now_us() + lag_us_);
     }
     operation.finish = stream.tail;
     operation.sequence = next_sequence_++;

@@ -64,8 +64,9 @@ struct ModelOptions {
   double lag_us = 5000.0;
   bool release_waits = false;  // release() waits for everything queued, like a driver
   Address base = kModelBase;   // of all its addresses, which stay below base + kModelRoom
-  // Copies between device and host memory take bytes / host_gb_per_s on a copy engine; 0: the lag, as other
-  // work. For this to tell device memory from host memory, the addresses must lie above those of the host.
+  // Above 0, work takes time: copies between device and host memory bytes / host_gb_per_s on a copy engine,
+  // other work the lag after the previous work of its stream, marks none. For this to tell device memory from
+  // host memory, the addresses must lie above those of the host.
   double host_gb_per_s = 0;
   int copy_engines = 3;  // one for copies to the device, one from it, one between devices; fewer share
 };
@@ -495,6 +496,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   };
   std::optional<Link> link_to(const Backend& other) const;  // takes the lock
   bool mine(Address address) const { return address - base_ < kModelRoom; }
+  bool timed() const { return host_gb_per_s_ > 0; }
   // Whether every range that is memory of another model of the group is opened to this one. Takes locks.
   bool may_reach(const Touch* touches, std::size_t count) const;
   void set_engine(Operation& operation, Address to, Address from, std::uint64_t bytes) const;

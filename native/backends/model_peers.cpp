@@ -191,7 +191,7 @@ Status ModelBackend::stream_wait_peer(StreamHandle stream, const Backend& other,
 
 // Copies inside the device take the lag, as other work.
 void ModelBackend::set_engine(Operation& operation, Address to, Address from, std::uint64_t bytes) const {
-  if (host_gb_per_s_ <= 0 || mine(to) == mine(from)) return;
+  if (!timed() || mine(to) == mine(from)) return;
   operation.duration = static_cast<double>(bytes) / (host_gb_per_s_ * kBytesPerUs);
   operation.engine = std::min(mine(to) ? kUploads : kDownloads, copy_engines_ - 1);
 }
