@@ -644,8 +644,8 @@ void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
       stream.tail = std::max({stream.tail, now_us(), engine}) + operation.duration;
       engine = stream.tail;
     } else {
-      stream.tail = timed() ? std::max(stream.tail, now_us()) + lag_us_
-                            : std::max(stream.tail, now_us() + lag_us_);
+      stream.tail =
+          timed() ? std::max(stream.tail, now_us()) + lag_us_ : std::max(stream.tail, now_us() + lag_us_);
     }
     operation.finish = stream.tail;
     operation.sequence = next_sequence_++;

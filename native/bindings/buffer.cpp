@@ -383,13 +383,13 @@ PyObject* copy_to_device(PyBuffer* self, PyBuffer* peer, StreamHandle stream, bo
 PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other) {
   const char* what = from_other ? "copy_from" : "copy_to";
   StreamHandle stream = 0;
-  PyBuffer* peer = Py_TYPE(other) == buffer_type ? self_of(other) : nullptr;
-  if (peer != nullptr && stream_of_peer(given, self, peer))
-    return copy(peer, reinterpret_cast<PyObject*>(self), given, !from_other);
-  if (!require_live(self) || !stream_for_use(self, given, &stream)) return nullptr;
   Backend& backend = self->pool->pool->backend();
+  PyBuffer* peer = Py_TYPE(other) == buffer_type ? self_of(other) : nullptr;
   // Memory in the order of the same device's streams, of any kind.
   const bool same_device = peer != nullptr && peer->pool->pool->backend().order() == backend.order();
+  if (peer != nullptr && !same_device && stream_of_peer(given, self, peer))
+    return copy(peer, reinterpret_cast<PyObject*>(self), given, !from_other);
+  if (!require_live(self) || !stream_for_use(self, given, &stream)) return nullptr;
   if (peer != nullptr && !same_device && !host_accessible(peer))
     return host_accessible(self) ? copy_to_device(self, peer, stream, from_other)
                                  : copy_devices(self, peer, stream, from_other);

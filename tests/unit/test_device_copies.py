@@ -341,7 +341,8 @@ def test_a_model_that_is_gone_leaves_the_others() -> None:
 
 TWO_GPUS = """
 import vram
-from vram import Device, DriverPool, Event, Pool, Stream
+from vram import Device, DriverPool, Event, Pool, Stream, _native
+from vram.core.device import _Core
 first, second = Device("cuda:0"), Device("cuda:1")
 assert first.can_access(second) and second.can_access(first) and first.can_access(first)
 assert not first.can_access("host")
@@ -367,6 +368,15 @@ for pool in (Pool(first), Pool(first, pages=False), DriverPool(first)):
         pool.allow_access("cuda:1")
         later = pool.allocate(64 << 20)
         assert pool.check() is None
+# The same GPU opened twice cannot access itself as a peer, so copies are staged.
+again = Device._of(_Core("cuda", 0, "cuda:0 again", _native.CudaBackend(0)))
+assert not first.can_access(again)
+with Pool(first) as one, Pool(again) as two:
+    source, target, out = one.allocate(3 << 20), two.allocate(3 << 20), bytearray(3 << 20)
+    source.copy_from(bytes(range(256)) * (12 << 10))
+    target.copy_from(source)
+    target.copy_to(out)
+    assert out == bytes(range(256)) * (12 << 10)
 properties = first.properties
 assert (properties.name, properties.copy_engines, first.copy_engines) == ("NVIDIA H200", 3, 3)
 assert (properties.multiprocessors, properties.most_concurrent_kernels) == (132, 128)

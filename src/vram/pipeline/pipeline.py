@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from vram import _native
+from vram.arguments import whole_number
 from vram.core.buffer import Buffer
 from vram.core.closing import Closing
 from vram.core.device import Device
@@ -37,6 +39,8 @@ from vram.sizes import parse_size
 
 __all__ = ["Pipeline", "PipelineReport"]
 
+MOST_STREAMS = 128
+"""The most compute streams: no GPU runs more kernels at once."""
 MEMORY_SHARE = 0.5
 """Share of the free memory that chunks of a measured size may use."""
 
@@ -54,7 +58,8 @@ class Pipeline(Closing):
     `chunk` is a size in bytes for `run`, or "auto" to find it by measuring. `depth` chunks are in flight at
     once. Device memory comes from `pool` (default: the manager's pool), pinned memory from `pinned`.
     `staging` tells whether host memory is first copied to pinned memory; by default this is done for memory
-    that a GPU cannot access directly.
+    that a GPU cannot access directly. With several `compute_streams`, which chunks use in turn, kernels of
+    consecutive chunks overlap, and `compute` must not rely on the order of the chunks.
     """
 
     def __init__(
@@ -68,11 +73,13 @@ class Pipeline(Closing):
         pool: Pool | None = None,
         pinned: PinnedPool | None = None,
         staging: bool | None = None,
+        compute_streams: int = 1,
     ) -> None:
         """Create a pipeline; it holds memory only while it runs."""
         if not callable(compute):
             raise TypeError(f"compute must be a function of a batch, not {type(compute).__name__}")
         self.depth = _checked_depth(depth)
+        self.compute_streams = whole_number(compute_streams, "compute_streams", least=1, most=MOST_STREAMS)
         self._chunk = None if chunk == "auto" else parse_size(chunk)
         if self._chunk == 0:
             raise ConfigError("a chunk must have at least one byte, not 0", value=chunk)
@@ -90,19 +97,20 @@ class Pipeline(Closing):
         self._sizes: dict[tuple[Any, ...], int] = {}
         self._handed: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._report: PipelineReport | None = None
+        self._here = threading.local()
         with contextlib.ExitStack() as stack:
             self._streams = {
-                lane: stack.enter_context(
-                    self.library.make_stream() if lane == "compute" else Stream(self.device)
-                )
-                for lane in LANES
+                lane: stack.enter_context(Stream(self.device)) for lane in LANES if lane != "compute"
             }
+            self._computes = [
+                stack.enter_context(self.library.make_stream()) for _ in range(self.compute_streams)
+            ]
             stack.pop_all()
 
     @property
     def stream(self) -> Stream:
-        """The stream that `compute` runs on."""
-        return self._streams["compute"]
+        """The stream that `compute` runs on: during a call that of its chunk, otherwise the first one."""
+        return getattr(self._here, "stream", self._computes[0])
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Process batches of any size; yield what `compute` returned for each, in order, on the host.
@@ -150,7 +158,7 @@ class Pipeline(Closing):
 
     def close(self) -> None:
         """Close the streams after running work. Later runs are refused. Calling it again has no effect."""
-        for stream in self._streams.values():
+        for stream in (*self._streams.values(), *self._computes):
             stream.close()
 
     def __repr__(self) -> str:

@@ -54,6 +54,7 @@ class PipelineReport:
     sums_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LANES, 0))
     spans: list[Span] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
+    compute_streams: int = 1
 
     # ---- filled in by the pipeline ----------------------------------------------------------------------
 
@@ -75,8 +76,15 @@ class PipelineReport:
 
     @property
     def ideal_ms(self) -> float:
-        """The longest of all uploads, all computing and all downloads: the time with perfect overlap."""
-        return max(self.sums_ms[lane] for lane in _DEVICE_LANES)
+        """The longest of all uploads, all computing and all downloads: the time with perfect overlap.
+
+        With several compute streams, computing counts as if all of them were busy all the time.
+        """
+        return max(self._lane_ms(lane) for lane in _DEVICE_LANES)
+
+    def _lane_ms(self, lane: str) -> float:
+        """The time of a lane; chunks share the time of several compute streams."""
+        return self.sums_ms[lane] / (self.compute_streams if lane == "compute" else 1)
 
     @property
     def fraction_of_ideal(self) -> float:
@@ -86,7 +94,7 @@ class PipelineReport:
     @property
     def overlap(self) -> float:
         """The overlapped share of the time that could overlap with the longest lane, from 0 to 1."""
-        sums = [self.sums_ms[lane] for lane in _DEVICE_LANES]
+        sums = [self._lane_ms(lane) for lane in _DEVICE_LANES]
         could = sum(sums) - max(sums)
         return max(0.0, min(1.0, (sum(sums) - self.total_ms) / could)) if could > 0 else 1.0
 
@@ -103,7 +111,7 @@ class PipelineReport:
     def busy(self) -> dict[str, float]:
         """The share of the time for which each lane was busy, and that the host spent queuing and outside."""
         total = self.total_ms or 1.0
-        shares = {lane: spent / total for lane, spent in self.sums_ms.items() if spent}
+        shares = {lane: self._lane_ms(lane) / total for lane, spent in self.sums_ms.items() if spent}
         host = (("host", self.host_ms), ("input", self.input_ms), ("consumer", self.consumer_ms))
         for name, spent in host:
             if spent / total > 0.01:
@@ -137,7 +145,7 @@ class PipelineReport:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON; `spans` are the data of a drawing."""
         names = (
-            *("device", "like", "depth"),
+            *("device", "like", "depth", "compute_streams"),
             *("chunks", "bytes_in", "bytes_out", "smallest_chunk", "largest_chunk"),
             *("total_ms", "ideal_ms", "fraction_of_ideal", "overlap", "input_ms", "consumer_ms", "host_ms"),
         )

@@ -6,6 +6,7 @@ Events define the order; the host waits only for what it returns. `pipeline` has
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import traceback
 from collections import deque
@@ -67,9 +68,10 @@ class LaneEvents:
 class Chunk:
     """One batch in flight. It releases what it holds lane by lane; `Run` decides when."""
 
-    def __init__(self, index: int, events: LaneEvents) -> None:
+    def __init__(self, index: int, events: LaneEvents, stream: Stream) -> None:
         self.index = index
         self.events = events
+        self.stream = stream  # of its computation
         self.size = 0  # bytes of input
         self.rows = slice(0, 0)  # rows of the array that run() splits
         self.moved: dict[str, int] = {}  # bytes, by lane
@@ -158,11 +160,9 @@ class Setup(Protocol):
     pinned: PinnedPool
     _staging: bool | None
     _copies: _native.HostCopies
-    _streams: dict[str, Stream]
-
-    @property
-    def stream(self) -> Stream:
-        """The stream of the computation."""
+    _streams: dict[str, Stream]  # by lane, without those of the computation
+    _computes: list[Stream]
+    _here: threading.local  # .stream: that of the call of `compute` on this thread
 
     def _direct(self, array: HostArray) -> bool:
         """Return whether an array is copied without staging."""
@@ -179,7 +179,9 @@ class Run:
         self.uploads_ahead = (
             1 if self.on_host else min(MOST_UPLOADS_AHEAD, pipe.depth)
         )  # the host waits for memory there
-        self.report = PipelineReport(pipe.device.name, pipe.library.name, pipe.depth)
+        self.report = PipelineReport(
+            pipe.device.name, pipe.library.name, pipe.depth, compute_streams=len(pipe._computes)
+        )
         self.origin = Event(pipe.device, timing=True)
         self.chunks_made = 0
         self.rows_made = 0
@@ -219,7 +221,8 @@ class Run:
         if not self.more:
             return False
         events = self.spare_events.pop() if self.spare_events else LaneEvents(self.pipe.device)
-        chunk = Chunk(self.chunks_made, events)
+        computes = self.pipe._computes
+        chunk = Chunk(self.chunks_made, events, computes[self.chunks_made % len(computes)])
         begun = time.perf_counter()
         try:
             chunk.batch = next(source)
@@ -367,7 +370,7 @@ class Run:
             try:
                 buffer.free()
             except BufferError:  # an array on it still exists and keeps the memory
-                buffer.record_stream(self.pipe.stream)
+                buffer.record_stream(chunk.stream)
 
     # ---- on the device ----------------------------------------------------------------------------------
 
@@ -384,7 +387,7 @@ class Run:
         self.more = self.more and chunk.error is None
 
     def _begin(self, lane: str, after: str, chunk: Chunk) -> Stream:
-        stream = self.pipe._streams[lane]
+        stream = chunk.stream if lane == "compute" else self.pipe._streams[lane]
         stream.wait_event(chunk.events.ends[after])
         chunk.events.begin(lane, stream)
         return stream
@@ -436,9 +439,18 @@ class Run:
 
     def _returned(self, chunk: Chunk) -> Any:
         library, pipe = self.pipe.library, self.pipe
-        with library.current(pipe.stream):
+        with self._stream_here(chunk.stream), library.current(chunk.stream):
             value = pipe.compute(walk(chunk.batch, lambda leaf: self._on_device(chunk, leaf)))
             return walk(value, lambda leaf: library.result(leaf) or leaf)
+
+    @contextlib.contextmanager
+    def _stream_here(self, stream: Stream) -> Iterator[None]:
+        """Make it the `stream` of the pipeline on this thread."""
+        self.pipe._here.stream = stream
+        try:
+            yield
+        finally:
+            del self.pipe._here.stream
 
     def _on_device(self, chunk: Chunk, leaf: Any) -> Any:
         buffer = chunk.buffers.get(id(leaf))
@@ -551,7 +563,7 @@ class Run:
     def _settle(self) -> None:
         """Wait for all streams, or for the whole device if a stream raises or was closed."""
         try:
-            for stream in self.pipe._streams.values():
+            for stream in (*self.pipe._streams.values(), *self.pipe._computes):
                 wait_out(stream.synchronize)
         except DeviceError:
             for _ in range(2):
