@@ -580,6 +580,20 @@ void bind_work(nb::class_<Backend>& type) {
             without_gil("fill memory", [&] { return backend.fill(to, value, bytes, stream); });
           },
           "to"_a, "value"_a, "bytes"_a, "stream"_a)
+      .def(
+          "copy_across",
+          [](Backend& backend, Address to, StreamHandle stream, Backend& other, Address source,
+             StreamHandle other_stream, std::uint64_t bytes) {
+            if (host_waits(backend, other)) {
+              without_gil("wait for a stream", [&] { return other.stream_synchronize(other_stream); });
+              without_gil("wait for a stream", [&] { return backend.stream_synchronize(stream); });
+            }
+            without_gil("copy between devices", [&] {
+              return copy_across(backend, to, stream, other, source, other_stream, true, bytes);
+            });
+          },
+          "to"_a, "stream"_a, "other"_a, "source"_a, "other_stream"_a, "bytes"_a,
+          "Copy from another device, ordered on a stream of each.")
       .def("launch", &launch, "stream"_a, "function"_a,
            "Run function() in stream order. The next synchronize raises its exceptions.");
 }

@@ -110,6 +110,9 @@ class Backend:
 
     def fill(self, to: int, value: int, bytes: int, stream: int) -> None: ...
 
+    def copy_across(self, to: int, stream: int, other: Backend, source: int, other_stream: int, bytes: int) -> None:
+        """Copy from another device, ordered on a stream of each."""
+
     def launch(self, stream: int, function: object) -> None:
         """
         Run function() in stream order. The next synchronize raises its exceptions.
