@@ -135,7 +135,7 @@ class Pipeline(Closing):
 
     @compute.setter
     def compute(self, function: Callable[[Any], Any]) -> None:
-        self._stages[0].compute = function
+        self._stages[0].compute = _checked_function(function)
 
     @property
     def stream(self) -> Stream:
@@ -247,6 +247,12 @@ class Pipeline(Closing):
         return max(1, int(free * MEMORY_SHARE / (self.depth * ratio)))
 
 
+def _checked_function(function: Any) -> Callable[[Any], Any]:
+    if not callable(function):
+        raise TypeError(f"compute must be a function of a batch, not {type(function).__name__}")
+    return function  # type: ignore[no-any-return]
+
+
 def _checked_depth(depth: object) -> int:
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise ConfigError(f"depth must be at least 1, not {depth!r}", value=depth)
@@ -260,8 +266,7 @@ def _stages_of(
     several = isinstance(compute, (list, tuple))
     functions = list(compute) if several else [compute]
     for function in functions:
-        if not callable(function):
-            raise TypeError(f"compute must be a function of a batch, not {type(function).__name__}")
+        _checked_function(function)
     devices = list(device) if several and isinstance(device, (list, tuple)) else [device]
     pools = list(pool) if several and isinstance(pool, (list, tuple)) else [pool]
     if not functions or (several and pool is None and len(devices) != len(functions)):
