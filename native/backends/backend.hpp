@@ -66,8 +66,8 @@ class Backend {
   virtual Status map(Address address, std::uint64_t bytes, PageHandle page) = 0;
   // Grants the device access to a completely mapped range; it may span several pages.
   virtual Status set_access(Address address, std::uint64_t bytes) = 0;
-  // From now on set_access includes another device of the same kind, by its number. pre: the two can reach
-  // each other's memory.
+  // From now on set_access includes another device of the same kind, by its number. pre: that device can
+  // access the memory of this one.
   virtual Status add_peer(int) { return {Code::unsupported, 0, "add_peer"}; }
   // pre: the range is exactly one mapping and no work on any stream uses it anymore.
   virtual Status unmap(Address address, std::uint64_t bytes) = 0;
@@ -131,6 +131,25 @@ class Backend {
   // Whether a lasting stream has ended on its own: the stream of a thread that has ended. Events can still be
   // recorded behind its work.
   virtual bool ended(StreamHandle) const { return false; }
+
+  // ---- other devices ----------------------------------------------------------------------------
+  // Whether work here can use the other device's memory directly, once that memory is opened to this device:
+  // pages by add_peer and set_access there, plain memory by open_plain here.
+  virtual bool can_access(const Backend&) const { return false; }
+  // Lets work here use all plain memory of the other device. pre: can_access.
+  virtual Status open_plain(Backend&) { return {Code::unsupported, 0, "open_plain"}; }
+  // Whether streams here can wait for events of the other device. Otherwise the host must wait.
+  virtual bool waits_for(const Backend&) const { return false; }
+  // Later work on the stream waits for an event of the other device. pre: waits_for.
+  virtual Status stream_wait_peer(StreamHandle, const Backend&, EventHandle) {
+    return {Code::unsupported, 0, "stream_wait_peer"};
+  }
+  // As copy, where one side is memory of the other device: `from` if from_other is set, else `to`. That
+  // memory need not be opened to this device. pre: can_access.
+  virtual Status copy_peer(Address /*to*/, Address /*from*/, std::uint64_t /*bytes*/, const Backend&,
+                           bool /*from_other*/, StreamHandle) {
+    return {Code::unsupported, 0, "copy_peer"};
+  }
 
   // ---- capture --------------------------------------------------------------------------------
   // While a stream is captured, its work is recorded in a graph and does not run; the pool must not query it,

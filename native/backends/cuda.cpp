@@ -409,6 +409,42 @@ Status CudaBackend::wait_for_lasting() {
   return {};
 }
 
+// ---- other devices ----------------------------------------------------------------------------------------
+
+bool CudaBackend::can_access(const Backend& other) const {
+  const auto* cuda = dynamic_cast<const CudaBackend*>(&other);
+  if (cuda == nullptr || cuda == this || inherited()) return false;
+  int possible = 0;
+  return driver_.can_access(&possible, device_, cuda->device_) == kCuSuccess && possible != 0;
+}
+Status CudaBackend::open_plain(Backend& other) {
+  if (!can_access(other)) return {Code::unsupported, 0, "cuCtxEnablePeerAccess"};
+  void* const context = dynamic_cast<CudaBackend&>(other).context_;
+  return unseen_by_captures("cuCtxEnablePeerAccess", [&] {
+    const CuResult result = driver_.open_context(context, 0);
+    return result == kCuPeerAlreadyEnabled ? kCuSuccess : result;
+  });
+}
+bool CudaBackend::waits_for(const Backend& other) const {
+  return &other != this && dynamic_cast<const CudaBackend*>(&other) != nullptr;
+}
+Status CudaBackend::stream_wait_peer(StreamHandle stream, const Backend& other, EventHandle event) {
+  if (!waits_for(other)) return {Code::unsupported, 0, "cuStreamWaitEvent"};
+  if (!dynamic_cast<const CudaBackend&>(other).knows(event)) return {Code::invalid, 0, "cuStreamWaitEvent"};
+  if (breaks_capture(for_work(stream))) return {Code::capturing, kCuCaptureImplicit, "cuStreamWaitEvent"};
+  return in_context("cuStreamWaitEvent",
+                    [&] { return driver_.stream_wait(for_work(stream), cu_pointer(event), 0); });
+}
+Status CudaBackend::copy_peer(Address to, Address from, std::uint64_t bytes, const Backend& other,
+                              bool from_other, StreamHandle stream) {
+  if (!can_access(other)) return {Code::unsupported, 0, "cuMemcpyPeerAsync"};
+  void* const theirs = dynamic_cast<const CudaBackend&>(other).context_;
+  return in_context("cuMemcpyPeerAsync", [&] {
+    return driver_.copy_peer(to, from_other ? context_ : theirs, from, from_other ? theirs : context_, bytes,
+                             for_work(stream));
+  });
+}
+
 // ---- capture --------------------------------------------------------------------------------------------
 
 Status CudaBackend::capture_position(StreamHandle stream, CaptureId* capture, std::vector<GraphNode>* out) {

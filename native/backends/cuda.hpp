@@ -38,6 +38,13 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status map(Address address, std::uint64_t bytes, PageHandle page) override;
   Status set_access(Address address, std::uint64_t bytes) override;
   Status add_peer(int device) override;
+  bool can_access(const Backend& other) const override;
+  Status open_plain(Backend& other) override;
+  bool waits_for(const Backend& other) const override;
+  Status stream_wait_peer(StreamHandle stream, const Backend& other, EventHandle event) override;
+  // The driver needs no access to pages that are not opened to this device: it copies through both contexts.
+  Status copy_peer(Address to, Address from, std::uint64_t bytes, const Backend& other, bool from_other,
+                   StreamHandle stream) override;
   Status unmap(Address address, std::uint64_t bytes) override;
 
   Status page_export(PageHandle page, int* fd) override;
@@ -91,6 +98,7 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status pool_trim(DriverPoolHandle pool, std::uint64_t keep) override;
   Status pool_get(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t* out) override;
   Status pool_set(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t value) override;
+  Status pool_open(DriverPoolHandle pool, int device) override;
   Status pool_export(DriverPoolHandle pool, int* fd) override;
   Status pool_import(int fd, DriverPoolHandle* out) override;
   Status pool_export_pointer(Address address, SharedPointer* out) override;

@@ -63,6 +63,9 @@ void CudaDriver::load_all() {
   load("cuEventElapsedTime", event_elapsed);
   load("cuMemcpyAsync", copy);
   load("cuMemsetD8Async", fill);
+  load("cuDeviceCanAccessPeer", can_access);
+  load("cuCtxEnablePeerAccess", open_context);
+  load("cuMemcpyPeerAsync", copy_peer);
   load("cuLaunchHostFunc", launch_host);
   load("cuMemHostAlloc", host_alloc);
   load("cuMemFreeHost", host_free);

@@ -19,6 +19,7 @@ inline constexpr CuResult kCuInvalidValue = 1;
 inline constexpr CuResult kCuOutOfMemory = 2;
 inline constexpr CuResult kCuInvalidHandle = 400;
 inline constexpr CuResult kCuNotReady = 600;
+inline constexpr CuResult kCuPeerAlreadyEnabled = 704;
 inline constexpr CuResult kCuAlreadyRegistered = 712;
 inline constexpr CuResult kCuNotSupported = 801;
 inline constexpr CuResult kCuCaptureUnsupported = 900;  // … to kCuCapturedEvent: refused during a capture
@@ -134,6 +135,10 @@ struct CudaDriver {
   CuResult (*event_elapsed)(float*, void*, void*);
   CuResult (*copy)(Address, Address, std::size_t, void*);
   CuResult (*fill)(Address, unsigned char, std::size_t, void*);
+  // other devices
+  CuResult (*can_access)(int*, int, int);
+  CuResult (*open_context)(void*, unsigned);
+  CuResult (*copy_peer)(Address, void*, Address, void*, std::size_t, void*);
   CuResult (*launch_host)(void*, void (*)(void*), void*);
   // pinned memory
   CuResult (*host_alloc)(void**, std::size_t, unsigned);

@@ -108,6 +108,12 @@ Status CudaBackend::pool_set(DriverPoolHandle pool, DriverPoolAttribute attribut
   });
 }
 
+Status CudaBackend::pool_open(DriverPoolHandle pool, int device) {
+  const CuAccess access = {{kCuLocationDevice, device}, kCuAccessReadWrite};
+  return unseen_by_captures("cuMemPoolSetAccess",
+                            [&] { return driver_.pool_set_access(cu_pointer(pool), &access, 1); });
+}
+
 Status CudaBackend::pool_export(DriverPoolHandle pool, int* fd) {
   return unseen_by_captures("cuMemPoolExportToShareableHandle", [&] {
     return driver_.pool_export(fd, cu_pointer(pool), kCuHandleFileDescriptor, 0);

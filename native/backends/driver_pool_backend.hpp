@@ -65,6 +65,9 @@ class DriverPoolBackend {
   virtual Status pool_trim(DriverPoolHandle pool, std::uint64_t keep) = 0;
   virtual Status pool_get(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t* out) = 0;
   virtual Status pool_set(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t value) = 0;
+  // Lets another device, by its number, use what is allocated from the pool now and later. pre: that device
+  // can access the memory of this one.
+  virtual Status pool_open(DriverPoolHandle pool, int device) = 0;
 
   // post: *fd belongs to the caller.
   virtual Status pool_export(DriverPoolHandle pool, int* fd) = 0;

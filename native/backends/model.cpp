@@ -19,9 +19,7 @@ namespace vram {
 namespace {
 
 constexpr Status kOk{};
-constexpr std::uint64_t kTiB = 1024 * kGiB;
-constexpr std::uint64_t kPlainRoom = 32 * kTiB;
-constexpr std::uint64_t kSpaceRoom = 64 * kTiB;
+constexpr std::uint64_t kSpaceRoom = kModelRoom - kModelPlainRoom;
 
 constexpr double kSpaceUs = 29.0;
 constexpr double kEventCreateUs = 0.27;
@@ -64,6 +62,10 @@ const char* const ModelBackend::kCallNames[kCalls] = {"reserve",
                                                       "timing_event_create",
                                                       "elapsed_ms",
                                                       "copy",
+                                                      "add_peer",
+                                                      "open_plain",
+                                                      "stream_wait_peer",
+                                                      "copy_peer",
                                                       "fill",
                                                       "launch",
                                                       "pool_create",
@@ -74,6 +76,7 @@ const char* const ModelBackend::kCallNames[kCalls] = {"reserve",
                                                       "pool_trim",
                                                       "pool_get",
                                                       "pool_set",
+                                                      "pool_open",
                                                       "pool_export",
                                                       "pool_import",
                                                       "pool_export_pointer",
@@ -90,20 +93,33 @@ ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
     : generation_(process_generation()),
       ledger_(capacity_bytes / kSlotBytes * kSlotBytes),
       schedule_(options.schedule),
-      lag_us_(options.lag_us) {
+      lag_us_(options.lag_us),
+      base_(round_up(options.base, kSlotBytes)),
+      host_gb_per_s_(options.host_gb_per_s),
+      copy_engines_(std::clamp(options.copy_engines, 1, 3)) {
+  life_->model = this;
   info_.name = "model:0";
   info_.total_bytes = ledger_.capacity();
   info_.pages = options.pages;
   info_.release_waits = options.release_waits;
   info_.captures = true;
-  plain_addresses_.next = round_up(options.base, kSlotBytes);
-  plain_addresses_.end = plain_addresses_.next + kPlainRoom;
+  plain_addresses_.next = base_;
+  plain_addresses_.end = plain_addresses_.next + kModelPlainRoom;
   space_addresses_.next = plain_addresses_.end;
   space_addresses_.end = space_addresses_.next + kSpaceRoom;
   streams_.push_back(std::make_unique<Stream>());
 }
 
 // ---- counting and failing -------------------------------------------------------------------------
+
+ModelBackend::~ModelBackend() {
+  {
+    const std::lock_guard members(ModelGroup::mutex);
+    group_->members.erase(base_);
+  }
+  const std::lock_guard last(life_->mutex);
+  life_->model = nullptr;
+}
 
 bool ModelBackend::inherited() const { return generation_ != process_generation(); }
 
@@ -343,6 +359,8 @@ Status ModelBackend::set_access(Address address, std::uint64_t bytes) {
     charge(kSetAccess, prices::page(page_bytes).set_access);
   });
   ledger_.set_access(address, bytes);
+  for (Address at = address; !peers_.empty() && at < address + bytes; at += kSlotBytes)
+    opened_pages_[at] = peers_;
   return kOk;
 }
 
@@ -354,6 +372,8 @@ Status ModelBackend::unmap(Address address, std::uint64_t bytes) {
   if (const Code code = ledger_.may_unmap(address, bytes); code != Code::ok) return {code, 0, "unmap"};
   if (busy(address, bytes, false)) return {Code::invalid, 0, "unmap"};
   ledger_.unmap(address, bytes);
+  for (Address at = address; !opened_pages_.empty() && at < address + bytes; at += kSlotBytes)
+    opened_pages_.erase(at);
   return kOk;
 }
 
@@ -375,7 +395,7 @@ ModelBackend::Stream* ModelBackend::stream_of(StreamHandle place) {
 }
 
 bool ModelBackend::passed(const Event& event) const {
-  if (schedule_ == Schedule::lag && event.passes > now_us_) return false;
+  if (schedule_ == Schedule::lag && event.passes > now_us()) return false;
   return streams_[event.stream]->done >= event.position;
 }
 
@@ -463,7 +483,7 @@ Status ModelBackend::stream_query(StreamHandle handle) {
   const Stream* stream = stream_of(handle);
   if (!stream) return {Code::invalid, 0, "stream_query"};
   const bool idle =
-      stream->done == stream->queued && (schedule_ == Schedule::manual || stream->tail <= now_us_);
+      stream->done == stream->queued && (schedule_ == Schedule::manual || stream->tail <= now_us());
   return {idle ? Code::ok : Code::not_ready, 0, "stream_query"};
 }
 
@@ -542,7 +562,7 @@ Status ModelBackend::event_record(EventHandle event, StreamHandle handle) {
   Event* mark = events_.find(event);
   if (!stream || !mark) return {Code::invalid, 0, "event_record"};
   if (schedule_ == Schedule::lag) {
-    stream->tail = std::max(stream->tail, now_us_ + lag_us_);
+    stream->tail = std::max(stream->tail, now_us() + (timed() ? 0 : lag_us_));
   } else {
     Operation operation;
     operation.kind = Operation::Kind::mark;
@@ -591,9 +611,9 @@ Status ModelBackend::wait_for(Call call, StreamHandle handle, std::uint64_t posi
                               Lock& lock) {
   const Stream* stream = streams_[handle].get();
   if (schedule_ == Schedule::lag) {
-    if (moment > now_us_) {
+    if (moment > now_us()) {
       ++host_waits_;
-      host_wait_us_ += moment - now_us_;
+      host_wait_us_ += moment - now_us();
     }
     move_clock(moment, lock);
     return {stream->done >= position ? Code::ok : Code::deadlock, 0, kCallNames[call]};
@@ -619,7 +639,14 @@ void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
   }
   Stream& stream = *streams_[handle];
   if (schedule_ == Schedule::lag) {
-    stream.tail = std::max(stream.tail, now_us_ + lag_us_);
+    if (operation.duration > 0) {
+      double& engine = engines_[static_cast<std::size_t>(operation.engine)];
+      stream.tail = std::max({stream.tail, now_us(), engine}) + operation.duration;
+      engine = stream.tail;
+    } else {
+      stream.tail =
+          timed() ? std::max(stream.tail, now_us()) + lag_us_ : std::max(stream.tail, now_us() + lag_us_);
+    }
     operation.finish = stream.tail;
     operation.sequence = next_sequence_++;
   }
@@ -629,18 +656,19 @@ void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
 }
 
 Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation operation) {
+  const bool reached = call == kCopyPeer || may_reach(operation.touches, std::size(operation.touches));
   Lock lock;
   stream = at(stream);
   Status status;
   if (!begin(call, &lock, &status)) return status;
-  if (!stream_of(stream)) return {Code::invalid, 0, kCallNames[call]};
+  if (!stream_of(stream) || !reached) return {Code::invalid, 0, kCallNames[call]};
   for (const Touch& touch : operation.touches) {
     if (ledger_.may_touch(touch.address, touch.bytes) != Code::ok)
       return {Code::invalid, 0, kCallNames[call]};
   }
   operation.id = next_own_id_++;
   enqueue(stream, std::move(operation));
-  if (lag_us_ == 0) move_clock(now_us_, lock);  // it completes immediately
+  if (lag_us_ == 0) move_clock(now_us(), lock);  // it completes immediately
   return kOk;
 }
 
@@ -648,6 +676,7 @@ Status ModelBackend::copy(Address to, Address from, std::uint64_t bytes, StreamH
   Operation operation;
   operation.touches[0] = {to, bytes};
   operation.touches[1] = {from, bytes};
+  set_engine(operation, to, from, bytes);
   return enqueue_work(kCopy, stream, std::move(operation));
 }
 
@@ -666,14 +695,17 @@ Status ModelBackend::launch(StreamHandle stream, std::function<void()> work) {
 
 Status ModelBackend::work(StreamHandle stream, std::uint64_t id, Address address, std::uint64_t bytes) {
   if (inherited()) return {Code::closed, 0, "work"};
+  const Touch touch{address, bytes};
+  const bool reached = may_reach(&touch, 1);
   Lock lock(mutex_);
   stream = at(stream);
-  if (!stream_of(stream) || ledger_.may_touch(address, bytes) != Code::ok) return {Code::invalid, 0, "work"};
+  if (!stream_of(stream) || !reached || ledger_.may_touch(address, bytes) != Code::ok)
+    return {Code::invalid, 0, "work"};
   Operation operation;
   operation.id = id;
   operation.touches[0] = {address, bytes};
   enqueue(stream, std::move(operation));
-  if (lag_us_ == 0) move_clock(now_us_, lock);
+  if (lag_us_ == 0) move_clock(now_us(), lock);
   return kOk;
 }
 
@@ -688,7 +720,7 @@ bool ModelBackend::may_execute(Lock& lock) {
 }
 
 bool ModelBackend::ready(const Operation& operation) const {
-  if (schedule_ == Schedule::lag) return operation.finish <= now_us_;
+  if (schedule_ == Schedule::lag) return operation.finish <= now_us();
   return operation.kind != Operation::Kind::wait || streams_[operation.other]->done >= operation.position;
 }
 
@@ -757,7 +789,7 @@ bool ModelBackend::finish_all(Lock& lock) {
   if (schedule_ == Schedule::manual) {
     return run_until([this] { return queued_ == 0; }, lock);
   }
-  double last = now_us_;
+  double last = now_us();
   for (const auto& stream : streams_) last = std::max(last, stream->tail);
   move_clock(last, lock);
   return queued_ == 0;
@@ -771,36 +803,45 @@ Status ModelBackend::synchronize() {
   return kOk;
 }
 
+// Lag: the stream whose first operation is the next to complete; null if the clock has passed none.
+ModelBackend::Stream* ModelBackend::first_ready() {
+  Stream* first = nullptr;
+  for (const auto& stream : streams_) {
+    if (stream->operations.empty() || !ready(stream->operations.front())) continue;
+    const Operation& candidate = stream->operations.front();
+    const Operation* best = first ? &first->operations.front() : nullptr;
+    const bool earlier = !best || candidate.finish < best->finish ||
+                         (candidate.finish == best->finish && candidate.sequence < best->sequence);
+    if (earlier) first = stream.get();
+  }
+  return first;
+}
+
 // Lag: executes what the clock has passed, in order of completion.
 void ModelBackend::settle(Lock& lock) {
   while (queued_ > 0 && may_execute(lock)) {
-    Stream* first = nullptr;
-    for (const auto& stream : streams_) {
-      if (stream->operations.empty() || !ready(stream->operations.front())) continue;
-      const Operation& candidate = stream->operations.front();
-      const Operation* best = first ? &first->operations.front() : nullptr;
-      const bool earlier = !best || candidate.finish < best->finish ||
-                           (candidate.finish == best->finish && candidate.sequence < best->sequence);
-      if (earlier) first = stream.get();
-    }
-    if (!first) return;
+    Stream* const first = first_ready();
+    if (first == nullptr) return;
     execute(*first, lock);
   }
 }
 
 void ModelBackend::move_clock(double us, Lock& lock) {
-  now_us_ = std::max(now_us_, us);
+  double now = now_us();
+  while (now < us && !group_->now_us.compare_exchange_weak(now, us)) {
+  }
+  if (linked_) return settle_group(lock);
   if (queued_ > 0 && schedule_ == Schedule::lag) settle(lock);
 }
 
 double ModelBackend::now() {
   const Lock lock = hold();
-  return now_us_;
+  return now_us();
 }
 
 void ModelBackend::advance(double us) {
   Lock lock = hold();
-  move_clock(now_us_ + us, lock);
+  move_clock(now_us() + us, lock);
 }
 
 void ModelBackend::set_time(double us) {
@@ -816,8 +857,9 @@ void ModelBackend::set_lag(double us) {
 Status ModelBackend::set_schedule(Schedule schedule) {
   if (inherited()) return {Code::closed, 0, "set_schedule"};
   const std::lock_guard lock(mutex_);
+  if (schedule == Schedule::manual && linked_) return {Code::invalid, 0, "set_schedule"};
   const bool idle = std::all_of(streams_.begin(), streams_.end(), [this](const auto& stream) {
-    return stream->done == stream->queued && (schedule_ == Schedule::manual || stream->tail <= now_us_);
+    return stream->done == stream->queued && (schedule_ == Schedule::manual || stream->tail <= now_us());
   });
   if (!idle) return {Code::invalid, 0, "set_schedule"};
   schedule_ = schedule;

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <list>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -22,6 +24,10 @@
 #include "base/handles.hpp"
 
 namespace vram {
+
+inline constexpr Address kModelBase = 0x1000'0000'0000;
+inline constexpr std::uint64_t kModelPlainRoom = 32 * 1024 * kGiB;  // first plain memory, then spaces
+inline constexpr std::uint64_t kModelRoom = 3 * kModelPlainRoom;
 
 // How work on streams is executed.
 enum class Schedule : std::uint8_t {
@@ -56,8 +62,22 @@ struct ModelOptions {
   bool pages = true;
   Schedule schedule = Schedule::lag;
   double lag_us = 5000.0;
-  bool release_waits = false;       // release() waits for everything queued, like a driver
-  Address base = 0x1000'0000'0000;  // of all its addresses, which stay below base + 96 TiB
+  bool release_waits = false;  // release() waits for everything queued, like a driver
+  Address base = kModelBase;   // of all its addresses, which stay below base + kModelRoom
+  // Above 0, work takes time: copies between device and host memory bytes / host_gb_per_s on a copy engine,
+  // other work the lag after the previous work of its stream, marks none. For this to tell device memory from
+  // host memory, the addresses must lie above those of the host.
+  double host_gb_per_s = 0;
+  int copy_engines = 3;  // one for copies to the device, one from it, one between devices; fewer share
+};
+
+class ModelBackend;
+
+// Models that stand for the GPUs of one machine: they share a clock and know each other by their addresses.
+struct ModelGroup {
+  std::atomic<double> now_us{0};
+  inline static std::mutex mutex;  // guards the members of all groups; taken before the lock of a model
+  std::map<Address, ModelBackend*> members;
 };
 
 // What exists now; after a test has cleaned up, only streams == 1 (the default stream) remains.
@@ -86,6 +106,9 @@ struct Refused {
 class ModelBackend : public Backend, public DriverPoolBackend {
  public:
   explicit ModelBackend(std::uint64_t capacity_bytes, ModelOptions options = {});
+  ~ModelBackend() override;
+  ModelBackend(const ModelBackend&) = delete;
+  ModelBackend& operator=(const ModelBackend&) = delete;
 
   const DeviceInfo& info() const override { return info_; }
   Status memory_info(std::uint64_t* free_bytes, std::uint64_t* total_bytes) override;
@@ -99,7 +122,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Status page_release(PageHandle page, std::uint64_t bytes) override;
   Status map(Address address, std::uint64_t bytes, PageHandle page) override;
   Status set_access(Address address, std::uint64_t bytes) override;
-  Status add_peer(int) override { return {}; }  // models reach each other's memory
+  Status add_peer(int device) override;
   Status unmap(Address address, std::uint64_t bytes) override;
 
   // ---- memory shared between processes ------------------------------------------------------------
@@ -133,6 +156,25 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) override;
   Status launch(StreamHandle stream, std::function<void()> work) override;
 
+  // ---- other devices (model_peers.cpp) ------------------------------------------------------------
+  // Models that are not linked cannot access each other, and their streams cannot wait for each other. Work
+  // on linked models that uses memory of another one is refused with Code::invalid unless that memory is
+  // opened to it; copy_peer is not.
+  bool can_access(const Backend& other) const override;
+  Status open_plain(Backend& other) override;
+  bool waits_for(const Backend& other) const override;
+  Status stream_wait_peer(StreamHandle stream, const Backend& other, EventHandle event) override;
+  Status copy_peer(Address to, Address from, std::uint64_t bytes, const Backend& other, bool from_other,
+                   StreamHandle stream) override;
+  // Links two models, in both directions: one clock, copies at that speed (0: the lag, as other work), and
+  // access if it is allowed. Code::invalid: one of them has the manual schedule or unfinished work, their
+  // addresses overlap, or both are linked with different models.
+  Status link(ModelBackend& other, double gb_per_s, bool access);
+  void set_number(int number);  // the one that add_peer of other models takes
+  // Whether work on the model with that number can use this memory of this model.
+  bool opened(Address address, std::uint64_t bytes, int device);
+  int copy_engines() const { return copy_engines_; }
+
   // ---- driver pools (model_pools.cpp) -------------------------------------------------------------
   // They reserve memory 32 MiB at a time. Freed memory can be reused by its stream immediately and by others
   // when that stream has reached the free; until then the pool fails at its maximum size, like the driver.
@@ -150,6 +192,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Status pool_trim(DriverPoolHandle pool, std::uint64_t keep) override;
   Status pool_get(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t* out) override;
   Status pool_set(DriverPoolHandle pool, DriverPoolAttribute attribute, std::uint64_t value) override;
+  Status pool_open(DriverPoolHandle pool, int device) override;
   Status pool_export(DriverPoolHandle pool, int* fd) override;
   Status pool_import(int fd, DriverPoolHandle* out) override;
   Status pool_export_pointer(Address address, SharedPointer* out) override;
@@ -257,6 +300,10 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     kTimingEventCreate,
     kElapsedMs,
     kCopy,
+    kAddPeer,
+    kOpenPlain,
+    kStreamWaitPeer,
+    kCopyPeer,
     kFill,
     kLaunch,
     kPoolCreate,
@@ -267,6 +314,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     kPoolTrim,
     kPoolGet,
     kPoolSet,
+    kPoolOpen,
     kPoolExport,
     kPoolImport,
     kPoolExportPointer,
@@ -293,6 +341,8 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     StreamHandle other = 0;  // wait: until `other` has completed `position` operations
     std::uint64_t position = 0;
     double finish = 0;           // lag: when it completes
+    double duration = 0;         // lag: of a copy that occupies an engine; 0: the lag
+    int engine = 0;              // which one
     std::uint64_t sequence = 0;  // lag: order among those that complete together
   };
   // Other members refer to a stream by its place in `streams_`; at() finds it by its handle. With the lag
@@ -347,6 +397,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     std::map<Address, Piece> pieces;
     std::set<std::pair<std::uint64_t, Address>> free;  // bytes and address of each piece that is not used
     std::array<std::uint64_t, kDriverPoolAttributes> attributes{};  // by number - 1
+    std::set<int> opened;                                           // to models with these numbers
     std::uint64_t& operator[](DriverPoolAttribute attribute) {
       return attributes[static_cast<std::size_t>(attribute) - 1];
     }
@@ -384,7 +435,10 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Code stuck() const;
   bool step_locked(StreamHandle handle, Lock& lock);
   bool step_round(Lock& lock);
+  Stream* first_ready();
   void settle(Lock& lock);
+  void settle_group(Lock& lock);
+  bool settle_one();  // false if there is nothing that this thread may execute
   bool finish_all(Lock& lock);
   void move_clock(double us, Lock& lock);
   template <class Reached>
@@ -405,7 +459,6 @@ class ModelBackend : public Backend, public DriverPoolBackend {
 
   Schedule schedule_;
   double lag_us_;
-  double now_us_ = 0;
   // Never reused. The place of a stream from stream_create is its handle.
   std::vector<std::unique_ptr<Stream>> streams_;
   static constexpr StreamHandle kFirstForeign = 0x5500'0000'0000;
@@ -435,6 +488,37 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   double host_wait_us_ = 0;
   std::uint64_t busy_releases_ = 0;
   std::vector<Failure> failures_;
+
+  // ---- other models (model_peers.cpp) ----
+  struct Link {
+    double gb_per_s = 0;
+    bool access = false;
+  };
+  std::optional<Link> link_to(const Backend& other) const;  // takes the lock
+  bool mine(Address address) const { return address - base_ < kModelRoom; }
+  bool timed() const { return host_gb_per_s_ > 0; }
+  // Whether every range that is memory of another model of the group is opened to this one. Takes locks.
+  bool may_reach(const Touch* touches, std::size_t count) const;
+  void set_engine(Operation& operation, Address to, Address from, std::uint64_t bytes) const;
+  double now_us() const { return group_->now_us.load(std::memory_order_relaxed); }
+
+  const Address base_;
+  const double host_gb_per_s_;
+  const int copy_engines_;
+  std::shared_ptr<ModelGroup> group_ = std::make_shared<ModelGroup>();  // shared by linked models
+  // Keeps the model while another one executes its work.
+  struct Life {
+    std::recursive_mutex mutex;
+    ModelBackend* model = nullptr;  // null: destroyed
+  };
+  const std::shared_ptr<Life> life_ = std::make_shared<Life>();
+  std::atomic<bool> linked_ = false;
+  std::unordered_map<Address, Link> links_;  // by the base of the other model
+  int number_ = 0;
+  std::set<int> peers_;                                      // models that set_access includes
+  std::unordered_map<Address, std::set<int>> opened_pages_;  // by slot
+  std::set<int> opened_plain_;                               // models that called open_plain
+  std::array<double, 3> engines_{};                          // lag: when each has completed its copies
 };
 
 }  // namespace vram

@@ -92,7 +92,7 @@ Status ModelBackend::graph_launch(std::uint64_t id, StreamHandle stream) {
   };
   last.id = next_own_id_++;
   enqueue(stream, std::move(last));
-  if (lag_us_ == 0) move_clock(now_us_, lock);
+  if (lag_us_ == 0) move_clock(now_us(), lock);
   return {};
 }
 

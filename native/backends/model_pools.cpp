@@ -83,7 +83,7 @@ Status ModelBackend::pool_destroy(DriverPoolHandle handle) {
 
 bool ModelBackend::reached(const Piece& piece) const {
   if (piece.for_all) return true;
-  if (schedule_ == Schedule::lag) return piece.moment <= now_us_;
+  if (schedule_ == Schedule::lag) return piece.moment <= now_us();
   return streams_[piece.freed_on]->done >= piece.position;
 }
 
@@ -306,6 +306,16 @@ Status ModelBackend::pool_set(DriverPoolHandle handle, Attribute attribute, std:
   if (pool == nullptr || counted || !settable) return {Code::invalid, 0, "pool_set"};
   (*pool)[attribute] = value;
   note_high(*pool);
+  return kOk;
+}
+
+Status ModelBackend::pool_open(DriverPoolHandle handle, int device) {
+  Lock lock;
+  Status status;
+  if (!begin(kPoolOpen, &lock, &status)) return status;
+  ModelPool* pool = pools_.find(handle);
+  if (pool == nullptr) return {Code::invalid, 0, "pool_open"};
+  pool->opened.insert(device);
   return kOk;
 }
 

@@ -33,6 +33,13 @@ std::shared_ptr<Backend> backend_of(Backend& backend);
 // for.
 Status copy_now(Backend& backend, Address to, Address from, std::uint64_t bytes, StreamHandle stream);
 
+// A copy between memory of two devices; see backends/transfers.hpp. The copy is ordered on both streams; the
+// one of `here` exists. If the streams of the devices cannot wait for each other, the host must have waited
+// for both (host_waits), and waits for the copy.
+bool host_waits(const Backend& here, const Backend& there);
+Status copy_across(Backend& here, Address address, StreamHandle stream, Backend& there, Address other,
+                   StreamHandle other_stream, bool from_there, std::uint64_t bytes);
+
 // Runs a function that may throw, as nanobind's objects do, with C calling conventions: returns its result,
 // or null with the exception set as a Python error.
 template <typename Make>

@@ -350,20 +350,77 @@ Status copy_host(PyBuffer* self, Address to, Address from, StreamHandle stream) 
   });
 }
 
-// Copies between the buffer and `other`: a Buffer or pinned memory of the device (queued on the stream), or
-// host memory (waits, so that the memory need not outlive the call). For other devices, a Buffer on the host
-// is host memory.
+// Copies between memory of two devices, in the order of the stream and of the peer's own stream.
+PyObject* copy_devices(PyBuffer* self, PyBuffer* peer, StreamHandle stream, bool from_other) {
+  const char* what = from_other ? "copy_from" : "copy_to";
+  Backend& here = self->pool->pool->backend();
+  Backend& there = peer->pool->pool->backend();
+  StreamHandle theirs = 0;
+  if (!require_live(peer) || !own_stream(peer, &theirs) || !same_size(self, peer->size) ||
+      !note_use(self, stream, from_other, what) || !note_use(peer, theirs, !from_other, what))
+    return nullptr;
+  if (self->size == 0) Py_RETURN_NONE;
+  Status status;
+  // First, so that a wait that is interrupted leaves nothing behind, and without access to the pools: work on
+  // the streams may close them.
+  if (host_waits(here, there))
+    status = waiting([&] {
+      const Status ours = here.stream_synchronize(stream);
+      return ours.ok() ? there.stream_synchronize(theirs) : ours;
+    });
+  if (status.ok())
+    status = queue_work(self, peer, [&] {
+      return copy_across(here, self->address, stream, there, peer->address, theirs, from_other, self->size);
+    });
+  if (!status.ok()) return raise(status, "copy between devices");
+  if (watcher != nullptr &&
+      !tell_watcher("on_copy_between", "OKOK", self->pool, static_cast<unsigned long long>(stream),
+                    peer->pool, static_cast<unsigned long long>(theirs)))
+    return nullptr;
+  Py_RETURN_NONE;
+}
+
+// Whether it is a vram.Stream of the peer's device. False also if it is nothing with a device.
+bool stream_of_peer(PyObject* given, PyBuffer* self, PyBuffer* peer) {
+  if (given == nullptr || given == Py_None || PyLong_Check(given)) return false;
+  PyObject* device = PyObject_GetAttrString(given, "device");
+  const bool theirs = device != nullptr && PyObject_RichCompareBool(device, peer->pool->device, Py_EQ) == 1 &&
+                      PyObject_RichCompareBool(device, self->pool->device, Py_EQ) == 0;
+  Py_XDECREF(device);
+  PyErr_Clear();
+  return theirs;
+}
+
+PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other);
+
+// Copies between a Buffer on the host and one on another device: for that device, it is host memory.
+PyObject* copy_to_device(PyBuffer* self, PyBuffer* peer, StreamHandle stream, bool from_other) {
+  Backend& backend = self->pool->pool->backend();
+  const Status status = waiting([&] { return backend.stream_synchronize(stream); });
+  if (!status.ok()) return raise(status, "wait for the buffer's stream");
+  if (watcher != nullptr &&
+      !tell_watcher("on_host_wait", "OK", self->pool, static_cast<unsigned long long>(stream)))
+    return nullptr;
+  return copy(peer, reinterpret_cast<PyObject*>(self), nullptr, !from_other);
+}
+
+// Copies between the buffer and `other`: a Buffer or pinned memory of the device (queued on the stream), a
+// Buffer of another device (queued, ordered on both devices), or host memory (waits, so that the memory need
+// not outlive the call). For other devices, a Buffer on the host is host memory. A stream of the other
+// buffer's device orders the copy as if the other buffer's method had been called.
 PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other) {
   const char* what = from_other ? "copy_from" : "copy_to";
   StreamHandle stream = 0;
-  if (!require_live(self) || !stream_for_use(self, given, &stream)) return nullptr;
   Backend& backend = self->pool->pool->backend();
   PyBuffer* peer = Py_TYPE(other) == buffer_type ? self_of(other) : nullptr;
   // Memory in the order of the same device's streams, of any kind.
   const bool same_device = peer != nullptr && peer->pool->pool->backend().order() == backend.order();
+  if (peer != nullptr && !same_device && stream_of_peer(given, self, peer))
+    return copy(peer, reinterpret_cast<PyObject*>(self), given, !from_other);
+  if (!require_live(self) || !stream_for_use(self, given, &stream)) return nullptr;
   if (peer != nullptr && !same_device && !host_accessible(peer))
-    return raise({Code::invalid, 0, "copy"},
-                 "access the other buffer's device; call the method of that buffer instead");
+    return host_accessible(self) ? copy_to_device(self, peer, stream, from_other)
+                                 : copy_devices(self, peer, stream, from_other);
   PinnedSpan pin = {};
   if (peer == nullptr && pinned_span(other, &pin)) {
     if (pin.memory == nullptr) {
@@ -774,11 +831,15 @@ PyMethodDef methods[] = {
      "order."},
     {"copy_from", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_from)),
      METH_VARARGS | METH_KEYWORDS,
-     "copy_from(source, /, *, stream=None)\n--\n\nCopy from a Buffer or vram.pin (queued on the "
-     "stream) or from other host memory (completed on return) of the same size."},
+     "copy_from(source, /, *, stream=None)\n--\n\nCopy from a Buffer of any device or vram.pin "
+     "(queued on the stream) or from other host memory (completed on return) of the same size. If the other "
+     "Buffer is on another GPU, the copy is also ordered on its own stream. A Buffer on the host is host "
+     "memory for other devices."},
     {"copy_to", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy_to)), METH_VARARGS | METH_KEYWORDS,
-     "copy_to(target, /, *, stream=None)\n--\n\nCopy to a Buffer or vram.pin (queued on the "
-     "stream) or to other writable host memory (completed on return) of the same size."},
+     "copy_to(target, /, *, stream=None)\n--\n\nCopy to a Buffer of any device or vram.pin (queued "
+     "on the stream) or to other writable host memory (completed on return) of the same size. If the other "
+     "Buffer is on another GPU, the copy is also ordered on its own stream. A Buffer on the host is host "
+     "memory for other devices."},
     {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(dlpack)),
      METH_VARARGS | METH_KEYWORDS,
      "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nExport the memory as a "

@@ -25,6 +25,7 @@
 #include "backends/host.hpp"
 #include "backends/model.hpp"
 #include "backends/pinned.hpp"
+#include "backends/transfers.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
 #include "waiting.hpp"
@@ -305,6 +306,7 @@ struct Bound {
   virtual ~Bound() = default;
   std::shared_ptr<Launches> launches = std::make_shared<Launches>();
   std::weak_ptr<Backend> self;
+  Relays relays;          // from this device to others
   bool threaded = false;  // it runs launched functions on its own threads
 };
 
@@ -326,6 +328,7 @@ template <class Base>
 void destroy(BoundBackend<Base>* backend) {
   if (backend->launches->inherited()) return;  // a thread of the parent may have been using it
   const auto gone = [backend] {
+    backend->relays.clear();  // they use the backend
     if constexpr (std::is_same_v<Base, HostBackend>) {
       end(backend);
     } else {
@@ -462,6 +465,16 @@ void bind_memory(nb::class_<Backend>& type) {
           },
           "address"_a, "bytes"_a)
       .def(
+          "can_access",
+          [](const Backend& backend, const Backend& other) { return backend.can_access(other); }, "other"_a,
+          "Whether work here can use the other device's memory.")
+      .def(
+          "open_plain",
+          [](Backend& backend, Backend& other) {
+            without_gil("open the other device's memory", [&] { return backend.open_plain(other); });
+          },
+          "other"_a, "Let work here use all plain memory of the other device.")
+      .def(
           "unmap",
           [](Backend& backend, Address address, std::uint64_t bytes) {
             without_gil("unmap a page", [&] { return backend.unmap(address, bytes); });
@@ -520,6 +533,16 @@ void bind_order(nb::class_<Backend>& type) {
           },
           "event"_a)
       .def("event_synchronize", &event_synchronize, "event"_a)
+      .def(
+          "waits_for", [](const Backend& backend, const Backend& other) { return backend.waits_for(other); },
+          "other"_a, "Whether streams here can wait for events of the other device.")
+      .def(
+          "stream_wait_peer",
+          [](Backend& backend, StreamHandle stream, const Backend& other, EventHandle event) {
+            require_ok(backend.stream_wait_peer(stream, other, event),
+                       "make a stream wait for an event of another device");
+          },
+          "stream"_a, "other"_a, "event"_a)
       .def("timing_event_create",
            [](Backend& backend) {
              EventHandle event = 0;
@@ -557,6 +580,20 @@ void bind_work(nb::class_<Backend>& type) {
             without_gil("fill memory", [&] { return backend.fill(to, value, bytes, stream); });
           },
           "to"_a, "value"_a, "bytes"_a, "stream"_a)
+      .def(
+          "copy_across",
+          [](Backend& backend, Address to, StreamHandle stream, Backend& other, Address source,
+             StreamHandle other_stream, std::uint64_t bytes) {
+            if (host_waits(backend, other)) {
+              without_gil("wait for a stream", [&] { return other.stream_synchronize(other_stream); });
+              without_gil("wait for a stream", [&] { return backend.stream_synchronize(stream); });
+            }
+            without_gil("copy between devices", [&] {
+              return copy_across(backend, to, stream, other, source, other_stream, true, bytes);
+            });
+          },
+          "to"_a, "stream"_a, "other"_a, "source"_a, "other_stream"_a, "bytes"_a,
+          "Copy from another device, ordered on a stream of each.")
       .def("launch", &launch, "stream"_a, "function"_a,
            "Run function() in stream order. The next synchronize raises its exceptions.");
 }
@@ -621,14 +658,22 @@ void bind_pinned(nb::module_& module) {
 
 // ---- the model's controls -----------------------------------------------------------------------------
 
+// Models with a number have their own addresses, above those of the host, so that they can be linked.
 std::shared_ptr<ModelBackend> make_model(std::uint64_t capacity, bool pages, double lag_us, bool manual,
-                                         bool release_waits) {
+                                         bool release_waits, int number, double host_gb_per_s,
+                                         int copy_engines) {
   ModelOptions options;
   options.pages = pages;
   options.lag_us = lag_us;
   options.schedule = manual ? Schedule::manual : Schedule::lag;
   options.release_waits = release_waits;
-  return make_bound<ModelBackend>(false, capacity, options);
+  options.host_gb_per_s = host_gb_per_s;
+  options.copy_engines = copy_engines;
+  constexpr Address kAboveHost = Address{1} << 47;
+  if (number >= 0) options.base = kAboveHost * (1 + static_cast<Address>(number) % 0xfff0);
+  auto made = make_bound<ModelBackend>(false, capacity, options);
+  if (number >= 0) made->set_number(number);
+  return made;
 }
 
 Status status_named(const std::string& code, std::int32_t native) {
@@ -757,7 +802,7 @@ void bind_model(nb::module_& module) {
     }
   });
   type.def(nb::new_(&make_model), "capacity"_a, "pages"_a = true, "lag_us"_a = 5000.0, "manual"_a = false,
-           "release_waits"_a = false)
+           "release_waits"_a = false, "number"_a = -1, "host_gb_per_s"_a = 0.0, "copy_engines"_a = 3)
       .def("synchronize", [](ModelBackend& model) {
         without_gil("synchronize the device", [&] { return model.synchronize(); });
         bound(model).launches->raise_any();
@@ -765,6 +810,16 @@ void bind_model(nb::module_& module) {
   bind_schedule(type);
   bind_failures_and_counts(type);
   bind_graphs(type);
+  type.def(
+          "link",
+          [](ModelBackend& model, ModelBackend& other, double gb_per_s, bool access) {
+            require_ok(model.link(other, gb_per_s, access), "link two models of devices");
+          },
+          "other"_a, "gb_per_s"_a, "access"_a,
+          "Link two numbered models, in both directions: one clock, and copies at this speed.")
+      .def_prop_ro("copy_engines", &ModelBackend::copy_engines)
+      .def("opened", &ModelBackend::opened, "address"_a, "bytes"_a, "number"_a,
+           "Whether work on the model with this number can use this memory.");
   type.def("refused_in_capture", &ModelBackend::refused_in_capture,
            "Number of calls that were made although a capture forbids them.")
       .def(
@@ -899,6 +954,21 @@ Status copy_now(Backend& backend, Address to, Address from, std::uint64_t bytes,
   const InterruptScope quiet(nullptr);
   const Status status = backend.copy(to, from, bytes, stream);
   return status.ok() ? backend.stream_synchronize(stream) : status;
+}
+
+bool host_waits(const Backend& here, const Backend& there) {
+  return !here.waits_for(there) || !there.waits_for(here);
+}
+
+Status copy_across(Backend& here, Address address, StreamHandle stream, Backend& there, Address other,
+                   StreamHandle other_stream, bool from_there, std::uint64_t bytes) {
+  std::shared_ptr<Relay> relay;
+  if (!copies_directly(here, there)) {
+    Backend& from = from_there ? there : here;
+    relay = bound(from).relays.to(from, backend_of(from_there ? here : there));
+  }
+  return copy_between({here, address, here.canonical(stream)}, {there, other, there.canonical(other_stream)},
+                      from_there, bytes, relay.get());
 }
 
 std::shared_ptr<Backend> backend_of(Backend& backend) { return bound(backend).self.lock(); }

@@ -533,6 +533,14 @@ PyObject* set_limit(PyObject* object, PyObject* argument) {
               "set the limit");
 }
 
+PyObject* add_peer(PyObject* object, PyObject* argument) {
+  std::uint64_t device = 0;
+  if (!whole_from(argument, "device", 0x7fffffff, &device)) return nullptr;
+  return done(
+      self_of(object)->pool.call([&](Allocator& pool) { return pool.add_peer(static_cast<int>(device)); }),
+      "let another device use the memory of the pool");
+}
+
 PyObject* retire_stream(PyObject* object, PyObject* argument) {
   StreamHandle handle = 0;
   if (!whole_from(argument, "handle", kAny, &handle)) return nullptr;
@@ -1119,6 +1127,9 @@ PyMethodDef methods[] = {
     {"coalesce", coalesce, METH_NOARGS, "coalesce()\n--\n\nEmpty the stream caches and merge free blocks."},
     {"set_limit", set_limit, METH_O,
      "set_limit(bytes, /)\n--\n\nSet the maximum memory to hold from the device; 0 for no limit."},
+    {"add_peer", add_peer, METH_O,
+     "add_peer(number, /)\n--\n\nLet the device with this number use the memory, including what is "
+     "allocated later."},
     {"stream_listener", stream_listener, METH_NOARGS,
      "stream_listener()\n--\n\nReturn the function that streams call with their handle before they are "
      "destroyed. It holds no reference and returns False once the pool is gone; None only queries."},

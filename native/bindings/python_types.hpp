@@ -158,6 +158,7 @@ PyObject* tag_name(PyPool* pool, std::uint32_t label);
 //   on_touch(pool, address, size, stream, writes, what): host memory, regardless of the owner
 //   on_host_wait(pool, stream): the host has waited for everything queued there
 //   on_stream_wait(pool, stream, other): the stream waits for everything queued on the other
+//   on_copy_between(pool, stream, other pool, other stream): two devices wait for each other's stream
 // The call raises what a method raises; a free, shrink or use is then not performed. on_drop and on_settled
 // must not raise.
 extern PyObject* watcher;

@@ -83,6 +83,10 @@ vram._native.PoolCore.set_limit$:
     def set_limit(self, bytes: int, /) -> None:
         \doc
 
+vram._native.PoolCore.add_peer$:
+    def add_peer(self, number: int, /) -> None:
+        \doc
+
 vram._native.PoolCore.stream_listener$:
     def stream_listener(self) -> Callable[[int | None], bool]:
         \doc

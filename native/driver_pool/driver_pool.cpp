@@ -684,6 +684,13 @@ Status DriverPool::set_attribute(DriverPoolAttribute attribute, std::uint64_t va
   return driver_->pool_set(handle_, attribute, value);
 }
 
+Status DriverPool::add_peer(int device) {
+  if (closed()) return {Code::closed, 0, "add_peer"};
+  const Access call(*this);
+  if (call.refused()) return {Code::closed, 0, "add_peer"};
+  return driver_->pool_open(handle_, device);
+}
+
 Status DriverPool::export_pool(int* fd) {
   if (closed()) return {Code::closed, 0, "export"};
   const Access call(*this);

@@ -59,7 +59,8 @@ class DriverPool final : public Allocator {
   // ---- housekeeping ---------------------------------------------------------------------------------
   Status coalesce() override;  // the driver merges by itself; frees what destroyed captures kept
   Status trim(std::uint64_t keep, bool wait) override;
-  Status set_limit(std::uint64_t bytes) override;       // applies to what is live here
+  Status set_limit(std::uint64_t bytes) override;  // applies to what is live here
+  Status add_peer(int device) override;
   Status configure(const PoolConfig& config) override;  // limit and zeroing
   PoolConfig config() const override;
   Status retire_stream(StreamHandle stream) override;

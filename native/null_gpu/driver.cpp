@@ -28,12 +28,13 @@ namespace {
 Handle context_of(int device) {
   return reinterpret_cast<Handle>(0x7000 + 64 * static_cast<std::uintptr_t>(device));
 }
-int device_of(Handle context) {
-  return static_cast<int>((reinterpret_cast<std::uintptr_t>(context) - 0x7000) / 64);
-}
 void* pointer(DevicePointer address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
+
+int vram::null_gpu::device_of_context(Handle context) {
+  return static_cast<int>((reinterpret_cast<std::uintptr_t>(context) - 0x7000) / 64);
+}
 
 // ---- devices and contexts -------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ VRAM_NULL_API Result cuCtxGetCurrent(Handle* context) {
   return kSuccess;
 }
 VRAM_NULL_API Result cuCtxSetCurrent(Handle context) {
-  if (context != nullptr) chosen_device() = device_of(context);
+  if (context != nullptr) chosen_device() = device_of_context(context);
   return kSuccess;
 }
 VRAM_NULL_API Result cuCtxGetDevice(int* device) {
@@ -93,7 +94,7 @@ VRAM_NULL_API Result cuCtxGetDevice(int* device) {
   return kSuccess;
 }
 VRAM_NULL_API Result cuCtxGetDevice_v2(int* device, Handle context) {
-  *device = context != nullptr ? device_of(context) : chosen_device();
+  *device = context != nullptr ? device_of_context(context) : chosen_device();
   return kSuccess;
 }
 // Contexts that threads have pushed; a thread's device is the one on top.
@@ -102,7 +103,7 @@ static thread_local int depth = 0;
 VRAM_NULL_API Result cuCtxPushCurrent_v2(Handle context) {
   if (depth == 64) return kInvalidValue;
   pushed[depth++] = chosen_device();
-  chosen_device() = device_of(context);
+  chosen_device() = device_of_context(context);
   return kSuccess;
 }
 VRAM_NULL_API Result cuCtxPushCurrent(Handle context) { return cuCtxPushCurrent_v2(context); }

@@ -111,6 +111,7 @@ class Memory {
 
 // The device that the calling thread has chosen, and others by number; nullptr: there is no such device.
 int& chosen_device();
+int device_of_context(Handle context);
 Memory* memory_of(int device);
 // The device whose memory holds an address, or the chosen one.
 Memory& memory_at(DevicePointer address);

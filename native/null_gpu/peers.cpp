@@ -7,6 +7,7 @@
 #include "null_gpu/abi.hpp"
 #include "null_gpu/errors.hpp"
 #include "null_gpu/memory.hpp"
+#include "null_gpu/order.hpp"
 #include "null_gpu/values.hpp"
 
 using namespace vram::null_gpu;
@@ -40,6 +41,19 @@ Result disable(int device, int peer) {
 VRAM_NULL_API Result cuDeviceCanAccessPeer(int* out, int device, int peer) {
   if (memory_of(device) == nullptr || memory_of(peer) == nullptr) return kInvalidDevice;
   *out = device != peer ? 1 : 0;
+  return kSuccess;
+}
+
+VRAM_NULL_API Result cuCtxEnablePeerAccess(Handle peer, unsigned) {
+  return enable(chosen_device(), device_of_context(peer));
+}
+VRAM_NULL_API Result cuMemcpyPeerAsync(DevicePointer to, Handle to_context, DevicePointer from,
+                                       Handle from_context, std::size_t bytes, Handle stream) {
+  if (memory_of(device_of_context(to_context)) == nullptr ||
+      memory_of(device_of_context(from_context)) == nullptr)
+    return kInvalidDevice;
+  Order::get().queued(stream);
+  copied(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
   return kSuccess;
 }
 

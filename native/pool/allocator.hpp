@@ -204,6 +204,9 @@ class Allocator {
   virtual Status trim(std::uint64_t keep, bool wait) = 0;
   virtual Status release_unused(bool) { return {}; }  // the driver's pools keep their threshold themselves
   virtual Status set_limit(std::uint64_t bytes) = 0;
+  // Lets another device of the same kind, by its number, use the memory of this pool, including what is
+  // allocated later. On failure some of it may be usable there.
+  virtual Status add_peer(int device) = 0;
   virtual Status configure(const PoolConfig& config) = 0;  // what can change while in use
   virtual PoolConfig config() const = 0;
   // The stream is about to be destroyed.

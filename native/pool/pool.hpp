@@ -80,8 +80,7 @@ class Pool final : public Allocator {
   // queued work still uses, and what cannot be released without waiting.
   Status release_unused(bool wait) override;
   Status set_limit(std::uint64_t bytes) override;
-  // Lets another device use the memory of this pool. On failure some of it may be usable there.
-  Status add_peer(int device);
+  Status add_peer(int device) override;
   Status configure(const PoolConfig& config) override;  // all but pages and journal
   PoolConfig config() const override;
   // Its memory goes to the default stream when its work has completed.

@@ -50,6 +50,12 @@ class Backend:
 
     def set_access(self, address: int, bytes: int) -> None: ...
 
+    def can_access(self, other: Backend) -> bool:
+        """Whether work here can use the other device's memory."""
+
+    def open_plain(self, other: Backend) -> None:
+        """Let work here use all plain memory of the other device."""
+
     def unmap(self, address: int, bytes: int) -> None: ...
 
     def stream_create(self) -> int: ...
@@ -85,6 +91,11 @@ class Backend:
 
     def event_synchronize(self, event: int) -> None: ...
 
+    def waits_for(self, other: Backend) -> bool:
+        """Whether streams here can wait for events of the other device."""
+
+    def stream_wait_peer(self, stream: int, other: Backend, event: int) -> None: ...
+
     def timing_event_create(self) -> int: ...
 
     def elapsed_ms(self, start: int, end: int) -> float:
@@ -98,6 +109,9 @@ class Backend:
         """
 
     def fill(self, to: int, value: int, bytes: int, stream: int) -> None: ...
+
+    def copy_across(self, to: int, stream: int, other: Backend, source: int, other_stream: int, bytes: int) -> None:
+        """Copy from another device, ordered on a stream of each."""
 
     def launch(self, stream: int, function: object) -> None:
         """
@@ -163,7 +177,7 @@ class HostBackend(Backend):
 class ModelBackend(Backend):
     """Addresses only, with a virtual clock and failures on demand."""
 
-    def __init__(self, capacity: int, pages: bool = True, lag_us: float = 5000.0, manual: bool = False, release_waits: bool = False) -> None: ...
+    def __init__(self, capacity: int, pages: bool = True, lag_us: float = 5000.0, manual: bool = False, release_waits: bool = False, number: int = -1, host_gb_per_s: float = 0.0, copy_engines: int = 3) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -227,6 +241,17 @@ class ModelBackend(Backend):
     def graph_launch(self, graph: int, stream: int) -> None: ...
 
     def graph_destroy(self, graph: int) -> None: ...
+
+    def link(self, other: ModelBackend, gb_per_s: float, access: bool) -> None:
+        """
+        Link two numbered models, in both directions: one clock, and copies at this speed.
+        """
+
+    @property
+    def copy_engines(self) -> int: ...
+
+    def opened(self, address: int, bytes: int, number: int) -> bool:
+        """Whether work on the model with this number can use this memory."""
 
     def refused_in_capture(self) -> int:
         """Number of calls that were made although a capture forbids them."""
@@ -357,12 +382,12 @@ class Buffer:
 
     def copy_from(self, source: Any, /, *, stream: Any = None) -> None:
         """
-        Copy from a Buffer or vram.pin (queued on the stream) or from other host memory (completed on return) of the same size.
+        Copy from a Buffer of any device or vram.pin (queued on the stream) or from other host memory (completed on return) of the same size. If the other Buffer is on another GPU, the copy is also ordered on its own stream. A Buffer on the host is host memory for other devices.
         """
 
     def copy_to(self, target: Any, /, *, stream: Any = None) -> None:
         """
-        Copy to a Buffer or vram.pin (queued on the stream) or to other writable host memory (completed on return) of the same size.
+        Copy to a Buffer of any device or vram.pin (queued on the stream) or to other writable host memory (completed on return) of the same size. If the other Buffer is on another GPU, the copy is also ordered on its own stream. A Buffer on the host is host memory for other devices.
         """
 
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
@@ -508,6 +533,11 @@ class PoolCore:
 
     def set_limit(self, bytes: int, /) -> None:
         """Set the maximum memory to hold from the device; 0 for no limit."""
+
+    def add_peer(self, number: int, /) -> None:
+        """
+        Let the device with this number use the memory, including what is allocated later.
+        """
 
     def stream_listener(self) -> Callable[[int | None], bool]:
         """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from work import undisturbed
 
-from vram import Device, DeviceError, Pool, Stream, devices
+from vram import Device, DeviceError, DriverPool, Pool, Stream, devices
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other libraries' warnings are theirs
 
@@ -65,6 +65,42 @@ def test_a_stream_of_the_other_device_is_refused(pools: tuple[Pool, Pool]) -> No
         ):
             with pytest.raises(DeviceError, match="belongs to"):
                 use()
+
+
+def test_contents_are_copied_between_the_devices(pools: tuple[Pool, Pool]) -> None:
+    """Whether they can access each other or not."""
+    for one, other in (pools, pools[::-1]):
+        with Stream(one.device) as here, Stream(other.device) as there:
+            source, target = (
+                one.allocate(13 * MIB + 5, stream=here),
+                other.allocate(13 * MIB + 5, stream=there),
+            )
+            for number, copy in enumerate(
+                (
+                    lambda: target.copy_from(source),  # noqa: B023
+                    lambda: source.copy_to(target),  # noqa: B023
+                    lambda: target.copy_from(source, stream=here),  # noqa: B023
+                )
+            ):
+                source.fill(number)
+                copy()
+                source.fill(99)  # behind the copy
+                assert contents(target) == {number}
+
+
+@pytest.mark.parametrize("make", [Pool, lambda device: Pool(device, pages=False), DriverPool])
+def test_memory_that_is_opened_is_used_by_the_other_device(both: tuple[Device, Device], make: Any) -> None:
+    if not both[1].can_access(both[0]):
+        pytest.skip("the devices cannot access each other")
+    with make(both[0]) as pool, Pool(both[1]) as other:
+        early = pool.allocate(3 * MIB)
+        pool.allow_access(both[1])
+        for buffer in (early, pool.allocate(40 * MIB)):
+            both[0].synchronize()
+            both[1].backend.fill(buffer.ptr, 5, buffer.size, 0)  # work of the other device
+            both[1].synchronize()
+            assert contents(buffer) == {5}
+        assert other.check() is None
 
 
 def test_the_current_device_stays_the_current_one(pools: tuple[Pool, Pool], torch: Any) -> None:

@@ -394,6 +394,7 @@ def usual_values(device: vram.Device) -> dict[str, Callable[[Any], Any]]:
         "message": lambda _: "x",
         "name": lambda _: "x",
         "number": lambda _: 1,
+        "other": lambda _: device,
         "path": lambda _: new_path(),
         "pieces": lambda _: [vram.trace.lifetimes(a_trace(0))],
         "policy": lambda _: "vram",

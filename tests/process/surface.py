@@ -113,6 +113,8 @@ ARGUMENTS: dict[str, Arguments] = {
     "resume_blocks": lambda world: (None,),
     "retire_stream": lambda world: (world.other.handle,),
     "set_limit": lambda world: (512 * MIB,),
+    "add_peer": lambda world: (1,),
+    "allow_access": lambda world: (world.model,),
     "set_oom_callback": lambda world: (None,),
     "suspend_blocks": lambda world: (None, False, None),
     "trim_to": lambda world: (0, False),
@@ -155,6 +157,8 @@ ARGUMENTS: dict[str, Arguments] = {
     "wait_stream": lambda world: (world.other,),
     "elapsed_ms": lambda world: (world.event,),
     "Device.model": lambda world: ("1GiB",),
+    "Device.models": lambda world: (2, "1GiB"),
+    "can_access": lambda world: (world.model,),
     # the manager
     "allocate_memory": lambda world: (4 * KIB,),
     "dump_allocation_trace": lambda world: (io.StringIO(),),

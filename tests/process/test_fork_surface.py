@@ -182,9 +182,11 @@ MODEL = """
         "launch": (0, int), "capture_of": (1,), "capture_begin": (1,), "capture_end": (1,),
         "graph_launch": (1, 0), "graph_destroy": (1,), "advance": (1.0,), "set_time": (1.0,),
         "set_lag": (1.0,), "set_manual": (True,), "step": (0,), "work": (0, 1), "fail": ("map",),
-        "calls": ("map",), "foreign_destroy": (1,),
+        "calls": ("map",), "foreign_destroy": (1,), "open_plain": (backend,),
+        "stream_wait_peer": (0, backend, 1), "copy_across": (0, 0, backend, 0, 0, 0),
+        "link": (backend, 1.0, True), "opened": (0, 0, 1),
     }
-    VALUES = {"canonical", "lasting"}  # are what they are
+    VALUES = {"canonical", "lasting", "can_access", "waits_for"}  # are what they are
 
     def refused(call, *arguments):
         faulthandler.dump_traceback_later(60, exit=True)

@@ -362,12 +362,11 @@ def test_copies_between_pools_of_one_device(pool: Pool) -> None:
         assert other.check() is None
 
 
-def test_copies_between_devices_are_refused_or_right(pool: Pool, model: Pool) -> None:
+def test_copies_between_host_and_device_are_made_by_the_device(pool: Pool, model: Pool) -> None:
     """Addresses of a model mean nothing to the host; following them would end the process."""
     ours, theirs = pool.allocate(MIB), model.allocate(MIB)
-    for copy in (lambda: ours.copy_from(theirs), lambda: ours.copy_to(theirs)):
-        with pytest.raises(DeviceError):
-            copy()
+    ours.copy_from(theirs)
+    ours.copy_to(theirs)
     theirs.copy_from(ours)  # a device takes host memory
     theirs.copy_to(ours)
     pool.device.synchronize()

@@ -630,3 +630,69 @@ def test_a_chunk_size_is_found_by_measuring_and_kept(pools: tuple[Pool, PinnedPo
         calls.clear()
         pipe.run(data[: 4 * MIB])
         assert set(calls) == {chosen} or len(calls) == 1
+
+
+# ---- several compute streams ------------------------------------------------------------------------------
+
+
+def test_chunks_are_computed_at_once_on_several_streams(make: Callable[..., Pipeline]) -> None:
+    """Each call waits for the other one, so it ends only if both run at the same time."""
+    meeting = threading.Barrier(2)
+
+    def compute(x: Any) -> Any:
+        meeting.wait(TIMEOUT)
+        return x * 2
+
+    pipe = make(compute, chunk="64KiB", compute_streams=2)
+    data = np.arange(8 * 16 * KIB, dtype=np.float32)  # an even number of chunks
+    assert np.array_equal(pipe.run(data), data * 2)
+    assert pipe.report().chunks % 2 == 0
+    assert 0 < pipe.report().fraction_of_ideal <= 1
+    assert live(pipe) == 0
+
+
+def test_the_stream_of_the_pipeline_is_that_of_the_chunk() -> None:
+    device = Device.models(1, "1GiB")[0]
+    seen: list[Any] = []
+    with (
+        Pool(device) as pool,
+        Pipeline(lambda x: seen.append(pipe.stream), pool=pool, compute_streams=3) as pipe,
+    ):
+        list(pipe.map([np.zeros(1000)] * 7))
+        assert [stream.handle for stream in seen] == [pipe._computes[i % 3].handle for i in range(7)]
+        assert len({stream.handle for stream in seen}) == 3
+        assert pipe.stream == pipe._computes[0]
+
+
+def test_kernels_of_a_model_overlap_on_several_streams() -> None:
+    def took_ms(streams: int) -> float:
+        device = Device.models(1, "1GiB", lag_us=1000.0)[0]
+        with (
+            Pool(device) as pool,
+            Pipeline(
+                lambda x: x.fill(1, stream=pipe.stream), pool=pool, compute_streams=streams, depth=4
+            ) as pipe,
+        ):
+            list(pipe.map([np.zeros(1000)] * 12))
+            return pipe.report().total_ms
+
+    assert took_ms(1) > 1.8 * took_ms(2) > 3.0 * took_ms(4)
+
+
+def test_an_error_on_one_of_several_streams_is_raised_in_its_place(make: Callable[..., Pipeline]) -> None:
+    def compute(x: Any) -> Any:
+        if x[0] == 5:
+            raise ValueError("five")
+        return x
+
+    pipe = make(compute, compute_streams=3)
+    seen: list[int] = []
+    with pytest.raises(ValueError, match="five"):
+        seen.extend(int(out[0]) for out in pipe.map(np.full(100, number) for number in range(9)))
+    assert seen == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 129, 1.5, "2", None])
+def test_the_number_of_compute_streams_is_checked(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="compute_streams"):
+        Pipeline(abs, device="host", compute_streams=wrong)

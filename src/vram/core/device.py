@@ -11,16 +11,23 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 from vram import _native
+from vram.arguments import real_number, whole_number
 from vram.core import observer
 from vram.core.locks import new_lock
 from vram.core.release import after_waiting
 from vram.errors import ConfigError, DeviceError, VramError
 from vram.sizes import format_size, parse_size
 
-__all__ = ["Device", "devices", "is_default", "wait_out"]
+__all__ = ["Device", "DeviceProperties", "devices", "is_default", "wait_out"]
+
+MOST_MODELS: Final = 64
+"""The most models that `Device.models` links."""
+SLOWEST_GB_PER_S, FASTEST_GB_PER_S = 1e-3, 1e6
+"""The speeds of links that `Device.models` takes."""
 
 
 def wait_out(wait: Callable[[], None]) -> None:
@@ -43,6 +50,50 @@ TORCH_PRIORITIES, TORCH_STREAMS = 4, 32
 _AnyBackend: TypeAlias = _native.HostBackend | _native.ModelBackend | _native.CudaBackend
 
 
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What the hardware of a device has, as cudaGetDeviceProperties tells it; 0 or None: not known here.
+
+    On the host and on models, the numbers are those of the memory engine: what overlaps there, and which
+    kinds of memory there are.
+    """
+
+    name: str
+    """The product: "NVIDIA H200"."""
+    compute_capability: tuple[int, int] | None
+    """Major and minor number; None unless it is a CUDA device."""
+    copy_engines: int
+    """asyncEngineCount: copies that run at the same time as kernels."""
+    concurrent_kernels: bool
+    """Whether kernels of different streams can run at the same time."""
+    most_concurrent_kernels: int
+    """The most kernels (grids) that can run at once; the rest wait. 128 on most GPUs since Volta."""
+    multiprocessors: int
+    """The number of streaming multiprocessors (SMs)."""
+    warps_per_multiprocessor: int
+    """The most warps that are resident on one multiprocessor, of all kernels together."""
+    registers_per_multiprocessor: int
+    """32-bit registers of one multiprocessor."""
+    shared_memory_per_multiprocessor: int
+    """Bytes of shared memory of one multiprocessor."""
+    l2_cache: int
+    """Bytes of the second-level cache."""
+    memory_bus_bits: int
+    """Width of the memory bus."""
+    memory_bandwidth: float | None
+    """Bytes a second by bus width and memory clock, if the driver tells both."""
+    unified_addressing: bool
+    """Whether host and devices share one address space, so that an address tells where its memory is."""
+    integrated: bool
+    """Whether the device uses the host's memory."""
+    managed_memory: bool
+    """Whether managed memory can be used by host and device at the same time."""
+    memory_pools: bool
+    """Whether the driver has stream-ordered pools (cudaMallocAsync): see `vram.DriverPool`."""
+    virtual_memory: bool
+    """Whether pages can be mapped at chosen addresses (cuMemMap)."""
+
+
 class _Core:
     """What all `Device` objects of one device share: its backend and its listeners."""
 
@@ -53,6 +104,7 @@ class _Core:
         self.backend = backend
         self.process = os.getpid()
         self.listeners = observer.Listeners()  # of pools and arenas
+        self.properties: DeviceProperties | None = None
         self.adopted: set[int] = set()  # streams of CuPy, which announce their end
         self.torch_adopted = False
 
@@ -129,6 +181,38 @@ class Device:
         return cls._of(_model_core(capacity, pages, lag_us, manual, release_waits))
 
     @classmethod
+    def models(
+        cls,
+        count: int,
+        capacity: int | str = "141GiB",
+        *,
+        peer_access: bool = True,
+        link_gb_per_s: float = 450.0,
+        host_gb_per_s: float = 55.0,
+        copy_engines: int = 3,
+        lag_us: float = 5.0,
+        pages: bool = True,
+    ) -> list[Device]:
+        """Create models that stand for the GPUs of one machine: they share a virtual clock and are linked.
+
+        A copy between device and host memory takes its size divided by `host_gb_per_s` (10⁹ bytes a second),
+        a copy between two models its size divided by `link_gb_per_s`. Without `peer_access`, copies between
+        them are staged in host memory. `copy_engines` (1 to 3) is the number of copies that run at once on
+        one model: uploads, downloads and copies between devices each have their own if there are 3. All
+        other work takes `lag_us`.
+        """
+        whole_number(count, "count", least=1, most=MOST_MODELS)
+        whole_number(copy_engines, "copy_engines", least=1, most=3)
+        link = real_number(link_gb_per_s, "link_gb_per_s", least=SLOWEST_GB_PER_S, most=FASTEST_GB_PER_S)
+        host = real_number(host_gb_per_s, "host_gb_per_s", least=SLOWEST_GB_PER_S, most=FASTEST_GB_PER_S)
+        cores = [_model_core(capacity, pages, lag_us, False, False, host, copy_engines) for _ in range(count)]
+        for one, other in itertools.combinations(cores, 2):
+            assert isinstance(one.backend, _native.ModelBackend)
+            assert isinstance(other.backend, _native.ModelBackend)
+            one.backend.link(other.backend, link, bool(peer_access))
+        return [cls._of(core) for core in cores]
+
+    @classmethod
     def _of(cls, core: _Core) -> Device:
         device = cls.__new__(cls)
         device._core = core
@@ -168,6 +252,33 @@ class Device:
     def free_memory(self) -> int:
         """The bytes that are free."""
         return self._core.backend.memory_info()[0]
+
+    @property
+    def copy_engines(self) -> int:
+        """How many copies run at the same time as kernels (CUDA's asyncEngineCount); 0 on the host.
+
+        With 1, uploads and downloads take turns; with 2, both overlap with kernels; a third one copies
+        between GPUs at the same time.
+        """
+        return self.properties.copy_engines
+
+    @property
+    def properties(self) -> DeviceProperties:
+        """What the hardware has: engines, multiprocessors, memory. Asked once."""
+        core = self._core
+        if core.properties is None:
+            core.properties = _properties_of(core)
+        return core.properties
+
+    def can_access(self, other: str | Device) -> bool:
+        """Whether work on this device can use memory of `other` directly, as with cudaDeviceCanAccessPeer.
+
+        A pool must also allow it: see `Pool.allow_access`. Copies between devices need neither: they are
+        staged in host memory where there is no access. A device can access its own memory; a GPU cannot
+        access memory of the device "host" (but that of a PinnedPool).
+        """
+        core = _core_of(other)
+        return core is self._core or bool(self._core.backend.can_access(core.backend))
 
     def synchronize(self) -> None:
         """Wait until everything queued on every stream has completed; raises errors of launched functions."""
@@ -285,7 +396,15 @@ def forget_cuda_device(index: int) -> None:
         core.backend.abandon()
 
 
-def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool, release_waits: bool) -> _Core:
+def _model_core(
+    capacity: int | str,
+    pages: bool,
+    lag_us: float,
+    manual: bool,
+    release_waits: bool,
+    host_gb_per_s: float = 0.0,
+    copy_engines: int = 3,
+) -> _Core:
     size = parse_size(capacity)
     if size == 0 or not lag_us >= 0:
         raise ConfigError(
@@ -294,8 +413,68 @@ def _model_core(capacity: int | str, pages: bool, lag_us: float, manual: bool, r
             lag_us=lag_us,
         )
     number = next(_model_numbers)
-    backend = _native.ModelBackend(size, pages, lag_us, manual, release_waits)
+    linked = number if host_gb_per_s else -1  # such models have addresses of their own
+    backend = _native.ModelBackend(
+        size, pages, lag_us, manual, release_waits, linked, host_gb_per_s, copy_engines
+    )
     return _Core("model", number, f"model:{number}", backend)
+
+
+_RESIDENT_GRIDS = {(5, 3): 16, (6, 2): 16, (7, 2): 16, (5, 0): 32, (5, 2): 32, (6, 1): 32}
+"""Of the compute capabilities where it is not 128."""
+
+
+def _properties_of(core: _Core) -> DeviceProperties:
+    backend = core.backend
+    if isinstance(backend, _native.CudaBackend):
+        return _cuda_properties(backend)
+    model = isinstance(backend, _native.ModelBackend)
+    return DeviceProperties(
+        name=f"model of a device with {format_size(backend.total_bytes)}" if model else "host",
+        compute_capability=None,
+        copy_engines=backend.copy_engines if isinstance(backend, _native.ModelBackend) else 0,
+        concurrent_kernels=True,
+        most_concurrent_kernels=0,
+        multiprocessors=0,
+        warps_per_multiprocessor=0,
+        registers_per_multiprocessor=0,
+        shared_memory_per_multiprocessor=0,
+        l2_cache=0,
+        memory_bus_bits=0,
+        memory_bandwidth=None,
+        unified_addressing=True,
+        integrated=not model,
+        managed_memory=False,
+        memory_pools=model,
+        virtual_memory=backend.pages,
+    )
+
+
+def _cuda_properties(backend: _native.CudaBackend) -> DeviceProperties:
+    """Ask the driver, by the numbers of CUdevice_attribute."""
+    ask = backend.attribute
+    capability = (ask(75), ask(76))
+    clock_khz, bus_bits = ask(36), ask(37)
+    bandwidth = 2.0 * clock_khz * 1e3 * bus_bits / 8  # two transfers a clock
+    return DeviceProperties(
+        name=backend.hardware,
+        compute_capability=capability,
+        copy_engines=ask(40),
+        concurrent_kernels=bool(ask(31)),
+        most_concurrent_kernels=_RESIDENT_GRIDS.get(capability, 128) if ask(31) else 1,
+        multiprocessors=ask(16),
+        warps_per_multiprocessor=ask(39) // max(1, ask(10)),
+        registers_per_multiprocessor=ask(82),
+        shared_memory_per_multiprocessor=ask(81),
+        l2_cache=ask(38),
+        memory_bus_bits=bus_bits,
+        memory_bandwidth=bandwidth or None,
+        unified_addressing=bool(ask(41)),
+        integrated=bool(ask(18)),
+        managed_memory=bool(ask(89)),
+        memory_pools=bool(ask(115)),
+        virtual_memory=bool(ask(102)),
+    )
 
 
 def _announce_ends(kind: Any) -> None:

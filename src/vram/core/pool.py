@@ -197,6 +197,30 @@ class Pool(Closing, _native.PoolCore):
         """The name of the option that bounds the pool, for OutOfMemory."""
         return "limit"
 
+    def allow_access(self, device: str | Device) -> None:
+        """Let kernels of another device use the memory of this pool, including what is allocated later.
+
+        This is what cudaMemPoolSetAccess and cudaDeviceEnablePeerAccess are for; `device.can_access` says
+        whether it is possible. Copies with `Buffer.copy_from` and `copy_to` do not need it. Access cannot be
+        revoked. Memory that is opened to more devices takes longer to map, and a device applies it to new
+        memory of all its pools with pages.
+        """
+        other = device if isinstance(device, Device) else Device(device)
+        if other == self.device:
+            return
+        if self._memory.host_accessible or not other.can_access(self.device):
+            why = "memory on the host" if self._memory.host_accessible else f"memory of {self.device.name}"
+            raise DeviceError(
+                f"{other.name} cannot use {why} directly; copy it with Buffer.copy_from, which stages copies "
+                "in host memory where needed, or allocate from a pool of that device.",
+                device=self.device.name,
+                other=other.name,
+                code="unsupported",
+            )
+        self.add_peer(other.index)
+        if self._why_no_pages():
+            other.backend.open_plain(self.device.backend)
+
     def trim(self, to: int | str = 0, *, wait: bool = False) -> int:
         """Release unused memory until at most `to` bytes are reserved; returns the number of bytes released.
 

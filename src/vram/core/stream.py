@@ -310,9 +310,17 @@ class Event:
         after_waiting(self._core, everything=False)
 
     def wait(self, stream: Any = None) -> None:
-        """Make later work on `stream` wait for what this event marks now. The host does not wait."""
-        target = self._stream(stream)
-        self._core.backend.stream_wait(target.handle, self._handle)
+        """Make later work on `stream` wait for what this event marks now. The host does not wait.
+
+        `stream` may belong to another CUDA device, or to a model that is linked with this one.
+        """
+        theirs = stream._core if isinstance(stream, Stream) else self._core
+        if theirs is not self._core and theirs.backend.waits_for(self._core.backend):
+            target = stream
+            theirs.backend.stream_wait_peer(target.handle, self._core.backend, self._handle)
+        else:
+            target = self._stream(stream)
+            self._core.backend.stream_wait(target.handle, self._handle)
         if observer.active is not None:
             observer.active.on_wait(target, self)
 

@@ -15,12 +15,15 @@ stream, behind its last use: the next upload reuses the memory without a host wa
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vram import _native
+from vram.arguments import whole_number
 from vram.core.buffer import Buffer
 from vram.core.closing import Closing
 from vram.core.device import Device
@@ -32,11 +35,13 @@ from vram.errors import ConfigError
 from vram.pipeline.arrays import HostArray, Library, host_array, leaves, library_for, walk
 from vram.pipeline.chunk_size import ChunkSizes
 from vram.pipeline.report import LANES, PipelineReport
-from vram.pipeline.run import Chunk, Run, Target
+from vram.pipeline.run import Chunk, Run, Stage, Target
 from vram.sizes import parse_size
 
 __all__ = ["Pipeline", "PipelineReport"]
 
+MOST_STREAMS = 128
+"""The most compute streams: no GPU runs more kernels at once."""
 MEMORY_SHARE = 0.5
 """Share of the free memory that chunks of a measured size may use."""
 
@@ -54,55 +59,88 @@ class Pipeline(Closing):
     `chunk` is a size in bytes for `run`, or "auto" to find it by measuring. `depth` chunks are in flight at
     once. Device memory comes from `pool` (default: the manager's pool), pinned memory from `pinned`.
     `staging` tells whether host memory is first copied to pinned memory; by default this is done for memory
-    that a GPU cannot access directly.
+    that a GPU cannot access directly. With several `compute_streams`, which chunks use in turn, kernels of
+    consecutive chunks overlap, and `compute` must not rely on the order of the chunks.
+
+    With a list of functions and a list of as many devices (GPUs, or linked models), each function gets what
+    the one before returned, copied to its own device; `pool` is then a list as well, or None.
     """
 
     def __init__(
         self,
-        compute: Callable[[Any], Any],
+        compute: Callable[[Any], Any] | Sequence[Callable[[Any], Any]],
         chunk: int | str = "auto",
         depth: int = 3,
-        device: str | Device | None = None,
+        device: str | Device | Sequence[str | Device] | None = None,
         *,
         like: str | None = None,
-        pool: Pool | None = None,
+        pool: Pool | Sequence[Pool] | None = None,
         pinned: PinnedPool | None = None,
         staging: bool | None = None,
+        compute_streams: int = 1,
     ) -> None:
         """Create a pipeline; it holds memory only while it runs."""
-        if not callable(compute):
-            raise TypeError(f"compute must be a function of a batch, not {type(compute).__name__}")
+        functions, places = _stages_of(compute, device, pool)
         self.depth = _checked_depth(depth)
+        self.compute_streams = whole_number(compute_streams, "compute_streams", least=1, most=MOST_STREAMS)
         self._chunk = None if chunk == "auto" else parse_size(chunk)
         if self._chunk == 0:
             raise ConfigError("a chunk must have at least one byte, not 0", value=chunk)
-        self.device = _device_of(device, pool)
-        self.compute = compute
+        self.device = places[0][0]
         self.library: Library = library_for(like, self.device)
-        self.pool = pool if pool is not None else get_memory_manager().pool(self.device)
+        libraries = [self.library, *(library_for(like, place) for place, _ in places[1:])]
+        pools = [given or get_memory_manager().pool(place) for place, given in places]
+        self.pool = pools[0]
         if pinned is not None and not isinstance(pinned, PinnedPool):
             raise TypeError(f"pinned must be a vram.PinnedPool, not {type(pinned).__name__}")
         self.pinned = pinned if pinned is not None else shared_pinned_pool(self.device)
         if self.pinned.device != self.device:
             raise ConfigError(f"the pinned pool is for {self.pinned.device.name}, not for {self.device.name}")
+        last = places[-1][0]
+        self._pinned_out = self.pinned if last == self.device else shared_pinned_pool(last)
         self._staging = staging
         self._copies = _native.HostCopies()
         self._sizes: dict[tuple[Any, ...], int] = {}
         self._handed: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._report: PipelineReport | None = None
+        self._here = threading.local()
         with contextlib.ExitStack() as stack:
             self._streams = {
-                lane: stack.enter_context(
-                    self.library.make_stream() if lane == "compute" else Stream(self.device)
-                )
+                lane: stack.enter_context(Stream(last if lane in ("download", "stage out") else self.device))
                 for lane in LANES
+                if lane != "compute"
             }
+            self._stages = [
+                Stage(
+                    place,
+                    function,
+                    library,
+                    pool,
+                    [stack.enter_context(library.make_stream()) for _ in range(self.compute_streams)],
+                )
+                for function, (place, _), library, pool in zip(
+                    functions, places, libraries, pools, strict=True
+                )
+            ]
+            for before, stage in itertools.pairwise(self._stages):
+                stage.send = stack.enter_context(Stream(before.device))
+                stage.receive = stack.enter_context(Stream(stage.device))
             stack.pop_all()
+        self._computes = self._stages[0].computes
+
+    @property
+    def compute(self) -> Callable[[Any], Any]:
+        """The function, or the first of several. Set it between runs to use another one."""
+        return self._stages[0].compute
+
+    @compute.setter
+    def compute(self, function: Callable[[Any], Any]) -> None:
+        self._stages[0].compute = _checked_function(function)
 
     @property
     def stream(self) -> Stream:
-        """The stream that `compute` runs on."""
-        return self._streams["compute"]
+        """The stream that `compute` runs on: during a call that of its chunk, otherwise the first one."""
+        return getattr(self._here, "stream", self._computes[0])
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Process batches of any size; yield what `compute` returned for each, in order, on the host.
@@ -150,8 +188,16 @@ class Pipeline(Closing):
 
     def close(self) -> None:
         """Close the streams after running work. Later runs are refused. Calling it again has no effect."""
-        for stream in self._streams.values():
+        for stream in self._all_streams():
             stream.close()
+
+    def _all_streams(self) -> list[Stream]:
+        passing = [stream for stage in self._stages for stream in (stage.send, stage.receive)]
+        return [
+            *self._streams.values(),
+            *(stream for stage in self._stages for stream in stage.computes),
+            *(stream for stream in passing if stream is not None),
+        ]
 
     def __repr__(self) -> str:
         name = getattr(self.compute, "__name__", type(self.compute).__name__)
@@ -201,10 +247,52 @@ class Pipeline(Closing):
         return max(1, int(free * MEMORY_SHARE / (self.depth * ratio)))
 
 
+def _checked_function(function: Any) -> Callable[[Any], Any]:
+    if not callable(function):
+        raise TypeError(f"compute must be a function of a batch, not {type(function).__name__}")
+    return function  # type: ignore[no-any-return]
+
+
 def _checked_depth(depth: object) -> int:
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise ConfigError(f"depth must be at least 1, not {depth!r}", value=depth)
     return depth
+
+
+def _stages_of(
+    compute: Any, device: Any, pool: Any
+) -> tuple[list[Callable[[Any], Any]], list[tuple[Device, Pool | None]]]:
+    """Return the functions, and for each its device and the given pool."""
+    several = isinstance(compute, (list, tuple))
+    functions = list(compute) if several else [compute]
+    for function in functions:
+        _checked_function(function)
+    devices = list(device) if several and isinstance(device, (list, tuple)) else [device]
+    pools = list(pool) if several and isinstance(pool, (list, tuple)) else [pool]
+    if not functions or (several and pool is None and len(devices) != len(functions)):
+        raise ConfigError(
+            f"{len(functions)} functions need as many devices, not {len(devices)}; name one for each",
+            value=device,
+        )
+    pools = pools if pool is not None else [None] * len(functions)
+    devices = devices if device is not None else [None] * len(functions)
+    if not len(functions) == len(devices) == len(pools):
+        raise ConfigError(
+            f"{len(functions)} functions need as many devices and pools, not {len(devices)} and "
+            f"{len(pools)}; name one for each",
+            value=device,
+        )
+    places = [(_device_of(*each), each[1]) for each in zip(devices, pools, strict=True)]
+    for (one, _), (other, _) in itertools.pairwise(places):
+        if one == other or not (
+            one.backend.waits_for(other.backend) and other.backend.waits_for(one.backend)
+        ):
+            raise ConfigError(
+                f"a pipeline cannot pass results from {one.name} to {other.name}; it takes different GPUs, "
+                "or models that vram.Device.models linked",
+                value=device,
+            )
+    return functions, places
 
 
 def _device_of(device: str | Device | None, pool: Pool | None) -> Device:

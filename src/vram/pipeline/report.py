@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from vram.sizes import format_count, format_size
 
-__all__ = ["LANES", "PipelineReport", "Span"]
+__all__ = ["LANES", "PipelineReport", "Span", "compute_lane", "lanes_of", "peer_lane"]
 
 LANES = ("stage in", "upload", "compute", "download", "stage out")
 """The steps of a chunk, in order. Staging copies between pageable and pinned memory on the host."""
-_DEVICE_LANES = ("upload", "compute", "download")
+_HOST_LANES = ("stage in", "stage out")
 MOST_SPANS = 20_000
 """Maximum number of spans in a report; of longer runs it keeps the first ones, and the sums of all."""
 BUSY = 0.85
@@ -54,6 +54,8 @@ class PipelineReport:
     sums_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LANES, 0))
     spans: list[Span] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
+    compute_streams: int = 1
+    lanes: tuple[str, ...] = LANES
 
     # ---- filled in by the pipeline ----------------------------------------------------------------------
 
@@ -75,8 +77,18 @@ class PipelineReport:
 
     @property
     def ideal_ms(self) -> float:
-        """The longest of all uploads, all computing and all downloads: the time with perfect overlap."""
-        return max(self.sums_ms[lane] for lane in _DEVICE_LANES)
+        """The longest of all uploads, all computing and all downloads: the time with perfect overlap.
+
+        With several compute streams, computing counts as if all of them were busy all the time.
+        """
+        return max(self._lane_ms(lane) for lane in self._device_lanes())
+
+    def _lane_ms(self, lane: str) -> float:
+        """The time of a lane; chunks share the time of several compute streams."""
+        return self.sums_ms[lane] / (self.compute_streams if lane.startswith("compute") else 1)
+
+    def _device_lanes(self) -> list[str]:
+        return [lane for lane in self.lanes if lane not in _HOST_LANES]
 
     @property
     def fraction_of_ideal(self) -> float:
@@ -86,7 +98,7 @@ class PipelineReport:
     @property
     def overlap(self) -> float:
         """The overlapped share of the time that could overlap with the longest lane, from 0 to 1."""
-        sums = [self.sums_ms[lane] for lane in _DEVICE_LANES]
+        sums = [self._lane_ms(lane) for lane in self._device_lanes()]
         could = sum(sums) - max(sums)
         return max(0.0, min(1.0, (sum(sums) - self.total_ms) / could)) if could > 0 else 1.0
 
@@ -95,7 +107,7 @@ class PipelineReport:
         """GB/s of each lane that moved bytes, while it was busy."""
         return {
             lane: self.sums_bytes[lane] / self.sums_ms[lane] / 1e6
-            for lane in LANES
+            for lane in self.lanes
             if self.sums_bytes[lane] and self.sums_ms[lane] > 0
         }
 
@@ -103,7 +115,7 @@ class PipelineReport:
     def busy(self) -> dict[str, float]:
         """The share of the time for which each lane was busy, and that the host spent queuing and outside."""
         total = self.total_ms or 1.0
-        shares = {lane: spent / total for lane, spent in self.sums_ms.items() if spent}
+        shares = {lane: self._lane_ms(lane) / total for lane, spent in self.sums_ms.items() if spent}
         host = (("host", self.host_ms), ("input", self.input_ms), ("consumer", self.consumer_ms))
         for name, spent in host:
             if spent / total > 0.01:
@@ -123,7 +135,7 @@ class PipelineReport:
         if not self.chunks:
             return "The pipeline processed no data."
         if limit:
-            return f"Limited by {limit} ({self.busy[limit]:.0%} of the time): {_REMEDIES[limit]}"
+            return f"Limited by {limit} ({self.busy[limit]:.0%} of the time): {_REMEDIES[_base(limit)]}"
         if self.chunks <= 2 * self.depth:
             return (
                 f"No lane was busy all the time: with {format_count(self.chunks, 'chunk')}, filling and "
@@ -137,7 +149,7 @@ class PipelineReport:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON; `spans` are the data of a drawing."""
         names = (
-            *("device", "like", "depth"),
+            *("device", "like", "depth", "compute_streams"),
             *("chunks", "bytes_in", "bytes_out", "smallest_chunk", "largest_chunk"),
             *("total_ms", "ideal_ms", "fraction_of_ideal", "overlap", "input_ms", "consumer_ms", "host_ms"),
         )
@@ -163,7 +175,8 @@ class PipelineReport:
 
     def _lanes(self) -> list[str]:
         used = {span.lane for span in self.spans}  # a step may be too short for the clock
-        return [lane for lane in LANES if self.sums_ms[lane] or lane in used or lane in _DEVICE_LANES]
+        device = self._device_lanes()
+        return [lane for lane in self.lanes if self.sums_ms[lane] or lane in used or lane in device]
 
     def _shown(self) -> tuple[list[Span], float]:
         """Return the spans that fit into a drawing, and the end of its time."""
@@ -211,10 +224,10 @@ class PipelineReport:
 
     def __rich__(self) -> str:
         """Return the same with colors, for rich consoles."""
-        colours = dict(zip(LANES, ("yellow", "blue", "green", "magenta", "yellow"), strict=True))
+        colours = dict(zip(_DRAWN, ("yellow", "blue", "green", "cyan", "magenta", "yellow"), strict=True))
         lines = []
         for line, style in self._lines():
-            wanted = colours.get(style, style)
+            wanted = colours.get(_base(style), style)
             text = line.replace("[", "\\[")
             lines.append(f"[{wanted}]{text}[/{wanted}]" if wanted else text)
         return "\n".join(lines)
@@ -230,13 +243,36 @@ _REMEDIES = {
     "PinnedPool), which needs no staging.",
     "upload": "the bus is saturated; send less data (a smaller dtype, compressed) or compute more per byte.",
     "compute": "the device computes all the time; copies are fully hidden.",
+    "peer copy": "the link between the devices is saturated; pass less data from one to the next.",
     "download": "the bus is saturated; return less data, or reduce it on the device.",
     "stage out": "copies out of pinned memory run at full speed; pass a pinned out.",
     "host": "queuing the work takes longer than running it; use larger chunks.",
     "input": "batches arrive too slowly; prepare them on other threads.",
     "consumer": "the loop over the results takes longer than computing them.",
 }
-_COLOURS = dict(zip(LANES, ("#d9a441", "#4c78a8", "#54a24b", "#b279a2", "#d9a441"), strict=True))
+_DRAWN = ("stage in", "upload", "compute", "peer copy", "download", "stage out")
+_COLOURS = dict(zip(_DRAWN, ("#d9a441", "#4c78a8", "#54a24b", "#72b7b2", "#b279a2", "#d9a441"), strict=True))
+
+
+def lanes_of(stages: int) -> tuple[str, ...]:
+    """The lanes of a pipeline with that many functions, each on its own device."""
+    first, last = LANES[:3], LANES[3:]
+    more = [lane for stage in range(2, stages + 1) for lane in (peer_lane(stage), compute_lane(stage))]
+    return (*first, *more, *last)
+
+
+def compute_lane(stage: int) -> str:
+    """The lane of a function, counted from 1."""
+    return "compute" if stage == 1 else f"compute {stage}"
+
+
+def peer_lane(stage: int) -> str:
+    """The lane of the copies to the device of a function, counted from 1."""
+    return "peer copy" if stage == 2 else f"peer copy {stage - 1}"
+
+
+def _base(lane: str) -> str:
+    return lane.rstrip("0123456789").rstrip()
 
 
 def _svg(lanes: Sequence[str], spans: Sequence[Span], end: float, title: str, text: str) -> str:
@@ -254,7 +290,7 @@ def _svg(lanes: Sequence[str], spans: Sequence[Span], end: float, title: str, te
         label = f"chunk {span.chunk}, {span.lane}: {span.begin_ms:.3f} to {span.end_ms:.3f} ms"
         parts.append(
             f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{height - 6}" '
-            f'fill="{_COLOURS[span.lane]}" stroke="white" stroke-width="0.5">'
+            f'fill="{_COLOURS[_base(span.lane)]}" stroke="white" stroke-width="0.5">'
             f"<title>{html.escape(label)}</title></rect>"
         )
     parts.append(f'<text x="{left}" y="{len(lanes) * height + 15}">0 to {end:.2f} ms</text></svg>')

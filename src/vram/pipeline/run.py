@@ -6,10 +6,12 @@ Events define the order; the host waits only for what it returns. `pipeline` has
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from vram import _native
@@ -19,9 +21,9 @@ from vram.core.pool import PinnedPool, Pool
 from vram.core.stream import Event, Stream
 from vram.errors import DeviceError, OutOfMemory
 from vram.pipeline.arrays import HostArray, Library, Result, host_array, leaves, np, walk
-from vram.pipeline.report import LANES, PipelineReport, Span
+from vram.pipeline.report import PipelineReport, Span, compute_lane, lanes_of, peer_lane
 
-__all__ = ["Chunk", "Run", "Target"]
+__all__ = ["Chunk", "Run", "Stage", "Target"]
 
 TAG: Final = "pipeline"
 """The tag of the allocations."""
@@ -32,14 +34,14 @@ MOST_UPLOADS_AHEAD: Final = 2
 class LaneEvents:
     """The timing events of one chunk, two per lane; later chunks reuse them."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, devices: dict[str, Device]) -> None:
+        self._devices = devices  # by lane, in order
         self._events: dict[tuple[str, bool], Event] = {}
         self.ends: dict[str, Event] = {}
 
     def _event(self, lane: str, end: bool) -> Event:
         if (lane, end) not in self._events:
-            self._events[lane, end] = Event(self._device, timing=True)
+            self._events[lane, end] = Event(self._devices[lane], timing=True)
         return self._events[lane, end]
 
     def begin(self, lane: str, stream: Stream) -> None:
@@ -52,11 +54,13 @@ class LaneEvents:
 
     def last(self) -> Event | None:
         """The end of the last lane that was entered."""
-        return next((self.ends[lane] for lane in reversed(LANES) if lane in self.ends), None)
+        return next((self.ends[lane] for lane in reversed(self._devices) if lane in self.ends), None)
 
-    def spans(self, chunk: int, origin: Event, moved: dict[str, int]) -> list[Span]:
+    def spans(self, chunk: int, origins: dict[Device, Event], moved: dict[str, int]) -> list[Span]:
         def since(event: Event) -> float:
-            return max(0.0, event.elapsed_ms(origin))  # another stream may have been slightly earlier
+            return max(
+                0.0, event.elapsed_ms(origins[event.device])
+            )  # another stream may have been slightly earlier
 
         return [
             Span(chunk, lane, since(self._events[lane, False]), since(end), moved.get(lane, 0))
@@ -67,9 +71,10 @@ class LaneEvents:
 class Chunk:
     """One batch in flight. It releases what it holds lane by lane; `Run` decides when."""
 
-    def __init__(self, index: int, events: LaneEvents) -> None:
+    def __init__(self, index: int, events: LaneEvents, stream: Stream) -> None:
         self.index = index
         self.events = events
+        self.stream = stream  # of its computation
         self.size = 0  # bytes of input
         self.rows = slice(0, 0)  # rows of the array that run() splits
         self.moved: dict[str, int] = {}  # bytes, by lane
@@ -77,6 +82,8 @@ class Chunk:
         self.buffers: dict[int, Buffer] = {}  # device input, by the id of the host array
         self.staging: list[Buffer] = []  # pinned input
         self.results: Any = None  # results of compute: Result in place of arrays
+        self.passed: list[Any] = []  # results of earlier functions, which another device copies
+        self.received: list[Buffer] = []  # input of later functions
         self.out_staging: list[tuple[Buffer, HostArray]] = []  # pinned results and their destination
         self.output: Any = None
         self.output_buffers: list[Buffer] = []  # the pinned memory of the output
@@ -147,22 +154,37 @@ def _check_out(array: Any, rows: int, inputs: list[HostArray]) -> None:
             raise ValueError("out partly overlaps the input; use another array")
 
 
+@dataclass
+class Stage:
+    """One function of a pipeline, with the device it runs on."""
+
+    device: Device
+    compute: Callable[..., Any]
+    library: Library
+    pool: Pool
+    computes: list[Stream]
+    send: Stream | None = None  # on the device of the function before
+    receive: Stream | None = None  # on this one
+
+
 class Setup(Protocol):
     """What a run uses of its pipeline."""
 
     depth: int
     device: Device
-    compute: Callable[..., Any]
     library: Library
     pool: Pool
     pinned: PinnedPool
+    _pinned_out: PinnedPool  # of the last device
+    _stages: list[Stage]
     _staging: bool | None
     _copies: _native.HostCopies
-    _streams: dict[str, Stream]
+    _streams: dict[str, Stream]  # by lane, without those of the computation
+    _computes: list[Stream]  # of the first function
+    _here: threading.local  # .stream: that of the call of `compute` on this thread
 
-    @property
-    def stream(self) -> Stream:
-        """The stream of the computation."""
+    def _all_streams(self) -> list[Stream]:
+        """Return the streams of all lanes."""
 
     def _direct(self, array: HostArray) -> bool:
         """Return whether an array is copied without staging."""
@@ -179,8 +201,17 @@ class Run:
         self.uploads_ahead = (
             1 if self.on_host else min(MOST_UPLOADS_AHEAD, pipe.depth)
         )  # the host waits for memory there
-        self.report = PipelineReport(pipe.device.name, pipe.library.name, pipe.depth)
-        self.origin = Event(pipe.device, timing=True)
+        self.report = PipelineReport(
+            pipe.device.name, pipe.library.name, pipe.depth, compute_streams=len(pipe._computes)
+        )
+        lanes = self.report.lanes = lanes_of(len(pipe._stages))
+        self.report.sums_ms, self.report.sums_bytes = dict.fromkeys(lanes, 0.0), dict.fromkeys(lanes, 0)
+        self.last_device = pipe._stages[-1].device
+        self.devices = dict.fromkeys(lanes, pipe.device)  # by lane
+        for number, stage in enumerate(pipe._stages[1:], start=2):
+            self.devices[peer_lane(number)] = self.devices[compute_lane(number)] = stage.device
+        self.devices["download"] = self.devices["stage out"] = self.last_device
+        self.origins = {device: Event(device, timing=True) for device in self.devices.values()}
         self.chunks_made = 0
         self.rows_made = 0
         self.alive: deque[Chunk] = deque()  # started and not finished, oldest first
@@ -194,7 +225,9 @@ class Run:
         fed: deque[Chunk] = deque()  # uploading
         waiting: deque[Chunk] = deque()  # computed or queued, and not yet returned
         try:
-            self.origin.record(self.pipe._streams["upload"])
+            for device, origin in self.origins.items():
+                first = device == self.pipe.device
+                origin.record(self.pipe._streams["upload"] if first else self._receiver(device))
             while True:
                 # Before the function is called, which may take long, and before any wait.
                 while len(fed) < self.uploads_ahead and self._feed(source):
@@ -218,8 +251,9 @@ class Run:
         """Take the next batch, if any, and queue its upload. An error is kept for the chunk's turn."""
         if not self.more:
             return False
-        events = self.spare_events.pop() if self.spare_events else LaneEvents(self.pipe.device)
-        chunk = Chunk(self.chunks_made, events)
+        events = self.spare_events.pop() if self.spare_events else LaneEvents(self.devices)
+        computes = self.pipe._computes
+        chunk = Chunk(self.chunks_made, events, computes[self.chunks_made % len(computes)])
         begun = time.perf_counter()
         try:
             chunk.batch = next(source)
@@ -341,6 +375,8 @@ class Run:
             if last is not None:
                 last.synchronize()
             chunk.results = None
+            chunk.passed.clear()
+            chunk.received.clear()
         return bool(found)
 
     def _unstage(self, chunk: Chunk) -> None:
@@ -367,7 +403,7 @@ class Run:
             try:
                 buffer.free()
             except BufferError:  # an array on it still exists and keeps the memory
-                buffer.record_stream(self.pipe.stream)
+                buffer.record_stream(chunk.stream)
 
     # ---- on the device ----------------------------------------------------------------------------------
 
@@ -384,7 +420,7 @@ class Run:
         self.more = self.more and chunk.error is None
 
     def _begin(self, lane: str, after: str, chunk: Chunk) -> Stream:
-        stream = self.pipe._streams[lane]
+        stream = chunk.stream if lane == "compute" else self.pipe._streams[lane]
         stream.wait_event(chunk.events.ends[after])
         chunk.events.begin(lane, stream)
         return stream
@@ -393,12 +429,16 @@ class Run:
         stream = self._begin("compute", "upload", chunk)
         self._call(chunk)
         chunk.events.end("compute", stream)
+        inputs = [(buffer.ptr, buffer.ptr + buffer.size) for buffer in chunk.buffers.values()]
+        for number in range(2, len(self.pipe._stages) + 1):
+            if chunk.error is None:
+                self._pass_on(chunk, number, inputs)
         if chunk.error is not None or not self._has_results(chunk):
             return
-        inputs = [(buffer.ptr, buffer.ptr + buffer.size) for buffer in chunk.buffers.values()]
-        down = self._begin("download", "compute", chunk)
+        inputs = inputs if len(self.pipe._stages) == 1 else []
+        down = self._begin("download", compute_lane(len(self.pipe._stages)), chunk)
         for result, to in self._targets(chunk):
-            self.pipe.device.backend.copy(to, result.ptr, result.size, down.handle)
+            self.last_device.backend.copy(to, result.ptr, result.size, down.handle)
             if any(begin <= result.ptr < end for begin, end in inputs):
                 chunk.last_use = "download"
         chunk.events.end("download", down)
@@ -408,9 +448,54 @@ class Run:
             stream = self._begin("stage out", "download", chunk)
             for buffer, place in chunk.out_staging:
                 self.pipe._copies.queue(
-                    self.pipe.device.backend, stream.handle, place.ctypes.data, buffer.ptr, place.nbytes
+                    self.last_device.backend, stream.handle, place.ctypes.data, buffer.ptr, place.nbytes
                 )
             chunk.events.end("stage out", stream)
+
+    def _receiver(self, device: Device) -> Stream:
+        """Return the stream on which a device receives the results of the one before."""
+        streams = (stage.receive for stage in self.pipe._stages if stage.device == device)
+        return next(stream for stream in streams if stream is not None)
+
+    def _pass_on(self, chunk: Chunk, number: int, inputs: list[tuple[int, int]]) -> None:
+        """Copy the results to the device of the next function, and call it."""
+        before, stage = self.pipe._stages[number - 2 : number]
+        send, receive = stage.send, stage.receive
+        assert send is not None and receive is not None
+        results, chunk.results = chunk.results, None  # not to be released if memory is short
+        chunk.passed.append(results)
+        lane, done = peer_lane(number), chunk.events.ends[compute_lane(number - 1)]
+        arrays = {id(leaf): leaf for leaf in leaves(results) if isinstance(leaf, Result)}
+        buffers = {
+            key: self._allocate(stage.pool, leaf.size, receive, deque(), self._release)
+            for key, leaf in arrays.items()
+        }
+        chunk.received += buffers.values()
+        for stream in (send, receive):
+            stream.wait_event(done)
+        chunk.events.begin(lane, receive)
+        for key, leaf in arrays.items():
+            if leaf.size:
+                stage.device.backend.copy_across(
+                    buffers[key].ptr, receive.handle, before.device.backend, leaf.ptr, send.handle, leaf.size
+                )
+            if any(begin <= leaf.ptr < end for begin, end in inputs):
+                chunk.last_use = lane
+        chunk.events.end(lane, receive)
+        chunk.moved[lane] = sum(leaf.size for leaf in arrays.values())
+        stream = stage.computes[chunk.index % len(stage.computes)]
+        stream.wait_event(chunk.events.ends[lane])
+        chunk.events.begin(compute_lane(number), stream)
+
+        def wrapped(leaf: Any) -> Any:
+            here = isinstance(leaf, Result)
+            return stage.library.wrap(buffers[id(leaf)], leaf.shape, leaf.dtype) if here else leaf
+
+        try:
+            chunk.results = self._called(stage, stream, lambda: walk(results, wrapped))
+        except Exception as error:
+            chunk.fail(error)
+        chunk.events.end(compute_lane(number), stream)
 
     def _compute_on_host(self, chunk: Chunk) -> None:
         stream = self._begin("compute", "upload", chunk)
@@ -435,10 +520,24 @@ class Run:
             chunk.fail(error)
 
     def _returned(self, chunk: Chunk) -> Any:
-        library, pipe = self.pipe.library, self.pipe
-        with library.current(pipe.stream):
-            value = pipe.compute(walk(chunk.batch, lambda leaf: self._on_device(chunk, leaf)))
-            return walk(value, lambda leaf: library.result(leaf) or leaf)
+        stage = self.pipe._stages[0]
+        return self._called(
+            stage, chunk.stream, lambda: walk(chunk.batch, lambda leaf: self._on_device(chunk, leaf))
+        )
+
+    def _called(self, stage: Stage, stream: Stream, batch: Callable[[], Any]) -> Any:
+        with self._stream_here(stream), stage.library.current(stream):
+            value = stage.compute(batch())
+            return walk(value, lambda leaf: stage.library.result(leaf) or leaf)
+
+    @contextlib.contextmanager
+    def _stream_here(self, stream: Stream) -> Iterator[None]:
+        """Make it the `stream` of the pipeline on this thread."""
+        self.pipe._here.stream = stream
+        try:
+            yield
+        finally:
+            del self.pipe._here.stream
 
     def _on_device(self, chunk: Chunk, leaf: Any) -> Any:
         buffer = chunk.buffers.get(id(leaf))
@@ -460,7 +559,7 @@ class Run:
         chunk.moved["download"] = sum(leaf.size for leaf in leaves(chunk.results) if isinstance(leaf, Result))
         # On the host this runs on the stream's own thread, where memory cannot wait for that stream.
         stream = None if self.on_host else self.pipe._streams["download"]
-        pinned = self.pipe.pinned
+        pinned = self.pipe._pinned_out
         if self.target is not None:
             results = [leaf for leaf in leaves(chunk.results) if isinstance(leaf, Result)]
             for result, place in zip(results, self.target.destinations(chunk), strict=True):
@@ -520,7 +619,7 @@ class Run:
                 raise error
             finally:
                 del error  # its traceback refers to this frame
-        spans = chunk.events.spans(chunk.index, self.origin, chunk.moved)
+        spans = chunk.events.spans(chunk.index, self.origins, chunk.moved)
         chunk.times = {span.lane: span.end_ms - span.begin_ms for span in spans}
         chunk.times["host"] = chunk.host_ms
         self.report.host_ms += chunk.host_ms
@@ -528,6 +627,8 @@ class Run:
         self._unstage(chunk)
         self._release(chunk)
         chunk.results = chunk.batch = None
+        chunk.passed.clear()
+        chunk.received.clear()
         chunk.out_staging.clear()
         self.alive.remove(chunk)
         chunk.events.ends.clear()
@@ -541,6 +642,8 @@ class Run:
         self.holding.clear()
         for chunk in self.alive:
             chunk.batch = chunk.results = chunk.output = chunk.error = None
+            chunk.passed.clear()
+            chunk.received.clear()
             chunk.staging.clear()
             chunk.out_staging.clear()
             chunk.output_buffers.clear()
@@ -551,13 +654,17 @@ class Run:
     def _settle(self) -> None:
         """Wait for all streams, or for the whole device if a stream raises or was closed."""
         try:
-            for stream in self.pipe._streams.values():
+            for stream in self.pipe._all_streams():
                 wait_out(stream.synchronize)
         except DeviceError:
-            for _ in range(2):
-                with contextlib.suppress(DeviceError):
-                    wait_out(self.pipe.device.synchronize)
-                    return
+            for device in self.origins:
+                self._settle_device(device)
+
+    def _settle_device(self, device: Device) -> None:
+        for _ in range(2):
+            with contextlib.suppress(DeviceError):
+                wait_out(device.synchronize)
+                return
 
 
 def _without_input(leaf: Any, inputs: list[tuple[int, int]]) -> Any:

@@ -305,6 +305,12 @@ class _Watch:
         core, clocks = _core_of(pool), self._history.clocks
         self._after(clocks.follow, clocks.key(core, handle), [clocks.key(core, other)])
 
+    def on_copy_between(self, pool: Any, handle: int, other_pool: Any, other: int) -> None:
+        clocks = self._history.clocks
+        one, two = clocks.key(_core_of(pool), handle), clocks.key(_core_of(other_pool), other)
+        self._after(clocks.follow, one, [two])
+        self._after(clocks.follow, two, [one])
+
     # -- arenas: each is identified by a number
 
     def on_piece(self, pool: Any, address: int, size: int, handle: int, arena: int, waits: bool) -> None:
