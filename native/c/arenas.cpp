@@ -53,9 +53,9 @@ vram_status vram_arena_create(vram_pool* pool, const vram_arena_options* options
     core.poison = chosen.poison != 0;
     std::unique_ptr<Arena> arena;
     OutOfMemoryReport report;
-    if (const Status status = Arena::open(found.pool, core, &arena, &report); !status.ok())
+    if (const Status status = Arena::open(found.allocator, core, &arena, &report); !status.ok())
       return status.code == Code::out_of_memory && report.device_total != 0
-                 ? fail_out_of_memory(report, call, found.pool->backend(), core.stream)
+                 ? fail_out_of_memory(report, call, found.allocator->backend(), core.stream)
                  : fail(status, call);
     auto made = std::make_unique<ArenaHandle>();
     made->device = found.device;

@@ -45,7 +45,7 @@ void tell(const std::vector<std::weak_ptr<Object>>& list, StreamHandle stream, S
 
 }  // namespace
 
-void Device::add(const std::shared_ptr<Pool>& pool) {
+void Device::add(const std::shared_ptr<Allocator>& pool) {
   const std::lock_guard guard(mutex);
   remember(pools_, pool);
 }
@@ -71,6 +71,15 @@ Status Device::synchronize() {
   if (auto* host = dynamic_cast<HostBackend*>(backend.get())) return host->synchronize();
   if (auto* model = dynamic_cast<ModelBackend*>(backend.get())) return model->synchronize();
   return {Code::unsupported, 0, "synchronize"};
+}
+
+void Device::release_unused(bool everything) {
+  std::unique_lock guard(mutex);
+  const auto told = pools_;
+  guard.unlock();
+  for (const auto& each : told)
+    if (const std::shared_ptr<Allocator> pool = each.lock(); pool != nullptr && !pool->closed())
+      (void)pool->release_unused(everything);
 }
 
 vram_device* adopt(std::shared_ptr<Backend> backend) {
@@ -194,8 +203,11 @@ vram_status vram_device_get_info(vram_device* handle, vram_device_info* out) {
 }
 
 vram_status vram_device_synchronize(vram_device* handle) {
-  return with_device(handle, __func__,
-                     [&, call = __func__](Device& device) { return result(device.synchronize(), call); });
+  return with_device(handle, __func__, [&, call = __func__](Device& device) {
+    const Status status = device.synchronize();
+    if (status.ok()) device.release_unused(true);
+    return result(status, call);
+  });
 }
 
 // ---- streams and work -----------------------------------------------------------------------------------
@@ -242,7 +254,9 @@ vram_status vram_stream_retire(vram_device* handle, vram_stream stream) {
 
 vram_status vram_stream_synchronize(vram_device* handle, vram_stream stream) {
   return with_device(handle, __func__, [&, call = __func__](Device& device) {
-    return result(device.backend->stream_synchronize(handle_of(stream)), call);
+    const Status status = device.backend->stream_synchronize(handle_of(stream));
+    if (status.ok()) device.release_unused(false);
+    return result(status, call);
   });
 }
 

@@ -14,6 +14,7 @@
 #include "arena/arena.hpp"
 #include "backends/pinned.hpp"
 #include "base/waits.hpp"
+#include "driver_pool/driver_pool.hpp"
 #include "pool/pool.hpp"
 #include "registry.hpp"
 #include "vram.h"
@@ -28,11 +29,13 @@ class Device {
   explicit Device(std::shared_ptr<Backend> made);
   ~Device();  // waits for its work and unpins remaining memory
 
-  void add(const std::shared_ptr<Pool>& pool);
+  void add(const std::shared_ptr<Allocator>& pool);
   void add(const std::shared_ptr<Arena>& arena);
   // Tells every pool and arena that the stream will be destroyed; returns the first failure.
   Status retire(StreamHandle stream);
   Status synchronize();
+  // After the host has waited for a stream, or for everything: pools release what is above their thresholds.
+  void release_unused(bool everything);
   bool inherited() const;  // this process is a child of the one that opened it
 
   const std::shared_ptr<Backend> backend;
@@ -42,7 +45,7 @@ class Device {
   std::map<Address, std::uint64_t> pins;
 
  private:
-  std::vector<std::weak_ptr<Pool>> pools_;
+  std::vector<std::weak_ptr<Allocator>> pools_;
   std::vector<std::weak_ptr<Arena>> arenas_;
   const int process_;
 };
@@ -51,10 +54,45 @@ struct DeviceHandle {
   std::shared_ptr<Device> device;
 };
 
+// The peaks of a pool, kept apart for the pool itself and for each span. When one begins or ends, those of
+// the pool are noted for all and restart from the current values.
+class Peaks {
+ public:
+  struct Watch {
+    std::uint64_t live = 0;
+    std::uint64_t reserved = 0;
+  };
+
+  explicit Peaks(std::shared_ptr<Allocator> pool) : pool_(std::move(pool)) {}
+  // Both return the statistics at that moment, with the peaks of the watch.
+  PoolStats begin(Watch* watch);
+  PoolStats end(Watch* watch);
+  PoolStats stats(const Watch* watch = nullptr);  // null: those of the pool
+  void reset();
+
+ private:
+  PoolStats settle();
+
+  const std::shared_ptr<Allocator> pool_;
+  std::mutex mutex_;
+  Watch own_;
+  std::vector<Watch*> watches_;
+};
+
 struct PoolHandle {
   std::shared_ptr<Device> device;
-  std::shared_ptr<Pool> pool;
+  std::shared_ptr<Allocator> allocator;
+  Pool* pool = nullptr;          // one of ours,
+  DriverPool* driver = nullptr;  // or the driver's
+  std::shared_ptr<Peaks> peaks;
   bool pinned = false;  // pinned for a GPU
+};
+
+struct SpanHandle {
+  ~SpanHandle() { (void)peaks->end(&watch); }
+  std::shared_ptr<Peaks> peaks;
+  PoolStats start;
+  Peaks::Watch watch;
 };
 
 struct ArenaHandle {
@@ -67,6 +105,7 @@ struct ArenaHandle {
 extern constinit Registry<DeviceHandle, vram_device, 1> devices;
 extern constinit Registry<PoolHandle, vram_pool, 2> pools;
 extern constinit Registry<ArenaHandle, vram_arena, 3> arenas;
+extern constinit Registry<SpanHandle, vram_span, 4> spans;
 
 // Returns a device for a backend that a test has created.
 vram_device* adopt(std::shared_ptr<Backend> backend);

@@ -1,4 +1,5 @@
-/* vram for C and C++: pools, pinned host memory and arenas, on a GPU or on the host, without Python.
+/* vram for C and C++: pools, the driver's own pools, pinned host memory, growable buffers and arenas, on a
+ * GPU or on the host, without Python.
  *
  *   vram_device *device;
  *   vram_pool *pool;
@@ -50,6 +51,7 @@ extern "C" {
 typedef struct vram_device vram_device;
 typedef struct vram_pool vram_pool;
 typedef struct vram_arena vram_arena;
+typedef struct vram_span vram_span;
 typedef void* vram_stream;
 
 /* The version of the loaded library, which may differ from that of this header. */
@@ -161,6 +163,22 @@ typedef enum vram_cross_stream {
   VRAM_CROSS_STREAM_NEVER = 2
 } vram_cross_stream;
 
+/* Whose pool it is. The driver's own pools (cudaMallocAsync) have the same functions. The driver places their
+ * memory, so segment_size, cross_stream, pinned and plain must be 0, and there are no growable buffers. */
+typedef enum vram_pool_owner {
+  VRAM_OWN_POOL = 0,
+  VRAM_DRIVER_POOL = 1, /* a new one of the driver */
+  VRAM_DRIVER_DEFAULT_POOL =
+      2 /* the device's, shared by the process; destroy frees only what was made here */
+} vram_pool_owner;
+
+/* The memory of a new driver pool. */
+typedef enum vram_pool_kind {
+  VRAM_DEVICE_MEMORY = 0,
+  VRAM_PINNED_MEMORY = 1, /* CUDA 12.6 or later */
+  VRAM_MANAGED_MEMORY = 2 /* CUDA 13.0 or later */
+} vram_pool_kind;
+
 /* 0 is the default of every member. */
 typedef struct vram_pool_options {
   size_t struct_size;    /* of the caller's structure; VRAM_POOL_OPTIONS_INIT sets it */
@@ -171,8 +189,13 @@ typedef struct vram_pool_options {
   int32_t plain;         /* plain driver allocations instead of pages, as required by legacy IPC */
   int32_t zero_on_allocate;
   int32_t zero_on_free;
+  int32_t owner;              /* a vram_pool_owner */
+  int32_t kind;               /* a vram_pool_kind, of a new driver pool */
+  uint64_t max_size;          /* most bytes that the driver may reserve for a new driver pool; 0: no limit */
+  uint64_t release_threshold; /* see VRAM_ATTR_RELEASE_THRESHOLD; 0: the default, which keeps everything in a
+                                 pool of ours and nothing in a driver pool */
 } vram_pool_options;
-#define VRAM_POOL_OPTIONS_INIT {sizeof(vram_pool_options), 0, 0, 0, 0, 0, 0, 0}
+#define VRAM_POOL_OPTIONS_INIT {sizeof(vram_pool_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Allocates nothing from the device before the first allocation. options may be null. */
 VRAM_API vram_status vram_pool_create(vram_device* device, const vram_pool_options* options, vram_pool** out);
@@ -199,6 +222,23 @@ VRAM_API vram_status vram_pool_find(vram_pool* pool, const void* address, void**
  * queued work still uses, after that work has completed. */
 VRAM_API vram_status vram_pool_trim(vram_pool* pool, uint64_t keep, int wait);
 VRAM_API vram_status vram_pool_set_limit(vram_pool* pool, uint64_t bytes);
+
+/* Attributes of pools, with the numbers of cudaMemPoolAttr. Pools of ours do not have the first three. */
+typedef enum vram_pool_attribute {
+  VRAM_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
+  VRAM_ATTR_REUSE_ALLOW_OPPORTUNISTIC = 2,
+  VRAM_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3,
+  /* Unused bytes above this are released: when a block above 256 KiB is freed, and by
+   * vram_device_synchronize, vram_stream_synchronize and vram_pool_synchronize. UINT64_MAX keeps everything.
+   * Driver pools release at synchronization points of the driver. */
+  VRAM_ATTR_RELEASE_THRESHOLD = 4,
+  VRAM_ATTR_RESERVED_MEM_CURRENT = 5, /* read only */
+  VRAM_ATTR_RESERVED_MEM_HIGH = 6,    /* can only be set to 0, which restarts it */
+  VRAM_ATTR_USED_MEM_CURRENT = 7,     /* read only */
+  VRAM_ATTR_USED_MEM_HIGH = 8         /* can only be set to 0, which restarts it */
+} vram_pool_attribute;
+VRAM_API vram_status vram_pool_get_attribute(vram_pool* pool, vram_pool_attribute attribute, uint64_t* out);
+VRAM_API vram_status vram_pool_set_attribute(vram_pool* pool, vram_pool_attribute attribute, uint64_t value);
 /* Waits for all work queued on every stream of the pool's device. */
 VRAM_API vram_status vram_pool_synchronize(vram_pool* pool);
 
@@ -229,8 +269,53 @@ typedef struct vram_pool_stats {
 #define VRAM_POOL_STATS_INIT {sizeof(vram_pool_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 VRAM_API vram_status vram_pool_get_stats(vram_pool* pool, vram_pool_stats* out);
-/* Restarts the peaks from the current values. */
+/* Restarts the peaks from the current values; spans keep theirs. */
 VRAM_API vram_status vram_pool_reset_peak(vram_pool* pool);
+
+/* What a pool did during a span of time, on any thread. Spans nest and overlap freely. */
+typedef struct vram_span_stats {
+  size_t struct_size;   /* of the caller's structure; VRAM_SPAN_STATS_INIT sets it */
+  uint64_t allocations; /* made */
+  uint64_t frees;
+  uint64_t bytes;          /* allocated, in blocks; freed ones included */
+  uint64_t peak;           /* most bytes live at once, above those live at the beginning */
+  uint64_t peak_allocated; /* the same, with those live at the beginning */
+  uint64_t peak_reserved;  /* most bytes held from the device */
+  uint64_t cache_hits;     /* allocations that the cache of a stream served */
+  uint64_t segments;       /* segments requested from the device */
+  uint64_t out_of_memory;  /* allocations that failed */
+} vram_span_stats;
+#define VRAM_SPAN_STATS_INIT {sizeof(vram_span_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+VRAM_API vram_status vram_span_begin(vram_pool* pool, vram_span** out);
+/* So far. */
+VRAM_API vram_status vram_span_get_stats(vram_span* span, vram_span_stats* out);
+/* Ends the span; out may be null. */
+VRAM_API vram_status vram_span_end(vram_span* span, vram_span_stats* out);
+
+/* ---- growable buffers --------------------------------------------------------------------------------- */
+
+/* Addresses for `max` bytes, which stay the buffer's until it is closed. They have no memory yet; a resize
+ * gives memory to the first of them and never moves or copies what is there. Needs a pool with pages. Other
+ * streams that use the memory are recorded with vram_pool_record_stream. */
+VRAM_API vram_status vram_growable_open(vram_pool* pool, size_t max, vram_stream stream, void** out);
+/* Gives memory to the first `bytes`, rounded up to 2 MiB, and to no more. Memory that is released is reused
+ * when the work queued so far has completed; the host does not wait. On failure the old length stays. */
+VRAM_API vram_status vram_growable_resize(vram_pool* pool, void* buffer, size_t bytes);
+/* Maps pages for `bytes` more, so that a resize finds them. */
+VRAM_API vram_status vram_growable_prepare(vram_pool* pool, void* buffer, size_t bytes);
+/* Releases the memory, in stream order, and the addresses. */
+VRAM_API vram_status vram_growable_close(vram_pool* pool, void* buffer);
+
+typedef struct vram_growable_info {
+  size_t struct_size; /* of the caller's structure; VRAM_GROWABLE_INFO_INIT sets it */
+  uint64_t bytes;     /* that have memory */
+  uint64_t pending;   /* released behind them, and not yet available to others */
+  uint64_t ready;     /* that follow and are prepared */
+  uint64_t max;
+} vram_growable_info;
+#define VRAM_GROWABLE_INFO_INIT {sizeof(vram_growable_info), 0, 0, 0, 0}
+VRAM_API vram_status vram_growable_get_info(vram_pool* pool, void* buffer, vram_growable_info* out);
 
 /* ---- arenas ------------------------------------------------------------------------------------------- */
 

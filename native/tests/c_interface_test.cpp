@@ -138,6 +138,11 @@ TEST(null_is_refused_everywhere) {
   CHECK(vram_arena_mark(arena, nullptr) == VRAM_BAD_ARGUMENT);
   CHECK(vram_arena_on_reset(arena, nullptr, nullptr) == VRAM_BAD_ARGUMENT && said("function is null"));
   CHECK(vram_arena_get_stats(arena, nullptr) == VRAM_BAD_ARGUMENT);
+  CHECK(vram_pool_get_attribute(world.pool, VRAM_ATTR_USED_MEM_HIGH, nullptr) == VRAM_BAD_ARGUMENT);
+  CHECK(vram_span_begin(world.pool, nullptr) == VRAM_BAD_ARGUMENT);
+  CHECK(vram_span_end(nullptr, nullptr) == VRAM_BAD_HANDLE);
+  CHECK(vram_growable_open(world.pool, 1, nullptr, nullptr) == VRAM_BAD_ARGUMENT);
+  CHECK(vram_growable_close(world.pool, nullptr) == VRAM_BAD_POINTER);
   CHECK(vram_device_close(nullptr) == VRAM_BAD_HANDLE);
   CHECK(vram_pool_destroy(nullptr) == VRAM_BAD_HANDLE);
   CHECK(vram_pool_free(nullptr, nullptr) == VRAM_BAD_HANDLE);
@@ -402,6 +407,197 @@ TEST(options_take_effect) {
     CHECK(vram_pool_free(world.pool, memory) == VRAM_OK);
   }
   CHECK(!stats_of(world.pool).paged);
+}
+
+TEST(a_release_threshold_holds_whenever_the_host_has_waited) {
+  vram_pool_options options = VRAM_POOL_OPTIONS_INIT;
+  options.release_threshold = 8 << 20;
+  for (int plain = 0; plain < 2; ++plain) {
+    options.plain = plain;
+    const World world("host", &options);
+    const auto fill = [&] {
+      std::vector<void*> all;
+      for (std::size_t size : {100u << 10, 50u << 20})
+        for (int i = 0; i < 4 + 160 * (size < (1u << 20)); ++i) {
+          void* memory = nullptr;
+          REQUIRE(vram_pool_allocate(world.pool, size, nullptr, &memory) == VRAM_OK);
+          all.push_back(memory);
+        }
+      for (void* memory : all) CHECK(vram_pool_free(world.pool, memory) == VRAM_OK);
+    };
+    fill();
+    CHECK(vram_device_synchronize(world.device) == VRAM_OK);
+    CHECK(stats_of(world.pool).reserved <= 8 << 20);
+    fill();
+    CHECK(vram_stream_synchronize(world.device, nullptr) == VRAM_OK);
+    CHECK(stats_of(world.pool).reserved <= 8 << 20);
+    std::uint64_t value = 0;
+    CHECK(vram_pool_get_attribute(world.pool, VRAM_ATTR_RELEASE_THRESHOLD, &value) == VRAM_OK);
+    CHECK(value == 8 << 20);
+    CHECK(vram_pool_set_attribute(world.pool, VRAM_ATTR_RELEASE_THRESHOLD, UINT64_MAX) == VRAM_OK);
+    fill();
+    CHECK(vram_pool_synchronize(world.pool) == VRAM_OK);
+    CHECK(stats_of(world.pool).reserved >= 200 << 20);
+  }
+}
+
+TEST(attributes_are_those_of_cuda) {
+  vram_device* device = nullptr;
+  REQUIRE(vram_device_open("model:1GiB", &device) == VRAM_OK);
+  for (int owner : {VRAM_OWN_POOL, VRAM_DRIVER_POOL, VRAM_DRIVER_DEFAULT_POOL}) {
+    vram_pool_options options = VRAM_POOL_OPTIONS_INIT;
+    options.owner = owner;
+    vram_pool* pool = nullptr;
+    REQUIRE(vram_pool_create(device, &options, &pool) == VRAM_OK);
+    void *one = nullptr, *two = nullptr;
+    REQUIRE(vram_pool_allocate(pool, 10 << 20, nullptr, &one) == VRAM_OK);
+    REQUIRE(vram_pool_allocate_aligned(pool, 20 << 20, 1 << 20, nullptr, &two) == VRAM_OK);
+    CHECK(reinterpret_cast<std::uintptr_t>(two) % (1 << 20) == 0);
+    void* begin = nullptr;
+    std::size_t bytes = 0;
+    CHECK(vram_pool_find(pool, one, &begin, &bytes) == VRAM_OK && begin == one && bytes == 10 << 20);
+    CHECK(vram_pool_free(pool, two) == VRAM_OK);
+    CHECK(vram_pool_synchronize(pool) == VRAM_OK);
+    const auto attribute = [&](vram_pool_attribute which) {
+      std::uint64_t value = 0;
+      CHECK(vram_pool_get_attribute(pool, which, &value) == VRAM_OK);
+      return value;
+    };
+    CHECK(attribute(VRAM_ATTR_USED_MEM_CURRENT) == 10 << 20);
+    CHECK(attribute(VRAM_ATTR_USED_MEM_HIGH) >= 30 << 20);
+    CHECK(attribute(VRAM_ATTR_RESERVED_MEM_HIGH) >= 30 << 20);
+    CHECK(attribute(VRAM_ATTR_RESERVED_MEM_CURRENT) >= 10 << 20);
+    CHECK(vram_pool_set_attribute(pool, VRAM_ATTR_USED_MEM_HIGH, 0) == VRAM_OK);
+    CHECK(attribute(VRAM_ATTR_USED_MEM_HIGH) == 10 << 20);
+    CHECK(vram_pool_set_attribute(pool, VRAM_ATTR_USED_MEM_HIGH, 1) == VRAM_BAD_ARGUMENT);
+    CHECK(vram_pool_set_attribute(pool, VRAM_ATTR_RESERVED_MEM_CURRENT, 0) == VRAM_BAD_ARGUMENT);
+    CHECK(vram_pool_set_attribute(pool, VRAM_ATTR_RELEASE_THRESHOLD, 4 << 20) == VRAM_OK);
+    CHECK(attribute(VRAM_ATTR_RELEASE_THRESHOLD) == 4 << 20);
+    std::uint64_t value = 0;
+    const bool own = owner == VRAM_OWN_POOL;
+    const vram_pool_attribute flag = VRAM_ATTR_REUSE_ALLOW_OPPORTUNISTIC;
+    CHECK(vram_pool_set_attribute(pool, flag, 0) == (own ? VRAM_UNSUPPORTED : VRAM_OK));
+    CHECK(vram_pool_get_attribute(pool, flag, &value) == (own ? VRAM_UNSUPPORTED : VRAM_OK) && value == 0);
+    for (int number : {-1, 0, 9, 1 << 30})
+      CHECK(vram_pool_get_attribute(pool, static_cast<vram_pool_attribute>(number), &value) ==
+            VRAM_BAD_ARGUMENT);
+    CHECK(vram_pool_free(pool, one) == VRAM_OK);
+    CHECK(vram_pool_free(pool, one) == VRAM_BAD_POINTER);
+    CHECK(vram_pool_trim(pool, 0, 1) == VRAM_OK);
+    CHECK(attribute(VRAM_ATTR_RESERVED_MEM_CURRENT) == 0);
+    CHECK(vram_pool_destroy(pool) == VRAM_OK);
+  }
+  CHECK(vram_device_close(device) == VRAM_OK);
+}
+
+TEST(options_of_the_other_kind_of_pool_are_refused) {
+  const World model("model:1GiB");
+  vram_pool* pool = nullptr;
+  const auto refused = [&](vram_device* device, auto change, vram_status expected) {
+    vram_pool_options options = VRAM_POOL_OPTIONS_INIT;
+    options.owner = VRAM_DRIVER_POOL;
+    change(options);
+    CHECK(vram_pool_create(device, &options, &pool) == expected);
+  };
+  refused(model.device, [](auto& options) { options.segment_size = 1 << 20; }, VRAM_BAD_ARGUMENT);
+  refused(model.device, [](auto& options) { options.pinned = 1; }, VRAM_BAD_ARGUMENT);
+  refused(model.device, [](auto& options) { options.kind = 7; }, VRAM_BAD_ARGUMENT);
+  refused(model.device, [](auto& options) { options.owner = 3; }, VRAM_BAD_ARGUMENT);
+  refused(
+      model.device,
+      [](auto& options) {
+        options.owner = VRAM_DRIVER_DEFAULT_POOL;
+        options.max_size = 1;
+      },
+      VRAM_BAD_ARGUMENT);
+  refused(
+      model.device,
+      [](auto& options) {
+        options.owner = VRAM_OWN_POOL;
+        options.max_size = 1;
+      },
+      VRAM_BAD_ARGUMENT);
+  const World host;
+  refused(host.device, [](auto&) {}, VRAM_UNSUPPORTED);
+  vram_pool_options options = VRAM_POOL_OPTIONS_INIT;
+  options.owner = VRAM_DRIVER_POOL;
+  REQUIRE(vram_pool_create(model.device, &options, &pool) == VRAM_OK);
+  void* memory = nullptr;
+  CHECK(vram_growable_open(pool, 1 << 20, nullptr, &memory) == VRAM_UNSUPPORTED && said("growable"));
+  vram_arena* arena = nullptr;
+  REQUIRE(vram_arena_create(pool, nullptr, &arena) == VRAM_OK);  // an arena takes any pool
+  CHECK(vram_arena_allocate(arena, 1000, 0, &memory) == VRAM_OK);
+  CHECK(vram_arena_destroy(arena) == VRAM_OK && vram_pool_destroy(pool) == VRAM_OK);
+}
+
+TEST(a_buffer_grows_in_place) {
+  const World world;
+  void* memory = nullptr;
+  REQUIRE(vram_growable_open(world.pool, 64 << 20, nullptr, &memory) == VRAM_OK);
+  auto* const bytes = static_cast<unsigned char*>(memory);
+  REQUIRE(vram_growable_resize(world.pool, memory, 1) == VRAM_OK);
+  std::memset(bytes, 7, 2 << 20);
+  REQUIRE(vram_growable_prepare(world.pool, memory, 8 << 20) == VRAM_OK);
+  vram_growable_info info = VRAM_GROWABLE_INFO_INIT;
+  REQUIRE(vram_growable_get_info(world.pool, memory, &info) == VRAM_OK);
+  CHECK(info.bytes == 2 << 20 && info.ready >= 8 << 20 && info.max == 64 << 20);
+  REQUIRE(vram_growable_resize(world.pool, memory, 10 << 20) == VRAM_OK);
+  std::memset(bytes + (2 << 20), 8, 8 << 20);
+  CHECK(bytes[0] == 7 && bytes[(2 << 20) - 1] == 7 && bytes[(10 << 20) - 1] == 8);
+  CHECK(vram_growable_resize(world.pool, memory, 65 << 20) == VRAM_BAD_ARGUMENT && said("maximum"));
+  CHECK(vram_pool_free(world.pool, memory) != VRAM_OK);  // it is closed instead
+  CHECK(vram_growable_resize(world.pool, memory, 0) == VRAM_OK);
+  CHECK(stats_of(world.pool).allocated == 0);
+  CHECK(vram_growable_close(world.pool, memory) == VRAM_OK);
+  CHECK(vram_growable_close(world.pool, memory) == VRAM_BAD_POINTER);
+  vram_pool_options options = VRAM_POOL_OPTIONS_INIT;
+  options.plain = 1;
+  const World plain("host", &options);
+  CHECK(vram_growable_open(plain.pool, 1 << 20, nullptr, &memory) == VRAM_UNSUPPORTED);
+}
+
+TEST(spans_count_their_own) {
+  const World world;
+  const auto pair = [&](std::size_t size) {
+    void* memory = nullptr;
+    REQUIRE(vram_pool_allocate(world.pool, size, nullptr, &memory) == VRAM_OK);
+    CHECK(vram_pool_free(world.pool, memory) == VRAM_OK);
+  };
+  const auto stats = [](vram_span* span) {
+    vram_span_stats now = VRAM_SPAN_STATS_INIT;
+    CHECK(vram_span_get_stats(span, &now) == VRAM_OK);
+    return now;
+  };
+  void* kept = nullptr;
+  REQUIRE(vram_pool_allocate(world.pool, 4 << 20, nullptr, &kept) == VRAM_OK);
+  pair(40 << 20);
+  vram_span *outer = nullptr, *inner = nullptr;
+  REQUIRE(vram_span_begin(world.pool, &outer) == VRAM_OK);
+  pair(8 << 20);
+  REQUIRE(vram_span_begin(world.pool, &inner) == VRAM_OK);
+  for (int i = 0; i < 10; ++i) pair(1000);
+  CHECK(stats(inner).allocations == 10 && stats(inner).frees == 10 && stats(inner).cache_hits == 9);
+  CHECK(stats(inner).peak == 1024 && stats(inner).peak_allocated == (4 << 20) + 1024);
+  CHECK(stats_of(world.pool).peak_allocated == 44 << 20);  // of the pool
+  CHECK(vram_pool_reset_peak(world.pool) == VRAM_OK);
+  CHECK(stats_of(world.pool).peak_allocated == 4 << 20);
+  vram_span_stats ended = VRAM_SPAN_STATS_INIT;
+  REQUIRE(vram_span_end(inner, &ended) == VRAM_OK);
+  CHECK(ended.allocations == 10 && ended.bytes == 10 * 1024 && ended.peak == 1024);
+  CHECK(vram_span_end(inner, nullptr) == VRAM_BAD_HANDLE);
+  CHECK(vram_pool_free(world.pool, kept) == VRAM_OK);
+  CHECK(stats(outer).allocations == 11 && stats(outer).frees == 12 && stats(outer).peak == 8 << 20);
+  CHECK(vram_span_end(outer, nullptr) == VRAM_OK);
+}
+
+TEST(a_span_outlives_its_pool) {
+  World world;
+  vram_span* span = nullptr;
+  REQUIRE(vram_span_begin(world.pool, &span) == VRAM_OK);
+  REQUIRE(vram_pool_destroy(world.pool) == VRAM_OK);
+  vram_span_stats stats = VRAM_SPAN_STATS_INIT;
+  CHECK(vram_span_get_stats(span, &stats) == VRAM_OK && stats.allocations == 0);
+  CHECK(vram_span_end(span, &stats) == VRAM_OK);
 }
 
 // ---- out of memory ----------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Extremes:
 
     def argument(self, kind: str) -> tuple[object, object]:
         """A value for a parameter of this type, and where the function puts its result."""
-        if kind.endswith("**") or kind in ("vram_stream*", "size_t*"):
+        if kind.endswith("**") or kind in ("vram_stream*", "size_t*", "uint64_t*"):
             out = None if self.random.random() < 0.1 else ctypes.c_void_p(0)
             return (ctypes.byref(out) if out is not None else None), out
         if kind == "vram_mark*":
@@ -76,7 +76,9 @@ class Extremes:
         known = self.made[kind.rstrip("*").replace("const ", "").strip()]
         if known and self.random.random() < 0.8:
             return ctypes.c_void_p(self.random.choice(known[-8:]))
-        if kind in ("int", "unsigned char", "vram_status"):
+        if kind == "vram_pool_attribute" and self.random.random() < 0.9:
+            return ctypes.c_int(self.random.randrange(10))
+        if kind in ("int", "unsigned char", "vram_status", "vram_pool_attribute"):
             return ctypes.c_int(self.number() & 0xFFFFFFFF)
         return ctypes.c_void_p(self.number())
 
