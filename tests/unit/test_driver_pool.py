@@ -366,6 +366,32 @@ def test_resetting_peaks_leaves_the_marks_of_a_shared_pool_alone() -> None:
         assert own.attributes["reserved_mem_high"] == own.stats().peak_reserved == 0
 
 
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("cudaMemPoolReuseFollowEventDependencies", "reuse_follow_event_dependencies"),
+        ("cudaMemPoolReuseAllowOpportunistic", "reuse_allow_opportunistic"),
+        ("cudaMemPoolReuseAllowInternalDependencies", "reuse_allow_internal_dependencies"),
+        ("cudaMemPoolAttrReleaseThreshold", "release_threshold"),
+        ("cudaMemPoolAttrReservedMemCurrent", "reserved_mem_current"),
+        ("cudaMemPoolAttrReservedMemHigh", "reserved_mem_high"),
+        ("cudaMemPoolAttrUsedMemCurrent", "used_mem_current"),
+        ("cudaMemPoolAttrUsedMemHigh", "used_mem_high"),
+        ("CU_MEMPOOL_ATTR_RELEASE_THRESHOLD", "release_threshold"),
+        ("CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC", "reuse_allow_opportunistic"),
+        ("CU_MEMPOOL_ATTR_USED_MEM_HIGH", "used_mem_high"),
+    ],
+)
+def test_attributes_have_the_names_of_cuda_too(spelled: str, name: str) -> None:
+    with DriverPool(Device.model("1GiB")) as pool:
+        buffer = pool.allocate(MIB)
+        assert pool.attributes[spelled] == pool.attributes[name]
+        if "current" not in name:
+            pool.attributes[spelled] = 0
+        assert pool.attributes[spelled] == pool.attributes[name] and buffer.size
+        assert set(pool.attributes) == set(ATTRIBUTES)
+
+
 # ---- options ------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,15 @@ COUNTED = ("reserved_mem_current", "used_mem_current")
 THRESHOLD = "release_threshold"
 ATTRIBUTES = (*FLAGS, THRESHOLD, COUNTED[0], HIGH_MARKS[0], COUNTED[1], HIGH_MARKS[1])
 """Every attribute, in CUDA's order and under CUDA's names."""
+CUDA_NAMES = {
+    spelled: name
+    for name in ATTRIBUTES
+    for spelled in (
+        f"cudaMemPool{'' if name in FLAGS else 'Attr'}{name.title().replace('_', '')}",
+        f"CU_MEMPOOL_ATTR_{name.upper()}",
+    )
+}
+"""The same as the runtime and the driver of CUDA spell them; both are accepted."""
 SETTINGS = ("kind", "shareable", "max_size", THRESHOLD, *FLAGS)
 """The settings that only a driver pool has."""
 OPTIONS_TAKEN = ("limit", "journal", "zero_on_allocate", "zero_on_free", "stacks")
@@ -230,6 +239,7 @@ class DriverPool(Pool, _native.DriverPoolCore):
 class PoolAttributes(Mapping[str, "int | bool | None"]):
     """The attributes of a driver pool by CUDA's names, read from the driver each time.
 
+    "cudaMemPoolAttrReleaseThreshold" and "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD" are accepted as well.
     The three `reuse_…` flags and `release_threshold` (a size; None or "unlimited": release nothing) can be
     set; the two `…_high` marks can only be reset to 0. The driver counts the rest.
     """
@@ -239,6 +249,7 @@ class PoolAttributes(Mapping[str, "int | bool | None"]):
         self._pool = pool
 
     def __getitem__(self, name: str) -> int | bool | None:
+        name = CUDA_NAMES.get(name, name)
         if name not in ATTRIBUTES:
             raise KeyError(name)
         value = self._pool.attribute(name)
@@ -247,6 +258,7 @@ class PoolAttributes(Mapping[str, "int | bool | None"]):
         return None if name == THRESHOLD and value == _UNLIMITED else value
 
     def __setitem__(self, name: str, value: object) -> None:
+        name = CUDA_NAMES.get(name, name)
         self._pool.set_attribute(name, _read_attribute(name, value))
 
     def __iter__(self) -> Iterator[str]:
