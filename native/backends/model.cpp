@@ -114,7 +114,7 @@ ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
 
 ModelBackend::~ModelBackend() {
   {
-    const std::lock_guard members(ModelGroup::mutex);
+    const std::lock_guard members(ModelGroup::mutex());
     group_->members.erase(base_);
   }
   const std::lock_guard last(life_->mutex);
@@ -792,7 +792,10 @@ bool ModelBackend::finish_all(Lock& lock) {
   double last = now_us();
   for (const auto& stream : streams_) last = std::max(last, stream->tail);
   move_clock(last, lock);
-  return queued_ == 0;
+  // What other threads have queued meanwhile completes later.
+  return std::none_of(streams_.begin(), streams_.end(), [last](const auto& stream) {
+    return !stream->operations.empty() && stream->operations.front().finish <= last;
+  });
 }
 
 Status ModelBackend::synchronize() {

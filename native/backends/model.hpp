@@ -21,6 +21,7 @@
 #include "backends/backend.hpp"
 #include "backends/driver_pool_backend.hpp"
 #include "backends/ledger.hpp"
+#include "base/forks.hpp"
 #include "base/handles.hpp"
 
 namespace vram {
@@ -76,7 +77,11 @@ class ModelBackend;
 // Models that stand for the GPUs of one machine: they share a clock and know each other by their addresses.
 struct ModelGroup {
   std::atomic<double> now_us{0};
-  inline static std::mutex mutex;  // guards the members of all groups; taken before the lock of a model
+  // Guards the members of all groups; taken before the lock of a model.
+  static std::mutex& mutex() {
+    static constinit PerProcess<std::mutex> mutexes;
+    return mutexes.get();
+  }
   std::map<Address, ModelBackend*> members;
 };
 

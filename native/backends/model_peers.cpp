@@ -20,7 +20,7 @@ Status ModelBackend::link(ModelBackend& other, double gb_per_s, bool access) {
   constexpr Status kRefused{Code::invalid, 0, "link"};
   if (inherited()) return {Code::closed, 0, "link"};
   if (&other == this || !(gb_per_s >= 0)) return kRefused;
-  const std::lock_guard members(ModelGroup::mutex);
+  const std::lock_guard members(ModelGroup::mutex());
   const std::scoped_lock lock(mutex_, other.mutex_);
   for (const ModelBackend* each : {this, &other}) {
     const auto busy = [each](const auto& stream) { return stream->tail > each->now_us(); };
@@ -75,7 +75,7 @@ void ModelBackend::settle_group(Lock& lock) {
     std::shared_ptr<Life> next;
     double earliest = 0;
     {
-      const std::lock_guard members(ModelGroup::mutex);
+      const std::lock_guard members(ModelGroup::mutex());
       for (const auto& [base, model] : group->members) {
         const std::lock_guard held(model->mutex_);
         const Stream* const first = model->queued_ > 0 ? model->first_ready() : nullptr;
@@ -154,7 +154,7 @@ bool ModelBackend::may_reach(const Touch* touches, std::size_t count) const {
   }
   return std::all_of(touches, touches + count, [&](const Touch& touch) {
     if (touch.bytes == 0 || mine(touch.address)) return true;
-    const std::lock_guard members(ModelGroup::mutex);
+    const std::lock_guard members(ModelGroup::mutex());
     auto after = group->members.upper_bound(touch.address);
     if (after == group->members.begin()) return true;
     ModelBackend& owner = *std::prev(after)->second;

@@ -155,7 +155,16 @@ Status Relay::copy(const CopyEnd& to, const CopyEnd& from, std::uint64_t bytes) 
 }
 
 std::shared_ptr<Relay> Relays::to(Backend& from, const std::shared_ptr<Backend>& to) {
+  std::vector<std::shared_ptr<Relay>> gone;  // to devices that are no more; destroyed after the lock
   const std::lock_guard lock(mutex_);
+  for (auto each = by_target_.begin(); each != by_target_.end();) {
+    if (each->second != nullptr && each->second->ended()) {
+      gone.push_back(std::move(each->second));
+      each = by_target_.erase(each);
+    } else {
+      ++each;
+    }
+  }
   std::shared_ptr<Relay>& found = by_target_[to.get()];
   if (found == nullptr || !found->leads_to(*to)) found = std::make_shared<Relay>(from, to);
   return found;

@@ -32,6 +32,7 @@ class Relay {
   // chunk. On failure the target's contents are undefined, and nothing is queued anymore.
   Status copy(const CopyEnd& to, const CopyEnd& from, std::uint64_t bytes);
   bool leads_to(const Backend& to) const { return to_.lock().get() == &to; }
+  bool ended() const { return to_.expired(); }  // the target is no more
 
  private:
   struct Piece {

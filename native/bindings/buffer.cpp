@@ -391,6 +391,17 @@ bool stream_of_peer(PyObject* given, PyBuffer* self, PyBuffer* peer) {
   return theirs;
 }
 
+// Waits until work on the buffer's own stream no longer uses it. False with an error set.
+bool wait_for_own(PyBuffer* self) {
+  StreamHandle stream = 0;
+  if (!require_live(self) || !own_stream(self, &stream)) return false;
+  Backend& backend = self->pool->pool->backend();
+  const Status status = waiting([&] { return backend.stream_synchronize(stream); });
+  if (!status.ok()) return raise(status, "wait for the buffer's stream") != nullptr;
+  return watcher == nullptr ||
+         tell_watcher("on_host_wait", "OK", self->pool, static_cast<unsigned long long>(stream));
+}
+
 PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other);
 
 // Copies between a Buffer on the host and one on another device: for that device, it is host memory.
@@ -437,6 +448,7 @@ PyObject* copy(PyBuffer* self, PyObject* other, PyObject* given, bool from_other
       return nullptr;
     return queue_copy(self, peer, peer->address, stream, from_other);
   }
+  if (peer != nullptr && !wait_for_own(peer)) return nullptr;
   Py_buffer view;
   if (PyObject_GetBuffer(other, &view, from_other ? PyBUF_SIMPLE : PyBUF_WRITABLE) != 0) return nullptr;
   if (!same_size(self, static_cast<std::uint64_t>(view.len))) {

@@ -44,7 +44,7 @@ constexpr std::int64_t kLaunchesAtExit = 1000;
 std::atomic<std::int64_t> launches_left{std::numeric_limits<std::int64_t>::max()};
 std::atomic<bool> python_up{true};    // other threads may take the GIL
 std::atomic<int> calls_under_way{0};  // Python functions that stream threads will still run
-std::atomic<int> forks{0};            // number of forks between the first process and this one
+std::atomic<int> forked{0};           // number of forks between the first process and this one
 
 // Whether this thread may use Python objects now (taking the GIL if needed).
 bool may_touch_python() { return python_up || (nb::is_alive() && PyGILState_Check()); }
@@ -145,7 +145,7 @@ class Launches {
   Launches(const Launches&) = delete;
   Launches& operator=(const Launches&) = delete;
   // In the child of a fork it belongs to the parent: a thread that does not exist there may hold the lock.
-  bool inherited() const { return process_ != forks; }
+  bool inherited() const { return process_ != forked; }
   std::uint64_t add(nb::object function) {
     const std::lock_guard lock(mutex_);
     waiting_.emplace(++last_call_, PythonReference(std::move(function)));
@@ -248,7 +248,7 @@ class Launches {
     return places;
   }
 
-  const int process_ = forks;
+  const int process_ = forked;
   std::mutex mutex_;
   std::uint64_t last_call_ = 0;
   std::unordered_map<std::uint64_t, PythonReference> waiting_;
@@ -983,7 +983,7 @@ void bind_devices(nb::module_& module) {
   // The threads that would run them do not exist in the child of a fork.
   pthread_atfork(nullptr, nullptr, [] {
     calls_under_way = 0;
-    ++forks;
+    ++forked;
   });
 }
 

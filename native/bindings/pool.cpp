@@ -634,7 +634,13 @@ struct Option {
   const char* name;
   bool (*set)(PoolConfig&, PyObject*);
   PyObject* (*get)(const PoolConfig&);
+  void (*copy)(PoolConfig&, const PoolConfig&);
 };
+
+template <auto Member>
+void copy_member(PoolConfig& to, const PoolConfig& from) {
+  to.*Member = from.*Member;
+}
 
 template <auto Member>
 bool set_number(PoolConfig& config, PyObject* value) {
@@ -685,22 +691,34 @@ PyObject* get_cross_stream(const PoolConfig& config) {
 }
 
 constexpr Option kOptions[] = {
-    {"limit", set_number<&PoolConfig::limit>, get_number<&PoolConfig::limit>},
-    {"cross_stream", set_cross_stream, get_cross_stream},
-    {"pages", set_flag<&PoolConfig::pages>, get_flag<&PoolConfig::pages>},
-    {"best_fit", set_flag<&PoolConfig::best_fit>, get_flag<&PoolConfig::best_fit>},
-    {"segment_size", set_number<&PoolConfig::segment_size>, get_number<&PoolConfig::segment_size>},
-    {"max_page", set_number<&PoolConfig::max_page>, get_number<&PoolConfig::max_page>},
-    {"stream_cache", set_number<&PoolConfig::stream_cache>, get_number<&PoolConfig::stream_cache>},
-    {"release_threshold", set_release_threshold, get_number<&PoolConfig::release_threshold>},
-    {"journal", set_number<&PoolConfig::journal>, get_number<&PoolConfig::journal>},
-    {"zero_on_allocate", set_flag<&PoolConfig::zero_on_allocate>, get_flag<&PoolConfig::zero_on_allocate>},
-    {"zero_on_free", set_flag<&PoolConfig::zero_on_free>, get_flag<&PoolConfig::zero_on_free>},
+    {"limit", set_number<&PoolConfig::limit>, get_number<&PoolConfig::limit>,
+     copy_member<&PoolConfig::limit>},
+    {"cross_stream", set_cross_stream, get_cross_stream, copy_member<&PoolConfig::cross_stream>},
+    {"pages", set_flag<&PoolConfig::pages>, get_flag<&PoolConfig::pages>, copy_member<&PoolConfig::pages>},
+    {"best_fit", set_flag<&PoolConfig::best_fit>, get_flag<&PoolConfig::best_fit>,
+     copy_member<&PoolConfig::best_fit>},
+    {"segment_size", set_number<&PoolConfig::segment_size>, get_number<&PoolConfig::segment_size>,
+     copy_member<&PoolConfig::segment_size>},
+    {"max_page", set_number<&PoolConfig::max_page>, get_number<&PoolConfig::max_page>,
+     copy_member<&PoolConfig::max_page>},
+    {"stream_cache", set_number<&PoolConfig::stream_cache>, get_number<&PoolConfig::stream_cache>,
+     copy_member<&PoolConfig::stream_cache>},
+    {"release_threshold", set_release_threshold, get_number<&PoolConfig::release_threshold>,
+     copy_member<&PoolConfig::release_threshold>},
+    {"journal", set_number<&PoolConfig::journal>, get_number<&PoolConfig::journal>,
+     copy_member<&PoolConfig::journal>},
+    {"zero_on_allocate", set_flag<&PoolConfig::zero_on_allocate>, get_flag<&PoolConfig::zero_on_allocate>,
+     copy_member<&PoolConfig::zero_on_allocate>},
+    {"zero_on_free", set_flag<&PoolConfig::zero_on_free>, get_flag<&PoolConfig::zero_on_free>,
+     copy_member<&PoolConfig::zero_on_free>},
 };
 
 }  // namespace
 
-bool config_from(PyObject* dict, PoolConfig* config) {
+namespace {
+
+// Reads the options of a dict, and notes which they are.
+bool read_options(PyObject* dict, PoolConfig* config, std::vector<const Option*>* read) {
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
@@ -715,8 +733,16 @@ bool config_from(PyObject* dict, PoolConfig* config) {
       return false;
     }
     if (!option->set(*config, value)) return false;
+    read->push_back(option);
   }
   return true;
+}
+
+}  // namespace
+
+bool config_from(PyObject* dict, PoolConfig* config) {
+  std::vector<const Option*> read;
+  return read_options(dict, config, &read);
 }
 
 namespace {
@@ -724,11 +750,13 @@ namespace {
 PyObject* reconfigure(PyObject* object, PyObject* dict) {
   if (!PyDict_Check(dict)) return PyErr_Format(PyExc_TypeError, "options must be a dict, not %R", dict);
   PyPool* self = self_of(object);
-  PoolConfig config;
-  Status status = self->pool.call([&](Allocator& pool) { config = pool.config(); });
-  if (!status.ok()) return raise(status, "configure the pool");
-  if (!config_from(dict, &config)) return nullptr;
-  return done(self->pool.call([&](Allocator& pool) { return pool.configure(config); }), "configure the pool");
+  PoolConfig given;
+  std::vector<const Option*> read;
+  if (!read_options(dict, &given, &read)) return nullptr;
+  const auto set = [&](PoolConfig& config) {
+    for (const Option* option : read) option->copy(config, given);
+  };
+  return done(self->pool.call([&](Allocator& pool) { return pool.change(set); }), "configure the pool");
 }
 
 PyObject* config_method(PyObject* object, PyObject*) {

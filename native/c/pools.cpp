@@ -374,9 +374,8 @@ vram_status vram_pool_set_attribute(vram_pool* pool, vram_pool_attribute attribu
       return VRAM_OK;
     }
     if (attribute != VRAM_ATTR_RELEASE_THRESHOLD) return drivers_alone(attribute, call);
-    PoolConfig config = found.pool->config();
-    config.release_threshold = value;
-    return result(found.pool->configure(config), call);
+    return result(found.pool->change([value](PoolConfig& config) { config.release_threshold = value; }),
+                  call);
   });
 }
 

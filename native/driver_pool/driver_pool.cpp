@@ -524,9 +524,11 @@ Status DriverPool::set_limit(std::uint64_t bytes) {
   return {};
 }
 
-Status DriverPool::configure(const PoolConfig& config) {
+Status DriverPool::change(const Setting& set) {
   Lock lock;
   if (Status status = open_for("configure", &lock); !status.ok()) return status;
+  PoolConfig config = config_;
+  set(config);
   config_.limit = config.limit;
   config_.zero_on_allocate = config.zero_on_allocate;
   config_.zero_on_free = config.zero_on_free;

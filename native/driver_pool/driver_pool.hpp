@@ -61,7 +61,7 @@ class DriverPool final : public Allocator {
   Status trim(std::uint64_t keep, bool wait) override;
   Status set_limit(std::uint64_t bytes) override;  // applies to what is live here
   Status add_peer(int device) override;
-  Status configure(const PoolConfig& config) override;  // limit and zeroing
+  Status change(const Setting& set) override;  // limit and zeroing
   PoolConfig config() const override;
   Status retire_stream(StreamHandle stream) override;
   void on_out_of_memory(Callback callback) override;

@@ -293,7 +293,7 @@ Index AddressSpace::take(const Spot& spot, Units units) {
   Segment& in = segments_[blocks_[taken].segment];
   if (++in.in_use == 1 && in.plain) {
     used_plain_.push_back(free_plain_.extract({in.units, blocks_[taken].segment}));
-    free_plain_bytes_ -= bytes_of(in.units);
+    count_free_plain(in, false);
   }
   return taken;
 }
@@ -304,7 +304,7 @@ Index AddressSpace::put(Index i, Tick tick) {
     used_plain_.back().value() = {in.units, blocks_[i].segment};
     free_plain_.insert(std::move(used_plain_.back()));
     used_plain_.pop_back();
-    free_plain_bytes_ += bytes_of(in.units);
+    count_free_plain(in, true);
   }
   blocks_[i].tick = tick;
   blocks_[i].owner.store(in.stream, std::memory_order_relaxed);
@@ -492,7 +492,7 @@ Status AddressSpace::add_plain_of(const Want& want, std::uint64_t bytes) {
   auto node = added.extract(added.begin());
   node.value().second = i;
   free_plain_.insert(std::move(node));
-  free_plain_bytes_ += bytes;
+  count_free_plain(segments_[i], true);
   tell(true, i, base, bytes);
   return {};
 }
@@ -519,7 +519,7 @@ Status AddressSpace::release_plain(Index s) {
   plain_bytes_ -= bytes_of(segment.units);
   plain_owners_.remove(segment.stream);
   free_plain_.erase({segment.units, s});
-  free_plain_bytes_ -= bytes_of(segment.units);
+  count_free_plain(segment, false);
   drop(s);
   return {};
 }
@@ -559,7 +559,10 @@ void AddressSpace::transfer(Index s, StreamNumber to, Band band, Tick tick) {
   each_free([&](Index b) { remove_free(b); });
   delist(s);
   if (segment.plain) plain_owners_.move(segment.stream, to);
+  const bool counted = segment.plain && segment.in_use == 0;
+  if (counted) count_free_plain(segment, false);
   segment.stream = to;
+  if (counted) count_free_plain(segment, true);
   segment.band = band;
   enlist(s);
   each_free([&](Index b) {
@@ -653,6 +656,8 @@ bool AddressSpace::check(std::string* why) const {
   std::uint64_t free_plain_bytes = 0;
   for (const auto& [units, segment] : free_plain_) free_plain_bytes += bytes_of(units);
   if (free_plain_bytes != free_plain_bytes_) return wrong(why, "bytes of free plain segments");
+  for (const auto& each : shelves_) free_plain_bytes -= each->free_plain;
+  if (free_plain_bytes != 0) return wrong(why, "bytes of free plain segments by stream");
   if (!plain_owners_.check(plain)) return wrong(why, "owners of plain segments");
   std::size_t indexed = 0, enlisted = 0;
   for (std::size_t stream = 0; stream < shelves_.size(); ++stream) {

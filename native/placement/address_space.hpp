@@ -116,6 +116,7 @@ class AddressSpace {
   static std::uint64_t affordable(std::uint64_t wished);
   std::uint64_t plain_bytes() const { return plain_bytes_; }
   std::uint64_t free_plain_bytes() const { return free_plain_bytes_; }  // in wholly free plain segments
+  std::uint64_t free_plain_bytes(StreamNumber stream) const { return shelf(stream).free_plain; }
   std::size_t plain_segments() const { return plain_.size(); }
   const CountedStreams& plain_owners() const { return plain_owners_; }
   // Counts every change of what is free.
@@ -128,7 +129,8 @@ class AddressSpace {
   // What one stream has.
   struct Shelf {
     FreeIndex free[kBands];
-    Index segments = 0;  // head of the list of all its segments
+    Index segments = 0;            // head of the list of all its segments
+    std::uint64_t free_plain = 0;  // bytes of its wholly free plain segments
   };
   Shelf& shelf(StreamNumber stream) {
     if (shelves_.size() <= stream) [[unlikely]]
@@ -159,6 +161,11 @@ class AddressSpace {
   void return_slots(Slot slot, Slot slots);
   Status add_plain_of(const Want& want, std::uint64_t bytes);
   Status release_memory(Index segment);
+  void count_free_plain(const Segment& segment, bool add) {
+    const std::uint64_t bytes = bytes_of(segment.units);
+    free_plain_bytes_ += add ? bytes : -bytes;
+    shelf(segment.stream).free_plain += add ? bytes : -bytes;
+  }
   bool check_segment(Index s, std::size_t* blocks, std::size_t* free, std::string* why) const;
   bool check_block(Index b, Index previous, Units at, std::string* why) const;
 

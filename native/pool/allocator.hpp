@@ -207,7 +207,13 @@ class Allocator {
   // Lets another device of the same kind, by its number, use the memory of this pool, including what is
   // allocated later. On failure some of it may be usable there.
   virtual Status add_peer(int device) = 0;
-  virtual Status configure(const PoolConfig& config) = 0;  // what can change while in use
+  // Changes what can change while in use. `set` sets some options and may be called more than once, with a
+  // lock of the pool held; the others stay, whatever other threads do.
+  using Setting = std::function<void(PoolConfig&)>;
+  virtual Status change(const Setting& set) = 0;
+  Status configure(const PoolConfig& config) {
+    return change([&config](PoolConfig& all) { all = config; });
+  }
   virtual PoolConfig config() const = 0;
   // The stream is about to be destroyed.
   virtual Status retire_stream(StreamHandle stream) = 0;

@@ -373,7 +373,12 @@ std::uint64_t Ladder::budget() const {
   return limit > placement_.reserved_bytes() ? limit - placement_.reserved_bytes() : 0;
 }
 
-std::uint64_t Ladder::idle_bytes() { return stock().free_bytes() + space().free_plain_bytes(); }
+std::uint64_t Ladder::idle_bytes() {
+  std::uint64_t idle = stock().free_bytes() + space().free_plain_bytes();
+  for (const StreamNumber number : captures_.graphs())
+    if (streams_[number].apart()) idle -= stock().free_bytes(number) + space().free_plain_bytes(number);
+  return idle;
+}
 
 void Ladder::keep_threshold(std::uint32_t patience, bool may_wait) {
   if (!config_.bounded()) return;

@@ -36,7 +36,8 @@ class Ladder : PoolPart {
   // `patience` pages and segments that are still in use. Without `may_wait`, what a release would wait for
   // stays.
   void keep_threshold(std::uint32_t patience = kMostAsked, bool may_wait = false);
-  // Free memory that a release threshold counts; without cached blocks.
+  // Free memory that a release threshold counts; without cached blocks, and without what graphs and heaps
+  // keep for themselves.
   std::uint64_t idle_bytes();
 
   std::uint64_t served(int rung) const { return served_[rung]; }

@@ -391,10 +391,12 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
 Status Pool::release_unused(bool wait) {
   std::unique_lock<std::mutex> lock;
   if (Status status = state_.enter("release_unused", &lock); !status.ok()) return status;
-  if (!state_.config.bounded() || report_.unused_bytes() <= state_.config.release_threshold) return {};
+  const std::uint64_t keep = state_.config.release_threshold;
+  if (!state_.config.bounded()) return {};
   lives_.complete();
+  if (ladder_.idle_bytes() + report_.cached_bytes() <= keep) return {};
   caches_.drain_all();
-  if (wait && ladder_.idle_bytes() > state_.config.release_threshold) {
+  if (wait && ladder_.idle_bytes() > keep) {
     const Status status = lives_.wait_until_idle(lock);
     if (status.code == Code::closed || status.code == Code::interrupted) return status;
     wait = status.ok();  // else a stream is being captured, or this thread runs for one
@@ -427,9 +429,11 @@ Status Pool::add_peer(int device) {
   return state_.placement.stock().grant_again();
 }
 
-Status Pool::configure(const PoolConfig& config) {
+Status Pool::change(const Setting& set) {
   std::unique_lock<std::mutex> lock;
   if (Status status = state_.enter("configure", &lock); !status.ok()) return status;
+  PoolConfig config = state_.config;
+  set(config);
   // What was freed before may have work left.
   const bool slow_before = zeroing_.slow_frees();
   zeroing_.configure(config);
@@ -438,6 +442,8 @@ Status Pool::configure(const PoolConfig& config) {
       if (!closed()) zeroing_.configure(state_.config);
       return status;
     }
+  config = state_.config;  // others may have changed it during the wait
+  set(config);
   const bool pages = state_.config.pages;
   const std::uint32_t journal_entries = state_.config.journal;
   const bool was_bounded = state_.config.bounded();

@@ -81,7 +81,7 @@ class Pool final : public Allocator {
   Status release_unused(bool wait) override;
   Status set_limit(std::uint64_t bytes) override;
   Status add_peer(int device) override;
-  Status configure(const PoolConfig& config) override;  // all but pages and journal
+  Status change(const Setting& set) override;  // all but pages and journal
   PoolConfig config() const override;
   // Its memory goes to the default stream when its work has completed.
   Status retire_stream(StreamHandle stream) override { return lives_.retire(stream); }

@@ -115,11 +115,8 @@ PoolStats Report::stats() const {
 
 std::uint64_t Report::live_bytes() const {
   std::unique_lock<std::mutex> lock;
-  return look(&lock) ? sum_live() : 0;
-}
-
-std::uint64_t Report::sum_live() const {
   std::uint64_t live = 0;
+  if (!look(&lock)) return live;
   for (StreamState& stream : streams_) {
     std::lock_guard guard(stream.lock);
     live += stream.live;
@@ -127,9 +124,13 @@ std::uint64_t Report::sum_live() const {
   return live;
 }
 
-std::uint64_t Report::unused_bytes() const {
-  const std::uint64_t live = sum_live(), reserved = placement_.reserved_bytes();
-  return reserved - std::min(reserved, live - std::min(live, suspended_live()));
+std::uint64_t Report::cached_bytes() const {
+  std::uint64_t cached = 0;
+  for (StreamState& stream : streams_) {
+    std::lock_guard guard(stream.lock);
+    if (!stream.apart()) cached += stream.cache.bytes();
+  }
+  return cached;
 }
 
 std::uint64_t Report::steps() const {

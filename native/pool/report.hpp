@@ -20,8 +20,8 @@ class Report : PoolPart {
 
   PoolStats stats() const;
   std::uint64_t live_bytes() const;
-  // Reserved bytes that are not live. Under the pool's mutex.
-  std::uint64_t unused_bytes() const;
+  // In the caches of streams, without those of graphs and heaps. Under the pool's mutex.
+  std::uint64_t cached_bytes() const;
   std::uint64_t steps() const;
   std::vector<SegmentInfo> snapshot() const;
   std::vector<SegmentInfo> backed_segments() const;
@@ -38,7 +38,6 @@ class Report : PoolPart {
  private:
   SegmentInfo describe(const Segment& segment, Units from, Units to) const;
   std::uint64_t suspended_live() const;
-  std::uint64_t sum_live() const;
   bool check_growables(std::string* why) const;
   bool check_streams(const Standstill& still, std::string* why) const;
 

@@ -216,7 +216,7 @@ OPTIONS: dict[str, Option] = {
         Option("cache_sizes", "manager", _cache_sizes, {}, "a dict with stream_local and global",
                "alias for stream_cache (blocks) and release_threshold (2 MiB pages, or a size)"),
         Option("coalescing_threshold", "manager", _share, 0.3, _SHARE,
-               "merge cached blocks when more than this share of the memory is free in pieces"),
+               "merge cached blocks in pools whose fragmentation is above this"),
         Option("adaptive", "manager", _bool, False, _BOOL,
                "once a second: release unused memory under pressure, else expand the caches"),
         Option("pressure_high", "manager", _share, 0.8, _SHARE,

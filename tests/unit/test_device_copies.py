@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -400,3 +401,41 @@ def test_properties_of_devices_without_a_driver() -> None:
     assert not host.memory_pools and host.compute_capability is None
     assert (model.copy_engines, model.integrated, model.memory_pools) == (3, False, True)
     assert model.virtual_memory and not Device.model("1GiB", pages=False).properties.virtual_memory
+
+
+@pytest.mark.parametrize("outwards", [True, False], ids=["from the host", "to the host"])
+@pytest.mark.parametrize("by_host", [True, False], ids=["the host's method", "the other's method"])
+def test_a_buffer_on_the_host_is_copied_in_the_order_of_its_stream(outwards: bool, by_host: bool) -> None:
+    with Stream("host") as stream, Pool("host") as pool, Pool(Device.model("1GiB")) as other:
+        ours, theirs = pool.allocate(4096, stream=stream), other.allocate(4096)
+        begin, done = threading.Event(), []
+        stream.launch(lambda: (begin.wait(60), done.append(True)))
+        threading.Timer(0.05, begin.set).start()
+        if by_host:
+            (ours.copy_to if outwards else ours.copy_from)(theirs)
+        else:
+            (theirs.copy_from if outwards else theirs.copy_to)(ours)
+        assert done
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_threads_that_wait_for_one_model_do_not_fail_each_other(linked: bool) -> None:
+    device = Device.models(2, "1GiB")[0] if linked else Device.model("1GiB", lag_us=5)
+    failures: list[DeviceError] = []
+
+    def use(pool: Pool) -> None:
+        buffer = pool.allocate(4096)
+        for _ in range(3000):
+            buffer.fill(0)
+            try:
+                device.synchronize()
+            except DeviceError as error:
+                failures.append(error)
+
+    with Pool(device) as pool:
+        threads = [threading.Thread(target=use, args=(pool,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures

@@ -499,12 +499,16 @@ def test_under_pressure_it_cleans_and_at_ease_it_expands(model: Device) -> None:
 def test_a_coalescing_threshold_acts_by_itself(model: Device) -> None:
     manager = MemoryManager(coalescing_threshold=0.1)
     pool = manager.pool(model)
-    kept = pool.allocate("100KiB")
-    for buffer in [pool.allocate("100KiB") for _ in range(100)]:
+    held = [pool.allocate("300KiB") for _ in range(200)]
+    for buffer in held[1::2]:
         buffer.free()
+    pool.coalesce()  # what is free is between blocks in use
+    kept = held[::2]
+    assert pool.stats().fragmentation > 0.1
+    pool.allocate("100KiB").free()
     assert eventually(lambda: pool.stats()["cache.blocks"] == 0)
     manager.configure(coalescing_threshold=1.0)
-    assert kept.size and manager._end_upkeep is not None
+    assert kept and manager._end_upkeep is not None
     manager.close()
     assert manager._end_upkeep is None
 
@@ -539,3 +543,92 @@ def test_an_asynchronous_pool(model: Device) -> None:
 def test_an_asynchronous_pool_larger_than_its_device_serves_what_there_is() -> None:
     with vram.AsyncMemoryPool(device=Device.model("8MiB")) as pool:
         assert pool.allocate_async("6MiB").result(60)
+
+
+# ---- warm-ups beside other threads -------------------------------------------------------------------------
+
+
+def test_a_warm_up_takes_nothing_from_what_other_threads_count(model: Device) -> None:
+    pool, end, made = vram.Pool(model), threading.Event(), 0
+
+    def allocate() -> None:
+        nonlocal made
+        while not end.is_set():
+            pool.allocate(1000).free()
+            made += 1
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    for _ in range(20):
+        pool.warmup({8192: 200, 2 * MIB: 3})
+    end.set()
+    thread.join()
+    stats = pool.stats()
+    assert (stats.allocations, stats.frees, stats.live) == (made, made, 0)
+    assert sum(stats.rungs.values()) == made >= stats.hits >= stats.stream_cache_hits >= 0
+    negative = {key: value for key, value in stats.items() if value < 0}
+    assert negative == {"max_split_size": -1}
+
+
+def test_a_peak_during_a_warm_up_counts() -> None:
+    pool = vram.Pool(Device.model("256MiB"), limit="64MiB")
+    kept = []
+
+    def grow() -> bool:
+        if not kept:
+            kept.append(pool.allocate("20MiB"))
+        return False
+
+    pool.on_oom(grow)
+    with pytest.raises(vram.OutOfMemory):
+        pool.warmup({"40MiB": 2})
+    assert pool.stats().live == 1 and pool.stats().peak_allocated == 20 * MIB
+
+
+def test_a_warm_up_that_calls_the_program_holds_no_lock(model: Device) -> None:
+    manager = MemoryManager(limit="64MiB")
+    pool, inside, measured = manager.pool(model), threading.Event(), threading.Event()
+
+    def measure() -> None:
+        inside.wait(PATIENCE)
+        with manager.performance_context():
+            measured.set()
+
+    def handle_oom() -> bool:
+        inside.set()
+        assert measured.wait(PATIENCE)
+        manager.garbage_collect()
+        return False
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    pool.on_oom(handle_oom)
+    kept = pool.allocate("40MiB")
+    with pytest.raises(vram.OutOfMemory):
+        pool.warmup({"16MiB": 3})
+    thread.join(PATIENCE)
+    assert measured.is_set() and kept.size
+    manager.close()
+
+
+@pytest.mark.usefixtures("ticks")
+def test_upkeep_leaves_a_warm_up_alone(model: Device) -> None:
+    manager = MemoryManager(adaptive=True, enable_warmup=True)
+    pool = manager.pool(model)
+    pool.warmup({1024: 5000})
+    warm = pool.stats()["cache.blocks"]
+    room = pool.config()["stream_cache"]
+    expanded = manager.settings["stream_cache"]
+    assert eventually(lambda: manager.settings["stream_cache"] > expanded)
+    assert pool.stats()["cache.blocks"] == warm >= 5000 and pool.config()["stream_cache"] >= room > 5000
+    manager.close()
+
+
+@pytest.mark.usefixtures("ticks")
+def test_upkeep_beside_closing(model: Device, caplog: pytest.LogCaptureFixture) -> None:
+    manager = MemoryManager(adaptive=True)
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        manager.pool(model).allocate(1000).free()
+        manager.close()
+    assert "upkeep in the background failed" not in caplog.text

@@ -179,3 +179,40 @@ def test_the_ticker_goes_on_after_a_failure_and_ends_with_its_work(
     assert mine._thread is not None
     mine.stop()
     assert not mine._thread.is_alive()
+
+
+def test_what_a_graph_keeps_for_itself_is_no_reason_to_release_the_rest() -> None:
+    device = vram.Device.model("16GiB")
+    pool, stream = vram.Pool(device, release_threshold="256MiB"), vram.Stream(device)
+    with stream.capture() as graph:
+        pool.allocate("512MiB", stream=stream).free()
+    pool.allocate("64MiB").free()
+    device.synchronize()
+    before = pool.stats()
+    for _ in range(10):
+        pool.allocate("64MiB").free()
+        device.synchronize()
+    assert pool.stats()["num_device_alloc"] == before["num_device_alloc"]
+    for _ in range(10):
+        pool.allocate("4KiB").free()
+        stream.synchronize()
+    assert pool.stats().stream_cache_hits - before.stream_cache_hits == 9
+    graph.close()
+
+
+def test_changes_of_options_do_not_undo_each_other() -> None:
+    pool, end = vram.Pool("host"), threading.Event()
+
+    def reconfigure() -> None:
+        while not end.is_set():
+            pool.reconfigure({"stream_cache": 100})
+
+    thread = threading.Thread(target=reconfigure)
+    thread.start()
+    try:
+        for limit in range(1, 2000):
+            pool.limit = limit << 20
+            assert pool.limit == limit << 20
+    finally:
+        end.set()
+        thread.join()

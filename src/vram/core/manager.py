@@ -10,12 +10,13 @@ import contextlib
 import functools
 import gc
 import itertools
+import logging
 import math
 import operator
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TextIO
@@ -27,11 +28,11 @@ from vram.core.device import Device, is_default
 from vram.core.journal import pool_trace
 from vram.core.locks import new_lock
 from vram.core.measure import Measurement
-from vram.core.observer import End, Listeners
+from vram.core.observer import Listeners
 from vram.core.pool import Pool
-from vram.core.stats import Raw, ratio
+from vram.core.stats import fragmentation
 from vram.core.ticker import every_second
-from vram.errors import ConfigError, DeviceError, InvalidFree
+from vram.errors import ConfigError, DeviceError, InvalidFree, VramError
 from vram.sizes import format_size, parse_size
 from vram.trace.model import Action
 
@@ -47,6 +48,9 @@ STATS_JOURNAL = 65536
 """Events the journal of each stream keeps while statistics are enabled."""
 MOST_STREAM_CACHE = 65536
 """Blocks a stream's cache is never expanded beyond."""
+
+
+_log = logging.getLogger("vram")
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class MemoryManager:
         self._only: Pool | None = None  # if it is the only one and on the default device, the usual case
         self._adapt_every = 0
         self._stream_cache_before: int | None = None
-        self._end_upkeep: End | None = None
+        self._end_upkeep: weakref.finalize[Any, Any] | None = None
         self._note_adaptive()
 
     # ---- pools ------------------------------------------------------------------------------------------
@@ -156,10 +160,17 @@ class MemoryManager:
 
         Returns a function that ends it.
         """
-        with self._lock:
-            for pool in self.pools:
+        seen: set[int] = set()  # a pool made meanwhile is told by both
+
+        def once(pool: Pool) -> None:
+            if id(pool) not in seen:
+                seen.add(id(pool))
                 follow(pool)
-            return self._new_pools.add(follow)
+
+        end = self._new_pools.add(once)
+        for pool in self.pools:  # without the lock: `follow` takes locks of the pool
+            once(pool)
+        return end
 
     def _pool_settings(self) -> dict[str, Any]:
         settings = {name: self._config[name] for name, option in OPTIONS.items() if option.scope != "manager"}
@@ -346,7 +357,11 @@ class MemoryManager:
         """
         threshold = real_number(threshold, "threshold, the share to keep,", least=0, most=1)
         keep = 0.0 if force else threshold
-        return sum(pool.trim(math.floor(keep * pool.stats().reserved), wait=force) for pool in self.pools)
+        released = 0
+        for pool in self.pools:
+            with _unless_closed(pool):
+                released += pool.trim(math.floor(keep * pool.stats().reserved), wait=force)
+        return released
 
     def enable_aggressive_coalescing(self, enabled: bool = True) -> None:
         """Merge free blocks now and with every free: streams keep no cache until you disable this again."""
@@ -372,13 +387,18 @@ class MemoryManager:
                 MOST_STREAM_CACHE,
                 math.ceil(min(MOST_STREAM_CACHE, max(1, self._config["stream_cache"]) * factor)),
             )
+            warmed = {pool: pool.config()["stream_cache"] for pool in self.pools}
             self.configure(stream_cache=blocks)
+            for pool, room in warmed.items():
+                if room > blocks:  # made for a warm-up
+                    pool.reconfigure({"stream_cache": room})
             return blocks
 
     def coalesce_free_blocks(self) -> None:
         """Empty the streams' caches and merge free blocks, in all pools."""
         for pool in self.pools:
-            pool.coalesce()
+            with _unless_closed(pool):
+                pool.coalesce()
 
     def garbage_collect(self) -> int:
         """Collect Python's garbage, merge free blocks and release unused memory; returns the bytes."""
@@ -397,7 +417,7 @@ class MemoryManager:
 
         Above `pressure_high`, unused memory is released and freed blocks merge immediately. Below
         `pressure_low`, the caches expand by `expand_factor`. At any pressure, cached blocks merge in pools
-        where more than `coalescing_threshold` of the memory is free in pieces. The adaptive mode does this
+        whose fragmentation exceeds `coalescing_threshold`. The adaptive mode does this
         once a second, and every `adapt_every` operations of the manager.
         """
         now = self.memory_pressure()
@@ -416,20 +436,24 @@ class MemoryManager:
 
     def _coalesce_fragmented(self) -> None:
         for pool in self.pools:
-            if _in_pieces(pool.raw_stats()) > self._config["coalescing_threshold"]:
-                pool.coalesce()
+            with _unless_closed(pool):
+                if fragmentation(pool.raw_stats()) > self._config["coalescing_threshold"]:
+                    pool.coalesce()
 
     def _tick(self) -> None:
         every = self._adapt_every  # may have become 0 meanwhile
         if every and next(self._operations) % every == 0:
-            self.adapt()
+            try:
+                self.adapt()
+            except VramError:  # the allocation itself has succeeded
+                _log.warning("adapting to the memory pressure failed", exc_info=True)
 
     def _note_adaptive(self) -> None:
         self._adapt_every = max(1, self._config["adapt_every"]) if self._config["adaptive"] else 0
         wanted = self._config["adaptive"] or self._config.is_set("coalescing_threshold")
         if wanted and self._end_upkeep is None and self._pools:
-            self._end_upkeep = every_second(_weakly(self))
-            weakref.finalize(self, self._end_upkeep).atexit = False
+            self._end_upkeep = weakref.finalize(self, every_second(_weakly(self)))
+            self._end_upkeep.atexit = False
         elif self._end_upkeep is not None and not (wanted and self._pools):
             self._end_upkeep()
             self._end_upkeep = None
@@ -460,13 +484,14 @@ def _pressure(pool: Pool) -> float:
     return float(used / max(1, min(pool.limit or total, total)))
 
 
-def _in_pieces(raw: Raw) -> float:
-    """The share of reserved memory that is free or cached, but not in whole pages or in one block.
-
-    Free blocks are merged already; merging the cached ones may make whole pages of them.
-    """
-    usable = raw["free_page_bytes"] if raw["paged"] else raw["largest_free"]
-    return ratio(max(0, raw["free_bytes"] + raw["cached"] - usable), raw["reserved"]["current"], 0.0)
+@contextlib.contextmanager
+def _unless_closed(pool: Pool) -> Iterator[None]:
+    """Let another thread close the pool meanwhile."""
+    try:
+        yield
+    except DeviceError:
+        if not pool.closed:
+            raise
 
 
 def _weakly(manager: MemoryManager) -> Callable[[], None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from vram.core.locks import new_lock
-from vram.core.stats import KINDS, Raw, both, fragmentation, ratio, ready
+from vram.core.stats import KINDS, Counts, Raw, both, fragmentation, ratio, ready
 from vram.sizes import format_size
 
 __all__ = ["Follow", "Measurement", "Peaks"]
@@ -76,13 +76,27 @@ class Peaks:
             self._settle(pool)
             self._pools = {}
 
-    def around(self, pool: Any, work: Callable[[], object]) -> None:
-        """Do some work whose peaks count for nobody."""
+    def around(self, pool: Any, work: Callable[[], object], counts: Counts) -> None:
+        """Do work that has at most `counts` live at once, and keep that out of everybody's peaks.
+
+        No lock is held meanwhile: the work may call the program. What others do at the same time counts, up
+        to the same amount less.
+        """
         with self._lock:
             self._settle(pool)
-            try:
-                work()
-            finally:
+        try:
+            work()
+        finally:
+            with self._lock:
+                raw: Raw = pool.raw_stats()
+                for path, count in counts.items():
+                    meter = _meter(raw, path)
+                    meter["peak"] = max(meter["current"], meter["peak"] - count)
+                live = sum(count for (stat, *_), count in counts.items() if stat == "bytes")
+                for name in _SCALARS:
+                    raw[name] = max(raw["live"], raw[name] - live)
+                for watch in (self._pools, *self._watches):
+                    _note(raw, watch)
                 pool._restart_peaks()
 
     def _settle(self, pool: Any) -> Raw:

@@ -31,7 +31,7 @@ from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.release import follow_threshold
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
-from vram.core.stats import Raw, Stats, Uncounted
+from vram.core.stats import Raw, Stats, Uncounted, counts_of
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
 from vram.sizes import format_size, parse_size
@@ -139,21 +139,25 @@ class Pool(Closing, _native.PoolCore):
         """
         pairs = sizes.items() if isinstance(sizes, Mapping) else sizes
         wanted = _repeated([(parse_size(size), _checked_count(count)) for size, count in pairs])
-        self._peaks.around(self, lambda: self._warm_up(wanted, stream))
+        self._peaks.around(self, lambda: self._warm_up(wanted, stream), counts_of(wanted))
 
     def _warm_up(self, wanted: list[int], stream: Any) -> None:
+        made: list[int] = []
         before = super().raw_stats()
         try:
             # All at once: a search for the next size would merge the blocks prepared for this one.
             addresses = self.malloc_batch(wanted, stream)
+            made += wanted
             room = self.raw_stats()["cached_blocks"] + len(wanted)
             if room > self.config()["stream_cache"]:
                 self.reconfigure({"stream_cache": room})
             self._free_all(addresses)
             for size in dict.fromkeys(wanted):  # this also prepares the code path of the first real use
-                self._free_all([self.malloc(size, stream)])
+                address = self.malloc(size, stream)
+                made.append(size)
+                self._free_all([address])
         finally:
-            self._warmed.add(before, super().raw_stats())
+            self._warmed.add(counts_of(made), before, super().raw_stats())
 
     def raw_stats(self) -> Raw:
         """The native counts, without those of warm-ups: a program's statistics are about its own requests."""

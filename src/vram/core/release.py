@@ -7,6 +7,7 @@ import os
 import weakref
 from typing import Any
 
+from vram.core.locks import new_lock
 from vram.core.observer import End
 from vram.core.ticker import every_second
 from vram.errors import VramError
@@ -17,7 +18,8 @@ NO_THRESHOLD = 2**64 - 1
 
 _bounded: dict[int, weakref.ref[Any]] = {}
 """The pools with a threshold. Every change is one atomic operation, so a finalizer may come in between."""
-_end: End | None = None
+_lock = new_lock()
+_end: End | None = None  # guarded by the lock; None: there is no such pool
 
 
 def follow_threshold(pool: Any) -> None:
@@ -28,8 +30,9 @@ def follow_threshold(pool: Any) -> None:
         _bounded.pop(number, None)
         return
     _bounded[number] = weakref.ref(pool, lambda _: _bounded.pop(number, None))
-    if _end is None:
-        _end = every_second(_tick)
+    with _lock:
+        if _end is None:
+            _end = every_second(_tick)
 
 
 def after_waiting(core: Any, *, everything: bool) -> None:
@@ -50,9 +53,10 @@ def _release(concerns: Any, everything: bool) -> None:
 def _tick() -> None:
     global _end
     _release(lambda pool: True, False)
-    if not _bounded and _end is not None:
-        end, _end = _end, None
-        end()
+    with _lock:
+        if not _bounded and _end is not None:
+            end, _end = _end, None
+            end()
 
 
 def _after_fork_in_child() -> None:

@@ -5,21 +5,35 @@ The native core counts; this module names the counts and computes ratios.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from vram.sizes import format_size
 
-__all__ = ["KINDS", "MEASURES", "Raw", "Stats", "Uncounted", "both", "fragmentation", "ratio", "ready"]
+__all__ = [
+    *("KINDS", "MEASURES", "Counts", "Raw", "Stats", "Uncounted"),
+    *("both", "counts_of", "fragmentation", "ratio", "ready"),
+]
 
 Raw: TypeAlias = dict[str, Any]
 """What the native `raw_stats()` returns; see PoolStats in native/pool/pool.hpp."""
 
 KINDS = ("small", "large")
+Counts: TypeAlias = dict[tuple[str, ...], int]
+"""Numbers by their path in a Raw."""
+
+UNIT = 512
+"""Blocks are multiples of this."""
+SMALL = 1 << 20
+"""The largest block of the kind "small"."""
 MEASURES = ("current", "peak", "allocated", "freed")
 READY_RUNGS = ("stream_cache", "own_blocks", "passed_pending", "finished_elsewhere")
 """The rungs that serve an allocation without calling the driver."""
+_SLOW_FIRST = (
+    *("driver", "give_back", "host_wait", "callbacks", "flush", "stream_wait", "growth", "free_pages"),
+    *("finished_elsewhere", "passed_pending", "own_blocks", "stream_cache"),
+)
 
 
 class Stats(Mapping[str, float]):
@@ -209,17 +223,26 @@ def ratio(part: float, whole: float, otherwise: float) -> float:
 
 
 class Uncounted:
-    """Counts of requests that are not the program's own. Gauges and peaks are left as they are."""
+    """Requests that are not the program's own, for example of a warm-up. Gauges and peaks are left alone."""
 
     def __init__(self) -> None:
         """Start with nothing."""
-        self._counts: dict[tuple[str, ...], int] = {}
+        self._counts: Counts = {}
 
-    def add(self, before: Raw, after: Raw) -> None:
-        """Do not count what was counted between two readings."""
-        totals = [(stat, kind, "total") for stat in ("allocations", "bytes", "requested") for kind in KINDS]
-        for path in (*totals, ("hits",), *(("rungs", name) for name in after["rungs"])):
-            self._counts[path] = self._counts.get(path, 0) + _at(after, path) - _at(before, path)
+    def add(self, counts: Counts, before: Raw, after: Raw) -> None:
+        """Do not count these allocations, which were made and freed between two readings of the rungs.
+
+        If others allocated meanwhile, it is not known which rung served whom: the slow ones are taken first.
+        """
+        total = sum(count for (stat, *_), count in counts.items() if stat == "allocations")
+        changes: Counts = {(stat, kind, "total"): count for (stat, kind), count in counts.items()}
+        for name in sorted(after["rungs"], key=_SLOW_FIRST.index):
+            served = min(total, after["rungs"][name] - before["rungs"][name])
+            changes["rungs", name] = served
+            total -= served
+        changes["hits",] = changes.get(("rungs", "stream_cache"), 0)
+        known = self._counts
+        self._counts = {path: known.get(path, 0) + changes.get(path, 0) for path in {**known, **changes}}
 
     def taken_from(self, raw: Raw) -> Raw:
         """The reading without them; `raw` is changed."""
@@ -231,11 +254,15 @@ class Uncounted:
         return raw
 
 
-def _at(raw: Raw, path: tuple[str, ...]) -> int:
-    found: Any = raw
-    for name in path:
-        found = found[name]
-    return int(found)
+def counts_of(sizes: Iterable[int]) -> Counts:
+    """What requests of these sizes count as, by statistic and kind."""
+    counts: Counts = {}
+    for size in sizes:
+        held = max(1, -(-size // UNIT)) * UNIT
+        kind = KINDS[held > SMALL]
+        for stat, count in (("allocations", 1), ("bytes", held), ("requested", size)):
+            counts[stat, kind] = counts.get((stat, kind), 0) + count
+    return counts
 
 
 # ---- torch's names ----------------------------------------------------------------------------------------

@@ -166,7 +166,8 @@ class Arena(Closing, _native.ArenaCore):
         another library. Callbacks are called in reverse order, on the host, in the thread that ends the
         lifetime, before the arena waits in stream order. They may use the arrays and call `record_stream`;
         calls that change the arena raise DeviceError. If callbacks raise, the others are still called and the
-        lifetime ends; then the exception is raised, several as an ExceptionGroup.
+        lifetime ends; then the exception is raised, several as an ExceptionGroup. A callback that refers to
+        an array of the arena keeps the arena alive: end its lifetime with `reset()` or `close()`.
         """
         self.call_at_end(functools.partial(callback, *arguments) if arguments else callback)
 
