@@ -479,11 +479,12 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 @pytest.mark.usefixtures("ticks")
 def test_under_pressure_it_cleans_and_at_ease_it_expands(model: Device) -> None:
-    manager = MemoryManager(adaptive=True, limit="100MiB", stream_cache=64)
+    manager = MemoryManager(limit="100MiB", stream_cache=64)
     pool = manager.pool(model)
     idle = [pool.allocate("1MiB") for _ in range(90)]
     for buffer in idle:
         buffer.free()
+    manager.configure(adaptive=True)
     assert pool.stats().reserved >= 90 * MIB  # idle memory is no pressure
     assert eventually(lambda: pool.config()["stream_cache"] > 64)
     held = [pool.allocate("1MiB") for _ in range(85)]

@@ -210,7 +210,7 @@ def test_changes_of_options_do_not_undo_each_other() -> None:
     thread = threading.Thread(target=reconfigure)
     thread.start()
     try:
-        for limit in range(1, 2000):
+        for limit in range(1, 500):
             pool.limit = limit << 20
             assert pool.limit == limit << 20
     finally:
