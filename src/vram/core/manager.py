@@ -160,11 +160,11 @@ class MemoryManager:
 
         Returns a function that ends it.
         """
-        seen: set[int] = set()  # a pool made meanwhile is told by both
+        seen: dict[Pool, object] = {}  # a pool made meanwhile is told twice, perhaps by two threads
 
         def once(pool: Pool) -> None:
-            if id(pool) not in seen:
-                seen.add(id(pool))
+            mine = object()
+            if seen.setdefault(pool, mine) is mine:
                 follow(pool)
 
         end = self._new_pools.add(once)
