@@ -627,6 +627,35 @@ PyObject* set_oom_callback(PyObject* object, PyObject* function) {
               "set the out-of-memory callback");
 }
 
+// The same for the callback of a high-water mark, whose result does not matter.
+void call_high(PyPool* self, std::uint64_t reserved) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  PyObject* function = Py_NewRef(self->high_callback == nullptr ? Py_None : self->high_callback);
+  PyObject* result =
+      function == Py_None ? Py_NewRef(Py_None) : PyObject_CallFunction(function, "K", wide(reserved));
+  const bool ends = result == nullptr && !PyErr_ExceptionMatches(PyExc_Exception);
+  if (result == nullptr && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
+  Py_XDECREF(result);
+  Py_DECREF(function);
+  PyGILState_Release(state);
+}
+
+PyObject* set_high_water(PyObject* object, PyObject* arguments) {
+  PyPool* self = self_of(object);
+  Whole mark{"mark"};
+  PyObject* function = nullptr;
+  if (!PyArg_ParseTuple(arguments, "O&O:set_high_water", whole_argument, &mark, &function)) return nullptr;
+  if (function != Py_None && PyCallable_Check(function) == 0)
+    return PyErr_Format(PyExc_TypeError, "the callback must be callable, not %.100s",
+                        Py_TYPE(function)->tp_name);
+  HighWater::Callback callback;
+  if (function != Py_None) callback = [self](std::uint64_t reserved) { call_high(self, reserved); };
+  Py_XSETREF(self->high_callback, function == Py_None ? nullptr : Py_NewRef(function));
+  const std::uint64_t at = function == Py_None ? HighWater::kNone : mark.value;
+  return done(self->pool.call([&](Allocator& pool) { pool.on_high_water(at, callback); }),
+              "set the high-water mark");
+}
+
 // ---- configuration
 // ----------------------------------------------------------------------------------------------
 
@@ -1079,6 +1108,7 @@ int init_pool(PyObject* object, PyObject* arguments, PyObject* keywords) {
 int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self_of(object)->device);
   Py_VISIT(self_of(object)->oom_callback);
+  Py_VISIT(self_of(object)->high_callback);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
@@ -1086,6 +1116,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
 int clear(PyObject* object) {
   Py_SETREF(self_of(object)->device, Py_NewRef(Py_None));
   Py_CLEAR(self_of(object)->oom_callback);
+  Py_CLEAR(self_of(object)->high_callback);
   return 0;
 }
 
@@ -1098,6 +1129,7 @@ void dealloc(PyObject* object) {
   }
   Py_CLEAR(self->device);
   Py_CLEAR(self->oom_callback);
+  Py_CLEAR(self->high_callback);
   Py_CLEAR(self->tag_names);
   Py_CLEAR(self->tag_ids);
   PyTypeObject* type = Py_TYPE(object);
@@ -1164,6 +1196,9 @@ PyMethodDef methods[] = {
     {"retire_stream", retire_stream, METH_O,
      "retire_stream(handle, /)\n--\n\nThe stream will be destroyed: take over its memory once its work has "
      "finished."},
+    {"set_high_water", set_high_water, METH_VARARGS,
+     "set_high_water(mark, function, /)\n--\n\nfunction(reserved), called when the reserved bytes have risen "
+     "above the mark; None removes it."},
     {"set_oom_callback", set_oom_callback, METH_O,
      "set_oom_callback(function, /)\n--\n\nfunction(size, stream) -> bool, called before an allocation "
      "fails."},

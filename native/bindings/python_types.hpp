@@ -55,6 +55,7 @@ struct PyPool {
   PyObject* tag_ids;    // dict: str → id
   std::uint64_t other_tags;  // allocations with a tag beyond the maximum number
   PyObject* oom_callback;    // strong, or null
+  PyObject* high_callback;   // the same
   Py_ssize_t views;          // memoryviews and DLPack capsules over its buffers
   int closing;               // running calls of close(): no view may be created
 };

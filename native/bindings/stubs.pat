@@ -95,6 +95,10 @@ vram._native.PoolCore.retire_stream$:
     def retire_stream(self, handle: int, /) -> None:
         \doc
 
+vram._native.PoolCore.set_high_water$:
+    def set_high_water(self, mark: int, function: Callable[[int], object] | None, /) -> None:
+        \doc
+
 vram._native.PoolCore.set_oom_callback$:
     def set_oom_callback(self, function: Callable[[int, int], bool] | None, /) -> None:
         \doc

@@ -96,6 +96,9 @@ Status DriverPool::allocate_slow(std::uint64_t size, StreamHandle stream, std::u
   }
   if (served) {
     *out = request.out;
+    if (std::uint64_t reserved = 0;
+        high_water_.any() && attribute(DriverPoolAttribute::reserved_mem_current, &reserved).ok())
+      high_water_.look(reserved);
     if (!config().zero_on_allocate) return {};
     const Status status = zero_new(*out, request.bytes, request.stream);
     if (!status.ok()) take_back(std::exchange(*out, 0));

@@ -3,8 +3,10 @@
 // behaviour.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -160,6 +162,39 @@ struct GrowableInfo {
   std::uint64_t max = 0;
 };
 
+// Calls back when the memory that a pool holds has risen above a mark: once, until it was at the mark or
+// below when the pool looked again. Any thread may call it, without locks of the pool.
+class HighWater {
+ public:
+  using Callback = std::function<void(std::uint64_t reserved)>;
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
+
+  void set(std::uint64_t mark, Callback callback) {
+    auto kept = std::make_shared<const Callback>(std::move(callback));
+    std::lock_guard lock(mutex_);
+    mark_.store(mark, std::memory_order_relaxed);
+    callback_.swap(kept);
+    above_ = false;
+  }
+  bool any() const { return mark_.load(std::memory_order_relaxed) != kNone; }
+  void look(std::uint64_t reserved) {
+    std::shared_ptr<const Callback> callback;
+    {
+      std::lock_guard lock(mutex_);
+      const bool above = reserved > mark_.load(std::memory_order_relaxed);
+      if (above && !above_) callback = callback_;
+      above_ = above;
+    }
+    if (callback != nullptr && *callback) (*callback)(reserved);
+  }
+
+ private:
+  std::atomic<std::uint64_t> mark_{kNone};
+  std::mutex mutex_;
+  bool above_ = false;
+  std::shared_ptr<const Callback> callback_;
+};
+
 // Every call may come from any thread. Sizes are in bytes.
 class Allocator {
  public:
@@ -221,6 +256,11 @@ class Allocator {
   // from this pool do not call it again.
   using Callback = std::function<bool(std::uint64_t, StreamHandle)>;
   virtual void on_out_of_memory(Callback callback) = 0;
+  // Called in the allocating thread after an allocation that made the reserved memory rise above `mark`.
+  // HighWater::kNone: no more.
+  void on_high_water(std::uint64_t mark, HighWater::Callback callback) {
+    high_water_.set(mark, std::move(callback));
+  }
   // Waits for all work and releases all memory. Live allocations become invalid. Later calls: Code::closed.
   virtual Status close() = 0;
   virtual bool closed() const = 0;
@@ -250,6 +290,7 @@ class Allocator {
   virtual bool host_accessible() { return backend().info().host_accessible; }
 
  protected:
+  HighWater high_water_;
   // False if this thread is inside a callback of this pool already.
   bool call_back(const Callback& callback, std::uint64_t size, StreamHandle stream) const;
 

@@ -136,6 +136,7 @@ Status Pool::allocate_padded(std::uint64_t size, std::uint64_t room, StreamHandl
   NamedStream named;
   if (Status status = lives_.name(handle, &named); !status.ok()) return status;
   if (Status status = allocate_named(named, size, room, align, tag, out, report); !status.ok()) return status;
+  look_at_high_water();
   if (!zeroing_.on_allocate()) return {};
   const Status status = zero_new(*out, bytes_of(units_of(room)), named.handle);
   if (!status.ok()) undo_allocation(std::exchange(*out, 0));
@@ -185,6 +186,15 @@ bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, A
   return true;
 }
 
+void Pool::look_at_high_water() {
+  if (!high_water_.any()) return;
+  std::unique_lock<std::mutex> lock;
+  if (!state_.look(&lock)) return;
+  const std::uint64_t reserved = state_.placement.reserved_bytes();
+  lock.unlock();
+  high_water_.look(reserved);
+}
+
 // Undoes an allocation that the program has not seen.
 void Pool::undo_allocation(Address address) {
   std::lock_guard lock(state_.mutex);
@@ -216,7 +226,10 @@ Status Pool::allocate_batch(const std::vector<std::uint64_t>& sizes, StreamHandl
                         : allocate(batch.size(done), handle, 0, tag, to, report);
     }
   }
-  if (status.ok()) return status;
+  if (status.ok()) {
+    look_at_high_water();
+    return status;
+  }
   for (Address& address : out)
     if (address != 0) undo_allocation(std::exchange(address, 0));
   return status;

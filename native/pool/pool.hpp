@@ -63,7 +63,9 @@ class Pool final : public Allocator {
   // pre: bytes is a multiple of kSlotBytes. In the journal this is a free and an allocation.
   Status growable_resize(Address address, std::uint64_t bytes, std::uint64_t ahead, std::uint32_t tag,
                          OutOfMemoryReport* report = nullptr) {
-    return growables_.resize(address, bytes, ahead, tag, report);
+    const Status status = growables_.resize(address, bytes, ahead, tag, report);
+    look_at_high_water();
+    return status;
   }
   // Maps pages for `bytes` more and leaves them free; only the next page if there is not enough memory.
   // `number` is that of the buffer that must still be open there; 0: any.
@@ -203,6 +205,7 @@ class Pool final : public Allocator {
                         std::uint32_t tag, Address* out, OutOfMemoryReport* report);
   std::size_t run_from(const Batch& batch, std::size_t from, Units* units) const;
   bool allocate_run(Batch& batch, std::size_t from, std::size_t to, Units units);
+  void look_at_high_water();
   void undo_allocation(Address address);
   Status zero_new(Address address, std::uint64_t bytes, StreamHandle stream);
   Status free_block(Address address, bool dropped);

@@ -549,6 +549,11 @@ class PoolCore:
         The stream will be destroyed: take over its memory once its work has finished.
         """
 
+    def set_high_water(self, mark: int, function: Callable[[int], object] | None, /) -> None:
+        """
+        function(reserved), called when the reserved bytes have risen above the mark; None removes it.
+        """
+
     def set_oom_callback(self, function: Callable[[int, int], bool] | None, /) -> None:
         """function(size, stream) -> bool, called before an allocation fails."""
 

@@ -583,6 +583,73 @@ def test_patterns_without_a_journal_and_without_history(pool: vram.Pool) -> None
     assert any("little to reuse" in text for text in pool.patterns().suggestions) and kept
 
 
+# ---- high-water marks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [vram.Pool, vram.DriverPool])
+def test_a_soft_cap_calls_back_once_each_time_it_is_passed(kind: Any) -> None:
+    pool, seen = kind(Device.model("1GiB", lag_us=0.0)), []
+    pool.on_high_water("200MiB", seen.append)
+    held = [pool.allocate("64MiB") for _ in range(2)]
+    assert not seen
+    held += [pool.allocate("64MiB") for _ in range(3)]
+    assert len(seen) == 1 and seen[0] >= 200 * MIB
+    del held[1:]
+    pool.trim(wait=True)
+    held.append(pool.allocate("10MiB"))
+    held += [pool.allocate("64MiB") for _ in range(3)]
+    assert len(seen) == 2
+    pool.on_high_water(None)
+    del held[1:]
+    pool.trim(wait=True)
+    held += [pool.allocate("64MiB") for _ in range(8)]
+    assert len(seen) == 2
+    pool.close()
+
+
+def test_a_soft_cap_may_change_the_pool(pool: vram.Pool) -> None:
+    buffers = [pool.allocate("60MiB") for _ in range(2)]
+    calls: list[int] = []
+
+    def shrink(reserved: int) -> None:
+        calls.append(reserved)
+        pool.allocate(MIB).free()
+        buffers.pop().free()
+        pool.trim(wait=True)
+
+    pool.on_high_water(0.5, shrink)  # of 256 MiB
+    kept = pool.allocate("40MiB")
+    assert len(calls) == 1 and pool.stats().reserved <= 100 * MIB and kept.size
+    for wrong in (5, "x", []):
+        with pytest.raises((TypeError, ValueError)):
+            pool.on_high_water(MIB, wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes a callable"):
+        pool.on_high_water(MIB)
+    with pytest.raises(vram.ConfigError):
+        pool.on_high_water(-1, shrink)
+
+
+def test_a_soft_cap_that_fails_is_reported(pool: vram.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda failure: reported.append(failure.exc_type))
+    pool.on_high_water("10MiB", lambda reserved: 1 // 0)
+    assert pool.allocate("20MiB").size == 20 * MIB
+    assert reported == [ZeroDivisionError]
+
+
+def test_a_batch_and_a_growable_buffer_pass_it_too(model: Device) -> None:
+    for grow in (
+        lambda pool: pool.allocate_batch(["40MiB", "40MiB"]),
+        lambda pool: vram.GrowableBuffer("128MiB", pool, size="80MiB"),
+    ):
+        pool, seen = vram.Pool(model), []
+        pool.on_high_water("60MiB", seen.append)
+        held = grow(pool)
+        assert len(seen) == 1 and held
+        del held
+        pool.close()
+
+
 # ---- processes --------------------------------------------------------------------------------------------
 
 

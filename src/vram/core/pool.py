@@ -310,6 +310,23 @@ class Pool(Closing, _native.PoolCore):
             self.set_oom_callback(_weakly(self))
         return handle
 
+    def on_high_water(
+        self, mark: int | float | str | None, callback: Callable[[int], object] | None = None
+    ) -> None:
+        """Call `callback(reserved)` when the reserved memory has risen above `mark`: a soft cap.
+
+        `mark` is bytes, a string such as "20GiB" or a share of the device (0.9); None removes the callback,
+        and another call replaces it. It runs after the allocation, in the allocating thread, and may free,
+        trim or allocate. It is called once, and again only after the reserved memory was at the mark or below
+        when the pool looked, which it does after allocations that no cache served. Its exceptions are
+        reported and ignored.
+        """
+        read = read_options({"limit": mark})["limit"]
+        size = limit_bytes(read, self._memory.total_bytes)
+        if size and callback is None:
+            raise TypeError("on_high_water takes a callable, or None as the mark")
+        self.set_high_water(size, callback if size else None)
+
     # ---- statistics and snapshots -----------------------------------------------------------------------
 
     def stats(self) -> Stats:
