@@ -323,8 +323,8 @@ class Pool(Closing, _native.PoolCore):
         """
         read = read_options({"limit": mark})["limit"]
         size = limit_bytes(read, self._memory.total_bytes)
-        if size and callback is None:
-            raise TypeError("on_high_water takes a callable, or None as the mark")
+        if not callable(callback) and (size or callback is not None):
+            raise TypeError(f"on_high_water takes a callable, not {type(callback).__name__}")
         self.set_high_water(size, callback if size else None)
 
     # ---- statistics and snapshots -----------------------------------------------------------------------
