@@ -186,7 +186,10 @@ except TraceError as error:
 caller, child = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 spent = sum(usage.ru_utime + usage.ru_stime for usage in (caller, child))
 print((spent - once) / max(once, reference()))
-print(max(caller.ru_maxrss, child.ru_maxrss) / 1024)
+# Not ru_maxrss of the caller: that begins with the memory of the process that started it.
+with open("/proc/self/status") as status:
+    here = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+print(max(here, child.ru_maxrss) / 1024)
 """
 
 
