@@ -139,16 +139,16 @@ vram_status with_own(vram_pool* handle, const char* call, Body body) noexcept {
   });
 }
 
-bool known(vram_pool_attribute attribute) {
+bool known(std::int32_t attribute) {
   return attribute >= VRAM_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES && attribute <= VRAM_ATTR_USED_MEM_HIGH;
 }
-vram_status unknown(vram_pool_attribute attribute, const char* call) {
-  return fail(VRAM_BAD_ARGUMENT, call, "there is no attribute %d", static_cast<int>(attribute));
+vram_status unknown(std::int32_t attribute, const char* call) {
+  return fail(VRAM_BAD_ARGUMENT, call, "there is no attribute %d", attribute);
 }
-vram_status drivers_alone(vram_pool_attribute attribute, const char* call) {
+vram_status drivers_alone(std::int32_t attribute, const char* call) {
   return fail(VRAM_UNSUPPORTED, call,
               "attribute %d belongs to driver pools; cross_stream says what a pool of vram reuses",
-              static_cast<int>(attribute));
+              attribute);
 }
 
 vram_span_stats difference(const PoolStats& start, const PoolStats& now) {
@@ -326,7 +326,7 @@ vram_status vram_pool_reset_peak(vram_pool* pool) {
 
 // ---- attributes -------------------------------------------------------------------------------------------
 
-vram_status vram_pool_get_attribute(vram_pool* pool, vram_pool_attribute attribute, uint64_t* out) {
+vram_status vram_pool_get_attribute(vram_pool* pool, std::int32_t attribute, uint64_t* out) {
   if (out == nullptr) return null_pointer(__func__, "out");
   return with_pool(pool, __func__, [&, call = __func__](PoolHandle& found) {
     if (!known(attribute)) return unknown(attribute, call);
@@ -356,16 +356,14 @@ vram_status vram_pool_get_attribute(vram_pool* pool, vram_pool_attribute attribu
   });
 }
 
-vram_status vram_pool_set_attribute(vram_pool* pool, vram_pool_attribute attribute, uint64_t value) {
+vram_status vram_pool_set_attribute(vram_pool* pool, std::int32_t attribute, uint64_t value) {
   return with_pool(pool, __func__, [&, call = __func__](PoolHandle& found) {
     if (!known(attribute)) return unknown(attribute, call);
     if (attribute == VRAM_ATTR_RESERVED_MEM_CURRENT || attribute == VRAM_ATTR_USED_MEM_CURRENT)
-      return fail(VRAM_BAD_ARGUMENT, call, "attribute %d is counted and cannot be set",
-                  static_cast<int>(attribute));
+      return fail(VRAM_BAD_ARGUMENT, call, "attribute %d is counted and cannot be set", attribute);
     const bool high = attribute == VRAM_ATTR_RESERVED_MEM_HIGH || attribute == VRAM_ATTR_USED_MEM_HIGH;
     if (high && value != 0)
-      return fail(VRAM_BAD_ARGUMENT, call, "attribute %d can only be set to 0, which restarts it",
-                  static_cast<int>(attribute));
+      return fail(VRAM_BAD_ARGUMENT, call, "attribute %d can only be set to 0, which restarts it", attribute);
     if (found.allocator->closed()) return fail({Code::closed, 0, "attribute"}, call);
     if (found.driver != nullptr)
       return result(found.driver->set_attribute(static_cast<DriverPoolAttribute>(attribute), value), call);

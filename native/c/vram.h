@@ -237,8 +237,9 @@ typedef enum vram_pool_attribute {
   VRAM_ATTR_USED_MEM_CURRENT = 7,     /* read only */
   VRAM_ATTR_USED_MEM_HIGH = 8         /* can only be set to 0, which restarts it */
 } vram_pool_attribute;
-VRAM_API vram_status vram_pool_get_attribute(vram_pool* pool, vram_pool_attribute attribute, uint64_t* out);
-VRAM_API vram_status vram_pool_set_attribute(vram_pool* pool, vram_pool_attribute attribute, uint64_t value);
+/* attribute: a vram_pool_attribute. */
+VRAM_API vram_status vram_pool_get_attribute(vram_pool* pool, int32_t attribute, uint64_t* out);
+VRAM_API vram_status vram_pool_set_attribute(vram_pool* pool, int32_t attribute, uint64_t value);
 /* Waits for all work queued on every stream of the pool's device. */
 VRAM_API vram_status vram_pool_synchronize(vram_pool* pool);
 

@@ -479,8 +479,7 @@ TEST(attributes_are_those_of_cuda) {
     CHECK(vram_pool_set_attribute(pool, flag, 0) == (own ? VRAM_UNSUPPORTED : VRAM_OK));
     CHECK(vram_pool_get_attribute(pool, flag, &value) == (own ? VRAM_UNSUPPORTED : VRAM_OK) && value == 0);
     for (int number : {-1, 0, 9, 1 << 30})
-      CHECK(vram_pool_get_attribute(pool, static_cast<vram_pool_attribute>(number), &value) ==
-            VRAM_BAD_ARGUMENT);
+      CHECK(vram_pool_get_attribute(pool, number, &value) == VRAM_BAD_ARGUMENT);
     CHECK(vram_pool_free(pool, one) == VRAM_OK);
     CHECK(vram_pool_free(pool, one) == VRAM_BAD_POINTER);
     CHECK(vram_pool_trim(pool, 0, 1) == VRAM_OK);

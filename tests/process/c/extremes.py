@@ -76,9 +76,9 @@ class Extremes:
         known = self.made[kind.rstrip("*").replace("const ", "").strip()]
         if known and self.random.random() < 0.8:
             return ctypes.c_void_p(self.random.choice(known[-8:]))
-        if kind == "vram_pool_attribute" and self.random.random() < 0.9:
+        if kind == "int32_t" and self.random.random() < 0.9:
             return ctypes.c_int(self.random.randrange(10))
-        if kind in ("int", "unsigned char", "vram_status", "vram_pool_attribute"):
+        if kind in ("int", "int32_t", "unsigned char", "vram_status"):
             return ctypes.c_int(self.number() & 0xFFFFFFFF)
         return ctypes.c_void_p(self.number())
 
