@@ -382,6 +382,7 @@ std::uint64_t Ladder::idle_bytes() {
 
 void Ladder::keep_threshold(std::uint32_t patience, bool may_wait) {
   if (!config_.bounded()) return;
+  if (stock().free_bytes() + space().free_plain_bytes() <= config_.release_threshold) return;
   const std::uint64_t idle = idle_bytes();
   if (idle <= config_.release_threshold) return;
   const std::uint64_t keep = placement_.reserved_bytes() - (idle - config_.release_threshold);

@@ -30,6 +30,8 @@ MAX_JOURNAL = 2**24
 """Maximum number of events in the journal of each stream: 1 GiB."""
 PAGE_SIZES = (2 * MIB, 8 * MIB, 32 * MIB)
 UNLIMITED = -1
+NO_THRESHOLD = 2**64 - 1
+"""What `Pool.config()` returns as the release threshold if there is none."""
 DEFAULT_WARMUP = ((4 << 10, 50), (64 << 10, 20), (1 * MIB, 10))
 """What VRAM_WARMUP=1 prepares if no sizes are given: (bytes, blocks)."""
 

@@ -537,8 +537,14 @@ def test_an_asynchronous_pool(model: Device) -> None:
             pool.allocate_async("4MiB").result(60)
         for address in addresses:
             pool.free(address)
+        assert (pool.stats().allocations, pool.stats().rungs["growth"]) == (16, 0)
         assert "AsyncMemoryPool" in repr(pool)
     assert pool.pool.closed
+
+
+def test_the_size_of_an_asynchronous_pool_is_its_limit() -> None:
+    with pytest.raises(TypeError, match="limit"):
+        vram.AsyncMemoryPool("64MiB", limit="1MiB")
 
 
 def test_an_asynchronous_pool_larger_than_its_device_serves_what_there_is() -> None:

@@ -625,8 +625,17 @@ def test_a_soft_cap_may_change_the_pool(pool: vram.Pool) -> None:
             pool.on_high_water(MIB, wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes a callable"):
         pool.on_high_water(MIB)
-    with pytest.raises(vram.ConfigError):
+    with pytest.raises(vram.ConfigError, match="mark cannot be -1"):
         pool.on_high_water(-1, shrink)
+
+
+def test_reserving_is_no_request_of_the_program(pool: vram.Pool) -> None:
+    pool.reserve("40MiB")
+    stats = pool.stats()
+    assert (stats.allocations, stats.frees, stats.peak_allocated) == (0, 0, 0)
+    assert stats.reserved == 40 * MIB
+    pool.allocate("40MiB").free()
+    assert pool.stats().hit_rate == 1
 
 
 def test_a_soft_cap_that_fails_is_reported(pool: vram.Pool, monkeypatch: pytest.MonkeyPatch) -> None:

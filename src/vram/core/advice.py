@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vram.config import NO_THRESHOLD
 from vram.core.stats import fragmentation, ready
 from vram.sizes import format_size
 from vram.trace.lifetimes import ALLOCATE, Lifetimes, lifetimes
@@ -18,7 +19,6 @@ from vram.trace.model import Trace
 __all__ = ["Patterns", "SizePattern", "find_patterns"]
 
 LOW_HIT_RATE = 0.5
-NO_THRESHOLD = 2**64 - 1
 HIGH_FRAGMENTATION = 0.3
 FEW = 100
 """Below this many allocations nothing is suggested: there is no pattern yet."""

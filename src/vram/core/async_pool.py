@@ -28,7 +28,7 @@ class AsyncMemoryPool(Closing):
     ) -> None:
         """Create the pool and begin to reserve its memory; returns at once."""
         size = parse_size(pool_size)
-        self.pool = Pool(device, **{"limit": size, **config})
+        self.pool = Pool(device, limit=size, **config)
         self._reserving = self.pool._submit(functools.partial(self._reserve, size))
 
     def _reserve(self, size: int) -> None:

@@ -78,7 +78,7 @@ class Pool(Closing, _native.PoolCore):
         self._keep_stacks(settings["stacks"] == "python", self)
         self._recorder: Any = None  # the vram.Recorder of this pool, which sets it
         self._peaks = Peaks()
-        self._warmed = Uncounted()
+        self._apart = Uncounted()  # requests of warmup and reserve
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         self._store: Pool | None = None
@@ -124,7 +124,14 @@ class Pool(Closing, _native.PoolCore):
 
         Memory that is ready already counts. Raises OutOfMemory if there is not enough.
         """
-        self._free_all([self.malloc(size, stream)])
+        wanted = parse_size(size)
+
+        def work(made: list[int]) -> None:
+            address = self.malloc(wanted, stream)
+            made.append(wanted)
+            self._free_all([address])
+
+        self._uncounted([wanted], work)
 
     def reserve_async(self, size: int | str, *, stream: Any = None) -> Future[None]:
         """Like reserve, on another thread. The caches continue to serve requests meanwhile."""
@@ -139,12 +146,8 @@ class Pool(Closing, _native.PoolCore):
         """
         pairs = sizes.items() if isinstance(sizes, Mapping) else sizes
         wanted = _repeated([(parse_size(size), _checked_count(count)) for size, count in pairs])
-        self._peaks.around(self, lambda: self._warm_up(wanted, stream), counts_of(wanted))
 
-    def _warm_up(self, wanted: list[int], stream: Any) -> None:
-        made: list[int] = []
-        before = super().raw_stats()
-        try:
+        def work(made: list[int]) -> None:
             # All at once: a search for the next size would merge the blocks prepared for this one.
             addresses = self.malloc_batch(wanted, stream)
             made += wanted
@@ -156,12 +159,25 @@ class Pool(Closing, _native.PoolCore):
                 address = self.malloc(size, stream)
                 made.append(size)
                 self._free_all([address])
-        finally:
-            self._warmed.add(counts_of(made), before, super().raw_stats())
+
+        self._uncounted(wanted, work)
+
+    def _uncounted(self, wanted: list[int], work: Callable[[list[int]], None]) -> None:
+        """Do work that allocates and frees `wanted`, and appends to its argument what it has allocated."""
+
+        def work_apart() -> None:
+            made: list[int] = []
+            before = super(Pool, self).raw_stats()
+            try:
+                work(made)
+            finally:
+                self._apart.add(counts_of(made), before, super(Pool, self).raw_stats())
+
+        self._peaks.around(self, work_apart, counts_of(wanted))
 
     def raw_stats(self) -> Raw:
-        """The native counts, without those of warm-ups: a program's statistics are about its own requests."""
-        return self._warmed.taken_from(super().raw_stats())
+        """The native counts, without what `warmup` and `reserve` do: statistics are about the program."""
+        return self._apart.taken_from(super().raw_stats())
 
     def _free_all(self, addresses: list[int]) -> None:
         """Free blocks that the program has not seen, even if zeroing fails; raises the first failure."""
@@ -321,7 +337,14 @@ class Pool(Closing, _native.PoolCore):
         when the pool looked, which it does after allocations that no cache served. Its exceptions are
         reported and ignored.
         """
-        read = read_options({"limit": mark})["limit"]
+        try:
+            read = read_options({"limit": mark})["limit"]
+        except ConfigError as error:
+            raise ConfigError(
+                f'mark cannot be {shown(mark)}; valid: bytes, a string such as "20GiB", a fraction of the '
+                "device above 0 and at most 1.0, or None",
+                value=mark,
+            ) from error
         size = limit_bytes(read, self._memory.total_bytes)
         if not callable(callback) and (size or callback is not None):
             raise TypeError(f"on_high_water takes a callable, not {type(callback).__name__}")

@@ -7,14 +7,13 @@ import os
 import weakref
 from typing import Any
 
+from vram.config import NO_THRESHOLD
 from vram.core.locks import new_lock
 from vram.core.observer import End
 from vram.core.ticker import every_second
 from vram.errors import VramError
 
 __all__ = ["after_waiting", "follow_threshold"]
-
-NO_THRESHOLD = 2**64 - 1
 
 _bounded: dict[int, weakref.ref[Any]] = {}
 """The pools with a threshold. Every change is one atomic operation, so a finalizer may come in between."""
