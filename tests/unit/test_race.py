@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import itertools
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -779,7 +781,7 @@ def test_a_device_that_is_done_says_nothing_of_another() -> None:
 def test_a_handle_that_comes_again_is_another_stream() -> None:
     core = vram.Device.model("1GiB")._core
     checker = vram.race_check("collect")
-    clocks = checker._watch._history.clocks
+    clocks = checker._watch.history.clocks
     old = clocks.key(core, 7)
     clocks.close(old)
     assert clocks.key(core, 7) != old
@@ -1089,3 +1091,79 @@ def test_a_drop_inside_the_checker_is_still_judged(host: Host) -> None:
         assert checker.races == []
         s1.record_event()
     assert len(checker.races) == 1
+
+
+# ---- functions of which nothing is known ---------------------------------------------------------------
+
+
+class _Kernels:
+    """Calls a function that Python does not show, as an extension module has them."""
+
+    def __init__(self, buffer: vram.Buffer) -> None:
+        self.buffer = buffer
+        self.foreign = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(work)
+
+    def run(self) -> None:
+        self.foreign(self.buffer.ptr)
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_what_an_unknown_function_is_given_is_perhaps_written(
+    bound: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with vram.Pool("host") as pool, vram.Stream("host") as s1, vram.Stream("host") as s2:
+        with vram.race_check() as checker:
+            x = pool.allocate(UNIT, stream=s1)
+            kernels = _Kernels(x)
+            task = kernels.run if bound else lambda: kernels.foreign(x.ptr)
+            s1.launch(task)
+            s2.launch(task)  # raises nothing: both may only read
+            s1.wait_stream(s2)
+        (race,) = checker.possible
+        assert checker.races == [] and race.kind == "unordered" and race.fix == "s2.wait_stream(s1)"
+        assert race.use.what.startswith("perhaps written by")
+        assert "1 possible race" in caplog.text
+        x.free()
+
+
+def test_a_write_conflicts_with_what_is_perhaps_written_in_any_case() -> None:
+    with vram.Pool("host") as pool, vram.Stream("host") as s1, vram.Stream("host") as s2:
+        with vram.race_check("collect") as checker:
+            x = pool.allocate(UNIT, stream=s1)
+            s1.launch(_Kernels(x).run)
+            s2.launch(work, x.ptr)
+            s1.synchronize()
+            s2.synchronize()
+        assert [race.kind for race in checker.races] == ["unordered"] and checker.possible == []
+        x.free()
+
+
+def test_functions_that_are_known_to_read_are_not_doubted() -> None:
+    with vram.Pool("host") as pool, vram.Stream("host") as s1, vram.Stream("host") as s2:
+        with vram.race_check() as checker:
+            x = pool.allocate(UNIT, stream=s1)
+
+            def look(y: Any) -> None:
+                for stream in (s1, s2):
+                    stream.launch(lambda: (np.sum(y), y.max(), len(y), bytes(y[:4]), hash(y.tobytes())))
+
+            look(np.frombuffer(x, np.uint8))
+            s1.wait_stream(s2)
+            s1.synchronize()
+        assert checker.possible == []
+
+
+def test_a_race_in_every_step_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vram.race.history.MOST_REPORTED", 8)
+    with vram.Pool("host") as pool, vram.Stream("host") as s1, vram.Stream("host") as s2:
+        with vram.race_check("collect") as checker:
+            x = pool.allocate(UNIT, stream=s1)
+            for _ in range(50):
+                s1.launch(work, x.ptr)
+                s2.launch(work, x.ptr)
+            memory = checker._watch.history.find(pool.device._core, x.ptr)
+            assert memory is not None and len(memory.reported) <= 8
+            assert len(checker.races) == 99
+            s1.synchronize()
+            s2.synchronize()
+        x.free()

@@ -21,6 +21,8 @@ __all__ = ["Names", "Site", "is_the_users", "source_line", "stack_here"]
 
 STACK_DEPTH = 6
 """Number of frames kept per stack, the user's own first."""
+MOST_COUNTED = 0xFFFF
+"""Larger handles of streams are addresses."""
 MOST_TRIES = 8
 """How often to look for the name of one stream."""
 
@@ -40,7 +42,8 @@ class Site:
         return f"{os.path.basename(self.stack[0].filename)}:{self.stack[0].line}" if self.stack else "unknown"
 
     def __str__(self) -> str:
-        return "\n".join([f"  {self.what} on {self.stream_name}", *map(_frame_line, self.stack)])
+        own = [frame for frame in self.stack if is_the_users(frame.filename)]
+        return "\n".join([f"  {self.what} on {self.stream_name}", *map(_frame_line, own or self.stack)])
 
 
 def _frame_line(frame: Frame) -> str:
@@ -49,6 +52,7 @@ def _frame_line(frame: Frame) -> str:
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")  # also those of other environments
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
 
 
@@ -57,7 +61,7 @@ def _rank(filename: str) -> int | None:
     """Return 0 for the user's code, 1 for a library's, None for ours."""
     if filename.startswith(_PACKAGE):
         return None
-    return int(filename.startswith((*_LIBRARIES, "<frozen ")))
+    return int(bool(_INSTALLED.search(filename)) or filename.startswith((*_LIBRARIES, "<frozen ")))
 
 
 def is_the_users(filename: str) -> bool:
@@ -98,23 +102,31 @@ class Names:
     def __init__(self) -> None:
         self._found: dict[tuple[Any, int], str] = {}
         self._tries: Counter[tuple[Any, int]] = Counter()
+        self.defaults: dict[Any, str] = {}
+        """Expressions for the default streams of devices, where another library has its own."""
 
-    def notice(self, core: Any, handle: int, stack: tuple[Frame, ...]) -> None:
+    def notice(
+        self, core: Any, handle: int, stack: tuple[Frame, ...], pattern: re.Pattern[str] = _MENTIONS
+    ) -> None:
         """Look for the name of the stream in this call, a limited number of times."""
         if (core, handle) in self._found or self._tries[core, handle] >= MOST_TRIES:
             return
         self._tries[core, handle] += 1
-        mentions = _MENTIONS.findall(source_line(stack))
+        mentions = pattern.findall(source_line(stack))
         name = "".join(mentions[0]) if len(mentions) == 1 else ""
         if name not in ("", "None", *self._found.values()):
             self._found[core, handle] = name
 
     def code(self, core: Any, handle: int) -> str:
         """Return an expression for a stream."""
-        unnamed = f"stream_{handle}" if handle else "vram.Stream.default()"
-        return self._found.get((core, handle), unnamed)
+        default = self.defaults.get(core, "vram.Stream.default()")
+        return self._found.get((core, handle), f"stream_{_number(handle)}" if handle else default)
 
     def words(self, core: Any, handle: int) -> str:
         """Return a description of a stream."""
-        plain = f"stream {handle}" if handle else "the default stream"
+        plain = f"stream {_number(handle)}" if handle else "the default stream"
         return f"{self._found[core, handle]} ({plain})" if (core, handle) in self._found else plain
+
+
+def _number(handle: int) -> str:
+    return f"{handle:#x}" if handle > MOST_COUNTED else str(handle)

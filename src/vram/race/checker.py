@@ -8,12 +8,13 @@ and calling record_stream are up to the program.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import threading
 import warnings
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 from vram.arguments import require
 from vram.core import observer
 from vram.core.device import Device
-from vram.core.pool import PinnedPool
+from vram.core.pool import PinnedPool, Pool
 from vram.core.stream import Event, Reads, Stream, stream_handle
 from vram.errors import ConfigError, RaceError, VramError
+from vram.race import pytorch
 from vram.race.call_sites import Names, Site, source_line, stack_here
 from vram.race.clocks import Clock, StreamKey, Work, join
 from vram.race.finding import Kind, Race
@@ -40,8 +42,13 @@ __all__ = ["Race", "RaceChecker", "RaceWarning", "Site", "race_check", "reads"]
 
 Mode: TypeAlias = Literal["raise", "warn", "collect"]
 
+MOST_SUSPECTS = 4096
+"""Maximum number of freed tensors of one stream that are kept until the stream allocates again."""
 MOST_RACES = 1000
 """Maximum number of races that one checker keeps; `dropped` counts the others."""
+
+
+_log = logging.getLogger("vram")
 
 
 # ---- results ----------------------------------------------------------------------------------------------
@@ -88,8 +95,11 @@ class RaceChecker:
             )
         self.mode = mode
         self.races: list[Race] = []
+        self.possible: list[Race] = []
         self.dropped = 0
-        self._watch = _Watch(self)
+        self._reported = 0
+        self._watch = Watch(self)
+        self._torch: pytorch.Follower | None = None
 
     @property
     def active(self) -> bool:
@@ -101,14 +111,21 @@ class RaceChecker:
         global _active
         with _install_lock:
             _require_nobody_watches()
-            self._watch = _Watch(self)
+            self._watch = Watch(self)
             _active = self
             observer.install(self._watch)
+            try:
+                self._torch = pytorch.follow(self._watch)
+            except BaseException:
+                _active = None
+                observer.install(None)
+                raise
         return self
 
     def stop(self) -> None:
         """Stop checking; raise what a dropped Buffer could not. Calling it again has no effect."""
         self._uninstall()
+        self._report_possible()
         self._watch.raise_remembered()
 
     def use(self, memory: Any, stream: Any, *, writes: bool = True) -> None:
@@ -125,11 +142,26 @@ class RaceChecker:
             if _active is self:
                 _active = None
                 observer.install(None)
+                if self._torch is not None:
+                    self._torch.stop()
 
     def _keep(self, races: list[Race]) -> None:
         room = MOST_RACES - len(self.races)
         self.races += races[:room]
         self.dropped += max(0, len(races) - room)
+
+    def _report_possible(self) -> None:
+        unreported, self._reported = self.possible[self._reported :], len(self.possible)
+        if unreported:
+            _log.warning(
+                "race_check: %d possible race(s), if functions whose code is not known write to what they "
+                "are given; see `possible` of the checker. The first: %s",
+                len(unreported),
+                unreported[0],
+            )
+
+    def _bound(self) -> None:
+        del self.possible[MOST_RACES:]
 
     def __enter__(self) -> RaceChecker:
         return self.start()
@@ -166,8 +198,10 @@ def _after_fork_in_child() -> None:
     global _active, _install_lock
     _install_lock = threading.Lock()
     if _active is not None:
-        _active = None
+        follower, _active = _active._torch, None
         observer.install(None)
+        if follower is not None:
+            follower.stop()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -183,9 +217,18 @@ class _Touch(NamedTuple):
     region: Region
     writes: bool
     holds: bool = False
+    unsure: bool = False
 
 
-class _Watch:
+class _Suspect(NamedTuple):
+    """A tensor that was freed while another stream may still use it."""
+
+    memory: Allocation
+    use: Use
+    race: Race
+
+
+class Watch:
     """What is installed: the observer of `vram.core.observer` and the watcher of the native pools.
 
     One lock guards it. A garbage collection inside the lock may drop buffers and close streams on the same
@@ -194,8 +237,8 @@ class _Watch:
 
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
-        self._history = History()
-        self._names = Names()
+        self.history = History()
+        self.names = Names()
         self._lock = threading.RLock()
         self._busy = False
         self._late: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -204,20 +247,21 @@ class _Watch:
         self._arenas: dict[int, Group] = {}
         self._known: weakref.WeakKeyDictionary[Any, set[StreamKey]] = weakref.WeakKeyDictionary()  # to pools
         self._capturing: dict[StreamKey, list[_Touch]] = {}
-        self._graphs: weakref.WeakKeyDictionary[Graph, list[_Touch]] = weakref.WeakKeyDictionary()
+        self._graphs: weakref.WeakKeyDictionary[Any, list[_Touch]] = weakref.WeakKeyDictionary()
+        self._suspects: defaultdict[StreamKey, list[_Suspect]] = defaultdict(list)
 
     # -- ordering, reported by vram.core.observer
 
     def on_record(self, event: Event, stream: Stream) -> None:
-        self._after(self._history.clocks.record, event, self._key(stream))
+        self.after(self.history.clocks.record, event, self._key(stream))
 
     def on_wait(self, stream: Stream, event: Event) -> None:
-        self._after(self._history.clocks.wait, self._key(stream), event)
+        self.after(self.history.clocks.wait, self._key(stream), event)
 
     def on_sync(self, what: Stream | Event | Device) -> Callable[[], None]:
         marked: Clock = {}
-        self._quietly(lambda: marked.update(self._history.clocks.marked(what)))
-        return lambda: self._after(self._history.clocks.learn, marked)
+        self.quietly(lambda: marked.update(self.history.clocks.marked(what)))
+        return lambda: self.after(self.history.clocks.learn, marked)
 
     def on_launch(self, stream: Stream, work: Any, arguments: tuple[Any, ...]) -> Any:
         if not callable(work):
@@ -225,37 +269,37 @@ class _Watch:
         key = self._key(stream)
         found = memory_in(work, arguments, functools.partial(self._is_ours, key.core))
         clock: Clock = {}
-        self._before(self._launch, key, found, f"launch of {_name_of(work)}", clock)
+        self.before(self._launch, key, found, f"launch of {_name_of(work)}", clock)
         if key in self._capturing:
             return work  # it runs on every launch of the graph
-        return Work(work, self._history.clocks.thread, clock)
+        return Work(work, self.history.clocks.thread, clock)
 
     def on_close(self, stream: Stream) -> None:
-        self._quietly(self._history.clocks.close, self._history.clocks.key(stream._core, stream._handle))
+        self.quietly(self.history.clocks.close, self.history.clocks.key(stream._core, stream._handle))
 
     def on_capture(self, graph: Graph, stream: Stream) -> None:
-        self._after(self._capturing.__setitem__, self._key(stream), [])
+        self.after(self._capturing.__setitem__, self._key(stream), [])
 
     def on_captured(self, graph: Graph, stream: Stream) -> None:
-        self._after(lambda: self._graphs.update({graph: self._capturing.pop(self._key(stream), [])}))
+        self.after(lambda: self._graphs.update({graph: self._capturing.pop(self._key(stream), [])}))
 
     def on_graph(self, graph: Graph, handle: int) -> None:
-        self._before(self._launch_graph, self._history.clocks.key(graph.device._core, handle), graph)
+        self.before(self._launch_graph, self.history.clocks.key(graph.device._core, handle), graph)
 
     def on_suspend(self, pool: Any, tag: str | None) -> Callable[[], None]:
         waited: Clock = {}
         site = Site("suspended", 0, "", stack_here())
-        self._before(self._suspend, pool, tag, site, waited)
-        return lambda: self._after(self._suspended, pool, _suspended_blocks(pool), site, waited)
+        self.before(self._suspend, pool, tag, site, waited)
+        return lambda: self.after(self._suspended, pool, _suspended_blocks(pool), site, waited)
 
     def on_resume(self, pool: Any) -> None:
-        self._after(self._suspended, pool, _suspended_blocks(pool), None, {})
+        self.after(self._suspended, pool, _suspended_blocks(pool), None, {})
 
     def on_pool_close(self, pool: Any) -> Callable[[], None]:
         known, site = self.on_sync(pool.device), Site("freed with their pool", 0, "", stack_here())
 
         def done() -> None:
-            self._after(self._pool_closed, pool, site)
+            self.after(self._pool_closed, pool, site)
             known()
 
         return done
@@ -264,65 +308,92 @@ class _Watch:
 
     def on_allocate(self, pool: Any, address: int, size: int, handle: int) -> None:
         key = self._pool_key(pool, handle)
-        self._after(self._allocate, key, address, size, self._site("allocated", key), pool, _group_of(pool))
+        self.after(self._allocate, key, address, size, self._site("allocated", key), pool, _group_of(pool))
 
     def on_grow(self, pool: Any, block: int, size: int, handle: int) -> None:
         key = self._pool_key(pool, handle)
-        self._after(self._grow, key, block, size, self._site("allocated", key), pool)
+        self.after(self._grow, key, block, size, self._site("allocated", key), pool)
 
     def on_shrink(self, pool: Any, block: int, size: int) -> None:
-        self._before(self._shrink, _core_of(pool), block, size, stack_here())
+        self.before(self._shrink, _core_of(pool), block, size, stack_here())
 
     def on_free(self, pool: Any, address: int) -> None:
         if not pool.closed:
-            self._before(self._free, _core_of(pool), address, stack_here())
+            self.before(self._free, _core_of(pool), address, stack_here())
 
     def on_drop(self, pool: Any, address: int) -> None:
         # Otherwise the address may belong to another pool now, or the collector is destroying the device as
         # well.
         if not pool.closed and hasattr(_core_of(pool), "kind"):
-            self._quietly(self._free, _core_of(pool), address, stack_here(), True)
+            self.quietly(self._free, _core_of(pool), address, stack_here(), True)
 
     def on_record_stream(self, pool: Any, address: int, handle: int) -> None:
-        self._before(self._record_stream, pool, address, self._pool_key(pool, handle))
+        self.before(self._record_stream, pool, address, self._pool_key(pool, handle))
 
     def on_use(
         self, pool: Any, block: int, address: int, size: int, owner: int, handle: int, writes: bool, what: str
     ) -> None:
         found = Found(Region(address, address + max(1, size)), writes, named=True)
         found.owner = Owner(pool, block, address + size - block, owner, gone=False)
-        self._before(self._pool_use, self._pool_key(pool, handle), found, what)
+        self.before(self._pool_use, self._pool_key(pool, handle), found, what)
 
     def on_touch(self, pool: Any, address: int, size: int, handle: int, writes: bool, what: str) -> None:
         found = Found(Region(address, address + max(1, size)), writes, named=False)
-        self._before(self._launch, self._pool_key(pool, handle), [found], what, {})
+        self.before(self._launch, self._pool_key(pool, handle), [found], what, {})
 
     def on_host_wait(self, pool: Any, handle: int) -> None:
-        clocks = self._history.clocks
-        self._after(lambda: clocks.learn(clocks.view(clocks.key(_core_of(pool), handle))))
+        clocks = self.history.clocks
+        self.after(lambda: clocks.learn(clocks.view(clocks.key(_core_of(pool), handle))))
 
     def on_stream_wait(self, pool: Any, handle: int, other: int) -> None:
-        core, clocks = _core_of(pool), self._history.clocks
-        self._after(clocks.follow, clocks.key(core, handle), [clocks.key(core, other)])
+        core, clocks = _core_of(pool), self.history.clocks
+        self.after(clocks.follow, clocks.key(core, handle), [clocks.key(core, other)])
 
     def on_copy_between(self, pool: Any, handle: int, other_pool: Any, other: int) -> None:
-        clocks = self._history.clocks
+        clocks = self.history.clocks
         one, two = clocks.key(_core_of(pool), handle), clocks.key(_core_of(other_pool), other)
-        self._after(clocks.follow, one, [two])
-        self._after(clocks.follow, two, [one])
+        self.after(clocks.follow, one, [two])
+        self.after(clocks.follow, two, [one])
+
+    # -- tensors, reported by `pytorch`
+
+    def on_plug_record_stream(self, pool: Any, address: int, handle: int) -> None:
+        self.quietly(self._record_stream, pool, address, self._pool_key(pool, handle))
+
+    def on_operator(self, key: StreamKey, found: list[Found], what: str) -> None:
+        """An operator is about to be queued."""
+        self.before(self._launch, key, found, what, {})
+
+    def on_result(self, key: StreamKey, found: list[Found], what: str) -> None:
+        """The operator was queued, with these results."""
+        self.after(self._launch, key, found, what, {})
+
+    def on_replay(self, key: StreamKey, graph: Any) -> None:
+        self.before(self._launch_graph, key, graph)
+
+    def on_tensor(self, key: StreamKey, address: int, size: int, site: Site | None, pool: Any) -> None:
+        """Memory of PyTorch was seen for the first time. Must not raise."""
+        self.quietly(self._take_tensor, key, address, size, site, pool)
+
+    def on_tensor_allocated(self, key: StreamKey, address: int, site: Site) -> None:
+        """PyTorch has allocated memory. Must not raise."""
+        self.quietly(self._confirm, key, address, site)
+
+    def on_tensor_freed(self, core: Any, address: int) -> None:
+        self.quietly(self._free, core, address, stack_here(), True)
 
     # -- arenas: each is identified by a number
 
     def on_piece(self, pool: Any, address: int, size: int, handle: int, arena: int, waits: bool) -> None:
         key = self._pool_key(pool, handle)
         site = self._site("allocated", key)
-        self._after(self._allocate, key, address, size, site, pool, self._arena(arena, waits))
+        self.after(self._allocate, key, address, size, site, pool, self._arena(arena, waits))
 
     def on_arena_stream(self, pool: Any, arena: int, handle: int, waits: bool) -> None:
-        self._after(self._arena(arena, waits).recorded.add, self._pool_key(pool, handle))
+        self.after(self._arena(arena, waits).recorded.add, self._pool_key(pool, handle))
 
     def on_settled(self, pool: Any, arena: int, handle: int, over: bool) -> None:
-        self._quietly(self._settled, arena, self._history.clocks.key(_core_of(pool), handle), over)
+        self.quietly(self._settled, arena, self.history.clocks.key(_core_of(pool), handle), over)
 
     def _arena(self, arena: int, waits: bool) -> Group:
         return self._arenas.setdefault(arena, Group(waits=waits, own=not waits))
@@ -335,19 +406,71 @@ class _Watch:
             if found.owner is not None and not isinstance(stream, Stream):
                 core = _core_of(found.owner.pool)
             found.holds = False
-            key = self._history.clocks.key(core, stream_handle(stream, Device._of(core)))
-            self._before(self._launch, key, [found], "declared use", {})
+            key = self.history.clocks.key(core, stream_handle(stream, Device._of(core)))
+            self.before(self._launch, key, [found], "declared use", {})
 
     # -- consequences: allocations
 
     def _allocate(
-        self, key: StreamKey, address: int, size: int, site: Site, pool: Any, group: Group, **more: Any
+        self,
+        key: StreamKey,
+        address: int,
+        size: int,
+        site: Site | None,
+        pool: Any,
+        group: Group,
+        **more: Any,
     ) -> Allocation:
-        made = self._history.allocate(key, address, size, site, weakref.ref(pool), group=group, **more)
+        made = self.history.allocate(key, address, size, site, weakref.ref(pool), group=group, **more)
         made.captured = key in self._capturing
-        for race in made.took_over:
-            race.reuse = self._named(replace(site, what="allocated again"), key.core)
+        if site is not None:
+            for race in made.took_over:
+                race.reuse = self._named(replace(site, what="allocated again"), key.core)
         return made
+
+    def _take_tensor(self, key: StreamKey, address: int, size: int, site: Site | None, pool: Any) -> None:
+        """A pool may give memory to another stream, which waits only for the stream it was freed on."""
+        made = self._allocate(key, address, size, site, pool, Group())
+        made.noun = "tensor"
+        races = [race for race in made.took_over if self._acquit(race)]
+        self._tell(races if isinstance(pool, Pool) else [])
+
+    def _acquit(self, race: Race) -> bool:
+        """Return whether the race was only suspected; it is not any more."""
+        for suspects in self._suspects.values():
+            for suspect in suspects:
+                if suspect.race is race:
+                    suspects.remove(suspect)
+                    return True
+        return False
+
+    def _suspect(self, memory: Allocation, found: list[tuple[Race, Use]]) -> None:
+        """A freed tensor is safe if its stream waits for the uses before it allocates again."""
+        suspects = self._suspects[memory.key]
+        suspects += [_Suspect(memory, use, race) for race, use in found]
+        if len(suspects) > MOST_SUSPECTS:
+            suspects[:] = self._still_free(suspects)[-MOST_SUSPECTS // 2 :]
+
+    def _still_free(self, suspects: list[_Suspect]) -> list[_Suspect]:
+        return [each for each in suspects if self._is_at_its_address(each.memory)]
+
+    def _is_at_its_address(self, memory: Allocation) -> bool:
+        return self.history.find(memory.key.core, memory.address) is memory
+
+    def _confirm(self, key: StreamKey, address: int, site: Site) -> None:
+        """A stream allocates. Tensors of it that other streams may still use are not safe from now on."""
+        if key not in self._suspects:
+            return
+        clock = self.history.clocks.view(key)
+        unsafe = [
+            each
+            for each in self._still_free(self._suspects.pop(key))
+            if clock.get(each.use.key, 0) < each.use.tick
+        ]
+        for memory, _, race in unsafe:
+            if memory.address <= address < memory.end:
+                race.reuse = self._named(replace(site, what="allocated again"), key.core)
+        self._tell([each.race for each in unsafe])
 
     def _adopt(self, owner: Owner) -> None:
         """Register memory that was allocated before the check started."""
@@ -355,11 +478,11 @@ class _Watch:
         with suppress(Exception):  # memory of an arena is not an allocation of the pool
             facts = owner.pool.info(block)
             size, stream = facts["bytes"], facts["stream"]
-        key = self._history.clocks.key(core, stream)
-        self._history.allocate(key, block, size, None, weakref.ref(owner.pool), group=_group_of(owner.pool))
+        key = self.history.clocks.key(core, stream)
+        self.history.allocate(key, block, size, None, weakref.ref(owner.pool), group=_group_of(owner.pool))
 
     def _grow(self, key: StreamKey, block: int, size: int, site: Site, pool: Any) -> None:
-        pieces = self._history.pieces(key.core, block)
+        pieces = self.history.pieces(key.core, block)
         there = sum(piece.size for piece in pieces)
         group = pieces[0].group if pieces else _group_of(pool)
         if size > there:
@@ -367,34 +490,37 @@ class _Watch:
             made.growable, made.reported = True, pieces[0].reported if pieces else made.reported
 
     def _shrink(self, core: Any, block: int, size: int, stack: tuple[Frame, ...]) -> None:
-        pieces = self._history.pieces(core, block)
+        pieces = self.history.pieces(core, block)
         for piece in pieces:
             if piece.address < block + size < piece.address + piece.size:
-                pieces.append(self._history.split(piece, block + size - piece.address))
+                pieces.append(self.history.split(piece, block + size - piece.address))
         self._free_pieces([piece for piece in pieces if piece.address >= block + size], stack, False)
 
     def _free(self, core: Any, address: int, stack: tuple[Frame, ...], dropped: bool = False) -> None:
         # None: allocated before the check, or an error that the pool itself will raise.
-        self._free_pieces(self._history.pieces(core, address), stack, dropped)
+        self._free_pieces(self.history.pieces(core, address), stack, dropped)
 
     def _free_pieces(self, pieces: list[Allocation], stack: tuple[Frame, ...], dropped: bool) -> None:
         races: list[Race] = []
         for memory in pieces:
             site = Site("freed", memory.key.handle, "", stack)
-            unordered = self._history.unordered_at_free(memory, dropped)
+            unordered = self.history.unordered_at_free(memory, dropped)
             found = [(self._freed_early(memory, use, site), use) for use in unordered]
             memory.races += found
-            races += [race for race, _ in found]
+            if memory.noun == "tensor" and found:
+                self._suspect(memory, found)
+            else:
+                races += [race for race, _ in found]
         self._tell(races)
         for memory in pieces:
-            self._history.free(memory, Site("freed", memory.key.handle, "", stack), dropped=dropped)
+            self.history.free(memory, Site("freed", memory.key.handle, "", stack), dropped=dropped)
 
     def _record_stream(self, pool: Any, address: int, key: StreamKey) -> None:
-        memory = self._history.find(key.core, address)
+        memory = self.history.find(key.core, address)
         if memory is None or memory.freed:
             with suppress(Exception):  # the pool rejects unknown addresses
                 self._adopt(Owner(pool, address, pool.info(address)["bytes"], 0, gone=False))
-            memory = self._history.find(key.core, address)
+            memory = self.history.find(key.core, address)
         if memory is not None and not memory.freed:
             memory.group.recorded.add(key)
 
@@ -403,21 +529,21 @@ class _Watch:
         if group is None:
             return
         if group.waits:
-            self._history.clocks.follow(key, group.recorded)
+            self.history.clocks.follow(key, group.recorded)
         if over:
             del self._arenas[arena]
 
     def _suspend(self, pool: Any, tag: str | None, site: Site, waited: Clock) -> None:
         """The pool waits for the streams it knows, or for those of blocks with the tag."""
-        found = [each for each in self._history.of_pool(pool) if not each.growable]
+        found = [each for each in self.history.of_pool(pool) if not each.growable]
         if tag is not None:
             found = [each for each in found if _tag_of(pool, each) == tag]
         keys = self._known.get(pool, ()) if tag is None else ()
         for key in keys:
-            join(waited, self._history.clocks.view(key))
+            join(waited, self.history.clocks.view(key))
         races: list[Race] = []
         for memory in found:
-            before = join(self._history.waited_for(memory), waited if tag is None else {})
+            before = join(self.history.waited_for(memory), waited if tag is None else {})
             join(waited, before)
             races += [
                 self._freed_early(memory, use, replace(site, stream=memory.key.handle))
@@ -428,15 +554,15 @@ class _Watch:
 
     def _suspended(self, pool: Any, blocks: list[tuple[int, int]], site: Site | None, waited: Clock) -> None:
         """These blocks of the pool have no memory now; all others have."""
-        self._history.clocks.learn(waited)
+        self.history.clocks.learn(waited)
         regions = [Region(block, block + size) for block, size in blocks]
-        gone = {id(memory) for region in regions for memory in self._history.over(_core_of(pool), region)}
-        for memory in self._history.of_pool(pool):
+        gone = {id(memory) for region in regions for memory in self.history.over(_core_of(pool), region)}
+        for memory in self.history.of_pool(pool):
             memory.suspended = (memory.suspended or site) if id(memory) in gone else None
 
     def _pool_closed(self, pool: Any, site: Site) -> None:
-        for memory in self._history.of_pool(pool):
-            self._history.free(memory, replace(site, stream=memory.key.handle))
+        for memory in self.history.of_pool(pool):
+            self.history.free(memory, replace(site, stream=memory.key.handle))
         self._known.pop(pool, None)
 
     # -- consequences: uses
@@ -446,7 +572,7 @@ class _Watch:
         if captured is not None:
             captured += self._touches(key, found, what)
             return
-        now = self._history.clocks.advance(key)
+        now = self.history.clocks.advance(key)
         clock.update(now)
         self._use(list(self._touches(key, found, what)), key, now, what)
 
@@ -458,11 +584,11 @@ class _Watch:
             for touch in captured
             if not (touch.memory.captured and touch.memory.freed)
         ]
-        self._use(touches, key, self._history.clocks.advance(key), "launch of a graph")
+        self._use(touches, key, self.history.clocks.advance(key), "launch of a graph")
 
     def _pool_use(self, key: StreamKey, found: Found, what: str) -> None:
         self._launch(key, [found], what, {})
-        for memory in self._history.over(key.core, found.region):
+        for memory in self.history.over(key.core, found.region):
             if key != memory.key or memory.group.own:
                 memory.group.recorded.add(key)  # the pool does this for its own copies and fills
 
@@ -476,21 +602,21 @@ class _Watch:
                 memories = self._gone(each, key, what)
             else:
                 memories = [
-                    memory for core in self._cores(key.core) for memory in self._history.over(core, region)
+                    memory for core in self._cores(key.core) for memory in self.history.over(core, region)
                 ]
                 if region.open and memories:
                     region = Region(region.start, self._end_of(memories[0]), open=True)
-                    memories = self._history.over(memories[0].key.core, region)
+                    memories = self.history.over(memories[0].key.core, region)
             for memory in memories:
                 if each.named or not memory.gone:
-                    yield _Touch(memory, region, each.writes, each.holds)
+                    yield _Touch(memory, region, each.writes, each.holds, each.unsure)
 
     def _owned(self, owner: Owner, region: Region) -> list[Allocation]:
         core = _core_of(owner.pool)
-        live = [memory for memory in self._history.over(core, region) if not memory.freed]
+        live = [memory for memory in self.history.over(core, region) if not memory.freed]
         if not live:
             self._adopt(owner)
-            live = self._history.over(core, region)
+            live = self.history.over(core, region)
         return live
 
     def _gone(self, found: Found, key: StreamKey, what: str) -> list[Allocation]:
@@ -498,7 +624,7 @@ class _Watch:
         assert found.owner is not None
         if not found.named:
             return []
-        known = self._history.find(_core_of(found.owner.pool), found.region.start)
+        known = self.history.find(_core_of(found.owner.pool), found.region.start)
         if known is not None and known.freed:
             return [known]
         self._tell([self._used_after_reuse(found.owner, key, what)])
@@ -506,33 +632,40 @@ class _Watch:
 
     def _cores(self, core: Any) -> list[Any]:
         """Return the devices an address may belong to: that of the stream, or the host."""
-        return [core, *(each for each in self._history.cores() if each is not core and each.kind == "host")]
+        return [core, *(each for each in self.history.cores() if each is not core and each.kind == "host")]
 
     def _end_of(self, memory: Allocation) -> int:
-        pieces = [] if memory.freed else self._history.pieces(memory.key.core, memory.block)
+        pieces = [] if memory.freed else self.history.pieces(memory.key.core, memory.block)
         return pieces[-1].end if pieces else memory.end
 
     def _is_ours(self, core: Any, address: int) -> bool:
         with self._lock:
-            return any(self._history.find(each, address) is not None for each in self._cores(core))
+            return any(self.history.find(each, address) is not None for each in self._cores(core))
 
     def _use(self, touches: list[_Touch], key: StreamKey, clock: Clock, what: str) -> None:
         if not touches:
             return
         read = self._site(f"read by {what}", key)
         sites = {False: read, True: replace(read, what=f"written by {what}")}
+        perhaps = replace(read, what=f"perhaps written by {what}")
         races: list[Race] = []
-        for memory, region, writes, _ in touches:
+        for memory, region, writes, _, unsure in touches:
+            site = perhaps if unsure else sites[writes]
             if memory.gone is not None:
                 if memory.first_time("after", key):
-                    races.append(self._used_after_free(memory, key, sites[writes]))
+                    races.append(self._used_after_free(memory, key, site))
                 continue
-            found = self._history.unordered_before(memory, region, key, clock, writes)
-            races += [self._unordered(memory, use, inherited, key, sites[writes]) for use, inherited in found]
+            found = self.history.unordered_before(memory, region, key, clock, writes or unsure)
+            for use, inherited in found:
+                sure = writes or use.writes
+                told = races if sure else self._checker.possible
+                told.append(self._unordered(memory, use, inherited, key, site))
+        self._checker._bound()
         self._tell(races)
-        for memory, region, writes, holds in touches:
+        for memory, region, writes, holds, unsure in touches:
             if memory.gone is None:
-                memory.uses.add(Use(key, clock[key], writes, region, sites[writes], holds))
+                site = perhaps if unsure else sites[writes]
+                memory.uses.add(Use(key, clock[key], writes, region, site, holds, unsure))
 
     # -- descriptions of races
 
@@ -578,7 +711,7 @@ class _Watch:
             streams=(memory.key, key),
             free=gone,
             missing=f"use → {done}: the {done} comes before the use, regardless of stream order",
-            fix=f"{_buffer_name(memory)}.free()" if done == "free" else "pool.resume()",
+            fix=f"{_buffer_name(memory)}.free()" if done == "free" else _resume_call(memory),
             fix_place=f"move it from {gone.place if gone else 'there'} to after {site.place}"
             if done == "free"
             else f"before {site.place}",
@@ -587,8 +720,8 @@ class _Watch:
     def _used_after_reuse(self, owner: Owner, key: StreamKey, what: str) -> Race:
         """Describe a use of a freed Buffer whose addresses now belong to another allocation."""
         core = _core_of(owner.pool)
-        other = self._history.find(core, owner.block)
-        stream = self._history.clocks.key(core, owner.stream)
+        other = self.history.find(core, owner.block)
+        stream = self.history.clocks.key(core, owner.stream)
         none = weakref.ref(owner.pool)
         gone = Allocation(stream, owner.block, owner.size, 0, None, owner.block, Group(), none)
         race = self._used_after_free(gone, key, self._site(f"used by {what}", key))
@@ -606,7 +739,7 @@ class _Watch:
         return Race(kind, core.name, memory.address, memory.size, waiting, used_on, **facts)
 
     def _named(self, site: Site, core: Any) -> Site:
-        return replace(site, stream_name=self._names.words(core, site.stream))
+        return replace(site, stream_name=self.names.words(core, site.stream))
 
     # -- reporting
 
@@ -654,7 +787,7 @@ class _Watch:
 
     # -- one call at a time
 
-    def _before(self, action: Callable[..., None], *arguments: Any) -> None:
+    def before(self, action: Callable[..., None], *arguments: Any) -> None:
         """Process an operation before it is performed; if this raises, the operation is not performed."""
         with self._lock:
             if self._busy:
@@ -664,14 +797,14 @@ class _Watch:
             self.raise_remembered()
             self._run(action, arguments)
 
-    def _after(self, action: Callable[..., object], *arguments: Any) -> None:
+    def after(self, action: Callable[..., object], *arguments: Any) -> None:
         """Process an operation after it was performed."""
         with self._lock:
-            self._quietly(action, *arguments)
+            self.quietly(action, *arguments)
             if not self._busy:
                 self.raise_remembered()
 
-    def _quietly(self, action: Callable[..., object], *arguments: Any) -> None:
+    def quietly(self, action: Callable[..., object], *arguments: Any) -> None:
         """Process an operation without raising; the next call that can raise reports the races."""
         with self._lock:
             self._late.append((action, arguments))
@@ -697,20 +830,20 @@ class _Watch:
     # -- streams and sites
 
     def _code(self, key: StreamKey) -> str:
-        return self._names.code(key.core, key.handle)
+        return self.names.code(key.core, key.handle)
 
     def _pool_key(self, pool: Any, handle: int) -> StreamKey:
         """Return the stream of a call to a pool, which knows the stream from now on."""
-        key = self._history.clocks.key(_core_of(pool), handle)
+        key = self.history.clocks.key(_core_of(pool), handle)
         self._known.setdefault(pool, set()).add(key)
         return key
 
     def _key(self, stream: Stream) -> StreamKey:
-        return self._history.clocks.key(stream._core, stream._handle)
+        return self.history.clocks.key(stream._core, stream._handle)
 
     def _site(self, what: str, key: StreamKey) -> Site:
         stack = stack_here()
-        self._names.notice(key.core, key.handle, stack)
+        self.names.notice(key.core, key.handle, stack)
         return Site(what, key.handle, "", stack)
 
 
@@ -754,7 +887,11 @@ _MALLOC = re.compile(r"([\w.]+)\.malloc\(")
 def _buffer_name(memory: Allocation) -> str:
     """Return the program's name for the memory, from the line that allocated it."""
     found = _ASSIGNED.search(source_line(memory.site.stack) if memory.site else "")
-    return found[1] if found else "buffer"
+    return found[1] if found else memory.noun
+
+
+def _resume_call(memory: Allocation) -> str:
+    return "vram.torch.resume()" if memory.noun == "tensor" else "pool.resume()"
 
 
 def _record_call(memory: Allocation, stream: str) -> str:

@@ -53,11 +53,14 @@ class Clocks:
         self.thread = Running()
         self._host: Clock = {}
         self._streams: dict[StreamKey, Clock] = {}
-        self._events: WeakKeyDictionary[Event, Clock] = WeakKeyDictionary()
+        self._events: WeakKeyDictionary[Any, Clock] = WeakKeyDictionary()
         self._ages: defaultdict[tuple[Any, int], int] = defaultdict(int)
 
     def key(self, core: Any, handle: int) -> StreamKey:
         return StreamKey(core, handle, self._ages[core, handle])
+
+    def knows(self, core: Any, handle: int) -> bool:
+        return (core, handle) in self._ages
 
     def close(self, key: StreamKey) -> None:
         self._ages[key.core, key.handle] = key.age + 1
@@ -72,12 +75,12 @@ class Clocks:
         clock[key] = clock.get(key, 0) + 1
         return clock
 
-    def record(self, event: Event, key: StreamKey) -> None:
+    def record(self, event: Any, key: StreamKey) -> None:
         self._streams[key] = self.view(key)
         self._events[event] = self.view(key)
 
-    def wait(self, key: StreamKey, event: Event) -> None:
-        self._streams[key] = join(self.view(key), self._events.get(event, {}))
+    def wait(self, key: StreamKey, event: Any) -> None:
+        self._streams[key] = join(self.view(key), self.of(event))
 
     def follow(self, key: StreamKey, others: Iterable[StreamKey]) -> None:
         """Make later work on a stream wait for everything queued on the others."""
@@ -88,7 +91,7 @@ class Clocks:
     def marked(self, what: Stream | Event | Device) -> Clock:
         """Return what has completed after the host waited for `what` in its current state."""
         if isinstance(what, Event):
-            return self._events.get(what, {})
+            return self.of(what)
         if isinstance(what, Stream):
             return self.view(self.key(what._core, what._handle))
         together: Clock = {}
@@ -96,6 +99,10 @@ class Clocks:
             if key.core is what._core:
                 join(together, clock)
         return together
+
+    def of(self, event: Any) -> Clock:
+        """Return what an event marks."""
+        return self._events.get(event, {})
 
     def learn(self, clock: Clock) -> None:
         """The host has waited. What a stream's own thread waited for is known only to that thread."""

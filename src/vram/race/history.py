@@ -19,6 +19,8 @@ from vram.race.regions import Region
 
 __all__ = ["Allocation", "Group", "History", "Use", "UseMap"]
 
+MOST_REPORTED = 256
+"""Maximum number of misuses of one allocation that are remembered; beyond that, one may be reported again."""
 MOST_USES = 64
 """Maximum number of strided arrays kept per stream; beyond that, older ones are merged into one range."""
 
@@ -28,6 +30,7 @@ class Use:
     """What a stream did to bytes of an allocation, at its own tick.
 
     `holds`: the work keeps the Buffer alive until it has run, so dropping the Buffer comes after it.
+    `unsure`: it reads, and perhaps it writes.
     """
 
     key: StreamKey
@@ -36,12 +39,18 @@ class Use:
     region: Region
     site: Site
     holds: bool = False
+    unsure: bool = False
 
     def replaces(self, other: Use) -> bool:
         """Return whether everything that must come after `other` must also come after this use."""
-        if self.key != other.key or self.tick < other.tick or (other.writes and not self.writes):
+        if self.key != other.key or self.tick < other.tick or other.force > self.force:
             return False
         return self.region.solid or self.region == other.region
+
+    @property
+    def force(self) -> int:
+        """The more it has, the more uses conflict with it."""
+        return 2 if self.writes else int(self.unsure)
 
     def encloses(self, other: Use) -> bool:
         """Return whether it replaces a use whose bytes are all within its own."""
@@ -64,11 +73,11 @@ class UseMap:
             yield from uses
 
     def rivals(self, region: Region, writes: bool) -> list[Use]:
-        """Return uses of the same bytes where at least one of the two writes."""
+        """Return uses of the same bytes where at least one of the two writes, or perhaps writes."""
         near = [self._pointers.get(region.start, ())] if region.open else list(self._pointers.values())
         near += [uses for _, _, uses in self._spans[slice(*self._touched(region))]]
         near.append(self._strided)
-        found = {id(use): use for uses in near for use in uses if writes or use.writes}
+        found = {id(use): use for uses in near for use in uses if writes or use.force}
         return [use for use in found.values() if use.region.overlaps(region)]
 
     def add(self, use: Use) -> None:
@@ -169,6 +178,7 @@ class Allocation:
     took_over: list[Race] = field(default_factory=list)  # those confirmed when it was allocated
     growable: bool = False  # part of a growable buffer, which `Pool.suspend` skips
     captured: bool = False  # allocated during a capture: a graph owns it
+    noun: str = "buffer"  # what the program calls such memory: "tensor" for that of PyTorch
     reported: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
@@ -184,6 +194,8 @@ class Allocation:
         """Return whether this is new: each misuse of an allocation is reported once."""
         if what in self.reported:
             return False
+        if len(self.reported) >= MOST_REPORTED:
+            self.reported.clear()
         self.reported.add(what)
         return True
 
@@ -342,7 +354,8 @@ class History:
     ) -> list[tuple[Use, bool]]:
         """Return earlier uses that conflict with a use at this point of a stream and do not come before it.
 
-        The flag tells whether the use was that of a previous owner.
+        `writes`: whether it writes, or perhaps writes. The flag tells whether the earlier use was that of a
+        previous owner.
         """
         rivals = [(use, False) for use in memory.uses.rivals(region, writes)]
         if clock.get(memory.key, 0) < memory.born:

@@ -62,6 +62,8 @@ MOST_POINTERS = 1024
 """Maximum length of an integer array that is searched for addresses."""
 LEAST_ADDRESS = 1 << 16
 """Smaller integers are not addresses."""
+PERHAPS, SURELY = 1, 2
+"""Whether memory is written; 0 if not."""
 NOT, ITSELF, WHOLE = 0, 1, 2
 """What the program names in the launch: nothing, the object itself, or also its contents."""
 
@@ -81,7 +83,7 @@ class Found:
     """Memory that may be used. `owner` is None for addresses, which may not belong to a pool.
 
     `named`: the program names it in the launch; it was not found inside an object that a function refers to.
-    `holds`: what was found keeps the Buffer alive.
+    `holds`: what was found keeps the Buffer alive. `unsure`: it is read and perhaps also written.
     """
 
     region: Region
@@ -89,6 +91,7 @@ class Found:
     named: bool
     holds: bool = False
     owner: Owner | None = None
+    unsure: bool = False
 
 
 def memory_in(work: Any, arguments: tuple[Any, ...], ours: Callable[[int], bool]) -> list[Found]:
@@ -101,7 +104,7 @@ def memory_in(work: Any, arguments: tuple[Any, ...], ours: Callable[[int], bool]
 def memory_of(value: Any, writes: bool, ours: Callable[[int], bool]) -> list[Found]:
     """Return the memory that a value represents or contains."""
     search = _Search(ours)
-    search.add(value, writes, WHOLE)
+    search.add(value, SURELY if writes else 0, WHOLE)
     return search.result()
 
 
@@ -112,7 +115,7 @@ class _Look(NamedTuple):
     """An object to examine."""
 
     value: Any
-    writes: bool
+    writes: int
     named: int
 
 
@@ -155,14 +158,14 @@ class _Search:
     def __init__(self, ours: Callable[[int], bool]) -> None:
         self._ours = ours
         self._open: deque[_Look | _Call] = deque()
-        self._seen: dict[int, tuple[bool, int]] = {}
+        self._seen: dict[int, tuple[int, int]] = {}
         self._kept: list[Any] = []  # keeps ids unique during the search
         self._called: set[tuple[int, int]] = set()
         self._classes: set[type] = set()
         self._pointers_left = MOST_OBJECTS
         self._found: dict[tuple[Region, Owner | None], Found] = {}
 
-    def add(self, value: Any, writes: bool, named: int) -> None:
+    def add(self, value: Any, writes: int, named: int) -> None:
         kind = type(value)
         if kind is int:
             if LEAST_ADDRESS <= value < 1 << 64 and self._pointers_left > 0:
@@ -172,7 +175,7 @@ class _Search:
         elif kind not in _LEAVES:
             self._open.append(_Look(value, writes, named))
 
-    def _add_inside(self, values: Iterable[Any], writes: bool, named: int) -> None:
+    def _add_inside(self, values: Iterable[Any], writes: int, named: int) -> None:
         for value in values:
             self.add(value, writes, WHOLE if named == WHOLE else NOT)
 
@@ -188,7 +191,7 @@ class _Search:
     def _look_once(self, look: _Look) -> None:
         writes, named = self._seen.get(id(look.value), (None, NOT))
         if writes is None or look.writes > writes or look.named > named:
-            self._seen[id(look.value)] = (look.writes or bool(writes), max(look.named, named))
+            self._seen[id(look.value)] = (max(look.writes, writes or 0), max(look.named, named))
             self._kept.append(look.value)
             with suppress(Exception):  # objects of the program may raise anything
                 self._look(look)
@@ -196,7 +199,7 @@ class _Search:
     def _touch(
         self,
         region: Region | None,
-        writes: bool,
+        writes: int,
         named: int,
         *,
         holds: bool = False,
@@ -206,9 +209,12 @@ class _Search:
             return
         known = self._found.get((region, owner))
         if known is None:
-            self._found[region, owner] = Found(region, writes, bool(named), holds, owner)
+            self._found[region, owner] = Found(
+                region, writes == SURELY, bool(named), holds, owner, unsure=writes == PERHAPS
+            )
         else:
-            known.writes |= writes
+            known.writes |= writes == SURELY
+            known.unsure = not known.writes and (known.unsure or writes == PERHAPS)
             known.named |= bool(named)
             known.holds &= holds
 
@@ -225,16 +231,16 @@ class _Search:
         if not self._array(value, writes, named) and not self._number(value, writes, named):
             self._inside(value, writes, named)
 
-    def _ignore(self, value: Any, writes: bool, named: int) -> None:
+    def _ignore(self, value: Any, writes: int, named: int) -> None:
         """Search no further: it is not memory and refers to everything."""
 
-    def _reads(self, value: Reads, writes: bool, named: int) -> None:
+    def _reads(self, value: Reads, writes: int, named: int) -> None:
         self.add(value.value, False, named)
 
-    def _integer(self, value: int, writes: bool, named: int) -> None:
+    def _integer(self, value: int, writes: int, named: int) -> None:
         self.add(int(value), writes, named)
 
-    def _buffer(self, value: Buffer, writes: bool, named: int) -> None:
+    def _buffer(self, value: Buffer, writes: int, named: int) -> None:
         gone = bool(value.freed or value.pool.closed)
         base = value.base
         block, size = (
@@ -243,7 +249,7 @@ class _Search:
         owner = Owner(value.pool, block, size, value.stream, gone)
         self._touch(_bytes(value.ptr, value.size), writes, named, holds=True, owner=owner)
 
-    def _window(self, value: _Window, writes: bool, named: int) -> None:
+    def _window(self, value: _Window, writes: int, named: int) -> None:
         buffer, places = value
         owner = Owner(buffer.pool, buffer.ptr, buffer.size, buffer.stream, bool(buffer.freed))
         if isinstance(buffer.base, GrowableBuffer) or owner.gone:
@@ -252,22 +258,22 @@ class _Search:
             region = array_region(places.start, 1, (len(places),), (places.step,))
             self._touch(region, writes, named, holds=True, owner=owner)
 
-    def _growable(self, value: GrowableBuffer, writes: bool, named: int) -> None:
+    def _growable(self, value: GrowableBuffer, writes: int, named: int) -> None:
         owner = Owner(value.pool, value.ptr, value.capacity, value.stream, value.closed)
         self._touch(_bytes(value.ptr, value.size), writes, named, holds=True, owner=owner)
 
-    def _device_array(self, value: DeviceArray, writes: bool, named: int) -> None:
+    def _device_array(self, value: DeviceArray, writes: int, named: int) -> None:
         self.add(value.buffer, writes, named)
 
-    def _view(self, value: View, writes: bool, named: int) -> None:
+    def _view(self, value: View, writes: int, named: int) -> None:
         item = int(value.typestr[2:])
         region = array_region(value.ptr, item, value.shape, [stride * item for stride in value.strides])
-        self._touch(region, writes and not value.readonly, named, holds=True)
+        self._touch(region, 0 if value.readonly else writes, named, holds=True)
 
-    def _weak(self, value: weakref.ref[Any], writes: bool, named: int) -> None:
+    def _weak(self, value: weakref.ref[Any], writes: int, named: int) -> None:
         self.add(value(), writes, named)
 
-    def _inside(self, value: Any, writes: bool, named: int) -> None:
+    def _inside(self, value: Any, writes: int, named: int) -> None:
         """Examine what an object of an unknown type refers to, as the garbage collector sees it."""
         if type(value) is _BYREF:
             self.add(value._obj, writes, named)
@@ -280,7 +286,7 @@ class _Search:
             with suppress(Exception):
                 self._integer(value.ptr, writes, named)
 
-    def _class(self, value: type, writes: bool, named: int) -> None:
+    def _class(self, value: type, writes: int, named: int) -> None:
         """Examine what a class of the program holds for all its objects."""
         for each in value.__mro__:
             module = sys.modules.get(each.__module__)
@@ -291,7 +297,7 @@ class _Search:
 
     # ---- arrays
 
-    def _array(self, value: Any, writes: bool, named: int) -> bool:
+    def _array(self, value: Any, writes: int, named: int) -> bool:
         """Find our memory in arrays of any library, through the protocols they offer."""
         return (
             self._interface(value, writes, named)
@@ -300,7 +306,7 @@ class _Search:
             or self._dlpack(value, writes, named)
         )
 
-    def _interface(self, value: Any, writes: bool, named: int) -> bool:
+    def _interface(self, value: Any, writes: int, named: int) -> bool:
         found = False
         for protocol in ("__array_interface__", "__cuda_array_interface__"):
             if hasattr(type(value), protocol) or protocol in getattr(value, "__dict__", ()):
@@ -309,13 +315,13 @@ class _Search:
                     address, read_only = facts["data"]
                     item = _item_size(facts["typestr"])
                     region = array_region(int(address), item, facts["shape"], facts.get("strides"))
-                    self._touch(region, writes and not read_only, named, holds=_holds(value))
+                    self._touch(region, 0 if read_only else writes, named, holds=_holds(value))
                     found = True
                     if protocol == "__array_interface__":
                         self._contents(value, facts["typestr"], int(address), writes, named)
         return found
 
-    def _contents(self, value: Any, typestr: str, address: int, writes: bool, named: int) -> None:
+    def _contents(self, value: Any, typestr: str, address: int, writes: int, named: int) -> None:
         """Examine arrays of objects and arrays of addresses."""
         if value.size > MOST_POINTERS or self._ours(address):
             return
@@ -326,7 +332,7 @@ class _Search:
         elif typestr[1:] in ("u8", "i8"):
             self._add_inside(value.ravel().tolist(), writes, named)
 
-    def _exported(self, value: Any, writes: bool, named: int) -> bool:
+    def _exported(self, value: Any, writes: int, named: int) -> bool:
         """Examine the buffer protocol: memoryviews, array.array, bytearrays and so on."""
         if isinstance(value, _CTYPES) or not _check_buffer(value):
             return False
@@ -339,7 +345,7 @@ class _Search:
             strides = view.strides[: view.ndim] if view.ndim and view.strides else None
             region = array_region(view.buf or 0, view.itemsize, shape, strides)
             kind, count = (view.format or b"B")[-1:], view.len // 8
-            self._touch(region, writes and not view.readonly, named, holds=isinstance(held, Buffer))
+            self._touch(region, 0 if view.readonly else writes, named, holds=isinstance(held, Buffer))
             if (
                 view.itemsize == 8
                 and kind in b"QqLlNnP"
@@ -351,7 +357,7 @@ class _Search:
             _release_buffer(ctypes.byref(view))
         return True
 
-    def _torch(self, value: Any, writes: bool, named: int) -> bool:
+    def _torch(self, value: Any, writes: int, named: int) -> bool:
         if not type(value).__module__.startswith("torch") or not hasattr(type(value), "data_ptr"):
             return False
         with suppress(Exception):
@@ -360,7 +366,7 @@ class _Search:
             self._touch(array_region(value.data_ptr(), item, tuple(value.shape), strides), writes, named)
         return True
 
-    def _dlpack(self, value: Any, writes: bool, named: int) -> bool:
+    def _dlpack(self, value: Any, writes: int, named: int) -> bool:
         """Export only host memory: elsewhere an export orders streams."""
         if not hasattr(type(value), "__dlpack__") or not hasattr(type(value), "__dlpack_device__"):
             return False
@@ -370,11 +376,11 @@ class _Search:
                 return True
         return False
 
-    def _tensor(self, capsule: Any, writes: bool, named: int) -> None:
+    def _tensor(self, capsule: Any, writes: int, named: int) -> None:
         address, item, shape, strides, readonly = described(capsule)
-        self._touch(array_region(address, item, shape, strides), writes and not readonly, named)
+        self._touch(array_region(address, item, shape, strides), 0 if readonly else writes, named)
 
-    def _number(self, value: Any, writes: bool, named: int) -> bool:
+    def _number(self, value: Any, writes: int, named: int) -> bool:
         """Examine NumPy's integers and other objects that convert to an integer."""
         if not hasattr(type(value), "__index__"):
             return False
@@ -385,7 +391,7 @@ class _Search:
 
     # ---- ctypes
 
-    def _ctypes(self, value: Any, writes: bool, named: int) -> None:
+    def _ctypes(self, value: Any, writes: int, named: int) -> None:
         address, size = ctypes.addressof(value), ctypes.sizeof(value)
         if self._ours(address):
             self._touch(_bytes(address, size), writes, named)
@@ -393,7 +399,7 @@ class _Search:
             self._ctypes_contents(value, address, writes, named)
         self._add_inside(gc.get_referents(value), writes, named)
 
-    def _ctypes_contents(self, value: Any, address: int, writes: bool, named: int) -> None:
+    def _ctypes_contents(self, value: Any, address: int, writes: int, named: int) -> None:
         """Read its addresses as plain numbers; follow only memory of ctypes itself."""
         if isinstance(value, ctypes.Array):
             kind, count = value._type_, min(len(value), MOST_POINTERS)
@@ -431,7 +437,7 @@ class _Search:
             )
         if not self._known(function, plain):
             for value in arguments:
-                self.add(value, True, WHOLE)
+                self.add(value, SURELY, WHOLE)
         self._open.append(_Call(function, plain, counted=len(plain), launched=True))
 
     def _known(self, function: Any, arguments: tuple[Any, ...]) -> bool:
@@ -446,16 +452,16 @@ class _Search:
             return False
         for address, writes in places:
             if writes is not None:
-                self._touch(_bytes(address, size), writes, WHOLE)
+                self._touch(_bytes(address, size), SURELY if writes else 0, WHOLE)
         return True
 
-    def _callable(self, value: Any, writes: bool, named: int) -> None:
+    def _callable(self, value: Any, writes: int, named: int) -> None:
         self._open.append(_Call(value))
 
-    def _builtin(self, value: Any, writes: bool, named: int) -> None:
+    def _builtin(self, value: Any, writes: int, named: int) -> None:
         owner = value.__self__
         if not isinstance(owner, ModuleType):
-            self.add(owner, _writes_owner(value.__name__), named or ITSELF)
+            self.add(owner, SURELY if _writes_owner(value.__name__) else 0, named or ITSELF)
 
     def _call(self, call: _Call) -> None:
         """Examine what a function refers to when it is called this way."""
@@ -469,7 +475,7 @@ class _Search:
         else:
             self.add(function, False, ITSELF)
         for value in call.uncounted:
-            self.add(value, call.launched, ITSELF)
+            self.add(value, SURELY if call.launched else 0, ITSELF)
 
     def _function(self, call: _Call) -> None:
         function, arguments = call.function, call.arguments
@@ -482,22 +488,23 @@ class _Search:
         paths = paths_when(function.__code__, scope.decide)
         if call.launched and paths.empty:  # it stands for work that Python does not show
             for value in call.uncounted:
-                self.add(value, True, ITSELF)
+                self.add(value, SURELY, ITSELF)
         for value in call.bound:
             self.add(value, False, ITSELF)
         changed = paths.changed | self._changed_by_calls(paths, scope)
-        for path in paths.used | changed:
-            self._follow(scope, path, path in changed)
+        given = self._given_to_unknown(paths, scope)
+        for path in paths.used | changed | given:
+            self._follow(scope, path, SURELY if path in changed else PERHAPS if path in given else 0)
         for path in paths.assigned:
             # An item of a list is replaced, which writes to no memory.
             container = [] if path.made else scope.values(Path(path.root, path.steps[:-1]), False)
             if not any(isinstance(each, _CONTAINERS) for each in container):
-                self._follow(scope, path, True)
+                self._follow(scope, path, SURELY)
         for inner in paths.calls:
             for callee in inner.callees:
                 self._follow(scope, callee, False)
 
-    def _follow(self, scope: _Scope, path: Path, writes: bool) -> None:
+    def _follow(self, scope: _Scope, path: Path, writes: int) -> None:
         if path.root.name in scope.counted and path.root.kind == "parameter":
             return
         for value in scope.values(path, writes):
@@ -505,6 +512,14 @@ class _Search:
                 self._open.append(_Call(value.function, (value.owner,)))
             else:
                 self.add(value, writes, ITSELF)
+
+    def _given_to_unknown(self, paths: Paths, scope: _Scope) -> frozenset[Path]:
+        """Return the arguments of functions of which nothing is known, as those of an extension module."""
+        given: set[Path] = set()
+        for call in paths.calls:
+            if any(_is_unknown(value) for callee in call.callees for value in scope.values(callee, False)):
+                given.update(*call.arguments, *(passed for _, passed in call.named))
+        return frozenset(given)
 
     def _changed_by_calls(self, paths: Paths, scope: _Scope) -> frozenset[Path]:
         """Return which arguments the called functions change."""
@@ -520,6 +535,28 @@ class _Search:
                     if isinstance(inputs, int):
                         changed |= frozenset().union(*call.arguments[inputs:])
         return frozenset(changed)
+
+
+def _is_unknown(function: Any) -> bool:
+    """Return whether a function may write to what it is given, without its name or its code showing it."""
+    if isinstance(function, _FOREIGN):
+        return not any(function is known for known, _ in _RANGES)
+    if isinstance(function, (_Bound, MethodType)) or function is None:
+        return False
+    if isinstance(function, FunctionType) and is_the_users(function.__code__.co_filename):
+        return False
+    named = function if isinstance(function, (FunctionType, type, *_BUILTIN)) else type(function)
+    owner = getattr(function, "__self__", None) if isinstance(function, _BUILTIN) else None
+    if owner is not None and not isinstance(owner, ModuleType):
+        named = type(owner)
+    module = str(getattr(named, "__module__", None) or "").partition(".")[0]
+    return module not in _KNOWN_MODULES and not _is_of_the_program(named)
+
+
+def _is_of_the_program(kind: Any) -> bool:
+    """Return whether the program defines it; what its code does is examined by itself."""
+    module = sys.modules.get(str(getattr(kind, "__module__", "")))
+    return is_the_users(getattr(module, "__file__", None) or "<frozen >") if module is not None else True
 
 
 def _changed_by_name(call: Called) -> frozenset[Path]:
@@ -609,7 +646,7 @@ class _Scope:
             raise LookupError("may change before the function runs")
         return self._find(path)
 
-    def values(self, path: Path, writes: bool) -> Iterator[Any]:
+    def values(self, path: Path, writes: int) -> Iterator[Any]:
         """Yield the object of a path, or the last one on the way that can be determined."""
         with suppress(KeyError, ValueError):
             value = self.root(path)
@@ -728,6 +765,10 @@ def _attribute(value: Any, name: str) -> Any:
 _LEAVES = frozenset(
     (type(None), bool, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), CodeType)
 )
+_FOREIGN: Any = ctypes._CFuncPtr  # type: ignore[attr-defined]
+_BUILTIN = (BuiltinMethodType, MethodWrapperType)
+_KNOWN_MODULES = frozenset((*sys.stdlib_module_names, "numpy", "torch", "vram"))
+"""Functions that write to their arguments are listed here, or their names show it."""
 _HEAP_TYPE = 1 << 9
 _REST = 4  # a flag of code with *arguments
 _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
@@ -772,7 +813,7 @@ _RANGES: tuple[tuple[Any, tuple[bool | None, ...]], ...] = (
     (ctypes.string_at, (False,)),
 )
 
-_KINDS: tuple[tuple[Any, Callable[[_Search, Any, bool, int], None]], ...] = (
+_KINDS: tuple[tuple[Any, Callable[[_Search, Any, int, int], None]], ...] = (
     (Reads, _Search._reads),
     (Buffer, _Search._buffer),
     (_Window, _Search._window),

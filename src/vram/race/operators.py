@@ -1,0 +1,130 @@
+"""What an operator of PyTorch does with its arguments and results, by its schema.
+
+A schema tells which arguments are written and which results are views. What it does not tell is listed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, NamedTuple
+
+__all__ = ["Role", "Roles", "roles_of"]
+
+
+class Role(Enum):
+    """What happens to the memory of an argument."""
+
+    NOTHING = 0
+    READS = 1
+    WRITES = 2
+
+
+class Roles(NamedTuple):
+    """The roles of the arguments of one operator."""
+
+    name: str
+    arguments: tuple[tuple[str, Role], ...]
+    writes_results: bool
+    composite: bool = False
+    records_stream: bool = False
+    statistics: bool = False
+    resizes: bool = False
+
+    def matched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Role]]:
+        """Yield each argument with its role."""
+        if self.resizes:
+            yield args[0], Role.READS if _grows(*args[:2]) else Role.NOTHING
+            return
+        named = dict(self.arguments)
+        written = _STATISTICS if self.statistics and _trains(self, args, kwargs) else ()
+        for i, value in enumerate(args):
+            name, role = self.arguments[i] if i < len(self.arguments) else ("", Role.READS)
+            yield value, Role.WRITES if name in written else role
+        for name, value in kwargs.items():
+            yield value, Role.WRITES if name in written else named.get(name, Role.READS)
+
+
+_cache: dict[Any, Roles] = {}
+
+
+def roles_of(torch: Any, func: Any) -> Roles:
+    """Return the roles of an operator."""
+    found = _cache.get(func)
+    if found is None:
+        found = _cache[func] = _roles(torch, func)
+    return found
+
+
+def _roles(torch: Any, func: Any) -> Roles:
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # an operator that takes functions: everything given to it counts as read
+        return Roles(str(func), (), writes_results=True)
+    space, name = schema.name.split("::")
+    inplace_view = torch.Tag.inplace_view in func.tags
+    unused = name in _FACTS or _is_factory(name) or (inplace_view and name not in _RESIZES)
+    arguments = tuple(
+        (each.name, Role.NOTHING if unused else _role(each.alias_info)) for each in schema.arguments
+    )
+    return Roles(
+        name if space == "aten" else f"{space}.{name}",
+        arguments,
+        writes_results=not name.startswith(("empty", "new_empty")),
+        composite=_is_composite(torch, func),
+        records_stream=name == "record_stream",
+        statistics=not name.endswith("backward") and {each.name for each in schema.arguments} >= _STATISTICS,
+        resizes=name in _RESIZES,
+    )
+
+
+def _role(alias: Any) -> Role:
+    if alias is None:
+        return Role.READS
+    return Role.WRITES if alias.is_write else Role.NOTHING
+
+
+def _is_factory(name: str) -> bool:
+    """Return whether it takes only the shape and type of its argument."""
+    return name.startswith("new_") or name.endswith("_like")
+
+
+def _is_composite(torch: Any, func: Any) -> bool:
+    """Return whether it consists of other operators, which in inference mode are not shown by themselves."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = func.name()
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CUDA")
+
+
+def _trains(roles: Roles, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a normalization updates its running statistics, which its schema does not tell."""
+    for i, (name, _) in enumerate(roles.arguments):
+        if name in ("training", "train", "use_input_stats"):
+            return bool(args[i] if i < len(args) else kwargs.get(name))
+    return True
+
+
+def _grows(tensor: Any, size: Any) -> bool:
+    """Return whether a resize allocates, and then copies what is there."""
+    count = math.prod(size) if isinstance(size, (list, tuple)) else size.numel()
+    needed = (tensor.storage_offset() + count) * tensor.element_size()
+    return bool(needed > tensor.untyped_storage().nbytes() > 0)
+
+
+_STATISTICS = frozenset(("running_mean", "running_var"))
+_RESIZES = frozenset(("resize_", "resize_as_"))
+_FACTS = frozenset(
+    [
+        *(
+            "is_same_size",
+            "is_set_to",
+            "is_pinned",
+            "_has_same_storage_numel",
+            "_has_compatible_shallow_copy_type",
+        ),
+        *("size", "sym_size", "stride", "sym_stride", "numel", "sym_numel", "dim", "storage_offset"),
+        *("sym_storage_offset", "is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense"),
+        *("sym_is_contiguous", "_is_zerotensor", "_version", "_nested_tensor_size", "_nested_tensor_strides"),
+        *("_nested_tensor_storage_offsets",),
+    ]
+)
