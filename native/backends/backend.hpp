@@ -10,9 +10,12 @@
 //     of other libraries, which cannot be checked: the caller must know that such a stream exists.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/types.hpp"
 
@@ -25,6 +28,7 @@ struct DeviceInfo {
   bool host_accessible = false;   // the host may dereference addresses
   bool release_waits = false;     // release() waits for running work, regardless of the owner
   bool captures = false;          // streams can be captured into graphs
+  bool host_pages = false;        // host pages and gates work
   // The host writes here outside of stream order: uses on a block's own stream count as well.
   bool host_writes = false;
   std::uint64_t grain = kSlotBytes;  // reserve() takes multiples of it; a divisor of kSlotBytes
@@ -71,6 +75,49 @@ class Backend {
   virtual Status add_peer(int) { return {Code::unsupported, 0, "add_peer"}; }
   // pre: the range is exactly one mapping and no work on any stream uses it anymore.
   virtual Status unmap(Address address, std::uint64_t bytes) = 0;
+
+  // ---- host pages (only if info().host_pages) ---------------------------------------------------
+  // A page in host memory, which map, set_access and unmap take like any other: work then uses it in place of
+  // a device page, at the speed of the bus. pre: as for page_create. post: work on any stream can use the
+  // page at [*copies, *copies + bytes) as long as it exists, so contents are copied without a call to map.
+  virtual Status host_page_create(std::uint64_t /*bytes*/, PageHandle*, Address* /*copies*/) {
+    return {Code::unsupported, 0, "host_page_create"};
+  }
+  // pre: not mapped, except at `copies`, where no work uses it anymore.
+  virtual Status host_page_release(PageHandle, std::uint64_t /*bytes*/, Address /*copies*/) {
+    return {Code::unsupported, 0, "host_page_release"};
+  }
+
+  // ---- gates (only if info().host_pages) --------------------------------------------------------
+  // A gate is a point in the order of a stream at which it waits until the host opens the gate. The stream
+  // has arrived when everything queued before the gate has completed; nothing queued behind it has begun.
+  // Closing is one operation: no work of another thread comes between the arrival and the wait.
+  // capturing: the stream's work goes into a graph, or the gate would break a capture.
+  virtual Status gate_close(StreamHandle, GateHandle*) { return {Code::unsupported, 0, "gate_close"}; }
+  // Closes one on each of held_streams() but these, in as short a time as possible: a stream that is made to
+  // wait for work behind one gate, before its own is closed, never arrives. *out gets them, also on failure.
+  virtual Status gates_close(const std::vector<StreamHandle>& except, std::vector<GateHandle>* out) {
+    const std::vector<StreamHandle> streams = held_streams();
+    out->reserve(streams.size());
+    for (const StreamHandle stream : streams) {
+      if (std::find(except.begin(), except.end(), stream) != except.end()) continue;
+      GateHandle gate = 0;
+      const Status status = gate_close(stream, &gate);
+      if (status.ok()) out->push_back(gate);
+      if (!status.ok() && status.code != Code::invalid) return status;  // invalid: it was destroyed meanwhile
+    }
+    return {};
+  }
+  // Waits until the stream has arrived, or at most so long: not_ready.
+  virtual Status gate_wait(GateHandle, double /*seconds*/) { return {Code::unsupported, 0, "gate_wait"}; }
+  // The stream goes on, also if it has not arrived yet. The handle is invalid afterwards. Cannot fail.
+  virtual void gate_open(GateHandle) {}
+  // The streams that a gate must be closed on to hold all lasting streams (see `lasting`). They do not wait
+  // for each other by themselves: a gate on one of them never keeps another from arriving.
+  virtual std::vector<StreamHandle> held_streams() { return {}; }
+  // Whoever closes gates on several streams holds this meanwhile. Two sets of gates that were closed in
+  // different orders would wait for each other.
+  std::mutex& gates_turn() { return gates_turn_; }
 
   // ---- memory shared between processes ---------------------------------------------------------
   // A file descriptor of the page, which the caller closes. It keeps the memory until it is closed, as does
@@ -186,6 +233,9 @@ class Backend {
   virtual Status fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) = 0;
   // Runs a host function in stream order. It must not wait for this stream.
   virtual Status launch(StreamHandle stream, std::function<void()> work) = 0;
+
+ private:
+  std::mutex gates_turn_;
 };
 
 }  // namespace vram

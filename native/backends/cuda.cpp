@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 
@@ -42,9 +44,13 @@ CudaBackend::CudaBackend(int index) : driver_(CudaDriver::get()) {
   info_.captures = true;
   info_.no_pages = probe_pages();
   info_.pages = info_.no_pages.empty();
+  info_.host_pages = info_.pages && attribute(kCuAttributeHostNumaPages) != 0 &&
+                     driver_.stream_operations != nullptr && driver_.stream_flags != nullptr;
 }
 
 CudaBackend::~CudaBackend() {
+  if (gate_words_ != nullptr)
+    (void)in_context("cuMemFreeHost", [&] { return driver_.host_free(gate_words_); });
   if (context_ != nullptr && getpid() == process_) (void)driver_.primary_release(device_);
 }
 
@@ -157,6 +163,36 @@ Status CudaBackend::add_peer(int device) {
 }
 Status CudaBackend::unmap(Address address, std::uint64_t bytes) {
   return unseen_by_captures("cuMemUnmap", [&] { return driver_.unmap(address, bytes); });
+}
+
+// ---- host pages -----------------------------------------------------------------------------------------
+
+Status CudaBackend::host_page_create(std::uint64_t bytes, PageHandle* out, Address* copies) {
+  if (!info_.host_pages) return {Code::unsupported, kCuNotSupported, "cuMemCreate"};
+  CuAllocationProperties properties = {};
+  properties.type = kCuAllocationPinned;
+  properties.location = {kCuLocationHostNuma, std::max(0, attribute(kCuAttributeHostNuma))};
+  Status status =
+      unseen_by_captures("cuMemCreate", [&] { return driver_.page_create(out, bytes, &properties, 0); });
+  if (!status.ok()) return status;
+  bool mapped = false;
+  *copies = 0;
+  status = space_reserve(bytes, copies);
+  if (status.ok()) {
+    status = map(*copies, bytes, *out);
+    mapped = status.ok();
+  }
+  if (status.ok()) status = set_access(*copies, bytes);
+  if (status.ok()) return status;
+  if (mapped) (void)unmap(*copies, bytes);
+  if (*copies != 0) (void)space_release(*copies, bytes);
+  (void)page_release(*out, bytes);
+  return status;
+}
+Status CudaBackend::host_page_release(PageHandle page, std::uint64_t bytes, Address copies) {
+  if (const Status status = unmap(copies, bytes); !status.ok()) return status;
+  (void)space_release(copies, bytes);
+  return page_release(page, bytes);
 }
 
 // ---- memory shared between processes --------------------------------------------------------------------
@@ -346,6 +382,98 @@ Status CudaBackend::elapsed_ms(EventHandle from, EventHandle to, double* out) {
   });
   *out = elapsed;
   return status;
+}
+
+// ---- gates ----------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::uint32_t gate_number(GateHandle gate) { return static_cast<std::uint32_t>(gate >> 32); }
+constexpr std::uint32_t gate_value(GateHandle gate) { return static_cast<std::uint32_t>(gate); }
+
+}  // namespace
+
+// pre: handles_mutex_ is held.
+Status CudaBackend::take_gate(std::uint32_t* number) {
+  constexpr unsigned kPortable = 1;
+  if (gate_words_ == nullptr) {
+    void* words = nullptr;
+    const std::size_t bytes = kMostGates * sizeof(GateWords);
+    const Status status = unseen_by_captures(
+        "cuMemHostAlloc", [&] { return driver_.host_alloc(&words, bytes, kPortable | kCuHostMapped); });
+    if (!status.ok()) return status;
+    std::memset(words, 0, bytes);
+    for (std::uint32_t i = kMostGates; i > 0; --i) free_gates_.push_back(i - 1);
+    gate_words_ = static_cast<GateWords*>(words);
+  }
+  if (free_gates_.empty()) return {Code::out_of_memory, 0, "gate_close"};
+  *number = free_gates_.back();
+  free_gates_.pop_back();
+  return {};
+}
+
+Status CudaBackend::gate_close(StreamHandle stream, GateHandle* out) {
+  constexpr const char* kCall = "cuStreamBatchMemOp";
+  if (in_launched) return {Code::deadlock, 0, kCall};
+  if (!info_.host_pages) return {Code::unsupported, kCuNotSupported, kCall};
+  const std::lock_guard lock(handles_mutex_);
+  if (stream != 0 && !streams_.contains(stream) && !adopted_.contains(stream))
+    return {Code::invalid, 0, kCall};
+  void* const target = cu_pointer(stream);
+  if (breaks_capture(target) || (stream != 0 && capturing(stream))) return {Code::capturing, 0, kCall};
+  std::uint32_t number = 0;
+  if (const Status status = take_gate(&number); !status.ok()) return status;
+  const std::uint32_t value = ++last_gate_;
+  GateWords& words = gate_words_[number];
+  CuMemoryOperation operations[2] = {};
+  operations[0] = {kCuWriteValue32, reinterpret_cast<Address>(&words.arrived), value, 0, 0, {}};
+  operations[1] = {kCuWaitValue32, reinterpret_cast<Address>(&words.opened), value, 0, 0, {}};
+  const Status status =
+      in_context(kCall, [&] { return driver_.stream_operations(target, 2, operations, 0); });
+  if (!status.ok()) {
+    free_gates_.push_back(number);
+    return status;
+  }
+  *out = (GateHandle{number} << 32) | value;
+  return status;
+}
+
+Status CudaBackend::gate_wait(GateHandle gate, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  if (inherited()) return {Code::closed, 0, "gate_wait"};
+  if (in_launched) return {Code::deadlock, 0, "gate_wait"};
+  const std::atomic_ref<std::uint32_t> arrived(gate_words_[gate_number(gate)].arrived);
+  const Clock::time_point end =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  bool late = false;
+  const Status status = wait_by_asking([&]() -> Status {
+    if (arrived.load(std::memory_order_acquire) == gate_value(gate)) return {};
+    late = Clock::now() >= end;
+    return {late ? Code::ok : Code::not_ready, 0, "gate_wait"};
+  });
+  return late ? Status{Code::not_ready, 0, "gate_wait"} : status;
+}
+
+void CudaBackend::gate_open(GateHandle gate) {
+  if (inherited()) return;
+  const std::lock_guard lock(handles_mutex_);
+  const std::atomic_ref<std::uint32_t> opened(gate_words_[gate_number(gate)].opened);
+  opened.store(gate_value(gate), std::memory_order_release);
+  free_gates_.push_back(gate_number(gate));
+}
+
+std::vector<StreamHandle> CudaBackend::held_streams() {
+  const std::lock_guard lock(handles_mutex_);
+  std::vector<StreamHandle> held{0};
+  if (inherited()) return held;
+  held.insert(held.end(), streams_.begin(), streams_.end());
+  for (const StreamHandle stream : adopted_) {
+    unsigned flags = 0;
+    const Status status =
+        in_context("cuStreamGetFlags", [&] { return driver_.stream_flags(cu_pointer(stream), &flags); });
+    if (!status.ok() || (flags & kCuStreamNonBlocking) != 0) held.push_back(stream);
+  }
+  return held;
 }
 
 // ---- work -----------------------------------------------------------------------------------------------

@@ -47,6 +47,15 @@ class CudaBackend : public Backend, public DriverPoolBackend {
                    StreamHandle stream) override;
   Status unmap(Address address, std::uint64_t bytes) override;
 
+  Status host_page_create(std::uint64_t bytes, PageHandle* out, Address* copies) override;
+  Status host_page_release(PageHandle page, std::uint64_t bytes, Address copies) override;
+  Status gate_close(StreamHandle stream, GateHandle* out) override;
+  Status gate_wait(GateHandle gate, double seconds) override;
+  void gate_open(GateHandle gate) override;
+  // A gate on the default stream holds all blocking streams, and those of threads: they and the default
+  // stream wait for each other. A gate of their own would keep the default stream from arriving.
+  std::vector<StreamHandle> held_streams() override;
+
   Status page_export(PageHandle page, int* fd) override;
   Status page_import(int fd, std::uint64_t bytes, PageHandle* out) override;
   Status plain_export(Address address, PlainName* out) override;
@@ -160,6 +169,15 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   }
 
  private:
+  // Two words of pinned memory for each gate, by its number: the stream writes `arrived` and waits for
+  // `opened`. Values only grow, so the words serve the next gate while a stream still reads them.
+  struct GateWords {
+    std::uint32_t arrived;
+    std::uint32_t opened;
+  };
+  static constexpr std::uint32_t kMostGates = 4096;
+  Status take_gate(std::uint32_t* number);
+
   Status pool_grant(void* pool);
   bool inherited() const;  // after a fork, or abandoned: the driver must not be called
   std::string probe_pages();
@@ -184,6 +202,9 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   std::unordered_set<StreamHandle> streams_;
   std::unordered_set<StreamHandle> adopted_;
   std::unordered_set<EventHandle> events_;
+  GateWords* gate_words_ = nullptr;        // allocated with the first gate
+  std::vector<std::uint32_t> free_gates_;  // numbers
+  std::uint32_t last_gate_ = 0;            // value
   DeviceInfo info_;
 };
 

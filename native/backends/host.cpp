@@ -77,6 +77,8 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
     current->set_awaited({});
     return code;
   }
+  // Whether this thread runs this stream's work.
+  bool here() const { return current == this; }
   // Whether this thread runs a stream's work.
   static bool on_a_stream() { return current != nullptr; }
   void close() {
@@ -274,6 +276,7 @@ HostBackend::HostBackend(std::uint64_t capacity_bytes)
   info_.total_bytes = ledger_.capacity();
   info_.pages = open_store();
   info_.host_accessible = true;
+  info_.host_pages = info_.pages;
   streams_.emplace(0, HostStream::make());
 }
 
@@ -283,6 +286,9 @@ HostBackend::~HostBackend() {
   for (const auto& stream : streams) stream->close();
   for (const auto& stream : streams) stream->join();
   ledger_.each_range([](Address address, std::uint64_t bytes) { munmap(pointer(address), bytes); });
+  ledger_.each_page([](const Ledger::Page& page) {
+    if (page.host) munmap(pointer(page.copies), page.bytes);
+  });
   if (store_ >= 0) ::close(store_);
 }
 
@@ -399,12 +405,48 @@ Status HostBackend::page_release(PageHandle page, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const Code code = ledger_.may_page_release(page, bytes);
   if (code != Code::ok) return {code, 0, "page_release"};
-  const std::uint64_t offset = ledger_.page(page)->offset;
+  if (const Status status = give_back(ledger_.page(page)->offset, bytes, "page_release"); !status.ok())
+    return status;
+  ledger_.page_release(page);
+  return kOk;
+}
+
+// Releases memory of the store.
+Status HostBackend::give_back(std::uint64_t offset, std::uint64_t bytes, const char* call) {
   if (fallocate(store_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-                static_cast<off_t>(bytes)) != 0) {
-    return from_errno("page_release");
-  }
+                static_cast<off_t>(bytes)) != 0)
+    return from_errno(call);
   free_offsets_[page_size_index(bytes)].push_back(offset);
+  return kOk;
+}
+
+Status HostBackend::host_page_create(std::uint64_t bytes, PageHandle* out, Address* copies) {
+  if (inherited()) return {Code::closed, 0, "host_page_create"};
+  if (!info_.host_pages) return {Code::unsupported, 0, "host_page_create"};
+  const std::lock_guard lock(mutex_);
+  if (const Code code = ledger_.may_host_page_create(bytes); code != Code::ok)
+    return {code, 0, "host_page_create"};
+  std::uint64_t offset = 0;
+  if (const Status status = take_offset(bytes, &offset); !status.ok()) return status;
+  void* const memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, store_, static_cast<off_t>(offset));
+  if (memory == MAP_FAILED) {
+    free_offsets_[page_size_index(bytes)].push_back(offset);
+    return from_errno("host_page_create");
+  }
+  *copies = reinterpret_cast<Address>(memory);
+  *out = ledger_.host_page_create(bytes, offset, *copies);
+  return kOk;
+}
+
+Status HostBackend::host_page_release(PageHandle page, std::uint64_t bytes, Address copies) {
+  if (inherited()) return {Code::closed, 0, "host_page_release"};
+  const std::lock_guard lock(mutex_);
+  const Code code = ledger_.may_host_page_release(page, bytes, copies);
+  if (code != Code::ok) return {code, 0, "host_page_release"};
+  const std::uint64_t offset = ledger_.page(page)->offset;
+  if (const Status status = give_back(offset, bytes, "host_page_release"); !status.ok()) return status;
+  munmap(pointer(copies), bytes);
   ledger_.page_release(page);
   return kOk;
 }
@@ -506,15 +548,11 @@ Status HostBackend::stream_query(StreamHandle stream) {
 
 Status HostBackend::stream_wait(StreamHandle stream, EventHandle event) {
   if (inherited()) return {Code::closed, 0, "stream_wait"};
-  HostStream::Point point;
-  std::shared_ptr<HostStream> target;
-  {
-    const std::lock_guard lock(mutex_);
-    const Event* found = events_.find(event);
-    target = stream_of(stream);
-    if (!found || !target) return {Code::invalid, 0, "stream_wait"};
-    point = {found->stream, found->position};
-  }
+  const std::lock_guard lock(mutex_);
+  const Event* found = events_.find(event);
+  const std::shared_ptr<HostStream> target = stream_of(stream);
+  if (!found || !target) return {Code::invalid, 0, "stream_wait"};
+  const HostStream::Point point{found->stream, found->position};
   if (!point.stream || point.stream == target || point.reached()) return kOk;
   int native = 0;
   const Code code = target->enqueue_wait(point, &native);
@@ -605,6 +643,92 @@ Status HostBackend::event_synchronize(EventHandle event) {
   }
   if (!point.stream) return kOk;
   return {HostStream::wait(point), 0, "event_synchronize"};
+}
+
+// ---- gates --------------------------------------------------------------------------------------
+
+struct HostBackend::Gate {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool arrived = false;
+  bool open = false;
+  std::shared_ptr<HostStream> stream;
+
+  void pass() {
+    std::unique_lock lock(mutex);
+    arrived = true;
+    changed.notify_all();
+    changed.wait(lock, [this] { return open; });
+  }
+};
+
+Status HostBackend::gate_close(StreamHandle stream, GateHandle* out) {
+  if (inherited()) return {Code::closed, 0, "gate_close"};
+  const std::lock_guard lock(mutex_);
+  const std::shared_ptr<HostStream> target = stream_of(stream);
+  return target ? close_gate(target, out) : Status{Code::invalid, 0, "gate_close"};
+}
+
+Status HostBackend::gates_close(const std::vector<StreamHandle>& except, std::vector<GateHandle>* out) {
+  if (inherited()) return {Code::closed, 0, "gate_close"};
+  const std::lock_guard lock(mutex_);
+  for (const auto& [handle, stream] : streams_) {
+    if (std::find(except.begin(), except.end(), handle) != except.end()) continue;
+    if (const Status status = close_gate(stream, &out->emplace_back()); !status.ok()) {
+      out->pop_back();
+      return status;
+    }
+  }
+  return kOk;
+}
+
+// pre: the lock is held.
+Status HostBackend::close_gate(const std::shared_ptr<HostStream>& stream, GateHandle* out) {
+  auto gate = std::make_shared<Gate>();
+  gate->stream = stream;
+  int native = 0;
+  const Code code = gate->stream->enqueue([gate] { gate->pass(); }, &native);
+  if (code == Code::ok) *out = gates_.add(gate);
+  return {code, native, "gate_close"};
+}
+
+Status HostBackend::gate_wait(GateHandle handle, double seconds) {
+  if (inherited()) return {Code::closed, 0, "gate_wait"};
+  std::shared_ptr<Gate> gate;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::shared_ptr<Gate>* found = gates_.find(handle);
+    if (!found) return {Code::invalid, 0, "gate_wait"};
+    gate = *found;
+  }
+  if (gate->stream->here()) return {Code::deadlock, 0, "gate_wait"};
+  std::unique_lock lock(gate->mutex);
+  const bool arrived =
+      gate->changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return gate->arrived; });
+  return {arrived ? Code::ok : Code::not_ready, 0, "gate_wait"};
+}
+
+void HostBackend::gate_open(GateHandle handle) {
+  if (inherited()) return;
+  std::shared_ptr<Gate> gate;
+  {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Gate>* found = gates_.find(handle);
+    if (!found) return;
+    gate = *found;
+    gates_.remove(handle);
+  }
+  const std::lock_guard lock(gate->mutex);
+  gate->open = true;
+  gate->changed.notify_all();
+}
+
+std::vector<StreamHandle> HostBackend::held_streams() {
+  std::vector<StreamHandle> held;
+  if (inherited()) return held;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [handle, stream] : streams_) held.push_back(handle);
+  return held;
 }
 
 // ---- work ---------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ class HostStream;
 // event has completed when the stream has completed that many operations. Only a timing event is an operation
 // itself: it reads the clock.
 //
+// Host pages are pages of the same file that do not count as device memory: only where they are counted tells
+// them apart. A gate is an operation during which the stream's thread waits.
+//
 // Fork: the child has no worker threads, so every call returns Code::closed there and destruction does
 // nothing. Pages are shared with the parent, plain memory is a private copy.
 class HostBackend : public Backend {
@@ -52,6 +55,15 @@ class HostBackend : public Backend {
   Status map(Address address, std::uint64_t bytes, PageHandle page) override;
   Status set_access(Address address, std::uint64_t bytes) override;
   Status unmap(Address address, std::uint64_t bytes) override;
+  Status host_page_create(std::uint64_t bytes, PageHandle* out, Address* copies) override;
+  Status host_page_release(PageHandle page, std::uint64_t bytes, Address copies) override;
+  Status gate_close(StreamHandle stream, GateHandle* out) override;
+  // At one moment: whoever orders streams comes before or after it.
+  Status gates_close(const std::vector<StreamHandle>& except, std::vector<GateHandle>* out) override;
+  // Code::deadlock on the thread of the stream.
+  Status gate_wait(GateHandle gate, double seconds) override;
+  void gate_open(GateHandle gate) override;
+  std::vector<StreamHandle> held_streams() override;
 
   Status stream_create(StreamHandle* out) override;
   // Returns immediately; the stream's thread ends when its queue is empty.
@@ -83,11 +95,15 @@ class HostBackend : public Backend {
     bool timing = false;
     std::shared_ptr<std::atomic<std::int64_t>> moment;  // of the last record: nanoseconds, 0 until then
   };
+  // Shared with the operation on the stream, which may outlive the handle.
+  struct Gate;
+  Status close_gate(const std::shared_ptr<HostStream>& stream, GateHandle* out);
   bool inherited() const;  // this process is the child of a fork
   std::shared_ptr<HostStream> stream_of(StreamHandle handle);
   std::vector<std::shared_ptr<HostStream>> all_streams();
   void reap();
   bool open_store();
+  Status give_back(std::uint64_t offset, std::uint64_t bytes, const char* call);
   Status take_offset(std::uint64_t bytes, std::uint64_t* out);
   Status enqueue(StreamHandle stream, std::function<void()> work, const char* call);
 
@@ -102,6 +118,7 @@ class HostBackend : public Backend {
   std::vector<std::shared_ptr<HostStream>> retired_;  // destroyed, their threads not yet joined
   StreamHandle next_stream_ = 1;
   HandleTable<Event> events_;
+  HandleTable<std::shared_ptr<Gate>> gates_;
 };
 
 }  // namespace vram

@@ -79,13 +79,30 @@ PageHandle Ledger::page_import(std::uint64_t bytes, std::uint64_t offset) {
   return pages_.add({bytes, offset, 0, true});
 }
 
+Code Ledger::may_host_page_create(std::uint64_t bytes) const {
+  if (!is_page_size(bytes)) return Code::invalid;
+  return bytes <= host_capacity_ - host_bytes_ ? Code::ok : Code::out_of_memory;
+}
+
+PageHandle Ledger::host_page_create(std::uint64_t bytes, std::uint64_t offset, Address copies) {
+  host_bytes_ += bytes;
+  return pages_.add({bytes, offset, 0, false, true, copies});
+}
+
+Code Ledger::may_host_page_release(PageHandle handle, std::uint64_t bytes, Address copies) const {
+  const Page* page = pages_.find(handle);
+  const bool known = page && page->host && page->bytes == bytes && page->copies == copies;
+  return known && page->mappings == 0 ? Code::ok : Code::invalid;
+}
+
 Code Ledger::may_page_release(PageHandle handle, std::uint64_t bytes) const {
   const Page* page = pages_.find(handle);
-  return page && page->bytes == bytes && page->mappings == 0 ? Code::ok : Code::invalid;
+  return page && !page->host && page->bytes == bytes && page->mappings == 0 ? Code::ok : Code::invalid;
 }
 
 void Ledger::page_release(PageHandle handle) {
-  if (const Page* page = pages_.find(handle); !page->imported) page_bytes_ -= page->bytes;
+  if (const Page* page = pages_.find(handle); !page->imported)
+    (page->host ? host_bytes_ : page_bytes_) -= page->bytes;
   pages_.remove(handle);
 }
 
@@ -197,14 +214,15 @@ bool Ledger::check(std::string* why) const {
     if (why) *why = what;
     return false;
   };
-  std::uint64_t plain_bytes = 0, page_bytes = 0, page_mappings = 0, mappings = 0;
+  std::uint64_t plain_bytes = 0, page_bytes = 0, host_bytes = 0, page_mappings = 0, mappings = 0;
   for (const auto& [address, bytes] : plain_) plain_bytes += bytes;
   pages_.each([&](PageHandle, const Page& page) {
-    page_bytes += page.imported ? 0 : page.bytes;
+    if (!page.imported) (page.host ? host_bytes : page_bytes) += page.bytes;
     page_mappings += page.mappings;
   });
   if (plain_bytes != plain_bytes_) return broken("plain_bytes is not the sum of the plain ranges");
   if (page_bytes != page_bytes_) return broken("page_bytes is not the sum of the pages");
+  if (host_bytes != host_bytes_ || host_bytes_ > host_capacity_) return broken("host_bytes");
   if (used_bytes() > capacity_) return broken("more bytes are used than the capacity");
   for (const Space& space : spaces_) {
     std::uint64_t here = 0;

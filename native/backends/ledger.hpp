@@ -16,8 +16,9 @@ namespace vram {
 // it. The backend performs the call in between, so a failed call leaves no trace here.
 //
 // Invariants
-//   plain_bytes = Σ bytes of plain ranges;  page_bytes = Σ bytes of pages that were not imported
-//   plain_bytes + page_bytes <= capacity
+//   plain_bytes = Σ bytes of plain ranges;  host_bytes = Σ bytes of host pages
+//   page_bytes = Σ bytes of the other pages that were not imported
+//   plain_bytes + page_bytes <= capacity;  host_bytes <= host_capacity
 //   Σ over pages of page.mappings = mappings = number of slots with part == 0
 //   a mapping occupies bytes / kSlotBytes consecutive slots of one space, with parts 0, 1, 2, …
 class Ledger {
@@ -27,10 +28,13 @@ class Ledger {
     std::uint64_t offset = 0;    // used by the backend: position of the page in its store
     std::uint32_t mappings = 0;  // addresses it is mapped at
     bool imported = false;       // another process's memory
+    bool host = false;           // host memory, which is not part of the capacity
+    Address copies = 0;          // host: where work finds it for copies
   };
   // Plain memory is reserved in multiples of the grain.
-  explicit Ledger(std::uint64_t capacity, std::uint64_t grain = kSlotBytes)
-      : capacity_(capacity), grain_(grain) {}
+  explicit Ledger(std::uint64_t capacity, std::uint64_t grain = kSlotBytes,
+                  std::uint64_t host_capacity = ~std::uint64_t{0})
+      : capacity_(capacity), grain_(grain), host_capacity_(host_capacity) {}
 
   // ---- memory -----------------------------------------------------------------------------------
   Code may_reserve(std::uint64_t bytes) const;
@@ -46,6 +50,9 @@ class Ledger {
   Code may_page_create(std::uint64_t bytes) const;
   PageHandle page_create(std::uint64_t bytes, std::uint64_t offset = 0);
   PageHandle page_import(std::uint64_t bytes, std::uint64_t offset);
+  Code may_host_page_create(std::uint64_t bytes) const;
+  PageHandle host_page_create(std::uint64_t bytes, std::uint64_t offset, Address copies);
+  Code may_host_page_release(PageHandle page, std::uint64_t bytes, Address copies) const;
   Code may_page_release(PageHandle page, std::uint64_t bytes) const;
   void page_release(PageHandle page);
   const Page* page(PageHandle handle) const { return pages_.find(handle); }
@@ -58,13 +65,14 @@ class Ledger {
   void unmap(Address address, std::uint64_t bytes);
   // The page that is mapped at an address, or null.
   const Page* mapped_at(Address address, PageHandle* handle) const;
-  // Calls visit(page bytes) for each mapping in a range that may_set_access allows.
+  std::uint32_t part_at(Address address) const { return slot_at(address)->part; }  // pre: mapped there
+  // Calls visit(page) for each mapping in a range that may_set_access allows.
   template <class Visit>
   void each_mapping(Address address, std::uint64_t bytes, Visit visit) const {
     for (Address at = address; at < address + bytes;) {
-      const std::uint64_t step = pages_.find(slot_at(at)->page)->bytes;
-      visit(step);
-      at += step;
+      const Page& page = *pages_.find(slot_at(at)->page);
+      visit(page);
+      at += page.bytes;
     }
   }
 
@@ -77,6 +85,7 @@ class Ledger {
   std::uint64_t used_bytes() const { return plain_bytes_ + page_bytes_; }
   std::uint64_t plain_bytes() const { return plain_bytes_; }
   std::uint64_t page_bytes() const { return page_bytes_; }
+  std::uint64_t host_bytes() const { return host_bytes_; }
   std::uint64_t plain_count() const { return plain_.size(); }
   std::uint64_t space_count() const { return spaces_.size(); }
   std::uint64_t page_count() const { return pages_.size(); }
@@ -86,6 +95,10 @@ class Ledger {
   void each_range(Visit visit) const {
     for (const auto& [address, bytes] : plain_) visit(address, bytes);
     for (const Space& space : spaces_) visit(space.address, space.bytes);
+  }
+  template <class Visit>
+  void each_page(Visit visit) const {
+    pages_.each([&](PageHandle, const Page& page) { visit(page); });
   }
   // Verifies the invariants above; on failure *why names the violated one.
   bool check(std::string* why) const;
@@ -112,8 +125,10 @@ class Ledger {
 
   std::uint64_t capacity_;
   std::uint64_t grain_;
+  std::uint64_t host_capacity_;
   std::uint64_t plain_bytes_ = 0;
   std::uint64_t page_bytes_ = 0;
+  std::uint64_t host_bytes_ = 0;
   std::uint64_t mappings_ = 0;
   std::unordered_map<Address, std::uint64_t> plain_;
   std::vector<Space> spaces_;  // by address

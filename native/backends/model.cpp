@@ -43,6 +43,10 @@ const char* const ModelBackend::kCallNames[kCalls] = {"reserve",
                                                       "map",
                                                       "set_access",
                                                       "unmap",
+                                                      "host_page_create",
+                                                      "host_page_release",
+                                                      "gate_close",
+                                                      "gate_wait",
                                                       "page_export",
                                                       "page_import",
                                                       "plain_export",
@@ -91,7 +95,8 @@ int ModelBackend::call_of(std::string_view name) {
 
 ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
     : generation_(process_generation()),
-      ledger_(capacity_bytes / kSlotBytes * kSlotBytes),
+      ledger_(capacity_bytes / kSlotBytes * kSlotBytes, kSlotBytes, options.host_bytes),
+      stamps_(options.stamps),
       schedule_(options.schedule),
       lag_us_(options.lag_us),
       base_(round_up(options.base, kSlotBytes)),
@@ -103,9 +108,12 @@ ModelBackend::ModelBackend(std::uint64_t capacity_bytes, ModelOptions options)
   info_.pages = options.pages;
   info_.release_waits = options.release_waits;
   info_.captures = true;
+  info_.host_pages = options.pages && options.host_pages;
   plain_addresses_.next = base_;
-  plain_addresses_.end = plain_addresses_.next + kModelPlainRoom;
-  space_addresses_.next = plain_addresses_.end;
+  plain_addresses_.end = plain_addresses_.next + kCopiesAt;
+  copies_addresses_.next = plain_addresses_.end;
+  copies_addresses_.end = base_ + kModelPlainRoom;
+  space_addresses_.next = copies_addresses_.end;
   space_addresses_.end = space_addresses_.next + kSpaceRoom;
   streams_.push_back(std::make_unique<Stream>());
 }
@@ -247,6 +255,8 @@ bool ModelBackend::busy(Address address, std::uint64_t bytes, bool graphs) const
   if (queued_ == 0) return false;
   for (const auto& stream : streams_) {
     for (const Operation& operation : stream->operations) {
+      const bool held = operation.kind == Operation::Kind::gate && gates_.find(operation.id) != nullptr;
+      if (held && &operation == &stream->operations.front()) break;  // arrived: what follows waits
       for (const Touch& touch : operation.touches) {
         if (touch.bytes > 0 && overlap(address, bytes, touch.address, touch.bytes)) return true;
       }
@@ -336,6 +346,7 @@ Status ModelBackend::page_release(PageHandle page, std::uint64_t bytes) {
   const Code code = ledger_.may_page_release(page, bytes);
   if (code != Code::ok) return {code, 0, "page_release"};
   ledger_.page_release(page);
+  cells_.erase(page);
   return kOk;
 }
 
@@ -355,8 +366,9 @@ Status ModelBackend::set_access(Address address, std::uint64_t bytes) {
   if (!begin(kSetAccess, &lock, &status)) return status;
   const Code code = ledger_.may_set_access(address, bytes);
   if (code != Code::ok) return {code, 0, "set_access"};
-  ledger_.each_mapping(address, bytes, [this](std::uint64_t page_bytes) {
-    charge(kSetAccess, prices::page(page_bytes).set_access);
+  ledger_.each_mapping(address, bytes, [this](const Ledger::Page& page) {
+    charge(kSetAccess,
+           page.host ? prices::host_page(page.bytes).set_access : prices::page(page.bytes).set_access);
   });
   ledger_.set_access(address, bytes);
   for (Address at = address; !peers_.empty() && at < address + bytes; at += kSlotBytes)
@@ -499,7 +511,7 @@ Status ModelBackend::stream_wait(StreamHandle handle, EventHandle event) {
   if (passed(*mark)) return kOk;
   if (schedule_ == Schedule::lag) {
     stream->tail = std::max(stream->tail, mark->passes);
-    return kOk;
+    if (gates_.size() == 0) return kOk;  // else the time may change
   }
   Operation wait;
   wait.kind = Operation::Kind::wait;
@@ -616,11 +628,14 @@ Status ModelBackend::wait_for(Call call, StreamHandle handle, std::uint64_t posi
       host_wait_us_ += moment - now_us();
     }
     move_clock(moment, lock);
+    while (stream->done < position && await_gates(lock)) move_clock(stream->tail, lock);
     return {stream->done >= position ? Code::ok : Code::deadlock, 0, kCallNames[call]};
   }
   if (stream->done >= position) return kOk;
   ++host_waits_;
-  const bool reached = run_until([stream, position] { return stream->done >= position; }, lock);
+  const auto there = [stream, position] { return stream->done >= position; };
+  bool reached = run_until(there, lock);
+  while (!reached && await_gates(lock)) reached = run_until(there, lock);
   return {reached ? Code::ok : stuck(), 0, kCallNames[call]};
 }
 
@@ -639,7 +654,9 @@ void ModelBackend::enqueue(StreamHandle handle, Operation operation) {
   }
   Stream& stream = *streams_[handle];
   if (schedule_ == Schedule::lag) {
-    if (operation.duration > 0) {
+    if (operation.kind == Operation::Kind::gate || operation.kind == Operation::Kind::wait) {
+      stream.tail = std::max(stream.tail, now_us());
+    } else if (operation.duration > 0) {
       double& engine = engines_[static_cast<std::size_t>(operation.engine)];
       stream.tail = std::max({stream.tail, now_us(), engine}) + operation.duration;
       engine = stream.tail;
@@ -676,12 +693,15 @@ Status ModelBackend::copy(Address to, Address from, std::uint64_t bytes, StreamH
   Operation operation;
   operation.touches[0] = {to, bytes};
   operation.touches[1] = {from, bytes};
+  operation.copies = true;
   set_engine(operation, to, from, bytes);
   return enqueue_work(kCopy, stream, std::move(operation));
 }
 
-Status ModelBackend::fill(Address to, std::uint8_t, std::uint64_t bytes, StreamHandle stream) {
+Status ModelBackend::fill(Address to, std::uint8_t value, std::uint64_t bytes, StreamHandle stream) {
   Operation operation;
+  operation.fills = true;
+  operation.filled = value;
   operation.touches[0] = {to, bytes};
   return enqueue_work(kFill, stream, std::move(operation));
 }
@@ -720,7 +740,8 @@ bool ModelBackend::may_execute(Lock& lock) {
 }
 
 bool ModelBackend::ready(const Operation& operation) const {
-  if (schedule_ == Schedule::lag) return operation.finish <= now_us();
+  if (operation.kind == Operation::Kind::gate && gates_.find(operation.id) != nullptr) return false;
+  if (schedule_ == Schedule::lag && operation.finish > now_us()) return false;
   return operation.kind != Operation::Kind::wait || streams_[operation.other]->done >= operation.position;
 }
 
@@ -728,6 +749,7 @@ bool ModelBackend::ready(const Operation& operation) const {
 void ModelBackend::execute(Stream& stream, Lock& lock) {
   Operation operation = std::move(stream.operations.front());
   stream.operations.pop_front();
+  if (stamps_) leave_stamps(operation);
   if (operation.function) {
     executing_ = true;
     executor_ = std::this_thread::get_id();
@@ -765,8 +787,7 @@ bool ModelBackend::step_round(Lock& lock) {
   return moved;
 }
 
-template <class Reached>
-bool ModelBackend::run_until(Reached reached, Lock& lock) {
+bool ModelBackend::run_until(const std::function<bool()>& reached, Lock& lock) {
   while (!reached()) {
     if (!may_execute(lock)) return false;
     if (!reached() && !step_round(lock)) return reached();
@@ -801,7 +822,8 @@ bool ModelBackend::finish_all(Lock& lock) {
 Status ModelBackend::synchronize() {
   if (inherited()) return {Code::closed, 0, "synchronize"};
   Lock lock(mutex_);
-  if (!finish_all(lock)) return {stuck(), 0, "synchronize"};
+  while (!finish_all(lock))
+    if (!await_gates(lock)) return {stuck(), 0, "synchronize"};
   host_has_waited();
   return kOk;
 }
@@ -892,7 +914,10 @@ ModelCounts ModelBackend::counts() {
           events_.size(),
           streams_alive_,
           queued_,
-          pools_.size() - (default_pool_ != 0 ? 1 : 0)};
+          pools_.size() - (default_pool_ != 0 ? 1 : 0),
+          copies_.size(),
+          ledger_.host_bytes(),
+          gates_.size()};
 }
 
 bool ModelBackend::check(std::string* why) {

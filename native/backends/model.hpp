@@ -56,6 +56,7 @@ enum class Schedule : std::uint8_t {
 //   space_reserve       29;  space_release the same, by assumption
 //   event_create .27, event_destroy .20, event_record .45, event_query and stream_query .33,
 //   stream_wait .43
+//   host_page_create 780 (2 MiB), 2190, 7820, 28380 (128 MiB); set_access of a host page 188 (2 MiB) to 1113
 //   pool_allocate and pool_free .65 each; 3850 for each 32 MiB that a driver pool grows by
 //   Everything else was not measured: it is counted and costs nothing. The time the host waits in
 //   synchronize calls is host_wait_us, not a cost of the driver.
@@ -70,6 +71,10 @@ struct ModelOptions {
   // host memory, the addresses must lie above those of the host.
   double host_gb_per_s = 0;
   int copy_engines = 3;  // one for copies to the device, one from it, one between devices; fewer share
+  bool host_pages = true;
+  std::uint64_t host_bytes = ~std::uint64_t{0};  // most of host pages
+  // Follows what work writes: see stamp() and faults().
+  bool stamps = false;
 };
 
 class ModelBackend;
@@ -95,8 +100,11 @@ struct ModelCounts {
   std::uint64_t mappings = 0;
   std::uint64_t events = 0;
   std::uint64_t streams = 0;
-  std::uint64_t queued = 0;  // operations not yet executed
-  std::uint64_t pools = 0;   // driver pools, without the default one
+  std::uint64_t queued = 0;      // operations not yet executed
+  std::uint64_t pools = 0;       // driver pools, without the default one
+  std::uint64_t host_pages = 0;  // among the pages
+  std::uint64_t host_bytes = 0;
+  std::uint64_t gates = 0;  // that are closed
 };
 
 // Thrown by calls beyond the contract that report no Status, if they are refused.
@@ -129,6 +137,24 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   Status set_access(Address address, std::uint64_t bytes) override;
   Status add_peer(int device) override;
   Status unmap(Address address, std::uint64_t bytes) override;
+
+  // ---- host pages and gates (model_spill.cpp) -------------------------------------------------------
+  // Work behind a gate at which its stream has arrived uses no memory yet, so that memory can be unmapped. A
+  // thread that waits for work behind a gate of another thread waits until that is open.
+  Status host_page_create(std::uint64_t bytes, PageHandle* out, Address* copies) override;
+  Status host_page_release(PageHandle page, std::uint64_t bytes, Address copies) override;
+  Status gate_close(StreamHandle stream, GateHandle* out) override;
+  Status gate_wait(GateHandle gate, double seconds) override;
+  void gate_open(GateHandle gate) override;
+  std::vector<StreamHandle> held_streams() override;
+  enum class Location : std::uint8_t { none, device, host };
+  Location location(Address address);
+  // With ModelOptions::stamps. It has no contents, but every slot of a page has a stamp: the history of the
+  // ids of the work that used it. A copy of whole slots copies it, and a fill with v makes it stamped(0, v).
+  std::uint64_t stamp(Address address);
+  static std::uint64_t stamped(std::uint64_t before, std::uint64_t id) { return before * 0x100000001b3 + id; }
+  // Executed work that used memory which was not mapped, or not usable, at that moment.
+  std::uint64_t faults();
 
   // ---- memory shared between processes ------------------------------------------------------------
   // Any model of any process can import what one has exported. As it has no contents, the test asks which
@@ -286,6 +312,10 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     kMap,
     kSetAccess,
     kUnmap,
+    kHostPageCreate,
+    kHostPageRelease,
+    kGateClose,
+    kGateWait,
     kPageExport,
     kPageImport,
     kPlainExport,
@@ -339,8 +369,11 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     std::uint64_t bytes = 0;
   };
   struct Operation {
-    enum class Kind : std::uint8_t { work, mark, wait } kind = Kind::work;
-    std::uint64_t id = 0;
+    enum class Kind : std::uint8_t { work, mark, wait, gate } kind = Kind::work;
+    bool copies = false;      // from the second range to the first
+    bool fills = false;       // overwrites the first range …
+    std::uint8_t filled = 0;  // … with this
+    std::uint64_t id = 0;     // of a gate: its handle
     std::function<void()> function;
     Touch touches[2];
     StreamHandle other = 0;  // wait: until `other` has completed `position` operations
@@ -373,6 +406,12 @@ class ModelBackend : public Backend, public DriverPoolBackend {
     double passes = 0;           // lag: the time at which it completes
     bool timing = false;
     bool recorded = false;
+  };
+  struct Gate {
+    StreamHandle stream = 0;
+    std::uint64_t position = 0;  // operations of the stream up to and with the gate
+    double arrival = 0;          // lag: the earliest time
+    std::thread::id closer;
   };
   // Addresses from one range, by size class, so that reuse bounds how far they spread.
   struct Addresses {
@@ -421,6 +460,14 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   ModelPool* owner_of(Address address, PieceAt* piece);
   bool check_pools(std::string* why) const;
 
+  bool arrived(const Gate& gate) const;
+  bool await_gates(Lock& lock);
+  std::uint64_t* cell(Address address);
+  void leave_stamps(const Operation& operation);
+  bool is_for_copies(Address address) const {
+    return address - base_ < kModelPlainRoom && address - base_ >= kCopiesAt;
+  }
+
   Graph* capture_on(StreamHandle stream);
   bool refuse_captured(StreamHandle stream, Call call, Status* status);
   void drop_graph(std::uint64_t id, Lock& lock);
@@ -446,8 +493,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   bool settle_one();  // false if there is nothing that this thread may execute
   bool finish_all(Lock& lock);
   void move_clock(double us, Lock& lock);
-  template <class Reached>
-  bool run_until(Reached reached, Lock& lock);
+  bool run_until(const std::function<bool()>& reached, Lock& lock);
   Status wait_for(Call call, StreamHandle stream, std::uint64_t position, double moment, Lock& lock);
 
   const std::uint64_t generation_;  // of the process that created this, see inherited()
@@ -457,6 +503,16 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   std::unordered_map<Address, std::uint32_t> opened_;  // other processes' plain memory: how often
   Addresses plain_addresses_;
   Addresses space_addresses_;
+
+  // Host pages: addresses for copies, in the last quarter of those for plain memory.
+  static constexpr std::uint64_t kCopiesAt = kModelPlainRoom / 4 * 3;
+  Addresses copies_addresses_;
+  std::map<Address, PageHandle> copies_;
+  const bool stamps_;
+  std::unordered_map<PageHandle, std::vector<std::uint64_t>> cells_;  // by slot of the page
+  std::uint64_t faults_ = 0;
+  HandleTable<Gate> gates_;  // that are closed
+  std::condition_variable opened_one_;
 
   HandleTable<ModelPool> pools_;
   std::unordered_map<Address, std::uint64_t> graph_memory_;  // allocated on captured streams, by address

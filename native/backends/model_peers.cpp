@@ -191,9 +191,11 @@ Status ModelBackend::stream_wait_peer(StreamHandle stream, const Backend& other,
 
 // Copies inside the device take the lag, as other work.
 void ModelBackend::set_engine(Operation& operation, Address to, Address from, std::uint64_t bytes) const {
-  if (!timed() || mine(to) == mine(from)) return;
+  const bool to_device = mine(to) && !is_for_copies(to);
+  const bool from_device = mine(from) && !is_for_copies(from);
+  if (!timed() || to_device == from_device) return;
   operation.duration = static_cast<double>(bytes) / (host_gb_per_s_ * kBytesPerUs);
-  operation.engine = std::min(mine(to) ? kUploads : kDownloads, copy_engines_ - 1);
+  operation.engine = std::min(to_device ? kUploads : kDownloads, copy_engines_ - 1);
 }
 
 Status ModelBackend::copy_peer(Address to, Address from, std::uint64_t bytes, const Backend& other,

@@ -61,6 +61,13 @@ class Bits {
       word = value ? word | mask : word & ~mask;
     }
   }
+  // The first bit of [from, to) that is set, or `to`.
+  std::size_t first_from(std::size_t from, std::size_t to) const {
+    for (; from < to; from = (from / kWord + 1) * kWord)
+      if (const std::uint64_t found = words_[from / kWord] & mask_of(from, to))
+        return from / kWord * kWord + static_cast<std::size_t>(std::countr_zero(found));
+    return to;
+  }
   // The 64 bits among which bit `i` lies.
   std::uint64_t word(std::size_t i) const { return words_[i / kWord]; }
   std::uint32_t count(std::size_t from, std::size_t to) const {
@@ -205,6 +212,82 @@ class Slab {
   LazyArray<T> items_;
   LazyArray<Index> next_free_;
   Index free_head_ = 0;
+  Index end_ = 1;
+  std::size_t size_ = 0;
+};
+
+// The same, in chunks of one system page that belong to a group each. Elements of two groups lie on one page
+// only when the capacity is nearly used up. So threads that write to elements of different groups do not take
+// lines from each other, neither by sharing them nor by prefetching: processors prefetch within a page.
+template <typename T>
+class GroupedSlab {
+ public:
+  using GroupNumber = std::uint16_t;
+  explicit GroupedSlab(std::size_t capacity)
+      : items_(capacity), next_free_(capacity), homes_(capacity / kChunk + 1), groups_(kGroups) {}
+
+  // post: a default-constructed element, or 0 when the capacity is used up.
+  Index add(GroupNumber group) {
+    const Index i = take(group);
+    if (i == 0) return 0;
+    new (&items_[i]) T();
+    ++size_;
+    return i;
+  }
+  void drop(Index i) {
+    Group& home = groups_[homes_[i / kChunk]];
+    next_free_[i] = home.free_head;
+    home.free_head = i;
+    --size_;
+  }
+  T& operator[](Index i) { return items_[i]; }
+  const T& operator[](Index i) const { return items_[i]; }
+  std::size_t size() const { return size_; }
+  std::size_t capacity() const { return items_.capacity(); }
+  bool has_room(std::size_t count = 1) const { return size_ + count < items_.capacity(); }
+  Index end() const { return end_; }  // all indices ever used are below it; what was never used is zero
+
+ private:
+  static constexpr std::size_t kChunk = 4096 / sizeof(T);
+  static constexpr std::size_t kGroups = std::size_t{1} << 16;
+  struct Group {
+    Index free_head;  // elements that were dropped
+    Index next;       // the first element of its last chunk that was never used …
+    Index past;       // … and the end of that chunk
+  };
+
+  Index take(GroupNumber number) {
+    Group& group = groups_[number];
+    if (group.free_head == 0 && group.next == group.past && !add_chunk(number)) return take_anywhere();
+    return take_from(group);
+  }
+  // pre: the group has an element.
+  Index take_from(Group& group) {
+    if (group.free_head == 0) return group.next++;
+    return std::exchange(group.free_head, next_free_[group.free_head]);
+  }
+  bool add_chunk(GroupNumber number) {
+    if (end_ >= items_.capacity()) return false;
+    homes_[end_ / kChunk] = number;
+    Group& group = groups_[number];
+    group.next = end_;
+    end_ = static_cast<Index>(std::min(items_.capacity(), (end_ / kChunk + 1) * kChunk));
+    group.past = end_;
+    return true;
+  }
+  Index take_anywhere() {
+    if (size_ + 1 >= items_.capacity()) return 0;
+    for (std::size_t tried = 0; tried < kGroups; ++tried, spare_ = (spare_ + 1) % kGroups)
+      if (Group& group = groups_[spare_]; group.free_head != 0 || group.next != group.past)
+        return take_from(group);
+    return 0;
+  }
+
+  LazyArray<T> items_;
+  LazyArray<Index> next_free_;
+  LazyArray<GroupNumber> homes_;  // by chunk
+  LazyArray<Group> groups_;
+  std::size_t spare_ = 0;  // the group that take_anywhere looks at next
   Index end_ = 1;
   std::size_t size_ = 0;
 };

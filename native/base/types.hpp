@@ -18,6 +18,7 @@ using StreamId = std::uint64_t;      // tells streams apart that had the same ha
 using StreamNumber = std::uint16_t;  // the pool's number of a stream; 0 is the default stream
 using EventHandle = std::uint64_t;
 using PageHandle = std::uint64_t;
+using GateHandle = std::uint64_t;
 using CaptureId = std::uint64_t;                         // a graph under capture; 0 is "none"
 using GraphNode = std::uint64_t;                         // of a graph under capture
 using HeapId = std::pair<std::uint64_t, std::uint64_t>;  // chosen by the caller that begins the heap
@@ -193,9 +194,11 @@ struct Segment {
 
 // One physical page. Owner: PageStock. Guarded by the pool's mutex.
 //   holder == 0  ⇔  no block in use covers a byte of it, and it is not kept (PageStock)
-//                ⇔  it is on its owner's list of free pages, or suspended
+//                ⇔  it is on its owner's list of free pages, or suspended, or a spare host page
 // A suspended page keeps its place in every structure but is not available memory: it may be unmapped at some
 // or all of its addresses, and may have been released to the driver (handle 0).
+// A host page is in host memory. It takes the place of a device page under blocks that exist; no request is
+// placed on it, and it has one mapping at most.
 struct Page {
   PageHandle handle = 0;  // 0: no such page, or suspended
   Tick tick = 0;          // its last use in the order of `owner`, before the blocks that hold it now
@@ -206,7 +209,13 @@ struct Page {
   StreamNumber owner = 0;  // the stream whose order governs it
   std::uint8_t size = 0;   // index into kPageSlots
   bool suspended = false;
-  bool free() const { return holder == 0 && !suspended; }
+  bool host = false;
+  bool moving = false;  // suspended while its contents move; freeing its blocks leaves it so
+  Address copies = 0;   // of a host page: see Backend::host_page_create
+  bool free() const { return holder == 0 && !suspended && !host; }
+  bool spilled() const { return host && holder != 0; }
+  // Where it is mapped, nothing can be placed.
+  bool blocked() const { return suspended || spilled(); }
   bool exists() const { return handle != 0 || suspended; }
   Slot slots() const { return kPageSlots[size]; }
   std::uint64_t bytes() const { return slots() * kSlotBytes; }
@@ -248,6 +257,7 @@ static_assert(2 * kMaxRequest / kUnit - 1 <= ~Units{0}, "the largest request of 
 struct Spot {
   Index block = 0;
   Units offset = 0;
+  bool held = false;  // neighbours hold all pages there, so none needs to be looked at
 };
 
 // Consecutive slots that need pages. `room` more slots behind them could take the rest of a larger page.

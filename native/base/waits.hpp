@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <thread>
 
 #include "base/types.hpp"
@@ -77,6 +78,19 @@ void end(Object* object) {
   } else {
     delete object;
   }
+}
+
+// Locks the mutex if that succeeds within the time. By asking: ThreadSanitizer of older compilers does not
+// see what std::timed_mutex does.
+inline bool lock_within(std::mutex& mutex, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kPause{50};
+  const std::chrono::duration<double> most(seconds);
+  for (const Clock::time_point begun = Clock::now(); !mutex.try_lock();) {
+    if (Clock::now() - begun >= most) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
 }
 
 }  // namespace vram

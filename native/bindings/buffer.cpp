@@ -814,6 +814,25 @@ PyObject* get_base(PyObject* object, void*) {
   return Py_NewRef(base == nullptr ? Py_None : base);
 }
 PyObject* get_views(PyObject* object, void*) { return PyLong_FromSsize_t(self_of(object)->views); }
+PyObject* get_spilled(PyObject* object, void*) {
+  PyBuffer* self = self_of(object);
+  std::uint64_t bytes = 0;
+  const std::shared_ptr<Pool> pool = own_pool(reinterpret_cast<PyObject*>(self->pool));
+  if (self->live && pool != nullptr)
+    (void)self->pool->pool.call([&](Allocator&) { (void)pool->spilled(self->address, &bytes); });
+  return PyLong_FromUnsignedLongLong(bytes);
+}
+
+// spill() and prefetch(): the pool's, with the buffer's address.
+PyObject* move_by(PyObject* object, const char* method) {
+  PyBuffer* self = self_of(object);
+  if (!self->live) return raise({Code::invalid, 0, method}, "move a buffer that was freed");
+  return PyObject_CallMethod(reinterpret_cast<PyObject*>(self->pool), method, "K",
+                             static_cast<unsigned long long>(self->address));
+}
+PyObject* spill(PyObject* object, PyObject*) { return move_by(object, "spill_block"); }
+PyObject* prefetch(PyObject* object, PyObject*) { return move_by(object, "prefetch_block"); }
+
 PyObject* get_suspended(PyObject* object, void*) {
   PyBuffer* self = self_of(object);
   return PyBool_FromLong(self->live && !self->pool->pool->closed() &&
@@ -852,6 +871,13 @@ PyMethodDef methods[] = {
      "on the stream) or to other writable host memory (completed on return) of the same size. If the other "
      "Buffer is on another GPU, the copy is also ordered on its own stream. A Buffer on the host is host "
      "memory for other devices."},
+    {"spill", spill, METH_NOARGS,
+     "spill()\n--\n\nMove the contents to host memory, under the same address; kernels can still use them. "
+     "Return the bytes that moved; pages that must stay on the device stay. Needs a pool with the option "
+     "spill. Waits for work that is queued on the device."},
+    {"prefetch", prefetch, METH_NOARGS,
+     "prefetch()\n--\n\nMove what was spilled back to the device. Return the bytes that moved. Raises "
+     "OutOfMemory if the device has too little free memory; what did not fit stays on the host."},
     {"__dlpack__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(dlpack)),
      METH_VARARGS | METH_KEYWORDS,
      "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nExport the memory as a "
@@ -867,6 +893,7 @@ PyMethodDef methods[] = {
 PyGetSetDef attributes[] = {
     {"ptr", get_ptr, nullptr, "Address of the first byte.", nullptr},
     {"size", get_size, nullptr, "Requested bytes.", nullptr},
+    {"spilled", get_spilled, nullptr, "Bytes of it that are in host memory now.", nullptr},
     {"device", get_device, nullptr, "The device of the memory.", nullptr},
     {"pool", get_pool, nullptr, "The pool it was allocated from; the buffer keeps it alive.", nullptr},
     {"stream", get_stream, nullptr, "Handle of the stream that orders the memory.", nullptr},

@@ -604,6 +604,7 @@ void bind_backend(nb::module_& module) {
   type.def_prop_ro("name", [](const Backend& backend) { return backend.info().name; })
       .def_prop_ro("total_bytes", [](const Backend& backend) { return backend.info().total_bytes; })
       .def_prop_ro("pages", [](const Backend& backend) { return backend.info().pages; })
+      .def_prop_ro("host_pages", [](const Backend& backend) { return backend.info().host_pages; })
       .def_prop_ro("no_pages", [](const Backend& backend) { return backend.info().no_pages; })
       .def_prop_ro("host_accessible", [](const Backend& backend) { return backend.info().host_accessible; })
       .def(

@@ -59,6 +59,17 @@ void tell(PyObject*& function, int device, const char* what) {
 void make(int device) { tell(maker, device, "creating a pool"); }
 void adopt(int device) { tell(adopter, device, "adopting streams"); }
 
+// PyTorch records streams on its own as well, from any thread. The watcher cannot refuse.
+void recorded(int device, Address block, StreamHandle stream) {
+  if (!nb::is_alive()) return;
+  const nb::gil_scoped_acquire gil;
+  if (watcher == nullptr || plugged[device] == nullptr) return;  // removed in the meantime
+  const nb::object kept = nb::borrow(watcher);
+  if (!tell_watcher("on_plug_record_stream", "OKK", plugged[device], static_cast<unsigned long long>(block),
+                    static_cast<unsigned long long>(stream)))
+    PyErr_WriteUnraisable(kept.ptr());
+}
+
 void set_maker(nb::handle function) {
   Py_XSETREF(maker, function.is_none() ? nullptr : Py_NewRef(function.ptr()));
   Plug::set_make(maker != nullptr ? make : nullptr);
@@ -132,6 +143,8 @@ nb::typed<nb::dict, std::string, int> functions() {
 
 }  // namespace
 
+void follow_records() { Plug::set_recorded(watcher != nullptr ? recorded : nullptr); }
+
 void follow_labels() {
   const bool wanted = std::any_of(std::begin(plugged), std::end(plugged), [](PyObject* pool) {
     return pool != nullptr && (tags_in_use() || reinterpret_cast<PyPool*>(pool)->stacks);
@@ -143,6 +156,14 @@ void bind_plug(nb::module_& module) {
   using namespace nb::literals;
   module.def("plug_set_pool", &set_pool, "device"_a, "pool"_a.none(),
              "Set the pool that serves other libraries on a CUDA device, or None.");
+  module.def(
+      "plug_pool",
+      [](int device) -> nb::object {
+        const bool known = device >= 0 && device < Plug::kDevices && plugged[device] != nullptr;
+        return known ? nb::borrow(plugged[device]) : nb::none();
+      },
+      "device"_a, nb::sig("def plug_pool(device: int) -> object | None"),
+      "Return the pool that serves PyTorch on a CUDA device, or None.");
   module.def("plug_set_maker", &set_maker, "function"_a.none(),
              "Set the `function(device)` that sets the pool of a CUDA device on first use, or None.");
   module.def("plug_set_adopter", &set_adopter, "function"_a.none(),

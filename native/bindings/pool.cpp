@@ -129,8 +129,8 @@ bool allocate_address(PyPool* self, std::uint64_t size, StreamHandle stream, std
   // Cached memory must not go into a graph; the default stream cannot be captured.
   const bool ask = stream != 0 && self->captures;
   Pool* quick = ask && self->pool->backend().capturing(stream) ? nullptr : self->quick;
-  const bool served = quick != nullptr && align <= kUnit && size <= kMaxRequest &&
-                      (quick->try_cached(size, stream, tag, out) || quick->try_own(size, stream, tag, out));
+  const bool served =
+      quick != nullptr && align <= kUnit && size <= kMaxRequest && quick->try_own(size, stream, tag, out);
   if (!served) {
     OutOfMemoryReport report;
     const Status status = self->pool.call(
@@ -612,13 +612,18 @@ bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
   return again > 0;
 }
 
+// A function, or None; otherwise sets an error.
+bool is_callback(PyObject* function) {
+  if (function == Py_None || PyCallable_Check(function) != 0) return true;
+  PyErr_Format(PyExc_TypeError, "the callback must be callable, not %.100s", Py_TYPE(function)->tp_name);
+  return false;
+}
+
 // The function belongs to the Python object, not to the pool, which would drop it under its lock. The caller
 // of an allocation holds the object, so the callback finds it alive.
 PyObject* set_oom_callback(PyObject* object, PyObject* function) {
   PyPool* self = self_of(object);
-  if (function != Py_None && PyCallable_Check(function) == 0)
-    return PyErr_Format(PyExc_TypeError, "the callback must be callable, not %.100s",
-                        Py_TYPE(function)->tp_name);
+  if (!is_callback(function)) return nullptr;
   Allocator::Callback callback;
   if (function != Py_None)
     callback = [self](std::uint64_t size, StreamHandle stream) { return call_back(self, size, stream); };
@@ -627,12 +632,12 @@ PyObject* set_oom_callback(PyObject* object, PyObject* function) {
               "set the out-of-memory callback");
 }
 
-// The same for the callback of a high-water mark, whose result does not matter.
-void call_high(PyPool* self, std::uint64_t reserved) {
+// The same for callbacks whose result does not matter.
+void call_with(PyObject* const& callback, std::uint64_t bytes) {
   const PyGILState_STATE state = PyGILState_Ensure();
-  PyObject* function = Py_NewRef(self->high_callback == nullptr ? Py_None : self->high_callback);
+  PyObject* function = Py_NewRef(callback == nullptr ? Py_None : callback);
   PyObject* result =
-      function == Py_None ? Py_NewRef(Py_None) : PyObject_CallFunction(function, "K", wide(reserved));
+      function == Py_None ? Py_NewRef(Py_None) : PyObject_CallFunction(function, "K", wide(bytes));
   const bool ends = result == nullptr && !PyErr_ExceptionMatches(PyExc_Exception);
   if (result == nullptr && !(ends && Waiting::interrupt())) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
@@ -645,15 +650,92 @@ PyObject* set_high_water(PyObject* object, PyObject* arguments) {
   Whole mark{"mark"};
   PyObject* function = nullptr;
   if (!PyArg_ParseTuple(arguments, "O&O:set_high_water", whole_argument, &mark, &function)) return nullptr;
-  if (function != Py_None && PyCallable_Check(function) == 0)
-    return PyErr_Format(PyExc_TypeError, "the callback must be callable, not %.100s",
-                        Py_TYPE(function)->tp_name);
+  if (!is_callback(function)) return nullptr;
   HighWater::Callback callback;
-  if (function != Py_None) callback = [self](std::uint64_t reserved) { call_high(self, reserved); };
+  if (function != Py_None)
+    callback = [self](std::uint64_t reserved) { call_with(self->high_callback, reserved); };
   Py_XSETREF(self->high_callback, function == Py_None ? nullptr : Py_NewRef(function));
   const std::uint64_t at = function == Py_None ? HighWater::kNone : mark.value;
   return done(self->pool.call([&](Allocator& pool) { pool.on_high_water(at, callback); }),
               "set the high-water mark");
+}
+
+// ---- spilling
+// ----------------------------------------------------------------------------------------------
+
+// set_spill_callback(function): function(bytes), called before pages move to the host because memory is full.
+PyObject* set_spill_callback(PyObject* object, PyObject* function) {
+  if (!is_callback(function)) return nullptr;
+  PyPool* self = self_of(object);
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) Py_RETURN_NONE;
+  Py_XSETREF(self->spill_callback, function == Py_None ? nullptr : Py_NewRef(function));
+  std::function<void(std::uint64_t)> hook;
+  if (function != Py_None) hook = [self](std::uint64_t bytes) { call_with(self->spill_callback, bytes); };
+  return done(self->pool.call([&](Allocator&) { pool->before_spill(hook); }), "set the spill callback");
+}
+
+// Adds the labels of each tag in a sequence of names.
+bool add_labels(PyPool* self, PyObject* names, std::vector<std::uint32_t>* labels) {
+  PyObject* list = PySequence_Fast(names, "the names of tags");
+  if (list == nullptr) return false;
+  bool good = true;
+  for (Py_ssize_t i = 0; good && i < PySequence_Fast_GET_SIZE(list); ++i) {
+    const long id = known_tag(self, PySequence_Fast_GET_ITEM(list, i));
+    good = id >= 0;
+    if (id <= 0) continue;  // nothing was allocated with it
+    const std::vector<std::uint32_t> more = labels_of(static_cast<std::uint32_t>(id));
+    labels->insert(labels->end(), more.begin(), more.end());
+  }
+  Py_DECREF(list);
+  std::sort(labels->begin(), labels->end());
+  return good;
+}
+
+// steer_spill(first, never): names of tags.
+PyObject* steer_spill(PyObject* object, PyObject* arguments) {
+  PyPool* self = self_of(object);
+  PyObject* first_names = nullptr;
+  PyObject* never_names = nullptr;
+  if (!PyArg_ParseTuple(arguments, "OO:steer_spill", &first_names, &never_names)) return nullptr;
+  std::vector<std::uint32_t> first, never;
+  if (!add_labels(self, first_names, &first) || !add_labels(self, never_names, &never)) return nullptr;
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) Py_RETURN_NONE;
+  const auto wish = [first = std::move(first), never = std::move(never)](std::uint32_t label) {
+    if (std::binary_search(never.begin(), never.end(), label)) return SpillWish::never;
+    return std::binary_search(first.begin(), first.end(), label) ? SpillWish::first : SpillWish::none;
+  };
+  return done(self->pool.call([&](Allocator&) { pool->steer_spill(wish); }), "steer spilling");
+}
+
+// Moves one allocation; returns the bytes that moved.
+PyObject* move_block(PyObject* object, PyObject* argument, Status (Pool::*move)(Address, std::uint64_t*),
+                     const char* what) {
+  std::uint64_t address = 0, moved = 0;
+  if (!whole_from(argument, "an address", kAny, &address)) return nullptr;
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  const Status status = pool == nullptr ? Status{Code::unsupported, 0, what}
+                                        : waiting([&] { return ((*pool).*move)(address, &moved); });
+  if (!status.ok()) return raise(status, what);
+  return PyLong_FromUnsignedLongLong(moved);
+}
+PyObject* spill_block(PyObject* object, PyObject* address) {
+  return move_block(object, address, &Pool::spill, "spill an allocation");
+}
+PyObject* prefetch_block(PyObject* object, PyObject* address) {
+  return move_block(object, address, &Pool::prefetch, "prefetch an allocation");
+}
+
+// bring_back(most): returns the bytes that returned to the device.
+PyObject* bring_back(PyObject* object, PyObject* argument) {
+  std::uint64_t most = 0, returned = 0;
+  if (!whole_from(argument, "most", kAny, &most)) return nullptr;
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) return PyLong_FromLong(0);
+  const Status status = waiting([&] { return pool->bring_back(most, &returned); });
+  if (!status.ok()) return raise(status, "bring spilled memory back");
+  return PyLong_FromUnsignedLongLong(returned);
 }
 
 // ---- configuration
@@ -740,6 +822,8 @@ constexpr Option kOptions[] = {
      copy_member<&PoolConfig::zero_on_allocate>},
     {"zero_on_free", set_flag<&PoolConfig::zero_on_free>, get_flag<&PoolConfig::zero_on_free>,
      copy_member<&PoolConfig::zero_on_free>},
+    {"spill", set_number<&PoolConfig::spill>, get_number<&PoolConfig::spill>,
+     copy_member<&PoolConfig::spill>},
 };
 
 }  // namespace
@@ -845,6 +929,18 @@ nb::dict stats_dict(const PoolStats& stats) {
   dict["suspended_live"] = stats.suspended_live;
   dict["suspended_blocks"] = stats.suspended_blocks;
   dict["kept"] = stats.kept;
+  dict["host"] = stats.host;
+  dict["spilled"] = stats.spilled;
+  dict["spilled_live"] = stats.spilled_live;
+  nb::dict spill;
+  spill["spills"] = stats.spill.spills;
+  spill["returns"] = stats.spill.returns;
+  spill["spilled_bytes"] = stats.spill.spilled_bytes;
+  spill["returned_bytes"] = stats.spill.returned_bytes;
+  spill["late"] = stats.spill.late;
+  spill["failures"] = stats.spill.failures;
+  spill["seconds"] = stats.spill.seconds;
+  dict["spill"] = spill;
   dict["paged"] = stats.paged;
   nb::dict rungs;
   for (int i = 0; i < kRungs; ++i) rungs[name_of(static_cast<Rung>(i))] = stats.rungs[i];
@@ -914,9 +1010,10 @@ PyObject* raw_snapshot(PyObject* object, PyObject*) {
         breather.count_one();
         const bool used = block.state == BlockState::live || block.state == BlockState::pending ||
                           block.state == BlockState::suspended;
-        blocks.append(nb::make_tuple(
-            block.address, block.bytes, block.requested, kStateNames[static_cast<int>(block.state)],
-            block.stream, tag_object(self, block.tag), block.serial, stack_object(used ? block.tag : 0)));
+        blocks.append(nb::make_tuple(block.address, block.bytes, block.requested,
+                                     kStateNames[static_cast<int>(block.state)], block.stream,
+                                     tag_object(self, block.tag), block.serial,
+                                     stack_object(used ? block.tag : 0), block.spilled));
       }
       nb::dict segment;
       segment["address"] = info.address;
@@ -1109,6 +1206,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self_of(object)->device);
   Py_VISIT(self_of(object)->oom_callback);
   Py_VISIT(self_of(object)->high_callback);
+  Py_VISIT(self_of(object)->spill_callback);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
@@ -1117,6 +1215,7 @@ int clear(PyObject* object) {
   Py_SETREF(self_of(object)->device, Py_NewRef(Py_None));
   Py_CLEAR(self_of(object)->oom_callback);
   Py_CLEAR(self_of(object)->high_callback);
+  Py_CLEAR(self_of(object)->spill_callback);
   return 0;
 }
 
@@ -1130,6 +1229,7 @@ void dealloc(PyObject* object) {
   Py_CLEAR(self->device);
   Py_CLEAR(self->oom_callback);
   Py_CLEAR(self->high_callback);
+  Py_CLEAR(self->spill_callback);
   Py_CLEAR(self->tag_names);
   Py_CLEAR(self->tag_ids);
   PyTypeObject* type = Py_TYPE(object);
@@ -1181,6 +1281,18 @@ PyMethodDef methods[] = {
      "the store. Return the released bytes."},
     {"resume_blocks", resume_blocks, METH_O,
      "resume_blocks(tag, /)\n--\n\nBack suspended allocations with memory again. Return the restored bytes."},
+    {"set_spill_callback", set_spill_callback, METH_O,
+     "set_spill_callback(function, /)\n--\n\nfunction(bytes), called before memory moves to the host because "
+     "the device is full; None removes it."},
+    {"steer_spill", steer_spill, METH_VARARGS,
+     "steer_spill(first, never, /)\n--\n\nNames of tags whose memory goes to the host first, or never."},
+    {"spill_block", spill_block, METH_O,
+     "spill_block(ptr, /)\n--\n\nMove an allocation to host memory. Return the bytes that moved."},
+    {"prefetch_block", prefetch_block, METH_O,
+     "prefetch_block(ptr, /)\n--\n\nMove an allocation back to the device. Return the bytes that moved."},
+    {"bring_back", bring_back, METH_O,
+     "bring_back(most, /)\n--\n\nMove at most so many bytes back to the device while enough of it is free. "
+     "Return the bytes that moved."},
     {"release_unused", release_unused, METH_O,
      "release_unused(wait, /)\n--\n\nRelease unused memory beyond the release threshold, with what the "
      "streams' caches keep.\n\n`wait`: wait for the device if memory is still in use."},
@@ -1274,13 +1386,14 @@ PyObject* raise_out_of_memory(PyPool* self, std::uint64_t size, StreamHandle str
 }
 
 PyObject* report_dict(const OutOfMemoryReport& report) {
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "requested", wide(report.requested), "limit",
                        wide(report.limit), "device_total", wide(report.device_total), "device_free",
                        wide(report.device_free), "reserved", wide(report.reserved), "allocated",
                        wide(report.live), "pending", wide(report.pending), "cached", wide(report.cached),
                        "free_pages", wide(report.free_pages), "free_elsewhere", wide(report.free_elsewhere),
                        "stranded", wide(report.stranded), "largest_free", wide(report.largest_free),
-                       "suspended", wide(report.suspended));
+                       "suspended", wide(report.suspended), "spill", wide(report.spill_limit), "host",
+                       wide(report.host), "spilled", wide(report.spilled));
 }
 
 std::shared_ptr<Allocator> allocator_of(PyObject* object) {
@@ -1404,7 +1517,10 @@ void bind_pool(nb::module_& module) {
       nb::arg("variable").none(), "Set the ContextVar that holds the current tag, or None.");
   module.def(
       "set_watcher",
-      [](nb::handle object) { Py_XSETREF(watcher, object.is_none() ? nullptr : Py_NewRef(object.ptr())); },
+      [](nb::handle object) {
+        Py_XSETREF(watcher, object.is_none() ? nullptr : Py_NewRef(object.ptr()));
+        follow_records();
+      },
       nb::arg("watcher").none(), "Set the object that is notified of allocations, frees and uses, or None.");
 }
 

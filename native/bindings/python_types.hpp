@@ -56,6 +56,7 @@ struct PyPool {
   std::uint64_t other_tags;  // allocations with a tag beyond the maximum number
   PyObject* oom_callback;    // strong, or null
   PyObject* high_callback;   // the same
+  PyObject* spill_callback;  // the same
   Py_ssize_t views;          // memoryviews and DLPack capsules over its buffers
   int closing;               // running calls of close(): no view may be created
 };
@@ -154,14 +155,14 @@ PyObject* tag_name(PyPool* pool, std::uint32_t label);
 //   on_grow(pool, address, size, stream), after; on_shrink(pool, address, size), before: a growable buffer
 //   on_piece(pool, address, size, stream, arena, waits)   on_arena_stream(pool, arena, stream, waits)
 //   on_settled(pool, arena, stream, over): the arena has waited for its streams
-//   on_record_stream(pool, address, stream)
+//   on_record_stream(pool, address, stream)   on_plug_record_stream: the same, by PyTorch itself
 //   on_use(pool, block, address, size, owning stream, stream, writes, what): a Buffer, by a copy or fill
 //   on_touch(pool, address, size, stream, writes, what): host memory, regardless of the owner
 //   on_host_wait(pool, stream): the host has waited for everything queued there
 //   on_stream_wait(pool, stream, other): the stream waits for everything queued on the other
 //   on_copy_between(pool, stream, other pool, other stream): two devices wait for each other's stream
-// The call raises what a method raises; a free, shrink or use is then not performed. on_drop and on_settled
-// must not raise.
+// The call raises what a method raises; a free, shrink or use is then not performed. on_drop,
+// on_settled and on_plug_record_stream must not raise.
 extern PyObject* watcher;
 // False with a Python error set if the watcher raised.
 template <typename... Arguments>
@@ -193,6 +194,8 @@ std::shared_ptr<Pool> own_pool(PyObject* object);
 bool tags_in_use();
 // The use of tags or the `stacks` of a pool has changed: update what other libraries allocate from it.
 void follow_labels();
+// Has recorded streams reported to the watcher, if there is one.
+void follow_records();
 
 bool add_buffer_type(PyObject* module);
 

@@ -71,6 +71,26 @@ vram._native.PoolCore.resume_blocks$:
     def resume_blocks(self, tag: str | None, /) -> int:
         \doc
 
+vram._native.PoolCore.set_spill_callback$:
+    def set_spill_callback(self, function: Callable[[int], object] | None, /) -> None:
+        \doc
+
+vram._native.PoolCore.steer_spill$:
+    def steer_spill(self, first: Sequence[str], never: Sequence[str], /) -> None:
+        \doc
+
+vram._native.PoolCore.spill_block$:
+    def spill_block(self, ptr: int, /) -> int:
+        \doc
+
+vram._native.PoolCore.prefetch_block$:
+    def prefetch_block(self, ptr: int, /) -> int:
+        \doc
+
+vram._native.PoolCore.bring_back$:
+    def bring_back(self, most: int, /) -> int:
+        \doc
+
 vram._native.PoolCore.release_unused$:
     def release_unused(self, wait: bool, /) -> None:
         \doc
@@ -304,6 +324,19 @@ vram._native.Buffer.base$:
 vram._native.Buffer.views$:
     @property
     def views(self) -> int:
+        \doc
+
+vram._native.Buffer.spilled$:
+    @property
+    def spilled(self) -> int:
+        \doc
+
+vram._native.Buffer.spill$:
+    def spill(self) -> int:
+        \doc
+
+vram._native.Buffer.prefetch$:
+    def prefetch(self) -> int:
         \doc
 
 vram._native.Buffer.suspended$:

@@ -218,7 +218,7 @@ vram_status vram_pool_allocate(vram_pool* pool, size_t size, vram_stream stream,
   if (found == nullptr) return bad_handle(__func__, "pool");
   Address address = 0;
   if (found->pool != nullptr && size <= kMaxRequest &&
-      found->pool->try_cached(size, handle_of(stream), 0, &address)) {
+      found->pool->try_now(size, handle_of(stream), 0, &address)) {
     *out = pointer_of(address);
     return VRAM_OK;
   }

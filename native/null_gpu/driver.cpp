@@ -269,6 +269,8 @@ static_assert(sizeof(PageProperties) == 32);
 constexpr int kFileDescriptor = 1, kFabric = 8;  // CUmemAllocationHandleType
 VRAM_NULL_API Result cuMemCreate(std::uint64_t* out, std::size_t bytes, const PageProperties* properties,
                                  unsigned long long) {
+  constexpr int kHostNuma = 3;
+  if (properties->location.type == kHostNuma) return memory_of(chosen_device())->host_page_create(bytes, out);
   Memory* const memory = memory_of(properties->location.id);
   if (memory == nullptr) return kInvalidDevice;
   const int shared_by = properties->handle_types;
@@ -349,6 +351,27 @@ VRAM_NULL_API Result cuStreamGetCtx_v2(Handle stream, Handle* context, Handle* g
   return cuStreamGetCtx(stream, context);
 }
 VRAM_NULL_API Result cuStreamWriteValue32_v2(Handle, DevicePointer, std::uint32_t, unsigned) {
+  return kSuccess;
+}
+VRAM_NULL_API Result cuStreamGetFlags(Handle stream, unsigned* flags) {
+  *flags = stream != nullptr;  // non-blocking
+  return kSuccess;
+}
+struct MemoryOperation {  // CUstreamBatchMemOpParams
+  int operation;
+  std::uint32_t* address;
+  std::uint64_t value;
+  std::uint64_t rest[3];
+};
+static_assert(sizeof(MemoryOperation) == 48);
+// Work is over when it is queued, so nothing has to wait.
+VRAM_NULL_API Result cuStreamBatchMemOp_v2(Handle stream, unsigned count, MemoryOperation* operations,
+                                           unsigned) {
+  constexpr int kWriteValue32 = 2;
+  if (Order::get().capture_of(stream) != 0) return kSuccess;
+  for (unsigned i = 0; i < count; ++i)
+    if (operations[i].operation == kWriteValue32)
+      *operations[i].address = static_cast<std::uint32_t>(operations[i].value);
   return kSuccess;
 }
 VRAM_NULL_API Result cuLaunchHostFunc(Handle stream, void (*function)(void*), void* argument) {

@@ -195,6 +195,13 @@ Result Memory::page_create(std::uint64_t bytes, std::uint64_t* out, bool shareab
   return kSuccess;
 }
 
+Result Memory::host_page_create(std::uint64_t bytes, std::uint64_t* out) {
+  const std::lock_guard lock(mutex_);
+  if (bytes == 0 || bytes % kGranule != 0) return kInvalidValue;
+  *out = add_page({.bytes = bytes, .holders = 1, .host = true});
+  return kSuccess;
+}
+
 bool Memory::page_known(std::uint64_t handle, bool* shareable) {
   const std::lock_guard lock(mutex_);
   const auto page = pages_.find(handle);
@@ -221,7 +228,7 @@ void Memory::drop(std::unordered_map<std::uint64_t, Page>::iterator page) {
     return;
   }
   if (page->second.file >= 0) close(page->second.file);
-  if (!page->second.imported) used_ -= page->second.bytes;
+  if (!page->second.imported && !page->second.host) used_ -= page->second.bytes;
   pages_.erase(page);
 }
 

@@ -67,6 +67,8 @@ class Memory {
 
   // Pages: physical memory without an address, kept until it is released and mapped nowhere.
   Result page_create(std::uint64_t bytes, std::uint64_t* out, bool shareable = false);
+  // The same in host memory, which is not counted.
+  Result host_page_create(std::uint64_t bytes, std::uint64_t* out);
   // A file descriptor that stands for the page, and keeps it, in any process that has it; the caller closes
   // it.
   Result page_export(std::uint64_t page, int* descriptor);
@@ -86,6 +88,7 @@ class Memory {
     int mappings = 0;
     bool shareable = false;
     bool imported = false;
+    bool host = false;
     int file = -1;  // of an exported page: what is locked while others have it; of an imported one: its lock
   };
   struct Mapping {

@@ -103,6 +103,8 @@ int attribute(int number) {
       return 1;  // memory pools
     case 119:
       return 1;  // … shared by file descriptors
+    case 141:
+      return 1;  // pages in host memory
     default:
       return 0;
   }

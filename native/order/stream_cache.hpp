@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <atomic>
-#include <vector>
 
 #include "placement/blocks.hpp"
 
@@ -49,8 +48,12 @@ class StreamCache {
     count_one(block.units, 1);
     return true;
   }
-  // Appends every cached block of these sizes, in state moving, and forgets them.
-  void drain(Blocks& blocks, const Sizes& sizes, std::vector<Index>& out);
+  // Takes out every cached block of these sizes, in state moving: a list by `link_after`, ended by `rest`.
+  Index drain(Blocks& blocks, const Sizes& sizes, Index rest) {
+    if (sizes.least <= kSmallUnits && has_small()) rest = drain_small(blocks, rest);
+    if (sizes.most > kSmallUnits && has_large()) rest = drain_large(blocks, sizes, rest);
+    return rest;
+  }
 
   std::uint32_t count() const { return count_; }  // blocks held
   std::uint64_t bytes() const { return bytes_; }
@@ -61,6 +64,9 @@ class StreamCache {
   void forget();
 
  private:
+  Index drain_small(Blocks& blocks, Index rest);
+  Index drain_large(Blocks& blocks, const Sizes& sizes, Index rest);
+  Index* empty(Blocks& blocks, Index& head, Index* end);
   // The head of the list for a size, or null if a larger size has no place (yet).
   Index* find(Units units) {
     if (units <= kSmallUnits) return &small_[units];
@@ -70,14 +76,19 @@ class StreamCache {
   // The same, taking the place if it is empty; null if another size has it.
   Index* claim(Units units) {
     if (units <= kSmallUnits) {
-      small_used_[units / 64] |= std::uint64_t{1} << (units % 64);
+      // Written only if it changes, so that threads which free each other's blocks can share it.
+      std::uint64_t& used = small_used_[units / 64];
+      const std::uint64_t bit = std::uint64_t{1} << (units % 64);
+      if ((used & bit) == 0) used |= bit;
       return &small_[units];
     }
     Place& place = place_of(units);
     if (place.head == 0) place.units = units;
     if (place.units != units) return nullptr;
-    const auto at = static_cast<std::uint32_t>(&place - places_);
-    places_used_[at / 64] |= std::uint64_t{1} << (at % 64);
+    if (!place.listed) {
+      place.listed = true;
+      listed_[listed_count_++] = static_cast<std::uint8_t>(&place - places_);
+    }
     return &place.head;
   }
   void count_one(Units units, int change) {
@@ -90,6 +101,7 @@ class StreamCache {
   struct Place {
     Units units = 0;
     Index head = 0;
+    bool listed = false;  // in listed_
   };
   Place& place_of(Units units) { return places_[(units * 2654435761u) >> 24]; }
   static_assert(kPlaces == 256, "place_of takes the top 8 bits of the hash");
@@ -101,7 +113,8 @@ class StreamCache {
   Place places_[kPlaces];
   // The lists that a block was put on since the last drain.
   std::uint64_t small_used_[kSmallUnits / 64 + 1] = {};
-  std::uint64_t places_used_[kPlaces / 64] = {};
+  std::uint32_t listed_count_ = 0;
+  std::uint8_t listed_[kPlaces];  // numbers of places, in order of their first block
 };
 
 }  // namespace vram

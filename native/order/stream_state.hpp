@@ -38,6 +38,13 @@ struct Meter {
   void subtract(std::uint64_t n) { current -= n; }
 };
 
+// Allocations, and their bytes as taken and as requested.
+struct Counts {
+  std::uint64_t allocations = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t requested = 0;
+};
+
 // A recorded event: when it completes, everything up to `tick` on its stream has completed.
 struct Fence {
   Tick tick = 0;
@@ -81,18 +88,21 @@ struct alignas(128) StreamState {
   };
 
   // ---- guarded by `lock` ----------------------------------------------------------------------
+  // What the free of a small block changes comes first, in one cache line with the counts of the cache: a
+  // thread that frees the blocks of another takes this line from it, and the list of the block's size.
   SpinLock lock;
   std::uint16_t number = 0;
   bool journaling = false;                                          // there is a journal or a tape
   std::uint8_t shut[2] = {kUnlisted | kTight, kUnlisted | kTight};  // by whether the block is beyond small
   std::uint64_t live = 0;                                           // bytes of live blocks
   std::uint64_t ceiling = 0;  // `live` may rise to here without a look at the other streams (Accounts)
-  Meter allocations[2];       // by kind
-  Meter bytes[2];
-  Meter requested[2];
+  Counts small;               // what is live of kind small …
+  StreamCache cache;
+  Counts large;  // … and large
+  Counts peak[2];
+  Counts total[2];
   std::uint64_t hits = 0;         // served from the cache
   std::uint64_t slow_serial = 0;  // served by the later rungs
-  StreamCache cache;
   std::unique_ptr<JournalTape> journal;
   std::unique_ptr<JournalTape> tape;
 
@@ -117,6 +127,28 @@ struct alignas(128) StreamState {
   std::multimap<Tick, PendingBlock> waiting;     // blocks whose next use is on this stream, by its tick
   std::unordered_map<std::uint16_t, Tick> seen;  // work of that stream up to that tick is ordered before ours
 
+  // What is live of a kind (pool/allocator.hpp).
+  Counts& now(int kind) { return kind == 0 ? small : large; }
+  void count_in(int kind, std::uint64_t taken, std::uint64_t requested) {
+    Counts& live_now = now(kind);
+    Counts& most = peak[kind];
+    Counts& all = total[kind];
+    most.allocations = std::max(most.allocations, ++live_now.allocations);
+    most.bytes = std::max(most.bytes, live_now.bytes += taken);
+    most.requested = std::max(most.requested, live_now.requested += requested);
+    ++all.allocations;
+    all.bytes += taken;
+    all.requested += requested;
+  }
+  void count_out(int kind, std::uint64_t taken, std::uint64_t requested) {
+    Counts& live_now = now(kind);
+    --live_now.allocations;
+    live_now.bytes -= taken;
+    live_now.requested -= requested;
+  }
+  Meter meter(int kind, std::uint64_t Counts::* what) {
+    return {now(kind).*what, peak[kind].*what, total[kind].*what};
+  }
   void shut_for(std::uint8_t reason) {
     for (std::uint8_t& reasons : shut) reasons |= reason;
   }

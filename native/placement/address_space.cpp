@@ -221,36 +221,13 @@ void AddressSpace::add_shelves(std::size_t count) {
   while (shelves_.size() < count) shelves_.push_back(std::make_unique<Shelf>());
 }
 
-void AddressSpace::add_free(Index i) {
+// The index of the free blocks of a segment, which is about to change.
+inline FreeIndex& AddressSpace::index_of(const Segment& in) {
   ++changes_;
-  const Segment& in = segment(blocks_[i]);
-  shelf(in.stream).free[in.band].add(blocks_, i);
+  return shelf(in.stream).free[in.band];
 }
 
-void AddressSpace::remove_free(Index i) {
-  ++changes_;
-  const Segment& in = segment(blocks_[i]);
-  shelf(in.stream).free[in.band].remove(blocks_, i);
-}
-
-Index AddressSpace::add_block(Index segment, Units offset, Units units, BlockState state) {
-  const Index i = blocks_.add();
-  Block& block = blocks_[i];
-  block.segment = segment;
-  block.units = units;
-  block.owner.store(segments_[segment].stream, std::memory_order_relaxed);
-  block.set(state);
-  set_start(i, offset);
-  return i;
-}
-
-void AddressSpace::set_start(Index i, Units offset) {
-  blocks_[i].offset = offset;
-  starts_[offset].store(i, std::memory_order_relaxed);
-  started_.insert(offset);
-}
-
-void AddressSpace::drop_block(Index i) {
+inline void AddressSpace::drop_block(Index i) {
   Block& block = blocks_[i];
   Segment& in = segments_[block.segment];
   (block.before != 0 ? blocks_[block.before].after : in.head) = block.after;
@@ -261,70 +238,82 @@ void AddressSpace::drop_block(Index i) {
   blocks_.drop(i);
 }
 
-// Splits off the first `units` of a block as a new one. pre: the block is in no index.
-Index AddressSpace::split_front(Index i, Units units) {
+// Splits off the first `units` of a block as a new one, in state moving. pre: the block is in no index.
+inline Index AddressSpace::split_front(Index i, Units units) {
   Block& block = blocks_[i];
-  const Index front = add_block(block.segment, block.offset, units, BlockState::moving);
-  const Index previous = block.before;
-  blocks_[front].before = previous;
-  blocks_[front].after = i;
+  const StreamNumber stream = segments_[block.segment].stream;
+  const Index front = blocks_.add(stream);
+  Block& made = blocks_[front];
+  made.offset = block.offset;
+  made.units = units;
+  made.before = block.before;
+  made.after = i;
+  made.segment = block.segment;
+  made.tick = block.tick;
+  made.owner.store(stream, std::memory_order_relaxed);
+  made.set(BlockState::moving);
+  (made.before != 0 ? blocks_[made.before].after : segments_[block.segment].head) = front;
   block.before = front;
-  (previous != 0 ? blocks_[previous].after : segments_[block.segment].head) = front;
-  set_start(i, block.offset + units);
+  block.offset += units;
   block.units -= units;
-  blocks_[front].tick = block.tick;
+  starts_[made.offset].store(front, std::memory_order_relaxed);
+  starts_[block.offset].store(i, std::memory_order_relaxed);
+  started_.insert(block.offset);
   return front;
 }
 
 Index AddressSpace::take(const Spot& spot, Units units) {
   const Index i = spot.block;
-  remove_free(i);
-  if (const Units pad = spot.offset - blocks_[i].offset; pad != 0) {
+  Block& block = blocks_[i];
+  Segment& in = segments_[block.segment];
+  FreeIndex& index = index_of(in);
+  index.remove(blocks_, i);
+  if (const Units pad = spot.offset - block.offset; pad != 0) {
     const Index front = split_front(i, pad);
     blocks_[front].set(BlockState::free);
-    add_free(front);
+    index.add(blocks_, front);
   }
   Index taken = i;
-  if (blocks_[i].units > units) {
+  if (block.units > units) {
     taken = split_front(i, units);
-    add_free(i);
+    index.add(blocks_, i);
+  } else {
+    block.set(BlockState::moving);
   }
-  blocks_[taken].set(BlockState::moving);
-  Segment& in = segments_[blocks_[taken].segment];
-  if (++in.in_use == 1 && in.plain) {
-    used_plain_.push_back(free_plain_.extract({in.units, blocks_[taken].segment}));
+  if (++in.in_use == 1 && in.plain) [[unlikely]] {
+    used_plain_.push_back(free_plain_.extract({in.units, block.segment}));
     count_free_plain(in, false);
   }
   return taken;
 }
 
 Index AddressSpace::put(Index i, Tick tick) {
-  Segment& in = segments_[blocks_[i].segment];
-  if (--in.in_use == 0 && in.plain) {
-    used_plain_.back().value() = {in.units, blocks_[i].segment};
+  Block* block = &blocks_[i];
+  Segment& in = segments_[block->segment];
+  if (--in.in_use == 0 && in.plain) [[unlikely]] {
+    used_plain_.back().value() = {in.units, block->segment};
     free_plain_.insert(std::move(used_plain_.back()));
     used_plain_.pop_back();
     count_free_plain(in, true);
   }
-  blocks_[i].tick = tick;
-  blocks_[i].owner.store(in.stream, std::memory_order_relaxed);
-  blocks_[i].set(BlockState::free);
-  const Index before = blocks_[i].before;
-  const Index after = blocks_[i].after;
-  if (after != 0 && blocks_[after].is(BlockState::free)) {
-    remove_free(after);
-    blocks_[i].units += blocks_[after].units;
-    blocks_[i].tick = std::max(blocks_[i].tick, blocks_[after].tick);
+  FreeIndex& index = index_of(in);
+  block->tick = tick;
+  block->owner.store(in.stream, std::memory_order_relaxed);
+  block->set(BlockState::free);
+  if (const Index after = block->after; after != 0 && blocks_[after].is(BlockState::free)) {
+    index.remove(blocks_, after);
+    block->units += blocks_[after].units;
+    block->tick = std::max(block->tick, blocks_[after].tick);
     drop_block(after);
   }
-  if (before != 0 && blocks_[before].is(BlockState::free)) {
-    remove_free(before);
-    blocks_[before].units += blocks_[i].units;
-    blocks_[before].tick = std::max(blocks_[i].tick, blocks_[before].tick);
+  if (const Index before = block->before; before != 0 && blocks_[before].is(BlockState::free)) {
+    index.remove(blocks_, before);
+    blocks_[before].units += block->units;
+    blocks_[before].tick = std::max(block->tick, blocks_[before].tick);
     drop_block(i);
     i = before;
   }
-  add_free(i);
+  index.add(blocks_, i);
   return i;
 }
 
@@ -347,8 +336,16 @@ Index AddressSpace::add_segment(const Segment& segment) {
   (void)shelf(segment.stream);  // the only step that may throw
   const Index i = segments_.add();
   Segment& added = segments_[i] = segment;
-  added.head = added.tail = add_block(i, added.first, added.units, BlockState::free);
-  add_free(added.head);
+  added.head = added.tail = blocks_.add(added.stream);
+  Block& block = blocks_[added.head];
+  block.offset = added.first;
+  block.units = added.units;
+  block.segment = i;
+  block.owner.store(added.stream, std::memory_order_relaxed);
+  block.set(BlockState::free);
+  starts_[block.offset].store(added.head, std::memory_order_relaxed);
+  started_.insert(block.offset);
+  index_of(added).add(blocks_, added.head);
   enlist(i);
   return i;
 }
@@ -526,7 +523,7 @@ Status AddressSpace::release_plain(Index s) {
 
 void AddressSpace::drop(Index s) {
   Segment& segment = segments_[s];
-  remove_free(segment.head);
+  index_of(segment).remove(blocks_, segment.head);
   drop_block(segment.head);
   delist(s);
   return_slots(segment.first_slot(), static_cast<Slot>(round_up(segment.units, kSlotUnits) / kSlotUnits));
@@ -556,7 +553,7 @@ void AddressSpace::transfer(Index s, StreamNumber to, Band band, Tick tick) {
     for (Index b = segment.head; b != 0; b = blocks_[b].after)
       if (blocks_[b].is(BlockState::free)) visit(b);
   };
-  each_free([&](Index b) { remove_free(b); });
+  each_free([&](Index b) { index_of(segment).remove(blocks_, b); });
   delist(s);
   if (segment.plain) plain_owners_.move(segment.stream, to);
   const bool counted = segment.plain && segment.in_use == 0;
@@ -568,7 +565,7 @@ void AddressSpace::transfer(Index s, StreamNumber to, Band band, Tick tick) {
   each_free([&](Index b) {
     blocks_[b].owner.store(to, std::memory_order_relaxed);
     blocks_[b].tick = tick;
-    add_free(b);
+    index_of(segment).add(blocks_, b);
   });
 }
 

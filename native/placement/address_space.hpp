@@ -47,7 +47,9 @@ class AddressSpace {
   // The first place in a free block, at or after `from`, that has the alignment and room for the request.
   Spot first_fit(Index block, Units from, const Want& want) const;
   Spot first_fit(Index block, const Want& want) const {
-    return block == 0 ? Spot{} : first_fit(block, blocks_[block].offset, want);
+    if (want.align > kUnit || block == 0)
+      return block == 0 ? Spot{} : first_fit(block, blocks_[block].offset, want);
+    return blocks_[block].units < want.units ? Spot{} : Spot{block, blocks_[block].offset};
   }
   // The first offset at or after `offset`, counted as in the block's segment, that has the alignment. In 64
   // bits: it may be beyond the block and beyond what a block's offset can express.
@@ -145,11 +147,8 @@ class AddressSpace {
   void add_shelves(std::size_t count);
   std::uint64_t unit_at(Address address) const;
   std::uint64_t plain_unit_at(Address address) const;
-  void add_free(Index block);
-  void remove_free(Index block);
-  Index add_block(Index segment, Units offset, Units units, BlockState state);
+  FreeIndex& index_of(const Segment& segment);
   void drop_block(Index block);
-  void set_start(Index block, Units offset);
   Index split_front(Index block, Units units);
   Index add_segment(const Segment& segment);
   void enlist(Index segment);

@@ -22,7 +22,7 @@ Index FreeIndex::find(const Blocks& blocks, Units units, int walk) const {
 bool FreeIndex::check(const Blocks& blocks) const {
   if (count_ == 0) return rows_ == 0 && units_ == 0;
   std::uint64_t units = 0;
-  std::size_t count = 0;
+  std::uint32_t count = 0;
   for (int row = 0; row < kRows; ++row) {
     std::uint32_t occupied = 0;
     for (int column = 0; column < kRow; ++column)

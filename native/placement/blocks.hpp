@@ -9,7 +9,7 @@
 
 namespace vram {
 
-using Blocks = Slab<Block>;
+using Blocks = GroupedSlab<Block>;  // by the stream they are made for
 
 // The free blocks of one stream and kind, in bins of 5-bit mantissa: bin widths are within 1/32 of
 // the size, at most kWalk blocks are looked at in a bin, so a search is O(1) and within 0.1 % of
@@ -48,12 +48,14 @@ class FreeIndex {
   // The best block of at least `units`, or 0. `walk` bounds how many are looked at in a bin.
   Index find(const Blocks& blocks, Units units, int walk = kWalk) const;
   // Calls visit(i) for each block that may hold `units`, tightest bins first; stops when it returns true, or
-  // when content() does so between two bins: all blocks of later bins are larger.
+  // when content() does so after a bin: all blocks of later bins are larger.
   template <typename Visit, typename Content>
   void candidates(const Blocks& blocks, Units units, Visit visit, Content content) const {
-    for (int bin = next_bin(bin_of(units)); bin < kBins && !content(); bin = next_bin(bin + 1))
+    for (int bin = next_bin(bin_of(units)); bin < kBins; bin = next_bin(bin + 1)) {
       for (Index i = heads_[bin]; i != 0; i = blocks[i].link_after)
         if (blocks[i].units >= units && visit(i)) return;
+      if (content()) return;
+    }
   }
   // Calls visit(i) for each block; stops when it returns true.
   template <typename Visit>
@@ -63,7 +65,7 @@ class FreeIndex {
         if (visit(i)) return;
   }
   std::uint64_t bytes() const { return units_ * kUnit; }
-  std::size_t count() const { return count_; }
+  std::uint32_t count() const { return count_; }
   bool check(const Blocks& blocks) const;
 
   static constexpr int kWalk = 8;
@@ -76,9 +78,8 @@ class FreeIndex {
   static constexpr int kBins = kRows * kRow;
 
   static int bin_of(Units units) {
-    if (units < kRow) return static_cast<int>(units);
-    const int exponent = std::bit_width(units) - 1 - kMantissaBits;
-    return (exponent + 1) * kRow + static_cast<int>((units >> exponent) & (kRow - 1));
+    const int exponent = std::bit_width(units | kRow) - 1 - kMantissaBits;
+    return exponent * kRow + static_cast<int>(units >> exponent);  // the leading one adds a row
   }
   // The first occupied bin >= from, or kBins.
   int next_bin(int from) const {
@@ -96,7 +97,7 @@ class FreeIndex {
   std::uint32_t rows_ = 0;             // bit r: some bin of row r is occupied
   std::uint32_t columns_[kRows] = {};  // bit c of row r: bin (r, c) is occupied
   std::uint64_t units_ = 0;
-  std::size_t count_ = 0;
+  std::uint32_t count_ = 0;
 };
 
 }  // namespace vram

@@ -76,6 +76,7 @@ void PageStock::count_free(StreamNumber stream, Shelf& owner, std::uint64_t befo
 
 void PageStock::list_push(Index i) {
   const Page& page = pages_[i];
+  if (page.host) return link(spares_[page.size], i);
   Shelf& owner = shelf(page.owner);
   link(owner.pages[page.size], i);
   count_free(page.owner, owner, std::exchange(owner.bytes, owner.bytes + page.bytes()));
@@ -83,6 +84,7 @@ void PageStock::list_push(Index i) {
 
 void PageStock::list_remove(Index i) {
   const Page& page = pages_[i];
+  if (page.host) return unlink(spares_[page.size], i);
   Shelf& owner = shelf(page.owner);
   unlink(owner.pages[page.size], i);
   count_free(page.owner, owner, std::exchange(owner.bytes, owner.bytes - page.bytes()));
@@ -110,7 +112,7 @@ void PageStock::unhold(Index page, Tick tick) {
 bool PageStock::backs(Index m) const {
   const Mapping& mapping = mappings_[m];
   const Page& page = pages_[mapping.page];
-  return (page.holder == m && !page.suspended) ||
+  return (page.holder == m && !page.blocked()) ||
          (page.free() && mapping.usable && page.owner == space_.segments()[mapping.segment].stream);
 }
 
@@ -137,9 +139,16 @@ void PageStock::transfer(Index i, std::uint16_t to, Tick tick) {
 bool PageStock::keep(Slot first, Slot past, const Block& whole) {
   const Segment& segment = space_.segment(whole);
   if (aside_ != 0 || (segment.band != kMiddle && segment.band != kLarge)) return false;
+  if (spilled_bytes_ != 0 && any_spilled(first, past)) return false;
   if (kept_count_ == kMostKept) settle_oldest();
   kept_[kept_count_++] = {first, past, whole.tick};
   return true;
+}
+
+bool PageStock::any_spilled(Slot first, Slot past) const {
+  for (Slot slot = first; slot < past; slot += page_of(slots_[slot]).slots())
+    if (page_of(slots_[slot]).host) return true;
+  return false;
 }
 
 // Pages [first, past) are in use from now on.
@@ -180,23 +189,30 @@ void PageStock::settle() {
 
 // These two are most of what a block of many pages costs, so they count once what is the same for all pages.
 // A page that is kept elsewhere comes from there.
-void PageStock::hold_range(StreamNumber stream, Units from, Units to) {
-  Shelf& owner = shelf(stream);
-  std::uint64_t bytes = 0;
+void PageStock::hold_range(Units from, Units to, const Block& whole) {
+  const StreamNumber stream = space_.segment(whole).stream;
   const Slot first = mappings_[slots_[from / kSlotUnits]].slot;
-  Slot slot = first;
-  while (slot * kSlotUnits < to) {
-    if (const Kept* const here = kept_at(slot)) {
-      slot = here->past;
-      continue;
-    }
+  const Slot last = (to - 1) / kSlotUnits;
+  std::uint64_t bytes = 0;
+  bool kept = false;
+  Slot past = first;
+  for (Slot slot = first; slot <= last;) {
     const Index m = slots_[slot];
     const Mapping& mapping = mappings_[m];
     Page& page = pages_[mapping.page];
-    slot = mapping.slot + page.slots();
-    if (page.holder == m) continue;
+    slot = past = mapping.slot + page.slots();
+    if (page.holder == m) {
+      if (!kept_under(whole, mapping)) continue;
+      kept = true;
+      if (last - mapping.slot <= kFewSlots) continue;
+      if (const Kept* const run = kept_at(mapping.slot)) {
+        const Mapping& end = mappings_[slots_[std::min(last, run->past - 1)]];
+        slot = past = end.slot + pages_[end.page].slots();
+      }
+      continue;
+    }
     if (page.holder == 0) {
-      unlink(owner.pages[page.size], mapping.page);
+      unlink(shelf(stream).pages[page.size], mapping.page);
       bytes += page.bytes();
     } else if (kept_count_ < kMostKept) {
       Mapping& elsewhere = mappings_[page.holder];
@@ -205,18 +221,21 @@ void PageStock::hold_range(StreamNumber stream, Units from, Units to) {
     } else {
       settle();
       slot = first;
+      kept = false;
       continue;
     }
     page.holder = m;
     note_aliases(mapping.page);
   }
-  const Mapping& last = mappings_[slots_[(to - 1) / kSlotUnits]];
-  use_kept(first, last.slot + pages_[last.page].slots());
+  if (kept) use_kept(first, past);
   if (kept_count_ > kMostKept) settle_oldest();
-  if (bytes != 0) count_free(stream, owner, std::exchange(owner.bytes, owner.bytes - bytes));
+  if (bytes == 0) return;
+  Shelf& owner = shelf(stream);
+  count_free(stream, owner, std::exchange(owner.bytes, owner.bytes - bytes));
 }
 
 void PageStock::free_range(Units from, Units to, const Block& whole) {
+  if (whole.units < kSlotUnits) return;
   const Mapping& front = mappings_[slots_[from / kSlotUnits]];
   const Mapping& back = mappings_[slots_[(to - 1) / kSlotUnits]];
   Slot first = front.slot, past = back.slot + pages_[back.page].slots();
@@ -236,12 +255,17 @@ void PageStock::unhold_range(StreamNumber stream, const Kept& run) {
     const Index i = mapping.page;
     Page& page = pages_[i];
     slot += page.slots();
-    if (page.suspended) {
+    if (page.suspended && !page.moving) {
       discard(i, run.tick);
       continue;
     }
     mapping.tick = page.tick = run.tick;
-    page.holder = 0;
+    set_holder(i, 0);
+    if (page.suspended) continue;
+    if (page.host) {
+      list_push(i);
+      continue;
+    }
     link(owner.pages[page.size], i);
     bytes += page.bytes();
     note_aliases(i);
@@ -258,9 +282,9 @@ void PageStock::inherit(StreamNumber from, StreamNumber to) {
     touched.push_back(i);
     if (page.owner != from) return;
     if (page.free()) return transfer(i, to, 0);
-    owners_.move(from, to);
+    if (!page.host) owners_.move(from, to);
     page.owner = to;
-    if (page.holder == 0) return discard(i, 0);  // suspended with a graph that is gone
+    if (page.holder == 0 && !page.host) return discard(i, 0);  // suspended with a graph that is gone
     page.tick = 0;
   };
   for (int size = 0; size < kPageSizes; ++size)
@@ -414,29 +438,33 @@ Status PageStock::create_missing(const Want& want, const Gap& gap, Slot missing,
 Status PageStock::create_page(const Want& want, Slot slots, Index* out) {
   Status status;
   for (int size = size_to_create(slots, want.bytes()); size >= 0; --size) {
-    PageHandle handle = 0;
-    const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
-    (void)shelf(want.stream);  // host memory is allocated before the page
-    owners_.make_room(want.stream);
-    if (!pages_.has_room()) return {Code::out_of_memory, 0, "page_create"};
     make_room(created_, created_.size() + 1);
-    status = backend_.page_create(bytes, &handle);
-    if (status.code == Code::out_of_memory) continue;
-    if (!status.ok()) return status;
-    const Index i = pages_.add();
-    Page& page = pages_[i];
-    page.handle = handle;
-    page.size = static_cast<std::uint8_t>(size);
-    page.owner = want.stream;
-    largest_page_ = std::max(largest_page_, size);
-    owners_.add(page.owner);
-    list_push(i);
-    created_.push_back(i);
-    bytes_ += bytes;
-    *out = i;
-    return {};
+    status = create_free(size, want.stream, out);
+    if (status.code == Code::out_of_memory && pages_.has_room()) continue;
+    if (status.ok()) created_.push_back(*out);
+    return status;
   }
   return status;
+}
+
+Status PageStock::create_free(int size, StreamNumber owner, Index* out) {
+  PageHandle handle = 0;
+  const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+  (void)shelf(owner);  // host memory is allocated before the page
+  owners_.make_room(owner);
+  if (!pages_.has_room()) return {Code::out_of_memory, 0, "page_create"};
+  if (Status status = backend_.page_create(bytes, &handle); !status.ok()) return status;
+  const Index i = pages_.add();
+  Page& page = pages_[i];
+  page.handle = handle;
+  page.size = static_cast<std::uint8_t>(size);
+  page.owner = owner;
+  largest_page_ = std::max(largest_page_, size);
+  owners_.add(page.owner);
+  list_push(i);
+  bytes_ += bytes;
+  *out = i;
+  return {};
 }
 
 int PageStock::size_to_create(Slot slots, std::uint64_t request_bytes) const {
@@ -578,9 +606,13 @@ Status PageStock::release_all() {
       note(status);
       if (status.ok()) tell(false, m);
     }
-  for (Index p = 1; p < pages_.end(); ++p)
-    if (pages_[p].handle != 0) note(backend_.page_release(pages_[p].handle, pages_[p].bytes()));
-  bytes_ = suspended_bytes_ = 0;
+  for (Index p = 1; p < pages_.end(); ++p) {
+    const Page& page = pages_[p];
+    if (page.handle == 0) continue;
+    note(page.host ? backend_.host_page_release(page.handle, page.bytes(), page.copies)
+                   : backend_.page_release(page.handle, page.bytes()));
+  }
+  bytes_ = suspended_bytes_ = host_bytes_ = spilled_bytes_ = 0;
   return first;
 }
 
@@ -679,7 +711,7 @@ void PageStock::discard(Index i, Tick tick) {
   }
   --aside_;
   page.suspended = false;
-  page.holder = 0;
+  set_holder(i, 0);
   page.tick = tick;
   if (page.handle != 0) {
     list_push(i);
@@ -689,6 +721,144 @@ void PageStock::discard(Index i, Tick tick) {
   suspended_bytes_ -= page.bytes();
   --suspended_pages_;
   forget_page(i);
+}
+
+// ---- host pages ----------------------------------------------------------------------------------------
+
+// Counts what is spilled.
+void PageStock::set_holder(Index i, Index m) {
+  Page& page = pages_[i];
+  spilled_bytes_ -= page.spilled() ? page.bytes() : 0;
+  page.holder = m;
+  spilled_bytes_ += page.spilled() ? page.bytes() : 0;
+}
+
+Index PageStock::add_host(PageHandle handle, std::uint64_t bytes, Address copies) {
+  const Index i = pages_.add();
+  Page& page = pages_[i];
+  page.handle = handle;
+  while (page.bytes() < bytes) ++page.size;
+  page.host = page.suspended = true;
+  page.copies = copies;
+  ++aside_;
+  ++host_pages_;
+  host_bytes_ += bytes;
+  return i;
+}
+
+Status PageStock::take_spare(int size, const Finished& finished, Index* out) {
+  *out = 0;
+  for (Index i = spares_[size].head; i != 0; i = pages_[i].list_after) {
+    const Page& page = pages_[i];
+    if (page.mappings != 0 && !finished(page.owner, page.tick)) continue;
+    if (page.mappings != 0)
+      if (Status status = unmap(page.mappings); !status.ok()) return status;
+    set_aside(i);
+    *out = i;
+    return {};
+  }
+  return {};
+}
+
+Status PageStock::release_spare(std::uint64_t keep, const Finished& finished) {
+  for (int size = kPageSizes - 1; size >= 0; --size)
+    while (host_bytes_ > keep) {
+      Index i = 0;
+      if (Status status = take_spare(size, finished, &i); !status.ok()) return status;
+      if (i == 0) break;
+      Page& page = pages_[i];
+      if (Status status = backend_.host_page_release(page.handle, page.bytes(), page.copies); !status.ok()) {
+        reinstate(i);
+        return status;
+      }
+      --aside_;
+      --host_pages_;
+      host_bytes_ -= page.bytes();
+      page = Page();
+      pages_.drop(i);
+    }
+  return {};
+}
+
+// The driver shows a page at a mapping's addresses. Fails without a trace, except where it refuses to undo
+// it.
+Status PageStock::show(Index m, const Page& page) {
+  Mapping& mapping = mappings_[m];
+  const Address address = space_.slot_address(mapping.slot);
+  Status status = backend_.map(address, page.bytes(), page.handle);
+  if (!status.ok()) return status;
+  mapping.there = true;
+  status = backend_.set_access(address, page.bytes());
+  if (status.ok())
+    mapping.usable = true;
+  else
+    (void)hide(m);
+  return status;
+}
+
+// Nothing is at a mapping's addresses any more. A driver that refuses is asked again: there is no other way.
+Status PageStock::hide(Index m) {
+  constexpr int kTries = 3;
+  Mapping& mapping = mappings_[m];
+  Status status;
+  for (int i = 0; i < kTries && mapping.there; ++i) {
+    status = backend_.unmap(space_.slot_address(mapping.slot), pages_[mapping.page].bytes());
+    if (status.ok()) mapping.there = mapping.usable = false;
+  }
+  return status;
+}
+
+Status PageStock::exchange(Index from, Index to) {
+  constexpr int kTries = 3;
+  const Index m = pages_[from].holder;
+  if (Status status = hide(m); !status.ok()) return status;
+  if (Status status = show(m, pages_[to]); !status.ok()) {
+    for (int i = 0; i < kTries && !mappings_[m].there; ++i) (void)show(m, pages_[from]);
+    return status;
+  }
+  Index* link = &pages_[from].mappings;
+  while (*link != m) link = &mappings_[*link].next;
+  *link = mappings_[m].next;
+  mappings_[m].page = to;
+  mappings_[m].next = pages_[to].mappings;
+  pages_[to].mappings = m;
+  if (!pages_[to].host && pages_[to].owner != pages_[from].owner)
+    owners_.move(pages_[to].owner, pages_[from].owner);
+  pages_[to].owner = pages_[from].owner;
+  pages_[to].tick = pages_[from].tick;
+  pages_[from].tick = 0;  // nothing uses it any more
+  set_holder(from, 0);
+  set_holder(to, m);
+  note_backed(from);
+  note_backed(to);
+  return {};
+}
+
+void PageStock::end_move(Index i) {
+  pages_[i].moving = false;
+  const Index holder = pages_[i].holder;
+  if (holder != 0 && !(mappings_[holder].there && mappings_[holder].usable)) return;
+  for (Index m = pages_[i].mappings, next = 0; m != 0; m = next) {
+    next = mappings_[m].next;
+    if (!mappings_[m].there) forget_mapping(m);
+  }
+  reinstate(i);
+}
+
+bool PageStock::check_spares(std::string* why) const {
+  for (int size = 0; size < kPageSizes; ++size) {
+    std::uint32_t count = 0;
+    Index previous = 0;
+    for (Index p = spares_[size].head; p != 0; previous = p, p = pages_[p].list_after, ++count) {
+      const Page& page = pages_[p];
+      if (!page.host || page.holder != 0 || page.suspended || page.size != size ||
+          page.list_before != previous)
+        return wrong(why, "list of spare host pages", p);
+    }
+    if (count != spares_[size].count || spares_[size].tail != previous)
+      return wrong(why, "count of spare host pages", size);
+  }
+  return true;
 }
 
 bool PageStock::fusible(Index i) const {
@@ -829,16 +999,18 @@ bool PageStock::check_lists(std::size_t* listed, std::string* why) const {
 
 bool PageStock::check(std::string* why) const {
   std::size_t mappings = 0, free = 0, listed = 0;
-  std::uint64_t bytes = 0, suspended = 0, aside = 0;
+  std::uint64_t bytes = 0, suspended = 0, aside = 0, host = 0, spilled = 0, spare = 0, spares = 0;
   std::vector<std::uint32_t> owned;
   for (Index p = 1; p < pages_.end(); ++p) {
     const Page& page = pages_[p];
     if (!page.exists()) continue;
-    (page.handle != 0 ? bytes : suspended) += page.bytes();
+    (page.host ? host : page.handle != 0 ? bytes : suspended) += page.bytes();
+    spilled += page.spilled() ? page.bytes() : 0;
+    spare += page.host && page.holder == 0 && !page.suspended;
     aside += page.suspended;
     free += page.handle != 0 && page.free();
     owned.resize(std::max<std::size_t>(owned.size(), page.owner + 1u));
-    ++owned[page.owner];
+    owned[page.owner] += !page.host;
     if (!check_page(p, &mappings, why)) return false;
   }
   if (mappings != mappings_.size()) return wrong(why, "a mapping has no page");
@@ -846,7 +1018,10 @@ bool PageStock::check(std::string* why) const {
   if (suspended != suspended_bytes_) return wrong(why, "suspended bytes");
   if (aside != aside_) return wrong(why, "count of pages set aside");
   if (!owners_.check(owned)) return wrong(why, "what a stream owns");
-  if (!check_lists(&listed, why)) return false;
+  if (host != host_bytes_ || spilled != spilled_bytes_) return wrong(why, "bytes of host pages");
+  for (const PageList& list : spares_) spares += list.count;
+  if (spare != spares) return wrong(why, "a spare host page is in no list");
+  if (!check_spares(why) || !check_lists(&listed, why)) return false;
   return free == listed || wrong(why, "a free page is in no list");
 }
 

@@ -14,6 +14,7 @@ namespace vram {
 
 // Invariants, beside those of Page and Mapping (base/types.hpp):
 //   bytes() == Σ bytes of pages with a handle,  suspended_bytes() == Σ bytes of suspended pages without
+//   host_bytes() == Σ bytes of host pages, which are in neither;  spilled_bytes() of those that are held
 //   every free page is in the list of its owner and size, oldest first
 //   every held page is under a block in use, or kept
 //   `backed` of a slot  ⇔  its mapping holds its page, or could hold it at once
@@ -61,8 +62,9 @@ class PageStock {
   // A free page comes into use through a mapping; a page in use becomes free.
   void hold(Index page, Index mapping);
   void unhold(Index page, Tick tick);
-  // The same for every free page under [from, to) in a segment of the stream. pre: all of it has memory.
-  void hold_range(StreamNumber stream, Units from, Units to);
+  // The same for every free page under [from, to), a part of the free block `whole`. pre: all of it has
+  // memory.
+  void hold_range(Units from, Units to, const Block& whole);
   // [from, to) was freed and is now part of the free block `whole`: its pages become free, those that are
   // suspended go. Pages that reach beyond the free block are still in use.
   void free_range(Units from, Units to, const Block& whole);
@@ -80,6 +82,14 @@ class PageStock {
     Slot past = 0;
     Tick tick = 0;
   };
+  // Whether the page that this mapping holds under a free block is kept: a neighbour uses it only if it
+  // reaches beyond the block.
+  bool kept_under(const Block& free, const Mapping& mapping) const {
+    const std::uint64_t first = std::uint64_t{mapping.slot} * kSlotUnits;
+    return free.offset <= first && first + pages_[mapping.page].slots() * kSlotUnits <= free.end();
+  }
+  // Looking for a run costs about as much as looking at so many slots.
+  static constexpr Slot kFewSlots = 4;
   // The run that contains a slot, or null.
   const Kept* kept_at(Slot slot) const {
     for (std::size_t i = 0; i < kept_count_; ++i)
@@ -88,7 +98,8 @@ class PageStock {
   }
   // Whether a page is free, or would be if the stock were settled.
   bool idle(const Page& page) const {
-    return page.free() || (!page.suspended && kept_at(mappings_[page.holder].slot) != nullptr);
+    if (page.free()) return true;
+    return page.holder != 0 && !page.suspended && kept_at(mappings_[page.holder].slot) != nullptr;
   }
 
   // Makes a page another stream's. pre: its last use is ordered before whatever that stream gets next. `tick`
@@ -132,9 +143,32 @@ class PageStock {
   // request of their length. Each new page replaces whole old ones.
   void fuse(const std::vector<Index>& pages);
 
+  // ---- host pages (pool/spiller.cpp decides which) ------------------------------------------------
+  // A host page that no block holds is *spare*. It may still be mapped where it was, until it is taken.
+  // Adds one, set aside. pre: has_room_for_page().
+  Index add_host(PageHandle handle, std::uint64_t bytes, Address copies);
+  bool has_room_for_page() const { return pages_.has_room(); }
+  // A new free device page of a size (index into kPageSlots).
+  Status create_free(int size, StreamNumber owner, Index* out);
+  // A spare host page of a size whose last use has completed, unmapped and set aside; 0: none.
+  Status take_spare(int size, const Finished& finished, Index* out);
+  // Releases spare host pages whose last use has completed until at most `keep` bytes of host memory are
+  // left, or no more are spare.
+  Status release_spare(std::uint64_t keep, const Finished& finished);
+  // The contents of a page that is set aside move from now on: if its blocks are freed, it stays set aside.
+  void begin_move(Index page) { pages_[page].moving = true; }
+  // … until now: it is reinstated, unless the driver has refused to put it back where it is held.
+  void end_move(Index page);
+  // The addresses where `from` is held have `to` from now on, which is held there in its place. On failure
+  // `from` is still there, unless the driver refuses that, too, several times; then it stays set aside. pre:
+  // both are set aside and equally long, `to` is not held, and no work uses these addresses.
+  Status exchange(Index from, Index to);
+  std::uint64_t host_bytes() const { return host_bytes_; }
+  std::uint64_t spilled_bytes() const { return spilled_bytes_; }
+
   std::uint64_t bytes() const { return bytes_; }
   std::uint64_t suspended_bytes() const { return suspended_bytes_; }
-  std::size_t count() const { return pages_.size() - suspended_pages_; }  // that have memory
+  std::size_t count() const { return pages_.size() - suspended_pages_ - host_pages_; }  // with device memory
   // Counts every change of what is free or mapped.
   std::uint64_t changes() const { return changes_; }
   std::uint64_t steps() const { return steps_ + owners_.set().steps() + free_owners_.steps(); }
@@ -165,7 +199,11 @@ class PageStock {
   bool keep(Slot first, Slot past, const Block& whole);
   void use_kept(Slot first, Slot past);
   void settle_oldest();
+  bool any_spilled(Slot first, Slot past) const;
   void unhold_range(StreamNumber stream, const Kept& run);
+  void set_holder(Index page, Index mapping);
+  Status show(Index mapping, const Page& page);
+  Status hide(Index mapping);
   void link(PageList& list, Index page);
   void unlink(PageList& list, Index page);
   // The free bytes of a stream have changed.
@@ -200,6 +238,7 @@ class PageStock {
   void fuse_run(const std::vector<Index>& pages, std::size_t from, std::size_t to);
   void fuse_row(std::span<const Index> row, Slot slots);
   bool check_page(Index page, std::size_t* mappings, std::string* why) const;
+  bool check_spares(std::string* why) const;
   bool check_lists(std::size_t* listed, std::string* why) const;
 
   Backend& backend_;
@@ -218,6 +257,10 @@ class PageStock {
   std::uint64_t suspended_bytes_ = 0;
   std::uint64_t suspended_pages_ = 0;  // that were released to the driver
   std::uint64_t aside_ = 0;            // pages that are suspended, released or not
+  PageList spares_[kPageSizes];        // host pages that no block holds, oldest first
+  std::uint64_t host_pages_ = 0;
+  std::uint64_t host_bytes_ = 0;
+  std::uint64_t spilled_bytes_ = 0;
   int largest_page_ = 0;
   bool moved_ = false;
   Kept kept_[kMostKept + 1];  // oldest first

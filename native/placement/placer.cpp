@@ -51,8 +51,8 @@ Index Placer::take(const Want& want, const std::function<bool(Tick)>* allowed) {
 }
 
 Index Placer::take_at(const Spot& spot, Units units) {
-  const Segment& segment = space_.segment(space_.blocks()[spot.block]);
-  if (!segment.plain) stock_.hold_range(segment.stream, spot.offset, spot.offset + units);
+  const Block& whole = space_.blocks()[spot.block];
+  if (!spot.held && !space_.segment(whole).plain) stock_.hold_range(spot.offset, spot.offset + units, whole);
   return space_.take(spot, units);
 }
 

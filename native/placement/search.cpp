@@ -58,69 +58,95 @@ Index PlaceSearch::tightest(const Want& want) const {
 
 // Bytes of pages that a block at the spot would take, beyond those that its neighbours hold already; or
 // kNoMemory where a page is neither held by a neighbour nor free for the stream.
-std::uint64_t PlaceSearch::newly_held(const Spot& spot, const Want& want) {
+inline std::uint64_t PlaceSearch::newly_held(const Spot& spot, const Want& want) {
+  const Block& block = space_.blocks()[spot.block];
+  const Slot first = spot.offset / kSlotUnits;
   const Slot last = (spot.offset + want.units - 1) / kSlotUnits;
   std::uint64_t bytes = 0;
   ++survey_;
-  for (Slot slot = spot.offset / kSlotUnits; slot <= last;) {
-    if (const PageStock::Kept* const run = stock_.kept_at(slot)) {
-      const Slot first = stock_.mappings()[stock_.mapping_at(slot)].slot;
-      const Mapping& end = stock_.mappings()[stock_.mapping_at(std::min(last, run->past - 1))];
-      slot = end.slot + stock_.pages()[end.page].slots();
-      bytes += (slot - first) * kSlotBytes;
-      continue;
-    }
+  for (Slot slot = first; slot <= last;) {
     const Index m = stock_.mapping_at(slot);
     if (m == 0) return kNoMemory;
     const Mapping& mapping = stock_.mappings()[m];
     const Page& page = stock_.pages()[mapping.page];
-    if (page.suspended) return kNoMemory;
+    if (page.blocked()) return kNoMemory;
+    Slot past = mapping.slot + page.slots();
     if (page.holder != m) {
       if (!counts_on(m, want.stream)) return kNoMemory;
       // A page that is kept in the same range cannot serve twice.
       if (const Slot there = stock_.mappings()[page.holder].slot;
-          page.holder != 0 && there <= last && there + page.slots() > spot.offset / kSlotUnits)
+          page.holder != 0 && there <= last && there + page.slots() > first)
         return kNoMemory;
       bytes += page.bytes();
+    } else if (stock_.kept_under(block, mapping)) {
+      const PageStock::Kept* const run =
+          last - mapping.slot > PageStock::kFewSlots ? stock_.kept_at(slot) : nullptr;
+      if (run != nullptr) {
+        const Mapping& end = stock_.mappings()[stock_.mapping_at(std::min(last, run->past - 1))];
+        past = end.slot + stock_.pages()[end.page].slots();
+      }
+      bytes += (past - mapping.slot) * kSlotBytes;
     }
-    slot = mapping.slot + page.slots();
+    slot = past;
   }
   return bytes;
 }
 
+// Pages that were freed just now, behind addresses at a spot whose pages serve other blocks by now; no place
+// if they do not suffice.
+Spot PlaceSearch::behind_lost(const Spot& spot, const Want& want) const {
+  constexpr Slot kFar = 256;  // four words of bits: the look costs the same however long the block is
+  if (spot.block == 0 || want.align > kSlotBytes) return {};
+  const Slot front = spot.offset / kSlotUnits;
+  const Slot past = std::min(front + kFar, (space_.blocks()[spot.block].end() - 1) / kSlotUnits + 1);
+  const auto slot = static_cast<Slot>(stock_.backed().first_from(front, past));
+  if (slot == front || slot == past) return {};
+  const std::uint64_t offset = std::uint64_t{slot} * kSlotUnits;
+  for (Slot at = slot; at * std::uint64_t{kSlotUnits} < offset + want.units;) {
+    const PageStock::Kept* const run = stock_.kept_at(at);
+    if (run == nullptr) return {};
+    at = run->past;
+  }
+  return {spot.block, static_cast<Units>(offset)};
+}
+
+// Makes a place the best one if it has memory, and of two in blocks of equal size takes less, or is in front.
+void PlaceSearch::consider(const Spot& spot, const Want& want, Fit& best) {
+  const Units units = space_.blocks()[spot.block].units;
+  const std::uint64_t bytes = newly_held(spot, want);
+  if (bytes == kNoMemory) return;
+  if (units == best.units && (bytes > best.bytes || (bytes == best.bytes && spot.offset >= best.spot.offset)))
+    return;
+  best = {{spot.block, spot.offset, bytes == 0}, units, bytes};
+}
+
 Spot PlaceSearch::fit(const Want& want) {
-  const FreeIndex& index = space_.free_blocks(want.stream, want.band);
   if (!options_.pages || want.heap != nullptr) return space_.first_fit(tightest(want), want);
   if (want.strip != 0) {
     const Spot spot = space_.strip_spot(want);
     return spot.block == 0 || newly_held(spot, want) == kNoMemory ? Spot{} : spot;
   }
-  Spot best;
-  Units best_units = ~Units{0};
-  std::uint64_t least = kNoMemory;
-  int looked = 0;
-  const auto consider = [&](const Spot& spot, Units units) {
-    if (spot.block == 0) return;
-    const std::uint64_t bytes = newly_held(spot, want);
-    if (bytes == kNoMemory) return;
-    if (units == best_units && (bytes > least || (bytes == least && spot.offset >= best.offset))) return;
-    best = spot;
-    best_units = units;
-    least = bytes;
-  };
+  Fit best;
+  int left = kCandidates[want.band];
   const auto visit = [&](Index i) {
     const Block& block = space_.blocks()[i];
-    if (block.units <= best_units) {
-      consider(space_.first_fit(i, want), block.units);
+    if (block.units <= best.units) {
+      if (const Spot front = space_.first_fit(i, want); front.block != 0) {
+        consider(front, want, best);
+        if (best.spot.block != i)
+          if (const Spot behind = behind_lost(front, want); behind.block != 0) consider(behind, want, best);
+      }
       // At the block's other end it may share a page with the next neighbour. Blocks of the middle band keep
       // to one end: where they are replaced by slightly larger ones, again and again, theirs stay neighbours.
       if (want.band == kLarge && want.align <= kUnit && block.units > want.units)
-        consider({i, block.end() - want.units}, block.units);
+        consider({i, block.end() - want.units}, want, best);
     }
-    return ++looked >= kCandidates[want.band];
+    return --left == 0;
   };
-  index.candidates(space_.blocks(), want.padded(), visit, [&] { return best.block != 0; });
-  return best;
+  space_.free_blocks(want.stream, want.band).candidates(space_.blocks(), want.padded(), visit, [&] {
+    return best.spot.block != 0;
+  });
+  return best.spot;
 }
 
 // ---- what a range has and lacks -------------------------------------------------------------------------
@@ -167,7 +193,7 @@ Survey PlaceSearch::survey(const Spot& spot, Units units) {
     const Mapping& mapping = stock_.mappings()[m];
     const Page& page = stock_.pages()[mapping.page];
     const Slot next = std::min(past, mapping.slot + page.slots());
-    result.suspended = result.suspended || page.suspended;
+    result.suspended = result.suspended || page.blocked();
     if (page.holder == m) {
       close(slot);
     } else if (counts_on(m, stream)) {
@@ -279,11 +305,11 @@ class PlaceSearch::Window {
     const Page& page = search_.stock_.pages()[mapping.page];
     Counted& counted = search_.counted_[mapping.page];
     const Slot next = std::min(past_, mapping.slot + page.slots());
-    const bool stays = mapping.tick > passed_ || page.suspended;
+    const bool stays = mapping.tick > passed_ || page.blocked();
     const std::int64_t lost = stays ? kImpossible : kLost / page.slots();
     const bool ours = page.free() && page.owner == stream_ && mapping.usable;
     const bool again = ours && counted.survey == search_.survey_;
-    if ((page.holder == m && !page.suspended) || ours)
+    if ((page.holder == m && !page.blocked()) || ours)
       pieces_.push_back({next, again ? counted.piece : kNowhere, 0, lost, 0});
     else
       pieces_.push_back({next, kNowhere, lost, 0, 0});

@@ -49,8 +49,17 @@ class PlaceSearch {
     std::uint32_t piece = 0;
   };
 
+  // The best place so far for a request, in a block of `units`; it takes `bytes` of pages.
+  struct Fit {
+    Spot spot;
+    Units units = ~Units{0};
+    std::uint64_t bytes = 0;
+  };
+
   Index tightest(const Want& want) const;
   std::uint64_t newly_held(const Spot& spot, const Want& want);
+  Spot behind_lost(const Spot& spot, const Want& want) const;
+  void consider(const Spot& spot, const Want& want, Fit& best);
   bool counts_on(Index mapping, StreamNumber stream);
   Survey survey(const Spot& spot, Units units);
   Slot room_behind(const Block& block, Slot past, Index last_lost) const;

@@ -22,6 +22,7 @@ struct State {
   std::atomic<Plug::Make> make{nullptr};
   std::atomic<Plug::Label> label{nullptr};
   std::atomic<Plug::Adopt> adopt{nullptr};
+  std::atomic<Plug::Recorded> recorded{nullptr};
   std::atomic<bool> adopted[Plug::kDevices] = {};
   Plug::Listen listen = nullptr;  // guarded by the mutex
 };
@@ -104,6 +105,7 @@ void Plug::set_explain(Explain explain) { state().explain = explain; }
 void Plug::set_make(Make make) { state().make = make; }
 void Plug::set_label(Label label) { state().label = label; }
 void Plug::set_adopt(Adopt adopt) { state().adopt = adopt; }
+void Plug::set_recorded(Recorded recorded) { state().recorded = recorded; }
 
 Pool* Plug::pool(int device) {
   return device >= 0 && device < kDevices ? state().pools[device].load(std::memory_order_acquire) : nullptr;
@@ -124,7 +126,7 @@ Status Plug::allocate(int device, std::size_t size, StreamHandle stream, Address
   if (pool == nullptr) return {Code::invalid, 0, "device"};
   const Label label = state().label.load(std::memory_order_relaxed);
   const std::uint32_t tag = label == nullptr ? 0 : label(device);
-  if (size <= kMaxRequest && pool->try_cached(size, stream, tag, out)) return {};
+  if (size <= kMaxRequest && pool->try_now(size, stream, tag, out)) return {};
   adopt_streams(device, stream);
   return pool->allocate_slow(size, stream, 0, tag, out, report);
 }
@@ -176,7 +178,11 @@ Status Plug::record_stream(Address address, StreamHandle stream) {
   const Owner owner = owner_of(address);
   if (owner.pool == nullptr) return {Code::invalid, 0, "record_stream"};
   adopt_streams(owner.device, stream);
-  return owner.pool->record_stream(address, stream);
+  const Status status = owner.pool->record_stream(address, stream);
+  const Recorded recorded = state().recorded.load(std::memory_order_relaxed);
+  if (recorded != nullptr && status.ok()) [[unlikely]]
+    recorded(owner.device, owner.block.address, stream);
+  return status;
 }
 
 }  // namespace vram

@@ -40,6 +40,9 @@ class Plug {
   // Told of the memory of every pool, under the pool's lock. Null: nobody.
   using Listen = void (*)(int device, const PoolEvent& event);
   static void set_listen(Listen listen);
+  // Told of every stream that is recorded for a block, without any lock. Null: nobody.
+  using Recorded = void (*)(int device, Address block, StreamHandle stream);
+  static void set_recorded(Recorded recorded);
 
   // ---- use ------------------------------------------------------------------------------------
   static Pool* pool(int device);     // null: not used yet

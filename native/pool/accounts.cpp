@@ -23,9 +23,7 @@ Address Accounts::make_live(Index i, const Climb& climb) {
   block.used_elsewhere = climb.want.band == kGrowing;
   block.serial = static_cast<std::uint32_t>(++stream.slow_serial + stream.hits);
   const int kind = static_cast<int>(kind_of(block.units));
-  stream.allocations[kind].add(1);
-  stream.bytes[kind].add(bytes);
-  stream.requested[kind].add(climb.size);
+  stream.count_in(kind, bytes, climb.size);
   block.set(BlockState::live);
   log_.note(stream, Action::allocate, block);
   stream.lock.unlock();
@@ -39,9 +37,7 @@ void Accounts::end_live(Index i, StreamState& owner, Action action) {
   const int kind = static_cast<int>(kind_of(block.units));
   loosen(owner);
   owner.live -= bytes;
-  owner.allocations[kind].subtract(1);
-  owner.bytes[kind].subtract(bytes);
-  owner.requested[kind].subtract(block.requested);
+  owner.count_out(kind, bytes, block.requested);
   log_.note(owner, action, block);
 }
 
@@ -97,9 +93,7 @@ void Accounts::reset_peaks() {
   std::uint64_t live = 0;
   for (StreamState& stream : streams_) {
     std::lock_guard guard(stream.lock);
-    for (int kind = 0; kind < 2; ++kind)
-      for (Meter* meter : {&stream.allocations[kind], &stream.bytes[kind], &stream.requested[kind]})
-        meter->peak = meter->current;
+    for (int kind = 0; kind < 2; ++kind) stream.peak[kind] = stream.now(kind);
     stream.ceiling = stream.live;
     live += stream.live;
   }
@@ -111,9 +105,7 @@ void Accounts::reset_peaks() {
 // Under the stream's lock.
 void Accounts::close(StreamState& stream) {
   stream.live = 0;
-  for (int kind = 0; kind < 2; ++kind)
-    for (Meter* meter : {&stream.allocations[kind], &stream.bytes[kind], &stream.requested[kind]})
-      meter->current = 0;
+  stream.small = stream.large = {};
 }
 
 bool Accounts::check(const Standstill& still, std::string* why) const {

@@ -37,6 +37,8 @@ struct PoolConfig {
   std::uint32_t journal = 0;  // entries to keep for each stream, up to kMostJournaled
   bool zero_on_allocate = false;
   bool zero_on_free = false;
+  std::uint64_t spill = 0;       // most bytes of host pages that pages may move to; 0: none
+  double spill_patience = 10.0;  // seconds that a swap waits for the streams
   // Whether there is a release threshold.
   bool bounded() const { return release_threshold != ~std::uint64_t{0}; }
 };
@@ -58,8 +60,9 @@ enum class Rung : std::uint8_t {
   host_wait,
   give_back,
   driver,  // the driver's own pool, at once (driver_pool.hpp)
+  spill,
 };
-inline constexpr int kRungs = 12;
+inline constexpr int kRungs = 13;
 const char* name_of(Rung rung);
 
 // Why a request failed. All in bytes.
@@ -76,7 +79,21 @@ struct OutOfMemoryReport {
   std::uint64_t free_elsewhere = 0;  // whole pages that other streams hold
   std::uint64_t stranded = 0;        // free inside pages that are partly in use
   std::uint64_t suspended = 0;       // pages released while blocks are suspended; not in `reserved`
+  std::uint64_t spill_limit = 0;     // most bytes of host pages; 0: none
+  std::uint64_t host = 0;            // host pages, spare ones included; not in `reserved`
+  std::uint64_t spilled = 0;         // what is live on them; not in `live`
   std::uint64_t largest_free = 0;
+};
+
+// What a pool has moved between device and host pages so far.
+struct SpillCounts {
+  std::uint64_t spills = 0;   // swaps to the host
+  std::uint64_t returns = 0;  // … and back
+  std::uint64_t spilled_bytes = 0;
+  std::uint64_t returned_bytes = 0;
+  std::uint64_t late = 0;      // swaps abandoned because a stream did not arrive in time
+  std::uint64_t failures = 0;  // … because the device failed
+  double seconds = 0;          // that streams were held
 };
 
 struct StreamStats {
@@ -114,6 +131,10 @@ struct PoolStats {
   std::uint64_t suspended_live = 0;    // of `live` and `pending`, what was on them
   std::uint64_t suspended_blocks = 0;  // among the live ones
   std::uint64_t kept = 0;              // contents of theirs in host memory
+  std::uint64_t host = 0;              // host pages, spare ones included; not in `reserved`
+  std::uint64_t spilled = 0;           // of these, pages under blocks
+  std::uint64_t spilled_live = 0;      // of `live` and `pending`, what is on them
+  SpillCounts spill;                   // what was moved so far
   bool paged = false;
   std::vector<StreamStats> streams;
 };
@@ -128,6 +149,7 @@ struct BlockInfo {
   std::uint32_t serial = 0;
   bool used_elsewhere = false;  // its free waits for another stream
   HeapId heap{};                // {0, 0}: none
+  std::uint64_t spilled = 0;    // bytes of it that are on host pages
 };
 
 struct SegmentInfo {

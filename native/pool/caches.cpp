@@ -1,10 +1,6 @@
 // Opening, closing and emptying the caches of streams.
 #include "pool/caches.hpp"
 
-#include <new>
-
-#include "placement/room.hpp"
-
 namespace vram {
 
 void Caches::open(Address address) {
@@ -32,20 +28,16 @@ void Caches::close(StreamState& stream) {
 }
 
 bool Caches::drain(StreamState& stream, const Sizes& sizes, bool ask) {
-  {
+  if (sizes.least <= kSmallUnits || stream.cache.has_large()) {
     std::lock_guard guard(stream.lock);
-    make_room(drained_, drained_.size() + stream.cache.count());
-    stream.cache.drain(blocks(), sizes, drained_);
+    collect(stream, sizes);
   }
-  if (drained_.empty()) return false;
-  std::size_t returned = 0;
-  try {
-    for (; returned < drained_.size(); ++returned) pending_.return_home(drained_[returned], ask);
-  } catch (const std::bad_alloc&) {
-    drained_.erase(drained_.begin(), drained_.begin() + static_cast<std::ptrdiff_t>(returned));
-    throw;
+  if (drained_ == 0) return false;
+  while (drained_ != 0) {
+    const Index next = blocks()[drained_].link_after;
+    pending_.return_home(drained_, ask);  // if it throws, nothing has changed
+    drained_ = next;
   }
-  drained_.clear();
   return true;
 }
 

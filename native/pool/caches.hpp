@@ -15,6 +15,11 @@ class Caches : PoolPart {
   void open(Address address);
   // After blocks were taken out of a stream's cache: the pool need not look there until the next free.
   void close(StreamState& stream);
+  // Takes cached blocks out of a stream's cache; drain returns them. Under the stream's lock.
+  void collect(StreamState& stream, const Sizes& sizes) {
+    drained_ = stream.cache.drain(blocks(), sizes, drained_);
+  }
+  bool collected() const { return drained_ != 0; }
   // Returns cached blocks to their streams; true if there were any. Unless `ask` is set, the device is not
   // called.
   bool drain(StreamState& stream, const Sizes& sizes = kAllSizes, bool ask = true);
@@ -28,8 +33,8 @@ class Caches : PoolPart {
  private:
   Accounts& accounts_;
   Pending& pending_;
-  StreamSet caching_[2];        // streams whose cache may have small blocks, or others
-  std::vector<Index> drained_;  // taken out of a cache, and not yet returned
+  StreamSet caching_[2];  // streams whose cache may have small blocks, or others
+  Index drained_ = 0;     // list of blocks that were taken out of a cache and not yet returned
 };
 
 }  // namespace vram

@@ -19,8 +19,9 @@ constexpr Units kLentUnits = static_cast<Units>(kMiB / kUnit);
 
 const char* name_of(Rung rung) {
   static constexpr const char* kNames[kRungs] = {
-      "stream_cache", "own_blocks", "passed_pending", "finished_elsewhere", "free_pages", "growth",
-      "stream_wait",  "flush",      "callbacks",      "host_wait",          "give_back",  "driver"};
+      "stream_cache", "own_blocks",  "passed_pending", "finished_elsewhere", "free_pages",
+      "growth",       "stream_wait", "flush",          "callbacks",          "host_wait",
+      "give_back",    "driver",      "spill"};
   return kNames[static_cast<int>(rung)];
 }
 
@@ -47,12 +48,22 @@ void Ladder::arrange() {
   steps_.push_back({Rung::callbacks, &Ladder::serve_callbacks});
   steps_.push_back({Rung::host_wait, &Ladder::serve_host_wait});
   steps_.push_back({Rung::give_back, &Ladder::serve_give_back});
+  if (config_.spill != 0) steps_.push_back({Rung::spill, &Ladder::serve_spill});
 }
 
 Index Ladder::climb(Climb& climb) {
   Rung served{};
   const Index block = try_rungs(climb, climb.rungs, &served);
   if (block != 0) count(served);
+  return block;
+}
+
+[[gnu::flatten]] Index Ladder::climb_own(Climb& climb) {
+  Index block = pop_cached(climb);
+  climb.stream->lock.unlock();
+  if (block != 0) return block;
+  block = serve_own_blocks(climb);
+  if (block != 0) count(Rung::own_blocks);
   return block;
 }
 
@@ -78,23 +89,37 @@ Index Ladder::try_rungs(Climb& climb, Rungs rungs, Rung* served) {
 // way.
 Index Ladder::serve_stream_cache(Climb& climb) {
   if (climb.want.align > kUnit || climb.want.strip != 0) return 0;
+  std::lock_guard guard(climb.stream->lock);
+  return pop_cached(climb);
+}
+
+// The same under the stream's lock. If there is none, those that the next rung merges are taken out.
+Index Ladder::pop_cached(const Climb& climb) {
   StreamState& stream = *climb.stream;
-  std::lock_guard guard(stream.lock);
   const Index block = stream.cache.pop(blocks(), climb.want.units);
-  if (block == 0) return 0;
-  ++stream.hits;
-  blocks()[block].set(BlockState::moving);
+  if (block != 0) {
+    ++stream.hits;
+    blocks()[block].set(BlockState::moving);
+  } else if (merges_cached(climb)) {
+    caches_.collect(stream, merged_before(climb.want));
+  }
   return block;
 }
 
+// Cached blocks beyond small are merged before a search for such a block, because keeping them apart would
+// cost memory.
+bool Ladder::merges_cached(const Climb& climb) const {
+  return climb.want.band != kSmall && (climb.stream->cache.has_large() || caches_.collected());
+}
+
+// With pages, those up to 1 MiB do not hinder large ones, and programs often alternate.
+Sizes Ladder::merged_before(const Want& want) const {
+  return placement_.paged(want) && want.band == kLarge ? kBeyondMiB : kBeyondSmall;
+}
+
 Index Ladder::serve_own_blocks(Climb& climb) {
-  // Cached blocks beyond small are merged before a search for such a block, because keeping them apart would
-  // cost memory. With pages, those up to 1 MiB do not hinder large ones, and programs often alternate.
   StreamState& stream = *climb.stream;
-  const Band band = climb.want.band;
-  if (band != kSmall && stream.cache.has_large())
-    caches_.drain(stream, placement_.paged(climb.want) && band == kLarge ? kBeyondMiB : kBeyondSmall,
-                  climb.may_call_device());
+  if (merges_cached(climb)) caches_.drain(stream, merged_before(climb.want), climb.may_call_device());
   Index block = placement_.take(climb.want);
   // With pages, blocks beyond small that are still cached have other addresses.
   if (block == 0 &&
@@ -311,6 +336,24 @@ Index Ladder::serve_give_back(Climb& climb) {
                                                                                        : 0;
 }
 
+// Moves pages that were not used for long to the host, before the request fails.
+Index Ladder::serve_spill(Climb& climb) {
+  if (!placement_.paged(climb.want)) return 0;
+  (void)fences_.poll(*climb.stream);
+  const std::uint64_t lacking = placement_.lacking(climb.want, climb.stream->passed, climb.place());
+  // The pool may still reserve a part of it; if the driver has none, all of it must come from the pool.
+  const std::uint64_t within = config_.limit == 0 ? 0 : std::min(lacking, budget());
+  for (const std::uint64_t reserve : {within, std::uint64_t{0}}) {
+    const std::uint64_t bytes = std::max(kSlotBytes, lacking - reserve);
+    const Status status = spiller_.make_room(bytes, *climb.stream, *climb.lock);
+    if (status.code == Code::closed || status.code == Code::interrupted) climb.error = status;
+    if (!status.ok()) return 0;
+    if (const Index block = search_again(climb)) return block;
+    if (!climb.error.ok() || within == 0) return 0;
+  }
+  return 0;
+}
+
 // Free memory of heaps that allow it, before the request fails; when it is freed it returns to the heap. A
 // heap has no fences, so its stream is waited for.
 Index Ladder::lend_heaps(Climb& climb) {
@@ -366,11 +409,6 @@ Index Ladder::serve_other_bands(Climb& climb) {
     block = placement_.take(climb.want);
   }
   return block;
-}
-
-std::uint64_t Ladder::budget() const {
-  const std::uint64_t limit = config_.limit != 0 ? config_.limit : ~std::uint64_t{0};
-  return limit > placement_.reserved_bytes() ? limit - placement_.reserved_bytes() : 0;
 }
 
 std::uint64_t Ladder::idle_bytes() {

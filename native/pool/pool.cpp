@@ -27,12 +27,13 @@ Pool::Pool(std::shared_ptr<Backend> backend, const PoolConfig& config)
       caches_(state_, accounts_, pending_),
       captures_(state_),
       lives_(state_, log_, zeroing_, caches_, pending_, captures_),
-      ladder_(state_, log_, caches_, pending_, captures_, lives_,
+      shares_(state_),
+      spiller_(state_, log_, caches_, pending_, lives_, shares_),
+      ladder_(state_, log_, caches_, pending_, captures_, lives_, spiller_,
               [this](const Callback& callback, std::uint64_t size, StreamHandle stream) {
                 return call_back(callback, size, stream);
               }),
-      report_(state_, log_, accounts_, pending_, caches_, lives_, ladder_),
-      shares_(state_),
+      report_(state_, log_, accounts_, pending_, caches_, lives_, spiller_, ladder_),
       checkpoints_(state_, accounts_, zeroing_, pending_, caches_, captures_, lives_, report_, shares_),
       growables_(state_, log_, accounts_, zeroing_, pending_, lives_, ladder_, report_),
       suspender_(state_, log_, zeroing_, caches_, pending_, lives_, ladder_, report_, shares_) {
@@ -50,7 +51,9 @@ bool Pool::try_cached(std::uint64_t size, StreamHandle handle, std::uint32_t tag
   if (stream == nullptr) [[unlikely]]
     return try_foreign(size, handle, tag, out);
   stream->lock.lock();
-  return serve_cached(*stream, size, handle, tag, out);
+  if (serve_cached(*stream, size, tag, out)) return zeroed(*out, size, handle);
+  stream->lock.unlock();
+  return false;
 }
 
 // Another library's stream: its state serves if the handle is still that stream's.
@@ -60,30 +63,25 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   if (stream == nullptr || !state_.backend->stream_id(handle, &id).ok()) return false;
   stream->lock.lock();
   if (stream->foreign && stream->handle == handle && stream->id == id &&
-      (stream->shut[0] & StreamState::kLeaving) == 0)
-    return serve_cached(*stream, size, handle, tag, out);
+      (stream->shut[0] & StreamState::kLeaving) == 0 && serve_cached(*stream, size, tag, out))
+    return zeroed(*out, size, handle);
   stream->lock.unlock();
   return false;
 }
 
-// Called with the stream's lock, which it releases.
+// Called with the stream's lock, which it releases if it serves.
 [[gnu::always_inline]] inline bool Pool::serve_cached(StreamState& stream, std::uint64_t size,
-                                                      StreamHandle handle, std::uint32_t tag, Address* out) {
+                                                      std::uint32_t tag, Address* out) {
   const Units units = units_of(size);
   const Kind kind = kind_of(units);
   const std::uint64_t bytes = bytes_of(units);
   const bool fits = stream.live + bytes <= stream.ceiling;
   const Index i = fits ? stream.cache.pop(blocks(), units) : 0;
-  if (i == 0) {
-    stream.lock.unlock();
-    return false;
-  }
+  if (i == 0) return false;
   Block& block = blocks()[i];
   ++stream.hits;
   stream.live += bytes;
-  stream.allocations[static_cast<int>(kind)].add(1);
-  stream.bytes[static_cast<int>(kind)].add(bytes);
-  stream.requested[static_cast<int>(kind)].add(size);
+  stream.count_in(static_cast<int>(kind), bytes, size);
   block.requested = size;
   block.tag = tag;
   block.serial = static_cast<std::uint32_t>(stream.slow_serial + stream.hits);
@@ -91,12 +89,16 @@ bool Pool::try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t ta
   *out = state_.placement.space().address_of(block);
   log_.note(stream, Action::allocate, block);
   stream.lock.unlock();
-  if (zeroing_.on_allocate()) [[unlikely]]
-    if (!zero_new(*out, bytes, handle).ok()) {
-      undo_allocation(*out);
-      return false;
-    }
   return true;
+}
+
+// Zeroes what a cache served, if so configured. If that fails, the cache has not served.
+inline bool Pool::zeroed(Address address, std::uint64_t size, StreamHandle handle) {
+  if (!zeroing_.on_allocate()) [[likely]]
+    return true;
+  if (zero_new(address, bytes_of(units_of(size)), handle).ok()) return true;
+  undo_allocation(address);
+  return false;
 }
 
 bool Pool::try_free_cached(Address address) {
@@ -118,9 +120,7 @@ bool Pool::try_free_cached(Address address) {
   const std::uint64_t bytes = bytes_of(block);
   block.set(BlockState::cached);
   stream.live -= bytes;
-  stream.allocations[static_cast<int>(kind)].subtract(1);
-  stream.bytes[static_cast<int>(kind)].subtract(bytes);
-  stream.requested[static_cast<int>(kind)].subtract(block.requested);
+  stream.count_out(static_cast<int>(kind), bytes, block.requested);
   log_.note(stream, Action::free, block);
   stream.lock.unlock();
   return true;
@@ -166,20 +166,27 @@ Status Pool::allocate_named(const NamedStream& named, std::uint64_t size, std::u
   return request.error.ok() ? report_.fail(request, report) : request.error;
 }
 
-// The first two rungs for a request that the fast path missed, without a call to the device and without
-// waiting for the mutex; so a caller may keep locks of its own, such as Python's. False: take the long way.
 bool Pool::try_own(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out) {
-  StreamState* stream = state_.streams.find(handle);
-  if (stream == nullptr || zeroing_.on_allocate()) return false;
-  std::unique_lock lock(state_.mutex, std::try_to_lock);
-  if (!lock || state_.cache_generation.load(std::memory_order_relaxed) != process_generation() ||
-      stream->gone())
+  const std::uint32_t generation = process_generation();
+  if (state_.cache_generation.load(std::memory_order_relaxed) != generation) [[unlikely]]
     return false;
+  StreamState* const stream = state_.streams.find(handle);
+  if (stream == nullptr) [[unlikely]]
+    return try_cached(size, handle, tag, out);
+  stream->lock.lock();
+  if (serve_cached(*stream, size, tag, out)) return zeroed(*out, size, handle);
+  // Nobody who has the mutex waits for us here, because we do not wait for the mutex.
+  std::unique_lock lock(state_.mutex, std::try_to_lock);
+  if (!lock || zeroing_.on_allocate() ||
+      state_.cache_generation.load(std::memory_order_relaxed) != generation || stream->gone()) {
+    stream->lock.unlock();
+    return false;
+  }
   const Units units = units_of(size);
   Climb request{size,  {stream->number, state_.placement.band_of(units), units, kUnit},
                 tag,   stream,
                 &lock, kWithoutDevice};
-  const Index block = ladder_.climb(request);
+  const Index block = ladder_.climb_own(request);
   if (block == 0) return false;
   *out = accounts_.make_live(block, request);
   state_.verify();
@@ -377,6 +384,13 @@ Status Pool::record_stream(Address address, StreamHandle handle) {
   return {};
 }
 
+Status Pool::share(Address address, SharedBlock* out) {
+  std::uint64_t bytes = 0, moved = 0;
+  if (spiller_.spilled(address, &bytes).ok() && bytes != 0)
+    if (Status status = spiller_.prefetch(address, &moved); !status.ok()) return status;
+  return shares_.share(address, out);
+}
+
 Status Pool::coalesce() {
   std::unique_lock<std::mutex> lock;
   if (Status status = state_.enter("coalesce", &lock); !status.ok()) return status;
@@ -395,7 +409,8 @@ Status Pool::trim(std::uint64_t keep, bool wait) {
     lives_.complete();
     caches_.drain_all();
   }
-  const Status status = state_.placement.trim(keep, state_.finished, wait);
+  Status status = state_.placement.trim(keep, state_.finished, wait);
+  if (status.ok()) status = state_.placement.stock().release_spare(0, state_.finished);
   log_.note_reserved(state_.streams[0]);
   state_.verify();
   return status;
@@ -500,7 +515,7 @@ Status Pool::close() {
   std::unique_ptr<Preparer> ended;  // destroyed after the lock, as its thread may wait for the mutex
   // In the child of a fork the locks and the memory are the parent's; nothing is touched.
   if (closed()) return {};
-  const Suspender::Turn turn(suspender_);
+  const Turn turn(state_.turn);
   if (!turn.ours()) return {Code::invalid, 0, "close"};
   const Shut shut(*this);
   std::unique_lock lock(state_.mutex);

@@ -24,14 +24,21 @@ class Pool final : public Allocator {
   Status allocate(std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag,
                   Address* out, OutOfMemoryReport* report = nullptr) {
     const bool plain = align <= kUnit && (align & (align - 1)) == 0;
-    if (plain && size <= kMaxRequest && try_cached(size, stream, tag, out)) return {};
+    if (plain && size <= kMaxRequest && try_now(size, stream, tag, out)) return {};
     return allocate_slow(size, stream, align, tag, out, report);
   }
   // Only the first rung: true if the stream's cache served. Never blocks, and does not call the device.
   bool try_cached(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
   // The first two rungs, if the mutex is free: true if the stream's cache or its free blocks served. Never
   // blocks and does not call the device, so the caller may hold locks of its own, such as Python's.
+  // pre: the stream is not captured.
   bool try_own(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out);
+  // The same for a stream that may be captured: then only its cache serves. The default stream cannot be.
+  bool try_now(std::uint64_t size, StreamHandle stream, std::uint32_t tag, Address* out) {
+    if (stream == 0) return try_own(size, stream, tag, out);
+    if (try_cached(size, stream, tag, out)) return true;
+    return !state_.backend->capturing(stream) && try_own(size, stream, tag, out);
+  }
   Status allocate_slow(std::uint64_t size, StreamHandle stream, std::uint64_t align, std::uint32_t tag,
                        Address* out, OutOfMemoryReport* report) override {
     return allocate_padded(size, size, stream, align, tag, out, report);
@@ -111,8 +118,24 @@ class Pool final : public Allocator {
   bool any_suspended() const override { return state_.suspended_blocks.load(std::memory_order_relaxed) != 0; }
   bool suspended(Address address) const override { return report_.suspended(address); }
 
+  // ---- spilling to host memory (spiller.cpp) -----------------------------------------------------------
+  // Returns pages from the host while enough device memory is free; bounded.
+  Status bring_back(std::uint64_t most, std::uint64_t* returned) {
+    return spiller_.bring_back(most, returned);
+  }
+  // Moves the pages of the allocation that contains the address to the host, or back. A page stays if it
+  // cannot move.
+  Status spill(Address address, std::uint64_t* moved) { return spiller_.spill(address, moved); }
+  Status prefetch(Address address, std::uint64_t* moved) { return spiller_.prefetch(address, moved); }
+  // Bytes of that allocation that are on the host.
+  Status spilled(Address address, std::uint64_t* bytes) const { return spiller_.spilled(address, bytes); }
+  void before_spill(std::function<void(std::uint64_t)> hook) { spiller_.before(std::move(hook)); }
+  void steer_spill(std::function<SpillWish(std::uint32_t)> wish) { spiller_.steer(std::move(wish)); }
+  void set_spill_policy(SpillPolicy policy) { spiller_.set_policy(std::move(policy)); }
+
   // ---- sharing with other processes (shares.cpp) ---------------------------------------------------------
-  Status share(Address address, SharedBlock* out) { return shares_.share(address, out); }
+  // What is on the host returns first: other processes map device memory.
+  Status share(Address address, SharedBlock* out);
   Status export_pages(Address block, std::uint64_t number, std::uint64_t first, std::size_t most,
                       std::vector<SharedPage>* pages) {
     return shares_.export_pages(block, number, first, most, pages);
@@ -198,8 +221,8 @@ class Pool final : public Allocator {
     std::uint64_t size(std::size_t i) const { return sizes[order[i]]; }
   };
 
-  bool serve_cached(StreamState& stream, std::uint64_t size, StreamHandle handle, std::uint32_t tag,
-                    Address* out);
+  bool serve_cached(StreamState& stream, std::uint64_t size, std::uint32_t tag, Address* out);
+  bool zeroed(Address address, std::uint64_t size, StreamHandle stream);
   bool try_foreign(std::uint64_t size, StreamHandle handle, std::uint32_t tag, Address* out);
   Status allocate_named(const NamedStream& named, std::uint64_t size, std::uint64_t room, std::uint64_t align,
                         std::uint32_t tag, Address* out, OutOfMemoryReport* report);
@@ -226,9 +249,10 @@ class Pool final : public Allocator {
   Caches caches_;
   Captures captures_;
   StreamLives lives_;
+  Shares shares_;
+  Spiller spiller_;
   Ladder ladder_;
   Report report_;
-  Shares shares_;
   Checkpoints checkpoints_;
   Growables growables_;
   Suspender suspender_;

@@ -33,7 +33,11 @@ OutOfMemoryReport Report::explain(std::uint64_t size, const StreamState& asking)
     report.largest_free = std::max(report.largest_free, placement_.largest_free(number));
   }
   report.suspended = stock().suspended_bytes();
+  report.spill_limit = config_.spill;
+  report.host = stock().host_bytes();
+  report.spilled = spilled_live();
   report.live -= suspended_live();
+  report.live -= std::min(report.live, report.spilled);
   const std::uint64_t accounted =
       report.live + report.pending + report.cached + report.free_pages + report.free_elsewhere;
   report.stranded = report.reserved > accounted ? report.reserved - accounted : 0;
@@ -42,13 +46,23 @@ OutOfMemoryReport Report::explain(std::uint64_t size, const StreamState& asking)
 
 // Bytes of blocks in use whose pages have gone.
 std::uint64_t Report::suspended_live() const {
+  if (stock().suspended_bytes() == 0) return 0;
+  return bytes_on([](const Page& page) { return page.handle == 0; });
+}
+
+// Bytes of blocks in use that are on host pages.
+std::uint64_t Report::spilled_live() const {
+  if (stock().spilled_bytes() == 0) return 0;
+  return bytes_on([](const Page& page) { return page.host; });
+}
+
+std::uint64_t Report::bytes_on(bool (*counts)(const Page&)) const {
   std::uint64_t bytes = 0;
-  if (stock().suspended_bytes() == 0) return bytes;
   for (Index i = 1; i < blocks().end(); ++i) {
     const Block& block = blocks()[i];
     if (block.is(BlockState::none) || block.is(BlockState::free)) continue;
     stock().each_page(block, [&](Index page, Units from, Units to) {
-      if (stock().pages()[page].handle == 0) bytes += bytes_of(to - from);
+      if (counts(stock().pages()[page])) bytes += bytes_of(to - from);
     });
   }
   return bytes;
@@ -69,9 +83,9 @@ PoolStats Report::stats() const {
     {
       std::lock_guard guard(stream.lock);
       for (int kind = 0; kind < 2; ++kind) {
-        sum(stats.allocations[kind], stream.allocations[kind]);
-        sum(stats.bytes[kind], stream.bytes[kind]);
-        sum(stats.requested[kind], stream.requested[kind]);
+        sum(stats.allocations[kind], stream.meter(kind, &Counts::allocations));
+        sum(stats.bytes[kind], stream.meter(kind, &Counts::bytes));
+        sum(stats.requested[kind], stream.meter(kind, &Counts::requested));
       }
       each.live = stream.live;
       each.cached = stream.cache.bytes();
@@ -102,7 +116,12 @@ PoolStats Report::stats() const {
   stats.suspended_live = suspended_live();
   stats.suspended_blocks = state_.suspended_blocks.load(std::memory_order_relaxed);
   stats.kept = state_.contents.bytes();
-  const std::uint64_t used = stats.live + stats.cached + accounts_.pending().current - stats.suspended_live;
+  stats.host = stock().host_bytes();
+  stats.spilled = stock().spilled_bytes();
+  stats.spilled_live = spilled_live();
+  stats.spill = spiller_.counts();
+  const std::uint64_t used =
+      stats.live + stats.cached + accounts_.pending().current - stats.suspended_live - stats.spilled_live;
   stats.free_bytes = stats.reserved.current > used ? stats.reserved.current - used : 0;
   for (int rung = 0; rung < kRungs; ++rung) stats.rungs[rung] = ladder_.served(rung);
   stats.rungs[static_cast<int>(Rung::stream_cache)] = stats.hits;
@@ -205,6 +224,7 @@ SegmentInfo Report::describe(const Segment& segment, Units from, Units to) const
     const Units first = std::max(block.offset, from);
     clipped.address += bytes_of(first - block.offset);
     clipped.bytes = bytes_of(std::min(block.end(), to) - first);
+    if (stock().spilled_bytes() != 0) clipped.spilled = spiller_.spilled_bytes(block, first, to);
     info.blocks.push_back(clipped);
   }
   return info;
@@ -232,7 +252,7 @@ std::vector<SegmentInfo> Report::backed_segments() const {
   std::vector<Mapping> mapped;  // one for each page: where it is held, or where it was mapped last
   for (Index p = 1; p < stock().pages().end(); ++p) {
     const Page& page = stock().pages()[p];
-    if (page.handle == 0) continue;
+    if (page.handle == 0 || (page.host && page.holder == 0)) continue;
     const Index m = page.holder != 0 ? page.holder : page.mappings;
     if (m != 0) mapped.push_back(stock().mappings()[m]);
   }

@@ -9,13 +9,14 @@ namespace vram {
 class Report : PoolPart {
  public:
   Report(PoolState& state, EventLog& log, Accounts& accounts, Pending& pending, const Caches& caches,
-         const StreamLives& lives, const Ladder& ladder)
+         const StreamLives& lives, const Spiller& spiller, const Ladder& ladder)
       : PoolPart(state),
         log_(log),
         accounts_(accounts),
         pending_(pending),
         caches_(caches),
         lives_(lives),
+        spiller_(spiller),
         ladder_(ladder) {}
 
   PoolStats stats() const;
@@ -38,6 +39,8 @@ class Report : PoolPart {
  private:
   SegmentInfo describe(const Segment& segment, Units from, Units to) const;
   std::uint64_t suspended_live() const;
+  std::uint64_t spilled_live() const;
+  std::uint64_t bytes_on(bool (*counts)(const Page&)) const;
   bool check_growables(std::string* why) const;
   bool check_streams(const Standstill& still, std::string* why) const;
 
@@ -46,6 +49,7 @@ class Report : PoolPart {
   Pending& pending_;
   const Caches& caches_;
   const StreamLives& lives_;
+  const Spiller& spiller_;
   const Ladder& ladder_;
   std::uint64_t out_of_memory_ = 0;
 };

@@ -8,6 +8,7 @@
 //   Shares       allocations that other processes may map
 //   Report       statistics, snapshots, the reasons of an out-of-memory error, check()
 //   Ladder       the rungs that an allocation climbs
+//   Spiller      pages whose contents move to host memory and back
 //   StreamLives  streams that come and leave; waits for their work
 //   Captures     heaps and graphs whose memory is kept apart
 //   Caches       the stream caches as the pool sees them
@@ -24,6 +25,8 @@
 #include "placement/placer.hpp"
 #include "pool/allocator.hpp"
 #include "pool/contents.hpp"
+#include "pool/copies.hpp"
+#include "pool/turn.hpp"
 
 namespace vram {
 
@@ -44,6 +47,8 @@ struct PoolState {
   std::atomic<std::uint32_t> generation;  // the same; another value: closed
   // The same while caches may serve allocations; 0 while a heap is open, which may have to serve them.
   std::atomic<std::uint32_t> cache_generation;
+  TurnMutex turn;  // taken before the mutex
+  CopyStreams copy_streams;
   std::mutex mutex;
   PoolConfig config;
   Allocator::Callback callback;  // when memory runs out; may be empty
@@ -67,6 +72,11 @@ struct PoolState {
   // The same for calls that also work on a closed pool. False in the child of a fork, without the mutex.
   bool look(std::unique_lock<std::mutex>* lock);
   StreamState& owner_of(const Block& block) const { return streams[block.owned_by()]; }
+  // Bytes that the pool may still reserve.
+  std::uint64_t budget() const {
+    const std::uint64_t limit = config.limit != 0 ? config.limit : ~std::uint64_t{0};
+    return limit > placement.reserved_bytes() ? limit - placement.reserved_bytes() : 0;
+  }
   // In builds with checks: verifies every structure at the end of a slow path; in a large pool not every
   // time, because a check looks at every block. Called with the mutex held.
   void verify() {

@@ -5,8 +5,8 @@
 #include <new>
 #include <utility>
 
-#include "base/waits.hpp"
 #include "placement/room.hpp"
+#include "pool/copies.hpp"
 
 namespace vram {
 
@@ -15,8 +15,6 @@ namespace {
 // Contents are copied, and kept in host memory, in pieces of at most this size: large enough for full
 // bandwidth, small enough that pages are evicted and restored while other pieces are copied.
 constexpr std::uint64_t kPieceBytes = 64 * kMiB;
-// Copies alternate between these streams, so that one begins while another ends.
-constexpr std::size_t kCopyStreams = 2;
 // Pages evicted at a time with the mutex held.
 constexpr std::size_t kBatch = 32;
 
@@ -50,58 +48,6 @@ struct Suspender::Saved {
             {each.address + at, std::min(kPieceBytes, each.bytes - at), each.host == 0 ? 0 : each.host + at});
     return pieces;
   }
-};
-
-// Copies on streams of the pool's own, which are made when first needed and kept, as are the events.
-class Suspender::Copies {
- public:
-  // At most `events` of them have an event at a time.
-  Copies(Suspender& suspender, std::size_t events)
-      : backend_(*suspender.backend_), streams_(suspender.copy_streams_), events_(suspender.copy_events_) {
-    vram::make_room(events_, events_.size() + events);
-    vram::make_room(streams_, kCopyStreams);
-  }
-
-  // `event`, if given, marks the end of the copy.
-  Status queue(Address to, Address from, std::uint64_t bytes, EventHandle* event = nullptr) {
-    if (next_ == streams_.size()) {
-      StreamHandle made = 0;
-      if (Status status = backend_.stream_create(&made); !status.ok()) return status;
-      streams_.push_back(made);
-    }
-    const StreamHandle stream = streams_[next_];
-    next_ = (next_ + 1) % kCopyStreams;
-    used_ = true;
-    if (Status status = backend_.copy(to, from, bytes, stream); !status.ok() || event == nullptr)
-      return status;
-    if (events_.empty())
-      if (Status status = backend_.event_create(&events_.emplace_back()); !status.ok()) {
-        events_.pop_back();
-        return status;
-      }
-    *event = events_.back();
-    events_.pop_back();
-    return backend_.event_record(*event, stream);
-  }
-  void recycle(EventHandle event) { events_.push_back(event); }
-
-  // Waits for all of them.
-  Status wait() {
-    Status status;
-    for (StreamHandle stream : streams_)
-      if (used_ && status.ok()) status = backend_.stream_synchronize(stream);
-    return status.ok() ? status : backend_.synchronize();
-  }
-
- private:
-  // They wait for nothing but each other, so a wait for them ends soon. What they read and write may not be
-  // touched before that.
-  const InterruptScope quiet_{nullptr};
-  Backend& backend_;
-  std::vector<StreamHandle>& streams_;
-  std::vector<EventHandle>& events_;
-  std::size_t next_ = 0;
-  bool used_ = false;
 };
 
 void Suspender::forget_contents(const Block& block) {
@@ -220,7 +166,7 @@ Status Suspender::suspend(const Wanted& wanted, bool keep, const std::shared_ptr
   if (keep && store == nullptr) return {Code::invalid, 0, "store"};
   if (closed()) return {Code::closed, 0, "suspend"};
   if (!placement_.paged()) return {Code::unsupported, 0, "suspend"};
-  const Turn turn(*this);
+  const Turn turn(state_.turn);
   if (!turn.ours()) return {Code::invalid, 0, "suspend"};
   std::unique_lock lock(state_.mutex);
   if (closed()) return {Code::closed, 0, "suspend"};
@@ -329,7 +275,7 @@ std::vector<Index> Suspender::pages_to_evict(bool all, bool keep) const {
   std::vector<Index> result;
   for (Index p = 1; p < pages.end(); ++p) {
     const Page& page = pages[p];
-    if (page.handle == 0) continue;
+    if (page.handle == 0 || page.host) continue;  // contents on host pages take no device memory
     if (page.holder == 0 && streams_[page.owner].capture != 0 && has_suspended[page.owner])
       goes[p] = all || !has_live[page.owner];
     if (goes[p] && !stays[p]) result.push_back(p);
@@ -362,7 +308,7 @@ Status Suspender::evict_pages(const std::vector<Index>& pages, const std::shared
                               std::unique_lock<std::mutex>& lock, OutOfMemoryReport* short_of) {
   std::vector<Saved> pieces;
   if (store != nullptr) pieces = contents_to_save(pages);
-  Copies copies(*this, pieces.size());
+  Copies copies(*backend_, state_.copy_streams, pieces.size());
   for (Index page : pages)
     if (!stock().pages()[page].suspended) stock().set_aside(page);
   std::size_t safe = 0;
@@ -373,7 +319,7 @@ Status Suspender::evict_pages(const std::vector<Index>& pages, const std::shared
   };
   const auto undo = [&] {
     if (lock.owns_lock()) lock.unlock();
-    const bool ended = copies.wait().ok();
+    const bool ended = wait_for(copies).ok();
     // Host memory that a copy may still write into must not be reused, so it is leaked instead.
     for (std::size_t i = safe; i < pieces.size() && ended; ++i)
       if (pieces[i].host != 0) KeptPiece{store, pieces[i].host, pieces[i].bytes}.release();
@@ -432,7 +378,7 @@ Status Suspender::save_and_evict(const std::vector<Index>& pages, std::vector<Sa
 Status Suspender::resume(const Wanted& wanted, std::uint64_t* taken, OutOfMemoryReport* report) {
   *taken = 0;
   if (closed()) return {Code::closed, 0, "resume"};
-  const Turn turn(*this);
+  const Turn turn(state_.turn);
   if (!turn.ours()) return {Code::invalid, 0, "resume"};
   std::unique_lock lock(state_.mutex);
   if (closed()) return {Code::closed, 0, "resume"};
@@ -494,13 +440,19 @@ Status Suspender::restore_page(Index page, std::unique_lock<std::mutex>& lock) {
   return {};
 }
 
+// If a stream refuses to be waited for, by a wait for the device.
+Status Suspender::wait_for(Copies& copies) {
+  const Status status = copies.wait();
+  return status.ok() ? status : backend_->synchronize();
+}
+
 // Backs the blocks' pages one after another, and copies what was kept as soon as its pages are there.
 Status Suspender::restore(const std::vector<Index>& which, bool all, std::unique_lock<std::mutex>& lock,
                           OutOfMemoryReport* report) {
   const std::vector<Index> pages = pages_to_restore(which, all);
   const std::vector<Saved> pieces = contents_to_restore(which);
   state_.contents.make_room(which.size());
-  Copies copies(*this, 0);
+  Copies copies(*backend_, state_.copy_streams, 0);
   for (Index i : which)
     if (state_.contents.lost(space().address_of(blocks()[i]), bytes_of(blocks()[i])))
       return {Code::closed, 0, "store"};
@@ -516,13 +468,13 @@ Status Suspender::restore(const std::vector<Index>& which, bool all, std::unique
     status = bring_back(pages, pieces, copies, &brought, lock);
   } catch (const std::bad_alloc&) {
     if (lock.owns_lock()) lock.unlock();
-    const bool copied = copies.wait().ok();
+    const bool copied = wait_for(copies).ok();
     lock.lock();
     undo(copied);
     throw;
   }
   lock.unlock();
-  const Status waited = copies.wait();
+  const Status waited = wait_for(copies);
   lock.lock();
   if (status.ok()) status = waited;
   if (!status.ok()) {
@@ -576,14 +528,7 @@ void Suspender::make_live(const std::vector<Index>& which) {
 bool Suspender::is_graphs(Index page) const { return streams_[stock().pages()[page].owner].capture != 0; }
 
 Status Suspender::close() {
-  Status first;
-  const auto note = [&first](Status status) {
-    if (first.ok()) first = status;
-  };
-  for (StreamHandle stream : copy_streams_) note(backend_->stream_destroy(stream));
-  for (EventHandle event : copy_events_) note(backend_->event_destroy(event));
-  copy_streams_.clear();
-  copy_events_.clear();
+  const Status first = state_.copy_streams.close(*backend_);
   Contents::Pieces unused;
   state_.contents.drop_all(unused);
   for (const auto& [host, piece] : unused) piece.memory.release();

@@ -7,8 +7,7 @@
 // its pages are set aside, and a suspended block that is freed is performed at the end.
 #pragma once
 
-#include <thread>
-
+#include "pool/copies.hpp"
 #include "pool/report.hpp"
 #include "pool/shares.hpp"
 
@@ -42,33 +41,8 @@ class Suspender : PoolPart {
   // Destroys what copies need, and drops the contents that are kept. pre: the caller has the turn.
   Status close();
 
-  // One suspend, resume or close at a time. Not ours(): this thread has the turn already, in a callback of
-  // the store, and would wait for itself.
-  class Turn {
-   public:
-    explicit Turn(Suspender& suspender)
-        : suspender_(suspender), ours_(suspender.whose_turn_.load() != std::this_thread::get_id()) {
-      if (!ours_) return;
-      suspender_.turn_.lock();
-      suspender_.whose_turn_ = std::this_thread::get_id();
-    }
-    ~Turn() {
-      if (!ours_) return;
-      suspender_.whose_turn_ = std::thread::id();
-      suspender_.turn_.unlock();
-    }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-    bool ours() const { return ours_; }
-
-   private:
-    Suspender& suspender_;
-    bool ours_;
-  };
-
  private:
   struct Saved;
-  class Copies;
   class Operation;
 
   void mark_suspended(const Wanted& wanted, bool keep, std::vector<Index>& marked);
@@ -92,6 +66,7 @@ class Suspender : PoolPart {
   void perform_late() noexcept;
   void forget_contents(const Block& block);
   bool is_graphs(Index page) const;
+  Status wait_for(Copies& copies);
 
   EventLog& log_;
   Zeroing& zeroing_;
@@ -103,10 +78,6 @@ class Suspender : PoolPart {
   const Shares& shares_;
   bool operating_ = false;   // an Operation is in progress: what it works on stays as it is
   std::vector<Index> late_;  // blocks freed meanwhile, in state moving
-  std::mutex turn_;          // see Turn; taken before the mutex
-  std::atomic<std::thread::id> whose_turn_{};
-  std::vector<StreamHandle> copy_streams_;  // these two guarded by turn_
-  std::vector<EventHandle> copy_events_;
 };
 
 }  // namespace vram

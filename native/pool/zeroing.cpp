@@ -38,7 +38,7 @@ Status Zeroing::fill_resident(const Block& block, StreamHandle stream) {
   if (!stock().any_aside() || space().segment(block).plain) return fill(address, bytes_of(block), stream);
   Status first;
   stock().each_page(block, [&](Index page, Units from, Units to) {
-    if (stock().pages()[page].suspended) return;
+    if (stock().pages()[page].suspended && !stock().pages()[page].moving) return;
     const Status status = fill(address + bytes_of(from - block.offset), bytes_of(to - from), stream);
     if (first.ok()) first = status;
   });

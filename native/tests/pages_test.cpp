@@ -7,6 +7,7 @@
 
 #include "backends/model.hpp"
 #include "placement/placer.hpp"
+#include "pool/pool.hpp"
 #include "testing.hpp"
 
 using namespace vram;
@@ -271,6 +272,29 @@ TEST(kept_pages_are_freed_as_old_as_they_are) {
       ticks.push_back(stock.pages()[page].tick);
   CHECK(std::is_sorted(ticks.begin(), ticks.end()) && ticks.back() == 11);
   for (const auto& [which, tick] : frees) CHECK(stock.page_of(stock.mapping_at(slots[which])).tick == tick);
+}
+
+// A page at the front of a long free block serves another block by now. What lies behind it still has its
+// memory, and is found without a search for the cheapest place.
+TEST(memory_behind_addresses_that_lost_theirs_serves_at_once) {
+  Pool pool(std::make_shared<ModelBackend>(64 * kGiB), PoolConfig{});
+  Address kept = 0;
+  REQUIRE(pool.allocate(kUnit, 0, 0, 0, &kept).ok());
+  const auto pair = [&](std::uint64_t size) {
+    Address address = 0;
+    REQUIRE(pool.allocate(size, 0, 0, 0, &address).ok());
+    REQUIRE(pool.free(address).ok());
+  };
+  for (const std::uint64_t size : {16 * kMiB, 64 * kMiB, kMiB, 16 * kMiB, 64 * kMiB}) pair(size);
+  const PoolStats before = pool.stats();
+  for (int turn = 0; turn < 10; ++turn)
+    for (const std::uint64_t size : {kMiB, 16 * kMiB, 64 * kMiB}) pair(size);
+  const PoolStats after = pool.stats();
+  constexpr auto kFreePages = static_cast<std::size_t>(Rung::free_pages);
+  CHECK(after.rungs[kFreePages] == before.rungs[kFreePages]);
+  CHECK(after.mappings == before.mappings && after.reserved.current == before.reserved.current);
+  std::string why;
+  CHECK(pool.check(&why));
 }
 
 TEST_MAIN()

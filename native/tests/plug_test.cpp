@@ -6,6 +6,8 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "plug/engine.h"
 #include "plug/pluggable.hpp"
@@ -114,6 +116,22 @@ TEST(a_use_recorded_inside_an_allocation_keeps_it) {
   const std::uint64_t before = world.pool->stats().pending_blocks;
   vram_plug_free(block, 2 * kMiB, 0, nullptr);
   CHECK(world.pool->stats().pending_blocks == before + 1);
+}
+
+TEST(recorded_streams_are_reported_with_the_start_of_their_block) {
+  static std::vector<std::pair<Address, StreamHandle>> told;
+  told.clear();
+  Plugged world;
+  char* const block = static_cast<char*>(vram_plug_allocate(2 * kMiB, 0, nullptr));
+  Plug::set_recorded([](int, Address start, StreamHandle stream) { told.emplace_back(start, stream); });
+  vram_plug_record_stream(block + 4096, world.on());
+  int stranger = 0;
+  vram_plug_record_stream(&stranger, world.on());
+  Plug::set_recorded(nullptr);
+  vram_plug_record_stream(block, world.on());
+  CHECK(told.size() == 1 && told[0].first == reinterpret_cast<Address>(block) &&
+        told[0].second == world.stream);
+  vram_plug_free(block, 2 * kMiB, 0, nullptr);
 }
 
 TEST(out_of_memory_is_thrown) {

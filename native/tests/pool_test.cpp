@@ -1365,6 +1365,22 @@ TEST(a_heap_keeps_its_memory_until_it_is_released) {
   });
 }
 
+TEST(a_captured_stream_gets_no_free_block_from_outside_its_graph) {
+  both_kinds([](const PoolConfig& config) {
+    World world(kGiB, config);
+    const Address warm = world.get(2 * kMiB, 1);
+    REQUIRE(world.pool->free(warm).ok() && world.pool->coalesce().ok());
+    REQUIRE(world.device->capture_begin(1).ok());
+    const Address captured = world.get(2 * kMiB, 1);
+    CHECK(captured != 0 && captured != warm);
+    std::uint64_t graph = 0;
+    REQUIRE(world.device->capture_end(1, &graph).ok());
+    CHECK(world.get(2 * kMiB, 1) == warm);
+    CHECK(world.device->refused_in_capture() == 0 && world.good());
+    REQUIRE(world.device->graph_destroy(graph).ok());
+  });
+}
+
 TEST(the_journal_shows_growth_and_shrinking) {
   PoolConfig config;
   config.journal = 100;

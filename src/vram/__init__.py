@@ -8,6 +8,7 @@ a name is first used. Reading recordings (`vram.open`, `vram.trace`) works witho
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def __getattr__(name: str) -> Any:
     if name in _PLACES:
         value = getattr(importlib.import_module(_PLACES[name]), _OTHER_NAMES.get(name, name))
     elif name in _MODULES:
-        value = importlib.import_module(f"vram.{name}")
+        value = _module(name)
     elif name == "__version__":
         value = importlib.import_module("vram.system.version").version()
     else:
@@ -199,5 +200,26 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _module(name: str) -> Any:
+    """A module of this package. Where a package that it needs is missing, it is an attribute that is not
+    there, so that `hasattr`, `help` and `inspect` work; `import vram.NAME` raises the ImportError itself.
+    """
+    try:
+        return importlib.import_module(f"vram.{name}")
+    except ImportError as error:
+        raise AttributeError(f"vram.{name} is not available: {error}") from error
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    names = {*globals(), *__all__, *_MODULES}
+    if importlib.util.find_spec("vram._native") is None:
+        names = {name for name in names if _loads(name)}
+    return sorted(names)
+
+
+def _loads(name: str) -> bool:
+    """Whether a name works where the native core is not built."""
+    try:
+        return name in globals() or __getattr__(name) is not None
+    except (AttributeError, ImportError):
+        return False

@@ -21,6 +21,9 @@ class Backend:
     def pages(self) -> bool: ...
 
     @property
+    def host_pages(self) -> bool: ...
+
+    @property
     def no_pages(self) -> str: ...
 
     @property
@@ -324,6 +327,9 @@ class PinCore:
 def plug_set_pool(device: int, pool: object | None) -> None:
     """Set the pool that serves other libraries on a CUDA device, or None."""
 
+def plug_pool(device: int) -> object | None:
+    """Return the pool that serves PyTorch on a CUDA device, or None."""
+
 def plug_set_maker(function: object | None) -> None:
     """
     Set the `function(device)` that sets the pool of a CUDA device on first use, or None.
@@ -390,6 +396,16 @@ class Buffer:
         Copy to a Buffer of any device or vram.pin (queued on the stream) or to other writable host memory (completed on return) of the same size. If the other Buffer is on another GPU, the copy is also ordered on its own stream. A Buffer on the host is host memory for other devices.
         """
 
+    def spill(self) -> int:
+        """
+        Move the contents to host memory, under the same address; kernels can still use them. Return the bytes that moved; pages that must stay on the device stay. Needs a pool with the option spill. Waits for work that is queued on the device.
+        """
+
+    def prefetch(self) -> int:
+        """
+        Move what was spilled back to the device. Return the bytes that moved. Raises OutOfMemory if the device has too little free memory; what did not fit stays on the host.
+        """
+
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
         """
         Export the memory as a DLPack capsule of bytes, without a copy. The consumer's `stream` (1 or None: the default, 2: the thread's, a handle, -1: no ordering) waits for the buffer's.
@@ -409,6 +425,10 @@ class Buffer:
     @property
     def size(self) -> int:
         """Requested bytes."""
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of it that are in host memory now."""
 
     @property
     def device(self) -> Device:
@@ -519,6 +539,25 @@ class PoolCore:
     def resume_blocks(self, tag: str | None, /) -> int:
         """
         Back suspended allocations with memory again. Return the restored bytes.
+        """
+
+    def set_spill_callback(self, function: Callable[[int], object] | None, /) -> None:
+        """
+        function(bytes), called before memory moves to the host because the device is full; None removes it.
+        """
+
+    def steer_spill(self, first: Sequence[str], never: Sequence[str], /) -> None:
+        """Names of tags whose memory goes to the host first, or never."""
+
+    def spill_block(self, ptr: int, /) -> int:
+        """Move an allocation to host memory. Return the bytes that moved."""
+
+    def prefetch_block(self, ptr: int, /) -> int:
+        """Move an allocation back to the device. Return the bytes that moved."""
+
+    def bring_back(self, most: int, /) -> int:
+        """
+        Move at most so many bytes back to the device while enough of it is free. Return the bytes that moved.
         """
 
     def release_unused(self, wait: bool, /) -> None:

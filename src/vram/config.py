@@ -6,6 +6,7 @@ the options.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import operator
 import os
@@ -18,7 +19,9 @@ from vram.arguments import real_number, require, shown, whole_number
 from vram.errors import ConfigError
 from vram.sizes import format_size, parse_size
 
-__all__ = ["OPTIONS", "Config", "Option", "limit_bytes", "parse_pool_options", "split_settings"]
+__all__ = [
+    *("OPTIONS", "Config", "Option", "limit_bytes", "parse_pool_options", "spill_bytes", "split_settings"),
+]
 
 Scope: TypeAlias = Literal["core", "pool", "manager"]
 """Where an option applies: "core" options go to the native pool (and replay), "pool" options stay in Python,
@@ -30,6 +33,9 @@ MAX_JOURNAL = 2**24
 """Maximum number of events in the journal of each stream: 1 GiB."""
 PAGE_SIZES = (2 * MIB, 8 * MIB, 32 * MIB)
 UNLIMITED = -1
+AUTO = "auto"
+AUTO_SHARE = 2
+"""`spill="auto"` takes at most one in this many bytes of the free host memory."""
 NO_THRESHOLD = 2**64 - 1
 """What `Pool.config()` returns as the release threshold if there is none."""
 DEFAULT_WARMUP = ((4 << 10, 50), (64 << 10, 20), (1 * MIB, 10))
@@ -124,6 +130,13 @@ def _release_threshold(value: Any) -> int:
     return parse_size(value)
 
 
+def _spill(value: Any) -> int | str:
+    """Parse bytes of host memory (0: none), or "auto"."""
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return 0
+    return AUTO if value == AUTO else parse_size(value)
+
+
 def _page(value: Any) -> int:
     size = parse_size(value)
     if size not in PAGE_SIZES:
@@ -205,6 +218,8 @@ OPTIONS: dict[str, Option] = {
                "number of events to keep for each stream", live=False),
         Option("zero_on_allocate", "core", _bool, False, _BOOL, "fill new allocations with zeros"),
         Option("zero_on_free", "core", _bool, False, _BOOL, "fill freed memory with zeros"),
+        Option("spill", "core", _spill, 0, _SIZE + ", auto (half of the free host memory) or none",
+               "maximum host memory to move cold memory to when the device is full"),
         Option("stacks", "pool", _stacks, "none", "none or python",
                "record the Python stack of every allocation, for leaks()", live=False),
         Option("enable_warmup", "manager", _bool, None, _BOOL,
@@ -339,6 +354,25 @@ def limit_bytes(limit: float, total: int | None) -> int:
     return max(1, int(limit * total))
 
 
+def spill_bytes(spill: int | str) -> int:
+    """Return the bytes of host memory that a pool may spill to."""
+    return free_host_memory() // AUTO_SHARE if spill == AUTO else whole_number(spill, "spill")
+
+
+def free_host_memory() -> int:
+    """Return the bytes of memory that the system says are available, within the limit of a container."""
+    free = [0]
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as lines:
+        free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open("/sys/fs/cgroup/memory.max") as limit,
+        open("/sys/fs/cgroup/memory.current") as used,
+    ):
+        free.append(max(0, int(limit.read()) - int(used.read())))
+    return min(free)
+
+
 def parse_pool_options(settings: Mapping[str, object], *, capacity: int | None = None) -> dict[str, object]:
     """Return pool settings as the native core takes them. Only given ones are included, so none is reset.
 
@@ -347,6 +381,8 @@ def parse_pool_options(settings: Mapping[str, object], *, capacity: int | None =
     options: dict[str, object] = read_options(settings, ("core",))
     if "limit" in options:
         options["limit"] = limit_bytes(options["limit"], capacity)  # type: ignore[arg-type]
+    if "spill" in options:
+        options["spill"] = spill_bytes(options["spill"])  # type: ignore[arg-type]
     return options
 
 
@@ -379,7 +415,8 @@ class Config(Mapping[str, Any]):
     def core_options(self, total: int) -> dict[str, object]:
         """Return every option of the native pool, for a device of `total` bytes."""
         options = {name: self[name] for name, option in OPTIONS.items() if option.scope == "core"}
-        return {**options, "limit": limit_bytes(options["limit"], total)}
+        limit, spill = limit_bytes(options["limit"], total), spill_bytes(options["spill"])
+        return {**options, "limit": limit, "spill": spill}
 
     def is_set(self, name: str) -> bool:
         """Return whether the option was set explicitly."""

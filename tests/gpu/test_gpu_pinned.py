@@ -105,6 +105,7 @@ def test_what_is_given_back_is_unknown_to_the_driver(pinned: PinnedPool, driver:
 
 def test_torch_takes_it_for_pinned(pinned: PinnedPool) -> None:
     torch = pytest.importorskip("torch")
+    torch.cuda.init()  # before that, no memory is pinned to PyTorch
     buffer = pinned.allocate(4 * KIB)
     tensor = torch.from_dlpack(buffer)
     assert tensor.is_pinned() and tensor.data_ptr() == buffer.ptr

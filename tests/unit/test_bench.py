@@ -40,6 +40,7 @@ class Ledger:
         self.live: dict[int, int] = {}
         self.made: list[int] = []
         self.peak = 0
+        self.most = 0
         self.limit = limit
         self.refused = 0
 
@@ -50,6 +51,7 @@ class Ledger:
         self.made.append(size)
         self.live[len(self.made)] = size
         self.peak = max(self.peak, len(self.live))
+        self.most = max(self.most, self.held())
         return len(self.made)
 
     def drop(self, block: int, size: int) -> None:
@@ -107,21 +109,37 @@ def test_a_training_step_holds_about_the_activations_asked_for() -> None:
         assert pool.stats().peak_allocated == pytest.approx(1024 * MIB, rel=0.05)
 
 
-def test_memory_pressure_comes_near_its_limit_and_never_beyond() -> None:
-    ledger = Ledger(limit=64 * MIB)
-    spent, refused = workloads.pressure(64 * MIB, 200).compile(ledger.way())()
+PRESSURE = [workloads.pressure(512 * MIB, 8), workloads.fragmented(512 * MIB, 200)]
+
+
+@pytest.mark.parametrize("scenario", PRESSURE, ids=lambda scenario: scenario.name)
+def test_memory_pressure_comes_near_its_limit_and_never_beyond(scenario: workloads.Scenario) -> None:
+    most = 512 * MIB * 95 // 100
+    ledger = Ledger(limit=most)
+    spent, refused = scenario.compile(ledger.way())()
     assert spent > 0
     assert refused == 0
     assert ledger.live == {}
-    assert len(ledger.made) > 200
+    assert most - 64 * MIB < ledger.most <= most
+    assert len(ledger.made) == len(scenario.names["fill"]) + scenario.pairs
 
 
-def test_who_is_refused_under_pressure_frees_its_oldest_and_goes_on() -> None:
-    scenario = workloads.pressure(64 * MIB, 200)
-    ledger = Ledger(limit=56 * MIB)
+@pytest.mark.parametrize("scenario", PRESSURE, ids=lambda scenario: scenario.name)
+def test_who_is_refused_under_pressure_frees_its_oldest_and_goes_on(scenario: workloads.Scenario) -> None:
+    ledger = Ledger(limit=448 * MIB)
     _, refused = scenario.compile(ledger.way())()
     assert refused == ledger.refused > 0
     assert ledger.live == {}
+
+
+def test_memory_pressure_frees_half_and_requests_the_same_sizes_again() -> None:
+    scenario = PRESSURE[0]
+    ledger = Ledger()
+    scenario.compile(ledger.way())()
+    filled = len(scenario.names["fill"])
+    assert sorted(set(ledger.made)) == sorted(set(workloads.KEPT))
+    assert scenario.pairs == 8 * (filled // 2)
+    assert ledger.peak == filled
 
 
 def test_a_benchmark_on_threads_frees_everything_and_hands_half_over() -> None:

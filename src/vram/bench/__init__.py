@@ -18,7 +18,7 @@ __all__ = ["BENCHES", "run"]
 BENCHES = {
     "hotpath": "An allocate+free pair in six scenarios, from Python and C++, and with every installed peer.",
     "threads": "Threads with one stream each, and with half of the frees on another thread.",
-    "scenarios": "Five kinds of program, compared with PyTorch's allocator.",
+    "scenarios": "Six kinds of program, compared with PyTorch's allocator.",
     "pages": "Growing, remapping and a first training step: pages compared with plain driver memory.",
     "warmup": "The first use of prepared blocks and of unprepared blocks.",
 }

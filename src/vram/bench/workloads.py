@@ -7,16 +7,17 @@ same. `peers` has the allocators.
 
 from __future__ import annotations
 
+import itertools
 import random
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from vram import _native
 
-__all__ = ["HOTPATH", "PROGRAMS", "Run", "Scenario", "Way", "pressure", "training_step"]
+__all__ = ["HOTPATH", "PROGRAMS", "Run", "Scenario", "Way", "fragmented", "pressure", "training_step"]
 
 KIB, MIB = 1 << 10, 1 << 20
 KEPT, TEMPORARY, LAYERS = _native.bench_layer()
@@ -240,13 +241,40 @@ def training_step(total: int) -> Scenario:
     return _layers("training step", kept, temporary, LAYERS, rounds=1)
 
 
-def pressure(limit: int, requests: int) -> Scenario:
-    """A program at 95 % of a limit with fragmented memory; its loop returns (nanoseconds, refusals).
+PRESSURE_SHARE = 95
+"""Percent of the limit that a program under memory pressure keeps allocated."""
+
+
+def pressure(limit: int, rounds: int) -> Scenario:
+    """A program that fills 95 % of a limit, frees half of it and goes on; its loop returns (ns, refusals).
+
+    It has the blocks of the transformer step, as many as fit. Every round frees a random half of them and
+    requests as many blocks of the same sizes, in another order.
+    """
+    chance, names = random.Random(0), iter(range(1 << 30))
+    live: dict[int, int] = {}
+    held = 0
+    for size in itertools.cycle(KEPT):
+        if (held := held + size) > limit * PRESSURE_SHARE // 100:
+            break
+        live[next(names)] = size
+    fill, sizes, churn = list(live.items()), dict(live), []
+    for _ in range(rounds):
+        freed = [(name, live.pop(name)) for name in chance.sample(tuple(live), len(live) // 2)]
+        wanted = [(next(names), size) for _, size in chance.sample(freed, len(freed))]
+        churn += [(name, size, () if i else tuple(freed)) for i, (name, size) in enumerate(wanted)]
+        live |= wanted
+        sizes |= wanted
+    return _under_pressure("memory pressure", fill, (), churn, sizes)
+
+
+def fragmented(limit: int, requests: int) -> Scenario:
+    """A program at 95 % of a limit with fragmented memory; its loop returns (ns, refusals).
 
     Mixed sizes fill the limit, every other block is freed, then each request frees random blocks until it
     fits.
     """
-    most, chance, names = limit * 95 // 100, random.Random(0), iter(range(1 << 30))
+    most, chance, names = limit * PRESSURE_SHARE // 100, random.Random(0), iter(range(1 << 30))
     live: dict[int, int] = {}
     sizes: dict[int, int] = {}
 
@@ -272,10 +300,19 @@ def pressure(limit: int, requests: int) -> Scenario:
         churn.append((name, size, tuple(victims)))
         live[name] = sizes[name] = size
         held += size
-    return Scenario(
-        "memory pressure",
-        requests,
-        _PRESSURE,
-        {"fill": fill, "thinned": thinned, "churn": churn, "sizes": sizes},
-        dropped="old",
-    )
+    return _under_pressure("fragmented", fill, thinned, churn, sizes)
+
+
+def _under_pressure(
+    name: str,
+    fill: Sequence[tuple[int, int]],
+    thinned: Sequence[tuple[int, int]],
+    churn: Sequence[tuple[int, int, Sequence[tuple[int, int]]]],
+    sizes: Mapping[int, int],
+) -> Scenario:
+    """Names and sizes: of what fills the limit, of what is freed then, and of what the clock is for.
+
+    Each request of `churn` comes with the blocks that are freed before it.
+    """
+    names = {"fill": fill, "thinned": thinned, "churn": churn, "sizes": sizes}
+    return Scenario(name, len(churn), _PRESSURE, names, dropped="old")

@@ -13,13 +13,17 @@ from typing import Any
 from vram.sizes import format_count, format_size
 
 __all__ = [
+    "arenas_html",
     "heading",
+    "manager_html",
     "measurement_html",
     "plan_html",
     "pool_html",
     "ranking_html",
     "report_html",
+    "results_html",
     "snapshot_html",
+    "stats_html",
     "table",
 ]
 
@@ -106,6 +110,40 @@ def pool_html(pool: Any) -> str:
         + table("|>now", numbers.items())
         + _holders(pool)
     )
+
+
+def stats_html(stats: Any) -> str:
+    """The most common numbers of a pool."""
+    sizes = ("allocated", "requested", "pending", "cached", "reserved", "peak_allocated")
+    rows = {name.replace("_", " "): format_size(getattr(stats, name)) for name in sizes}
+    rows |= {
+        "live allocations": f"{stats.live:,}",
+        "allocations so far": f"{stats.allocations:,}",
+        "without a driver call": f"{stats.hit_rate:.1%}",
+        "fragmentation": f"{stats.fragmentation:.1%}",
+        "out of memory": f"{stats.out_of_memory:,}",
+    }
+    return table("|>now", rows.items())
+
+
+def manager_html(manager: Any) -> str:
+    """The pools of a manager."""
+    rows = []
+    for pool in manager.pools:
+        stats = pool.stats()
+        sizes = (stats.allocated, stats.reserved, stats.peak_allocated)
+        rows.append((pool.device.name, *map(format_size, sizes), f"{stats.live:,}"))
+    count = format_count(len(rows), "pool")
+    return heading(f"vram.MemoryManager: {count}") + table(
+        "device|>allocated|>reserved|>peak|>live allocations", rows
+    )
+
+
+def arenas_html(report: Any) -> str:
+    """The marks of several arenas."""
+    rows = [(line.name, format_size(line.high_water), format_size(line.capacity)) for line in report.arenas]
+    rows += [("apart", format_size(report.apart), ""), ("one shared", format_size(report.shared), "")]
+    return table("arena|>high water|>held", rows)
 
 
 def _holders(pool: Any) -> str:
@@ -207,6 +245,14 @@ def plan_html(plan: Any) -> str:
 
 def report_html(report: Any) -> str:
     """The table of `vram.replay.compare`: one allocator a row."""
+    source = str(report.heading["source"])
+    recorded = f"<p>The job was recorded with {escape(report.recorded)}.</p>" if report.recorded else ""
+    title = heading(f"{source}: {report.heading['events']:,} events")
+    return title + results_html(report.results) + recorded
+
+
+def results_html(results: Iterable[Any]) -> str:
+    """What policies did, one in a row."""
     rows = [
         (
             result.policy,
@@ -216,12 +262,9 @@ def report_html(report: Any) -> str:
             f"{result.driver_us / 1000:.1f} ms",
             "no" if result.oom is None else f"event {result.oom['event']}",
         )
-        for result in report.results
+        for result in results
     ]
-    source = str(report.heading["source"])
-    return heading(f"{source}: {report.heading['events']:,} events") + table(
-        "allocator|>allocated|>reserved|>ratio|>driver time|out of memory", rows
-    )
+    return table("allocator|>allocated|>reserved|>ratio|>driver time|out of memory", rows)
 
 
 def ranking_html(ranking: Sequence[Any]) -> str:

@@ -30,6 +30,7 @@ from vram.core.locks import new_lock
 from vram.core.measure import Measurement
 from vram.core.observer import Listeners
 from vram.core.pool import Pool
+from vram.core.spill import spillable
 from vram.core.stats import fragmentation
 from vram.core.ticker import every_second
 from vram.errors import ConfigError, DeviceError, InvalidFree, VramError
@@ -48,6 +49,8 @@ STATS_JOURNAL = 65536
 """Events the journal of each stream keeps while statistics are enabled."""
 MOST_STREAM_CACHE = 65536
 """Blocks a stream's cache is never expanded beyond."""
+MOST_SHOWN = 4
+"""Pools that the text of a manager names."""
 
 
 _log = logging.getLogger("vram")
@@ -139,7 +142,10 @@ class MemoryManager:
             found = self._pools.get(place)
             if found is not None and not found.closed:
                 return found
-            pool = Pool(place, **self._pool_settings())
+            settings = self._pool_settings()
+            if not spillable(place.backend):
+                settings["spill"] = 0
+            pool = Pool(place, **settings)
             if pairs := self._warmup_pairs():
                 pool.warmup(pairs)
             self._new_pools.tell(pool)
@@ -296,6 +302,8 @@ class MemoryManager:
 
     def _apply(self, pool: Pool, core: Mapping[str, Any], read: Mapping[str, Any]) -> None:
         live = {name: value for name, value in core.items() if OPTIONS[name].live}
+        if not spillable(pool.device.backend):
+            live.pop("spill", None)
         if live:
             pool.reconfigure(live)
         if "journal" in read or "enable_stats" in read:
@@ -473,8 +481,16 @@ class MemoryManager:
         for pool in pools.values():
             pool.close()
 
+    def _repr_html_(self) -> str:
+        from vram.core.html import manager_html
+
+        return manager_html(self)
+
     def __repr__(self) -> str:
-        return f"<vram.MemoryManager {', '.join(map(repr, self.pools)) or 'without pools yet'}>"
+        pools = self.pools
+        more = f", and {len(pools) - MOST_SHOWN} more" if len(pools) > MOST_SHOWN else ""
+        shown = ", ".join(map(repr, pools[:MOST_SHOWN])) + more
+        return f"<vram.MemoryManager {shown or 'without pools yet'}>"
 
 
 def _pressure(pool: Pool) -> float:

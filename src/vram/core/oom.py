@@ -34,18 +34,23 @@ def explain_out_of_memory(
     rounding: int = 0,
     callback_errors: tuple[str, ...] = (),
     limit_name: str = "limit",
+    can_spill: bool = False,
 ) -> OutOfMemory:
     """Build the error of a request for `size` bytes on `stream`.
 
     `tags` has the live bytes under each tag, `places` those allocated by each line where stacks are kept,
     `pending_streams` the bytes pending on each stream, `rounding` what of the live bytes was not asked for;
-    `limit_name` is the option that bounds the pool.
+    `limit_name` is the option that bounds the pool; `can_spill` says whether its memory could spill.
     """
     account = _account(report, rounding)
     verdict = judge_request(account, size)
     facts: dict[str, Any] = {
         "suspended": 0,
+        "spill": 0,
+        "host": 0,
+        "spilled": 0,
         **report,
+        "can_spill": can_spill,
         "verdict": verdict,
         "bytes": account.parts(),
         "outside": account.foreign,
@@ -63,6 +68,7 @@ def explain_out_of_memory(
         f"used as follows:",
         *_parts(account, facts),
         *_suspended(facts),
+        *_spilled(facts),
         f"What would help: {'; '.join(_remedies(size, facts, cross_stream))}.",
     ]
     return OutOfMemory(
@@ -132,6 +138,15 @@ def _suspended(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"In addition, {format_size(facts['suspended'])} are suspended and not in device memory."
 
 
+def _spilled(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What is allocated and in host memory now; no part of the device's bytes."""
+    if facts["spill"]:
+        yield (
+            f"In addition, {format_size(facts['spilled'])} are spilled to host memory, where the pool holds "
+            f"{format_size(facts['host'])} of at most {format_size(facts['spill'])} (spill)."
+        )
+
+
 def _tags(facts: Mapping[str, Any]) -> str:
     named = [(tag, size) for tag, size in facts["tags"].items() if tag is not None][:MOST_NAMED]
     if not named:
@@ -173,6 +188,10 @@ def _remedies(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterato
         yield f"freeing {format_size(demand - capacity)} of the allocated memory"
     else:
         yield "freeing part of the allocated memory, or requesting less"
+    if facts["spill"]:
+        yield "a larger spill, if it is used up, or tags with spill='never' on less memory"
+    elif facts["can_spill"] and demand > capacity:
+        yield f'spill="{format_size(demand - capacity)}" or more, which moves cold memory to host memory'
 
 
 def _remedies_inside(size: int, facts: Mapping[str, Any], cross_stream: str) -> Iterator[str]:

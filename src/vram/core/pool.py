@@ -31,6 +31,7 @@ from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.release import follow_threshold
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
+from vram.core.spill import Spilled, before_spill, spillable, spilled_of
 from vram.core.stats import Raw, Stats, Uncounted, counts_of
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
@@ -69,8 +70,24 @@ class Pool(Closing, _native.PoolCore):
         settings = Config(config, ("core", "pool"))
         place = device if isinstance(device, Device) else Device(device)
         self._memory = self._memory_of(place)
-        super().__init__(place, settings.core_options(self._memory.total_bytes), self._memory)
+        super().__init__(place, self._options(settings, config), self._memory)
         self._begin(place, settings)
+
+    def _options(self, settings: Config, given: Mapping[str, object]) -> dict[str, object]:
+        """The options of the native pool. `spill` of VRAM_CONF has no effect where memory cannot spill."""
+        options = settings.core_options(self._memory.total_bytes)
+        if not given.get("spill") and not spillable(self._memory):
+            return {**options, "spill": 0}
+        self._require_spillable(options)
+        return options
+
+    def _require_spillable(self, options: Mapping[str, object]) -> None:
+        if not options.get("spill") or spillable(self._memory):
+            return
+        why = "it is host memory already" if self._memory.host_accessible else "it cannot map host memory"
+        raise ConfigError(
+            f"spill does not apply to this memory: {why}", option="spill", value=options["spill"]
+        )
 
     def _begin(self, place: Device, settings: Config) -> None:
         """Set up the Python side, once the native pool exists."""
@@ -86,6 +103,7 @@ class Pool(Closing, _native.PoolCore):
         place._core.add_listener(self.stream_listener())
         register(self)
         follow_threshold(self)
+        self._tell_before_spill()
 
     def _keep_stacks(self, wanted: bool, who: object) -> None:
         """Keep the Python stacks of allocations while at least one owner asks for them."""
@@ -200,8 +218,10 @@ class Pool(Closing, _native.PoolCore):
         for name in settings:
             if not OPTIONS[name].live:
                 raise ConfigError(f"{name} cannot change; set it when you create the pool", option=name)
+        self._require_spillable(settings)
         super().reconfigure(settings)
         follow_threshold(self)
+        self._tell_before_spill()
 
     @property
     def limit(self) -> int | None:
@@ -309,6 +329,50 @@ class Pool(Closing, _native.PoolCore):
         if self._store is None or self._store.closed:
             self._store = _store_for(self)
         return self._store
+
+    # ---- spilling ---------------------------------------------------------------------------------------
+
+    def spilled(self) -> list[Spilled]:
+        """The allocations that are in host memory now, wholly or in part, most bytes first.
+
+        Memory moves there when the device is full and the option `spill` is set, or with `Buffer.spill`.
+        Visits every block.
+        """
+        return spilled_of(self)
+
+    def spill_block(self, ptr: int, /) -> int:
+        """Move an allocation to host memory; returns the bytes that moved."""
+        self._know_streams()
+        return super().spill_block(ptr)
+
+    def prefetch_block(self, ptr: int, /) -> int:
+        """Move an allocation back to the device; returns the bytes that moved."""
+        self._know_streams()
+        return super().prefetch_block(ptr)
+
+    def bring_back(self, most: int, /) -> int:
+        """Move at most so many bytes back to the device while enough of it is free; returns how many."""
+        self._know_streams()
+        return super().bring_back(most)
+
+    def _know_streams(self) -> None:
+        """A swap holds the streams that vram knows; PyTorch's may not have been used for memory yet."""
+        if isinstance(self._memory, _native.CudaBackend):
+            self.device._core.adopt_torch()
+
+    def _can_spill(self) -> bool:
+        return spillable(self._memory) and bool(self.raw_stats()["paged"])
+
+    def _tell_before_spill(self) -> None:
+        if self.config().get("spill"):
+            weak = weakref.ref(self)
+
+            def tell(needed: int) -> None:
+                if (pool := weak()) is not None:
+                    pool._know_streams()
+                    before_spill(pool, needed)
+
+            self.set_spill_callback(tell)
 
     def _reserved(self) -> int:
         return int(self.raw_stats()["reserved"]["current"])
@@ -656,6 +720,7 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         rounding=_rounding(pool.raw_stats()),
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
         limit_name=pool._limit_name() if isinstance(pool, Pool) else "limit",
+        can_spill=isinstance(pool, Pool) and pool._can_spill(),
     )
     if isinstance(pool, Pool):
         _tell_of_failure(pool, error)
@@ -678,7 +743,7 @@ def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, i
     counts = pool.raw_stats()["allocations"]
     if counts["small"]["current"] + counts["large"]["current"] <= MOST_EXPLAINED:
         for segment in pool.raw_snapshot():
-            for _address, size, _requested, state, stream, tag, _serial, stack in segment["blocks"]:
+            for _address, size, _requested, state, stream, tag, _serial, stack, _spilled in segment["blocks"]:
                 if state == "live":
                     tags[tag] += size
                     stacks[stack[:1]] += size

@@ -31,7 +31,8 @@ Stack = tuple[Frame, ...]
 class Block:
     """A piece of a segment: "live", "suspended", "cached", "pending" or "free" by its `state`.
 
-    `size` is in bytes. `stack` is where it was allocated, if it is live or pending and the pool keeps stacks.
+    `size` is in bytes; `spilled` of them are in host memory. `stack` is where it was allocated, if it is live
+    or pending and the pool keeps stacks.
     """
 
     address: int
@@ -42,6 +43,7 @@ class Block:
     tag: str | None
     serial: int
     stack: Stack = ()
+    spilled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Segment:
 class Snapshot:
     """Every segment and block of a pool at one moment, with the totals of that moment in bytes.
 
-    `allocated` includes suspended blocks; `suspended` has the bytes of their pages, not in `reserved`.
+    `allocated` includes suspended and spilled blocks; `suspended` has the bytes of the pages that were
+    released, `spilled` those of pages in host memory. Neither is in `reserved`.
     """
 
     device: str
@@ -70,6 +73,7 @@ class Snapshot:
     pending: int
     cached: int
     suspended: int = 0
+    spilled: int = 0
 
     @classmethod
     def of(cls, device: str, segments: Iterable[Mapping[str, Any]], raw: Mapping[str, Any]) -> Snapshot:
@@ -82,6 +86,7 @@ class Snapshot:
             pending=raw["pending"]["current"],
             cached=raw["cached"],
             suspended=raw["suspended"],
+            spilled=raw.get("spilled", 0),
         )
 
     def blocks(self, state: str | None = None) -> Iterator[Block]:
@@ -208,6 +213,9 @@ class Leak:
     def bytes(self) -> int:
         """Bytes asked for by all of them."""
         return self.size * self.count
+
+    def __repr__(self) -> str:
+        return f"<Leak {self}>"
 
     def __str__(self) -> str:
         label = f" tagged {self.tag!r}" if self.tag is not None else ""

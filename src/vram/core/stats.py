@@ -31,7 +31,17 @@ MEASURES = ("current", "peak", "allocated", "freed")
 READY_RUNGS = ("stream_cache", "own_blocks", "passed_pending", "finished_elsewhere")
 """The rungs that serve an allocation without calling the driver."""
 _SLOW_FIRST = (
-    *("driver", "give_back", "host_wait", "callbacks", "flush", "stream_wait", "growth", "free_pages"),
+    *(
+        "spill",
+        "driver",
+        "give_back",
+        "host_wait",
+        "callbacks",
+        "flush",
+        "stream_wait",
+        "growth",
+        "free_pages",
+    ),
     *("finished_elsewhere", "passed_pending", "own_blocks", "stream_cache"),
 )
 
@@ -92,6 +102,11 @@ class Stats(Mapping[str, float]):
     def suspended(self) -> int:
         """Bytes that suspended buffers released and `resume()` takes again; not in `reserved`."""
         return int(self._raw["suspended"])
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of pages under live memory that are in host memory; not in `reserved`."""
+        return int(self._raw.get("spilled", 0))
 
     @property
     def cached(self) -> int:
@@ -181,6 +196,11 @@ class Stats(Mapping[str, float]):
     def to_dict(self) -> dict[str, float]:
         """The mapping as a plain dict."""
         return dict(self._numbers)
+
+    def _repr_html_(self) -> str:
+        from vram.core.html import stats_html
+
+        return stats_html(self)
 
     def __repr__(self) -> str:
         return (
@@ -366,7 +386,8 @@ def _own_numbers(raw: Raw) -> dict[str, float]:
         "suspended.blocks": raw["suspended_blocks"],
         "suspended.kept_bytes": raw["kept"],
         "waste.ratio": ratio(raw["reserved"]["peak"], raw["peak_live"], 1.0),
-        "waste.bytes": raw["reserved"]["current"] - (raw["live"] - raw["suspended_live"]),
+        "waste.bytes": raw["reserved"]["current"]
+        - (raw["live"] - raw["suspended_live"] - raw.get("spilled_live", 0)),
         "waste.rounding_bytes": rounding,
         "fragmentation": fragmentation(raw),
         "streams": len(raw["streams"]),
@@ -375,5 +396,24 @@ def _own_numbers(raw: Raw) -> dict[str, float]:
         "stacks": raw["stacks"],
         "stacks.lost": raw["lost_stacks"],
     }
+    numbers.update(_spill_numbers(raw))
     numbers.update({f"rung.{name}": count for name, count in raw["rungs"].items()})
     return numbers
+
+
+def _spill_numbers(raw: Raw) -> dict[str, float]:
+    """What is in host memory, and what was moved so far."""
+    if "spill" not in raw:  # the driver's own pool
+        return {}
+    moved = raw["spill"]
+    return {
+        "spill.bytes": raw["spilled"],
+        "spill.host_bytes": raw["host"],
+        "spill.moved_out_bytes": moved["spilled_bytes"],
+        "spill.moved_back_bytes": moved["returned_bytes"],
+        "spill.count": moved["spills"],
+        "spill.returns": moved["returns"],
+        "spill.late": moved["late"],
+        "spill.failures": moved["failures"],
+        "spill.seconds": moved["seconds"],
+    }

@@ -6,16 +6,21 @@ Keeps the current name in a context variable that the native core reads. Snapsho
 from __future__ import annotations
 
 from contextvars import ContextVar
+from typing import Literal
 
-from vram.arguments import require_label
+from vram.arguments import require_label, shown
 from vram.core.scope import Scope
+from vram.errors import ConfigError
 
-__all__ = ["current_tag", "tag"]
+__all__ = ["current_tag", "spill_wishes", "tag"]
 
 _current: ContextVar[str | None] = ContextVar("vram_tag", default=None)
 # The outer names. Kept in the context, not in the object, so that several threads can use one object.
 _outer: ContextVar[tuple[str | None, ...]] = ContextVar("vram_outer_tags", default=())
 _registered = False
+
+SPILL_WISHES = ("first", "never")
+_wishes: dict[str, str] = {}
 
 
 class tag(Scope):
@@ -28,9 +33,19 @@ class tag(Scope):
 
     __slots__ = ("_name",)
 
-    def __init__(self, name: str) -> None:
-        """Create a label; it can be entered any number of times."""
+    def __init__(self, name: str, *, spill: Literal["first", "never"] | None = None) -> None:
+        """Create a label; it can be entered any number of times.
+
+        `spill` is for pools with the option of this name: memory of the tag moves to the host "first", or
+        "never". It applies to the name, in all pools, until another tag of this name changes it.
+        """
         self._name = require_label(name, "a tag")
+        if spill is not None:
+            if spill not in SPILL_WISHES:
+                raise ConfigError(
+                    f"spill={shown(spill)} is neither 'first' nor 'never'", option="spill", value=spill
+                )
+            _wishes[self._name] = spill
 
     @property
     def name(self) -> str:
@@ -55,6 +70,13 @@ class tag(Scope):
 def current_tag() -> str | None:
     """Return the label that an allocation gets here, or None."""
     return _current.get()
+
+
+def spill_wishes() -> tuple[list[str], list[str]]:
+    """Return the names whose memory spills first, and those whose memory never does."""
+    named = dict(_wishes)
+    first, never = ([name for name, wish in named.items() if wish == which] for which in SPILL_WISHES)
+    return first, never
 
 
 def _register() -> None:

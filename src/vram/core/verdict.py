@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["MEANINGS", "VERDICTS", "WASTE", "Account", "judge_moment", "judge_request"]
+__all__ = ["MEANINGS", "OUTSIDE", "VERDICTS", "WASTE", "Account", "judge_moment", "judge_request"]
 
 VERDICTS = ("cached", "pending", "fragmentation", "rounding", "foreign", "true-demand")
 """In the order in which they are tried: what is cheapest to release comes first."""
@@ -25,6 +25,9 @@ MEANINGS = {
     "withheld": "free on the device, but beyond the limit",
     "foreign": "held outside the allocator, by other libraries or processes",
 }
+
+OUTSIDE = ("withheld", "foreign")
+"""Memory of the device that the allocator could not use."""
 
 MOSTLY = 0.9
 """If at least this share of the reserved memory was requested by the program, the verdict is true demand."""
@@ -61,6 +64,16 @@ class Account:
     def device(self) -> int:
         """All of it."""
         return self.reserved + self.unused + self.withheld + self.foreign
+
+    @property
+    def usable(self) -> int:
+        """What the allocator could use: without what a limit withholds and what others hold."""
+        return self.reserved + self.unused
+
+    def shares(self) -> dict[str, float | None]:
+        """Each part as a share of `usable`; None for what is outside of it."""
+        usable = max(1, self.usable)
+        return {name: None if name in OUTSIDE else size / usable for name, size in self.parts().items()}
 
     def parts(self) -> dict[str, int]:
         """Bytes by the words of MEANINGS."""

@@ -284,6 +284,11 @@ class ArenaReport:
     apart: int
     shared: int
 
+    def _repr_html_(self) -> str:
+        from vram.core.html import arenas_html
+
+        return arenas_html(self)
+
     def __str__(self) -> str:
         rows = [("arena", "high water", "held")]
         rows += [

@@ -1,0 +1,522 @@
+// Choosing pages, moving their contents, and what happens when a step fails.
+#include "pool/spiller.hpp"
+
+#include <algorithm>
+#include <new>
+#include <tuple>
+#include <utility>
+
+#include "placement/room.hpp"
+#include "pool/gates.hpp"
+
+namespace vram {
+
+namespace {
+
+// More than what is needed goes at a time, so that the streams are held less often: at most this much, and at
+// most this share of what the pool holds.
+constexpr std::uint64_t kBatchBytes = 64 * kMiB;
+constexpr std::uint64_t kBatchShare = 32;
+// Pages return only if this share of the pool's memory stays free, so that the next requests do not send them
+// back at once.
+constexpr std::uint64_t kMarginShare = 16;
+// Pages exchanged at a time with the mutex held.
+constexpr std::size_t kBatch = 8;
+// How often a wait for copies is repeated that the driver refuses.
+constexpr int kTries = 3;
+
+}  // namespace
+
+void longest_untouched(std::vector<SpillCandidate>& candidates) {
+  std::stable_sort(
+      candidates.begin(), candidates.end(), [](const SpillCandidate& a, const SpillCandidate& b) {
+        return std::tuple(!a.first, b.age, b.block_bytes) < std::tuple(!b.first, a.age, a.block_bytes);
+      });
+}
+
+// ---- one swap -------------------------------------------------------------------------------------------
+
+// Pages that are set aside while their contents move. The destructor puts back what was not exchanged. Made
+// and destroyed with the mutex held.
+class Spiller::Swap {
+ public:
+  Swap(Spiller& spiller, std::size_t most, std::unique_lock<std::mutex>& lock) : s_(spiller), lock_(lock) {
+    moves_.reserve(most);
+    s_.lives_.keep_leaving(true);
+  }
+  Swap(const Swap&) = delete;
+  Swap& operator=(const Swap&) = delete;
+  ~Swap() {
+    if (!lock_.owns_lock()) lock_.lock();
+    for (const Move& move : moves_) end(move);
+    s_.lives_.keep_leaving(false);
+    try {
+      s_.lives_.complete_leaving();
+      s_.log_.note_reserved(s_.streams_[0]);
+      s_.verify();
+    } catch (const std::bad_alloc&) {
+      // Later calls let the streams leave.
+    }
+  }
+
+  // pre: the page is held and not set aside.
+  void add(Index page) {
+    PageStock& stock = s_.stock();
+    moves_.push_back({page, 0, stock.address_of(page), stock.pages()[page].bytes(), false});
+    stock.set_aside(page);
+    stock.begin_move(page);
+  }
+  // pre: `to` is set aside.
+  void pair(std::size_t i, Index to) {
+    moves_[i].to = to;
+    s_.stock().begin_move(to);
+  }
+  const std::vector<Move>& moves() const { return moves_; }
+
+  // pre: all are paired. Returns with the mutex.
+  Status run(bool to_host);
+
+ private:
+  void end(const Move& move) {
+    // What a copy may still use stays set aside.
+    for (const Index page : {move.from, move.to})
+      if (page != 0 && !lost_) s_.stock().end_move(page);
+  }
+  Status copy(Copies& copies, bool to_host);
+  Status exchange(bool forth);
+
+  Spiller& s_;
+  std::unique_lock<std::mutex>& lock_;
+  std::vector<Move> moves_;
+  bool lost_ = false;  // the device does not say whether the copies have ended
+};
+
+Status Spiller::Swap::copy(Copies& copies, bool to_host) {
+  Status status;
+  for (std::size_t i = 0; i < moves_.size() && status.ok(); ++i) {
+    const Move& move = moves_[i];
+    if (!to_host && !move.exchanged) continue;
+    const Address host = s_.stock().pages()[to_host ? move.to : move.from].copies;
+    status =
+        to_host ? copies.queue(host, move.address, move.bytes) : copies.queue(move.address, host, move.bytes);
+  }
+  Status waited = copies.wait();
+  for (int i = 1; i < kTries && !waited.ok(); ++i) waited = copies.wait();
+  lost_ = !waited.ok();
+  return status.ok() ? waited : status;
+}
+
+// Blocks may have been freed meanwhile; their pages are left alone.
+Status Spiller::Swap::exchange(bool forth) {
+  PageStock& stock = s_.stock();
+  Status status;
+  for (std::size_t i = 0; i < moves_.size() && (status.ok() || !forth); ++i) {
+    Move& move = moves_[i];
+    const Index from = forth ? move.from : move.to;
+    const Index to = forth ? move.to : move.from;
+    if (move.exchanged == forth || stock.pages()[from].holder == 0) continue;
+    status = stock.exchange(from, to);
+    if (status.ok()) move.exchanged = forth;
+    if (i % kBatch == kBatch - 1) {
+      lock_.unlock();
+      lock_.lock();
+    }
+  }
+  return status;
+}
+
+Status Spiller::Swap::run(bool to_host) {
+  using Clock = std::chrono::steady_clock;
+  lock_.unlock();
+  Status status;
+  Clock::time_point held;
+  try {
+    Copies copies(*s_.backend_, s_.state_.copy_streams, 0);
+    status = copies.make_streams();
+    Gates gates(*s_.backend_, s_.state_.copy_streams.streams);
+    if (status.ok()) status = gates.close(s_.config_.spill_patience);
+    held = Clock::now();
+    if (status.ok() && to_host) status = copy(copies, true);
+    lock_.lock();
+    if (status.ok()) status = exchange(true);
+    if (!to_host) {
+      lock_.unlock();
+      const Status copied = copy(copies, false);
+      lock_.lock();
+      if (!copied.ok()) (void)exchange(false);
+      if (status.ok()) status = copied;
+    }
+    lock_.unlock();
+    gates.open();
+  } catch (const std::bad_alloc&) {
+    status = {Code::out_of_memory, 0, "spill"};
+  }
+  if (!lock_.owns_lock()) lock_.lock();
+  const std::chrono::duration<double> took = Clock::now() - held;
+  if (held != Clock::time_point()) s_.counts_.seconds += took.count();
+  s_.counts_.late += status.code == Code::not_ready || status.code == Code::deadlock;
+  s_.counts_.failures += status.code == Code::failed;
+  return status;
+}
+
+// ---- which pages ----------------------------------------------------------------------------------------
+
+// Whether the pages under a block must stay on the device.
+bool Spiller::stays(Index i) const {
+  const Block& block = blocks()[i];
+  const auto foreign = [this](StreamNumber number) {
+    return streams_[number].foreign && !streams_[number].retired();
+  };
+  if (block.is(BlockState::suspended) || block.is(BlockState::moving)) return true;
+  if (space().growing(block) || shares_.shared(i) || foreign(block.owned_by())) return true;
+  if (block.is(BlockState::pending)) {
+    const std::vector<Use>* const uses = pending_.awaited_by(i);
+    return uses == nullptr ||
+           std::any_of(uses->begin(), uses->end(), [&](const Use& use) { return foreign(use.stream); });
+  }
+  const std::vector<StreamNumber>* const uses = pending_.uses_of(i);
+  return uses != nullptr && std::any_of(uses->begin(), uses->end(), foreign);
+}
+
+// The pages that may go; if `only` is given, those under this block.
+std::vector<SpillCandidate> Spiller::candidates(Index only) const {
+  const Slab<Page>& pages = stock().pages();
+  std::vector<SpillCandidate> by_page(pages.end());
+  std::vector<bool> fixed(pages.end());
+  for (Index p = 1; p < pages.end(); ++p) {
+    const Page& page = pages[p];
+    fixed[p] = page.handle == 0 || page.holder == 0 || page.blocked() || streams_[page.owner].apart();
+  }
+  for (Index i = 1; i < blocks().end(); ++i) {
+    const Block& block = blocks()[i];
+    if (block.is(BlockState::none) || block.is(BlockState::free) || space().segment(block).plain) continue;
+    StreamState& owner = owner_of(block);
+    const bool stay = stays(i);
+    std::lock_guard guard(owner.lock);
+    const bool live = block.is(BlockState::live);
+    const SpillWish wish = live && wish_ ? wish_(block.tag) : SpillWish::none;
+    const std::uint32_t age = static_cast<std::uint32_t>(owner.slow_serial + owner.hits) - block.serial;
+    stock().each_page(block, [&](Index page, Units, Units) {
+      if (stay || wish == SpillWish::never) fixed[page] = true;
+      SpillCandidate& candidate = by_page[page];
+      if (!live || (only != 0 && only != i && candidate.page == 0)) return;
+      const bool seen = std::exchange(candidate.page, page) != 0;
+      candidate.age = seen ? std::min<std::uint64_t>(candidate.age, age) : age;
+      candidate.first = wish == SpillWish::first && (!seen || candidate.first);
+      candidate.block_bytes = std::max(candidate.block_bytes, bytes_of(block));
+    });
+  }
+  std::vector<SpillCandidate> result;
+  for (Index p = 1; p < pages.end(); ++p) {
+    if (by_page[p].page == 0 || fixed[p]) continue;
+    by_page[p].bytes = pages[p].bytes();
+    by_page[p].stream = pages[p].owner;
+    result.push_back(by_page[p]);
+  }
+  return result;
+}
+
+// Pages on the host that may return, the youngest blocks' first; if `only` is given, those under this block.
+std::vector<Index> Spiller::spilled_pages(Index only) const {
+  const Slab<Page>& pages = stock().pages();
+  std::vector<std::uint64_t> ages(pages.end(), ~std::uint64_t{0});
+  std::vector<bool> comes(pages.end());
+  for (Index i = 1; i < blocks().end(); ++i) {
+    const Block& block = blocks()[i];
+    if (block.is(BlockState::none) || block.is(BlockState::free) || space().segment(block).plain) continue;
+    const bool stay = stays(i);
+    StreamState& owner = owner_of(block);
+    std::lock_guard guard(owner.lock);
+    const std::uint32_t age = static_cast<std::uint32_t>(owner.slow_serial + owner.hits) - block.serial;
+    stock().each_page(block, [&](Index page, Units, Units) {
+      if (!pages[page].spilled() || pages[page].suspended) return;
+      ages[page] = std::min<std::uint64_t>(ages[page], age);
+      comes[page] = !stay && (comes[page] || only == 0 || only == i);
+    });
+  }
+  std::vector<Index> result;
+  for (Index p = 1; p < pages.end(); ++p)
+    if (comes[p]) result.push_back(p);
+  std::stable_sort(result.begin(), result.end(), [&](Index a, Index b) { return ages[a] < ages[b]; });
+  return result;
+}
+
+std::uint64_t Spiller::spilled_bytes(const Block& block, Units from, Units to) const {
+  std::uint64_t bytes = 0;
+  stock().each_page(block, [&](Index page, Units first, Units past) {
+    first = std::max(first, from);
+    past = std::min(past, to);
+    bytes += stock().pages()[page].host && first < past ? bytes_of(past - first) : 0;
+  });
+  return bytes;
+}
+
+Status Spiller::spilled(Address address, std::uint64_t* bytes) const {
+  *bytes = 0;
+  std::unique_lock<std::mutex> lock;
+  if (Status status = enter("spilled", &lock); !status.ok()) return status;
+  const Index block = space().containing(address);
+  if (block == 0 || !blocks()[block].allocated()) return {Code::invalid, 0, "spilled"};
+  *bytes = spilled_bytes(blocks()[block]);
+  return {};
+}
+
+// ---- to the host ----------------------------------------------------------------------------------------
+
+// A host page, set aside: a spare one, or a new one within the budget.
+Status Spiller::get_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out) {
+  if (Status status = stock().take_spare(size, finished_, out); !status.ok() || *out != 0) return status;
+  const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+  if (bytes > config_.spill) return {Code::out_of_memory, 0, "spill"};
+  if (Status status = stock().release_spare(config_.spill - bytes, finished_); !status.ok()) return status;
+  if (stock().host_bytes() + bytes > config_.spill || !stock().has_room_for_page())
+    return {Code::out_of_memory, 0, "spill"};
+  PageHandle handle = 0;
+  Address copies = 0;
+  lock.unlock();
+  Status status = backend_->host_page_create(bytes, &handle, &copies);
+  lock.lock();
+  if (!status.ok()) return status;
+  if (!stock().has_room_for_page()) {
+    (void)backend_->host_page_release(handle, bytes, copies);
+    return {Code::out_of_memory, 0, "spill"};
+  }
+  *out = stock().add_host(handle, bytes, copies);
+  return status;
+}
+
+// No cache takes the blocks of a page on the host when they are freed, so that no request gets them.
+void Spiller::mark_blocks(Index page) {
+  const Mapping& at = stock().mappings()[stock().pages()[page].holder];
+  const Units end = (at.slot + stock().pages()[page].slots()) * kSlotUnits;
+  for (Index b = space().block_at(std::uint64_t{at.slot} * kSlotUnits); b != 0 && blocks()[b].offset < end;
+       b = blocks()[b].after) {
+    Block& block = blocks()[b];
+    std::lock_guard guard(owner_of(block).lock);
+    if (block.is(BlockState::live)) block.used_elsewhere = true;
+  }
+}
+
+void Spiller::unmark_blocks(Index page) {
+  const Mapping& at = stock().mappings()[stock().pages()[page].holder];
+  const Units end = (at.slot + stock().pages()[page].slots()) * kSlotUnits;
+  for (Index b = space().block_at(std::uint64_t{at.slot} * kSlotUnits); b != 0 && blocks()[b].offset < end;
+       b = blocks()[b].after) {
+    Block& block = blocks()[b];
+    if (pending_.uses_of(b) != nullptr || shares_.shared(b) || space().growing(block)) continue;
+    if (block.is(BlockState::free) || spilled_bytes(block) != 0) continue;
+    std::lock_guard guard(owner_of(block).lock);
+    if (block.is(BlockState::live)) block.used_elsewhere = false;
+  }
+}
+
+// Moves the victims to host pages; all or none, unless the device fails. Their device pages go to the taker.
+Status Spiller::to_host(const std::vector<SpillCandidate>& victims, const StreamState* taker,
+                        std::unique_lock<std::mutex>& lock, std::uint64_t* moved) {
+  *moved = 0;
+  if (victims.empty()) return {};
+  std::vector<Index> exchanged;
+  exchanged.reserve(victims.size());
+  Status status;
+  {
+    Swap swap(*this, victims.size(), lock);
+    for (const SpillCandidate& victim : victims) swap.add(victim.page);
+    for (std::size_t i = 0; i < victims.size() && status.ok(); ++i) {
+      Index host = 0;
+      status = get_host_page(stock().pages()[victims[i].page].size, lock, &host);
+      if (status.ok()) swap.pair(i, host);
+    }
+    if (status.ok()) status = swap.run(true);
+    for (const Move& move : swap.moves()) {
+      if (!move.exchanged) continue;
+      *moved += move.bytes;
+      exchanged.push_back(move.from);
+      if (stock().pages()[move.to].holder != 0) mark_blocks(move.to);
+    }
+  }
+  for (const Index page : exchanged)
+    if (taker != nullptr && stock().pages()[page].free()) stock().transfer(page, taker->number, 0);
+  if (*moved != 0) ++counts_.spills;
+  counts_.spilled_bytes += *moved;
+  caches_.drain_all();  // blocks of these pages that were freed before
+  return status;
+}
+
+Status Spiller::make_room(std::uint64_t bytes, StreamState& taker, std::unique_lock<std::mutex>& lock) {
+  if (config_.spill == 0 || !backend_->info().host_pages) return {Code::unsupported, 0, "spill"};
+  const std::function<void(std::uint64_t)> hook = before_;
+  const double patience = config_.spill_patience;
+  lock.unlock();
+  if (hook) hook(bytes);
+  const Turn turn(state_.turn, patience);
+  lock.lock();
+  if (!turn.ours()) return {Code::deadlock, 0, "spill"};
+  if (closed()) return {Code::closed, 0, "spill"};
+  std::vector<SpillCandidate> victims = candidates(0);
+  policy_(victims);
+  const std::uint64_t wished = std::min(kBatchBytes, placement_.reserved_bytes() / kBatchShare);
+  std::uint64_t sum = 0;
+  std::size_t count = 0;
+  std::size_t enough = 0;
+  for (; count < victims.size() && sum < std::max(bytes, wished); ++count) {
+    sum += victims[count].bytes;
+    if (enough == 0 && sum >= bytes) enough = count + 1;
+  }
+  if (enough == 0) return {Code::out_of_memory, 0, "spill"};
+  std::uint64_t moved = 0;
+  for (const std::size_t some : {count, enough}) {
+    victims.resize(std::min(victims.size(), some));
+    const Status status = to_host(victims, &taker, lock, &moved);
+    // With less host memory than wished, what is needed goes.
+    if (status.code != Code::out_of_memory || some == enough) return status;
+  }
+  return {};
+}
+
+// ---- to the device --------------------------------------------------------------------------------------
+
+// Free device memory of the pool, and what it may still reserve.
+std::uint64_t Spiller::room() const {
+  std::uint64_t free_bytes = 0, total = 0;
+  const bool known = backend_->memory_info(&free_bytes, &total).ok();
+  std::uint64_t idle = 0;
+  stock().free_owners().each([&](StreamNumber number) {
+    if (!streams_[number].apart()) idle += stock().free_bytes(number);
+    return false;
+  });
+  return idle + (known ? std::min(free_bytes, state_.budget()) : 0);
+}
+
+// A free device page, set aside: one whose last use has completed, or a new one.
+Status Spiller::get_device_page(int size, StreamNumber stream, Index* out) {
+  *out = 0;
+  stock().free_owners().each([&](StreamNumber number) {
+    const Index page = stock().oldest(number, size);
+    if (page == 0 || streams_[number].apart() || !finished_(number, stock().pages()[page].tick)) return false;
+    *out = page;
+    return true;
+  });
+  const std::uint64_t bytes = kPageSlots[size] * kSlotBytes;
+  Status status;
+  for (const bool released : {false, true}) {
+    if (*out != 0) break;
+    status = {Code::out_of_memory, 0, "page_create"};
+    if (bytes <= state_.budget()) status = stock().create_free(size, stream, out);
+    if (status.code != Code::out_of_memory || released) break;
+    // Pages of other sizes make room for one of this size.
+    const std::uint64_t reserved = placement_.reserved_bytes();
+    const std::uint64_t lacking = bytes - std::min(bytes, state_.budget());
+    const std::uint64_t less = std::max(lacking, std::min(bytes, reserved));
+    if (const Status freed =
+            placement_.release_free(reserved - std::min(reserved, less), finished_, kMostAsked, false);
+        !freed.ok())
+      return freed;
+  }
+  if (*out != 0) stock().set_aside(*out);
+  return *out != 0 ? Status{} : status;
+}
+
+// As many as there are device pages for. out_of_memory: not all.
+Status Spiller::to_device(const std::vector<Index>& which, std::unique_lock<std::mutex>& lock,
+                          std::uint64_t* moved) {
+  *moved = 0;
+  if (which.empty()) return {};
+  Status status;
+  Status lacking;
+  {
+    Swap swap(*this, which.size(), lock);
+    for (const Index page : which) {
+      Index device = 0;
+      lacking = get_device_page(stock().pages()[page].size, stock().pages()[page].owner, &device);
+      if (!lacking.ok()) break;
+      swap.add(page);
+      swap.pair(swap.moves().size() - 1, device);
+    }
+    if (!swap.moves().empty()) status = swap.run(false);
+    for (const Move& move : swap.moves()) {
+      if (!move.exchanged) continue;
+      *moved += move.bytes;
+      if (stock().pages()[move.to].holder != 0) unmark_blocks(move.to);
+    }
+  }
+  if (*moved != 0) ++counts_.returns;
+  counts_.returned_bytes += *moved;
+  return status.ok() ? lacking : status;
+}
+
+Status Spiller::bring_back(std::uint64_t most, std::uint64_t* returned) {
+  *returned = 0;
+  if (closed()) return {Code::closed, 0, "spill"};
+  const Turn turn(state_.turn);
+  std::unique_lock<std::mutex> lock;
+  if (!turn.ours()) return {Code::deadlock, 0, "spill"};
+  if (Status status = enter("spill", &lock); !status.ok()) return status;
+  if (stock().spilled_bytes() == 0) return {};
+  lives_.complete();
+  caches_.drain_all();
+  const std::uint64_t all = config_.limit != 0 ? std::min(config_.limit, backend_->info().total_bytes)
+                                               : backend_->info().total_bytes;
+  const std::uint64_t margin = all / kMarginShare;
+  const std::uint64_t there = room();
+  std::uint64_t left = std::min(most, there - std::min(there, margin));
+  std::vector<Index> pages = spilled_pages(0);
+  std::size_t count = 0;
+  for (; count < pages.size() && stock().pages()[pages[count]].bytes() <= left; ++count)
+    left -= stock().pages()[pages[count]].bytes();
+  pages.resize(count);
+  const Status status = to_device(pages, lock, returned);
+  return status.code == Code::out_of_memory ? Status{} : status;
+}
+
+// ---- by hand --------------------------------------------------------------------------------------------
+
+Status Spiller::begin(const char* call, std::unique_lock<std::mutex>& lock) const {
+  if (Status status = enter(call, &lock); !status.ok()) return status;
+  if (!placement_.paged() || !backend_->info().host_pages) return {Code::unsupported, 0, call};
+  return {};
+}
+
+Status Spiller::spill(Address address, std::uint64_t* moved) {
+  *moved = 0;
+  if (closed()) return {Code::closed, 0, "spill"};
+  const Turn turn(state_.turn);
+  std::unique_lock<std::mutex> lock;
+  if (!turn.ours()) return {Code::deadlock, 0, "spill"};
+  if (Status status = begin("spill", lock); !status.ok()) return status;
+  const Index block = space().containing(address);
+  if (block == 0 || !blocks()[block].allocated()) return {Code::invalid, 0, "spill"};
+  if (config_.spill == 0) return {Code::unsupported, 0, "spill"};
+  return to_host(candidates(block), nullptr, lock, moved);
+}
+
+Status Spiller::prefetch(Address address, std::uint64_t* moved) {
+  *moved = 0;
+  if (closed()) return {Code::closed, 0, "prefetch"};
+  const Turn turn(state_.turn);
+  std::unique_lock<std::mutex> lock;
+  if (!turn.ours()) return {Code::deadlock, 0, "prefetch"};
+  if (Status status = begin("prefetch", lock); !status.ok()) return status;
+  const Index block = space().containing(address);
+  if (block == 0 || !blocks()[block].allocated()) return {Code::invalid, 0, "prefetch"};
+  caches_.drain_all();
+  lives_.complete();
+  return to_device(spilled_pages(block), lock, moved);
+}
+
+void Spiller::before(std::function<void(std::uint64_t)> hook) {
+  std::unique_lock<std::mutex> lock;
+  if (look(&lock)) before_.swap(hook);
+}
+
+void Spiller::steer(std::function<SpillWish(std::uint32_t)> wish) {
+  std::unique_lock<std::mutex> lock;
+  if (look(&lock)) wish_.swap(wish);
+}
+
+void Spiller::set_policy(SpillPolicy policy) {
+  if (!policy) policy = longest_untouched;
+  std::unique_lock<std::mutex> lock;
+  if (look(&lock)) policy_.swap(policy);
+}
+
+}  // namespace vram

@@ -1,0 +1,92 @@
+// Spilling: the contents of pages move to host pages under the same addresses, and return. Defines Spiller.
+// Which pages go is decided by a SpillPolicy; what a page is and how it is exchanged is in
+// placement/page_stock.cpp.
+//
+// One swap, from the device to the host:
+//
+//   set the pages aside, get host pages         with the mutex
+//   close the gates, wait until all streams have arrived
+//   copy the contents to the host pages         on streams of the pool's own
+//   exchange the pages under the addresses      with the mutex
+//   open the gates
+//
+// A return exchanges first and copies then: a device page has no address of its own. The contents are
+// complete on one side at every moment, and any failure puts the page back that was there. Swaps take turns
+// with suspend, resume and close (Turn). The mutex is released while the host waits, copies or creates pages.
+// What a swap works on stays set aside meanwhile; a page whose blocks are freed in the middle becomes free at
+// the end.
+#pragma once
+
+#include <chrono>
+
+#include "pool/copies.hpp"
+#include "pool/shares.hpp"
+#include "pool/spill_policy.hpp"
+#include "pool/stream_lives.hpp"
+
+namespace vram {
+
+class Spiller : PoolPart {
+ public:
+  Spiller(PoolState& state, EventLog& log, Caches& caches, Pending& pending, StreamLives& lives,
+          const Shares& shares)
+      : PoolPart(state), log_(log), caches_(caches), pending_(pending), lives_(lives), shares_(shares) {}
+
+  // Moves pages to the host until the stream has at least `bytes` more of free device pages. Nothing moves if
+  // there are not enough. pre: the lock is held; it is released meanwhile. not_ready: a stream did not
+  // arrive.
+  Status make_room(std::uint64_t bytes, StreamState& taker, std::unique_lock<std::mutex>& lock);
+  // Returns at most `most` bytes to free device pages, youngest first, unless less than the margin would stay
+  // free. *returned: how many.
+  Status bring_back(std::uint64_t most, std::uint64_t* returned);
+  // The same by hand, for the pages of one allocation. A page stays where it is if it cannot move.
+  // out_of_memory: there is not enough memory on the other side for all of them.
+  Status spill(Address address, std::uint64_t* moved);
+  Status prefetch(Address address, std::uint64_t* moved);
+
+  // Called with the bytes that are needed before pages are chosen, with no lock held.
+  void before(std::function<void(std::uint64_t)> hook);
+  // How tags wish to be treated; called under the mutex.
+  void steer(std::function<SpillWish(std::uint32_t)> wish);
+  void set_policy(SpillPolicy policy);
+  const SpillCounts& counts() const { return counts_; }
+  // Bytes of the block that are on host pages; of its units from `from` up to `to` only. Under the mutex.
+  std::uint64_t spilled_bytes(const Block& block, Units from = 0, Units to = ~Units{0}) const;
+  // Of the allocation that contains the address.
+  Status spilled(Address address, std::uint64_t* bytes) const;
+
+ private:
+  struct Move {
+    Index from = 0;  // held, when the swap begins
+    Index to = 0;    // not held
+    Address address = 0;
+    std::uint64_t bytes = 0;
+    bool exchanged = false;
+  };
+  class Swap;
+
+  Status begin(const char* call, std::unique_lock<std::mutex>& lock) const;
+  std::vector<SpillCandidate> candidates(Index only) const;
+  bool stays(Index block) const;
+  Status to_host(const std::vector<SpillCandidate>& victims, const StreamState* taker,
+                 std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
+  Status to_device(const std::vector<Index>& pages, std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
+  Status get_host_page(int size, std::unique_lock<std::mutex>& lock, Index* out);
+  Status get_device_page(int size, StreamNumber stream, Index* out);
+  void mark_blocks(Index page);
+  void unmark_blocks(Index page);
+  std::vector<Index> spilled_pages(Index only) const;
+  std::uint64_t room() const;
+
+  EventLog& log_;
+  Caches& caches_;
+  Pending& pending_;
+  StreamLives& lives_;
+  const Shares& shares_;
+  std::function<SpillWish(std::uint32_t)> wish_;
+  SpillPolicy policy_ = longest_untouched;
+  std::function<void(std::uint64_t)> before_;
+  SpillCounts counts_;
+};
+
+}  // namespace vram

@@ -1,0 +1,51 @@
+// Operations that move the contents of pages, and close(), run one at a time. Defines TurnMutex and Turn.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "base/waits.hpp"
+
+namespace vram {
+
+// Taken before the pool's mutex and held to the end of the operation, including waits and copies.
+class TurnMutex {
+ public:
+  friend class Turn;
+
+ private:
+  std::mutex mutex_;
+  std::atomic<std::thread::id> whose_{};
+};
+
+// Not ours(): this thread has the turn already, in a callback of such an operation, and would wait for
+// itself; or the operation in progress has not ended within the given time.
+class Turn {
+ public:
+  explicit Turn(TurnMutex& turn) : turn_(turn), ours_(turn.whose_.load() != std::this_thread::get_id()) {
+    if (!ours_) return;
+    turn_.mutex_.lock();
+    turn_.whose_ = std::this_thread::get_id();
+  }
+  // For a request: the operation in progress may wait for a stream whose work makes this request.
+  Turn(TurnMutex& turn, double seconds)
+      : turn_(turn),
+        ours_(turn.whose_.load() != std::this_thread::get_id() && lock_within(turn.mutex_, seconds)) {
+    if (ours_) turn_.whose_ = std::this_thread::get_id();
+  }
+  ~Turn() {
+    if (!ours_) return;
+    turn_.whose_ = std::thread::id();
+    turn_.mutex_.unlock();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  bool ours() const { return ours_; }
+
+ private:
+  TurnMutex& turn_;
+  bool ours_;
+};
+
+}  // namespace vram

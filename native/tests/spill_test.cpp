@@ -1,0 +1,579 @@
+// Spilling: contents move between device and host pages under the same addresses. On the model, stamps stand
+// for contents (ModelBackend::stamp): a swap that loses or reorders an update is seen. Real contents and
+// threads are in spill_stress_test.cpp.
+#include <functional>
+#include <map>
+#include <set>
+
+#include "pool/growables.hpp"
+#include "testing.hpp"
+#include "world.hpp"
+
+using namespace vram;
+using vram::testing::World;
+using Location = ModelBackend::Location;
+
+namespace {
+
+constexpr std::uint64_t kCapacity = 32 * kMiB;
+constexpr std::uint64_t kBlock = 4 * kMiB;
+
+PoolConfig spilling(std::uint64_t bytes = kGiB) {
+  PoolConfig config;
+  config.spill = bytes;
+  config.spill_patience = 1.0;
+  return config;
+}
+ModelOptions stamps(Schedule schedule = Schedule::lag) {
+  ModelOptions options;
+  options.schedule = schedule;
+  options.lag_us = 100;
+  options.stamps = true;
+  return options;
+}
+
+// A pool whose program knows what each of its blocks should contain. Blocks consist of whole slots.
+struct Program {
+  explicit Program(const PoolConfig& config = spilling(), const ModelOptions& options = stamps(),
+                   std::uint64_t capacity = kCapacity)
+      : world(capacity, config, options) {}
+
+  struct Held {
+    std::uint64_t bytes = 0;
+    StreamHandle stream = 0;
+    std::uint64_t stamp = 0;
+  };
+
+  Address get(std::uint64_t bytes = kBlock, StreamHandle on = 0, std::uint32_t tag = 0) {
+    Address address = 0;
+    if (!world.pool->allocate(bytes, on, kSlotBytes, tag, &address).ok()) return 0;
+    const std::uint8_t value = static_cast<std::uint8_t>(++values);
+    // A failed fill leaves what was there; so does the next one.
+    for (int i = 0; i < 5; ++i)
+      if (world.device->fill(address, value, bytes, on).ok()) break;
+    held[address] = {bytes, on, ModelBackend::stamped(0, value)};
+    return address;
+  }
+  bool use(Address address) {
+    Held& block = held.at(address);
+    if (!world.device->work(block.stream, ++ids, address, block.bytes).ok()) return false;
+    block.stamp = ModelBackend::stamped(block.stamp, ids);
+    return true;
+  }
+  bool drop(Address address) {
+    held.erase(address);
+    return world.pool->free_slow(address).ok();
+  }
+  bool spill(Address address, std::uint64_t* moved = nullptr) {
+    std::uint64_t bytes = 0;
+    return world.pool->spill(address, moved != nullptr ? moved : &bytes).ok();
+  }
+  bool prefetch(Address address) {
+    std::uint64_t moved = 0;
+    return world.pool->prefetch(address, &moved).ok();
+  }
+  Location where(Address address) const { return world.device->location(address); }
+  // Everything queued has run, and all contents are right.
+  bool right() {
+    if (!world.device->run_all() || world.device->faults() != 0) return false;
+    for (const auto& [address, block] : held)
+      for (std::uint64_t at = 0; at < block.bytes; at += kSlotBytes)
+        if (world.device->stamp(address + at) != block.stamp) return false;
+    return world.good();
+  }
+  // Nothing is left after the end.
+  bool ends() {
+    world.device->clear_failures();
+    while (!held.empty())
+      if (!drop(held.begin()->first)) return false;
+    if (!world.pool->trim(0, true).ok()) return false;
+    const PoolStats stats = world.stats();
+    if (stats.host != 0 || stats.spilled != 0 || stats.reserved.current != 0) return false;
+    if (!world.good() || !world.pool->close().ok()) return false;
+    const ModelCounts left = world.device->counts();
+    return left.pages == 0 && left.mappings == 0 && left.spaces == 0 && left.events == 0 && left.gates == 0;
+  }
+
+  World world;
+  std::map<Address, Held> held;
+  std::uint64_t ids = 0;
+  std::uint64_t values = 0;
+};
+
+}  // namespace
+
+TEST(a_pool_that_is_full_spills_and_goes_on) {
+  Program program;
+  std::vector<Address> blocks;
+  for (int i = 0; i < 16; ++i) {
+    blocks.push_back(program.get());
+    REQUIRE(blocks.back() != 0 && program.use(blocks.back()));
+  }
+  CHECK(program.right());
+  const PoolStats stats = program.world.stats();
+  CHECK(stats.live == 16 * kBlock && stats.reserved.current <= kCapacity);
+  CHECK(stats.spilled >= 16 * kBlock - kCapacity && stats.spilled == stats.spilled_live);
+  CHECK(stats.host == stats.spilled && stats.spill.spilled_bytes >= stats.spilled);
+  CHECK(stats.rungs[static_cast<int>(Rung::spill)] > 0);
+  // The oldest went first, and the youngest is on the device.
+  CHECK(program.where(blocks[0]) == Location::host && program.where(blocks[15]) == Location::device);
+  // Work on both sides.
+  for (const Address address : blocks) CHECK(program.use(address));
+  CHECK(program.right());
+  CHECK(program.ends());
+}
+
+TEST(without_spill_nothing_changes) {
+  Program program(PoolConfig{});
+  for (int i = 0; i < 8; ++i) CHECK(program.get() != 0);
+  CHECK(program.get() == 0 && program.world.stats().host == 0);
+  CHECK(!program.spill(program.held.begin()->first));
+  CHECK(program.world.device->calls("gate_close") == 0 && program.ends());
+}
+
+TEST(freed_memory_brings_pages_back) {
+  Program program;
+  std::vector<Address> blocks;
+  for (int i = 0; i < 12; ++i) blocks.push_back(program.get());
+  CHECK(program.world.stats().spilled >= 4 * kBlock);
+  std::uint64_t returned = 0;
+  // Not while memory is scarce.
+  CHECK(program.world.pool->bring_back(kGiB, &returned).ok() && returned == 0);
+  for (int i = 6; i < 12; ++i) CHECK(program.drop(blocks[static_cast<std::size_t>(i)]));
+  CHECK(program.right());
+  // A fence tells that what was freed is not in use.
+  CHECK(program.world.pool->bring_back(kBlock, &returned).ok() && program.world.device->run_all());
+  // Bounded by what the caller allows, and a margin stays free.
+  CHECK(program.world.pool->bring_back(kBlock, &returned).ok() && returned > 0 && returned <= kBlock);
+  for (int i = 0; i < 8; ++i) CHECK(program.world.pool->bring_back(kBlock, &returned).ok());
+  CHECK(returned == 0 && program.world.stats().spilled == 0);
+  for (int i = 0; i < 6; ++i) {
+    CHECK(program.where(blocks[static_cast<std::size_t>(i)]) == Location::device);
+    CHECK(program.use(blocks[static_cast<std::size_t>(i)]));
+  }
+  CHECK(program.right() && program.ends());
+}
+
+TEST(a_block_can_be_spilled_and_fetched_by_hand) {
+  Program program;
+  const Address a = program.get();
+  CHECK(program.use(a));
+  std::uint64_t moved = 0, spilled = 0;
+  CHECK(program.spill(a, &moved) && moved >= kBlock && program.where(a) == Location::host);
+  CHECK(program.world.pool->spilled(a + kUnit, &spilled).ok() && spilled == kBlock);
+  CHECK(program.spill(a, &moved) && moved == 0);
+  CHECK(program.use(a) && program.right());
+  CHECK(program.prefetch(a) && program.where(a) == Location::device);
+  CHECK(program.world.pool->spilled(a, &spilled).ok() && spilled == 0);
+  CHECK(program.use(a) && program.right());
+  // The host page is kept for the next time.
+  const std::uint64_t created = program.world.device->calls("host_page_create");
+  CHECK(program.world.stats().host >= kBlock && program.spill(a));
+  CHECK(program.world.device->calls("host_page_create") == created);
+  CHECK(!program.spill(a + kGiB) && !program.prefetch(12345) && program.right());
+  CHECK(program.ends());
+}
+
+TEST(freed_host_pages_are_not_given_to_requests) {
+  Program program;
+  const Address a = program.get();
+  CHECK(program.spill(a) && program.drop(a));
+  const Address b = program.get();
+  CHECK(program.where(b) == Location::device && program.world.stats().spilled == 0);
+  // Nor what is free beside a live block on a host page.
+  Address small = 0;
+  CHECK(program.world.pool->allocate(kMiB, 0, 0, 0, &small).ok());
+  std::uint64_t moved = 0;
+  CHECK(program.world.pool->spill(small, &moved).ok() && program.where(small) == Location::host);
+  Address next = 0;
+  CHECK(program.world.pool->allocate(kMiB, 0, 0, 0, &next).ok() && program.where(next) == Location::device);
+  // Nor a block that a cache would have kept.
+  CHECK(program.world.pool->free_slow(small).ok());
+  Address again = 0;
+  CHECK(program.world.pool->allocate(kMiB, 0, 0, 0, &again).ok() && program.where(again) == Location::device);
+  CHECK(program.right());
+  CHECK(program.world.pool->free_slow(next).ok() && program.world.pool->free_slow(again).ok());
+  CHECK(program.ends());
+}
+
+TEST(blocks_that_returned_are_cached_again) {
+  Program program;
+  Address a = 0;
+  std::uint64_t moved = 0;
+  Pool& pool = *program.world.pool;
+  CHECK(pool.allocate(100 * kKiB, 0, 0, 0, &a).ok() && pool.free_slow(a).ok());
+  CHECK(pool.allocate(100 * kKiB, 0, 0, 0, &a).ok());
+  CHECK(pool.spill(a, &moved).ok() && moved != 0 && pool.prefetch(a, &moved).ok() && moved != 0);
+  CHECK(pool.free_slow(a).ok() && pool.stats().cached_blocks == 1);
+  CHECK(pool.allocate(100 * kKiB, 0, 0, 0, &a).ok() && pool.spill(a, &moved).ok() && moved != 0);
+  CHECK(pool.free_slow(a).ok() && pool.stats().cached_blocks == 0);
+  CHECK(program.right() && program.ends());
+}
+
+TEST(wishes_steer_what_goes) {
+  Program program;
+  program.world.pool->steer_spill([](std::uint32_t tag) {
+    return tag == 1 ? SpillWish::first : tag == 2 ? SpillWish::never : SpillWish::none;
+  });
+  const Address never = program.get(kBlock, 0, 2);
+  const Address old = program.get();
+  std::vector<Address> others;
+  for (int i = 0; i < 5; ++i) others.push_back(program.get());
+  const Address first = program.get(kBlock, 0, 1);
+  CHECK(program.get() != 0);
+  CHECK(program.where(first) == Location::host && program.where(old) == Location::device);
+  for (int i = 0; i < 6; ++i) CHECK(program.get() != 0);
+  CHECK(program.where(old) == Location::host && program.where(never) == Location::device);
+  std::uint64_t moved = 1;
+  CHECK(program.world.pool->spill(never, &moved).ok() && moved == 0);
+  CHECK(program.right() && program.ends());
+}
+
+TEST(a_policy_can_be_replaced) {
+  Program program;
+  program.world.pool->set_spill_policy([](std::vector<SpillCandidate>& all) {
+    std::sort(all.begin(), all.end(),
+              [](const SpillCandidate& a, const SpillCandidate& b) { return a.age < b.age; });
+  });
+  std::vector<Address> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(program.get());
+  CHECK(program.get() != 0);
+  CHECK(program.where(blocks[7]) == Location::host && program.where(blocks[0]) == Location::device);
+  CHECK(program.right() && program.ends());
+}
+
+TEST(host_memory_that_runs_out_is_out_of_memory_and_nothing_is_lost) {
+  for (const bool by_budget : {true, false}) {
+    ModelOptions options = stamps();
+    if (!by_budget) options.host_bytes = 2 * kBlock;
+    Program program(spilling(by_budget ? 2 * kBlock : kGiB), options);
+    for (int i = 0; i < 10; ++i) CHECK(program.get() != 0);
+    OutOfMemoryReport report;
+    Address address = 0;
+    const Status status = program.world.pool->allocate(kBlock, 0, 0, 0, &address, &report);
+    CHECK(status.code == Code::out_of_memory && address == 0);
+    CHECK(report.spill_limit == (by_budget ? 2 * kBlock : kGiB) && report.host == 2 * kBlock);
+    CHECK(report.spilled == 2 * kBlock && report.live == 8 * kBlock);
+    CHECK(program.right() && program.ends());
+  }
+}
+
+TEST(a_request_that_could_not_be_served_moves_nothing) {
+  Program program;
+  for (int i = 0; i < 4; ++i) CHECK(program.get() != 0);
+  CHECK(program.get(2 * kCapacity) == 0 && program.world.stats().spill.spills == 0);
+  CHECK(program.right() && program.ends());
+}
+
+TEST(what_must_not_spill_stays) {
+  Program program;
+  Pool& pool = *program.world.pool;
+  ModelBackend& device = *program.world.device;
+  std::uint64_t moved = 1;
+  // Another library's stream may be used at any time.
+  const StreamHandle foreign = program.world.foreign();
+  Address alien = 0, recorded = 0, shared = 0, graph = 0;
+  CHECK(pool.allocate(kBlock, foreign, 0, 0, &alien).ok());
+  CHECK(pool.spill(alien, &moved).ok() && moved == 0);
+  CHECK(pool.allocate(kBlock, 0, 0, 0, &recorded).ok() && pool.record_stream(recorded, foreign).ok());
+  CHECK(pool.spill(recorded, &moved).ok() && moved == 0);
+  // Other processes have its pages mapped.
+  SharedBlock name;
+  CHECK(pool.allocate(kBlock, 0, 0, 0, &shared).ok() && pool.share(shared, &name).ok());
+  CHECK(pool.spill(shared, &moved).ok() && moved == 0);
+  // A graph owns it; and during a capture nothing moves.
+  const StreamHandle captured = program.world.stream();
+  const Address other = program.get();
+  std::uint64_t id = 0;
+  CHECK(device.capture_begin(captured).ok() &&
+        pool.allocate_slow(kBlock, captured, 0, 0, &graph, nullptr).ok());
+  CHECK(pool.spill(other, &moved).code == Code::capturing && moved == 0);
+  CHECK(device.capture_end(captured, &id).ok());
+  CHECK(pool.spill(graph, &moved).ok() && moved == 0);
+  CHECK(pool.spill(other, &moved).ok() && moved != 0);
+  CHECK(program.right());
+  CHECK(device.graph_destroy(id).ok() && pool.free_slow(graph).ok());
+  for (const Address address : {alien, recorded, shared}) CHECK(pool.free_slow(address).ok());
+  CHECK(program.world.gone(foreign) && program.ends());
+}
+
+TEST(shared_memory_returns_first) {
+  Program program;
+  const Address a = program.get();
+  SharedBlock name;
+  CHECK(program.spill(a) && program.world.pool->share(a, &name).ok());
+  CHECK(program.where(a) == Location::device && program.right() && program.ends());
+}
+
+TEST(suspend_and_spill_work_on_the_same_blocks) {
+  Program program;
+  PoolConfig plain;
+  plain.pages = false;
+  const auto store = std::make_shared<Pool>(std::make_shared<ModelBackend>(kGiB), plain);
+  const Address a = program.get(), b = program.get();
+  std::uint64_t given = 0, moved = 1;
+  CHECK(program.spill(a) && program.use(b) && program.right());
+  CHECK(program.world.pool->suspend(nullptr, true, store, &given, nullptr).ok() && given >= kBlock);
+  CHECK(program.world.reserved() == 0);
+  CHECK(program.world.pool->spill(a, &moved).ok() && moved == 0);
+  CHECK(program.world.pool->prefetch(a, &moved).ok() && moved == 0);
+  CHECK(program.world.pool->resume(nullptr, &given, nullptr).ok());
+  CHECK(program.where(a) == Location::host && program.where(b) == Location::device);
+  CHECK(program.world.device->stamp(a) == program.held[a].stamp);  // its contents were never copied
+  CHECK(program.prefetch(a) && program.where(a) == Location::device && program.world.good());
+  program.held[b].stamp = program.world.device->stamp(b);  // went through a store without contents
+  CHECK(program.right() && program.ends());
+}
+
+TEST(a_stream_that_does_not_arrive_is_let_go) {
+  Program program(spilling(), stamps(Schedule::manual));
+  const Address a = program.get();
+  CHECK(program.right());
+  const StreamHandle stuck = program.world.stream();
+  // It waits for something that never happens: work behind a gate of this thread.
+  GateHandle gate = 0;
+  CHECK(program.world.device->gate_close(stuck, &gate).ok());
+  CHECK(program.world.device->work(stuck, 99).ok());
+  std::uint64_t moved = 1;
+  const Status status = program.world.pool->spill(a, &moved);
+  CHECK(status.code == Code::not_ready && moved == 0 && program.where(a) == Location::device);
+  CHECK(program.world.device->counts().gates == 1 && program.world.stats().spill.late == 1);
+  CHECK(program.use(a) && program.world.good());
+  program.world.device->gate_open(gate);
+  CHECK(program.right() && program.spill(a) && program.where(a) == Location::host);
+  CHECK(program.right() && program.ends());
+}
+
+TEST(blocks_freed_in_the_middle_of_a_swap_become_free) {
+  for (const bool back : {false, true}) {
+    Program program(spilling(), stamps(Schedule::manual));
+    Pool& pool = *program.world.pool;
+    const Address a = program.get(), b = program.get();
+    if (back) CHECK(program.spill(a));
+    CHECK(program.use(a) && program.use(b));
+    // A function that runs while the swap waits for the streams.
+    bool freed = false;
+    Address taken = 0;
+    program.held.erase(a);
+    CHECK(program.world.device
+              ->launch(0,
+                       [&] {
+                         freed = pool.free_slow(a).ok();
+                         (void)pool.allocate(kBlock, 0, kSlotBytes, 0, &taken);
+                       })
+              .ok());
+    std::uint64_t moved = 1;
+    CHECK((back ? pool.prefetch(a, &moved) : pool.spill(a, &moved)).ok() && freed);
+    CHECK(taken != 0 && program.where(taken) == Location::device);
+    CHECK(program.world.stats().spilled == 0 && program.right());
+    CHECK(pool.free_slow(taken).ok() && program.ends());
+  }
+}
+
+TEST(work_queued_in_the_middle_of_a_swap_is_held) {
+  for (const bool back : {false, true}) {
+    Program program(spilling(), stamps(Schedule::manual));
+    const Address a = program.get();
+    if (back) CHECK(program.spill(a));
+    bool used = false;
+    CHECK(program.world.device->launch(0, [&] { used = program.use(a) && program.use(a); }).ok());
+    CHECK(back ? program.prefetch(a) : program.spill(a));
+    CHECK(used && program.use(a) && program.right() && program.ends());
+  }
+}
+
+TEST(a_stream_that_leaves_passes_its_host_pages_on) {
+  Program program;
+  const StreamHandle stream = program.world.stream();
+  const Address a = program.get(kBlock, stream), b = program.get(kBlock, stream);
+  CHECK(program.spill(a) && program.spill(b) && program.drop(b));
+  CHECK(program.world.pool->retire_stream(stream).ok() && program.world.device->run_all());
+  CHECK(program.world.pool->coalesce().ok() && program.world.device->stream_destroy(stream).ok());
+  CHECK(program.world.good() && program.where(a) == Location::host);
+  program.held[a].stream = 0;
+  CHECK(program.use(a) && program.prefetch(a) && program.right() && program.ends());
+}
+
+TEST(zeroed_memory_is_zeroed_on_both_sides) {
+  PoolConfig config = spilling();
+  config.zero_on_free = true;
+  Program program(config);
+  const Address a = program.get();
+  CHECK(program.use(a) && program.spill(a) && program.drop(a) && program.world.device->run_all());
+  CHECK(program.world.pool->coalesce().ok() && program.world.device->run_all());
+  CHECK(program.world.good() && program.ends());
+}
+
+namespace {
+
+// A fixed program that meets every step of a swap, in both directions. It goes on after whatever fails.
+bool run_fixed(Program& program) {
+  std::vector<Address> blocks;
+  for (int i = 0; i < 11; ++i) {
+    const StreamHandle stream = static_cast<StreamHandle>(i % 3);
+    if (const Address address = program.get(i % 4 == 3 ? kSlotBytes : kBlock, stream))
+      blocks.push_back(address);
+    if (!blocks.empty()) (void)program.use(blocks[blocks.size() / 2]);
+    if (!program.world.good()) return false;
+  }
+  for (std::size_t i = 0; i < blocks.size(); i += 2) (void)program.drop(blocks[i]);
+  std::uint64_t returned = 0;
+  (void)program.world.pool->bring_back(3 * kBlock, &returned);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) {
+    (void)program.use(blocks[i]);
+    (void)(i % 4 == 1 ? program.spill(blocks[i]) : program.prefetch(blocks[i]));
+    (void)program.use(blocks[i]);
+    if (!program.world.good()) return false;
+  }
+  (void)program.world.pool->trim(0, false);
+  return true;
+}
+
+}  // namespace
+
+TEST(every_call_of_a_swap_fails_in_turn) {
+  for (const Code code : {Code::out_of_memory, Code::failed})
+    for (const int times : {1, 2}) {
+      std::uint64_t calls = 0;
+      {
+        Program program;
+        CHECK(run_fixed(program));
+        calls = program.world.device->total_calls();
+        CHECK(program.right() && program.ends());
+      }
+      std::uint64_t wrong = 0;
+      for (std::uint64_t n = 1; n <= calls; ++n) {
+        Program program;
+        for (int i = 0; i < times; ++i)
+          program.world.device->fail_any(n + static_cast<std::uint64_t>(i), {code, 2, ""});
+        const bool good = run_fixed(program);
+        program.world.device->clear_failures();
+        if (!good || !program.right() || !program.ends()) {
+          if (wrong++ == 0)
+            std::printf("     call %llu of %llu, code %d, %d times\n", static_cast<unsigned long long>(n),
+                        static_cast<unsigned long long>(calls), static_cast<int>(code), times);
+        }
+      }
+      CHECK(wrong == 0);
+    }
+}
+
+TEST(every_interleaving_of_swaps_and_stream_operations) {
+  constexpr int kActions = 8;
+  constexpr int kLength = 6;
+  std::uint64_t total = 1;
+  for (int i = 0; i < kLength; ++i) total *= kActions;
+  const std::uint64_t step = vram::testing::sampling() * 2 - 1;
+  std::uint64_t wrong = 0;
+  for (std::uint64_t n = 0; n < total && wrong == 0; n += step) {
+    Program program(spilling(), stamps(Schedule::manual), 8 * kMiB);
+    const Address a = program.get(kSlotBytes, 1), b = program.get(kSlotBytes, 2);
+    bool good = a != 0 && b != 0;
+    std::uint64_t rest = n;
+    for (int i = 0; i < kLength && good; ++i, rest /= kActions) {
+      switch (rest % kActions) {
+        case 0:
+          good = program.use(a);
+          break;
+        case 1:
+          good = program.use(b);
+          break;
+        case 2:
+          (void)program.world.device->step(1);
+          break;
+        case 3:
+          (void)program.world.device->step(2);
+          break;
+        case 4:
+          good = program.spill(a);
+          break;
+        case 5:
+          good = program.spill(b);
+          break;
+        case 6:
+          good = program.prefetch(a);
+          break;
+        default:  // inside the next swap
+          good = program.world.device->launch(1, [&] { (void)program.use(b); }).ok();
+      }
+    }
+    if (good && program.right()) continue;
+    ++wrong;
+    std::printf("     sequence %llu\n", static_cast<unsigned long long>(n));
+  }
+  CHECK(wrong == 0);
+}
+
+TEST(random_programs_keep_their_contents) {
+  constexpr int kSteps = 400;
+  for (std::uint64_t seed = 1; seed <= 200 / vram::testing::kSlowdown; ++seed) {
+    std::uint64_t state = seed * 0x9e3779b97f4a7c15;
+    const auto below = [&](std::uint64_t n) {
+      state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+      return state % n;
+    };
+    const Schedule schedule = seed % 2 == 0 ? Schedule::manual : Schedule::lag;
+    ModelOptions options = stamps(schedule);
+    if (seed % 5 == 0) options.host_bytes = 16 * kMiB;
+    PoolConfig config = spilling(seed % 3 == 0 ? 24 * kMiB : kGiB);
+    if (seed % 7 == 0) config.limit = kCapacity - 2 * kMiB;
+    if (seed % 4 == 0) config.cross_stream = CrossStream::wait;
+    Program program(config, options);
+    bool good = true;
+    for (int i = 0; i < kSteps && good; ++i) {
+      const std::uint64_t dice = below(100);
+      Address address = 0;
+      if (!program.held.empty()) {
+        auto at = program.held.begin();
+        std::advance(at, static_cast<std::ptrdiff_t>(below(program.held.size())));
+        address = at->first;
+      }
+      const StreamHandle stream = below(3);
+      if (dice < 30) {
+        (void)program.get(kSlotBytes * (1 + below(5)), stream, static_cast<std::uint32_t>(below(3)));
+      } else if (dice < 55 && address != 0) {
+        good = program.use(address);
+      } else if (dice < 70 && address != 0) {
+        good = program.drop(address);
+      } else if (dice < 78 && address != 0) {
+        std::uint64_t moved = 0;
+        (void)program.world.pool->spill(address, &moved);
+      } else if (dice < 86 && address != 0) {
+        std::uint64_t moved = 0;
+        (void)program.world.pool->prefetch(address, &moved);
+      } else if (dice < 90) {
+        std::uint64_t returned = 0;
+        good = program.world.pool->bring_back(8 * kMiB, &returned).ok();
+      } else if (dice < 93 && address != 0) {
+        good = program.world.pool->record_stream(address, stream).ok();
+      } else if (dice < 95) {
+        good = program.world.pool->trim(below(kCapacity), below(2) == 0).ok();
+      } else {
+        if (schedule == Schedule::lag) program.world.device->advance(static_cast<double>(below(150)));
+        (void)program.world.device->step(stream);
+      }
+      good = good && program.world.good() && (i % 20 != 0 || program.right());
+    }
+    if (!good || !program.right() || !program.ends()) {
+      std::printf("     seed %llu\n", static_cast<unsigned long long>(seed));
+      CHECK(false);
+      return;
+    }
+  }
+}
+
+TEST(the_child_of_a_fork_has_no_part_in_it) {
+  Program program;
+  const Address a = program.get();
+  CHECK(program.spill(a));
+  CHECK(vram::testing::holds_in_child([&] {
+    std::uint64_t moved = 0;
+    return program.world.pool->spill(a, &moved).code == Code::closed &&
+           program.world.pool->prefetch(a, &moved).code == Code::closed &&
+           program.world.pool->bring_back(kGiB, &moved).code == Code::closed &&
+           program.world.pool->close().ok();
+  }));
+  CHECK(program.use(a) && program.right() && program.ends());
+}
+
+TEST_MAIN()

@@ -1,0 +1,114 @@
+"""What Python adds to spilling: wishes of tags, the line in the log, and bringing memory back once a second.
+
+The native pool decides what moves, and moves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import weakref
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vram.core.locks import new_lock
+from vram.core.observer import End
+from vram.core.tags import spill_wishes
+from vram.core.ticker import every_second
+from vram.errors import VramError
+from vram.sizes import format_size
+
+__all__ = ["Spilled", "before_spill", "spillable", "spilled_of"]
+
+MOST_RETURNED: Final = 1 << 30
+"""Bytes that return at a time: about 20 ms during which streams are held."""
+BUS_SPEED: Final = "about 50 GB/s on a PCIe 5 bus"
+
+_log = logging.getLogger("vram")
+_spilling: dict[int, tuple[weakref.ref[Any], int]] = {}
+"""The pools that have spilled, and how often they had when they were last looked at."""
+_lock = new_lock()
+_end: End | None = None  # guarded by the lock; None: no pool has spilled
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """An allocation of which `bytes` are in host memory now."""
+
+    address: int
+    size: int
+    bytes: int
+    stream: int
+    tag: str | None
+
+
+def spillable(memory: Any) -> bool:
+    """Whether memory of this backend can spill; the host may read its own at any time, so it stays."""
+    return bool(memory.host_pages and not memory.host_accessible)
+
+
+def spilled_of(pool: Any) -> list[Spilled]:
+    """The allocations that are in host memory, wholly or in part, most bytes first."""
+    found = [
+        Spilled(block.address, block.size, block.spilled, block.stream, block.tag)
+        for block in pool.snapshot().allocations()
+        if block.spilled
+    ]
+    return sorted(found, key=lambda block: -block.bytes)
+
+
+def before_spill(pool: Any, needed: int) -> None:
+    """The pool is about to move memory to the host because it needs `needed` bytes more than it has."""
+    first, never = spill_wishes()
+    if first or never:
+        pool.steer_spill(first, never)
+    if not _follow(pool):
+        return
+    raw = pool.raw_stats()
+    _log.warning(
+        "%s is full (%s reserved, %s more needed): cold memory moves to host memory from now on, up to %s. "
+        "Addresses stay the same. Kernels read it there over the bus (%s), so they become slower; "
+        "stats() and spilled() show how much there is.",
+        pool.device.name,
+        format_size(raw["reserved"]["current"]),
+        format_size(needed),
+        format_size(pool.config()["spill"]),
+        BUS_SPEED,
+    )
+
+
+def _follow(pool: Any) -> bool:
+    """Bring the pool's memory back from now on. False: it was followed already."""
+    global _end
+    number = id(pool)
+    if number in _spilling:
+        return False
+    _spilling[number] = (weakref.ref(pool, lambda _: _spilling.pop(number, None)), -1)
+    with _lock:
+        if _end is None:
+            _end = every_second(_tick)
+    return True
+
+
+def _tick() -> None:
+    for number, (reference, spills) in tuple(_spilling.items()):
+        pool = reference()
+        if pool is None or pool.closed:
+            continue
+        # It may be closed meanwhile. If the device has failed, the program's own calls report it.
+        with contextlib.suppress(VramError):
+            now = pool.raw_stats()["spill"]["spills"]
+            if number in _spilling:
+                _spilling[number] = (reference, now)
+            if now == spills:  # memory was not short during the last second
+                pool.bring_back(MOST_RETURNED)
+
+
+def _after_fork_in_child() -> None:
+    global _end
+    _spilling.clear()
+    _end = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
