@@ -63,12 +63,17 @@ def test_a_missing_library_is_named(name: str) -> None:
                     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         sys.meta_path.insert(0, Missing())
         import vram
-        try:
+        def ask():
             vram.NAME.install
-        except ImportError as error:
-            assert "vram's adaptor for" in str(error) and "Install" in str(error), error
-        else:
-            raise SystemExit("it was imported")
+        def fetch():
+            import vram.NAME
+        for use, kind in (ask, AttributeError), (fetch, ImportError):
+            try:
+                use()
+            except kind as error:
+                assert "vram's adaptor for" in str(error) and "Install" in str(error), error
+            else:
+                raise SystemExit("it was imported")
     """
     assert_quiet(run_program(program.replace("NAME", name)))
 

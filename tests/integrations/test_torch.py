@@ -583,7 +583,6 @@ SHARING = """
     import vram.torch
 
     def use(tensors, answers):
-        vram.torch.install()
         for tensor in iter(tensors.get, None):
             answers.put((tensor.numel(), float(tensor.flatten()[0]), float(tensor.flatten()[-1])))
             tensor.add_(1)
@@ -592,7 +591,6 @@ SHARING = """
             del tensor
 
     def crash(tensors, answers):
-        vram.torch.install()
         tensor = tensors.get()
         answers.put(tensor.numel())
         import os
@@ -619,6 +617,105 @@ def shared(tmp_path: Path, program: str) -> str:
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     return ended.stdout
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_that_are_started_use_vram_too(tmp_path: Path, method: str) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            import torch
+            import torch.multiprocessing as mp
+            import vram.torch
+
+            def child(answers, generation):
+                torch.ones(1000, device="cuda")
+                limit = vram.get_memory_manager().pool("cuda:0").limit
+                answers.put((generation, vram.torch.installed(), torch.cuda.get_allocator_backend(), limit))
+                if generation < 2:
+                    process = mp.get_context({method!r}).Process(target=child, args=(answers, generation + 1))
+                    process.start()
+                    process.join()
+                    assert process.exitcode == 0, process.exitcode
+
+            if __name__ == "__main__":
+                vram.torch.install(limit="3GiB")
+                context = mp.get_context({method!r})
+                answers = context.SimpleQueue()
+                process = context.Process(target=child, args=(answers, 1))
+                process.start()
+                assert answers.get() == (1, True, "vram", 3 << 30)
+                assert answers.get() == (2, True, "vram", 3 << 30)
+                process.join()
+                assert process.exitcode == 0, process.exitcode
+            """
+        )
+    )
+    ended = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
+def test_processes_of_a_program_started_by_vram_run_use_vram_too(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import torch.multiprocessing as mp
+
+            def child(rank):
+                import vram.torch
+                assert vram.torch.installed()
+
+            if __name__ == "__main__":
+                mp.spawn(child, nprocs=2)
+            """
+        )
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "vram", "run", "--torch", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
+def test_a_process_that_cannot_use_vram_starts_nevertheless(tmp_path: Path) -> None:
+    """The file of the program uses CUDA when it is imported, which the new process does first."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import torch.multiprocessing as mp
+            import vram.torch
+
+            def child():
+                assert not vram.torch.installed()
+                print("started")
+
+            if __name__ == "__main__":
+                vram.torch.install()
+                process = mp.get_context("spawn").Process(target=child)
+                process.start()
+                process.join()
+                assert process.exitcode == 0, process.exitcode
+            else:
+                import torch
+                torch.ones(1, device="cuda")
+            """
+        )
+    )
+    ended = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert "started" in ended.stdout
+    assert "PyTorch's own allocator" in ended.stderr
 
 
 @pytest.mark.real_gpu

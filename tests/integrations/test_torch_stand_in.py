@@ -74,10 +74,24 @@ def test_without_a_gpu_it_says_so_and_changes_nothing() -> None:
         try:
             vram.torch.install()
         except vram.DeviceError as error:
-            assert "no CUDA device" in str(error)
+            assert "no CUDA device" in str(error) and "vram predict" in str(error)
         else:
             raise AssertionError
         assert not vram.torch.installed() and torch._C._cuda_memoryStats is before
+    """)
+
+
+def test_watching_without_a_gpu_says_what_can_be_done() -> None:
+    holds("""
+        has_devices(0)
+        torch.cuda.available = False
+        try:
+            vram.torch.watch("run.vtrace")
+        except vram.DeviceError as error:
+            assert "finds no GPU here" in str(error)
+            assert all(f"vram {name}" in str(error) for name in ("demo", "explain", "predict"))
+        else:
+            raise AssertionError
     """)
 
 

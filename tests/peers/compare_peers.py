@@ -49,6 +49,15 @@ TORCH_SELECTION = (
     "or mempool"
 )
 
+TORCH_FILES: Mapping[str, tuple[str, ...]] = {
+    "test_cuda.py": ("-k", TORCH_SELECTION),
+    "test_cuda_sanitizer.py": (),
+    "test_cuda_trace.py": (),
+    "test_multiprocessing.py": ("-k", "cuda"),
+    "inductor/test_cudagraph_trees.py": (),
+}
+"""PyTorch's files about memory, graphs, streams and sharing, with the options of pytest for each."""
+
 Outcomes = dict[str, str]
 """The outcome of each test by name: passed, failed or skipped."""
 
@@ -78,8 +87,9 @@ def find_parts(folder: Path, peers: Iterable[str]) -> list[Part]:
 
 
 def _pytorch(folder: Path) -> list[Part]:
-    found = [folder / "pytorch/test/test_cuda.py"]
-    return [Part("pytorch", path, ("-k", TORCH_SELECTION)) for path in found if path.exists()]
+    tests = folder / "pytorch/test"
+    parts = [Part("pytorch", tests / name, options, tests) for name, options in TORCH_FILES.items()]
+    return [part for part in parts if part.path.exists()]
 
 
 def _cupy(folder: Path) -> list[Part]:
@@ -105,9 +115,10 @@ FINDERS = {"pytorch": _pytorch, "cupy": _cupy, "numba": _numba}
 # ---- running one part -------------------------------------------------------------------------------------
 
 
-def run_part(part: Part, allocator: str, seconds: float = FILE_SECONDS) -> Outcomes:
+def run_part(part: Part, allocator: str, seconds: float = FILE_SECONDS, logs: Path | None = None) -> Outcomes:
     """Run one file with one allocator. What a crash or the time limit prevents has failed."""
-    with tempfile.TemporaryDirectory(prefix="vram-peers-") as made:
+    log = Path(os.devnull) if logs is None else logs / f"{part.name.replace(' ', '-')}-{allocator}.txt"
+    with tempfile.TemporaryDirectory(prefix="vram-peers-") as made, log.open("w") as output:
         report = Path(made, "report.txt")
         # -c: neither our settings nor those of the other project, which need plugins of theirs.
         command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-c", os.devnull]
@@ -116,8 +127,8 @@ def run_part(part: Part, allocator: str, seconds: float = FILE_SECONDS) -> Outco
             command,
             env=_environment(part, allocator, report),
             cwd=made,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
@@ -211,14 +222,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--peer", action="append", choices=FINDERS, help="only this suite; may be repeated")
     parser.add_argument("--jobs", type=int, default=4, help="files that run at a time (default: 4)")
     parser.add_argument("--seconds", type=float, default=FILE_SECONDS, help="time limit of a file")
+    parser.add_argument("--logs", type=Path, help="a folder for the output of each file")
     options = parser.parse_args(arguments)
+    if options.logs is not None:
+        options.logs.mkdir(parents=True, exist_ok=True)
     parts = find_parts(options.folder.resolve(), options.peer or FINDERS)
     if not parts:
         print(f"no test file found in {options.folder}; see docs/internals/testing.md", file=sys.stderr)
         return 2
     runs = [(part, allocator) for part in parts for allocator in ALLOCATORS]
     with ThreadPoolExecutor(options.jobs) as threads:
-        outcomes = list(threads.map(lambda run: run_part(*run, options.seconds), runs))
+        outcomes = list(threads.map(lambda run: run_part(*run, options.seconds, options.logs), runs))
     results = list(zip(parts, outcomes[::2], outcomes[1::2], strict=True))
     print("\n".join(table(results)))
     return int(any(unexpected(part, only_with_vram(own, ours)) for part, own, ours in results))

@@ -25,6 +25,7 @@ from vram.analysis import (
     summary,
     write_table,
 )
+from vram.analysis.groups import stack_labels
 from vram.analysis.idle import _segment_of
 from vram.analysis.places import place_of
 from vram.core.verdict import VERDICTS, Account, judge_moment, judge_request
@@ -387,10 +388,61 @@ def test_a_log_without_segments_is_explained_by_what_is_allocated() -> None:
 def test_what_would_have_helped_is_tried_where_the_native_core_is() -> None:
     pytest.importorskip("vram._native")
     found = explain(fragmented().trace())
-    tried = {remedy.setting: remedy for remedy in found.remedies if remedy.fits is not None}
+    tried = {remedy.setting: remedy for remedy in found.remedies if remedy.evidence}
     assert tried["vram run --torch"].fits is True
     hopeless = explain(demanding().trace())
     assert [each.fits for each in hopeless.remedies if each.setting == "vram run --torch"] == [False]
+
+
+RANGES = [("oom_gpt2_train_9000", "9000MiB"), ("oom_llama_varlen_ckpt_13400", "13400MiB")]
+
+
+@pytest.mark.parametrize(("name", "limit"), RANGES)
+def test_an_answer_for_an_unknown_limit_stays_true_once_the_limit_is_known(name: str, limit: str) -> None:
+    pytest.importorskip("vram._native")
+    trace = recorded(name)
+    unknown = explain(trace)
+    least, below = unknown.capacity.bytes, unknown.capacity.below
+    assert least is not None and below is not None
+    tried = {each.setting: each for each in unknown.remedies if each.evidence}
+    assert len(tried) == 3
+    for known in (limit, least, (least + below) // 2, below - 1):
+        for each in explain(trace, capacity=known).remedies:
+            if each.evidence:
+                assert tried[each.setting].fits in (None, each.fits), (known, each)
+                assert each.needs == tried[each.setting].needs
+
+
+@pytest.mark.parametrize(("name", "limit"), RANGES)
+def test_an_allocator_needs_the_smallest_limit_at_which_a_replay_completes(name: str, limit: str) -> None:
+    pytest.importorskip("vram._native")
+    from vram.analysis.remedies import TRIED, _with_request
+    from vram.replay import Setting, replay
+
+    trace = recorded(name)
+    found = explain(trace)
+    assert found.request is not None
+    job = _with_request(trace, memory_at(trace, found.moment.event), found.request)
+    needs = {each.setting: each.needs for each in found.remedies if each.evidence}
+    for policy in TRIED:
+        size = needs[Setting(policy, {}).environment]
+        assert size is not None
+        assert replay(job, policy, capacity=size).oom is None
+        assert replay(job, policy, capacity=size - 2 * MIB).oom is not None
+
+
+def test_progress_is_told_for_each_replay() -> None:
+    pytest.importorskip("vram._native")
+    told: list[tuple[int, int]] = []
+    explain(fragmented().trace(), progress=lambda done, count: told.append((done, count)))
+    assert len(told) > 3 and sorted(done for done, _ in told) == list(range(1, len(told) + 1))
+
+
+def test_shares_are_of_the_memory_that_the_job_could_use() -> None:
+    account = explain(recorded("oom_gpt2_train_9000")).account
+    shares = account.shares()
+    assert shares["withheld"] is None and shares["foreign"] is None
+    assert sum(share for share in shares.values() if share is not None) == pytest.approx(1)
 
 
 def test_what_to_set_is_what_a_sweep_would_say() -> None:
@@ -412,6 +464,19 @@ def test_without_the_native_core_the_verdict_is_the_same() -> None:
         [sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True, timeout=600
     )
     assert done.stdout == "fragmentation {None}\n", done.stderr
+
+
+def test_stacks_that_differ_have_labels_that_differ() -> None:
+    for name in ("oom_gpt2_train_9000", "oom_llama_varlen_ckpt_13400", "resnet_multiscale"):
+        groups = explain(recorded(name)).holders["stack"]
+        assert len({group.label for group in groups}) == len(groups)
+    apart = stack_labels([[frame(1), frame(2), frame(9)], [frame(1), frame(3), frame(9)], []])
+    named = [f"a.py:1 f ← a.py:{line} f ← a.py:1 f" for line in (2, 3)]
+    assert apart == [*named, "(no stack recorded)"]
+
+
+def frame(line: int) -> Frame:
+    return Frame("a.py", line, "f")
 
 
 # --- moments and holders ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shlex
 import signal
 import subprocess
@@ -58,7 +59,43 @@ def test_a_person_reads_the_reason_the_evidence_and_the_way_out(vram_command: An
     assert "fragmentation" in out and "free, but split up by blocks in use" in out
     assert "held by stack" in out and "workloads.py:24 lm_loss" in out
     assert "The largest free block is 266.3 MiB." in out
-    assert "What would have helped" in out
+    titles = [line for line in out.splitlines() if line in ("Evidence", "Next steps")]
+    assert titles == ["Evidence", "Next steps"]
+
+
+def test_an_alternative_is_given_with_the_limit_it_needs(vram_command: Any) -> None:
+    pytest.importorskip("vram._native")
+    _, out, _ = vram_command("explain", DEMANDING)
+    assert "; your limit was between 8.09 GiB and 9.59 GiB" in out and "may fit" in out
+    assert "still runs out" not in out
+    _, out, _ = vram_command("explain", DEMANDING, "--capacity", "9000MiB")
+    assert "; your limit was 8.79 GiB" in out and "may fit" not in out
+    assert out.count("does not fit") == 3
+
+
+def test_shares_leave_out_what_the_job_could_not_use(vram_command: Any) -> None:
+    _, out, _ = vram_command("explain", DEMANDING)
+    assert "true-demand      7.89 GiB  97.5%  in use" in out
+    assert "125.29 GiB         free on the device, but beyond the limit" in out
+
+
+def test_whole_stacks_on_request(vram_command: Any) -> None:
+    _, out, _ = vram_command("explain", DEMANDING)
+    assert "workloads.py:246 <module>" not in out
+    _, out, _ = vram_command("explain", DEMANDING, "--stack")
+    assert out.count("  workloads.py:246 <module>") == 6  # the request and five holders
+    assert "\n  transformers/models/gpt2/modeling_gpt2.py:185 forward\n" in out
+
+
+def test_a_terminal_gets_colour_and_lines_that_break_between_words() -> None:
+    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "60"}
+    command = [sys.executable, "-m", "vram", "explain", FRAGMENTED]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600).stdout
+    assert shown.startswith("\x1b[1;31mOut of memory")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    headline = plain.partition("Verdict")[0]
+    assert max(map(len, headline.splitlines())) <= 60
+    assert " ".join(headline.split()).endswith("with 9.88 GiB allocated and 11.33 GiB reserved.")
 
 
 def test_what_is_left_out_can_be_asked_for_as_it_is_written(vram_command: Any) -> None:
@@ -113,6 +150,19 @@ def test_a_gap_fails_only_above_what_is_allowed(job: str, vram_command: Any) -> 
     assert code == 1 and "The difference exceeds the limit of 64 MiB." in out
     assert "workloads.py:24 lm_loss" in out
     assert vram_command("diff", DEMANDING, job, "--fail-above", "64MiB")[0] == 0
+
+
+def test_leaks_of_all_steps_are_the_default(job: str, tmp_path: Path, vram_command: Any) -> None:
+    code, out, _ = vram_command("leaks", job, "--json")
+    assert (code, json.loads(out)) == (
+        1,
+        json.loads(vram_command("leaks", job, "--between", "step:0,step:2", "--json")[1]),
+    )
+    plain = Job()
+    plain.alloc(4 * MIB)
+    code, out, _ = vram_command("leaks", str(plain.save(tmp_path / "plain.pickle")), "--json")
+    document = json.loads(out)
+    assert (code, document["unit"], document["first"]) == (0, "slice", 0)
 
 
 def test_leaks_are_a_finding(job: str, vram_command: Any) -> None:
@@ -212,7 +262,7 @@ def test_a_pipe_that_knows_few_letters_is_no_finding(job: str) -> None:
         ["summary", TRAINING, "--by", "colour"],
         ["diff", TRAINING],
         ["diff", TRAINING, TRAINING, "--by", "stack"],
-        ["leaks", TRAINING],
+        ["leaks"],
         ["summary", TRAINING, "--top", "0"],
         ["merge"],
     ],

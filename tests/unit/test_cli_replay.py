@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_jobs import Job
 
 from vram.errors import ConfigError, DeviceError
+from vram.replay.sweep import collapsed, worthwhile
 from vram.trace import lifetimes, open_trace
 
 engine = importlib.import_module("vram.replay")
@@ -74,10 +78,10 @@ def test_json_of_one_file_is_one_object(fake: Any, vram_command: Any) -> None:
     code, out, err = vram_command("replay", SMALL, "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    assert list(document) == ["trace", "policies"]
+    assert list(document) == ["trace", "policies", "recorded"]
     heading = {"source": SMALL, "device": 0, "events": 1152, "dropped": 0, "truncated": False}
     assert document["trace"] == {**heading, "peak_allocated": 8_473_424_384}
-    assert [list(policy) for policy in document["policies"]] == [POLICY_KEYS]
+    assert [list(policy) for policy in document["policies"]] == [POLICY_KEYS] * 4
     assert document["policies"][0]["ratio"] == 1.01
     assert document["policies"][0]["oom"] is None
 
@@ -97,9 +101,58 @@ def test_running_out_of_memory_is_a_finding(fake: Any, vram_command: Any) -> Non
     assert json.loads(out)["policies"][0]["oom"] == expected
 
 
+@needs_native
+def test_pytorchs_allocators_and_vram_are_compared_by_default(vram_command: Any) -> None:
+    code, out, _ = vram_command("replay", SMALL, "--json")
+    document = json.loads(out)
+    names = [policy["policy"] for policy in document["policies"]]
+    assert (code, names) == (0, ["torch", "torch-expandable", "cuda-async", "vram"])
+    assert document["recorded"] == "torch"
+    code, out, _ = vram_command("replay", SMALL)
+    rows = [line for line in out.splitlines() if line.rstrip().endswith("recorded")]
+    assert len(rows) == 1 and "torch " in rows[0]
+    assert "The limit of the recorded job was between 8.09 GiB and 9.59 GiB" in out
+    assert "less memory than the recorded torch, for" in out and "more driver time" in out
+    assert "To use it: vram run --torch" in out
+
+
+@needs_native
+def test_the_recorded_settings_are_replayed(tmp_path: Path, vram_command: Any) -> None:
+    job = Job()
+    job.alloc(4 * MIB)
+    path = job.save(tmp_path / "job.pickle")
+    snapshot = pickle.loads(path.read_bytes())
+    snapshot["allocator_settings"] = {"expandable_segments": True, "max_split_size": 64 * MIB}
+    path.write_bytes(pickle.dumps(snapshot))
+    own = engine.recorded_setting(open_trace(path))
+    assert (own.policy, own.conf) == ("torch-expandable", {"max_split_size_mb": "64"})
+    code, out, _ = vram_command("replay", str(path), "--json")
+    assert (code, json.loads(out)["recorded"]) == (0, "torch-expandable")
+    code, out, _ = vram_command(
+        "replay", str(path), "--json", "--conf", "torch-expandable=max_split_size_mb:32"
+    )
+    assert (code, json.loads(out)["recorded"]) == (0, None)
+
+
+def test_a_setting_is_worthwhile_if_no_other_beats_it() -> None:
+    points = [(1, 9), (2, 5), (2, 5), (3, 6), (9, 1), (1, 10)]
+    assert worthwhile(points) == [True, True, True, False, True, False]
+
+
+@needs_native
+def test_settings_with_the_same_result_are_one_row(vram_command: Any) -> None:
+    _, out, _ = vram_command("replay", SMALL, "--sweep", "--policy", "torch", "--policy", "cuda-async")
+    ranked = engine.sweep(open_trace(SMALL), policies=["torch", "cuda-async"])
+    rows = collapsed(ranked)
+    assert sum(1 + len(others) for _, others in rows) == len(ranked) == 41
+    assert len([line for line in out.splitlines() if re.match(r" *\d+ ", line)]) == len(rows) < 41
+    assert sum("(recorded)" in line for line in out.splitlines()) == 1
+    assert "defaults, and 3 more with the same result (recorded)" in out
+
+
 def test_the_table_and_its_meaning(fake: Any, vram_command: Any) -> None:
     fake(peak_allocated=1000 * MIB, peak_reserved=1020 * MIB)
-    code, out, err = vram_command("replay", SMALL)
+    code, out, err = vram_command("replay", SMALL, "--policy", "vram")
     assert (code, err) == (0, "")
     assert "oom_gpt2_train_9000.pickle.xz: 1152 events over 1.36 s" in out
     assert "1020 MiB" in out and "1.0200" in out
@@ -225,7 +278,7 @@ def test_a_missing_native_core_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 @needs_native
 @pytest.mark.parametrize("name", ["gpt2_train", "llama_varlen_ckpt", "resnet_multiscale", "llm_serve"])
 def test_the_pool_reserves_hardly_more_than_the_program_holds(name: str, vram_command: Any) -> None:
-    code, out, _ = vram_command("replay", str(TRACES / f"{name}.pickle.xz"), "--json")
+    code, out, _ = vram_command("replay", str(TRACES / f"{name}.pickle.xz"), "--json", "--policy", "vram")
     document = json.loads(out)
     policy = document["policies"][0]
     assert code == 0
@@ -237,7 +290,7 @@ def test_the_pool_reserves_hardly_more_than_the_program_holds(name: str, vram_co
 @pytest.mark.parametrize(("conf", "bound"), [("cross_stream:wait", 1.01), ("", 1.10)])
 def test_streams_share_what_they_may(conf: str, bound: float, vram_command: Any) -> None:
     path = str(TRACES / "multistream_prefetch.pickle.xz")
-    code, out, _ = vram_command("replay", path, "--json", "--conf", conf)
+    code, out, _ = vram_command("replay", path, "--json", "--policy", "vram", "--conf", conf)
     assert code == 0
     assert 1 <= json.loads(out)["policies"][0]["ratio"] <= bound
 
@@ -245,7 +298,8 @@ def test_streams_share_what_they_may(conf: str, bound: float, vram_command: Any)
 @needs_native
 def test_too_small_a_device_runs_out(vram_command: Any) -> None:
     code, out, _ = vram_command(
-        "replay", str(TRACES / "gpt2_train.pickle.xz"), "--json", "--capacity", "4GiB"
+        *("replay", str(TRACES / "gpt2_train.pickle.xz"), "--json"),
+        *("--policy", "vram", "--capacity", "4GiB"),
     )
     failure = json.loads(out)["policies"][0]["oom"]
     assert code == 1

@@ -237,7 +237,75 @@ def test_a_program_without_pools_has_no_report(tmp_path: Path, built: None) -> N
     script = write(tmp_path, "script.py", "print('ran')")
     ended = run("--report", "html", script, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "ran\n")
-    assert "no report: the program used no pool" in ended.stderr
+    assert "no report: nothing was recorded: the program used neither PyTorch nor a pool" in ended.stderr
+
+
+def test_a_recording_of_nothing_is_an_error_that_says_why(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "print('ran')")
+    ended = run("--record", "run.vtrace", script, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "ran\n")
+    assert "nothing was recorded: the program used neither PyTorch nor a pool" in ended.stderr
+    script = write(tmp_path, "script.py", "raise SystemExit(3)")
+    assert run("--record", "run.vtrace", script, cwd=tmp_path).returncode == 3
+
+
+CPU_TORCH = """
+class version:
+    cuda = None
+class cuda:
+    is_initialized = staticmethod(lambda: False)
+    _lazy_call = staticmethod(lambda function: None)
+__version__ = "9.9+cpu"
+"""
+
+
+def test_a_pytorch_without_cuda_is_named_as_the_reason(tmp_path: Path) -> None:
+    write(tmp_path, "torch.py", CPU_TORCH)
+    ended = run("--record", "run.vtrace", write(tmp_path, "script.py", "import torch"), cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "this PyTorch (9.9+cpu) is built without CUDA" in ended.stderr
+
+
+def test_on_a_pytorch_without_cuda_vram_says_what_can_be_done(tmp_path: Path) -> None:
+    write(tmp_path, "torch.py", CPU_TORCH)
+    ended = run(
+        "--torch", write(tmp_path, "script.py", "import torch"), cwd=tmp_path, PYTHONPATH=path(tmp_path)
+    )
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    for words in ("this PyTorch (9.9+cpu) is built without CUDA", *WAYS):
+        assert words in ended.stderr
+    script = write(tmp_path, "script.py", "import vram.torch; vram.torch.watch('run.vtrace')")
+    ended = run(script, cwd=tmp_path)
+    assert ended.returncode == 1 and "AttributeError" not in ended.stderr
+    assert "DeviceError: this PyTorch (9.9+cpu) is built without CUDA" in ended.stderr
+    assert all(words in ended.stderr for words in WAYS)
+
+
+def test_without_pytorch_vram_says_what_can_be_done(tmp_path: Path) -> None:
+    write(tmp_path, "torch.py", "raise ImportError('not here')")
+    ended = run("--torch", write(tmp_path, "script.py", ""), cwd=tmp_path, PYTHONPATH=path(tmp_path))
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert "--torch needs PyTorch" in ended.stderr and all(words in ended.stderr for words in WAYS)
+
+
+WAYS = ("vram demo", "vram explain", "vram predict")
+
+
+def path(folder: Path) -> str:
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
+def test_what_a_last_thread_allocates_is_recorded(tmp_path: Path) -> None:
+    text = (
+        "import threading, time, vram\n"
+        "def work():\n"
+        "    time.sleep(0.5)\n"
+        "    vram.get_memory_manager().pool('host').allocate('1MiB')\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    ended = run("--record", "run.vtrace", write(tmp_path, "script.py", text), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert vram.open(tmp_path / "run.vtrace").events
 
 
 def test_a_report_of_another_kind_runs_nothing(tmp_path: Path) -> None:

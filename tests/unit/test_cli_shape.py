@@ -14,6 +14,7 @@ import pytest
 
 import vram
 from vram.bench.report import Column, Table
+from vram.cli import COMMANDS, GROUPS
 from vram.cli.bench import _columns, _rows
 from vram.cli.console import draw_facts, draw_grid, open_console
 
@@ -132,3 +133,18 @@ def test_bash_completes_with_the_script(vram_command: Command, tmp_path: Path) -
         env={**os.environ, "PATH": path},
     )
     assert ended.stdout.split() == ["doctor"], ended.stderr
+
+
+# ---- the help ---------------------------------------------------------------------------------------------
+
+
+def test_the_help_shows_every_command_in_one_group(vram_command: Command) -> None:
+    code, out, _ = vram_command("--help")
+    assert code == 0
+    titles = [line.strip("╭─╮ ") for line in out.splitlines() if line.startswith("╭")]
+    assert titles == ["Options", *GROUPS]
+    shown = [line[1:].split()[0] for line in out.splitlines() if line.startswith("│ ") and line[2] != " "]
+    assert [name for name in shown if not name.startswith("-")] == [
+        name for names in GROUPS.values() for name in names
+    ]
+    assert len(COMMANDS) == len(set(COMMANDS)) == sum(map(len, GROUPS.values()))

@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from made_jobs import MIB, Job
 
 import vram
+from vram import analysis
 from vram.core.html import ranking_html, table
 from vram.observe.measure import Stretch
-from vram.replay import compare, sweep
+from vram.replay import compare, replay, sweep
 
 HOSTILE = "<script>alert('\"x\"')</script>&<img src=x onerror=y>"
 ALLOWED = {
@@ -75,6 +77,68 @@ def test_a_pool_and_its_snapshot_show_their_memory(pool: vram.Pool) -> None:
     seen = read(pool.snapshot()._repr_html_())
     assert HOSTILE in seen.text and seen.tags.count("rect") >= 2
     del kept
+
+
+ANSWERS = {
+    "trace": lambda trace, pool: trace,
+    "explain": lambda trace, pool: analysis.explain(trace),
+    "difference": lambda trace, pool: analysis.difference(trace, trace),
+    "find_leaks": lambda trace, pool: analysis.find_leaks(trace),
+    "merge": lambda trace, pool: analysis.merge([trace]),
+    "memory_at": lambda trace, pool: analysis.memory_at(trace, 3),
+    "replay": lambda trace, pool: replay(trace, "torch"),
+    "compare": lambda trace, pool: compare(trace, ["torch", "vram"]),
+    "sweep": lambda trace, pool: sweep(trace, policies=["torch"]),
+    "suggest": lambda trace, pool: vram.suggest(trace, policies=["torch"]),
+    "plan": lambda trace, pool: vram.plan(trace),
+    "stats": lambda trace, pool: pool.stats(),
+    "snapshot": lambda trace, pool: pool.snapshot(),
+    "manager": lambda trace, pool: vram.get_memory_manager(),
+    "arena_report": lambda trace, pool: vram.arena_report(vram.Arena(pool)),
+}
+ONE_LINE = {
+    "lifetimes": lambda trace, pool: vram.trace.lifetimes(trace),
+    "find_steps": lambda trace, pool: vram.trace.find_steps(trace),
+    "leaks": lambda trace, pool: pool.leaks(),
+    "devices": lambda trace, pool: vram.devices(),
+    "race_check": lambda trace, pool: vram.race_check(),
+}
+MOST_LETTERS, MOST_ROWS = 400, 60
+
+
+@pytest.fixture
+def job(tmp_path: Any) -> Any:
+    """Many steps and allocations with hostile names that run out of memory."""
+    made = Job()
+    for step in range(200):
+        made.mark(f"step#{step}")
+        made.alloc(3 * MIB, line=step)
+    made.events[1]["frames"][0]["filename"] = HOSTILE
+    made.out_of_memory(64 * MIB, device_free=0)
+    return made.trace()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_vram_returns_is_a_line_and_a_table(name: str, job: Any, pool: vram.Pool) -> None:
+    kept = [pool.allocate("1MiB") for _ in range(500)]
+    found = ANSWERS[name](job, pool)
+    assert len(repr(found)) <= MOST_LETTERS and "\n" not in repr(found)
+    seen = read(found._repr_html_())
+    assert len(seen.tags) > 0 and seen.tags.count("tr") <= MOST_ROWS
+    del kept
+
+
+@pytest.mark.parametrize("name", ONE_LINE)
+def test_handles_and_columns_are_one_line(name: str, job: Any, pool: vram.Pool) -> None:
+    kept = [pool.allocate("1MiB") for _ in range(500)]
+    assert len(repr(ONE_LINE[name](job, pool))) <= MOST_LETTERS
+    del kept
+
+
+def test_an_explanation_shows_names_as_text(job: Any) -> None:
+    seen = read(analysis.explain(job, "peak")._repr_html_())
+    assert "Verdict" in seen.text and "true-demand" in seen.text
+    assert "and " in seen.text and "more" in seen.text
 
 
 def test_pools_in_every_state_can_be_shown(pool: vram.Pool) -> None:

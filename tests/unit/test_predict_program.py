@@ -17,7 +17,7 @@ from made_results import RESULT, program
 
 from vram.errors import ConfigError
 from vram.predict import environment, find_gpu, null_environment, run
-from vram.predict.inside.imports import after_import
+from vram.predict.inside.imports import _Finder, after_import
 from vram.predict.program import Progress, execute, read_program
 
 pytestmark = pytest.mark.fork
@@ -142,6 +142,21 @@ def test_a_function_is_called_after_an_import(tmp_path: Path, monkeypatch: pytes
     after_import("awaited_module", lambda module: seen.append(module.value + 2))
     assert seen == [7, 8, 9]
     del sys.modules["awaited_module"]
+
+
+def test_two_that_await_a_module_both_learn_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "awaited_twice.py").write_text("value = 7")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    seen: list[str] = []
+    for name in ("first", "second"):
+        finder = _Finder()
+        finder.awaited["awaited_twice"] = [lambda _module, name=name: seen.append(name)]  # type: ignore[misc]
+        sys.meta_path.insert(0, finder)
+    import awaited_twice  # type: ignore[import-not-found]  # noqa: F401
+
+    assert sorted(seen) == ["first", "second"]
+    del sys.modules["awaited_twice"]
 
 
 # ---- running it -------------------------------------------------------------------------------------------

@@ -88,6 +88,14 @@ def test_each_device_by_itself():
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.parametrize("marker", ["limit_vram('8 MiB')", "limit_vram_leaks(0)"])
+def test_a_limit_that_saw_no_memory_warns(run: Run, marker: str) -> None:
+    source = f"{MODEL}\n@pytest.mark.{marker}\ndef test_nothing():\n    pass\n"
+    result = run(source, "-W", "default")
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*a memory limit saw no memory: the test allocated nothing*"])
+
+
 # ---- limit_vram_leaks -------------------------------------------------------------------------------------
 
 

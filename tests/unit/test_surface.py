@@ -76,6 +76,32 @@ def test_a_trace_opens_where_the_native_core_is_not_built() -> None:
     assert result.returncode == 0, result.stderr
 
 
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys({missing!r})); import vram, inspect, pydoc\n"
+FRAMEWORKS = ("cupy", "numba", "cuda", "cuda.core", "distributed", "torch")
+
+
+@pytest.mark.parametrize("missing", [FRAMEWORKS, ("vram._native",)], ids=["frameworks", "native core"])
+def test_help_works_without_optional_parts(missing: tuple[str, ...]) -> None:
+    code = "members = dict(inspect.getmembers(vram)); pydoc.render_doc(vram); print('open' in members)"
+    result = run(WITHOUT.format(missing=missing) + code)
+    assert (result.stdout, result.returncode) == ("True\n", 0), result.stderr
+
+
+def test_a_module_whose_package_is_missing_says_what_to_install() -> None:
+    lines = (
+        "print(hasattr(vram, 'cupy'))",
+        "try: vram.cupy",
+        "except AttributeError as error: print(error)",
+        "try: from vram import cupy",
+        "except ImportError as error: print(error)",
+    )
+    result = run(WITHOUT.format(missing=FRAMEWORKS) + "\n".join(lines))
+    first, attribute, imported = result.stdout.splitlines()
+    assert first == "False"
+    assert attribute.startswith("vram.cupy is not available: ")
+    assert "Install CuPy" in attribute and "Install CuPy" in imported
+
+
 def test_missing_name_is_an_attribute_error() -> None:
     missing = "no_such_name"
     with pytest.raises(AttributeError, match=missing):

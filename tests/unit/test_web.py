@@ -491,6 +491,32 @@ def test_missing_libraries_are_named(
     assert 'pip install "vram[web]"' in error
 
 
+def test_over_ssh_serve_says_how_to_reach_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vram.cli import serve
+
+    monkeypatch.setattr(serve, "_user", lambda: "ada")
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 50000 10.0.0.2 2222")
+    assert not serve._has_desktop()
+    assert serve._tunnel(8080).endswith("\n  ssh -N -L 8080:127.0.0.1:8080 -p 2222 ada@10.0.0.2")
+    monkeypatch.delenv("SSH_CONNECTION")
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    assert serve._has_desktop()
+    assert serve._tunnel(8080).endswith("\n  ssh -N -L 8080:127.0.0.1:8080 ada@node7")
+
+
+@pytest.mark.parametrize("option", [None, "--no-open"])
+def test_serve_prints_the_tunnel_unless_told_about_the_browser(
+    option: str | None, monkeypatch: pytest.MonkeyPatch, job_file: Path, built: None, vram_command: Any
+) -> None:
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    monkeypatch.setattr("vram.web.Page.run", lambda self: None)
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 50000 10.0.0.2 22")
+    code, out, err = vram_command("serve", str(job_file), *filter(None, [option]))
+    assert code == 0 and out.startswith("http://127.0.0.1:")
+    assert ("ssh -N -L" in err) == (option is None)
+
+
 def test_serve_wants_something_to_show(vram_command: Any) -> None:
     code, _, error = vram_command("serve")
     assert code == 2

@@ -50,14 +50,14 @@ export interface Holder {
 }
 
 export interface Group { group: string; key: string | number | null; bytes: number; blocks: number; frames?: string[] }
-export interface Remedy { what: string; setting: string; fits: boolean | null; reserved: number | null }
+export interface Remedy { what: string; setting: string; fits: boolean | null; needs: number | null; evidence: string }
 
 export interface Why {
   at: { kind: string; event: number; step: number | null };
-  verdict: string; text: string; note: string;
+  verdict: string; headline: string; reason: string; text: string; note: string;
   request: { size: number; needed: number; stream: number; frames: string[] } | null;
   allocated: number; reserved: number; largest_free: number;
-  bytes: Record<string, number>; device: number; meanings: Record<string, string>;
+  bytes: Record<string, number>; shares: Record<string, number | null>; device: number; meanings: Record<string, string>;
   holders: Record<string, Group[]>;
   remedies: Remedy[];
 }

@@ -33,7 +33,7 @@ export function Why() {
           <thead><tr><th>memory</th><th class="number">size</th><th class="number">share</th><th>meaning</th></tr></thead>
           <tbody>
             {Object.entries(answer.bytes).filter(([, bytes]) => bytes > 0).map(([name, bytes]) => (
-              <tr key={name}><td>{name}</td><td class="number">{size(bytes)}</td><td class="number">{share(bytes, answer.device)}</td>
+              <tr key={name}><td>{name}</td><td class="number">{size(bytes)}</td><td class="number">{shareOf(answer.shares[name] ?? null)}</td>
                 <td class="dim">{answer.meanings[name]}</td></tr>
             ))}
           </tbody>
@@ -72,12 +72,16 @@ function near(parts: Record<string, number>): Record<string, number> {
   return Object.fromEntries(Object.entries(parts).filter(([name]) => name !== "withheld"));
 }
 
+function shareOf(part: number | null): string {
+  return part === null ? "" : share(part, 1);
+}
+
 function RemedyLine(props: { remedy: Remedy }) {
-  const { what, setting, fits, reserved } = props.remedy;
+  const { what, setting, fits, evidence } = props.remedy;
   return (
     <li>
-      {fits !== null && <span class={`badge ${fits ? "good" : "quiet"}`}>{fits ? "fits" : "does not fit"}</span>}
-      <span>{what}{fits && reserved !== null ? `: in a replay, the peak is ${size(reserved)} reserved` : ""}</span>
+      {evidence && <span class={`badge ${fits ? "good" : "quiet"}`}>{fits === null ? "may fit" : fits ? "fits" : "does not fit"}</span>}
+      <span>{what}{evidence && `: ${evidence}`}</span>
       {setting && <><code>{setting}</code><Copy text={setting} /></>}
     </li>
   );

@@ -13,11 +13,19 @@ from vram.sizes import format_size
 from vram.trace import Action, Trace
 from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move, reserved_series
 
-from .memory import Memory
-from .moments import allocated_series
+from .memory import Memory, memory_at
+from .moments import allocated_series, find_moment
 from .torch_rules import segment_bytes, whole_pages
 
-__all__ = ["Capacity", "Request", "find_capacity", "find_request", "open_account"]
+__all__ = [
+    "Capacity",
+    "Request",
+    "describe_limit",
+    "find_capacity",
+    "find_request",
+    "open_account",
+    "recorded_capacity",
+]
 
 GIB = 1 << 30
 DEVICE_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 64, 80, 96, 141, 192, 288)
@@ -91,6 +99,23 @@ def find_capacity(trace: Trace, memory: Memory, request: Request | None, given: 
     if request.limited:
         return _limit(trace, memory, request, limit, total)
     return _device(trace, memory, request, total)
+
+
+def recorded_capacity(trace: Trace) -> Capacity:
+    """What the allocator of a recording could reserve, as far as the recording says."""
+    if not trace.events:
+        return Capacity(None, False, None)
+    event = find_moment(trace).event
+    return find_capacity(trace, memory_at(trace, event), find_request(trace, event), None)
+
+
+def describe_limit(capacity: Capacity) -> str:
+    """The limit in words for a sentence, such as "between 8.09 GiB and 9.59 GiB"; empty if unknown."""
+    if capacity.bytes is None:
+        return ""
+    if capacity.below is not None:
+        return f"between {format_size(capacity.bytes)} and {format_size(capacity.below)}"
+    return format_size(capacity.bytes)
 
 
 def _recorded(trace: Trace, name: str) -> int | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vram.errors import ConfigError
+from vram.sizes import format_count
 from vram.trace import Trace
 
 from .columns import arrow_table
@@ -37,6 +38,15 @@ class Difference:
     def gap(self) -> int:
         """Bytes that the second run holds beyond the first; negative if it holds less."""
         return self.after - self.before
+
+    def _repr_html_(self) -> str:
+        from .html import difference_html
+
+        return difference_html(self)
+
+    def __repr__(self) -> str:
+        groups = format_count(len(self.table), "group")
+        return f"<Difference by {self.by}: {self.gap:+,} bytes in {groups}>"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

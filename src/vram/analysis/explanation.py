@@ -1,21 +1,19 @@
-"""Why a recorded job ran out of memory, or what its peak consists of: one verdict, the evidence, remedies.
+"""Why a recorded job ran out of memory, or what its peak consists of: one verdict and the evidence.
 
-Gathers what the other modules find; the rule of the verdict is in `vram.core.verdict`.
+Gathers what the other modules find. `remedies` has what would have helped; the rule of the verdict is in
+`vram.core.verdict`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vram.arguments import require, whole_number
 from vram.core.verdict import MEANINGS, Account, judge_moment, judge_request
-from vram.errors import VramError
 from vram.sizes import format_count, format_size, parse_size
-from vram.trace import Action, Trace, lifetimes
-from vram.trace.model import COLUMNS
-from vram.trace.series import pages_move
+from vram.trace import Trace
 
 from .capacity import Capacity, Request, find_capacity, find_request, open_account
 from .columns import arrow_table
@@ -23,6 +21,7 @@ from .groups import Group, group_blocks
 from .memory import Memories, Memory
 from .moments import Moment, find_moment
 from .places import frame_text, place_of
+from .remedies import Remedy, find_remedies
 
 __all__ = ["HOLDERS", "Explanation", "Remedy", "explain"]
 
@@ -50,18 +49,45 @@ class Explanation:
     remedies: tuple[Remedy, ...]
 
     @property
+    def headline(self) -> str:
+        """What happened, in one sentence."""
+        return _what(self)
+
+    @property
+    def reason(self) -> str:
+        """Why, in one sentence."""
+        return _reason(self)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What the recording does not contain, and how that could change the verdict."""
+        return (*_missing(self.trace), *filter(None, (self.capacity.note, _doubt(self))))
+
+    @property
     def text(self) -> str:
         """One paragraph for a person."""
         return " ".join(_sentences(self))
 
+    def _repr_html_(self) -> str:
+        from .html import explanation_html
+
+        return explanation_html(self)
+
+    def __repr__(self) -> str:
+        what = "peak" if self.request is None else "out of memory"
+        return f"<Explanation of {self.trace.source!r}: {what} at event {self.moment.event}, {self.verdict}>"
+
     def table(self) -> Any:
-        """The account as an Arrow table: `kind`, `bytes`, `share` of the device and `meaning`."""
+        """The account as an Arrow table: `kind`, `bytes`, `share` of what the job could use, and `meaning`.
+
+        Memory of the device that the job could not use has no share.
+        """
         parts = self.account.parts()
         return arrow_table(
             {
                 "kind": ("string", list(parts)),
                 "bytes": ("int64", list(parts.values())),
-                "share": ("float64", [part / max(1, self.account.device) for part in parts.values()]),
+                "share": ("float64", list(self.account.shares().values())),
                 "meaning": ("string", [MEANINGS[name] for name in parts]),
             }
         )
@@ -73,12 +99,15 @@ class Explanation:
             "trace": self.trace.heading(),
             "at": asdict(self.moment),
             "verdict": self.verdict,
+            "headline": self.headline,
+            "reason": self.reason,
             "request": _request_json(self),
             "allocated": self.account.allocated,
             "reserved": self.account.reserved,
             "largest_free": self.largest_free,
             "largest_free_on_stream": self.largest_on_stream,
             "bytes": self.account.parts(),
+            "shares": self.account.shares(),
             "device": self.account.device,
             "capacity": self.capacity.bytes,
             "capacity_known": self.capacity.known,
@@ -99,12 +128,16 @@ def explain(
     *,
     capacity: int | str | None = None,
     memories: Memories | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Explanation:
     """Explain the out-of-memory of `trace`, its peak, or another moment; see `find_moment` for `at`.
 
     `capacity` is the memory of the device, or the limit set for the process, where the recording lacks it;
-    `memories` those of `trace`, where it is asked about often.
+    `memories` those of `trace`, where it is asked about often. `progress` is called with the number of
+    replays done and expected.
     """
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function, not {type(progress).__name__}")
     moment = find_moment(trace, at)
     known = Memories(trace) if memories is None else require(memories, Memories, "memories")
     memory = known.at(moment.event)
@@ -122,7 +155,7 @@ def explain(
         largest_free=memory.largest_free(),
         largest_on_stream=memory.largest_free(request.stream) if request else None,
         holders=_holders(trace, memory),
-        remedies=tuple(find_remedies(trace, memory, verdict, account, request, found)),
+        remedies=tuple(find_remedies(trace, memory, verdict, account, request, found, progress)),
     )
 
 
@@ -145,118 +178,6 @@ def _request_json(found: Explanation) -> dict[str, Any] | None:
     }
 
 
-# ---- what would help ---------------------------------------------------------------------------------------
-
-TRIED = {
-    "torch-expandable": "expandable segments, which move free pages under any address",
-    "cuda-async": "the driver's own pool",
-    "vram": "vram under the program",
-}
-"""Allocators a failed job is tried with, in words."""
-ELSEWHERE = 1 << 62
-"""An address that no recording has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """Something to do. `setting` is what to set or run; `reserved` what a replay with it reserved at most.
-
-    `fits` is True where a replay of the job, with the failed request, fitted; False where it did not; None
-    where it was not replayed.
-    """
-
-    what: str
-    setting: str = ""
-    fits: bool | None = None
-    reserved: int | None = None
-
-
-def find_remedies(
-    trace: Trace,
-    memory: Memory,
-    verdict: str,
-    account: Account,
-    request: Request | None,
-    capacity: Capacity,
-) -> Iterator[Remedy]:
-    """What would help, those shown to fit first. Nothing where nothing failed."""
-    if request is None:
-        return
-    # TRIED are for programs on PyTorch, whose recordings have segments with addresses.
-    of_torch = request.device_free is not None and not pages_move(trace)
-    tried = list(_replayed(trace, memory, request, capacity)) if of_torch else []
-    yield from (remedy for remedy in tried if remedy.fits)
-    yield from _plain(verdict, account, request, "torch.cuda.empty_cache()" if of_torch else "")
-    yield _larger(account, request, capacity)
-    yield from (remedy for remedy in tried if not remedy.fits)
-
-
-def _plain(verdict: str, account: Account, request: Request, empty_cache: str) -> Iterator[Remedy]:
-    missing = request.needed - account.unused
-    if verdict == "cached":
-        yield Remedy(
-            "release unused segments earlier: empty the cache, or delete the private pools that hold them",
-            empty_cache,
-        )
-    if verdict == "pending":
-        yield Remedy(
-            "wait for the streams that still use freed memory before the request, or free memory later "
-            "on its own stream instead of calling record_stream"
-        )
-    if verdict == "fragmentation":
-        yield Remedy("reduce fragmentation: allocate long-lived memory first, and vary batch sizes less")
-    if verdict == "rounding":
-        yield Remedy("round up less: unset roundup_power2_divisions and max_split_size_mb")
-    if verdict == "foreign":
-        yield Remedy(
-            f"release {format_size(missing)} elsewhere: other processes (see nvidia-smi) or libraries "
-            "with their own pools"
-        )
-    if verdict == "true-demand":
-        spare = account.pending + account.fragmentation + account.cached
-        yield Remedy(
-            f"use less memory: free {format_size(max(0, missing - spare))}, reduce the batch size, "
-            "checkpoint activations, or offload"
-        )
-
-
-def _larger(account: Account, request: Request, capacity: Capacity) -> Remedy:
-    larger = format_size(account.reserved + request.needed)
-    if capacity.bound == "limit":
-        return Remedy(f"a limit of {larger}: the same run would have continued past this point")
-    return Remedy(
-        f"a device with {larger} for this program: the same run would have continued past this point"
-    )
-
-
-# ---- trying it out -----------------------------------------------------------------------------------------
-
-
-def _replayed(trace: Trace, memory: Memory, request: Request, capacity: Capacity) -> Iterator[Remedy]:
-    """Each of TRIED on the job up to the failed request, and that request."""
-    from vram.replay import Setting, replay  # here, so that reading a recording needs no more than itself
-
-    if capacity.bytes is None:
-        return
-    program = lifetimes(_with_request(trace, memory, request))
-    for policy, what in TRIED.items():
-        try:
-            result = replay(program, policy, capacity=capacity.bytes)
-        except VramError:  # the native core is not built here
-            return
-        yield Remedy(what, Setting(policy, {}).environment, result.oom is None, result.peak_reserved)
-
-
-def _with_request(trace: Trace, memory: Memory, request: Request) -> Trace:
-    """The recording up to the request that failed, as if it had been served."""
-    end = memory.event
-    columns: dict[str, Any] = {name: getattr(trace, name)[: end + 1] for name in COLUMNS}
-    columns["action"][end] = Action.ALLOC
-    columns["address"][end] = ELSEWHERE
-    columns["size"][end] = request.size
-    return replace(trace, **columns, segments=memory.segments)
-
-
 # ---- words -------------------------------------------------------------------------------------------------
 
 _BECAUSE = {
@@ -274,26 +195,25 @@ _BECAUSE = {
 
 
 def _sentences(found: Explanation) -> Iterator[str]:
-    yield _what(found)
-    yield from _missing(found.trace)
-    account = found.account
-    if found.request is not None:
-        reason = _BECAUSE[found.verdict].format(
-            bytes=format_size(account.parts()[found.verdict]),
-            largest=format_size(found.largest_free),
-            spare=format_size(account.reserved - account.demand),
-        )
-        yield f"Verdict: {found.verdict}: {reason}."
-    else:
-        share = account.parts()[found.verdict] / max(1, account.reserved)
-        yield f"Verdict: {found.verdict}: {share:.0%} of the reserved memory is {MEANINGS[found.verdict]}."
-    if found.capacity.note:
-        yield found.capacity.note
-    if doubt := _doubt(found):
-        yield doubt
+    yield found.headline
+    yield f"Verdict: {found.verdict}: {found.reason}"
+    yield from found.doubts
     for group in [group for group in found.holders["stack"] if group.frames][:1]:
         held = f"{format_size(group.bytes)} in {format_count(group.blocks, 'block')}"
         yield f"The largest holder is {group.label} ({held})."
+
+
+def _reason(found: Explanation) -> str:
+    account = found.account
+    if found.request is None:
+        share = account.parts()[found.verdict] / max(1, account.reserved)
+        return f"{share:.0%} of the reserved memory is {MEANINGS[found.verdict]}."
+    reason = _BECAUSE[found.verdict].format(
+        bytes=format_size(account.parts()[found.verdict]),
+        largest=format_size(found.largest_free),
+        spare=format_size(account.reserved - account.demand),
+    )
+    return f"{reason}."
 
 
 def _missing(trace: Trace) -> Iterator[str]:

@@ -6,14 +6,15 @@ Groups are a flat list, or a tree for a flame graph in which a node has the byte
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from vram.errors import ConfigError
 from vram.sizes import format_size
-from vram.trace import BEFORE, Block, Trace, find_steps
+from vram.trace import BEFORE, Block, Frame, Trace, find_steps
 
 from .columns import arrow_table
 from .memory import memory_at
@@ -33,6 +34,7 @@ __all__ = [
     "key_of",
     "label_of",
     "place_name",
+    "stack_labels",
     "summary",
 ]
 
@@ -87,9 +89,16 @@ def key_of(trace: Trace, by: str) -> Callable[[Block], Key]:
         phases = Phases(trace)
         return lambda block: _tag(trace, phases, block.event)
     if by == "stack":
-        return lambda block: block.stack or None
+        return _stack_of(trace)
     named = cache(lambda stack: place_name(trace, by, stack))
     return lambda block: named(block.stack)
+
+
+def _stack_of(trace: Trace) -> Callable[[Block], Key]:
+    """The number of a block's stack; of stacks with the same frames, that of the first."""
+    first: dict[tuple[Frame, ...], int] = {}
+    number = cache(lambda stack: first.setdefault(tuple(trace.frames_of(stack)), stack))
+    return lambda block: number(block.stack) or None
 
 
 def _tag(trace: Trace, phases: Phases, event: int) -> str | None:
@@ -114,13 +123,51 @@ def label_of(trace: Trace, by: str, key: Key) -> str:
         return UNKNOWN[by]
     if by == "stack":
         frames = trace.frames_of(int(key))
-        place = place_of(frames)
-        inner = frame_text(frames[0])
-        own = frame_text(place) if place else inner
-        return own if own == inner else f"{own} ← {inner}"
+        return _stack_label(frames, ())
     if by == "size":
         return f"up to {format_size(int(key))}"
     return f"{by} {key}" if by in ("stream", "step") else str(key)
+
+
+def _stack_label(frames: Sequence[Frame], between: Iterable[int]) -> str:
+    """The line of the program and the innermost call, with the calls at `between`, counted from inside."""
+    place = place_of(frames)
+    inner = frame_text(frames[0])
+    own = frame_text(place) if place else inner
+    calls = [frame_text(frames[depth]) for depth in sorted(between, reverse=True) if depth < len(frames)]
+    if own == inner and not calls:
+        return own
+    runs = [(call, len([*run])) for call, run in groupby(calls)]
+    return " ← ".join([own, *(f"{call} ×{times}" if times > 1 else call for call, times in runs), inner])
+
+
+def stack_labels(stacks: Sequence[Sequence[Frame]]) -> list[str]:
+    """A short name for each stack. Where names are equal, calls in which the stacks differ are added."""
+    labels = [_stack_label(frames, ()) if frames else UNKNOWN["stack"] for frames in stacks]
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for place, label in enumerate(labels):
+        alike[label].append(place)
+    for places in alike.values():
+        held = [stacks[place] for place in places]
+        between = _differing_depths(held) if len(held) > 1 and held[0] else ()
+        for place in places if between else ():
+            labels[place] = _stack_label(stacks[place], between)
+    return labels
+
+
+def _differing_depths(stacks: Sequence[Sequence[Frame]]) -> list[int]:
+    """Depths at which the calls of `stacks` tell them apart, from the innermost outwards; few of them."""
+    depths: list[int] = []
+    known: list[tuple[Frame | None, ...]] = [()] * len(stacks)
+    for depth in range(1, max(map(len, stacks))):
+        calls = [frames[depth] if depth < len(frames) else None for frames in stacks]
+        finer = [(*before, call) for before, call in zip(known, calls, strict=True)]
+        if len(set(finer)) > len(set(known)):
+            depths.append(depth)
+            known = finer
+        if len(set(known)) == len(stacks):
+            break
+    return depths
 
 
 def group_blocks(trace: Trace, blocks: Iterable[Block], by: str) -> list[Group]:
@@ -129,15 +176,22 @@ def group_blocks(trace: Trace, blocks: Iterable[Block], by: str) -> list[Group]:
     members: defaultdict[Key, list[Block]] = defaultdict(list)
     for block in blocks:
         members[key(block)].append(block)
-    groups = [_group(trace, by, found, held) for found, held in members.items()]
+    if by == "stack":
+        names = stack_labels([trace.frames_of(int(found or 0)) for found in members])
+    else:
+        names = [label_of(trace, by, found) for found in members]
+    groups = [
+        _group(trace, by, found, label, held)
+        for (found, held), label in zip(members.items(), names, strict=True)
+    ]
     return sorted(groups, key=lambda group: (-group.bytes, group.label))
 
 
-def _group(trace: Trace, by: str, key: Key, blocks: list[Block]) -> Group:
+def _group(trace: Trace, by: str, key: Key, label: str, blocks: list[Block]) -> Group:
     by_stack = by == "stack"
     return Group(
         key=None if by_stack else key,  # the number of a stack means nothing outside its recording
-        label=label_of(trace, by, key),
+        label=label,
         bytes=sum(block.size for block in blocks),
         requested=sum(block.requested_size for block in blocks),
         blocks=len(blocks),

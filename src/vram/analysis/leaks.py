@@ -11,10 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from vram.sizes import format_count
 from vram.trace import Block, Trace, find_steps
 
 from .columns import arrow_table
-from .groups import label_of
+from .groups import stack_labels
 from .memory import memory_at
 from .moments import find_window
 from .places import frame_text
@@ -48,6 +49,15 @@ class Leaks:
         """The rows that count as leaks."""
         return [row for row in self.table.to_pylist() if row["confidence"] >= LIKELY]
 
+    def _repr_html_(self) -> str:
+        from .html import leaks_html
+
+        return leaks_html(self)
+
+    def __repr__(self) -> str:
+        likely = format_count(len(self.likely), "likely leak")
+        return f"<Leaks of events {self.first} to {self.last}: {likely}, {len(self.table)} stacks>"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
@@ -60,8 +70,11 @@ class Leaks:
         }
 
 
-def find_leaks(trace: Trace, between: str) -> Leaks:
-    """Find leaks in "step:10,step:50" or "event:0,event:900"; both ends are included."""
+def find_leaks(trace: Trace, between: str | None = None) -> Leaks:
+    """Find leaks in "step:10,step:50" or "event:0,event:900"; both ends are included.
+
+    The default is all steps, or the whole recording if it has none.
+    """
     window = find_window(trace, between)
     first, last = window[0], window[-1]
     unit, starts = _steps(trace, first, last)
@@ -70,7 +83,11 @@ def find_leaks(trace: Trace, between: str) -> Leaks:
         if block.event >= first:
             left[block.stack].append(block)
     lasting = {(block.address, block.event) for block in memory_at(trace, trace.events - 1).blocks()}
-    rows = [_row(trace, stack, blocks, starts, lasting) for stack, blocks in left.items()]
+    labels = stack_labels([*map(trace.frames_of, left)])
+    rows = [
+        _row(trace, stack, label, blocks, starts, lasting)
+        for (stack, blocks), label in zip(left.items(), labels, strict=True)
+    ]
     rows.sort(key=lambda row: (row["confidence"] < LIKELY, -row["bytes"], row["group"]))
     kinds = {
         "group": "string",
@@ -96,14 +113,19 @@ def _steps(trace: Trace, first: int, last: int) -> tuple[str, list[int]]:
 
 
 def _row(
-    trace: Trace, stack: int, blocks: list[Block], starts: list[int], lasting: set[tuple[int, int]]
+    trace: Trace,
+    stack: int,
+    label: str,
+    blocks: list[Block],
+    starts: list[int],
+    lasting: set[tuple[int, int]],
 ) -> dict[str, Any]:
     size = sum(block.size for block in blocks)
     of_steps = {bisect_right(starts, block.event) - 1 for block in blocks}
     finished = max(1, len(starts) - 1)
     leaving = len(of_steps - {len(starts) - 1}) if len(starts) > 1 else 0
     return {
-        "group": label_of(trace, "stack", stack or None),
+        "group": label,
         "bytes": size,
         "blocks": len(blocks),
         "growth": size / len(starts),

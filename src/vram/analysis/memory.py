@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from vram.arguments import require, whole_number
+from vram.sizes import format_size
 from vram.trace import Action, Block, BlockState, Segment, Trace
 from vram.trace.allocations import Allocations, find_allocations
 from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages_move, reserved_series
@@ -87,6 +88,15 @@ class Memory:
     def cached(self) -> int:
         """Idle bytes, which could be released to the device."""
         return max(0, min(self.reserved - self.pending, sum(map(_idle, self.segments))))
+
+    def _repr_html_(self) -> str:
+        from .html import memory_html
+
+        return memory_html(self)
+
+    def __repr__(self) -> str:
+        held = f"{format_size(self.allocated)} allocated, {format_size(self.reserved)} reserved"
+        return f"<Memory after event {self.event}: {held} in {len(self.segments)} segments>"
 
     def largest_free(self, stream: int | None = None) -> int:
         """The largest free piece, of one stream or of any."""

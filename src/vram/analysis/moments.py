@@ -68,9 +68,14 @@ def _no_events(trace: Trace) -> ConfigError:
     )
 
 
-def find_window(trace: Trace, between: str) -> range:
-    """The events of "step:10,step:50" or "event:0,event:900", including both ends. Never empty."""
+def find_window(trace: Trace, between: str | None) -> range:
+    """The events of "step:10,step:50" or "event:0,event:900", including both ends. Never empty.
+
+    None means all steps, or all events if there are no steps.
+    """
     require(trace, Trace, "trace")
+    if between is None:
+        return _all_steps(trace)
     ends = [part.strip() for part in require(between, str, "between").split(",")]
     if len(ends) != 2:
         raise ConfigError(f"{shown(between)} is not a range; write step:10,step:50 or event:0,event:900")
@@ -82,6 +87,13 @@ def find_window(trace: Trace, between: str) -> range:
     if last < first:
         raise ConfigError(f"{between!r} ends (event {last}) before it begins (event {first})")
     return range(first, last + 1)
+
+
+def _all_steps(trace: Trace) -> range:
+    if not trace.events:
+        raise _no_events(trace)
+    steps = find_steps(trace)
+    return range(min(steps.first[0], trace.events - 1) if len(steps) else 0, trace.events)
 
 
 def _written(at: object) -> str:

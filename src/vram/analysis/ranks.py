@@ -57,6 +57,15 @@ class Merged:
     common_steps: tuple[int, ...]
     table: Any
 
+    def _repr_html_(self) -> str:
+        from .html import merged_html
+
+        return merged_html(self)
+
+    def __repr__(self) -> str:
+        odd = sum(rank.odd for rank in self.ranks)
+        return f"<Merged of {len(self.ranks)} ranks, {odd} odd, {len(self.common_steps)} common steps>"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {

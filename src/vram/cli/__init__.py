@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import shlex
+from typing import Any
 
 import rich_click as click
 
@@ -18,10 +19,14 @@ from .console import Commands
 
 __all__ = ["main"]
 
-COMMANDS = (
-    *("bench", "completion", "convert", "demo", "diff", "doctor", "explain", "info", "lab", "leaks", "merge"),
-    *("plan", "predict", "replay", "report", "run", "serve", "summary", "top", "torch"),
-)
+GROUPS = {
+    "Explain a recording": ("explain", "summary", "leaks", "diff", "merge", "replay", "plan", "convert"),
+    "Watch a program, or look at a recording": ("serve", "report", "top"),
+    "Run a program": ("run", "predict", "torch", "demo"),
+    "Measure and inspect this machine": ("bench", "lab", "doctor", "info", "completion"),
+}
+"""The commands as the help shows them."""
+COMMANDS = tuple(sorted(name for names in GROUPS.values() for name in names))
 """Each is `NAME_command` in the module of its name, which is imported when the command is used."""
 
 
@@ -37,6 +42,12 @@ class _Vram(Commands):
         module = importlib.import_module(f"vram.cli.{cmd_name}")
         found: click.Command = getattr(module, f"{cmd_name}_command")
         return found
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the commands in groups, under any name that the program was started by."""
+        groups = [{"name": name, "commands": list(commands)} for name, commands in GROUPS.items()]
+        formatter.config.command_groups = {ctx.command_path: groups}
+        super().format_help(ctx, formatter)
 
 
 @click.group(

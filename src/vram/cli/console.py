@@ -24,6 +24,7 @@ from vram.errors import ConfigError, VramError
 from vram.sizes import parse_size
 
 __all__ = [
+    "BADGE_WIDTH",
     "FINDING",
     "INTERRUPTED",
     "Commands",
@@ -31,7 +32,10 @@ __all__ = [
     "device_option",
     "draw_facts",
     "draw_grid",
+    "draw_item",
     "draw_line",
+    "draw_paragraph",
+    "draw_title",
     "file_argument",
     "files_argument",
     "json_option",
@@ -56,6 +60,8 @@ SHOWN_AFTER_S = 1.0
 MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
 GAP = 2
 """Spaces between the columns of a grid."""
+BADGE_WIDTH = 14
+"""Columns before the text of an item of a list."""
 LEAST_WIDTH = 16
 """Minimum width of a text column in characters, even on a narrow terminal."""
 
@@ -143,9 +149,32 @@ def _is_piped(console: Console) -> bool:
     return not console.is_terminal and "COLUMNS" not in os.environ
 
 
-def draw_line(console: Console, line: str, style: str = "") -> None:
+def draw_line(console: Console, line: str, style: str = "", *, indent: int = 0) -> None:
     """Print one line of text that may come from an untrusted file."""
-    console.print(Text(one_line(line), style=style), soft_wrap=True)
+    console.print(Text(" " * indent + one_line(line), style=style), soft_wrap=True)
+
+
+def draw_paragraph(console: Console, text: str, style: str = "") -> None:
+    """Print text that may come from an untrusted file; on a terminal, lines break between words."""
+    console.print(Text(one_line(text), style=style), soft_wrap=_is_piped(console))
+
+
+def draw_title(console: Console, title: str) -> None:
+    """Print the title of a section, after an empty line."""
+    console.print()
+    draw_line(console, title, "bold underline")
+
+
+def draw_item(console: Console, badge: str, style: str, text: str) -> None:
+    """Print an item of a list: a coloured word, then text that on a terminal wraps beside it."""
+    if _is_piped(console):
+        console.print(Text(f"{badge:{BADGE_WIDTH}}{one_line(text)}"), soft_wrap=True)
+        return
+    table = Table(box=None, show_header=False, pad_edge=False, padding=0)
+    table.add_column(width=BADGE_WIDTH, no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(Text(badge, style=style), Text(one_line(text)))
+    console.print(table, crop=False)
 
 
 def draw_facts(console: Console, facts: Mapping[str, str]) -> None:
@@ -163,12 +192,13 @@ def draw_grid(
     *,
     top: int | None = None,
     rest: str = "--top shows more",
+    styles: Mapping[str, str] | None = None,
 ) -> None:
     """Print a table without borders. `columns` holds the titles, separated by `|`; `>` marks number columns.
 
     Numbers are right-aligned and never cut. On a narrow terminal, text columns and the titles of number
     columns wrap. In a pipe nothing wraps: each row is one line. Only the first `top` rows are printed; `rest`
-    tells the user how to see more.
+    tells the user how to see more. `styles` has the style of rows, by their first cell.
     """
     cells = [[one_line(cell) for cell in row] for row in rows[:top]]
     numbers = [title.startswith(">") for title in columns.split("|")]
@@ -186,7 +216,7 @@ def draw_grid(
         justify: JustifyMethod = "right" if number else "left"
         table.add_column(title, justify=justify, overflow="fold", no_wrap=number, min_width=letters)
     for row in cells:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(Text, row), style=(styles or {}).get(row[0], ""))
     console.print(table, crop=False)
     if len(rows) > len(cells):
         draw_line(console, f"and {len(rows) - len(cells)} more: {rest}", "dim")

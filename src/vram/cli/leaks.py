@@ -31,15 +31,15 @@ __all__ = ["leaks_command"]
 @click.option(
     "--between",
     metavar="FROM,TO",
-    required=True,
-    help="Range to examine, such as step:10,step:50 or event:0,event:90000; both ends are included.",
+    help="Range to examine, such as step:10,step:50 or event:0,event:90000; both ends are included. "
+    "Default: all steps, or the whole recording if it has none.",
 )
 @top_option
 @device_option
 @json_option
 @click.pass_context
 def leaks_command(
-    ctx: click.Context, file: Path, between: str, top: int, device: int | None, as_json: bool
+    ctx: click.Context, file: Path, between: str | None, top: int, device: int | None, as_json: bool
 ) -> None:
     """Find memory that steps leave behind: allocated within a range and still live at its end, by stack.
 

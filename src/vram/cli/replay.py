@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,19 @@ from typing import Any
 import rich_click as click
 from rich.console import Console
 
-from vram.replay import POLICIES, Ranked, Ranking, ReplayReport, ReplayResult, compare, sweep_all
+from vram.analysis.capacity import describe_limit, recorded_capacity
+from vram.replay import (
+    POLICIES,
+    Ranked,
+    Ranking,
+    ReplayReport,
+    ReplayResult,
+    Setting,
+    compare,
+    recorded_setting,
+    sweep_all,
+)
+from vram.replay.sweep import collapsed, worthwhile
 from vram.sizes import format_count, format_size
 from vram.trace import Trace, open_trace
 
@@ -31,8 +44,13 @@ from .console import (
 
 __all__ = ["replay_command"]
 
-COLUMNS = "policy|>peak allocated|>peak reserved|>ratio|>driver time|>events/s|>out of memory"
-SWEEP_COLUMNS = ">rank|policy|>smallest device|>peak reserved|>retries|setting"
+COLUMNS = "|policy|>peak allocated|>peak reserved|>ratio|>driver time|>out of memory|"
+SWEEP_COLUMNS = ">rank||policy|>smallest device|>peak reserved|>driver time|>retries|setting"
+COMPARED = ("torch", "torch-expandable", "cuda-async", "vram")
+"""What a PyTorch job can use without changing its code."""
+RECORDED, WORTHWHILE = "recorded", "*"
+"""Mark the setting that the recording was made with, and those that no other beats in memory and time."""
+LEGEND = f"{WORTHWHILE} no other needs less memory without more driver time"
 
 
 def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
@@ -55,7 +73,7 @@ def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[s
     "policies",
     multiple=True,
     type=click.Choice(sorted(POLICIES)),
-    help="Allocator to replay through; repeatable. Default: vram, or all of them with --sweep.",
+    help="Allocator to replay through; repeatable. Default: PyTorch's and vram; with --sweep all of them.",
 )
 @click.option(
     "--capacity",
@@ -68,7 +86,8 @@ def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[s
     metavar="[POLICY=]KEY:VALUE,...",
     multiple=True,
     callback=read_policy_conf,
-    help="Settings in the policy's own syntax, as in PYTORCH_ALLOC_CONF or VRAM_CONF; repeatable.",
+    help="Settings in the policy's own syntax, as in PYTORCH_ALLOC_CONF or VRAM_CONF; repeatable. Without "
+    "--policy and POLICY=, they are for vram.",
 )
 @click.option(
     "--lag",
@@ -126,13 +145,14 @@ def replay_command(
         _show_sweeps(traces, rankings, capacity, as_json)
         failed = any(all(each.smallest_capacity is None for each in ranked) for ranked in rankings)
     else:
-        reports = []
+        reports, limits = [], []
         with progress_bar("files") as progress:
             for done, path in enumerate(files):
                 progress(done, len(files))
-                trace, chosen = open_trace(path, device=device), policies or ("vram",)
-                reports.append(compare(trace, chosen, capacity=capacity, conf=conf, lag_us=lag))
-        _show_reports(reports, as_json)
+                trace = open_trace(path, device=device)
+                reports.append(_compare(trace, policies, capacity, conf, lag))
+                limits.append(_limit(trace, capacity))
+        _show_reports(reports, limits, as_json)
         failed = any(result.oom for report in reports for result in report.results)
     if failed:
         ctx.exit(FINDING)
@@ -142,13 +162,30 @@ def _print_json(documents: list[dict[str, Any]]) -> None:
     click.echo(json.dumps(documents[0] if len(documents) == 1 else documents))
 
 
-def _show_reports(reports: list[ReplayReport], as_json: bool) -> None:
+def _compare(
+    trace: Trace, policies: tuple[str, ...], capacity: int | None, conf: Mapping[str, Any], lag: float
+) -> ReplayReport:
+    """Replay through the chosen policies. That of the recording gets its settings, unless some are given."""
+    for_vram = conf and not any(isinstance(value, Mapping) for value in conf.values())
+    chosen = policies or (("vram",) if for_vram else COMPARED)
+    own = recorded_setting(trace)
+    if not conf and own is not None:
+        conf = {own.policy: own.conf}
+    return compare(trace, chosen, capacity=capacity, conf=conf, lag_us=lag)
+
+
+def _limit(trace: Trace, capacity: int | None) -> str:
+    """The limit that matters, in words; empty if none is known."""
+    return describe_limit(recorded_capacity(trace)) if capacity is None else format_size(capacity)
+
+
+def _show_reports(reports: list[ReplayReport], limits: list[str], as_json: bool) -> None:
     if as_json:
         _print_json([report.to_json() for report in reports])
         return
     console = open_console()
-    for report in reports:
-        _draw(report, console)
+    for report, limit in zip(reports, limits, strict=True):
+        _draw(report, limit, console)
 
 
 # --- a sweep ------------------------------------------------------------------------------------------------
@@ -166,21 +203,34 @@ def _show_sweeps(traces: list[Trace], rankings: list[Ranking], capacity: int | N
     console = open_console()
     for trace, ranked in zip(traces, rankings, strict=True):
         draw_line(console, f"{Path(trace.source).name}: {format_count(len(ranked), 'setting')}", "bold")
-        draw_grid(console, SWEEP_COLUMNS, [*map(_sweep_row, ranked)])
+        draw_grid(console, SWEEP_COLUMNS, [*_sweep_rows(trace, ranked)])
+        draw_line(console, LEGEND, "dim")
+        if limit := _limit(trace, capacity):
+            draw_line(console, f"The limit {'was' if capacity is None else 'is'} {limit}.")
         for line in _best(ranked, capacity):
             draw_line(console, line)
         console.print()
 
 
-def _sweep_row(each: Ranked) -> list[str]:
-    return [
-        str(each.rank),
-        each.policy,
-        "none" if each.smallest_capacity is None else format_size(each.smallest_capacity),
-        format_size(each.peak_reserved),
-        str(each.retries),
-        ",".join(f"{key}:{value}" for key, value in each.conf.items()) or "defaults",
-    ]
+def _sweep_rows(trace: Trace, ranked: Ranking) -> Iterator[list[str]]:
+    """The settings; those that come to the same in one row."""
+    rows, own = collapsed(ranked), recorded_setting(trace)
+    worth = worthwhile([(each.smallest_capacity or math.inf, each.driver_us) for each, _ in rows])
+    for (each, others), good in zip(rows, worth, strict=True):
+        same = {(one.policy, tuple(one.conf.items())) for one in (each, *others)}
+        recorded = own is not None and (own.policy, tuple(own.conf.items())) in same
+        alike = f", and {len(others)} more with the same result" if others else ""
+        conf = ",".join(f"{key}:{value}" for key, value in each.conf.items()) or "defaults"
+        yield [
+            str(each.rank),
+            WORTHWHILE if good and each.smallest_capacity else "",
+            each.policy,
+            "none" if each.smallest_capacity is None else format_size(each.smallest_capacity),
+            format_size(each.peak_reserved),
+            _duration(each.driver_us),
+            str(each.retries),
+            f"{conf}{alike}{f' ({RECORDED})' if recorded else ''}",
+        ]
 
 
 def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> Iterator[str]:
@@ -207,25 +257,55 @@ def _best_of_each_policy(ranked: tuple[Ranked, ...]) -> list[tuple[int, Ranked]]
 # --- a replay -----------------------------------------------------------------------------------------------
 
 
-def _draw(report: ReplayReport, console: Console) -> None:
+def _draw(report: ReplayReport, limit: str, console: Console) -> None:
     name, events = Path(report.heading["source"]).name, report.heading["events"]
-    title = f"{name}: {events} events over {_duration(report.span_us)}"
-    draw_line(console, title, "bold")
-    draw_grid(console, COLUMNS, [*map(_row, report.results)])
+    draw_line(console, f"{name}: {events} events over {_duration(report.span_us)}", "bold")
+    completed = [result for result in report.results if result.oom is None]
+    worth = worthwhile([(each.peak_reserved, each.driver_us) for each in completed])
+    good = [each for each, marked in zip(completed, worth, strict=True) if marked and len(completed) > 1]
+    draw_grid(
+        console,
+        COLUMNS,
+        [_row(result, result in good, result.policy == report.recorded) for result in report.results],
+        styles={WORTHWHILE: "green"},
+    )
+    if good:
+        draw_line(console, LEGEND, "dim")
+    if limit and report.capacity is None:
+        draw_line(console, f"The limit of the recorded job was {limit}; --capacity replays under a limit.")
     for result in report.results:
-        draw_line(console, _sentence(result, report))
+        if len(report.results) == 1 or result.oom is not None:
+            draw_line(console, _sentence(result, report))
+        elif result in good and result.policy != report.recorded:
+            draw_line(console, _trade(result, report))
     console.print()
 
 
-def _row(result: ReplayResult) -> list[str]:
+def _trade(result: ReplayResult, report: ReplayReport) -> str:
+    """What a policy costs in memory and driver time beside the recorded one, and how to use it."""
+    use = f"To use it: {Setting(result.policy, {}).environment}"
+    other = next((each for each in report.results if each.policy == report.recorded), None)
+    if other is None or other.oom is not None:
+        return f"{result.policy}: {use}"
+    memory, driver = result.peak_reserved - other.peak_reserved, result.driver_us - other.driver_us
+    share = f" ({abs(driver) / report.span_us:.1%} of the recorded time)" if report.span_us else ""
+    return (
+        f"{result.policy} needs {format_size(abs(memory))} ({abs(memory) / max(1, other.peak_reserved):.1%}) "
+        f"{'less' if memory <= 0 else 'more'} memory than the recorded {other.policy}, for "
+        f"{_duration(abs(driver))} {'less' if driver <= 0 else 'more'} driver time{share}. {use}"
+    )
+
+
+def _row(result: ReplayResult, good: bool, recorded: bool) -> list[str]:
     return [
+        WORTHWHILE if good else "",
         result.policy,
         format_size(result.peak_allocated),
         format_size(result.peak_reserved),
         f"{result.ratio:.4f}",
         _duration(result.driver_us),
-        f"{result.events_per_second / 1e6:.2f} M",
         "no" if result.oom is None else f"event {result.oom['event']}",
+        RECORDED if recorded else "",
     ]
 
 

@@ -20,7 +20,7 @@ from vram.errors import ConfigError, VramError
 from .console import INTERRUPTED, one_line, read_conf
 
 if TYPE_CHECKING:
-    from vram.observe.recorder import PoolsRecorder
+    from .program_recording import ProgramRecording
 
 __all__ = ["run_command"]
 
@@ -73,7 +73,7 @@ def _read_report(ctx: click.Context, param: click.Parameter, value: str | None) 
     "--record",
     "recording",
     metavar="FILE",
-    help="Record all events of vram's pools, one trace file per device and rank; see vram.record.",
+    help="Record PyTorch's allocator and vram's pools, one trace file per device and rank.",
 )
 @click.option(
     "--on-oom",
@@ -138,14 +138,25 @@ def run_command(
     if monitor or web:
         _monitor(web)
     with contextlib.ExitStack() as ends:
+        recorded = None
         if recording is not None or report is not None:
-            _record(ends, recording, report)
+            recorded = _record(ends, recording, report)
         try:
             _run(module, program)
-        except SystemExit:
-            raise
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
         except BaseException as error:
             _end_as_python_does(error)
+        if recorded is not None and recording is not None:
+            _require_events(recorded)
+
+
+def _require_events(recorded: ProgramRecording) -> None:
+    """Fail if the program completed and nothing was recorded."""
+    recorded.wait()
+    if not recorded.events:
+        raise ConfigError(f"nothing was recorded: {recorded.why_empty()}")
 
 
 def _enter_null_gpu(name: str | None, count: int | None, arguments: tuple[str, ...]) -> None:
@@ -185,26 +196,28 @@ def _configure(conf: dict[str, object]) -> None:
 
 def _install_under_torch() -> None:
     import vram.torch
+    from vram.torch.gpu import WITHOUT_GPU
 
     try:
         vram.torch.install()
     except ImportError as error:
-        raise ConfigError(f"--torch needs PyTorch: {error}") from error
+        raise ConfigError(f"--torch needs PyTorch: {error} {WITHOUT_GPU}") from error
 
 
-def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> None:
-    """Record every pool of the manager until the process ends; `ends` then writes the report."""
-    from vram.core.manager import get_memory_manager
-    from vram.observe.recorder import record_pools
+def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> ProgramRecording:
+    """Record the program until the process ends; `ends` then writes the report."""
     from vram.observe.recording import path_of_rank
+
+    from .program_recording import ProgramRecording
 
     target = None if report is None else path_of_rank(_report_path(recording, report))
     if recording is None:
         folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="vram-run-"))
         recording = os.path.join(folder, "run.vtrace")
-    recorded = record_pools(get_memory_manager(), os.path.abspath(recording))
+    recorded = ProgramRecording(os.path.abspath(recording))
     if target is not None:
         ends.callback(_write_reports, recorded, target)
+    return recorded
 
 
 def _report_path(recording: str | None, report: str) -> Path:
@@ -218,7 +231,7 @@ def _report_path(recording: str | None, report: str) -> Path:
     return beside_it.absolute()
 
 
-def _write_reports(recorded: PoolsRecorder, target: Path) -> None:
+def _write_reports(recorded: ProgramRecording, target: Path) -> None:
     """Write one report per device. Failures are reported and do not change how the program ends."""
     from vram.observe.recording import beside
     from vram.trace import open_trace
@@ -226,12 +239,12 @@ def _write_reports(recorded: PoolsRecorder, target: Path) -> None:
 
     try:
         recorded.close()
-        for place, each in enumerate(recorded.recorders):
-            path = beside(target, each.pool.device.name) if place else target
-            write_report(open_trace(each.path, trusted=True), path)
-            click.echo(f"vram: wrote the report to {path}", err=True)
-        if not recorded.recorders:
-            click.echo("vram: no report: the program used no pool of vram.get_memory_manager()", err=True)
+        for place, (path, device) in enumerate(recorded.files()):
+            page = beside(target, device) if place else target
+            write_report(open_trace(path, trusted=True), page)
+            click.echo(f"vram: wrote the report to {page}", err=True)
+        if not recorded.files():
+            click.echo(f"vram: no report: nothing was recorded: {recorded.why_empty()}", err=True)
     except (VramError, OSError, ImportError) as error:
         click.echo(f"vram: no report: {one_line(str(error))}", err=True)
 

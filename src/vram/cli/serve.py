@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -47,11 +49,33 @@ def serve_command(
     sys.stdout.flush()
     if opened or (opened is None and _has_desktop()):
         page.open_browser()
+    elif opened is None:
+        click.echo(_tunnel(page.port), err=True)
     try:
         page.run()
     finally:
         page.close()
 
 
+def _tunnel(port: int) -> str:
+    """How to open the page in the browser of another machine."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    host, ssh_port = (connection[2], connection[3]) if len(connection) == 4 else (socket.gethostname(), "22")
+    other_port = "" if ssh_port == "22" else f" -p {ssh_port}"
+    return (
+        "To open it in the browser of another machine, run this there, then open the address above:\n"
+        f"  ssh -N -L {port}:127.0.0.1:{port}{other_port} {_user()}@{host}"
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no entry for this user, as in some containers
+        return "USER"
+
+
 def _has_desktop() -> bool:
+    if os.environ.get("SSH_CONNECTION"):
+        return False  # a browser would open there, not where the user sits
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from .policies import POLICY_KINDS
+from .recorded import Setting, recorded_setting
 from .run import (
     DEFAULT_LAG_US,
     NEVER_FULL,
@@ -16,7 +17,7 @@ from .run import (
     replay,
     replay_stream,
 )
-from .sweep import Ranked, Ranking, Setting, grid, suggest, sweep, sweep_all
+from .sweep import Ranked, Ranking, grid, suggest, sweep, sweep_all
 
 __all__ = [
     "DEFAULT_LAG_US",
@@ -30,6 +31,7 @@ __all__ = [
     "Setting",
     "compare",
     "grid",
+    "recorded_setting",
     "replay",
     "replay_stream",
     "suggest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vram.arguments import real_number, require
@@ -15,6 +15,7 @@ from vram.trace import Lifetimes, Trace, find_steps, lifetimes, peak_allocated
 
 from .executors import check_cancelled
 from .policies import POLICY_KINDS, policy_kind
+from .recorded import recorded_setting
 
 __all__ = [
     "DEFAULT_LAG_US",
@@ -55,14 +56,20 @@ class ReplayResult:
     retries: int
     events_per_second: float
     oom: dict[str, Any] | None
-    segment_sizes: tuple[int, ...] = ()
+    segment_sizes: tuple[int, ...] = field(default=(), repr=False)
+
+    def _repr_html_(self) -> str:
+        from vram.core.html import results_html
+
+        return results_html([self])
 
 
 @dataclass(frozen=True)
 class ReplayReport:
     """One trace through several policies. `peak_allocated` is that of the trace; see `vram.trace`.
 
-    `heading` identifies the trace; see `Trace.heading`.
+    `heading` identifies the trace; see `Trace.heading`. `recorded` is the policy that the trace was recorded
+    with, if it was replayed with the recorded settings.
     """
 
     heading: Mapping[str, Any]
@@ -70,17 +77,23 @@ class ReplayReport:
     peak_allocated: int
     capacity: int | None
     results: tuple[ReplayResult, ...]
+    recorded: str | None = None
 
     def _repr_html_(self) -> str:
         from vram.core.html import report_html
 
         return report_html(self)
 
+    def __repr__(self) -> str:
+        names = ", ".join(result.policy for result in self.results)
+        return f"<ReplayReport of {self.heading['source']!r}: {names}>"
+
     def to_json(self) -> dict[str, Any]:
         """The report as plain data; the command line prints it as JSON."""
         return {
             "trace": {**self.heading, "peak_allocated": self.peak_allocated},
             "policies": [asdict(result) for result in self.results],
+            "recorded": self.recorded,
         }
 
 
@@ -119,6 +132,9 @@ def compare(
     `conf` has settings for all of them, or for each by its name.
     """
     program = lifetimes(trace)
+    own = recorded_setting(trace)
+    policies = tuple(policies)
+    as_recorded = own and own.policy in policies and conf_of(own.policy, conf or {}) == own.conf
     results = [
         _with_step(
             replay(program, name, capacity=capacity, conf=conf_of(name, conf or {}), lag_us=lag_us), trace
@@ -131,6 +147,7 @@ def compare(
         peak_allocated=peak_allocated(program),
         capacity=None if capacity is None else parse_size(capacity),
         results=tuple(results),
+        recorded=own.policy if own and as_recorded else None,
     )
 
 

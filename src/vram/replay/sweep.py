@@ -1,7 +1,7 @@
 """Which setting would have needed the least memory: tries and ranks sensible settings of every allocator.
 
 A setting is judged by the smallest device on which the job completes, found by replaying it on devices of
-several sizes.
+several sizes. Memory often costs time in the driver: `worthwhile` weighs both.
 """
 
 from __future__ import annotations
@@ -17,27 +17,15 @@ from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
 
 from .executors import run_all
 from .policies import policy_kind
+from .recorded import Setting
 from .run import DEFAULT_LAG_US, ReplayResult, replay
 
-__all__ = ["Ranked", "Ranking", "Setting", "grid", "suggest", "sweep", "sweep_all"]
+__all__ = ["Ranked", "Ranking", "collapsed", "grid", "suggest", "sweep", "sweep_all", "worthwhile"]
 
 CAPACITY_STEP = 2 << 20
 """The smallest device is found to this precision: the driver allocates no less."""
 DEFAULT_SUGGESTIONS = ("torch", "torch-expandable", "cuda-async", "vram")
 """What a PyTorch job can use without changing its code."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """An allocator and its options, for `vram.replay.replay`."""
-
-    policy: str
-    conf: Mapping[str, str]
-
-    @property
-    def environment(self) -> str:
-        """The line to paste: environment variables, or for RMM a line of Python."""
-        return policy_kind(self.policy).environment(self.conf)
 
 
 @dataclass(frozen=True)
@@ -81,6 +69,11 @@ class Ranking(tuple[Ranked, ...]):
     """Ranked settings, the best first: a tuple that a notebook shows as a table."""
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        first = self[0] if self else None
+        best = f", the best with {first.policy}: {first.environment}" if isinstance(first, Ranked) else ""
+        return f"<Ranking of {len(self)} settings{best}>"
 
     def _repr_html_(self) -> str:
         from vram.core.html import ranking_html
@@ -187,13 +180,7 @@ def judge(program: Lifetimes, question: Question) -> dict[str, Any]:
     def run(capacity: int | None) -> ReplayResult:
         return replay(program, question.policy, conf=question.conf, capacity=capacity, lag_us=question.lag_us)
 
-    def ends(capacity: int) -> ReplayResult | None:
-        result = run(capacity)
-        return result if result.oom is None else None
-
-    free = run(None)
-    low, high = question.least // CAPACITY_STEP, -(-free.peak_reserved // CAPACITY_STEP)
-    smallest, on_smallest = _smallest(ends, max(low, 1), max(high, 1)) if free.oom is None else (None, None)
+    free, smallest, on_smallest = find_smallest(run, question.least)
     fits = smallest is not None and (question.limit is None or smallest <= question.limit)
     return {
         "peak_reserved": free.peak_reserved,
@@ -201,6 +188,25 @@ def judge(program: Lifetimes, question: Question) -> dict[str, Any]:
         "driver_us": free.driver_us,
         "retries": on_smallest.retries if on_smallest is not None else 0,
     }
+
+
+def find_smallest(
+    run: Callable[[int | None], ReplayResult], least: int
+) -> tuple[ReplayResult, int | None, ReplayResult | None]:
+    """A replay with unlimited memory; the smallest device on which `run` completes, and the replay there.
+
+    `run` replays on a device of some size (None: never full); `least` is what the program holds at its peak.
+    """
+
+    def ends(capacity: int) -> ReplayResult | None:
+        result = run(capacity)
+        return result if result.oom is None else None
+
+    free = run(None)
+    if free.oom is not None:
+        return free, None, None
+    low, high = least // CAPACITY_STEP, -(-free.peak_reserved // CAPACITY_STEP)
+    return free, *_smallest(ends, max(low, 1), max(high, 1))
 
 
 def _smallest(
@@ -227,6 +233,26 @@ def _smallest(
         else:
             high, done = middle, result
     return high * CAPACITY_STEP, done
+
+
+def collapsed(ranking: Sequence[Ranked]) -> list[tuple[Ranked, list[Ranked]]]:
+    """Settings that come to the same, as one: the simplest of each allocator, and the others like it."""
+    alike: dict[tuple[Any, ...], list[Ranked]] = {}
+    for each in ranking:
+        outcome = (each.policy, each.smallest_capacity, each.peak_reserved, each.retries, each.driver_us)
+        alike.setdefault(outcome, []).append(each)
+    return [(group[0], group[1:]) for group in alike.values()]
+
+
+def worthwhile(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Of pairs of memory and driver time, which are worth their price: none other has less of both.
+
+    Of equal pairs, all are.
+    """
+    return [
+        not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+        for point in points
+    ]
 
 
 def _ranked(settings: Sequence[Setting], outcomes: Sequence[Mapping[str, Any]]) -> Ranking:

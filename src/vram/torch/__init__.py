@@ -22,6 +22,8 @@ from vram.errors import DeviceError
 from vram.integrations.adaptors import require_library
 from vram.observe.recorder import PoolsRecorder, record_pools
 from vram.torch.companion import ALLOCATOR, load_companion, thrower
+from vram.torch.gpu import WITHOUT_GPU, require_cuda_build, require_gpu
+from vram.torch.inherit import inherit
 from vram.torch.patches import History, Patches, replacements
 from vram.torch.watch import Watch
 
@@ -81,7 +83,8 @@ def install(**config: Any) -> None:
     `vram.configure`. Each device gets its pool on first use, so other devices are not touched. The first call
     on a machine compiles a library against PyTorch (about half a minute, then cached; `vram torch build` does
     it ahead). Without a compiler or CUDA's headers, PyTorch's pluggable allocator is used, which lacks some
-    features, and a warning says so. Calling `install` again only applies `config`.
+    features, and a warning says so. Calling `install` again only applies `config`. Processes that
+    `multiprocessing` starts afterwards, by `spawn` or `forkserver`, use vram with the same `config`.
     """
     torch = require_library("torch", "PyTorch")
     with _installation.lock:
@@ -91,6 +94,7 @@ def install(**config: Any) -> None:
             _install(torch)
         elif config:
             get_memory_manager().configure(config)
+        inherit(config)
 
 
 def installed() -> bool:
@@ -130,6 +134,7 @@ def mem_pool(device: Any = None) -> Any:
             "replaced",
             code="invalid",
         )
+    require_gpu(torch)
     index = _index(torch, device)
     with _installation.lock:
         _installation.plug(index)
@@ -176,11 +181,12 @@ def watch(path: str | os.PathLike[str], **options: Any) -> Watch | PoolsRecorder
     recorded instead, with the options of `vram.record`. The first device writes to `path`, other devices to
     files next to it. If a launcher such as torchrun numbers the processes, each writes to its own file
     (`run.rank-3.vtrace`). `rotate` and `keep` are those of `vram.record`. Marks of `vram.step` and
-    `vram.annotate` are recorded as well.
+    `vram.annotate` are recorded as well. Without a GPU it raises a DeviceError that says what works there.
     """
     torch = require_library("torch", "PyTorch")
     if installed():
         return record_pools(get_memory_manager(), path, **options)
+    require_gpu(torch)
     return Watch(torch, path, **options)
 
 
@@ -198,9 +204,10 @@ def _require_unused(torch: Any) -> None:
             "before anything touches the GPU, or start the program with `vram run --torch script.py`",
             code="invalid",
         )
+    require_cuda_build(torch)
     count, why = _native.cuda_devices()
     if count == 0:
-        raise DeviceError(f"PyTorch has no CUDA device to use: {why}", code="missing")
+        raise DeviceError(f"PyTorch has no CUDA device to use: {why}. {WITHOUT_GPU}", code="missing")
 
 
 def _install(torch: Any) -> None:

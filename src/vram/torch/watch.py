@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vram.errors import DeviceError
+from vram.errors import DeviceError, TraceError
 from vram.observe.recorder import DEFAULT_KEEP
 from vram.observe.recording import Recording, beside, path_of_rank
 from vram.sizes import parse_size
@@ -99,8 +99,22 @@ class Watch(Recording):
     def _file(self, device: int) -> _DeviceFile:
         if device not in self._files:
             path = beside(self.path, f"cuda:{device}") if self._files else self.path
-            self._files[device] = _DeviceFile(path, device, self._options)
+            self._files[device] = self._new_file(path, device)
         return self._files[device]
+
+    def _new_file(self, path: Path, device: int) -> _DeviceFile:
+        try:
+            return _DeviceFile(path, device, self._options)
+        except TraceError as error:
+            if not error.facts.get("in_use"):
+                raise
+        own = beside(path, f"pid-{os.getpid()}")
+        _log.warning("another recording is being written to %s; this one goes to %s", path, own)
+        return _DeviceFile(own, device, self._options)
+
+    def files(self) -> list[tuple[Path, str]]:
+        """The files, and the devices whose memory they have."""
+        return [(file.path, f"cuda:{device}") for device, file in self._files.items()]
 
     def close(self) -> None:
         """Write the remaining events and the current segments, and turn off PyTorch's history."""
@@ -124,6 +138,7 @@ class _DeviceFile:
 
     def __init__(self, path: Path, device: int, options: dict[str, Any]) -> None:
         self.device = device
+        self.path = path
         self._start_us = time.time_ns() // 1000
         self.writer = TraceWriter(path, device=device, start_us=self._start_us, **options)
         self._tail: list[tuple[Any, ...]] = []

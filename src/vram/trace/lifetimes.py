@@ -67,6 +67,9 @@ class Lifetimes:
     def __len__(self) -> int:
         return len(self.op)
 
+    def __repr__(self) -> str:
+        return f"<Lifetimes: {len(self):,} operations of {self.allocations:,} allocations>"
+
 
 def lifetimes(trace: Trace) -> Lifetimes:
     """The program in `trace`. An allocation ends when its free is requested.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from html import escape
 from typing import NamedTuple
 
 from vram.arguments import whole_number
@@ -111,7 +112,7 @@ class Segment:
     is_expandable: bool = False
     pool_id: tuple[int, int] = (0, 0)
     stack: int = EMPTY_STACK
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[Block, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,20 @@ class Trace:
         """The frames of a stack, innermost first."""
         number = whole_number(stack, "stack", most=len(self.stacks) - 1)
         return tuple(self.frames[index] for index in self.stacks[number])
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "file": self.source,
+            "device": f"{self.device} of {', '.join(map(str, self.devices))}",
+            "events": f"{self.events:,}",
+            "time": f"{self.span_us / 1e6:,.3f} s",
+            "dropped": f"{self.dropped:,}",
+            "streams": f"{len(self.streams):,}",
+            "stacks": f"{len(self.stacks):,}",
+            "segments at the end": f"{len(self.segments):,}",
+        }
+        rows = "".join(f"<tr><td>{name}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
+        return f"<p><b>Trace</b></p><table><tbody>{rows}</tbody></table>"
 
     def __repr__(self) -> str:
         return (

@@ -40,6 +40,10 @@ class Steps:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def __repr__(self) -> str:
+        numbers = f", {min(self.numbers)} to {max(self.numbers)}" if self.numbers else ""
+        return f"<Steps: {len(self)} in {self.events} events{numbers}>"
+
     def of(self, event: int) -> int | None:
         """The number of the step an event belongs to; None before the first."""
         index = bisect_right(self.first, whole_number(event, "event", least=-1)) - 1

@@ -25,6 +25,10 @@ NAMES = ("vram_peak_bytes", "vram_kept_bytes", "vram_allocations")
 """Properties of a test's report, also in JUnit files."""
 MOST_SHOWN = 10
 """Maximum number of tests in the report of a run, and of groups in that of a leak."""
+NOTHING_SEEN = (
+    "a memory limit saw no memory: the test allocated nothing from vram's pools. Memory of PyTorch, CuPy and "
+    "Numba counts if they allocate from vram, as after vram.torch.install()"
+)
 _WARMING = pytest.StashKey[bool]()
 
 
@@ -77,6 +81,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             result = yield
     finally:
         pyfuncitem.user_properties.extend(zip(NAMES, _numbers(stretch), strict=True))
+    if (limit is not None or leaks is not None) and not any(stretch.allocations.values()):
+        pyfuncitem.warn(pytest.PytestWarning(NOTHING_SEEN))
     if limit is not None:
         _require_peak(stretch, limit)
     if leaks is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -26,14 +27,20 @@ class _Finder:
 
     def __init__(self) -> None:
         self.awaited: dict[str, list[Callable[[Any], object]]] = {}
+        self._searching = threading.local()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in self.awaited:
+        # A finder that asks the others as this one does asks this one again.
+        if name not in self.awaited or getattr(self._searching, "name", None) == name:
             return None
         others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
-        found = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
+        self._searching.name = name
+        try:
+            found = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
+        finally:
+            self._searching.name = None
         if found is not None and found.loader is not None:
             self._follow(name, found.loader)
         return found

@@ -5,9 +5,14 @@ from __future__ import annotations
 from . import memory
 from .memory import MemPool
 
-__all__ = ["MemPool", "current_device", "is_initialized", "memory"]
+__all__ = ["MemPool", "current_device", "is_available", "is_initialized", "memory"]
 
 initialized = False
+available = True
+
+
+def is_available() -> bool:
+    return available
 
 
 def is_initialized() -> bool:

@@ -1,0 +1,191 @@
+"""What would have helped a job that ran out of memory: advice by verdict, and allocators tried by replay.
+
+An allocator is tried on devices of many sizes, because the limit of the job is often known only as a range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from vram.core.verdict import Account
+from vram.errors import VramError
+from vram.sizes import format_size
+from vram.trace import Action, Lifetimes, Trace, lifetimes, peak_allocated
+from vram.trace.model import COLUMNS
+from vram.trace.series import pages_move
+
+from .capacity import Capacity, Request, describe_limit
+from .memory import Memory
+
+__all__ = ["Remedy", "find_remedies"]
+
+TRIED = {
+    "torch-expandable": "expandable segments, which move free pages under any address",
+    "cuda-async": "the driver's own pool",
+    "vram": "vram under the program",
+}
+"""Allocators a failed job is tried with, in words."""
+EXPECTED_REPLAYS = 14
+"""About how many replays find the smallest limit of one allocator, for the progress bar."""
+ELSEWHERE = 1 << 62
+"""An address that no recording has."""
+
+Progress = Callable[[int, int], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something to do. `setting` is what to set or run.
+
+    If the job was replayed with it, `needs` is the smallest limit at which the job completes, with the failed
+    request (None: with none that was tried), and `evidence` compares it with the limit that the job had.
+    `fits` is True if the job completes under that limit, False if it does not, and None if that depends on
+    where in its range an unknown limit was, or if nothing was replayed.
+    """
+
+    what: str
+    setting: str = ""
+    fits: bool | None = None
+    needs: int | None = None
+    evidence: str = ""
+
+
+def find_remedies(
+    trace: Trace,
+    memory: Memory,
+    verdict: str,
+    account: Account,
+    request: Request | None,
+    capacity: Capacity,
+    progress: Progress = None,
+) -> Iterator[Remedy]:
+    """What would help, what is shown to fit first. Nothing where nothing failed."""
+    if request is None:
+        return
+    # TRIED are for programs on PyTorch, whose recordings have segments with addresses.
+    of_torch = request.device_free is not None and not pages_move(trace)
+    tried = _replayed(trace, memory, request, capacity, progress) if of_torch else []
+    yield from sorted((each for each in tried if each.fits is not False), key=lambda each: not each.fits)
+    yield from _plain(verdict, account, request, "torch.cuda.empty_cache()" if of_torch else "")
+    yield _larger(account, request, capacity)
+    yield from (each for each in tried if each.fits is False)
+
+
+def _plain(verdict: str, account: Account, request: Request, empty_cache: str) -> Iterator[Remedy]:
+    missing = request.needed - account.unused
+    if verdict == "cached":
+        yield Remedy(
+            "release unused segments earlier: empty the cache, or delete the private pools that hold them",
+            empty_cache,
+        )
+    if verdict == "pending":
+        yield Remedy(
+            "wait for the streams that still use freed memory before the request, or free memory later "
+            "on its own stream instead of calling record_stream"
+        )
+    if verdict == "fragmentation":
+        yield Remedy("reduce fragmentation: allocate long-lived memory first, and vary batch sizes less")
+    if verdict == "rounding":
+        yield Remedy("round up less: unset roundup_power2_divisions and max_split_size_mb")
+    if verdict == "foreign":
+        yield Remedy(
+            f"release {format_size(missing)} elsewhere: other processes (see nvidia-smi) or libraries "
+            "with their own pools"
+        )
+    if verdict == "true-demand":
+        spare = account.pending + account.fragmentation + account.cached
+        yield Remedy(
+            f"use less memory: free {format_size(max(0, missing - spare))}, reduce the batch size, "
+            "checkpoint activations, or offload"
+        )
+
+
+def _larger(account: Account, request: Request, capacity: Capacity) -> Remedy:
+    larger = format_size(account.reserved + request.needed)
+    if capacity.bound == "limit":
+        return Remedy(f"a limit of {larger}: the same run would have continued past this point")
+    return Remedy(
+        f"a device with {larger} for this program: the same run would have continued past this point"
+    )
+
+
+# ---- trying it out -----------------------------------------------------------------------------------------
+
+
+def _replayed(
+    trace: Trace, memory: Memory, request: Request, capacity: Capacity, progress: Progress
+) -> list[Remedy]:
+    """Each of TRIED on the job up to the failed request, and that request; none without the native core."""
+    from vram.replay.executors import run_all  # here, so that reading a recording needs no more than itself
+
+    if capacity.bytes is None:
+        return []
+    lowest, highest = capacity.bytes, capacity.bytes if capacity.below is None else capacity.below - 1
+    replays = count(1)
+
+    def tell() -> None:
+        if progress is not None:
+            progress(next(replays), EXPECTED_REPLAYS * len(TRIED))
+
+    def work(program: Lifetimes, policy: str) -> Remedy:
+        return _try(program, policy, lowest, highest, capacity, tell)
+
+    program = lifetimes(_with_request(trace, memory, request))
+    try:
+        return run_all(work, [program], [(0, policy) for policy in TRIED], jobs=len(TRIED))
+    except VramError:  # the native core is not built here
+        return []
+
+
+def _try(
+    program: Lifetimes,
+    policy: str,
+    lowest: int,
+    highest: int,
+    capacity: Capacity,
+    tell: Callable[[], None],
+) -> Remedy:
+    """One allocator under a limit that was anything from `lowest` to `highest`."""
+    from vram.replay import ReplayResult, Setting, replay
+    from vram.replay.sweep import find_smallest
+
+    def run(size: int | None) -> ReplayResult:
+        result = replay(program, policy, capacity=size)
+        tell()
+        return result
+
+    _, needs, _ = find_smallest(run, peak_allocated(program))
+    ends = [run(size).oom is None for size in sorted({lowest, highest})]
+    fits = _fits(ends, needs, highest)
+    return Remedy(TRIED[policy], Setting(policy, {}).environment, fits, needs, _evidence(needs, capacity))
+
+
+def _fits(ends: list[bool], needs: int | None, highest: int) -> bool | None:
+    """The answer for the whole range, from replays at its ends: more memory does not always help."""
+    if all(ends):
+        return True
+    if len(ends) == 1 or needs is None or (needs > highest and not any(ends)):
+        return False
+    return None
+
+
+def _evidence(needs: int | None, capacity: Capacity) -> str:
+    """What the replays found, beside what is known of the limit."""
+    had = describe_limit(capacity)
+    limit = f"your limit was {had}" if capacity.bound == "limit" else f"{had} of the device were available"
+    if needs is None:
+        return f"does not complete with any limit that was tried; {limit}"
+    return f"fits from {format_size(needs)}; {limit}"
+
+
+def _with_request(trace: Trace, memory: Memory, request: Request) -> Trace:
+    """The recording up to the request that failed, as if it had been served."""
+    end = memory.event
+    columns: dict[str, Any] = {name: getattr(trace, name)[: end + 1] for name in COLUMNS}
+    columns["action"][end] = Action.ALLOC
+    columns["address"][end] = ELSEWHERE
+    columns["size"][end] = request.size
+    return replace(trace, **columns, segments=memory.segments)
