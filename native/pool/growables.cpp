@@ -244,7 +244,7 @@ Status Growables::prepare(Address address, std::uint64_t bytes, std::uint64_t nu
       ladder_.gather_pages(request, false);
     status = placement_.prepare(request.want, ladder_.budget(), stream.passed, request.place());
     log_.note_reserved(stream);
-    if (placement_.moved()) (void)fences_.record(stream);
+    if (placement_.moved()) fences_.try_record(stream);
     if (status.code != Code::out_of_memory) break;
   }
   verify();

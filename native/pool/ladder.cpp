@@ -174,7 +174,7 @@ Index Ladder::back(Climb& climb, std::uint64_t create_bytes) {
   log_.note_reserved(*climb.stream);
   if (!status.ok() && status.code != Code::out_of_memory) climb.error = status;
   // A fence behind the addresses that lost their pages: when it completes they may be mapped again.
-  if (block != 0 && placement_.moved()) (void)fences_.record(*climb.stream);
+  if (block != 0 && placement_.moved()) fences_.try_record(*climb.stream);
   return block;
 }
 
