@@ -7,6 +7,7 @@ rules are those of `checker` and `history`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -15,6 +16,7 @@ import os
 import re
 import sys
 import threading
+import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -44,12 +46,23 @@ def follow(watch: Watch) -> Follower | None:
     if torch is None or not hasattr(torch, "cuda") or not torch.backends.cuda.is_built():
         return None
     follower = Follower(watch, torch)
+    _wait_for_autograd_at_exit()
     try:
         follower.start()
     except BaseException:
         follower.stop()
         raise
     return follower
+
+
+@functools.cache
+def _wait_for_autograd_at_exit() -> None:
+    """Give autograd's threads time to drop the check's objects before the interpreter ends.
+
+    They drop them a moment after `backward()` has returned. A thread that does so while the interpreter ends
+    aborts the process.
+    """
+    atexit.register(time.sleep, 0.05)
 
 
 class _Allocator:
