@@ -173,6 +173,8 @@ class Backend {
   // Makes the stream lasting until it is disowned: the caller tells the pools before it is destroyed.
   virtual Status stream_adopt(StreamHandle) { return {Code::unsupported, 0, "stream_adopt"}; }
   virtual Status stream_disown(StreamHandle) { return {Code::unsupported, 0, "stream_disown"}; }
+  // A pool begins to use a lasting stream.
+  virtual void stream_used(StreamHandle) {}
   // post: *out is a number that no other stream of the process has, had or will have.
   virtual Status stream_id(StreamHandle, StreamId*) { return {Code::unsupported, 0, "stream_id"}; }
   // Whether a lasting stream has ended on its own: the stream of a thread that has ended. Events can still be

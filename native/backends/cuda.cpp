@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstring>
 #include <stdexcept>
 
@@ -44,13 +42,12 @@ CudaBackend::CudaBackend(int index) : driver_(CudaDriver::get()) {
   info_.captures = true;
   info_.no_pages = probe_pages();
   info_.pages = info_.no_pages.empty();
-  info_.host_pages = info_.pages && attribute(kCuAttributeHostNumaPages) != 0 &&
-                     driver_.stream_operations != nullptr && driver_.stream_flags != nullptr;
+  info_.host_pages =
+      info_.pages && attribute(kCuAttributeHostNumaPages) != 0 && driver_.stream_flags != nullptr;
 }
 
 CudaBackend::~CudaBackend() {
-  if (gate_words_ != nullptr)
-    (void)in_context("cuMemFreeHost", [&] { return driver_.host_free(gate_words_); });
+  end_gates();
   if (context_ != nullptr && getpid() == process_) (void)driver_.primary_release(device_);
 }
 
@@ -232,16 +229,14 @@ namespace {
 constexpr StreamHandle kLegacy = 1;
 constexpr StreamHandle kPerThread = 2;
 
-// This thread runs a launched function. The driver allows no call there, and a wait might never end:
-// functions of other streams may need the same thread.
-thread_local bool in_launched = false;
-
 }  // namespace
+
+thread_local bool CudaBackend::in_launched_ = false;
 
 // A wait of the driver cannot be interrupted, so an interruptible wait polls.
 template <typename Query, typename Block>
 Status CudaBackend::wait(const char* name, Query query, Block block) const {
-  if (in_launched) return {Code::deadlock, 0, name};
+  if (in_launched_) return {Code::deadlock, 0, name};
   if (!interruptible()) return unseen_by_captures(name, block);
   Status status = wait_by_asking([&] { return unseen_by_captures(name, query); });
   status.call = name;
@@ -269,8 +264,13 @@ bool CudaBackend::lasting(StreamHandle stream) const {
 Status CudaBackend::stream_adopt(StreamHandle stream) {
   if (lasting(stream)) return {};
   const std::lock_guard lock(handles_mutex_);
-  adopted_.insert(stream);
+  adopted_.emplace(stream, false);
   return {};
+}
+
+void CudaBackend::stream_used(StreamHandle stream) {
+  const std::lock_guard lock(handles_mutex_);
+  if (const auto found = adopted_.find(stream); found != adopted_.end()) found->second = true;
 }
 
 Status CudaBackend::stream_disown(StreamHandle stream) {
@@ -384,98 +384,6 @@ Status CudaBackend::elapsed_ms(EventHandle from, EventHandle to, double* out) {
   return status;
 }
 
-// ---- gates ----------------------------------------------------------------------------------------------
-
-namespace {
-
-constexpr std::uint32_t gate_number(GateHandle gate) { return static_cast<std::uint32_t>(gate >> 32); }
-constexpr std::uint32_t gate_value(GateHandle gate) { return static_cast<std::uint32_t>(gate); }
-
-}  // namespace
-
-// pre: handles_mutex_ is held.
-Status CudaBackend::take_gate(std::uint32_t* number) {
-  constexpr unsigned kPortable = 1;
-  if (gate_words_ == nullptr) {
-    void* words = nullptr;
-    const std::size_t bytes = kMostGates * sizeof(GateWords);
-    const Status status = unseen_by_captures(
-        "cuMemHostAlloc", [&] { return driver_.host_alloc(&words, bytes, kPortable | kCuHostMapped); });
-    if (!status.ok()) return status;
-    std::memset(words, 0, bytes);
-    for (std::uint32_t i = kMostGates; i > 0; --i) free_gates_.push_back(i - 1);
-    gate_words_ = static_cast<GateWords*>(words);
-  }
-  if (free_gates_.empty()) return {Code::out_of_memory, 0, "gate_close"};
-  *number = free_gates_.back();
-  free_gates_.pop_back();
-  return {};
-}
-
-Status CudaBackend::gate_close(StreamHandle stream, GateHandle* out) {
-  constexpr const char* kCall = "cuStreamBatchMemOp";
-  if (in_launched) return {Code::deadlock, 0, kCall};
-  if (!info_.host_pages) return {Code::unsupported, kCuNotSupported, kCall};
-  const std::lock_guard lock(handles_mutex_);
-  if (stream != 0 && !streams_.contains(stream) && !adopted_.contains(stream))
-    return {Code::invalid, 0, kCall};
-  void* const target = cu_pointer(stream);
-  if (breaks_capture(target) || (stream != 0 && capturing(stream))) return {Code::capturing, 0, kCall};
-  std::uint32_t number = 0;
-  if (const Status status = take_gate(&number); !status.ok()) return status;
-  const std::uint32_t value = ++last_gate_;
-  GateWords& words = gate_words_[number];
-  CuMemoryOperation operations[2] = {};
-  operations[0] = {kCuWriteValue32, reinterpret_cast<Address>(&words.arrived), value, 0, 0, {}};
-  operations[1] = {kCuWaitValue32, reinterpret_cast<Address>(&words.opened), value, 0, 0, {}};
-  const Status status =
-      in_context(kCall, [&] { return driver_.stream_operations(target, 2, operations, 0); });
-  if (!status.ok()) {
-    free_gates_.push_back(number);
-    return status;
-  }
-  *out = (GateHandle{number} << 32) | value;
-  return status;
-}
-
-Status CudaBackend::gate_wait(GateHandle gate, double seconds) {
-  using Clock = std::chrono::steady_clock;
-  if (inherited()) return {Code::closed, 0, "gate_wait"};
-  if (in_launched) return {Code::deadlock, 0, "gate_wait"};
-  const std::atomic_ref<std::uint32_t> arrived(gate_words_[gate_number(gate)].arrived);
-  const Clock::time_point end =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  bool late = false;
-  const Status status = wait_by_asking([&]() -> Status {
-    if (arrived.load(std::memory_order_acquire) == gate_value(gate)) return {};
-    late = Clock::now() >= end;
-    return {late ? Code::ok : Code::not_ready, 0, "gate_wait"};
-  });
-  return late ? Status{Code::not_ready, 0, "gate_wait"} : status;
-}
-
-void CudaBackend::gate_open(GateHandle gate) {
-  if (inherited()) return;
-  const std::lock_guard lock(handles_mutex_);
-  const std::atomic_ref<std::uint32_t> opened(gate_words_[gate_number(gate)].opened);
-  opened.store(gate_value(gate), std::memory_order_release);
-  free_gates_.push_back(gate_number(gate));
-}
-
-std::vector<StreamHandle> CudaBackend::held_streams() {
-  const std::lock_guard lock(handles_mutex_);
-  std::vector<StreamHandle> held{0};
-  if (inherited()) return held;
-  held.insert(held.end(), streams_.begin(), streams_.end());
-  for (const StreamHandle stream : adopted_) {
-    unsigned flags = 0;
-    const Status status =
-        in_context("cuStreamGetFlags", [&] { return driver_.stream_flags(cu_pointer(stream), &flags); });
-    if (!status.ok() || (flags & kCuStreamNonBlocking) != 0) held.push_back(stream);
-  }
-  return held;
-}
-
 // ---- work -----------------------------------------------------------------------------------------------
 
 bool CudaBackend::host_pinned(Address address, std::uint64_t bytes) const {
@@ -498,9 +406,9 @@ Status CudaBackend::launch(StreamHandle stream, std::function<void()> work) {
   auto* owned = new std::function<void()>(std::move(work));
   const auto run = [](void* argument) {
     const std::unique_ptr<std::function<void()>> function(static_cast<std::function<void()>*>(argument));
-    in_launched = true;
+    in_launched_ = true;
     (*function)();
-    in_launched = false;
+    in_launched_ = false;
   };
   const Status status =
       in_context("cuLaunchHostFunc", [&] { return driver_.launch_host(for_work(stream), run, owned); });
@@ -511,7 +419,7 @@ Status CudaBackend::launch(StreamHandle stream, std::function<void()> work) {
 // The driver cannot tell whether the whole device is idle. So this waits for the lasting streams one by one,
 // which can be interrupted, and then for whatever others have queued.
 Status CudaBackend::synchronize() {
-  if (in_launched) return {Code::deadlock, 0, "cuCtxSynchronize"};
+  if (in_launched_) return {Code::deadlock, 0, "cuCtxSynchronize"};
   if (interruptible())
     if (const Status status = wait_for_lasting(); !status.ok()) return status;
   return unseen_by_captures("cuCtxSynchronize", [&] { return driver_.context_synchronize(); });
@@ -522,7 +430,7 @@ Status CudaBackend::wait_for_lasting() {
   {
     const std::lock_guard lock(handles_mutex_);
     streams.insert(streams.end(), streams_.begin(), streams_.end());
-    streams.insert(streams.end(), adopted_.begin(), adopted_.end());
+    for (const auto& [stream, used] : adopted_) streams.push_back(stream);
   }
   for (const StreamHandle stream : streams) {
     const Status status = wait_by_asking([&]() -> Status {

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -52,8 +54,11 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   Status gate_close(StreamHandle stream, GateHandle* out) override;
   Status gate_wait(GateHandle gate, double seconds) override;
   void gate_open(GateHandle gate) override;
-  // A gate on the default stream holds all blocking streams, and those of threads: they and the default
-  // stream wait for each other. A gate of their own would keep the default stream from arriving.
+  // Not all lasting streams:
+  //   - A gate on the default stream holds all blocking streams, and those of threads: they and the default
+  //     stream wait for each other. A gate of their own would keep the default stream from arriving.
+  //   - PyTorch creates dozens of streams and the device runs at most 128 kernels at a time, so an adopted
+  //     stream is held if a pool uses it or if it has work.
   std::vector<StreamHandle> held_streams() override;
 
   Status page_export(PageHandle page, int* fd) override;
@@ -82,6 +87,7 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   StreamHandle canonical(StreamHandle stream) const override;
   bool lasting(StreamHandle stream) const override;
   Status stream_adopt(StreamHandle stream) override;
+  void stream_used(StreamHandle stream) override;
   Status stream_disown(StreamHandle stream) override;
   Status stream_id(StreamHandle stream, StreamId* out) override;
   bool ended(StreamHandle stream) const override;
@@ -169,14 +175,18 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   }
 
  private:
-  // Two words of pinned memory for each gate, by its number: the stream writes `arrived` and waits for
-  // `opened`. Values only grow, so the words serve the next gate while a stream still reads them.
+  // Two words of pinned memory for each gate, by its number: the kernel of the gate writes `arrived` and
+  // waits for `opened`. Values only grow, so the words serve the next gate while a kernel still reads them.
   struct GateWords {
     std::uint32_t arrived;
     std::uint32_t opened;
   };
-  static constexpr std::uint32_t kMostGates = 4096;
-  Status take_gate(std::uint32_t* number);
+  // This thread runs a launched function. The driver allows no call there, and a wait might never end:
+  // functions of other streams may need the same thread.
+  static thread_local bool in_launched_;
+
+  Status begin_gates();
+  void end_gates();
 
   Status pool_grant(void* pool);
   bool inherited() const;  // after a fork, or abandoned: the driver must not be called
@@ -200,11 +210,13 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   bool exports_ = false;              // pages can be shared with other processes
   mutable std::mutex handles_mutex_;  // guards the members below
   std::unordered_set<StreamHandle> streams_;
-  std::unordered_set<StreamHandle> adopted_;
+  std::unordered_map<StreamHandle, bool> adopted_;  // true: a pool uses it
   std::unordered_set<EventHandle> events_;
-  GateWords* gate_words_ = nullptr;        // allocated with the first gate
-  std::vector<std::uint32_t> free_gates_;  // numbers
-  std::uint32_t last_gate_ = 0;            // value
+  std::uint64_t gate_kernel_ = 0;  // a function; loaded with the first gate
+  std::uint64_t gate_module_ = 0;
+  GateWords* gate_words_ = nullptr;       // allocated with the first gate
+  std::deque<std::uint32_t> free_gates_;  // numbers
+  std::uint32_t last_gate_ = 0;           // value
   DeviceInfo info_;
 };
 

@@ -104,7 +104,6 @@ void CudaDriver::load_all() {
   load("cuMemPoolExportPointer", pool_export_pointer);
   load("cuMemPoolImportPointer", pool_import_pointer);
   if (!missing.empty()) return;
-  stream_operations = reinterpret_cast<decltype(stream_operations)>(dlsym(library, "cuStreamBatchMemOp_v2"));
   stream_flags = reinterpret_cast<decltype(stream_flags)>(dlsym(library, "cuStreamGetFlags"));
   if (const CuResult result = init(0); result != kCuSuccess)
     missing = "cuInit failed with code " + std::to_string(result);

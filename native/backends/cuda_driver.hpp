@@ -65,20 +65,6 @@ struct CuAllocationProperties {
     unsigned char reserved[4];
   } flags;
 };
-// One operation of a batch on a stream (CUstreamBatchMemOpParams): wait until the word at an address is at
-// least the value, or write it.
-struct CuMemoryOperation {
-  int operation;
-  Address address;
-  std::uint64_t value;
-  unsigned flags;
-  Address alias;
-  std::uint64_t reserved[1];
-};
-static_assert(sizeof(CuMemoryOperation) == 48, "the driver's union");
-inline constexpr int kCuWaitValue32 = 1;
-inline constexpr int kCuWriteValue32 = 2;
-
 struct CuAccess {
   CuLocation location;
   int flags;
@@ -200,7 +186,6 @@ struct CudaDriver {
   CuResult (*pool_import_pointer)(Address*, void*, CuPoolPointer*);
 
   // ---- null if the driver is too old -----------------------------------------------------------------
-  CuResult (*stream_operations)(void*, unsigned, CuMemoryOperation*, unsigned) = nullptr;
   CuResult (*stream_flags)(void*, unsigned*) = nullptr;
 
  private:

@@ -357,23 +357,6 @@ VRAM_NULL_API Result cuStreamGetFlags(Handle stream, unsigned* flags) {
   *flags = stream != nullptr;  // non-blocking
   return kSuccess;
 }
-struct MemoryOperation {  // CUstreamBatchMemOpParams
-  int operation;
-  std::uint32_t* address;
-  std::uint64_t value;
-  std::uint64_t rest[3];
-};
-static_assert(sizeof(MemoryOperation) == 48);
-// Work is over when it is queued, so nothing has to wait.
-VRAM_NULL_API Result cuStreamBatchMemOp_v2(Handle stream, unsigned count, MemoryOperation* operations,
-                                           unsigned) {
-  constexpr int kWriteValue32 = 2;
-  if (Order::get().capture_of(stream) != 0) return kSuccess;
-  for (unsigned i = 0; i < count; ++i)
-    if (operations[i].operation == kWriteValue32)
-      *operations[i].address = static_cast<std::uint32_t>(operations[i].value);
-  return kSuccess;
-}
 VRAM_NULL_API Result cuLaunchHostFunc(Handle stream, void (*function)(void*), void* argument) {
   if (Order::get().capture_of(stream) == 0) function(argument);
   return kSuccess;

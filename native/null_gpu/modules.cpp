@@ -1,4 +1,5 @@
 // The driver's modules, libraries and kernels on the null GPU. Code is accepted unread; a kernel is a handle.
+#include <atomic>
 #include <cstring>
 
 #include "null_gpu/abi.hpp"
@@ -36,6 +37,15 @@ Result make(Handle* out) {
   return kSuccess;
 }
 
+// The one kernel that has an effect: vram's gate, on which the host waits. Work is over when it is queued, so
+// a stream arrives at once.
+std::atomic<Handle> gate_kernel{nullptr};
+
+void arrive_at_gate(void** parameters) {
+  std::uint32_t* const arrived = *static_cast<std::uint32_t**>(parameters[0]);
+  *arrived = *static_cast<std::uint32_t*>(parameters[1]);
+}
+
 }  // namespace
 
 VRAM_NULL_API Result cuModuleLoadData(Handle* out, const void*) { return make(out); }
@@ -44,7 +54,11 @@ VRAM_NULL_API Result cuModuleLoadDataEx(Handle* out, const void* image, unsigned
   return cuModuleLoadData(out, image);
 }
 VRAM_NULL_API Result cuModuleUnload(Handle) { return kSuccess; }
-VRAM_NULL_API Result cuModuleGetFunction(Handle* out, Handle, const char*) { return make(out); }
+VRAM_NULL_API Result cuModuleGetFunction(Handle* out, Handle, const char* name) {
+  const Result result = make(out);
+  if (std::strcmp(name, "vram_gate") == 0) gate_kernel = *out;
+  return result;
+}
 VRAM_NULL_API Result cuFuncGetAttribute(int* out, int number, Handle) {
   *out = function_attribute(number);
   return kSuccess;
@@ -52,9 +66,11 @@ VRAM_NULL_API Result cuFuncGetAttribute(int* out, int number, Handle) {
 VRAM_NULL_API Result cuFuncSetAttribute(Handle, int, int) { return kSuccess; }
 VRAM_NULL_API Result cuFuncSetCacheConfig(Handle, int) { return kSuccess; }
 VRAM_NULL_API Result cuFuncGetModule(Handle* out, Handle) { return make(out); }
-VRAM_NULL_API Result cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                    unsigned, Handle stream, void**, void**) {
+VRAM_NULL_API Result cuLaunchKernel(Handle function, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                    unsigned, unsigned, Handle stream, void** parameters, void**) {
   Order::get().queued(stream);
+  if (function == gate_kernel && function != nullptr && Order::get().capture_of(stream) == 0)
+    arrive_at_gate(parameters);
   kernel_launched();
   return kSuccess;
 }

@@ -34,6 +34,7 @@ StreamState* StreamLives::add_lasting(StreamHandle handle, Status* why) {
   const bool of_thread = handle == backend_->canonical(kThisThread);
   if (of_thread) retire_ended_threads();
   StreamState* const made = log_.attach(streams_.add(handle), why);
+  if (made != nullptr) backend_->stream_used(handle);
   if (of_thread && made != nullptr) threads_.add(made->number);
   return made;
 }
