@@ -95,22 +95,22 @@ class Backend {
   // capturing: the stream's work goes into a graph, or the gate would break a capture.
   virtual Status gate_close(StreamHandle, GateHandle*) { return {Code::unsupported, 0, "gate_close"}; }
   // Closes one on each of held_streams() but these, in as short a time as possible: a stream that is made to
-  // wait for work behind one gate, before its own is closed, never arrives. *out gets them, also on failure.
-  virtual Status gates_close(const std::vector<StreamHandle>& except, std::vector<GateHandle>* out) {
-    const std::vector<StreamHandle> streams = held_streams();
-    out->reserve(streams.size());
-    for (const StreamHandle stream : streams) {
+  // wait for work behind one gate, before its own is closed, never arrives. `closed` is told each one.
+  virtual Status gates_close(const std::vector<StreamHandle>& except,
+                             const std::function<void(GateHandle)>& closed) {
+    for (const StreamHandle stream : held_streams()) {
       if (std::find(except.begin(), except.end(), stream) != except.end()) continue;
       GateHandle gate = 0;
       const Status status = gate_close(stream, &gate);
-      if (status.ok()) out->push_back(gate);
+      if (status.ok()) closed(gate);
       if (!status.ok() && status.code != Code::invalid) return status;  // invalid: it was destroyed meanwhile
     }
     return {};
   }
   // Waits until the stream has arrived, or at most so long: not_ready.
   virtual Status gate_wait(GateHandle, double /*seconds*/) { return {Code::unsupported, 0, "gate_wait"}; }
-  // The stream goes on, also if it has not arrived yet. The handle is invalid afterwards. Cannot fail.
+  // The stream goes on, also if it has not arrived yet. The handle is invalid afterwards. Cannot fail, and
+  // waits for no other call.
   virtual void gate_open(GateHandle) {}
   // The streams that a gate must be closed on to hold all lasting streams (see `lasting`). They do not wait
   // for each other by themselves: a gate on one of them never keeps another from arriving.

@@ -214,9 +214,11 @@ class CudaBackend : public Backend, public DriverPoolBackend {
   std::unordered_set<EventHandle> events_;
   std::uint64_t gate_kernel_ = 0;  // a function; loaded with the first gate
   std::uint64_t gate_module_ = 0;
-  GateWords* gate_words_ = nullptr;       // allocated with the first gate
-  std::deque<std::uint32_t> free_gates_;  // numbers
-  std::uint32_t last_gate_ = 0;           // value
+  GateWords* gate_words_ = nullptr;  // allocated with the first gate
+  std::uint32_t last_gate_ = 0;      // value
+  // A launch may wait for a call of another thread that waits for the gates, so opening takes no other lock.
+  std::mutex gate_numbers_mutex_;
+  std::deque<std::uint32_t> gate_numbers_;  // that are free
   DeviceInfo info_;
 };
 

@@ -74,7 +74,8 @@ Status CudaBackend::begin_gates() {
   }
   gate_module_ = module;
   gate_words_ = static_cast<GateWords*>(words);
-  for (std::uint32_t i = 0; i < kGateNumbers; ++i) free_gates_.push_back(i);
+  const std::lock_guard lock(gate_numbers_mutex_);
+  for (std::uint32_t i = 0; i < kGateNumbers; ++i) gate_numbers_.push_back(i);
   return {};
 }
 
@@ -94,17 +95,21 @@ Status CudaBackend::gate_close(StreamHandle stream, GateHandle* out) {
   if (breaks_capture(reinterpret_cast<void*>(stream)) || (stream != 0 && capturing(stream)))
     return {Code::capturing, 0, kCall};
   if (const Status status = begin_gates(); !status.ok()) return status;
-  if (kGateNumbers - free_gates_.size() >= kMostClosed) return {Code::not_ready, 0, kCall};
-  const std::uint32_t number = free_gates_.front();
+  std::uint32_t number = 0;
+  {
+    const std::lock_guard numbers(gate_numbers_mutex_);
+    if (kGateNumbers - gate_numbers_.size() >= kMostClosed) return {Code::not_ready, 0, kCall};
+    number = gate_numbers_.front();
+    gate_numbers_.pop_front();
+  }
   std::uint32_t value = ++last_gate_;
   GateWords* words = &gate_words_[number];
   void* parameters[] = {&words, &value};
-  constexpr Shape kOneThread{{1, 1, 1}, {1, 1, 1}, 0};
-  if (const Status status = launch_kernel(gate_kernel_, kOneThread, parameters, stream); !status.ok())
-    return status;
-  free_gates_.pop_front();
-  *out = (GateHandle{number} << 32) | value;
-  return {};
+  const GateHandle gate = (GateHandle{number} << 32) | value;
+  const Status status = launch_kernel(gate_kernel_, Shape{}, parameters, stream);
+  if (status.ok()) *out = gate;
+  if (!status.ok()) gate_open(gate);
+  return status;
 }
 
 Status CudaBackend::gate_wait(GateHandle gate, double seconds) {
@@ -125,10 +130,10 @@ Status CudaBackend::gate_wait(GateHandle gate, double seconds) {
 
 void CudaBackend::gate_open(GateHandle gate) {
   if (inherited()) return;
-  const std::lock_guard lock(handles_mutex_);
+  const std::lock_guard lock(gate_numbers_mutex_);
   const std::atomic_ref<std::uint32_t> opened(gate_words_[gate_number(gate)].opened);
   opened.store(gate_value(gate), std::memory_order_release);
-  free_gates_.push_back(gate_number(gate));
+  gate_numbers_.push_back(gate_number(gate));
 }
 
 std::vector<StreamHandle> CudaBackend::held_streams() {

@@ -669,15 +669,15 @@ Status HostBackend::gate_close(StreamHandle stream, GateHandle* out) {
   return target ? close_gate(target, out) : Status{Code::invalid, 0, "gate_close"};
 }
 
-Status HostBackend::gates_close(const std::vector<StreamHandle>& except, std::vector<GateHandle>* out) {
+Status HostBackend::gates_close(const std::vector<StreamHandle>& except,
+                                const std::function<void(GateHandle)>& closed) {
   if (inherited()) return {Code::closed, 0, "gate_close"};
   const std::lock_guard lock(mutex_);
   for (const auto& [handle, stream] : streams_) {
     if (std::find(except.begin(), except.end(), handle) != except.end()) continue;
-    if (const Status status = close_gate(stream, &out->emplace_back()); !status.ok()) {
-      out->pop_back();
-      return status;
-    }
+    GateHandle gate = 0;
+    if (const Status status = close_gate(stream, &gate); !status.ok()) return status;
+    closed(gate);
   }
   return kOk;
 }

@@ -59,7 +59,8 @@ class HostBackend : public Backend {
   Status host_page_release(PageHandle page, std::uint64_t bytes, Address copies) override;
   Status gate_close(StreamHandle stream, GateHandle* out) override;
   // At one moment: whoever orders streams comes before or after it.
-  Status gates_close(const std::vector<StreamHandle>& except, std::vector<GateHandle>* out) override;
+  Status gates_close(const std::vector<StreamHandle>& except,
+                     const std::function<void(GateHandle)>& closed) override;
   // Code::deadlock on the thread of the stream.
   Status gate_wait(GateHandle gate, double seconds) override;
   void gate_open(GateHandle gate) override;

@@ -709,6 +709,34 @@ PyObject* steer_spill(PyObject* object, PyObject* arguments) {
   return done(self->pool.call([&](Allocator&) { pool->steer_spill(wish); }), "steer spilling");
 }
 
+// Adds the addresses of a sequence with one wish.
+bool add_wishes(PyObject* given, SpillWish wish, std::unordered_map<Address, SpillWish>* wishes) {
+  PyObject* const items = PySequence_Fast(given, "addresses must be a sequence");
+  if (items == nullptr) return false;
+  bool valid = true;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items) && valid; ++i) {
+    std::uint64_t address = 0;
+    valid = whole_from(PySequence_Fast_GET_ITEM(items, i), "an address", kAny, &address);
+    if (valid) wishes->insert_or_assign(address, wish);
+  }
+  Py_DECREF(items);
+  return valid;
+}
+
+// steer_spill_allocations(first, last): addresses.
+PyObject* steer_spill_allocations(PyObject* object, PyObject* arguments) {
+  PyPool* self = self_of(object);
+  PyObject* first = nullptr;
+  PyObject* last = nullptr;
+  if (!PyArg_ParseTuple(arguments, "OO:steer_spill_allocations", &first, &last)) return nullptr;
+  std::unordered_map<Address, SpillWish> wishes;
+  if (!add_wishes(first, SpillWish::first, &wishes) || !add_wishes(last, SpillWish::last, &wishes))
+    return nullptr;
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) Py_RETURN_NONE;
+  return done(self->pool.call([&](Allocator&) { pool->steer_spill(std::move(wishes)); }), "steer spilling");
+}
+
 // Moves one allocation; returns the bytes that moved.
 PyObject* move_block(PyObject* object, PyObject* argument, Status (Pool::*move)(Address, std::uint64_t*),
                      const char* what) {
@@ -1286,6 +1314,9 @@ PyMethodDef methods[] = {
      "the device is full; None removes it."},
     {"steer_spill", steer_spill, METH_VARARGS,
      "steer_spill(first, never, /)\n--\n\nNames of tags whose memory goes to the host first, or never."},
+    {"steer_spill_allocations", steer_spill_allocations, METH_VARARGS,
+     "steer_spill_allocations(first, last, /)\n--\n\nAddresses of allocations that go to the host first, or "
+     "last. Replaces what was said before."},
     {"spill_block", spill_block, METH_O,
      "spill_block(ptr, /)\n--\n\nMove an allocation to host memory. Return the bytes that moved."},
     {"prefetch_block", prefetch_block, METH_O,

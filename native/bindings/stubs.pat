@@ -75,6 +75,10 @@ vram._native.PoolCore.set_spill_callback$:
     def set_spill_callback(self, function: Callable[[int], object] | None, /) -> None:
         \doc
 
+vram._native.PoolCore.steer_spill_allocations$:
+    def steer_spill_allocations(self, first: Sequence[int], last: Sequence[int], /) -> None:
+        \doc
+
 vram._native.PoolCore.steer_spill$:
     def steer_spill(self, first: Sequence[str], never: Sequence[str], /) -> None:
         \doc

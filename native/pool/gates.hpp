@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "backends/backend.hpp"
@@ -10,37 +13,58 @@
 
 namespace vram {
 
+// Opens gates if a call takes too long. Defined apart from Gates so that its thread ends before they do.
+class Opener {
+ public:
+  explicit Opener(std::function<void()> open) : open_(std::move(open)) {}
+  ~Opener();
+  Opener(const Opener&) = delete;
+  Opener& operator=(const Opener&) = delete;
+
+  // Opens them after so long. False: the process can have no further thread.
+  bool arm(double seconds);
+  // False: they were opened.
+  bool disarm();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool start();
+  void run();
+
+  const std::function<void()> open_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Clock::time_point due_;
+  bool armed_ = false;
+  bool fired_ = false;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
 // Closed on every lasting stream, because a program may order uses of a block on other streams itself,
 // without telling the pool. Opens when it is destroyed. Made, closed and opened with no lock of a pool held,
 // except its turn.
 class Gates {
  public:
-  // `except`: streams that do the work meanwhile.
-  Gates(Backend& backend, const std::vector<StreamHandle>& except) : backend_(backend), except_(except) {}
+  // `except`: streams that do the work meanwhile. `seconds`: how long all calls of close() may take together.
+  Gates(Backend& backend, const std::vector<StreamHandle>& except, double seconds)
+      : backend_(backend), except_(except), left_(seconds) {}
   ~Gates() { open(); }
   Gates(const Gates&) = delete;
   Gates& operator=(const Gates&) = delete;
 
-  // Closes the gates and waits until all streams have arrived, at most so long in all. not_ready: a stream
-  // has not arrived in time. On failure the gates are open again.
+  // Closes the gates and waits until all streams have arrived. not_ready: a stream has not arrived in time.
+  // On failure the gates are open again.
   //
   // While gates are closed one after the other, another thread may make a stream wait for work behind a gate
   // that is closed already, before its own gate: it then never arrives. Nothing tells this from a stream that
   // is busy. So the gates are opened after a short time and closed again, each time for twice as long.
-  Status close(double seconds) {
-    constexpr double kFirstWait = 0.02;
-    if (!lock_within(backend_.gates_turn(), seconds)) return {Code::not_ready, 0, "gate_close"};
-    turn_ = std::unique_lock(backend_.gates_turn(), std::adopt_lock);
-    Status status{Code::not_ready, 0, "gate_wait"};
-    for (double wait = kFirstWait; status.code == Code::not_ready && seconds > 0; wait *= 2) {
-      let_go();
-      wait = std::min(wait, seconds);
-      seconds -= wait;
-      status = try_close(wait);
-    }
-    if (!status.ok()) open();
-    return status;
-  }
+  Status close();
+  // Makes a call that queues work while the gates are closed. not_ready: they are open now.
+  //
+  // On CUDA such a call waits while another thread is in a call that waits for the device, such as cuMemFree,
+  // which waits for the gates. Calls for pages do not.
+  Status queue(const std::function<Status()>& call);
   void open() {
     let_go();
     if (turn_.owns_lock()) turn_.unlock();
@@ -49,25 +73,18 @@ class Gates {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Status try_close(double seconds) {
-    const auto span = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-    const Clock::time_point end = Clock::now() + span;
-    Status status = backend_.gates_close(except_, &closed_);
-    for (std::size_t i = 0; i < closed_.size() && status.ok(); ++i) {
-      const std::chrono::duration<double> left = end - Clock::now();
-      status = backend_.gate_wait(closed_[i], std::max(0.0, left.count()));
-    }
-    return status;
-  }
-  void let_go() {
-    for (const GateHandle gate : closed_) backend_.gate_open(gate);
-    closed_.clear();
-  }
+  Status try_close(double seconds);
+  void add(GateHandle gate);
+  void let_go();
 
   Backend& backend_;
   const std::vector<StreamHandle>& except_;
-  std::vector<GateHandle> closed_;
+  double left_;
   std::unique_lock<std::mutex> turn_;
+  std::mutex mutex_;
+  std::vector<GateHandle> closed_;  // under the mutex
+  bool letting_go_ = false;         // under the mutex: gates that are closed late are opened at once
+  Opener opener_{[this] { let_go(); }};
 };
 
 }  // namespace vram

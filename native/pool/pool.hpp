@@ -131,6 +131,9 @@ class Pool final : public Allocator {
   Status spilled(Address address, std::uint64_t* bytes) const { return spiller_.spilled(address, bytes); }
   void before_spill(std::function<void(std::uint64_t)> hook) { spiller_.before(std::move(hook)); }
   void steer_spill(std::function<SpillWish(std::uint32_t)> wish) { spiller_.steer(std::move(wish)); }
+  void steer_spill(std::unordered_map<Address, SpillWish> wishes) {
+    spiller_.steer_allocations(std::move(wishes));
+  }
   void set_spill_policy(SpillPolicy policy) { spiller_.set_policy(std::move(policy)); }
 
   // ---- sharing with other processes (shares.cpp) ---------------------------------------------------------

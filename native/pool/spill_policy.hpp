@@ -10,10 +10,11 @@
 
 namespace vram {
 
-// What the program says about the memory of a tag.
+// What the program says about the memory of a tag, or about an allocation.
 enum class SpillWish : std::uint8_t {
   none,
   first,  // spill it before other memory
+  last,   // … after other memory
   never,
 };
 
@@ -24,13 +25,14 @@ struct SpillCandidate {
   std::uint64_t age = 0;          // allocations on its stream since the youngest of its blocks was allocated
   std::uint64_t block_bytes = 0;  // of the largest of its blocks
   bool first = false;             // all of its blocks have the wish
+  bool last = false;              // one of its blocks has the wish
   StreamNumber stream = 0;
 };
 
 // Puts the candidates into the order in which they go. Called under the pool's mutex; must not call the pool.
 using SpillPolicy = std::function<void(std::vector<SpillCandidate>&)>;
 
-// Wishes first, then what was longest untouched, then the largest.
+// By wishes, then what was longest untouched, then the largest.
 void longest_untouched(std::vector<SpillCandidate>& candidates);
 
 }  // namespace vram

@@ -30,7 +30,8 @@ constexpr int kTries = 3;
 void longest_untouched(std::vector<SpillCandidate>& candidates) {
   std::stable_sort(
       candidates.begin(), candidates.end(), [](const SpillCandidate& a, const SpillCandidate& b) {
-        return std::tuple(!a.first, b.age, b.block_bytes) < std::tuple(!b.first, a.age, a.block_bytes);
+        return std::tuple(a.last, !a.first, b.age, b.block_bytes) <
+               std::tuple(b.last, !b.first, a.age, a.block_bytes);
       });
 }
 
@@ -82,24 +83,60 @@ class Spiller::Swap {
     for (const Index page : {move.from, move.to})
       if (page != 0 && !lost_) s_.stock().end_move(page);
   }
-  Status copy(Copies& copies, bool to_host);
-  Status exchange(bool forth);
+  Status lend_addresses();
+  void take_addresses();
+  Status copy(Gates& gates, Copies& copies, bool to_host);
+  Status exchange();
 
   Spiller& s_;
   std::unique_lock<std::mutex>& lock_;
   std::vector<Move> moves_;
   bool lost_ = false;  // the device does not say whether the copies have ended
+  // Where the device pages of a return are mapped meanwhile, one behind the other; the first `lent_` are.
+  Address addresses_ = 0;
+  std::uint64_t bytes_ = 0;
+  std::size_t lent_ = 0;
 };
 
-Status Spiller::Swap::copy(Copies& copies, bool to_host) {
-  Status status;
-  for (std::size_t i = 0; i < moves_.size() && status.ok(); ++i) {
-    const Move& move = moves_[i];
-    if (!to_host && !move.exchanged) continue;
-    const Address host = s_.stock().pages()[to_host ? move.to : move.from].copies;
-    status =
-        to_host ? copies.queue(host, move.address, move.bytes) : copies.queue(move.address, host, move.bytes);
+// Maps the device pages of a return, so that contents can be copied there before the exchange.
+Status Spiller::Swap::lend_addresses() {
+  bytes_ = 0;
+  for (const Move& move : moves_) bytes_ += move.bytes;
+  Status status = s_.backend_->space_reserve(bytes_, &addresses_);
+  Address at = addresses_;
+  for (std::size_t i = 0; i < moves_.size() && status.ok(); ++i, at += moves_[i - 1].bytes) {
+    status = s_.backend_->map(at, moves_[i].bytes, s_.stock().pages()[moves_[i].to].handle);
+    lent_ += status.ok();
   }
+  return status.ok() ? s_.backend_->set_access(addresses_, bytes_) : status;
+}
+
+// A page that cannot be unmapped there stays set aside.
+void Spiller::Swap::take_addresses() {
+  Address at = addresses_;
+  bool all = !lost_;
+  for (std::size_t i = 0; i < lent_ && !lost_; ++i, at += moves_[i - 1].bytes) {
+    Status status = s_.backend_->unmap(at, moves_[i].bytes);
+    for (int tries = 1; tries < kTries && !status.ok(); ++tries)
+      status = s_.backend_->unmap(at, moves_[i].bytes);
+    all = all && status.ok();
+  }
+  if (addresses_ != 0 && all) (void)s_.backend_->space_release(addresses_, bytes_);
+  lost_ = !all;
+  lent_ = 0;
+}
+
+Status Spiller::Swap::copy(Gates& gates, Copies& copies, bool to_host) {
+  Status status = gates.queue([&] {
+    Status queued;
+    Address lent = addresses_;
+    for (std::size_t i = 0; i < moves_.size() && queued.ok(); ++i, lent += moves_[i - 1].bytes) {
+      const Move& move = moves_[i];
+      const Address host = s_.stock().pages()[to_host ? move.to : move.from].copies;
+      queued = to_host ? copies.queue(host, move.address, move.bytes) : copies.queue(lent, host, move.bytes);
+    }
+    return queued;
+  });
   Status waited = copies.wait();
   for (int i = 1; i < kTries && !waited.ok(); ++i) waited = copies.wait();
   lost_ = !waited.ok();
@@ -107,16 +144,14 @@ Status Spiller::Swap::copy(Copies& copies, bool to_host) {
 }
 
 // Blocks may have been freed meanwhile; their pages are left alone.
-Status Spiller::Swap::exchange(bool forth) {
+Status Spiller::Swap::exchange() {
   PageStock& stock = s_.stock();
   Status status;
-  for (std::size_t i = 0; i < moves_.size() && (status.ok() || !forth); ++i) {
+  for (std::size_t i = 0; i < moves_.size() && status.ok(); ++i) {
     Move& move = moves_[i];
-    const Index from = forth ? move.from : move.to;
-    const Index to = forth ? move.to : move.from;
-    if (move.exchanged == forth || stock.pages()[from].holder == 0) continue;
-    status = stock.exchange(from, to);
-    if (status.ok()) move.exchanged = forth;
+    if (stock.pages()[move.from].holder == 0) continue;
+    status = stock.exchange(move.from, move.to);
+    move.exchanged = status.ok();
     if (i % kBatch == kBatch - 1) {
       lock_.unlock();
       lock_.lock();
@@ -133,23 +168,24 @@ Status Spiller::Swap::run(bool to_host) {
   try {
     Copies copies(*s_.backend_, s_.state_.copy_streams, 0);
     status = copies.make_streams();
-    Gates gates(*s_.backend_, s_.state_.copy_streams.streams);
-    if (status.ok()) status = gates.close(s_.config_.spill_patience);
-    held = Clock::now();
-    if (status.ok() && to_host) status = copy(copies, true);
-    lock_.lock();
-    if (status.ok()) status = exchange(true);
-    if (!to_host) {
-      lock_.unlock();
-      const Status copied = copy(copies, false);
-      lock_.lock();
-      if (!copied.ok()) (void)exchange(false);
-      if (status.ok()) status = copied;
+    if (status.ok() && !to_host) status = lend_addresses();
+    Gates gates(*s_.backend_, s_.state_.copy_streams.streams, s_.config_.spill_patience);
+    bool opened = status.ok();  // by the opener: once more
+    while (opened) {
+      status = gates.close();
+      if (held == Clock::time_point()) held = Clock::now();
+      if (!status.ok()) break;
+      status = copy(gates, copies, to_host);
+      opened = status.code == Code::not_ready;
     }
+    lock_.lock();
+    if (status.ok()) status = exchange();
     lock_.unlock();
     gates.open();
+    take_addresses();
   } catch (const std::bad_alloc&) {
     status = {Code::out_of_memory, 0, "spill"};
+    take_addresses();
   }
   if (!lock_.owns_lock()) lock_.lock();
   const std::chrono::duration<double> took = Clock::now() - held;
@@ -178,6 +214,13 @@ bool Spiller::stays(Index i) const {
   return uses != nullptr && std::any_of(uses->begin(), uses->end(), foreign);
 }
 
+// The wish for the allocation counts before that for its tag.
+SpillWish Spiller::wish_of(Index i) const {
+  const auto found = wishes_.find(space().address_of(blocks()[i]));
+  if (found != wishes_.end()) return found->second;
+  return wish_ ? wish_(blocks()[i].tag) : SpillWish::none;
+}
+
 // The pages that may go; if `only` is given, those under this block.
 std::vector<SpillCandidate> Spiller::candidates(Index only) const {
   const Slab<Page>& pages = stock().pages();
@@ -194,7 +237,7 @@ std::vector<SpillCandidate> Spiller::candidates(Index only) const {
     const bool stay = stays(i);
     std::lock_guard guard(owner.lock);
     const bool live = block.is(BlockState::live);
-    const SpillWish wish = live && wish_ ? wish_(block.tag) : SpillWish::none;
+    const SpillWish wish = live ? wish_of(i) : SpillWish::none;
     const std::uint32_t age = static_cast<std::uint32_t>(owner.slow_serial + owner.hits) - block.serial;
     stock().each_page(block, [&](Index page, Units, Units) {
       if (stay || wish == SpillWish::never) fixed[page] = true;
@@ -203,6 +246,7 @@ std::vector<SpillCandidate> Spiller::candidates(Index only) const {
       const bool seen = std::exchange(candidate.page, page) != 0;
       candidate.age = seen ? std::min<std::uint64_t>(candidate.age, age) : age;
       candidate.first = wish == SpillWish::first && (!seen || candidate.first);
+      candidate.last = candidate.last || wish == SpillWish::last;
       candidate.block_bytes = std::max(candidate.block_bytes, bytes_of(block));
     });
   }
@@ -511,6 +555,11 @@ void Spiller::before(std::function<void(std::uint64_t)> hook) {
 void Spiller::steer(std::function<SpillWish(std::uint32_t)> wish) {
   std::unique_lock<std::mutex> lock;
   if (look(&lock)) wish_.swap(wish);
+}
+
+void Spiller::steer_allocations(std::unordered_map<Address, SpillWish> wishes) {
+  std::unique_lock<std::mutex> lock;
+  if (look(&lock)) wishes_.swap(wishes);
 }
 
 void Spiller::set_policy(SpillPolicy policy) {

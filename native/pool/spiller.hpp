@@ -2,22 +2,24 @@
 // Which pages go is decided by a SpillPolicy; what a page is and how it is exchanged is in
 // placement/page_stock.cpp.
 //
-// One swap, from the device to the host:
+// One swap, in either direction:
 //
-//   set the pages aside, get host pages         with the mutex
+//   set the pages aside, get pages on the other side      with the mutex
 //   close the gates, wait until all streams have arrived
-//   copy the contents to the host pages         on streams of the pool's own
-//   exchange the pages under the addresses      with the mutex
+//   copy the contents                                     on streams of the pool's own
+//   exchange the pages under the addresses                with the mutex
 //   open the gates
 //
-// A return exchanges first and copies then: a device page has no address of its own. The contents are
-// complete on one side at every moment, and any failure puts the page back that was there. Swaps take turns
+// Host pages have a second address for copies, and device pages get one for the time of a return. So the
+// contents are complete under the addresses of the program at every moment: a swap that fails, or whose gates
+// must be opened before the exchange, leaves everything as it was. Swaps take turns
 // with suspend, resume and close (Turn). The mutex is released while the host waits, copies or creates pages.
 // What a swap works on stays set aside meanwhile; a page whose blocks are freed in the middle becomes free at
 // the end.
 #pragma once
 
 #include <chrono>
+#include <unordered_map>
 
 #include "pool/copies.hpp"
 #include "pool/shares.hpp"
@@ -48,6 +50,8 @@ class Spiller : PoolPart {
   void before(std::function<void(std::uint64_t)> hook);
   // How tags wish to be treated; called under the mutex.
   void steer(std::function<SpillWish(std::uint32_t)> wish);
+  // How allocations wish to be treated, by address; replaces what was said before. They must be live.
+  void steer_allocations(std::unordered_map<Address, SpillWish> wishes);
   void set_policy(SpillPolicy policy);
   const SpillCounts& counts() const { return counts_; }
   // Bytes of the block that are on host pages; of its units from `from` up to `to` only. Under the mutex.
@@ -68,6 +72,7 @@ class Spiller : PoolPart {
   Status begin(const char* call, std::unique_lock<std::mutex>& lock) const;
   std::vector<SpillCandidate> candidates(Index only) const;
   bool stays(Index block) const;
+  SpillWish wish_of(Index block) const;
   Status to_host(const std::vector<SpillCandidate>& victims, const StreamState* taker,
                  std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
   Status to_device(const std::vector<Index>& pages, std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
@@ -84,6 +89,7 @@ class Spiller : PoolPart {
   StreamLives& lives_;
   const Shares& shares_;
   std::function<SpillWish(std::uint32_t)> wish_;
+  std::unordered_map<Address, SpillWish> wishes_;
   SpillPolicy policy_ = longest_untouched;
   std::function<void(std::uint64_t)> before_;
   SpillCounts counts_;

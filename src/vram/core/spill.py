@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from vram.core.ticker import every_second
 from vram.errors import VramError
 from vram.sizes import format_size
 
-__all__ = ["Spilled", "before_spill", "spillable", "spilled_of"]
+__all__ = ["Spilled", "before_spill", "on_shortage", "spillable", "spilled_of"]
 
 MOST_RETURNED: Final = 1 << 30
 """Bytes that return at a time: about 20 ms during which streams are held."""
@@ -28,6 +29,7 @@ BUS_SPEED: Final = "about 50 GB/s on a PCIe 5 bus"
 _log = logging.getLogger("vram")
 _spilling: dict[int, tuple[weakref.ref[Any], int]] = {}
 """The pools that have spilled, and how often they had when they were last looked at."""
+_shortage: list[Callable[[Any, int], None]] = []
 _lock = new_lock()
 _end: End | None = None  # guarded by the lock; None: no pool has spilled
 
@@ -58,8 +60,15 @@ def spilled_of(pool: Any) -> list[Spilled]:
     return sorted(found, key=lambda block: -block.bytes)
 
 
+def on_shortage(callback: Callable[[Any, int], None]) -> None:
+    """Call `callback(pool, needed)` whenever a pool is about to choose what moves to the host."""
+    _shortage.append(callback)
+
+
 def before_spill(pool: Any, needed: int) -> None:
     """The pool is about to move memory to the host because it needs `needed` bytes more than it has."""
+    for callback in tuple(_shortage):
+        callback(pool, needed)
     first, never = spill_wishes()
     if first or never:
         pool.steer_spill(first, never)

@@ -25,6 +25,7 @@ from vram.torch.companion import ALLOCATOR, load_companion, thrower
 from vram.torch.gpu import WITHOUT_GPU, require_cuda_build, require_gpu
 from vram.torch.inherit import inherit
 from vram.torch.patches import History, Patches, replacements
+from vram.torch.spill import steer_spilling
 from vram.torch.watch import Watch
 
 __all__ = ["install", "installed", "mem_pool", "resume", "suspend", "uninstall_patches", "watch"]
@@ -94,6 +95,8 @@ def install(**config: Any) -> None:
             _install(torch)
         elif config:
             get_memory_manager().configure(config)
+        if get_memory_manager()._pool_settings()["spill"]:
+            steer_spilling(torch)
         inherit(config)
 
 

@@ -1,0 +1,190 @@
+"""Run real jobs with less memory than they need, spilling the rest to the host; compare time and losses.
+
+    python benchmarks/jobs/spill.py [JOB…] [--limits 90,75,60] [--peer] [--json FILE]
+
+Needs PyTorch and a CUDA device with host pages. Each run is a process of its own. The first run of a job has
+no limit; its peak is what the job needs, and its losses are the reference. Algorithms are deterministic, so
+losses must be equal bit for bit. *Bound* is the step without a limit, and the time to move the missing memory
+to the host and back at 55 GB/s; *of bound* compares what the step took beyond that step with 1.5 times the
+latter. `--peer` runs `torch.autograd.graph.save_on_cpu(pin_memory=True)` over PyTorch's own allocator, under
+the same limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vram.bench.report import Column, Table, markdown
+
+JOBS = {
+    "gpt2": 24,
+    "llama": 16,
+    "llama_recorded": 10,
+    "resnet": 30,
+    "experts": 12,
+    "decode": 6,
+    "streams": 40,
+}
+"""Each job and its steps."""
+WARM_STEPS = 4
+"""Steps that find out how much is lacking, and create host memory."""
+BYTES_PER_SECOND = 55e9
+RESULT = "RESULT "
+
+
+def measure(name: str, how: str, limit: int, spill: str) -> None:
+    """Run one job in this process; the last line of output is the result."""
+    if how == "vram":
+        import vram.torch
+
+        vram.torch.install(**{"limit": limit or None, "spill": spill if spill != "0" else None})
+    import torch
+    from workloads import JOBS as WORKLOADS
+
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    torch.manual_seed(0)
+    if how != "vram" and limit:
+        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    steps = WORKLOADS[name][0](JOBS[name])
+    on_cpu = torch.autograd.graph.save_on_cpu(pin_memory=True)
+    seconds, losses, moved = [], [], []
+    with on_cpu if how == "save_on_cpu" else contextlib.nullcontext():
+        while True:
+            begun = time.perf_counter()
+            loss = next(steps, None)
+            if loss is None:
+                break
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begun)
+            losses.append(float(loss))
+            moved.append(_moved() if how == "vram" else 0)
+    result: dict[str, Any] = {
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+        "seconds": seconds,
+        "losses": losses,
+        "pages": moved,
+    }
+    if how == "vram":
+        stats = vram.get_memory_manager().pool("cuda:0").stats()
+        result["spill"] = {key: stats[key] for key in stats if key.startswith("spill.")}
+    print(RESULT + json.dumps(result), flush=True)
+
+
+def _moved() -> int:
+    import vram
+
+    stats = vram.get_memory_manager().pool("cuda:0").stats()
+    return int(stats["spill.moved_out_bytes"] + stats["spill.moved_back_bytes"])
+
+
+def run(name: str, how: str, limit: int = 0, spill: str = "0") -> dict[str, Any]:
+    """Run one job in a process of its own; on failure, the last line of its errors."""
+    environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    command = [sys.executable, __file__, "--one", name, how, str(limit), spill]
+    try:
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=240
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": "it took longer than 240 s"}
+    for line in ended.stdout.splitlines():
+        if line.startswith(RESULT):
+            return dict(json.loads(line.removeprefix(RESULT)))
+    lines = ended.stderr.strip().splitlines()
+    return {"failed": next((each for each in lines if "out of memory" in each), lines[-1] if lines else "?")}
+
+
+def row_of(reference: dict[str, Any], result: dict[str, Any], limit: int, share: str) -> dict[str, Any]:
+    """Compare a run under a limit with the one without."""
+    if "failed" in result:
+        return {"share": share, "completes": f"no: {result['failed'][:60]}"}
+    need = reference["reserved"]
+    pairs = list(zip(result["seconds"], reference["seconds"], strict=True))[WARM_STEPS:]
+    bound = 2 * max(0, need - limit) / BYTES_PER_SECOND if limit else 0.0
+    more = statistics.mean(ours - theirs for ours, theirs in pairs)
+    pages = result["pages"]
+    return {
+        "share": share,
+        "completes": "yes",
+        "same": "yes" if result["losses"] == reference["losses"] else "no",
+        "step_ms": 1e3 * statistics.mean(ours for ours, _ in pairs),
+        "plain_ms": 1e3 * statistics.mean(theirs for _, theirs in pairs),
+        "bound_ms": 1e3 * bound,
+        "of_bound": more / (1.5 * bound) if bound else None,
+        "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
+        "pages": (pages[-1] - pages[WARM_STEPS - 1]) // max(1, len(pages) - WARM_STEPS),
+        "reserved": result["reserved"],
+    }
+
+
+COLUMNS = (
+    Column("job", "job"),
+    Column("share", "memory"),
+    Column("completes", "completes"),
+    Column("same", "same losses"),
+    Column("plain_ms", "step without limit, ms", "ms"),
+    Column("step_ms", "step, ms", "ms"),
+    Column("ratio", "times", "exact ratio"),
+    Column("bound_ms", "moving what is lacking, ms", "ms"),
+    Column("of_bound", "of 1.5 × that", "exact ratio"),
+    Column("pages", "pages moved per step", "bytes"),
+    Column("reserved", "reserved", "bytes"),
+)
+
+
+def main() -> None:
+    """Run the jobs and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("jobs", nargs="*")
+    parser.add_argument("--limits", default="90,75,60", help="percents of what the job needs")
+    parser.add_argument("--spill", default="64GiB", help="host memory to use")
+    parser.add_argument("--peer", action="store_true", help="also run save_on_cpu")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        name, how, limit, spill = arguments.one
+        measure(name, how, int(limit), spill)
+        return
+    rows, results = [], {}
+    for name in arguments.jobs or JOBS:
+        reference = run(name, "vram")
+        if "failed" in reference:
+            rows.append({"job": name, "completes": f"no: {reference['failed'][:60]}"})
+            continue
+        runs = [("100 %, spill set", 0, "vram", arguments.spill)]
+        for percent in map(int, arguments.limits.split(",")):
+            limit = reference["reserved"] * percent // 100
+            runs.append((f"{percent} %", limit, "vram", arguments.spill))
+            if arguments.peer:
+                runs.append((f"{percent} %, save_on_cpu", limit, "save_on_cpu", "0"))
+        for share, limit, how, spill in runs:
+            result = run(name, how, limit, spill)
+            row = {"job": name, **row_of(reference, result, limit, share)}
+            rows.append(row)
+            results[f"{name} {share}"] = {**result, "limit": limit}
+            print(row, flush=True)
+        results[name] = reference
+        if arguments.json:
+            arguments.json.write_text(json.dumps(results))
+    print(markdown(asdict(Table("Jobs with less memory than they need", COLUMNS, rows, ""))))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

@@ -1,0 +1,354 @@
+"""Spilling under PyTorch: which tensors go to the host first, and saved activations that go ahead of time.
+
+The pool moves pages when the device is full (`vram.core.spill`); for each move it stops all streams. This
+module makes that rare, and chooses better. Parameters go last, because matrix products read them many times,
+and states of optimizers go first, because a step reads them once. After memory was short for the first time,
+the tensors that autograd saves for the backward pass are copied to pinned memory, the earliest first, while
+the device is nearly full. They return before the backward pass needs them, and the copies overlap with
+computation.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from vram.core.spill import on_shortage
+
+__all__ = ["steer_spilling"]
+
+LEAST_BYTES: Final = 1 << 20
+"""Smaller tensors stay on the device."""
+MOST_OF_STORAGE: Final = 4
+"""A view of a storage that is more than so many times as large stays on the device."""
+FIRST_MARGIN: Final = 1 / 16
+"""The share of the memory that is kept free before memory was short a second time."""
+READ_BYTES: Final = 32 << 20
+"""The pool's counters are read after so much was saved, at most."""
+MOST_ENTRIES: Final = 4096
+AHEAD_BYTES: Final = 256 << 20
+"""How much returns before it is needed: 5 ms of copying."""
+AHEAD_TENSORS: Final = 16
+"""Saved tensors that are used between the begin of a return and its use, at least."""
+
+
+@functools.cache
+def steer_spilling(torch: Any) -> None:
+    """Steer spilling in all pools that PyTorch uses, from now on."""
+    on_shortage(_Steering(torch).shortage)
+
+
+class _Steering:
+    """What PyTorch knows about memory when a pool is short of it."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._parameters: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._activations: dict[int, _Activations] = {}
+        self._scope: _Scope | None = None
+        modules = torch.nn.modules.module
+        modules.register_module_parameter_registration_hook(self._on_parameter)
+        torch.optim.optimizer.register_optimizer_step_post_hook(self._on_step)
+
+    def _on_parameter(self, _module: Any, _name: str, parameter: Any) -> None:
+        if parameter is not None:
+            self._parameters.add(parameter)
+
+    def _on_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._optimizers.add(optimizer)
+
+    def shortage(self, pool: Any, needed: int) -> None:
+        """Tell the pool which memory goes first and last; called before it chooses pages."""
+        index = _index_of(pool)
+        if index is None:
+            return
+        last = self.addresses(index)
+        first = {_address(tensor) for tensor in self._states() if _on_device(tensor, index)}
+        pool.steer_spill_allocations(list(first - last), list(last))
+        activations = self._activations.get(index)
+        if activations is not None:
+            activations.shortage(needed)
+            return
+        self._activations[index] = _Activations(self._torch, index, pool)
+        if self._scope is None:
+            self._scope = _Scope(self._torch, self._activations, self.addresses)
+
+    def _states(self) -> Iterator[Any]:
+        for optimizer in tuple(self._optimizers):
+            for state in tuple(optimizer.state.values()):
+                values = state.values() if isinstance(state, dict) else ()
+                yield from (value for value in tuple(values) if isinstance(value, self._torch.Tensor))
+
+    def addresses(self, index: int) -> set[int]:
+        """Return the addresses of all parameters on a device."""
+        return {_address(tensor) for tensor in tuple(self._parameters) if _on_device(tensor, index)}
+
+
+class _Scope:
+    """Lets the activations of a model's forward pass come to `_Activations`: from the outermost module on.
+
+    PyTorch's hooks for saved tensors are a stack for each thread, so they are pushed only where no others are
+    active, and popped when the module returns.
+    """
+
+    def __init__(
+        self, torch: Any, activations: dict[int, _Activations], parameters: Callable[[int], set[int]]
+    ) -> None:
+        self._torch = torch
+        self._autograd = torch._C._autograd
+        self._activations = activations
+        self._parameters = parameters
+        self._thread = threading.local()
+        modules = torch.nn.modules.module
+        modules.register_module_forward_pre_hook(self._enter)
+        modules.register_module_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, module: Any, _args: Any) -> None:
+        if getattr(self._thread, "module", None) is not None or not self._saves():
+            return
+        self._thread.module = module
+        for index, activations in tuple(self._activations.items()):
+            activations.fixed = self._parameters(index)
+        self._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
+
+    def _leave(self, module: Any, _args: Any, _output: Any) -> None:
+        if getattr(self._thread, "module", None) is module:
+            self._thread.module = None
+            self._autograd._pop_saved_tensors_default_hooks()
+
+    def _saves(self) -> bool:
+        torch = self._torch
+        return bool(
+            torch.is_grad_enabled()
+            and torch._C._current_graph_task_id() == -1  # not computed again by the backward pass
+            and not torch.compiler.is_compiling()
+            and self._autograd._top_saved_tensors_default_hooks(False) is None
+        )
+
+    def _pack(self, tensor: Any) -> Any:
+        if type(tensor) is not self._torch.Tensor or not tensor.is_cuda:
+            return tensor
+        activations = self._activations.get(tensor.get_device())
+        return tensor if activations is None else activations.pack(tensor)
+
+    @staticmethod
+    def _unpack(saved: Any) -> Any:
+        return saved.unpack() if isinstance(saved, _Saved) else saved
+
+
+class _Activations:
+    """The saved tensors of one device, in the order in which they were saved."""
+
+    def __init__(self, torch: Any, index: int, pool: Any) -> None:
+        self.torch = torch
+        self.device = torch.device("cuda", index)
+        self.to_host = torch.cuda.Stream(self.device)
+        self.to_device = torch.cuda.Stream(self.device)
+        self.fixed: set[int] = set()  # addresses of parameters
+        self.ahead = 0  # bytes that have returned and are not used yet
+        self.host_bytes = 0
+        self.saved = 0  # tensors
+        self._pool = weakref.ref(pool)
+        self._lock = threading.Lock()  # the backward pass runs in threads of its own
+        self._here: deque[weakref.ref[_Entry]] = deque()  # on the device, the earliest first
+        self._away: list[weakref.ref[_Entry]] = []  # on the host, the earliest first
+        self._known: dict[int, weakref.ref[_Entry]] = {}  # by address
+        self._margin = 0
+        self._unread = 0  # bytes saved since the pool's counters were read
+        self._next_read = 0
+
+    def shortage(self, needed: int) -> None:
+        """Keep more memory free from now on: pages had to move."""
+        self._margin += needed
+
+    # -- saving
+
+    def pack(self, tensor: Any) -> Any:
+        """Return what stands for a saved tensor until the backward pass needs it."""
+        storage = tensor.untyped_storage()
+        if not _worth(self.torch, tensor, storage.nbytes()) or storage.data_ptr() in self.fixed:
+            return tensor
+        with self._lock:
+            if self.saved == 0 or len(self._here) > MOST_ENTRIES:
+                self._forget()
+            entry = self._entry(storage)
+            self.saved += 1
+            self._unread += storage.nbytes()
+            if self._unread >= self._next_read:
+                self._make_room()
+        return _Saved(entry, tensor)
+
+    def _forget(self) -> None:
+        """Forget what no saved tensor uses anymore."""
+        self._here = deque(each for each in self._here if each() is not None)
+        self._away = [each for each in self._away if each() is not None]
+        self._known = {at: each for at, each in self._known.items() if each() is not None}
+
+    def _entry(self, storage: Any) -> _Entry:
+        """Return the entry of a storage; of one that has left, other parts may have changed since."""
+        reference = self._known.get(storage.data_ptr())
+        known = None if reference is None else reference()
+        if known is not None and known.storage is not None:
+            return known
+        made = _Entry(self, storage, self.torch.cuda.current_stream(self.device), self.saved)
+        self._known[storage.data_ptr()] = made.reference
+        self._here.append(made.reference)
+        return made
+
+    def _make_room(self) -> None:
+        """Let the earliest tensors leave while less than the margin is free."""
+        pool = self._pool()
+        if pool is None:
+            return
+        raw, config = pool.raw_stats(), pool.config()
+        capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
+        margin = self._margin + int(capacity * FIRST_MARGIN)
+        lacking = raw["bytes"]["current"] - raw["spilled_live"] + margin - capacity
+        while lacking > 0 and self._here:
+            entry = self._here.popleft()()
+            if entry is None or entry.storage is None:
+                continue
+            if self.host_bytes + entry.bytes > config["spill"]:
+                break
+            lacking -= entry.bytes
+            entry.leave()
+            self._away.append(entry.reference)
+        self._unread = 0
+        self._next_read = max(READ_BYTES, -lacking // 4)
+
+    # -- using
+
+    def used(self, index: int) -> None:
+        """Begin the next returns: the backward pass uses what was saved as number `index`."""
+        with self._lock:
+            while self._away:
+                entry = self._away[-1]()
+                if entry is not None and entry.fetched is None:
+                    if entry.index < index - AHEAD_TENSORS or self.ahead >= AHEAD_BYTES:
+                        return
+                    entry.fetch()
+                self._away.pop()
+
+
+class _Entry:
+    """One storage with saved tensors: on the device, on the host, or returned."""
+
+    def __init__(self, owner: _Activations, storage: Any, stream: Any, index: int) -> None:
+        self.reference: weakref.ref[_Entry] = weakref.ref(self)
+        self.storage = storage  # None: it has left
+        self.bytes: int = storage.nbytes()
+        self.index = index
+        self.left: Any = None  # the event behind the copy to the host
+        self.fetched: Any = None  # the storage that it has returned to
+        self._arrived: Any = None
+        self._used = False
+        self._host: Any = None
+        self.owner = owner
+        self._stream = stream
+
+    def leave(self) -> None:
+        """Copy it to the host and drop it."""
+        self.owner.host_bytes += self.bytes
+        torch, stream = self.owner.torch, self.owner.to_host
+        flat = _flat(torch, self.storage)
+        self._host = torch.empty(self.bytes, dtype=torch.uint8, pin_memory=True)
+        stream.wait_stream(self._stream)
+        with torch.no_grad(), torch.cuda.stream(stream):
+            self._host.copy_(flat, non_blocking=True)
+        self.left = stream.record_event()
+        flat.record_stream(stream)
+        self.storage = None
+
+    def fetch(self) -> None:
+        """Begin to copy it back, into memory of the current stream."""
+        torch, stream = self.owner.torch, self.owner.to_device
+        flat = torch.empty(self.bytes, dtype=torch.uint8, device=self.owner.device)
+        stream.wait_stream(torch.cuda.current_stream(self.owner.device))
+        stream.wait_event(self.left)
+        with torch.no_grad(), torch.cuda.stream(stream):
+            flat.copy_(self._host, non_blocking=True)
+        flat.record_stream(stream)
+        self._arrived = stream.record_event()
+        self.owner.ahead += self.bytes
+        self.fetched = flat.untyped_storage()
+
+    def use(self) -> Any:
+        """Return the storage, usable on the current stream."""
+        self.owner.used(self.index)
+        if self.storage is not None:
+            return self.storage
+        if self.fetched is None:
+            self.fetch()
+        self.owner.torch.cuda.current_stream(self.owner.device).wait_event(self._arrived)
+        self._note_use()
+        return self.fetched
+
+    def _note_use(self) -> None:
+        if self.fetched is not None and not self._used:
+            self._used = True
+            self.owner.ahead -= self.bytes
+
+    def __del__(self) -> None:
+        self._note_use()
+        if self._host is not None:
+            self.owner.host_bytes -= self.bytes
+
+
+class _Saved:
+    """Stands for one saved tensor: a view of an entry's storage."""
+
+    __slots__ = ("_dtype", "_entry", "_view")
+
+    def __init__(self, entry: _Entry, tensor: Any) -> None:
+        self._entry = entry
+        self._dtype = tensor.dtype
+        self._view = (tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def unpack(self) -> Any:
+        """Return the tensor."""
+        entry = self._entry
+        storage = entry.use()
+        empty = entry.owner.torch.empty(0, dtype=self._dtype, device=storage.device)
+        return empty.set_(storage, *self._view)
+
+    def __del__(self) -> None:
+        self._entry.owner.saved -= 1
+
+
+# ---- tensors ----------------------------------------------------------------------------------------------
+
+
+def _worth(torch: Any, tensor: Any, storage_bytes: int) -> bool:
+    """Return whether a saved tensor may leave: a large one, and not a small part of something larger."""
+    if storage_bytes < LEAST_BYTES or tensor.layout is not torch.strided:
+        return False
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    return bool(storage_bytes <= MOST_OF_STORAGE * tensor.numel() * tensor.element_size())
+
+
+def _flat(torch: Any, storage: Any) -> Any:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _on_device(tensor: Any, index: int) -> bool:
+    return bool(
+        tensor.is_cuda and tensor.get_device() == index and type(tensor).__module__.startswith("torch")
+    )
+
+
+def _address(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (NotImplementedError, RuntimeError):  # it has no storage of its own
+        return 0
+
+
+def _index_of(pool: Any) -> int | None:
+    kind, _, index = pool.device.name.partition(":")
+    return int(index) if kind == "cuda" else None
