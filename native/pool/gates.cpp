@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kFirstWait = 0.02;
 // Queueing takes microseconds, unless it waits for a call of another thread.
-constexpr double kQueueSeconds = 0.1;
+constexpr double kQueueSeconds = 0.02;
 
 }  // namespace
 

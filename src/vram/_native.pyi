@@ -373,6 +373,16 @@ class Buffer:
 
     def __repr__(self) -> str: ...
 
+    def __buffer__(self, flags, /):
+        """
+        Return a buffer object that exposes the underlying memory of the object.
+        """
+
+    def __release_buffer__(self, buffer, /):
+        """
+        Release the buffer object that exposes the underlying memory of the object.
+        """
+
     def __len__(self) -> int: ...
 
     def free(self) -> None:
@@ -548,6 +558,11 @@ class PoolCore:
 
     def steer_spill(self, first: Sequence[str], never: Sequence[str], /) -> None:
         """Names of tags whose memory goes to the host first, or never."""
+
+    def steer_spill_allocations(self, first: Sequence[int], last: Sequence[int], /) -> None:
+        """
+        Addresses of allocations that go to the host first, or last. Replaces what was said before.
+        """
 
     def spill_block(self, ptr: int, /) -> int:
         """Move an allocation to host memory. Return the bytes that moved."""

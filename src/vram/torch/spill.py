@@ -11,6 +11,7 @@ computation.
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 import weakref
 from collections import deque
@@ -53,7 +54,8 @@ class _Steering:
         self._scope: _Scope | None = None
         modules = torch.nn.modules.module
         modules.register_module_parameter_registration_hook(self._on_parameter)
-        torch.optim.optimizer.register_optimizer_step_post_hook(self._on_step)
+        optimizers = importlib.import_module("torch.optim.optimizer")
+        optimizers.register_optimizer_step_post_hook(self._on_step)
 
     def _on_parameter(self, _module: Any, _name: str, parameter: Any) -> None:
         if parameter is not None:
