@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -300,6 +302,18 @@ def test_recordings_have_the_moves(pool: Pool, tmp_path: Path) -> None:
     # A user's own event is no move.
     nothing = array("I", [0] * trace.events)
     assert find_moves(replace(trace, stack=nothing)) == []
+
+
+def test_the_summary_of_a_recording_has_the_moves(pool: Pool, tmp_path: Path, vram_command: Any) -> None:
+    file = tmp_path / "run.vtrace"
+    with vram.record(pool, file):
+        buffer = pool.allocate(BLOCK, tag="moved")
+        buffer.spill()
+    code, out, _ = vram_command("summary", str(file))
+    assert code == 0
+    assert "Spilled, memory tagged 'moved': 4 MiB moved to host memory, 0 B back." in out
+    code, out, _ = vram_command("summary", str(file), "--json")
+    assert json.loads(out)["spilled"] == {"moved": {"out": BLOCK, "back": 0}}
 
 
 def test_the_journal_has_the_moves(device: Device) -> None:
