@@ -161,6 +161,8 @@ bool ModelBackend::begin(Call call, Lock* lock, Status* status) {
 void ModelBackend::charge(Call call, double us) {
   driver_us_ += us;
   if (call <= kUnmap) memory_us_ += us;
+  if (gates_.size() > 0) held_us_ += us;
+  if (call == kHostPageCreate) host_page_us_ += us;
 }
 
 bool ModelBackend::fail(std::string_view name, std::uint64_t nth, Status status) {
@@ -684,6 +686,7 @@ Status ModelBackend::enqueue_work(Call call, StreamHandle stream, Operation oper
       return {Code::invalid, 0, kCallNames[call]};
   }
   operation.id = next_own_id_++;
+  hold_for_copy(operation);
   enqueue(stream, std::move(operation));
   if (lag_us_ == 0) move_clock(now_us(), lock);  // it completes immediately
   return kOk;

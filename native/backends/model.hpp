@@ -292,6 +292,10 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   std::uint64_t memory_calls();
   double driver_us();
   double memory_us();
+  // How long swaps held the streams: what the driver cost while gates were closed, and the copies between
+  // device and host pages.
+  double held_us();
+  double host_page_us();       // what creating host pages cost
   std::uint64_t host_waits();  // synchronize calls that had to wait
   double host_wait_us();
   // Number of calls of release while work was queued, regardless of its owner.
@@ -462,6 +466,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
 
   bool arrived(const Gate& gate) const;
   bool await_gates(Lock& lock);
+  void hold_for_copy(const Operation& operation);
   std::uint64_t* cell(Address address);
   void leave_stamps(const Operation& operation);
   bool is_for_copies(Address address) const {
@@ -545,6 +550,8 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   std::uint64_t memory_calls_ = 0;
   double driver_us_ = 0;
   double memory_us_ = 0;
+  double held_us_ = 0;
+  double host_page_us_ = 0;
   std::uint64_t host_waits_ = 0;
   double host_wait_us_ = 0;
   std::uint64_t busy_releases_ = 0;

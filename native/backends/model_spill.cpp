@@ -125,6 +125,23 @@ std::vector<StreamHandle> ModelBackend::held_streams() {
   return held;
 }
 
+void ModelBackend::hold_for_copy(const Operation& operation) {
+  const bool moves =
+      is_for_copies(operation.touches[0].address) != is_for_copies(operation.touches[1].address);
+  if (operation.copies && moves && gates_.size() > 0)
+    held_us_ += prices::host_page_copy(operation.touches[0].bytes);
+}
+
+double ModelBackend::held_us() {
+  const Lock lock = hold();
+  return held_us_;
+}
+
+double ModelBackend::host_page_us() {
+  const Lock lock = hold();
+  return host_page_us_;
+}
+
 // ---- what is where ----------------------------------------------------------------------------------
 
 ModelBackend::Location ModelBackend::location(Address address) {

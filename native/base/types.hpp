@@ -211,6 +211,7 @@ struct Page {
   bool suspended = false;
   bool host = false;
   bool moving = false;  // suspended while its contents move; freeing its blocks leaves it so
+  bool parked = false;  // of a spilled page: it does not return by itself
   Address copies = 0;   // of a host page: see Backend::host_page_create
   bool free() const { return holder == 0 && !suspended && !host; }
   bool spilled() const { return host && holder != 0; }

@@ -755,6 +755,25 @@ PyObject* prefetch_block(PyObject* object, PyObject* address) {
   return move_block(object, address, &Pool::prefetch, "prefetch an allocation");
 }
 
+// Moves all allocations with a tag, or all; returns the bytes that moved.
+PyObject* move_tag(PyObject* object, PyObject* tag, Status (Pool::*move)(const Pool::Wanted&, std::uint64_t*),
+                   const char* what) {
+  const std::shared_ptr<Pool> pool = own_pool(object);
+  if (pool == nullptr) return raise({Code::unsupported, 0, what}, what);
+  Pool::Wanted wanted;
+  if (!wanted_from(self_of(object), tag, &wanted)) return nullptr;
+  std::uint64_t moved = 0;
+  const Status status = waiting([&] { return ((*pool).*move)(wanted, &moved); });
+  if (!status.ok()) return raise(status, what);
+  return PyLong_FromUnsignedLongLong(moved);
+}
+PyObject* park_blocks(PyObject* object, PyObject* tag) {
+  return move_tag(object, tag, &Pool::park, "move allocations to host memory");
+}
+PyObject* unpark_blocks(PyObject* object, PyObject* tag) {
+  return move_tag(object, tag, &Pool::unpark, "move allocations back to the device");
+}
+
 // bring_back(most): returns the bytes that returned to the device.
 PyObject* bring_back(PyObject* object, PyObject* argument) {
   std::uint64_t most = 0, returned = 0;
@@ -960,6 +979,7 @@ nb::dict stats_dict(const PoolStats& stats) {
   dict["host"] = stats.host;
   dict["spilled"] = stats.spilled;
   dict["spilled_live"] = stats.spilled_live;
+  dict["parked"] = stats.parked;
   nb::dict spill;
   spill["spills"] = stats.spill.spills;
   spill["returns"] = stats.spill.returns;
@@ -1060,6 +1080,7 @@ struct Holding {
   std::uint64_t blocks = 0;
   std::uint64_t bytes = 0;
   std::uint64_t requested = 0;
+  std::uint64_t spilled = 0;
 };
 
 // Live blocks by label. It creates an object per label, not per block, so that a pool with millions of blocks
@@ -1075,6 +1096,7 @@ PyObject* raw_holders(PyObject* object, PyObject*) {
         ++holding.blocks;
         holding.bytes += block.bytes;
         holding.requested += block.requested;
+        holding.spilled += block.spilled;
       }
   });
   if (!status.ok()) return raise(status, "read the blocks of the pool");
@@ -1082,7 +1104,7 @@ PyObject* raw_holders(PyObject* object, PyObject*) {
     nb::list list;
     for (const auto& [label, held] : holdings)
       list.append(nb::make_tuple(tag_object(self, label), stack_object(label), held.blocks, held.bytes,
-                                 held.requested));
+                                 held.requested, held.spilled));
     return list;
   });
 }
@@ -1321,6 +1343,11 @@ PyMethodDef methods[] = {
      "spill_block(ptr, /)\n--\n\nMove an allocation to host memory. Return the bytes that moved."},
     {"prefetch_block", prefetch_block, METH_O,
      "prefetch_block(ptr, /)\n--\n\nMove an allocation back to the device. Return the bytes that moved."},
+    {"park_blocks", park_blocks, METH_O,
+     "park_blocks(tag, /)\n--\n\nMove allocations to host memory, where they stay. Return the bytes that "
+     "moved."},
+    {"unpark_blocks", unpark_blocks, METH_O,
+     "unpark_blocks(tag, /)\n--\n\nMove parked allocations back to the device. Return the bytes that moved."},
     {"bring_back", bring_back, METH_O,
      "bring_back(most, /)\n--\n\nMove at most so many bytes back to the device while enough of it is free. "
      "Return the bytes that moved."},
@@ -1350,7 +1377,8 @@ PyMethodDef methods[] = {
     {"raw_stats", raw_stats, METH_NOARGS, "raw_stats()\n--\n\nReturn all counters."},
     {"raw_snapshot", raw_snapshot, METH_NOARGS, "raw_snapshot()\n--\n\nReturn all segments and blocks."},
     {"raw_holders", raw_holders, METH_NOARGS,
-     "raw_holders()\n--\n\nLive blocks by tag and stack: (tag, stack, blocks, bytes, requested) each."},
+     "raw_holders()\n--\n\nLive blocks by tag and stack: (tag, stack, blocks, bytes, requested, "
+     "spilled) each."},
     {"journal_start", journal_start, METH_O,
      "journal_start(entries, /)\n--\n\nKeep this many events for each stream; 0 turns the journal off."},
     {"info", info, METH_O, "info(ptr, /)\n--\n\nReturn what is known about a live allocation."},

@@ -28,6 +28,7 @@ enum class TraceAction : std::uint8_t {
   segment_map = 5,
   segment_unmap = 6,
   oom = 8,
+  user_defined = 9,
 };
 
 TraceAction trace_action(Action action) {
@@ -43,6 +44,9 @@ TraceAction trace_action(Action action) {
       return TraceAction::segment_map;
     case Action::shrink:
       return TraceAction::segment_unmap;
+    case Action::spilled:
+    case Action::returned:
+      return TraceAction::user_defined;
     default:
       return TraceAction::oom;
   }
@@ -186,9 +190,18 @@ class EventReader {
     return (static_cast<std::int64_t>(entry.time_ns) - static_cast<std::int64_t>(start_ns_)) / 1000;
   }
 
+  static bool is_move(const JournalEntry& entry) {
+    return entry.action == Action::spilled || entry.action == Action::returned;
+  }
+  // Moves are events of the user's kind, which every reader knows. Their stack says what they are.
+  std::uint32_t move_stack(const JournalEntry& entry) const {
+    return entry.action == Action::spilled ? spill_stack_ : return_stack_;
+  }
+
   // Numbers every new stream and label; returns the number of rows to come.
   std::size_t learn() {
     std::size_t rows = 0;
+    bool moved = false;
     std::vector<StreamHandle> streams;
     std::vector<std::uint32_t> labels;
     {
@@ -197,7 +210,12 @@ class EventReader {
         rows += entry.action == Action::mark ? 0 : entry.action == Action::free ? 2 : 1;
         if (streams_.add(entry.stream)) streams.push_back(entry.stream);
         if (labels_.add(entry.tag)) labels.push_back(entry.tag);
+        moved = moved || is_move(entry);
       }
+    }
+    if (moved && spill_stack_ == 0) {
+      spill_stack_ = nb::cast<std::uint32_t>(tables_.attr("move")(false));
+      return_stack_ = nb::cast<std::uint32_t>(tables_.attr("move")(true));
     }
     for (const StreamHandle stream : streams)
       streams_[stream] = nb::cast<std::uint32_t>(tables_.attr("stream")(stream));
@@ -242,7 +260,7 @@ class EventReader {
         address[row] = entry.address;
         size[row] = std::min(entry.bytes, kMostBytes);
         time_us[row] = last_us_;
-        stack[row] = asked ? numbers.stack : 0;
+        stack[row] = asked ? numbers.stack : is_move(entry) ? move_stack(entry) : 0;
         tag[row] = numbers.tag;
         code = TraceAction::free_completed;
       }
@@ -254,6 +272,8 @@ class EventReader {
   std::shared_ptr<Allocator> core_;
   const std::uint64_t start_ns_;
   std::int64_t last_us_ = -1;
+  std::uint32_t spill_stack_ = 0;  // 0: not known yet
+  std::uint32_t return_stack_ = 0;
   std::uint64_t dropped_ = 0;
   std::vector<JournalEntry> entries_;
   Columns columns_;

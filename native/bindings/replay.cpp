@@ -97,7 +97,8 @@ std::unique_ptr<Policy> make_policy(const std::string& name, const nb::dict& con
 // ---- the object ----------------------------------------------------------------------------------------
 
 void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::handle stream,
-         nb::handle time_us, nb::handle event, nb::handle completed, nb::handle emptied, nb::handle ask) {
+         nb::handle time_us, nb::handle event, nb::handle completed, nb::handle emptied, nb::handle begun,
+         nb::handle ask) {
   const Column<std::uint8_t> ops(op, "op");
   const Column<std::uint32_t> ids(id, "id");
   const Column<std::uint64_t> sizes(size, "size");
@@ -106,12 +107,14 @@ void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::
   const Column<std::int64_t> events(event, "event");
   const Column<std::int64_t> ends(completed, "completed");
   const Column<std::int64_t> trims(emptied, "emptied");
+  const Column<std::int64_t> steps(begun, "steps");
   const std::size_t rows = ops.size();
   for (std::size_t length :
        {ids.size(), sizes.size(), streams.size(), times.size(), events.size(), ends.size()})
     if (length != rows) throw nb::value_error("columns differ in length");
-  const ReplayProgram program{rows,         ops.data(),    ids.data(),  sizes.data(), streams.data(),
-                              times.data(), events.data(), ends.data(), trims.size(), trims.data()};
+  const ReplayProgram program{rows,           ops.data(),   ids.data(),    sizes.data(),
+                              streams.data(), times.data(), events.data(), ends.data(),
+                              trims.size(),   trims.data(), steps.size(),  steps.data()};
   // Tables are as long as the largest number: numbers must be dense.
   const std::size_t seen = replayer.result().rows + rows;
   for (std::size_t row = 0; row < rows; ++row)
@@ -119,6 +122,20 @@ void run(Replayer& replayer, nb::handle op, nb::handle id, nb::handle size, nb::
       throw nb::value_error("an id or stream is out of range");
   const nb::gil_scoped_release release;
   replayer.run(program, Interrupts(ask));
+}
+
+nb::dict traffic(const SpillTraffic& spill) {
+  nb::dict dict;
+  dict["moved_out"] = spill.moved_out;
+  dict["moved_back"] = spill.moved_back;
+  dict["read"] = spill.read;
+  dict["swaps"] = spill.swaps;
+  dict["returns"] = spill.returns;
+  dict["peak"] = spill.peak;
+  dict["held_us"] = spill.held_us;
+  dict["read_us"] = spill.read_us;
+  dict["created_us"] = spill.created_us;
+  return dict;
 }
 
 nb::dict result(const Replayer& replayer) {
@@ -129,6 +146,7 @@ nb::dict result(const Replayer& replayer) {
   dict["driver_calls"] = result.usage.driver_calls;
   dict["driver_us"] = result.usage.driver_us;
   dict["retries"] = result.usage.retries;
+  dict["spill"] = traffic(result.usage.spill);
   dict["seconds"] = result.seconds;
   dict["rows"] = result.rows;
   dict["oom"] = nb::none();
@@ -141,6 +159,12 @@ nb::dict result(const Replayer& replayer) {
     dict["oom"] = failure;
   }
   return dict;
+}
+
+nb::list spill_steps(const Replayer& replayer) {
+  nb::list steps;
+  for (const SpillTraffic& step : replayer.policy().spill_steps()) steps.append(traffic(step));
+  return steps;
 }
 
 std::string broken(const Replayer& replayer) {
@@ -162,10 +186,12 @@ void bind_replay(nb::module_& module) {
           nb::arg("policy"), nb::arg("conf"), nb::arg("capacity"), nb::arg("lag_us"), nb::arg("segment_size"),
           nb::arg("segment_address"), nb::arg("keep_sizes") = false)
       .def("run", run, nb::arg("op"), nb::arg("id"), nb::arg("size"), nb::arg("stream"), nb::arg("time_us"),
-           nb::arg("event"), nb::arg("completed"), nb::arg("emptied"), nb::arg("ask") = nb::none(),
+           nb::arg("event"), nb::arg("completed"), nb::arg("emptied"), nb::arg("steps"),
+           nb::arg("ask") = nb::none(),
            "Run the rows. `ask` is called every 50 ms and can end the replay by raising, like Ctrl-C.")
       .def("result", result)
       .def("segment_sizes", [](const Replayer& self) { return self.policy().segment_sizes(); })
+      .def("spill_steps", spill_steps, "What spilling had done when each step began, and at the end.")
       .def("broken", broken, "Return the first violated invariant of the policy, or an empty string.");
 }
 

@@ -91,6 +91,14 @@ vram._native.PoolCore.prefetch_block$:
     def prefetch_block(self, ptr: int, /) -> int:
         \doc
 
+vram._native.PoolCore.park_blocks$:
+    def park_blocks(self, tag: str | None, /) -> int:
+        \doc
+
+vram._native.PoolCore.unpark_blocks$:
+    def unpark_blocks(self, tag: str | None, /) -> int:
+        \doc
+
 vram._native.PoolCore.bring_back$:
     def bring_back(self, most: int, /) -> int:
         \doc
@@ -144,7 +152,7 @@ vram._native.PoolCore.raw_snapshot$:
         \doc
 
 vram._native.PoolCore.raw_holders$:
-    def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int]]:
+    def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int, int]]:
         \doc
 
 vram._native.PoolCore.journal_start$:
@@ -358,6 +366,10 @@ vram._native.Replayer.__init__$:
 
 vram._native.Replayer.result$:
     def result(self) -> dict[str, Any]: ...
+
+vram._native.Replayer.spill_steps$:
+    def spill_steps(self) -> list[dict[str, Any]]:
+        \doc
 
 vram._native.plan$:
     def plan(lower: Any, upper: Any, size: Any, align: int, capacity: int, time_limit: float, seed: int) -> dict[str, Any]:

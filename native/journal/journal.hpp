@@ -20,7 +20,9 @@ enum class Action : std::uint8_t {
   grow,           // memory came from the driver
   shrink,         // memory went back to the driver
   out_of_memory,
-  mark,  // the program marked a point in the recording; `bytes` is the mark's number
+  mark,      // the program marked a point in the recording; `bytes` is the mark's number
+  spilled,   // `bytes` of a live block moved to host memory …
+  returned,  // … and back
 };
 
 // One event, of fixed size.

@@ -163,6 +163,7 @@ class PageStock {
   // `from` is still there, unless the driver refuses that, too, several times; then it stays set aside. pre:
   // both are set aside and equally long, `to` is not held, and no work uses these addresses.
   Status exchange(Index from, Index to);
+  void set_parked(Index page, bool parked) { pages_[page].parked = parked; }
   std::uint64_t host_bytes() const { return host_bytes_; }
   std::uint64_t spilled_bytes() const { return spilled_bytes_; }
 

@@ -134,6 +134,7 @@ struct PoolStats {
   std::uint64_t host = 0;              // host pages, spare ones included; not in `reserved`
   std::uint64_t spilled = 0;           // of these, pages under blocks
   std::uint64_t spilled_live = 0;      // of `live` and `pending`, what is on them
+  std::uint64_t parked = 0;            // of `spilled`, pages that do not return by themselves
   SpillCounts spill;                   // what was moved so far
   bool paged = false;
   std::vector<StreamStats> streams;

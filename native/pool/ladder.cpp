@@ -342,7 +342,9 @@ Index Ladder::serve_spill(Climb& climb) {
   (void)fences_.poll(*climb.stream);
   const std::uint64_t lacking = placement_.lacking(climb.want, climb.stream->passed, climb.place());
   // The pool may still reserve a part of it; if the driver has none, all of it must come from the pool.
-  const std::uint64_t within = config_.limit == 0 ? 0 : std::min(lacking, budget());
+  std::uint64_t unused = 0, total = 0;
+  if (!backend_->memory_info(&unused, &total).ok()) unused = 0;
+  const std::uint64_t within = std::min({lacking, budget(), unused / kSlotBytes * kSlotBytes});
   for (const std::uint64_t reserve : {within, std::uint64_t{0}}) {
     const std::uint64_t bytes = std::max(kSlotBytes, lacking - reserve);
     const Status status = spiller_.make_room(bytes, *climb.stream, *climb.lock);

@@ -118,8 +118,9 @@ class Pool final : public Allocator {
   bool any_suspended() const override { return state_.suspended_blocks.load(std::memory_order_relaxed) != 0; }
   bool suspended(Address address) const override { return report_.suspended(address); }
 
-  // ---- spilling to host memory (spiller.cpp) -----------------------------------------------------------
-  // Returns pages from the host while enough device memory is free; bounded.
+  // ---- spilling to host memory (spiller.cpp, spill_tags.cpp)
+  // ----------------------------------------------------------- Returns pages from the host while enough
+  // device memory is free; bounded.
   Status bring_back(std::uint64_t most, std::uint64_t* returned) {
     return spiller_.bring_back(most, returned);
   }
@@ -129,6 +130,9 @@ class Pool final : public Allocator {
   Status prefetch(Address address, std::uint64_t* moved) { return spiller_.prefetch(address, moved); }
   // Bytes of that allocation that are on the host.
   Status spilled(Address address, std::uint64_t* bytes) const { return spiller_.spilled(address, bytes); }
+  // What suspends allocations and leaves them usable; returns when it is done.
+  Status park(const Wanted& wanted, std::uint64_t* moved) { return spiller_.park(wanted, moved); }
+  Status unpark(const Wanted& wanted, std::uint64_t* moved) { return spiller_.unpark(wanted, moved); }
   void before_spill(std::function<void(std::uint64_t)> hook) { spiller_.before(std::move(hook)); }
   void steer_spill(std::function<SpillWish(std::uint32_t)> wish) { spiller_.steer(std::move(wish)); }
   void steer_spill(std::unordered_map<Address, SpillWish> wishes) {

@@ -119,6 +119,7 @@ PoolStats Report::stats() const {
   stats.host = stock().host_bytes();
   stats.spilled = stock().spilled_bytes();
   stats.spilled_live = spilled_live();
+  stats.parked = spiller_.parked_bytes();
   stats.spill = spiller_.counts();
   const std::uint64_t used =
       stats.live + stats.cached + accounts_.pending().current - stats.suspended_live - stats.spilled_live;

@@ -368,7 +368,9 @@ Status Spiller::to_host(const std::vector<SpillCandidate>& victims, const Stream
     for (std::size_t i = 0; i < victims.size() && status.ok(); ++i) {
       Index host = 0;
       status = get_host_page(stock().pages()[victims[i].page].size, lock, &host);
-      if (status.ok()) swap.pair(i, host);
+      if (!status.ok()) break;
+      stock().set_parked(host, false);
+      swap.pair(i, host);
     }
     if (status.ok()) status = swap.run(true);
     for (const Move& move : swap.moves()) {
@@ -377,6 +379,7 @@ Status Spiller::to_host(const std::vector<SpillCandidate>& victims, const Stream
       exchanged.push_back(move.from);
       if (stock().pages()[move.to].holder != 0) mark_blocks(move.to);
     }
+    note_moves(swap.moves(), Action::spilled);
   }
   for (const Index page : exchanged)
     if (taker != nullptr && stock().pages()[page].free()) stock().transfer(page, taker->number, 0);
@@ -482,6 +485,7 @@ Status Spiller::to_device(const std::vector<Index>& which, std::unique_lock<std:
       *moved += move.bytes;
       if (stock().pages()[move.to].holder != 0) unmark_blocks(move.to);
     }
+    note_moves(swap.moves(), Action::returned);
   }
   if (*moved != 0) ++counts_.returns;
   counts_.returned_bytes += *moved;
@@ -504,6 +508,7 @@ Status Spiller::bring_back(std::uint64_t most, std::uint64_t* returned) {
   const std::uint64_t there = room();
   std::uint64_t left = std::min(most, there - std::min(there, margin));
   std::vector<Index> pages = spilled_pages(0);
+  std::erase_if(pages, [&](Index page) { return stock().pages()[page].parked; });
   std::size_t count = 0;
   for (; count < pages.size() && stock().pages()[pages[count]].bytes() <= left; ++count)
     left -= stock().pages()[pages[count]].bytes();

@@ -30,6 +30,9 @@ namespace vram {
 
 class Spiller : PoolPart {
  public:
+  // Which allocations, by their tags; an empty one means all.
+  using Wanted = std::function<bool(std::uint32_t)>;
+
   Spiller(PoolState& state, EventLog& log, Caches& caches, Pending& pending, StreamLives& lives,
           const Shares& shares)
       : PoolPart(state), log_(log), caches_(caches), pending_(pending), lives_(lives), shares_(shares) {}
@@ -45,6 +48,10 @@ class Spiller : PoolPart {
   // out_of_memory: there is not enough memory on the other side for all of them.
   Status spill(Address address, std::uint64_t* moved);
   Status prefetch(Address address, std::uint64_t* moved);
+  // The same for all pages whose live blocks have wanted tags only (spill_tags.cpp). They stay on the host
+  // until unpark() or prefetch(). On failure nothing moves to the host; to the device, what fits moves.
+  Status park(const Wanted& wanted, std::uint64_t* moved);
+  Status unpark(const Wanted& wanted, std::uint64_t* moved);
 
   // Called with the bytes that are needed before pages are chosen, with no lock held.
   void before(std::function<void(std::uint64_t)> hook);
@@ -54,6 +61,7 @@ class Spiller : PoolPart {
   void steer_allocations(std::unordered_map<Address, SpillWish> wishes);
   void set_policy(SpillPolicy policy);
   const SpillCounts& counts() const { return counts_; }
+  std::uint64_t parked_bytes() const;  // under the mutex
   // Bytes of the block that are on host pages; of its units from `from` up to `to` only. Under the mutex.
   std::uint64_t spilled_bytes(const Block& block, Units from = 0, Units to = ~Units{0}) const;
   // Of the allocation that contains the address.
@@ -80,6 +88,8 @@ class Spiller : PoolPart {
   Status get_device_page(int size, StreamNumber stream, Index* out);
   void mark_blocks(Index page);
   void unmark_blocks(Index page);
+  void note_moves(const std::vector<Move>& moves, Action action);
+  std::vector<bool> pages_of(const Wanted& wanted, bool others) const;
   std::vector<Index> spilled_pages(Index only) const;
   std::uint64_t room() const;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <thread>
 
@@ -17,6 +18,7 @@ class TurnMutex {
  private:
   std::mutex mutex_;
   std::atomic<std::thread::id> whose_{};
+  std::atomic<int> requests_ = 0;  // that ask for the turn
 };
 
 // Not ours(): this thread has the turn already, in a callback of such an operation, and would wait for
@@ -25,13 +27,17 @@ class Turn {
  public:
   explicit Turn(TurnMutex& turn) : turn_(turn), ours_(turn.whose_.load() != std::this_thread::get_id()) {
     if (!ours_) return;
+    step_back();
     turn_.mutex_.lock();
     turn_.whose_ = std::this_thread::get_id();
   }
   // For a request: the operation in progress may wait for a stream whose work makes this request.
   Turn(TurnMutex& turn, double seconds)
-      : turn_(turn),
-        ours_(turn.whose_.load() != std::this_thread::get_id() && lock_within(turn.mutex_, seconds)) {
+      : turn_(turn), ours_(turn.whose_.load() != std::this_thread::get_id()) {
+    if (!ours_) return;
+    ++turn_.requests_;
+    ours_ = lock_within(turn_.mutex_, seconds);
+    --turn_.requests_;
     if (ours_) turn_.whose_ = std::this_thread::get_id();
   }
   ~Turn() {
@@ -44,6 +50,14 @@ class Turn {
   bool ours() const { return ours_; }
 
  private:
+  // Requests ask again and again. Without a pause for them, a thread that takes one turn after the other
+  // would keep them out until their time is over.
+  void step_back() const {
+    constexpr int kMostPauses = 20;
+    constexpr std::chrono::microseconds kPause{50};
+    for (int i = 0; i < kMostPauses && turn_.requests_ > 0; ++i) std::this_thread::sleep_for(kPause);
+  }
+
   TurnMutex& turn_;
   bool ours_;
 };

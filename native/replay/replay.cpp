@@ -15,9 +15,11 @@ constexpr std::size_t kRowsBetweenPolls = 1024;
 void Replayer::run(const ReplayProgram& program, const std::function<void()>& poll) {
   const auto start = std::chrono::steady_clock::now();
   std::size_t trims = 0;
+  std::size_t steps = 0;
   for (std::size_t row = 0; row < program.rows && !result_.failure; ++row) {
     if (poll && row % kRowsBetweenPolls == 0) poll();
     for (; trims < program.trims && program.trim[trims] <= program.event[row]; ++trims) policy_->trim();
+    for (; steps < program.steps && program.step[steps] <= program.event[row]; ++steps) policy_->step();
     if (!waiting_.empty()) complete_until(program.event[row]);
     if (step(program, row)) {
       ++result_.rows;

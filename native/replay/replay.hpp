@@ -25,6 +25,9 @@ struct ReplayProgram {
   // Not by row: the events at which the program emptied the allocator's cache, in order.
   std::size_t trims = 0;
   const std::int64_t* trim = nullptr;
+  // … and those at which its steps begin.
+  std::size_t steps = 0;
+  const std::int64_t* step = nullptr;
 };
 
 struct ReplayFailure {

@@ -281,6 +281,54 @@ TEST(a_pool_can_be_closed_in_the_middle_of_a_swap) {
   }
 }
 
+// Tags are parked and return while threads use, free and allocate their memory.
+TEST(contents_survive_while_tags_are_parked) {
+  constexpr std::size_t kThreads = 3;
+  Shared shared(kThreads);
+  std::atomic<bool> done{false};
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < kThreads; ++i)
+    threads.emplace_back([&shared, i] { Worker(shared, i).run(3000 / vram::testing::kSlowdown); });
+  std::uint64_t parked = 0;
+  std::thread parking([&] {
+    for (std::uint64_t moved = 0; !done;) {
+      const Status there = shared.pool.park(nullptr, &moved);
+      parked += moved;
+      CHECK(there.ok() || there.code == Code::out_of_memory || there.code == Code::not_ready);
+      const Status back = shared.pool.unpark(nullptr, &moved);
+      CHECK(back.ok() || back.code == Code::out_of_memory || back.code == Code::not_ready);
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  done = true;
+  parking.join();
+  std::string why;
+  CHECK(shared.device->synchronize().ok() && shared.wrong == 0 && parked > 0);
+  CHECK(shared.pool.check(&why) && shared.pool.stats().live == 0 && shared.pool.stats().parked == 0);
+  CHECK(shared.pool.close().ok() && shared.device->check(&why));
+}
+
+TEST(a_pool_can_be_closed_while_a_tag_is_parked) {
+  for (int round = 0; round < 10; ++round) {
+    Shared shared(2);
+    std::vector<Address> blocks(4);
+    for (Address& address : blocks) CHECK(shared.pool.allocate(4 * kMiB, 0, 0, 0, &address).ok());
+    std::thread parking([&] {
+      Status status;
+      for (std::uint64_t moved = 0; status.code != Code::closed;) {
+        status = shared.pool.park(nullptr, &moved);
+        if (status.ok()) status = shared.pool.unpark(nullptr, &moved);
+        CHECK(status.ok() || status.code == Code::closed);
+      }
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(round % 5));
+    CHECK(shared.pool.close().ok());
+    parking.join();
+    std::string why;
+    CHECK(shared.device->check(&why));
+  }
+}
+
 TEST(two_pools_on_one_device_take_turns) {
   Shared shared(2);
   Pool second(shared.device, spilling());

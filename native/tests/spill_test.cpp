@@ -265,6 +265,14 @@ TEST(a_request_that_could_not_be_served_moves_nothing) {
   CHECK(program.right() && program.ends());
 }
 
+TEST(what_the_device_still_has_is_not_spilled_for) {
+  Program program;
+  const Address a = program.get(kCapacity - 2 * kBlock);
+  CHECK(a != 0 && program.get(4 * kBlock) != 0);
+  CHECK(program.world.stats().spilled == 2 * kBlock && program.world.reserved() == kCapacity);
+  CHECK(program.right() && program.ends());
+}
+
 TEST(what_must_not_spill_stays) {
   Program program;
   Pool& pool = *program.world.pool;
@@ -411,7 +419,7 @@ bool run_fixed(Program& program) {
   std::vector<Address> blocks;
   for (int i = 0; i < 11; ++i) {
     const StreamHandle stream = static_cast<StreamHandle>(i % 3);
-    if (const Address address = program.get(i % 4 == 3 ? kSlotBytes : kBlock, stream))
+    if (const Address address = program.get(i % 4 == 3 ? kSlotBytes : kBlock, stream, i % 2))
       blocks.push_back(address);
     if (!blocks.empty()) (void)program.use(blocks[blocks.size() / 2]);
     if (!program.world.good()) return false;
@@ -425,8 +433,12 @@ bool run_fixed(Program& program) {
     (void)program.use(blocks[i]);
     if (!program.world.good()) return false;
   }
+  std::uint64_t moved = 0;
+  (void)program.world.pool->park([](std::uint32_t tag) { return tag == 1; }, &moved);
+  for (const auto& [address, block] : program.held) (void)program.use(address);
+  (void)program.world.pool->unpark(nullptr, &moved);
   (void)program.world.pool->trim(0, false);
-  return true;
+  return program.world.good();
 }
 
 }  // namespace
@@ -560,6 +572,198 @@ TEST(random_programs_keep_their_contents) {
       return;
     }
   }
+}
+
+// Two swaps and six operations of two streams, in every order. What is queued in between, also by a function
+// on a stream while a swap waits for it, finds its contents.
+TEST(every_order_of_two_swaps_and_six_stream_operations) {
+  constexpr std::uint64_t kOperations = 8;
+  std::uint64_t orders = 1;
+  for (std::uint64_t i = 2; i <= kOperations; ++i) orders *= i;
+  enum class Swaps { there_and_back, two_blocks, across };
+  const std::uint64_t step = vram::testing::sampling() * 2 - 1;
+  std::uint64_t wrong = 0;
+  for (const Swaps swaps : {Swaps::there_and_back, Swaps::two_blocks, Swaps::across})
+    for (std::uint64_t n = 0; n < orders && wrong == 0; n += step) {
+      Program program(spilling(), stamps(Schedule::manual), 8 * kMiB);
+      ModelBackend& device = *program.world.device;
+      const Address a = program.get(kSlotBytes, 1), b = program.get(kSlotBytes, 2);
+      bool good = a != 0 && b != 0 && (swaps != Swaps::across || program.spill(b));
+      EventHandle event = 0;
+      good = good && device.event_create(&event).ok();
+      std::vector<int> left = {0, 1, 2, 3, 4, 5, 6, 7};
+      std::uint64_t rest = n;
+      for (std::uint64_t i = kOperations; i > 0 && good; --i) {
+        const auto at = left.begin() + static_cast<std::ptrdiff_t>(rest % i);
+        rest /= i;
+        switch (*at) {
+          case 0:
+            good = program.use(a);
+            break;
+          case 1:
+            good = program.use(b);
+            break;
+          case 2:  // the other stream uses it behind an event, which the pool does not know
+            good = device.event_record(event, 1).ok() && device.stream_wait(2, event).ok();
+            program.held[a].stream = 2;
+            good = good && program.use(a);
+            break;
+          case 3:  // while a swap waits for the stream
+            good = device.launch(1, [&] { (void)program.use(b); }).ok();
+            break;
+          case 4:
+            (void)device.step(1);
+            break;
+          case 5:
+            (void)device.step(2);
+            break;
+          case 6:
+            good = program.spill(a);
+            break;
+          default:
+            good = swaps == Swaps::there_and_back ? program.prefetch(a)
+                   : swaps == Swaps::two_blocks   ? program.spill(b)
+                                                  : program.prefetch(b);
+        }
+        left.erase(at);
+      }
+      good = good && program.right() && device.event_destroy(event).ok();
+      if (good && program.ends()) continue;
+      std::printf("     swaps %d, order %llu\n", static_cast<int>(swaps), static_cast<unsigned long long>(n));
+      ++wrong;
+    }
+  CHECK(wrong == 0);
+}
+
+namespace {
+
+bool is_first(std::uint32_t tag) { return tag == 1; }
+
+}  // namespace
+
+TEST(a_tag_can_be_parked_on_the_host) {
+  Program program;
+  Pool& pool = *program.world.pool;
+  const Address a = program.get(kBlock, 0, 1), b = program.get(kBlock, 0, 2), c = program.get(kBlock, 1, 1);
+  CHECK(program.use(a) && program.use(b) && program.use(c));
+  std::uint64_t moved = 0, returned = 0;
+  CHECK(pool.park(is_first, &moved).ok() && moved == 2 * kBlock);
+  CHECK(program.where(a) == Location::host && program.where(c) == Location::host);
+  CHECK(program.where(b) == Location::device && program.world.stats().parked == 2 * kBlock);
+  // It works where it is, and stays there although the device has room.
+  CHECK(program.use(a) && program.use(c) && program.right());
+  for (int i = 0; i < 3; ++i) CHECK(pool.bring_back(kGiB, &returned).ok() && returned == 0);
+  CHECK(pool.park(is_first, &moved).ok() && moved == 0);
+  // By hand, a block comes back alone.
+  CHECK(program.prefetch(c) && program.where(c) == Location::device && program.where(a) == Location::host);
+  CHECK(pool.unpark([](std::uint32_t tag) { return tag == 2; }, &moved).ok() && moved == 0);
+  CHECK(pool.unpark(is_first, &moved).ok() && moved == kBlock && program.where(a) == Location::device);
+  CHECK(program.world.stats().parked == 0 && program.use(a) && program.right());
+  // A host page that was parked once is an ordinary one the next time.
+  CHECK(program.spill(a) && program.world.stats().parked == 0);
+  CHECK(pool.bring_back(kGiB, &returned).ok() && returned == kBlock);
+  // All of them.
+  CHECK(pool.park(nullptr, &moved).ok() && moved == 3 * kBlock);
+  CHECK(pool.unpark(nullptr, &moved).ok() && moved == 3 * kBlock && program.right() && program.ends());
+}
+
+TEST(a_page_with_other_blocks_is_not_parked) {
+  Program program;
+  Pool& pool = *program.world.pool;
+  Address mine = 0, other = 0;
+  std::uint64_t moved = 1;
+  CHECK(pool.allocate(100 * kKiB, 0, 0, 1, &mine).ok() && pool.allocate(100 * kKiB, 0, 0, 2, &other).ok());
+  CHECK(pool.park(is_first, &moved).ok() && moved == 0 && program.where(mine) == Location::device);
+  CHECK(pool.free_slow(other).ok() && pool.park(is_first, &moved).ok() && moved != 0);
+  CHECK(program.where(mine) == Location::host);
+  CHECK(pool.free_slow(mine).ok() && program.world.stats().parked == 0 && program.right() && program.ends());
+}
+
+TEST(a_tag_that_cannot_be_parked_stays) {
+  ModelOptions options = stamps();
+  options.host_bytes = kBlock;
+  Program program(spilling(), options);
+  Pool& pool = *program.world.pool;
+  const Address a = program.get(kBlock, 0, 1), b = program.get(kBlock, 0, 1);
+  std::uint64_t moved = 1;
+  CHECK(pool.park(is_first, &moved).code == Code::out_of_memory && moved == 0);
+  CHECK(program.where(a) == Location::device && program.where(b) == Location::device);
+  CHECK(program.world.stats().parked == 0 && program.right());
+  // On the way back, what fits moves, and the rest works where it is.
+  CHECK(program.drop(b) && pool.park(is_first, &moved).ok() && moved == kBlock);
+  std::vector<Address> filling;
+  for (std::uint64_t i = 0; i < kCapacity / kBlock; ++i) filling.push_back(program.get());
+  CHECK(pool.unpark(is_first, &moved).code == Code::out_of_memory && moved == 0);
+  CHECK(program.use(a) && program.right() && program.where(a) == Location::host);
+  CHECK(program.drop(filling[0]) && program.right());
+  (void)pool.unpark(is_first, &moved);  // records a fence behind the free
+  CHECK(program.world.device->run_all() && pool.unpark(is_first, &moved).ok());
+  CHECK(program.where(a) == Location::device && program.right() && program.ends());
+}
+
+TEST(a_stream_that_does_not_arrive_leaves_a_tag_where_it_is) {
+  Program program(spilling(), stamps(Schedule::manual));
+  Pool& pool = *program.world.pool;
+  const Address a = program.get(kBlock, 0, 1);
+  const StreamHandle stuck = program.world.stream();
+  GateHandle gate = 0;
+  CHECK(program.right() && program.world.device->gate_close(stuck, &gate).ok());
+  CHECK(program.world.device->work(stuck, 99).ok());
+  std::uint64_t moved = 1;
+  CHECK(pool.park(is_first, &moved).code == Code::not_ready && moved == 0);
+  CHECK(program.where(a) == Location::device && program.world.stats().parked == 0);
+  program.world.device->gate_open(gate);
+  CHECK(program.right() && pool.park(is_first, &moved).ok() && moved == kBlock);
+  CHECK(program.right() && program.ends());
+}
+
+TEST(parked_memory_can_be_suspended_and_resumed) {
+  Program program;
+  Pool& pool = *program.world.pool;
+  const Address a = program.get(kBlock, 0, 1);
+  std::uint64_t moved = 0, given = 0;
+  CHECK(pool.park(is_first, &moved).ok() && program.right());
+  CHECK(pool.suspend(is_first, false, nullptr, &given, nullptr).ok());
+  CHECK(pool.unpark(is_first, &moved).ok() && moved == 0);  // not while it is suspended
+  CHECK(pool.resume(is_first, &given, nullptr).ok() && program.where(a) == Location::host);
+  CHECK(pool.unpark(is_first, &moved).ok() && moved == kBlock && program.right() && program.ends());
+}
+
+TEST(the_journal_says_what_moved) {
+  Program program;
+  Pool& pool = *program.world.pool;
+  CHECK(pool.start_journal(1000).ok());
+  const Address a = program.get(3 * kBlock, 0, 1);
+  CHECK(program.spill(a) && program.prefetch(a));
+  std::vector<JournalEntry> entries;
+  std::uint64_t dropped = 0;
+  pool.journal(entries, &dropped);
+  std::erase_if(entries, [](const JournalEntry& each) {
+    return each.action != Action::spilled && each.action != Action::returned;
+  });
+  REQUIRE(entries.size() == 2 && dropped == 0);
+  for (const JournalEntry& entry : entries)
+    CHECK(entry.address == a && entry.bytes == 3 * kBlock && entry.tag == 1);
+  CHECK(entries[0].action == Action::spilled && entries[1].action == Action::returned);
+  CHECK(program.right() && program.ends());
+}
+
+TEST(growable_buffers_stay_beside_memory_that_spills) {
+  Program program;
+  Pool& pool = *program.world.pool;
+  Address growing = 0;
+  CHECK(pool.growable_open(kCapacity / 2, 0, &growing).ok());
+  std::vector<Address> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(program.get());
+  // Its growth makes other memory spill, and never its own.
+  for (std::uint64_t size = kBlock; size <= kCapacity / 2; size += kBlock) {
+    CHECK(pool.growable_resize(growing, size, 0, 0).ok());
+    CHECK(program.where(growing + size - kSlotBytes) == Location::device && program.world.good());
+  }
+  CHECK(program.world.stats().spilled >= 2 * kBlock);
+  std::uint64_t moved = 0;
+  CHECK(pool.park(nullptr, &moved).ok() && program.where(growing) == Location::device);
+  CHECK(program.right() && pool.growable_close(growing).ok() && program.ends());
 }
 
 TEST(the_child_of_a_fork_has_no_part_in_it) {

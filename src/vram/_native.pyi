@@ -570,6 +570,16 @@ class PoolCore:
     def prefetch_block(self, ptr: int, /) -> int:
         """Move an allocation back to the device. Return the bytes that moved."""
 
+    def park_blocks(self, tag: str | None, /) -> int:
+        """
+        Move allocations to host memory, where they stay. Return the bytes that moved.
+        """
+
+    def unpark_blocks(self, tag: str | None, /) -> int:
+        """
+        Move parked allocations back to the device. Return the bytes that moved.
+        """
+
     def bring_back(self, most: int, /) -> int:
         """
         Move at most so many bytes back to the device while enough of it is free. Return the bytes that moved.
@@ -623,9 +633,9 @@ class PoolCore:
     def raw_snapshot(self) -> list[dict[str, Any]]:
         """Return all segments and blocks."""
 
-    def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int]]:
+    def raw_holders(self) -> list[tuple[str | None, tuple[Frame, ...], int, int, int, int]]:
         """
-        Live blocks by tag and stack: (tag, stack, blocks, bytes, requested) each.
+        Live blocks by tag and stack: (tag, stack, blocks, bytes, requested, spilled) each.
         """
 
     def journal_start(self, entries: int, /) -> None:
@@ -814,7 +824,7 @@ class Replayer:
 
     def __init__(self, policy: str, conf: dict[str, Any], capacity: int, lag_us: float, segment_size: Any, segment_address: Any, keep_sizes: bool = False) -> None: ...
 
-    def run(self, op: object, id: object, size: object, stream: object, time_us: object, event: object, completed: object, emptied: object, ask: object | None = None) -> None:
+    def run(self, op: object, id: object, size: object, stream: object, time_us: object, event: object, completed: object, emptied: object, steps: object, ask: object | None = None) -> None:
         """
         Run the rows. `ask` is called every 50 ms and can end the replay by raising, like Ctrl-C.
         """
@@ -822,6 +832,9 @@ class Replayer:
     def result(self) -> dict[str, Any]: ...
 
     def segment_sizes(self) -> list[int]: ...
+
+    def spill_steps(self) -> list[dict[str, Any]]:
+        """What spilling had done when each step began, and at the end."""
 
     def broken(self) -> str:
         """Return the first violated invariant of the policy, or an empty string."""

@@ -123,6 +123,8 @@ ARGUMENTS: dict[str, Arguments] = {
     "steer_spill": lambda world: ([], []),
     "spill_block": lambda world: (0,),
     "prefetch_block": lambda world: (0,),
+    "park_blocks": lambda world: (None,),
+    "unpark_blocks": lambda world: (None,),
     "bring_back": lambda world: (MIB,),
     "trim_to": lambda world: (0, False),
     "warmup": lambda world: ({4 * KIB: 2},),

@@ -33,6 +33,22 @@ ENDINGS = {
         buffer.record_stream(None)
         stream.launch(print, "never")
     """,
+    "a thread in the middle of swaps": """
+        pool = Pool(Device.model("64MiB"), spill="64MiB")
+        buffer = pool.allocate("16MiB")
+        started = threading.Event()
+
+        def swap():
+            while True:
+                buffer.spill()
+                buffer.prefetch()
+                started.set()
+                pool.suspend(keep="mapped")
+                pool.resume()
+
+        threading.Thread(target=swap, daemon=True).start()
+        started.wait()
+    """,
     "the manager": """
         manager = vram.get_memory_manager()
         address = manager.allocate_memory(1 << 20)

@@ -356,3 +356,42 @@ def test_page_locked_memory_stays_the_parents() -> None:
             """,
         )
     )
+
+
+def test_a_fork_in_the_middle_of_swaps() -> None:
+    assert_quiet(
+        run_program(
+            PREAMBLE,
+            """
+            import logging
+
+            logging.getLogger("vram").setLevel(logging.ERROR)  # the line at the first spill
+            pool = Pool(Device.model("64MiB"), spill="64MiB")
+            buffer = pool.allocate("16MiB", tag="old")
+            done = threading.Event()
+
+            def swap():
+                while not done.is_set():
+                    buffer.spill()
+                    buffer.prefetch()
+                    pool.suspend("old", keep="mapped")
+                    pool.resume("old")
+
+            def body():
+                for use in (buffer.spill, buffer.prefetch, lambda: pool.suspend(keep="mapped"), pool.resume):
+                    refused(use)
+                with Pool(Device.model("32MiB"), spill="64MiB") as own:  # spills by itself
+                    kept = [own.allocate("4MiB") for _ in range(12)]
+                    assert own.stats().spilled and own.check() is None
+                pool.close()
+
+            swapping = threading.Thread(target=swap)
+            swapping.start()
+            for _ in range(5):
+                child(body)
+            done.set()
+            swapping.join()
+            assert buffer.spilled == 0 and pool.check() is None
+            """,
+        )
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,6 +27,7 @@ from vram.analysis import (
     summary,
     write_table,
 )
+from vram.analysis.explanation import Remedy
 from vram.analysis.groups import stack_labels
 from vram.analysis.idle import _segment_of
 from vram.analysis.places import place_of
@@ -404,11 +407,11 @@ def test_an_answer_for_an_unknown_limit_stays_true_once_the_limit_is_known(name:
     unknown = explain(trace)
     least, below = unknown.capacity.bytes, unknown.capacity.below
     assert least is not None and below is not None
-    tried = {each.setting: each for each in unknown.remedies if each.evidence}
+    tried = {each.setting: each for each in unknown.remedies if each.evidence and "spill" not in each.what}
     assert len(tried) == 3
     for known in (limit, least, (least + below) // 2, below - 1):
         for each in explain(trace, capacity=known).remedies:
-            if each.evidence:
+            if each.evidence and "spill" not in each.what:
                 assert tried[each.setting].fits in (None, each.fits), (known, each)
                 assert each.needs == tried[each.setting].needs
 
@@ -775,3 +778,55 @@ def test_code_that_pytorch_compiled_is_not_the_programs_own() -> None:
     generated = Frame("/tmp/torchinductor_me/ab/cabc.py", 9, "call")
     own = Frame("/home/me/train.py", 3, "step")
     assert place_of([generated, own]) == own
+
+
+def spill_line(found: Explanation) -> Remedy | None:
+    return next((each for each in found.remedies if "spill" in each.what), None)
+
+
+def test_a_job_that_needs_too_much_is_tried_with_spill() -> None:
+    """The recorded job: 1.3 GiB more than its limit. What is moved is at least that, out and read."""
+    pytest.importorskip("vram._native")
+    found = explain(recorded("oom_gpt2_train_9000"))
+    line = spill_line(found)
+    assert line is not None and line.fits is True
+    assert line.what == "would complete with spill"
+    assert re.fullmatch(r"[\d.]+ GiB moved a step, about [\d.]+x the time", line.evidence)
+    assert line.setting == "VRAM_CONF=spill:2GiB vram run --torch"
+    assert spill_line(explain(recorded("oom_llama_varlen_ckpt_13400"))) is None  # vram needs no spill for it
+    assert spill_line(explain(recorded("gpt2_train"))) is None  # nothing failed
+
+
+def test_spill_is_tried_for_recordings_of_pools() -> None:
+    pytest.importorskip("vram._native")
+    rows = [
+        (Action.SEGMENT_MAP, 0, 64 * MIB),
+        (Action.ALLOC, 0x3000_0000_0000, 32 * MIB),
+        (Action.ALLOC, 0x3000_1000_0000, 32 * MIB),
+        (Action.OOM, 0, 16 * MIB),
+    ]
+    settings = {"limit": 64 * MIB, "device_total": 64 * MIB, "reserved": 64 * MIB}
+    line = spill_line(explain(trace_of(rows, settings=settings)))
+    assert line is not None and line.setting == "VRAM_CONF=spill:1GiB"
+    rows[-1] = (Action.OOM, 0, 128 * MIB)  # more than the device: nothing that is moved helps
+    assert spill_line(explain(trace_of(rows, settings=settings))) is None
+
+
+def test_a_replay_with_spill_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vram._native")
+    remedies = importlib.import_module("vram.analysis.remedies")
+    monkeypatch.setattr(remedies, "SPILL_SECONDS", 0.0)
+    executors = importlib.import_module("vram.replay.executors")
+
+    def wait_for_the_end(*_: object, **__: object) -> None:
+        while True:
+            executors.check_cancelled()
+
+    monkeypatch.setattr("vram.replay.replay", wait_for_the_end)
+    rows = [
+        (Action.SEGMENT_MAP, 0, 64 * MIB),
+        (Action.ALLOC, 0x3000_0000_0000, 64 * MIB),
+        (Action.OOM, 0, MIB),
+    ]
+    settings = {"limit": 64 * MIB, "device_total": 64 * MIB, "reserved": 64 * MIB}
+    assert spill_line(explain(trace_of(rows, settings=settings))) is None

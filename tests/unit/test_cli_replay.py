@@ -9,16 +9,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from made_jobs import Job
+from made_jobs import Job, trace_of
 
 from vram.errors import ConfigError, DeviceError
 from vram.replay.sweep import collapsed, worthwhile
-from vram.trace import lifetimes, open_trace
+from vram.trace import Annotation, lifetimes, open_trace
 
 engine = importlib.import_module("vram.replay")
 main = importlib.import_module("vram.cli").main
@@ -29,7 +30,7 @@ MIB = 1 << 20
 
 POLICY_KEYS = [
     "policy", "peak_allocated", "peak_reserved", "ratio",
-    "driver_calls", "driver_us", "retries", "events_per_second", "oom", "segment_sizes",
+    "driver_calls", "driver_us", "retries", "events_per_second", "oom", "segment_sizes", "spill",
 ]  # fmt: skip
 
 
@@ -58,7 +59,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         def replayer(policy: str, settings: Any, capacity: int, lag_us: float, *_more: Any) -> Any:
             runs.append(SimpleNamespace(conf=settings, capacity=capacity, lag_us=lag_us))
             return SimpleNamespace(
-                run=lambda *columns: None, result=lambda: answer(**changes), segment_sizes=list
+                run=lambda *columns: None,
+                result=lambda: answer(**changes),
+                segment_sizes=list,
+                spill_steps=list,
             )
 
         monkeypatch.setattr("vram.replay.run._native", lambda: SimpleNamespace(Replayer=replayer))
@@ -304,3 +308,113 @@ def test_too_small_a_device_runs_out(vram_command: Any) -> None:
     failure = json.loads(out)["policies"][0]["oom"]
     assert code == 1
     assert failure["reserved"] <= 4 << 30 < failure["allocated"] + failure["size"]
+
+
+# ---- spilling ----------------------------------------------------------------------------------------------
+
+
+def steps_of_spill(*, keep: int, work: int, steps: int) -> Any:
+    """A job that holds `keep` and in each of its steps allocates and frees `work` more; a second a step."""
+    events, marks = [(0, 1 << 40, keep)], []
+    for number in range(steps):
+        marks.append((number, len(events)))
+        events += [(0, 2 << 40, work), (1, 2 << 40, work), (2, 2 << 40, work)]
+    trace = trace_of(events)
+    for number, first in marks:
+        for event in range(first, len(events)):
+            trace.time_us[event] = (number + 1) * 1_000_000 + event
+    annotations = tuple(
+        Annotation("START", f"step#{number}", trace.time_us[first]) for number, first in marks
+    )
+    return replace(trace, annotations=annotations)
+
+
+@needs_native
+def test_what_spilling_would_move_is_predicted() -> None:
+    """48 MiB are held and each step needs 32 more of a device of 64: 16 go once and are used in each."""
+    trace = steps_of_spill(keep=48 * MIB, work=32 * MIB, steps=4)
+    assert engine.replay(trace, capacity=64 * MIB).oom is not None
+    result = engine.replay(trace, capacity=64 * MIB, spill="1GiB")
+    spill = result.spill
+    assert result.oom is None and result.peak_reserved <= 64 * MIB
+    assert (spill.moved_out, spill.moved_back, spill.peak) == (16 * MIB, 0, 16 * MIB)
+    assert (spill.swaps, spill.returns) == (1, 0)
+    assert spill.read == 4 * 16 * MIB
+    assert (spill.steps, spill.moved_in_step) == (4, 5 * 16 * MIB // 4)
+    assert spill.held_us > spill.moved_out / 55e3  # the copy, and exchanging the pages
+    assert spill.read_us == pytest.approx(spill.read / 50e3)
+    assert spill.added_us == spill.held_us + spill.read_us
+    assert spill.step_us == pytest.approx(4e6, rel=0.01)
+    assert spill.slowdown == pytest.approx(1 + spill.added_us / spill.step_us)
+
+
+@needs_native
+def test_a_spilled_block_is_read_once_before_it_is_freed() -> None:
+    rows = [(0, 1, 48 * MIB), (0, 2, 32 * MIB), (1, 1, 48 * MIB), (2, 1, 48 * MIB), (1, 2, 32 * MIB)]
+    spill = engine.replay(trace_of(rows), capacity=64 * MIB, spill="1GiB").spill
+    assert (spill.moved_out, spill.read, spill.steps) == (16 * MIB, 16 * MIB, 1)
+
+
+@needs_native
+def test_predicted_memory_returns_when_there_is_room() -> None:
+    trace = steps_of_spill(keep=48 * MIB, work=32 * MIB, steps=1)
+    rows = [  # afterwards the job works for five seconds with little memory
+        *zip(trace.action, trace.address, trace.size, strict=True),
+        *((action, 3, 2 * MIB) for _ in range(5) for action in (0, 1, 2)),
+    ]
+    later = trace_of(rows)
+    for event in range(4, later.events):
+        later.time_us[event] = event * 1_000_000
+    spill = engine.replay(later, capacity=64 * MIB, spill="1GiB").spill
+    assert (spill.moved_out, spill.moved_back, spill.returns) == (16 * MIB, 16 * MIB, 1)
+    assert spill.read == 0  # it came back before it was needed
+
+
+@needs_native
+def test_spill_is_bounded_and_for_vram_alone() -> None:
+    trace = steps_of_spill(keep=48 * MIB, work=32 * MIB, steps=2)
+    assert engine.replay(trace, capacity=64 * MIB, spill=8 * MIB).oom is not None
+    assert engine.replay(trace).spill is None
+    assert engine.replay(trace, spill="1GiB").spill.moved_out == 0  # a device that is never full
+    assert engine.replay(trace, capacity=64 * MIB, conf={"spill": "1GiB"}).spill.moved_out == 16 * MIB
+    with pytest.raises(ConfigError, match="only vram spills"):
+        engine.replay(trace, "torch", spill="1GiB")
+    report = engine.compare(trace, ("torch", "vram"), capacity=64 * MIB, spill="1GiB")
+    assert [result.oom is None for result in report.results] == [False, True]
+
+
+@needs_native
+@pytest.mark.parametrize("share", [0.9, 0.75, 0.6])
+@pytest.mark.parametrize("name", ["gpt2_train", "llama_varlen_ckpt", "resnet_multiscale"])
+def test_recorded_jobs_complete_with_spill_on_smaller_devices(name: str, share: float) -> None:
+    program = lifetimes(open_trace(TRACES / f"{name}.pickle.xz"))
+    needs = engine.replay(program).peak_reserved
+    result = engine.replay(program, capacity=int(needs * share), spill=needs)
+    assert result.oom is None and result.spill is not None
+    assert result.spill.peak >= needs * (1 - share) * 0.9
+    assert result.spill.moved_out >= result.spill.peak
+    assert result.spill.slowdown > 1
+
+
+@needs_native
+def test_the_command_predicts_spilling(vram_command: Any) -> None:
+    options = ["replay", SMALL, "--capacity", "7GiB", "--spill", "4GiB"]
+    code, out, _ = vram_command(*options)
+    assert code == 0
+    assert re.search(r"Spilling moves [\d.]+ \wiB to host memory in \d+ swap", out), out
+    assert "less device memory than the program allocates" in out
+    code, out, _ = vram_command(*options, "--json")
+    (policy,) = json.loads(out)["policies"]
+    assert (code, policy["policy"]) == (0, "vram")
+    assert policy["spill"]["moved_out"] > 0 and policy["spill"]["slowdown"] > 1
+    code, out, _ = vram_command("replay", SMALL, "--capacity", "64GiB", "--spill", "4GiB")
+    assert (code, "Nothing is spilled." in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--spill", "1GiB"], ["--sweep"], ["--capacity", "1GiB", "--policy", "torch"]],
+)
+def test_spill_needs_a_full_device_and_vram(options: list[str], vram_command: Any) -> None:
+    code, _, err = vram_command("replay", SMALL, "--spill", "1GiB", *options)
+    assert code == 2 and "spill" in err

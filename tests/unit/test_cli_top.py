@@ -196,7 +196,7 @@ def test_the_screen_shows_pauses_sorts_and_filters(screen: Any, status: dict[str
             assert cells(app, "tags", 0)[0] == "[red]?[31mtag[/red] & <b>"  # as text, nothing obeyed
             await pilot.press("r")
             assert cells(app, "tags", 1) == ["2 MiB", "8 MiB", "64 MiB"]
-            await pilot.press("s", "s")  # past the blocks to the names
+            await pilot.press("s", "s", "s")  # past what is spilled and the blocks to the names
             assert app.sorted_by["tags"] == 0
             await pilot.press("slash", *"cach")
             await pilot.pause()

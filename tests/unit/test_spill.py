@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 import logging
+from array import array
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +18,10 @@ import vram
 from vram import ConfigError, Device, DeviceError, OutOfMemory, Pool
 from vram.config import free_host_memory
 from vram.core import spill
+from vram.core.journal import pool_trace
+from vram.observe.status import Observatory
+from vram.trace import Action, find_moves, moved_by_tag
+from vram.trace.moves import RETURNED, SPILLED
 
 MIB = 1 << 20
 BLOCK = 4 * MIB
@@ -198,3 +208,222 @@ def test_suspend_and_spill_together(pool: Pool) -> None:
     assert one.spilled == BLOCK
     assert two.spilled == 0
     assert one.prefetch() == BLOCK
+
+
+# ---- what tells of it --------------------------------------------------------------------------------------
+
+
+def test_snapshots_show_what_is_in_host_memory(pool: Pool) -> None:
+    with vram.tag("old"):
+        old = pool.allocate(2 * BLOCK)
+    young = pool.allocate(BLOCK)
+    assert "in host memory" not in pool.snapshot()._repr_html_()
+    old.spill()
+    shown = pool.snapshot()
+    assert shown.spilled_by_tag() == {"old": 2 * BLOCK}
+    page = shown._repr_html_()
+    assert "8 MiB in host memory" in page
+    assert "live 4 MiB" in page  # on the device
+    assert "moved to host memory so far" in pool.stats()._repr_html_()
+    assert "live 4 MiB" in pool._repr_html_()
+    assert young.spilled == 0
+
+
+def test_the_report_of_an_error_names_tags(device: Device) -> None:
+    with Pool(device, spill=2 * BLOCK) as pool:
+        with vram.tag("cold"):
+            kept = [pool.allocate(BLOCK) for _ in range(2)]
+        with vram.tag("warm"):
+            kept += [pool.allocate(BLOCK) for _ in range(8)]
+        with pytest.raises(
+            OutOfMemory, match=r"\(spill\), most of it with the tag 'cold' \(8 MiB\)"
+        ) as caught:
+            pool.allocate(BLOCK)
+        assert caught.value.report["spilled_tags"] == {"cold": 2 * BLOCK}
+        assert caught.value.report["tags"] == {"warm": 8 * BLOCK, "cold": 0}
+
+
+def test_a_process_tells_what_is_spilled(pool: Pool) -> None:
+    with vram.tag("told by test_spill"):
+        buffer = pool.allocate(BLOCK)
+    buffer.spill()
+    told = Observatory().status()
+    (found,) = [each for each in told["pools"] if each["pool"] == pool.number]
+    assert found["spilled"] == BLOCK
+    assert (found["spill"]["moved_out_bytes"], found["spill"]["count"]) == (BLOCK, 1)
+    (tag,) = [each for each in told["tags"] if each["tag"] == "told by test_spill"]
+    assert (tag["bytes"], tag["spilled"]) == (BLOCK, BLOCK)
+
+
+def test_prometheus_gets_what_is_spilled(pool: Pool) -> None:
+    client = pytest.importorskip("prometheus_client")
+    with vram.tag("spilled to prometheus"):
+        buffer = pool.allocate(BLOCK)
+    buffer.spill()
+    with vram.metrics(None, registry=client.CollectorRegistry()) as offered:
+        labels = {"device": pool.memory, "pool": str(pool.number), "kind": "Pool"}
+        value = offered.registry.get_sample_value
+        assert value("vram_memory_spilled_bytes", labels) == BLOCK
+        assert value("vram_spill_moved_out_bytes_total", labels) == BLOCK
+        assert value("vram_spill_held_seconds_total", labels) == pool.stats()["spill.seconds"]
+        assert value("vram_tag_spilled_bytes", {"tag": "spilled to prometheus"}) == BLOCK
+
+
+def test_pressure_does_not_count_what_is_spilled() -> None:
+    manager = vram.MemoryManager(spill="64MiB")
+    device = Device.model("32MiB")
+    kept = [manager.allocate_memory(BLOCK, device=device) for _ in range(12)]
+    assert manager.memory_pressure() <= 1.0
+    assert len(kept) == 12
+    manager.close()
+
+
+def test_recordings_have_the_moves(pool: Pool, tmp_path: Path) -> None:
+    with vram.record(pool, tmp_path / "run.vtrace"):
+        with vram.tag("moved"):
+            buffer = pool.allocate(3 * BLOCK)
+        pool.allocate(BLOCK).spill()
+        buffer.spill()
+        buffer.prefetch()
+    trace = vram.open(tmp_path / "run.vtrace")
+    moves = find_moves(trace)
+    assert [(move.tag, move.size, move.back) for move in moves] == [
+        ("", BLOCK, False),
+        ("moved", 3 * BLOCK, False),
+        ("moved", 3 * BLOCK, True),
+    ]
+    assert moves[1].address == buffer.ptr
+    assert moved_by_tag(trace) == {"moved": (3 * BLOCK, 3 * BLOCK), "": (BLOCK, 0)}
+    # A reader that knows no moves sees events of a kind that it knows and skips.
+    assert {trace.action[move.event] for move in moves} == {Action.USER_DEFINED}
+    assert trace.frames_of(trace.stack[moves[0].event]) == (SPILLED,)
+    assert trace.frames_of(trace.stack[moves[-1].event]) == (RETURNED,)
+    assert vram.trace.peak_allocated(vram.trace.lifetimes(trace)) == 4 * BLOCK
+    # A user's own event is no move.
+    nothing = array("I", [0] * trace.events)
+    assert find_moves(replace(trace, stack=nothing)) == []
+
+
+def test_the_summary_of_a_recording_has_the_moves(pool: Pool, tmp_path: Path, vram_command: Any) -> None:
+    file = tmp_path / "run.vtrace"
+    with vram.record(pool, file):
+        buffer = pool.allocate(BLOCK, tag="moved")
+        buffer.spill()
+    code, out, _ = vram_command("summary", str(file))
+    assert code == 0
+    assert "Spilled, memory tagged 'moved': 4 MiB moved to host memory, 0 B back." in out
+    code, out, _ = vram_command("summary", str(file), "--json")
+    assert json.loads(out)["spilled"] == {"moved": {"out": BLOCK, "back": 0}}
+
+
+def test_the_journal_has_the_moves(device: Device) -> None:
+    with Pool(device, spill="64MiB", journal=100) as pool:
+        buffer = pool.allocate(BLOCK)
+        buffer.spill()
+        assert [move.size for move in find_moves(pool_trace(pool))] == [BLOCK]
+
+
+# ---- suspend(keep="mapped") --------------------------------------------------------------------------------
+
+
+def test_a_tag_can_be_suspended_and_stay_usable(pool: Pool) -> None:
+    with vram.tag("model"):
+        weights = pool.allocate(2 * BLOCK)
+    cache = pool.allocate(BLOCK)
+    address, free = weights.ptr, pool.device.free_memory
+    assert pool.suspend("model", keep="mapped") == 2 * BLOCK
+    assert pool.device.free_memory == free + 2 * BLOCK
+    assert (weights.spilled, weights.ptr, weights.suspended) == (weights.size, address, False)
+    assert (cache.spilled, pool.stats()["spill.parked_bytes"]) == (0, 2 * BLOCK)
+    weights.fill(1)  # works, over the bus
+    for _ in range(3):
+        spill._tick()  # there is room, and yet it stays
+    assert weights.spilled == weights.size
+    assert pool.resume("model") == 2 * BLOCK
+    assert (weights.spilled, weights.ptr) == (0, address)
+    assert pool.stats()["spill.parked_bytes"] == 0
+
+
+def test_everything_can_be_suspended_and_stay_usable(pool: Pool) -> None:
+    buffers = [pool.allocate(BLOCK) for _ in range(4)]
+    assert pool.suspend_async(keep="mapped").result() == 4 * BLOCK
+    assert pool.stats().reserved == 0
+    assert all(buffer.spilled == BLOCK for buffer in buffers)
+    assert pool.resume_async().result() == 4 * BLOCK
+    assert pool.stats().spilled == 0
+
+
+def test_resume_returns_only_what_was_suspended(pool: Pool) -> None:
+    one, two = pool.allocate(BLOCK, tag="one"), pool.allocate(BLOCK)
+    two.spill()
+    pool.suspend("one", keep="mapped")
+    assert pool.resume() == BLOCK
+    assert (one.spilled, two.spilled) == (0, BLOCK)
+
+
+def test_what_needs_host_pages_says_so(device: Device) -> None:
+    with Pool(device) as plain, Pool("host") as host, Pool(device, spill="1GiB", pages=False) as fixed:
+        for pool in (plain, host, fixed):
+            with pytest.raises(ConfigError, match="needs a pool with the option spill"):
+                pool.suspend(keep="mapped")
+    with Pool(device, spill=BLOCK) as small:
+        kept = [small.allocate(BLOCK) for _ in range(2)]
+        with pytest.raises(OutOfMemory):
+            small.suspend(keep="mapped")
+        assert small.stats().spilled == 0
+        with pytest.raises(ConfigError, match="omit store"):
+            small.suspend(keep="mapped", store=small.store)
+        assert len(kept) == 2
+
+
+# ---- together with the rest --------------------------------------------------------------------------------
+
+
+def test_the_race_checker_sees_no_race_in_a_swap_and_finds_those_there_are(device: Device) -> None:
+    with Pool(device, spill="64MiB") as pool, vram.race_check("collect") as checker:
+        one, two = vram.Stream(device), vram.Stream(device)
+        buffer = pool.allocate(BLOCK, stream=one)
+        buffer.fill(1, stream=one)
+        buffer.spill()
+        two.wait_stream(one)
+        buffer.fill(2, stream=two)
+        buffer.prefetch()
+        pool.suspend(keep="mapped")
+        pool.resume()
+        one.wait_stream(two)
+        buffer.fill(3, stream=one)
+        assert not checker.races
+        buffer.fill(4, stream=two)  # unordered, on whichever pages it is
+        assert len(checker.races) == 1
+
+
+def test_arenas_and_growable_buffers_beside_memory_that_spills(pool: Pool, tmp_path: Path) -> None:
+    """Everything at once, under a recording: contents of the accounts stay right."""
+    with vram.record(pool, tmp_path / "run.vtrace"):
+        arena = vram.Arena(pool)
+        growable = vram.GrowableBuffer("16MiB", pool, size="2MiB")
+        held = []
+        for round_ in range(6):
+            parts = [arena.allocate(1 << 20) for _ in range(3)]
+            held.append(pool.allocate(BLOCK, tag=f"round {round_ % 2}"))
+            growable.resize((round_ + 2) * MIB)
+            if round_ % 2:
+                pool.suspend("round 1", keep="mapped")
+            else:
+                pool.suspend("round 0", keep="discard")
+            assert pool.check() is None
+            with contextlib.suppress(OutOfMemory):  # the device is smaller than all of it
+                pool.resume()
+            assert pool.check() is None
+            parts.clear()
+            arena.reset()
+        assert pool.stats()["spill.count"] > 0
+        growable.close()
+        arena.close()
+        held.clear()
+        gc.collect()
+        pool.device.synchronize()
+        assert pool.stats().allocated == 0
+    trace = vram.open(tmp_path / "run.vtrace")
+    assert find_moves(trace)
+    assert not trace.truncated and trace.dropped == 0

@@ -68,9 +68,9 @@ def test_holders_are_the_live_blocks_by_tag_and_stack() -> None:
         del kept[0]
         held = pool.raw_holders()
         blocks = list(pool.snapshot().blocks("live"))
-        assert sum(count for _, _, count, _, _ in held) == len(blocks) == 10
-        assert sum(size for _, _, _, size, _ in held) == sum(block.size for block in blocks)
-        assert sum(asked for *_, asked in held) == 9 * 1000 + 5000
+        assert sum(count for _, _, count, *_ in held) == len(blocks) == 10
+        assert sum(size for _, _, _, size, *_ in held) == sum(block.size for block in blocks)
+        assert sum(asked for *_, asked, _spilled in held) == 9 * 1000 + 5000
         assert {tag for tag, *_ in held} == {"t0", "t1", "t2", None}
         assert all(stack[0].filename == __file__ for _, stack, *_ in held)
 

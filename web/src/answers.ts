@@ -74,6 +74,7 @@ export interface SweepState { done: number; count: number; answer?: SweepAnswer;
 export interface LivePool {
   pool: number; kind: string; device: string; limit: number | null;
   allocated: number; requested: number; reserved: number; pending: number; cached: number; free: number;
+  spilled?: number; spill?: Partial<Record<string, number>>;
   largest_free: number; peak_allocated: number; peak_reserved: number;
   live: number; allocations: number; rate: number; hit_rate: number; fragmentation: number; out_of_memory: number;
 }

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
-import type { LiveDevice, LiveStatus } from "./answers";
+import type { LiveDevice, LivePool, LiveStatus } from "./answers";
 import { binarySteps } from "./chart";
 import { css } from "./colors";
 import { count, share, size } from "./format";
@@ -40,7 +40,7 @@ export function Live() {
           <h2>Pools</h2>
           <table class="wide pools">
             <thead><tr><th>pool</th><th>device</th><th class="number">allocated</th><th class="number">reserved</th><th class="number">pending</th>
-              <th class="number">cached</th><th class="number">peak</th><th class="number">live</th><th class="number">per second</th>
+              <th class="number">cached</th><th class="number">spilled</th><th class="number">peak</th><th class="number">live</th><th class="number">per second</th>
               <th class="number">hit rate</th><th class="number">fragmented</th><th class="number">OOM</th></tr></thead>
             <tbody>
               {status.pools.map((pool) => (
@@ -48,6 +48,7 @@ export function Live() {
                   <td>{pool.kind} {pool.pool}</td><td>{pool.device}</td>
                   <td class="number">{size(pool.allocated)}</td><td class="number">{size(pool.reserved)}</td>
                   <td class="number">{size(pool.pending)}</td><td class="number">{size(pool.cached)}</td>
+                  <td class="number" title={moved(pool)}>{size(pool.spilled ?? 0)}</td>
                   <td class="number">{size(pool.peak_allocated)}</td><td class="number">{count(pool.live)}</td>
                   <td class="number">{count(Math.round(pool.rate))}</td><td class="number">{share(pool.hit_rate, 1)}</td>
                   <td class="number">{share(pool.fragmentation, 1)}</td><td class="number">{count(pool.out_of_memory)}</td>
@@ -60,6 +61,13 @@ export function Live() {
       )}
     </section>
   );
+}
+
+/** What spilling has moved so far. A process with an older vram does not tell. */
+function moved(pool: LivePool): string {
+  const spill = pool.spill;
+  if (!spill?.count) return "nothing was moved to host memory";
+  return `${size(spill.moved_out_bytes ?? 0)} moved to host memory, ${size(spill.moved_back_bytes ?? 0)} back, streams held for ${(spill.seconds ?? 0).toFixed(3)} s`;
 }
 
 function Device(props: { device: LiveDevice }) {

@@ -87,6 +87,20 @@ struct Placement {
   std::uint64_t size = 0;  // allocated bytes, at least the requested ones
 };
 
+// What spilling to host memory did so far, and what it costs. A recording has no uses of memory, so they are
+// assumed: see VramPolicy.
+struct SpillTraffic {
+  std::uint64_t moved_out = 0;   // bytes moved to host pages
+  std::uint64_t moved_back = 0;  // … and back
+  std::uint64_t read = 0;        // bytes that kernels read in place, over the bus
+  std::uint64_t swaps = 0;       // to the host
+  std::uint64_t returns = 0;
+  std::uint64_t peak = 0;  // most bytes of host pages
+  double held_us = 0;      // how long swaps held the streams
+  double read_us = 0;      // how long the bus takes for `read`
+  double created_us = 0;   // what creating host pages takes, while the streams run
+};
+
 // What a policy did so far.
 struct PolicyUsage {
   std::uint64_t allocated = 0;  // bytes allocated for the program
@@ -96,6 +110,7 @@ struct PolicyUsage {
   std::uint64_t driver_calls = 0;
   double driver_us = 0;       // modelled from measured costs
   std::uint64_t retries = 0;  // requests served only after cached memory was released
+  SpillTraffic spill;
 };
 
 // One allocator. Calls come from one thread. Times are microseconds of the recording and never decrease.
@@ -115,10 +130,14 @@ class Policy {
   // The program releases cached memory to the device (torch.cuda.empty_cache). A policy that never releases
   // memory does nothing.
   virtual void trim() {}
+  // A step of the program begins.
+  virtual void step() {}
 
   virtual Placement placement(Token token) const = 0;
   virtual PolicyUsage usage() const = 0;
   virtual const std::vector<std::uint64_t>& segment_sizes() const = 0;
+  // The traffic up to the beginning of each step; empty unless the policy spills.
+  virtual std::vector<SpillTraffic> spill_steps() const { return {}; }
   // Whether every invariant holds; otherwise *why names the first violated one.
   virtual bool check(std::string* why) const = 0;
 };

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -28,8 +29,12 @@ TRIED = {
     "vram": "vram under the program",
 }
 """Allocators a failed job is tried with, in words."""
+SPILL_SECONDS = 5.0
+"""The replay with spilling is abandoned after this time."""
 EXPECTED_REPLAYS = 14
 """About how many replays find the smallest limit of one allocator, for the progress bar."""
+SPILLED = "would complete with spill"
+GIB = 1 << 30
 ELSEWHERE = 1 << 62
 """An address that no recording has."""
 
@@ -67,7 +72,10 @@ def find_remedies(
         return
     # TRIED are for programs on PyTorch, whose recordings have segments with addresses.
     of_torch = request.device_free is not None and not pages_move(trace)
-    tried = _replayed(trace, memory, request, capacity, progress) if of_torch else []
+    program = lifetimes(_with_request(trace, memory, request))
+    tried = _replayed(program, capacity, progress) if of_torch else []
+    spilled = _spilled(program, capacity, request, by_torch=of_torch)
+    tried += [] if spilled is None else [spilled]
     yield from sorted((each for each in tried if each.fits is not False), key=lambda each: not each.fits)
     yield from _plain(verdict, account, request, "torch.cuda.empty_cache()" if of_torch else "")
     yield _larger(account, request, capacity)
@@ -115,9 +123,7 @@ def _larger(account: Account, request: Request, capacity: Capacity) -> Remedy:
 # ---- trying it out -----------------------------------------------------------------------------------------
 
 
-def _replayed(
-    trace: Trace, memory: Memory, request: Request, capacity: Capacity, progress: Progress
-) -> list[Remedy]:
+def _replayed(program: Lifetimes, capacity: Capacity, progress: Progress) -> list[Remedy]:
     """Each of TRIED on the job up to the failed request, and that request; none without the native core."""
     from vram.replay.executors import run_all  # here, so that reading a recording needs no more than itself
 
@@ -133,7 +139,6 @@ def _replayed(
     def work(program: Lifetimes, policy: str) -> Remedy:
         return _try(program, policy, lowest, highest, capacity, tell)
 
-    program = lifetimes(_with_request(trace, memory, request))
     try:
         return run_all(work, [program], [(0, policy) for policy in TRIED], jobs=len(TRIED))
     except VramError:  # the native core is not built here
@@ -161,6 +166,35 @@ def _try(
     ends = [run(size).oom is None for size in sorted({lowest, highest})]
     fits = _fits(ends, needs, highest)
     return Remedy(TRIED[policy], Setting(policy, {}).environment, fits, needs, _evidence(needs, capacity))
+
+
+def _spilled(program: Lifetimes, capacity: Capacity, request: Request, *, by_torch: bool) -> Remedy | None:
+    """Spilling to host memory under the lowest limit that the job can have had; None if it was not tried."""
+    from vram.replay import Setting, replay
+    from vram.replay.executors import run_within
+
+    if not capacity.bytes or request.size > capacity.bytes:
+        return None
+    held = peak_allocated(program)
+    work = partial(replay, program, "vram", capacity=capacity.bytes, spill=held)
+    try:
+        result = run_within(SPILL_SECONDS, work)
+    except VramError:  # the native core is not built here
+        return None
+    if result is None or result.spill is None or (result.oom is None and not result.spill.swaps):
+        return None  # too slow to try; or the job completes without
+    if result.oom is not None:
+        return Remedy("spilling to host memory", fits=False, evidence="does not complete either")
+    spill = result.spill
+    times = "" if spill.slowdown is None else f", about {spill.slowdown:.1f}x the time"
+    host = f"{-(-spill.peak // GIB)}GiB"
+    own = f"VRAM_CONF=spill:{host}"
+    return Remedy(
+        SPILLED,
+        Setting("vram", {"spill": host}).environment if by_torch else own,
+        fits=True,
+        evidence=f"{format_size(spill.moved_in_step)} moved a step{times}",
+    )
 
 
 def _fits(ends: list[bool], needs: int | None, highest: int) -> bool | None:

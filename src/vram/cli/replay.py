@@ -20,10 +20,12 @@ from vram.replay import (
     ReplayReport,
     ReplayResult,
     Setting,
+    SpillTraffic,
     compare,
     recorded_setting,
     sweep_all,
 )
+from vram.replay.run import SPILLING
 from vram.replay.sweep import collapsed, worthwhile
 from vram.sizes import format_count, format_size
 from vram.trace import Trace, open_trace
@@ -97,6 +99,12 @@ def read_policy_conf(ctx: click.Context, param: click.Parameter, values: tuple[s
     show_default=True,
     help="How long after submission the device completes work, in recorded time.",
 )
+@click.option(
+    "--spill",
+    metavar="SIZE",
+    callback=read_size,
+    help="Host memory that vram may move cold memory to when the device of --capacity is full.",
+)
 @click.option("--sweep", is_flag=True, help="Try common settings of each allocator and rank them.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, help="Parallel replays in a sweep.")
 @click.option(
@@ -114,6 +122,7 @@ def replay_command(
     capacity: int | None,
     conf: Mapping[str, Any],
     lag: float,
+    spill: int | None,
     sweep: bool,
     jobs: int,
     executor: str | None,
@@ -128,6 +137,10 @@ def replay_command(
     """
     if sweep and conf:
         raise click.UsageError("--sweep chooses the settings itself; omit --conf")
+    if spill and (sweep or capacity is None):
+        raise click.UsageError("--spill requires --capacity, and cannot be combined with --sweep")
+    if spill and policies and SPILLING not in policies:
+        raise click.UsageError(f"only {SPILLING} spills to host memory; omit --policy")
     if not sweep and (executor or jobs > 1):
         raise click.UsageError("-j and --executor require --sweep")
     if sweep:
@@ -150,7 +163,7 @@ def replay_command(
             for done, path in enumerate(files):
                 progress(done, len(files))
                 trace = open_trace(path, device=device)
-                reports.append(_compare(trace, policies, capacity, conf, lag))
+                reports.append(_compare(trace, policies, capacity, conf, lag, spill or 0))
                 limits.append(_limit(trace, capacity))
         _show_reports(reports, limits, as_json)
         failed = any(result.oom for report in reports for result in report.results)
@@ -163,15 +176,20 @@ def _print_json(documents: list[dict[str, Any]]) -> None:
 
 
 def _compare(
-    trace: Trace, policies: tuple[str, ...], capacity: int | None, conf: Mapping[str, Any], lag: float
+    trace: Trace,
+    policies: tuple[str, ...],
+    capacity: int | None,
+    conf: Mapping[str, Any],
+    lag: float,
+    spill: int,
 ) -> ReplayReport:
     """Replay through the chosen policies. That of the recording gets its settings, unless some are given."""
-    for_vram = conf and not any(isinstance(value, Mapping) for value in conf.values())
+    for_vram = spill or (conf and not any(isinstance(value, Mapping) for value in conf.values()))
     chosen = policies or (("vram",) if for_vram else COMPARED)
     own = recorded_setting(trace)
     if not conf and own is not None:
         conf = {own.policy: own.conf}
-    return compare(trace, chosen, capacity=capacity, conf=conf, lag_us=lag)
+    return compare(trace, chosen, capacity=capacity, conf=conf, lag_us=lag, spill=spill)
 
 
 def _limit(trace: Trace, capacity: int | None) -> str:
@@ -276,6 +294,8 @@ def _draw(report: ReplayReport, limit: str, console: Console) -> None:
     for result in report.results:
         if len(report.results) == 1 or result.oom is not None:
             draw_line(console, _sentence(result, report))
+            if result.spill is not None:
+                draw_line(console, _spilled(result.spill))
         elif result in good and result.policy != report.recorded:
             draw_line(console, _trade(result, report))
     console.print()
@@ -321,10 +341,28 @@ def _sentence(result: ReplayResult, report: ReplayReport) -> str:
             "try a larger --capacity, or other settings with --conf."
         )
     share = f", {result.driver_us / report.span_us:.2%} of the recorded time" if report.span_us else ""
+    more = "more" if result.ratio >= 1 else "less"
     return (
-        f"{result.policy} reserves {result.ratio - 1:.2%} more device memory than the program "
+        f"{result.policy} reserves {abs(result.ratio - 1):.2%} {more} device memory than the program "
         f"allocates at its peak; its {result.driver_calls} driver calls take {_duration(result.driver_us)}"
         f"{share}."
+    )
+
+
+def _spilled(spill: SpillTraffic) -> str:
+    """What spilling moves and costs."""
+    if not spill.swaps:
+        return "Nothing is spilled."
+    times = (
+        "" if spill.slowdown is None else f", about {spill.slowdown:.2f}x the recorded time of these steps"
+    )
+    return (
+        f"Spilling moves {format_size(spill.moved_out)} to host memory in "
+        f"{format_count(spill.swaps, 'swap')} and {format_size(spill.moved_back)} back in {spill.returns}, "
+        f"which hold the streams for {_duration(spill.held_us)}. If each block in host memory is read once "
+        f"in a step, {format_size(spill.read)} are read over the bus in {_duration(spill.read_us)}. "
+        f"This affects {format_count(spill.steps, 'step')}{times}. At most {format_size(spill.peak)} are in "
+        f"host memory, which takes {_duration(spill.created_us)} to create once."
     )
 
 

@@ -10,7 +10,7 @@ import rich_click as click
 
 from vram.analysis import GROUPINGS, find_moment, summary
 from vram.sizes import format_size
-from vram.trace import open_trace
+from vram.trace import moved_by_tag, open_trace
 
 from .console import (
     at_option,
@@ -40,7 +40,8 @@ def summary_command(file: Path, by: str, at: str, top: int, device: int | None, 
     rows = summary(trace, by, at).to_pylist()
     whole = sum(row["bytes"] for row in rows)
     if as_json:
-        at_moment = {"at": asdict(moment), "by": by, "bytes": whole, "groups": rows}
+        moved = {tag: {"out": out, "back": back} for tag, (out, back) in moved_by_tag(trace).items()}
+        at_moment = {"at": asdict(moment), "by": by, "bytes": whole, "groups": rows, "spilled": moved}
         click.echo(json.dumps({"trace": trace.heading(), **at_moment}))
         return
     console = open_console()
@@ -57,3 +58,8 @@ def summary_command(file: Path, by: str, at: str, top: int, device: int | None, 
         top=top,
         rest=f"{rest}; --top shows more",
     )
+    for tag, (out, back) in [*moved_by_tag(trace).items()][:top]:
+        label = f"memory tagged {tag!r}" if tag else "memory without a tag"
+        draw_line(
+            console, f"Spilled, {label}: {format_size(out)} moved to host memory, {format_size(back)} back."
+        )

@@ -21,9 +21,11 @@ def heading(status: Status) -> str:
     rate = sum(pool["rate"] for pool in status["pools"])
     held = sum(pool["allocated"] for pool in status["pools"])
     kept = sum(pool["reserved"] for pool in status["pools"])
+    away = sum(pool.get("spilled", 0) for pool in status["pools"])  # older processes do not tell
+    spilled = f", {format_size(away)} spilled" if away else ""
     return (
-        f"{status['program']} ({status['pid']}): {format_size(held)} allocated, {format_size(kept)} reserved "
-        f"in {format_count(len(status['pools']), 'pool')}, {rate:,.0f} allocations/s"
+        f"{status['program']} ({status['pid']}): {format_size(held)} allocated, {format_size(kept)} reserved"
+        f"{spilled} in {format_count(len(status['pools']), 'pool')}, {rate:,.0f} allocations/s"
     )
 
 
@@ -83,7 +85,10 @@ def _sizes(*sizes: int) -> Sequence[str]:
 def _pool(pool: Status) -> tuple[_Keyed, Cells]:
     limit = pool["limit"]
     name = f"{pool['kind']} {pool['pool']} on {pool['device']}"
-    sizes = [pool[key] for key in ("allocated", "reserved", "pending", "cached", "peak_allocated")]
+    sizes = [
+        pool.get(key, 0)
+        for key in ("allocated", "reserved", "pending", "cached", "spilled", "peak_allocated")
+    ]
     return (
         (name, *sizes, limit or 0, pool["live"], pool["rate"], pool["hit_rate"], pool["fragmentation"]),
         (
@@ -108,7 +113,8 @@ def _stream(stream: Status) -> tuple[_Keyed, Cells]:
 
 def _tag(tag: Status) -> tuple[_Keyed, Cells]:
     name = "(no tag)" if tag["tag"] is None else tag["tag"]
-    return (name, tag["bytes"], tag["count"]), (name, format_size(tag["bytes"]), f"{tag['count']:,}")
+    sizes = (tag["bytes"], tag.get("spilled", 0))
+    return (name, *sizes, tag["count"]), (name, *_sizes(*sizes), f"{tag['count']:,}")
 
 
 def _holder(holder: Status) -> tuple[_Keyed, Cells]:
@@ -126,11 +132,11 @@ def _holder(holder: Status) -> tuple[_Keyed, Cells]:
 TABLES = (
     Table(
         "pools",
-        "pool|>allocated|>reserved|>pending|>cached|>peak|>limit|>live|>alloc/s|>hits|>fragmented",
+        "pool|>allocated|>reserved|>pending|>cached|>spilled|>peak|>limit|>live|>alloc/s|>hits|>fragmented",
         _pool,
         1,
     ),
     Table("streams", "stream|pool|>live|>cached|>pending blocks", _stream, 2),
-    Table("tags", "tag|>bytes|>blocks", _tag, 1),
+    Table("tags", "tag|>bytes|>spilled|>blocks", _tag, 1),
     Table("holders", "allocated at|tag|>pool|>bytes|>blocks", _holder, 3),
 )

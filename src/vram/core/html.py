@@ -29,6 +29,7 @@ __all__ = [
 
 COLOURS = {"live": "#2f7d4f", "pending": "#c78a1b", "cached": "#4b7db8", "free": "#b9bec4"}
 """Colours of the states of memory, readable on light and dark backgrounds."""
+SPILLED_COLOUR = "#8a5fb0"
 MOST_HOLDERS = 8
 MOST_SHAPES = 3000
 """The most shapes of a picture; with more, browsers become slow."""
@@ -87,7 +88,7 @@ def pool_html(pool: Any) -> str:
     stats = pool.stats()
     bar = _bar(
         {
-            "live": stats.allocated,
+            "live": max(0, stats.reserved - stats.pending - stats.cached - stats.free),  # on the device
             "pending": stats.pending,
             "cached": stats.cached,
             "free": max(0, stats.free),
@@ -103,6 +104,7 @@ def pool_html(pool: Any) -> str:
         "from the stream's cache": f"{stats.stream_cache_hit_rate:.1%}",
         "fragmentation": f"{stats.fragmentation:.1%}",
         "out of memory": f"{stats.out_of_memory:,}",
+        **_spilled_numbers(stats),
     }
     return (
         heading(f"{pool._title} on {pool.device.name}: {format_size(stats.allocated)} allocated")
@@ -122,8 +124,21 @@ def stats_html(stats: Any) -> str:
         "without a driver call": f"{stats.hit_rate:.1%}",
         "fragmentation": f"{stats.fragmentation:.1%}",
         "out of memory": f"{stats.out_of_memory:,}",
+        **_spilled_numbers(stats),
     }
     return table("|>now", rows.items())
+
+
+def _spilled_numbers(stats: Any) -> dict[str, str]:
+    """What has moved to host memory; nothing for a pool that never spilled."""
+    if not stats.get("spill.count"):
+        return {}
+    return {
+        "spilled": format_size(stats.spilled),
+        "moved to host memory so far": format_size(stats["spill.moved_out_bytes"]),
+        "moved back so far": format_size(stats["spill.moved_back_bytes"]),
+        "streams held by swaps": f"{stats['spill.seconds']:.3f} s",
+    }
 
 
 def manager_html(manager: Any) -> str:
@@ -157,7 +172,7 @@ def _holders(pool: Any) -> str:
             f"{count:,}",
             format_size(size),
         )
-        for tag, stack, count, size, _ in held[:MOST_HOLDERS]
+        for tag, stack, count, size, *_ in held[:MOST_HOLDERS]
     ]
     more = f"<p>and {len(held) - MOST_HOLDERS} more holders</p>" if len(held) > MOST_HOLDERS else ""
     return table("tag|allocated at|>blocks|>bytes", rows) + more
@@ -165,17 +180,21 @@ def _holders(pool: Any) -> str:
 
 def snapshot_html(snapshot: Any, runs: list[list[Any]]) -> str:
     """A snapshot: totals, a map of the runs of blocks with memory behind them, and bytes by tag."""
-    free = max(0, snapshot.reserved - snapshot.allocated - snapshot.pending - snapshot.cached)
-    parts = {"live": snapshot.allocated, "pending": snapshot.pending, "cached": snapshot.cached, "free": free}
+    spilled = snapshot.spilled_by_tag()
+    live = max(0, snapshot.allocated - snapshot.suspended - sum(spilled.values()))
+    free = max(0, snapshot.reserved - live - snapshot.pending - snapshot.cached)
+    parts = {"live": live, "pending": snapshot.pending, "cached": snapshot.cached, "free": free}
+    columns = "tag|>live bytes" + ("|>in host memory" if spilled else "")
     tags = [
-        (tag or "(no tag)", format_size(size)) for tag, size in list(snapshot.by_tag().items())[:MOST_HOLDERS]
+        (tag or "(no tag)", format_size(size), *([format_size(spilled.get(tag, 0))] if spilled else ()))
+        for tag, size in list(snapshot.by_tag().items())[:MOST_HOLDERS]
     ]
     count = format_count(len(snapshot.segments), "segment")
     return (
         heading(f"Snapshot of {snapshot.device}: {format_size(snapshot.reserved)} reserved in {count}")
         + _bar(parts)
         + _map(runs)
-        + (table("tag|>live bytes", tags) if tags else "")
+        + (table(columns, tags) if tags else "")
     )
 
 
@@ -206,14 +225,19 @@ def _row(run: list[Any], place: int, longest: int) -> list[str]:
     return [
         f'<rect x="{(block.address - begin) * across:.2f}" y="{place * ROW_HEIGHT + 1}" '
         f'width="{max(block.size * across, 0.2):.2f}" height="{ROW_HEIGHT - 2}" '
-        f'fill="{COLOURS.get(block.state, COLOURS["free"])}">'
+        f'fill="{_colour(block)}">'
         f"<title>{escape(_block_words(block))}</title></rect>"
         for block in run
     ]
 
 
+def _colour(block: Any) -> str:
+    return SPILLED_COLOUR if block.spilled else COLOURS.get(block.state, COLOURS["free"])
+
+
 def _block_words(block: Any) -> str:
     tag = f", tag {block.tag}" if block.tag else ""
+    tag += f", {format_size(block.spilled)} in host memory" if block.spilled else ""
     return f"{block.state} {format_size(block.size)} at {block.address:#x}, stream {block.stream}{tag}"
 
 

@@ -70,6 +70,7 @@ def trace_settings(pool: Any, snapshot: Snapshot) -> dict[str, object]:
         "device_total": pool.device.total_memory,
         "reserved": snapshot.reserved,
         "suspended": snapshot.suspended,
+        "spilled": snapshot.spilled,
         "other_tags": raw["other_tags"],
         "lost_stacks": raw["lost_stacks"],
         **pool.config(),

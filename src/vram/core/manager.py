@@ -496,7 +496,7 @@ class MemoryManager:
 def _pressure(pool: Pool) -> float:
     raw = pool.raw_stats()
     total = pool.device.total_memory
-    used = raw["live"] + raw["pending"]["current"] - raw["suspended_live"]
+    used = raw["live"] + raw["pending"]["current"] - raw["suspended_live"] - raw.get("spilled_live", 0)
     return float(used / max(1, min(pool.limit or total, total)))
 
 

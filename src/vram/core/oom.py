@@ -30,6 +30,7 @@ def explain_out_of_memory(
     tags: Mapping[str | None, int],
     pending_streams: Mapping[int, int],
     places: Mapping[str, int] | None = None,
+    spilled_tags: Mapping[str | None, int] | None = None,
     cross_stream: str,
     rounding: int = 0,
     callback_errors: tuple[str, ...] = (),
@@ -39,8 +40,9 @@ def explain_out_of_memory(
     """Build the error of a request for `size` bytes on `stream`.
 
     `tags` has the live bytes under each tag, `places` those allocated by each line where stacks are kept,
-    `pending_streams` the bytes pending on each stream, `rounding` what of the live bytes was not asked for;
-    `limit_name` is the option that bounds the pool; `can_spill` says whether its memory could spill.
+    `spilled_tags` the bytes of each tag in host memory, `pending_streams` the bytes pending on each stream,
+    `rounding` what of the live bytes was not asked for; `limit_name` is the option that bounds the pool;
+    `can_spill` says whether its memory could spill.
     """
     account = _account(report, rounding)
     verdict = judge_request(account, size)
@@ -55,6 +57,7 @@ def explain_out_of_memory(
         "bytes": account.parts(),
         "outside": account.foreign,
         "tags": dict(tags),
+        "spilled_tags": dict(spilled_tags or {}),
         "pending_streams": dict(pending_streams),
         "places": dict(places or {}),
         "callback_errors": callback_errors,
@@ -123,7 +126,7 @@ def _room(facts: Mapping[str, Any]) -> str:
 
 def _parts(account: Account, facts: Mapping[str, Any]) -> Iterator[str]:
     """A line for each kind of memory that there is."""
-    details = {"true-demand": _tags(facts), "pending": _streams(facts), "cached": _caches(facts)}
+    details = {"true-demand": _named(facts["tags"]), "pending": _streams(facts), "cached": _caches(facts)}
     for name, size in account.parts().items():
         if size or name == "true-demand":
             yield f"  {name} {format_size(size)}: {MEANINGS[name]}{details.get(name, '')}"
@@ -143,12 +146,13 @@ def _spilled(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["spill"]:
         yield (
             f"In addition, {format_size(facts['spilled'])} are spilled to host memory, where the pool holds "
-            f"{format_size(facts['host'])} of at most {format_size(facts['spill'])} (spill)."
+            f"{format_size(facts['host'])} of at most {format_size(facts['spill'])} (spill)"
+            f"{_named(facts['spilled_tags'])}."
         )
 
 
-def _tags(facts: Mapping[str, Any]) -> str:
-    named = [(tag, size) for tag, size in facts["tags"].items() if tag is not None][:MOST_NAMED]
+def _named(tags: Mapping[str | None, int]) -> str:
+    named = [(tag, size) for tag, size in tags.items() if tag is not None][:MOST_NAMED]
     if not named:
         return ""
     return ", most of it with the tag " + ", ".join(f"{tag!r} ({format_size(size)})" for tag, size in named)

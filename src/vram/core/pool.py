@@ -44,8 +44,9 @@ ASYNC_WORKERS = 2
 """Threads that serve `allocate_async` for all pools; slow calls wait without the GIL."""
 MODEL_HOSTS: Final = 4
 """The host memory of a model is this many times the memory of the model."""
-KEEPS = ("host", "discard")
+KEEPS = ("host", "discard", "mapped")
 """What `suspend` may do with contents."""
+MAPPED: Final = "mapped"
 MOST_WARM = 1 << 20
 """The most blocks that one warmup prepares."""
 MOST_EXPLAINED = 200_000
@@ -280,16 +281,21 @@ class Pool(Closing, _native.PoolCore):
         Suspends the buffers allocated under `tag`, or all. They keep their addresses: pointers, tensors and
         captured graphs are valid again after `resume()`, and must not be used before. `keep="host"` copies
         the contents to page-locked memory of `store` (default: the pool's own, see `store`); `"discard"`
-        leaves them undefined. Free and cached memory is released as well; a page that other buffers also use
-        stays. The call waits for work queued on the streams of these buffers and for the copies, without the
-        GIL and without stopping the pool. If it fails, nothing is suspended. Visits every block.
+        leaves them undefined. `"mapped"` spills them (see `Buffer.spill`; it needs the option `spill`): they
+        can be used all the time, over the bus. Free and cached memory is released as well; a page that other
+        buffers also use stays. The call waits for work queued on the streams of these buffers and for the
+        copies, without the GIL and without stopping the pool. If it fails, nothing is suspended. Visits every
+        block.
         """
         if keep not in KEEPS:
             raise ConfigError(
-                f"keep={keep!r} is neither 'host' (contents come back) nor 'discard' (they are lost)",
+                f"keep={keep!r} is neither 'host' (contents come back) nor 'discard' (they are lost) nor "
+                "'mapped' (they stay usable in host memory)",
                 option="keep",
                 value=keep,
             )
+        if keep == MAPPED:
+            return self._park(tag, store)
         raw, kept = self.raw_stats(), keep == "host"
         # Contents to keep of buffers that are suspended already may be on a page that is released now.
         place = (store or self.store) if raw["paged"] and (kept or raw["suspended_blocks"]) else None
@@ -304,15 +310,48 @@ class Pool(Closing, _native.PoolCore):
         """Back buffers suspended under `tag`, or all, at the same addresses; returns the number of bytes.
 
         When it returns, the contents that were kept are there, for every stream. If there is not enough
-        memory, it raises OutOfMemory, everything stays suspended, and you can try again. Visits every block.
+        memory, it raises OutOfMemory, everything stays suspended, and you can try again. Of what was
+        suspended with `keep="mapped"`, as much returns as fits. Visits every block.
         """
         with resuming(self):
-            return self.resume_blocks(tag)
+            resumed = self.resume_blocks(tag)
+        return resumed + (self.unpark_blocks(tag) if self.raw_stats().get("parked") else 0)
+
+    def _park(self, tag: str | None, store: Pool | None) -> int:
+        """Suspend with `keep="mapped"`."""
+        if store is not None:
+            raise ConfigError(
+                f"keep={MAPPED!r} keeps contents under their addresses; omit store", option="store"
+            )
+        self._require_spill()
+        before = self._reserved()
+        self.park_blocks(tag)
+        self.trim_to(0, True)
+        return max(0, before - self._reserved())
+
+    def _require_spill(self) -> None:
+        if not self._can_spill() or not self.config().get("spill"):
+            raise ConfigError(
+                f"keep={MAPPED!r} moves memory to host pages under the same addresses: it needs a pool with "
+                "the option spill, on a device that can map host memory",
+                option="keep",
+                value=MAPPED,
+            )
+
+    def park_blocks(self, tag: str | None, /) -> int:
+        """Move allocations under `tag`, or all, to host memory, where they stay; returns the bytes moved."""
+        self._know_streams()
+        return super().park_blocks(tag)
+
+    def unpark_blocks(self, tag: str | None, /) -> int:
+        """Move what `park_blocks` moved back to the device; returns the bytes moved."""
+        self._know_streams()
+        return super().unpark_blocks(tag)
 
     def suspend_async(
         self, tag: str | None = None, keep: str = "host", *, store: Pool | None = None
     ) -> Future[int]:
-        """Like suspend, on another thread. The buffers must not be used from the call on."""
+        """Like suspend, on another thread. Unless `keep` is "mapped", do not use the buffers from then on."""
         return self._submit(lambda: self.suspend(tag, keep, store=store))
 
     def resume_async(self, tag: str | None = None) -> Future[int]:
@@ -707,7 +746,7 @@ def _weakly(pool: Pool) -> Callable[[int, int], bool]:
 
 def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[str, int]) -> OutOfMemory:
     """Called by the native core to explain its report, with no lock held, before it raises."""
-    tags, pending, places = _holders(pool)
+    tags, pending, places, spilled = _holders(pool)
     error = explain_out_of_memory(
         pool.device.name,
         size,
@@ -716,6 +755,7 @@ def _out_of_memory(pool: _native.PoolCore, size: int, stream: int, report: dict[
         tags=tags,
         pending_streams=pending,
         places=places,
+        spilled_tags=spilled,
         cross_stream=pool.config()["cross_stream"],
         rounding=_rounding(pool.raw_stats()),
         callback_errors=pool._callbacks.take_errors() if isinstance(pool, Pool) else (),
@@ -735,24 +775,31 @@ def _tell_of_failure(pool: Pool, error: OutOfMemory) -> None:
             _log.exception("the listener %r for out-of-memory errors failed", follow)
 
 
-def _holders(pool: _native.PoolCore) -> tuple[dict[str | None, int], dict[int, int], dict[str, int]]:
-    """Live bytes by tag, pending bytes by stream, and live bytes by the line that allocated; most first."""
+def _holders(
+    pool: _native.PoolCore,
+) -> tuple[dict[str | None, int], dict[int, int], dict[str, int], dict[str | None, int]]:
+    """Live bytes by tag, pending bytes by stream, live bytes by the line that allocated, and bytes in host
+    memory by tag; most first. What is in host memory is not among the live bytes.
+    """
     tags: defaultdict[str | None, int] = defaultdict(int)
     pending: defaultdict[int, int] = defaultdict(int)
     stacks: defaultdict[Stack, int] = defaultdict(int)
+    away: defaultdict[str | None, int] = defaultdict(int)
     counts = pool.raw_stats()["allocations"]
     if counts["small"]["current"] + counts["large"]["current"] <= MOST_EXPLAINED:
         for segment in pool.raw_snapshot():
-            for _address, size, _requested, state, stream, tag, _serial, stack, _spilled in segment["blocks"]:
+            for _address, size, _requested, state, stream, tag, _serial, stack, spilled in segment["blocks"]:
                 if state == "live":
-                    tags[tag] += size
-                    stacks[stack[:1]] += size
+                    tags[tag] += size - spilled
+                    stacks[stack[:1]] += size - spilled
+                    away[tag] += spilled
                 elif state == "pending":
                     pending[stream] += size
     places = {
         f"{frame.filename}:{frame.line} in {frame.name}": stacks[frame,] for (frame,) in filter(None, stacks)
     }
-    return _most_first(tags), _most_first(pending), _most_first(places)
+    found = (_most_first(tags), _most_first(pending), _most_first(places))
+    return *found, {tag: size for tag, size in _most_first(away).items() if size}
 
 
 def _rounding(raw: Mapping[str, Any]) -> int:

@@ -114,6 +114,14 @@ class Snapshot:
             totals[block.tag] += block.size
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
+    def spilled_by_tag(self) -> dict[str | None, int]:
+        """Bytes of allocations in host memory by tag, most first; None for those without a tag."""
+        totals: defaultdict[str | None, int] = defaultdict(int)
+        for block in self.allocations():
+            if block.spilled:
+                totals[block.tag] += block.spilled
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
     def to_dict(self) -> dict[str, Any]:
         """The snapshot as plain dicts and lists, ready for JSON."""
         return asdict(self)

@@ -409,6 +409,7 @@ def _spill_numbers(raw: Raw) -> dict[str, float]:
     return {
         "spill.bytes": raw["spilled"],
         "spill.host_bytes": raw["host"],
+        "spill.parked_bytes": raw["parked"],
         "spill.moved_out_bytes": moved["spilled_bytes"],
         "spill.moved_back_bytes": moved["returned_bytes"],
         "spill.count": moved["spills"],

@@ -35,6 +35,7 @@ GAUGES = {
     "vram_memory_cached_bytes": ("cached", "Bytes in the caches of streams."),
     "vram_memory_free_bytes": ("free", "Bytes reserved and neither live, pending nor cached."),
     "vram_memory_largest_free_bytes": ("largest_free", "Bytes of the largest free block."),
+    "vram_memory_spilled_bytes": ("spilled", "Bytes of pages under live memory that are in host memory."),
     "vram_memory_allocated_peak_bytes": ("peak_allocated", "The most bytes that were live at once."),
     "vram_memory_reserved_peak_bytes": ("peak_reserved", "The most bytes held from the device at once."),
     "vram_memory_limit_bytes": ("limit", "The most bytes to hold from the device; absent without a limit."),
@@ -54,6 +55,13 @@ COUNTERS = {
     ),
     "vram_out_of_memory": ("out_of_memory", "Requests that could not be served."),
 }
+SPILLING = {
+    "vram_spill_moved_out_bytes": ("moved_out_bytes", "Bytes moved to host memory."),
+    "vram_spill_moved_back_bytes": ("moved_back_bytes", "Bytes moved back to the device."),
+    "vram_spill_swaps": ("count", "Swaps to host memory."),
+    "vram_spill_held_seconds": ("seconds", "Time for which swaps held the streams."),
+}
+"""Counters of pools that can spill."""
 DEVICE_STATES = ("pools", "libraries", "processes", "unknown", "free")
 
 
@@ -116,6 +124,12 @@ class Metrics(Closing):
                     if pool[key] is not None:
                         family.add_metric(_labels(pool), pool[key])
                 yield family
+        for name, (key, text) in SPILLING.items():
+            family = CounterMetricFamily(name, text, labels=POOL)
+            for pool in told["pools"]:
+                if key in pool["spill"]:
+                    family.add_metric(_labels(pool), pool["spill"][key])
+            yield family
         rungs = CounterMetricFamily(
             "vram_rung_allocations", "Allocations served by each rung of the ladder.", labels=(*POOL, "rung")
         )
@@ -131,9 +145,14 @@ class Metrics(Closing):
                 devices.add_metric([device["name"], state], device[state])
         yield devices
         tags = GaugeMetricFamily("vram_tag_allocated_bytes", "Bytes in live blocks by tag.", labels=("tag",))
-        for tag, size in _tags(told["tags"]).items():
-            tags.add_metric([tag], size)
-        yield tags
+        spilled = GaugeMetricFamily(
+            "vram_tag_spilled_bytes", "Bytes in host memory by tag; absent for tags without.", labels=("tag",)
+        )
+        for family, key in ((tags, "bytes"), (spilled, "spilled")):
+            for tag, size in _tags(told["tags"], key).items():
+                if size or key == "bytes":
+                    family.add_metric([tag], size)
+            yield family
 
     def describe(self) -> list[Any]:
         """Nothing: the series are known when they are collected."""
@@ -159,11 +178,11 @@ def _labels(pool: dict[str, Any]) -> list[str]:
     return [pool["memory"], str(pool["pool"]), pool["kind"]]
 
 
-def _tags(tags: list[dict[str, Any]]) -> dict[str, int]:
-    """Bytes by tag; only the largest by name, because each series costs memory in Prometheus."""
+def _tags(tags: list[dict[str, Any]], key: str) -> dict[str, int]:
+    """Bytes of a kind by tag; only the largest by name, because each series costs memory in Prometheus."""
     totals: defaultdict[str, int] = defaultdict(int)
     for place, tag in enumerate(tags):
-        totals[tag["tag"] or "" if place < MOST_TAGS else OTHER_TAGS] += tag["bytes"]
+        totals[tag["tag"] or "" if place < MOST_TAGS else OTHER_TAGS] += tag[key]
     return dict(totals)
 
 

@@ -31,6 +31,13 @@ SAMPLES = 600
 """Samples kept: ten minutes at one per second."""
 MOST_ROWS = 1000
 """The most holders, tags and streams in one answer; the rest is counted."""
+SPILL_NUMBERS = (
+    *("host_bytes", "parked_bytes", "moved_out_bytes", "moved_back_bytes"),
+    *("count", "returns", "late", "failures", "seconds"),
+)
+"""What is told of a pool's spilling, by the names of its statistics; nothing for a driver's pool."""
+TOTALS = ("bytes", "count", "spilled")
+"""What is summed for each tag."""
 STACK_DEPTH = 16
 """Frames of each holder."""
 
@@ -140,6 +147,8 @@ class Observatory:
             "cached": stats.cached,
             "free": stats.free,
             "largest_free": stats.largest_free,
+            "spilled": stats.spilled,
+            "spill": {name: stats[f"spill.{name}"] for name in SPILL_NUMBERS if f"spill.{name}" in stats},
             "peak_allocated": stats.peak_allocated,
             "peak_reserved": stats.peak_reserved,
             "live": stats.live,
@@ -195,19 +204,26 @@ def _holders_of(pool: Pool) -> Callable[[], list[Answer]]:
         found = find()
         held = [] if found is None or found.closed else found.raw_holders()
         return [
-            {"tag": tag, "stack": stack, "count": count, "bytes": size, "requested": requested}
-            for tag, stack, count, size, requested in held
+            {
+                "tag": tag,
+                "stack": stack,
+                "count": count,
+                "bytes": size,
+                "requested": requested,
+                "spilled": spilled,
+            }
+            for tag, stack, count, size, requested, spilled in held
         ]
 
     return look
 
 
 def _by_tag(holders: list[Answer]) -> list[Answer]:
-    totals: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0])
+    totals: defaultdict[str | None, dict[str, int]] = defaultdict(lambda: dict.fromkeys(TOTALS, 0))
     for each in holders:
-        totals[each["tag"]][0] += each["bytes"]
-        totals[each["tag"]][1] += each["count"]
-    found = [{"tag": tag, "bytes": size, "count": count} for tag, (size, count) in totals.items()]
+        for name in TOTALS:
+            totals[each["tag"]][name] += each[name]
+    found = [{"tag": tag, **total} for tag, total in totals.items()]
     return sorted(found, key=lambda each: -each["bytes"])
 
 

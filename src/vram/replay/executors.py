@@ -18,7 +18,7 @@ from typing import Any
 from vram.arguments import shown, whole_number
 from vram.errors import ConfigError
 
-__all__ = ["check_cancelled", "run_all"]
+__all__ = ["check_cancelled", "run_all", "run_within"]
 
 Task = Any
 Outcome = Any
@@ -72,6 +72,22 @@ def check_cancelled() -> None:
     cancelled = _cancelled.get()
     if cancelled is not None and cancelled.is_set():
         raise CancelledError
+
+
+def run_within(seconds: float, work: Callable[[], Outcome]) -> Outcome | None:
+    """`work()`, whose replays are abandoned after so many seconds: None then."""
+    expired = threading.Event()
+    timer = threading.Timer(seconds, expired.set)
+    token = _cancelled.set(expired)
+    timer.daemon = True
+    timer.start()
+    try:
+        return work()
+    except CancelledError:
+        return None
+    finally:
+        timer.cancel()
+        _cancelled.reset(token)
 
 
 def _tell(progress: Progress, done: int, count: int) -> None:

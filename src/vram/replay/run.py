@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from vram.arguments import real_number, require
@@ -23,17 +26,61 @@ __all__ = [
     "POLICIES",
     "ReplayReport",
     "ReplayResult",
+    "SpillTraffic",
     "compare",
     "replay",
     "replay_stream",
 ]
 
+SPILLING = "vram"
+"""The policy that can spill to host memory."""
 NEVER_FULL = 0
 """As a capacity: the model device has as much memory as needed."""
 MOST_STREAMS = 1 << 15
 """The most streams of one pool, including the default one."""
 DEFAULT_LAG_US = 5000.0
 """How long work takes on the model device, in recorded time."""
+
+
+@dataclass(frozen=True)
+class SpillTraffic:
+    """What spilling to host memory did and would cost, in bytes, counts and microseconds.
+
+    `moved_out` and `moved_back` were copied in `swaps` and `returns`, which held all streams for `held_us`.
+    `read` was used in place over the bus, for which it takes `read_us`. A recording has no uses of memory, so
+    this is assumed: a block in host memory is read once before it is freed, and once in each step at whose
+    end it is there. `created_us` is what creating the host memory takes once, while the streams run; `peak`
+    is the most host memory. `steps` and `step_us` are the number and the recorded
+    time of the steps in which any of this happened (without steps: 1, and the whole recording). A recording
+    may end inside a step, so the last one counts as long as the median of the others, or longer.
+    """
+
+    moved_out: int
+    moved_back: int
+    read: int
+    swaps: int
+    returns: int
+    peak: int
+    held_us: float
+    read_us: float
+    created_us: float
+    steps: int
+    step_us: int
+
+    @property
+    def added_us(self) -> float:
+        """How much longer the job takes."""
+        return self.held_us + self.read_us
+
+    @property
+    def moved_in_step(self) -> int:
+        """Bytes over the bus in each of the steps, in both directions."""
+        return (self.moved_out + self.moved_back + self.read) // max(1, self.steps)
+
+    @property
+    def slowdown(self) -> float | None:
+        """How many times as long these steps take; None if the recording has no times."""
+        return 1 + self.added_us / self.step_us if self.step_us else None
 
 
 @dataclass(frozen=True)
@@ -44,7 +91,7 @@ class ReplayResult:
     after cached memory was released. `oom` is None, or the first request that failed: `event` (index in the
     trace), `step` (of `find_steps`, None if unknown), `size`, and the bytes `allocated` and `reserved` then.
     `events_per_second` is the speed of the replay on this machine. `segment_sizes` are the bytes of
-    every growth, in order (`vram`: none).
+    every growth, in order (`vram`: none). `spill` is None unless the policy could spill to host memory.
     """
 
     policy: str
@@ -57,6 +104,7 @@ class ReplayResult:
     events_per_second: float
     oom: dict[str, Any] | None
     segment_sizes: tuple[int, ...] = field(default=(), repr=False)
+    spill: SpillTraffic | None = None
 
     def _repr_html_(self) -> str:
         from vram.core.html import results_html
@@ -92,9 +140,15 @@ class ReplayReport:
         """The report as plain data; the command line prints it as JSON."""
         return {
             "trace": {**self.heading, "peak_allocated": self.peak_allocated},
-            "policies": [asdict(result) for result in self.results],
+            "policies": [_result_json(result) for result in self.results],
             "recorded": self.recorded,
         }
+
+
+def _result_json(result: ReplayResult) -> dict[str, Any]:
+    spill = result.spill
+    derived = spill and {"added_us": spill.added_us, "slowdown": spill.slowdown}
+    return {**asdict(result), "spill": spill and {**asdict(spill), **(derived or {})}}
 
 
 def replay(
@@ -104,18 +158,26 @@ def replay(
     capacity: int | str | None = None,
     conf: Mapping[str, object] | None = None,
     lag_us: float = DEFAULT_LAG_US,
+    spill: int | str = 0,
 ) -> ReplayResult:
     """Run `trace` through `policy` on a model device of `capacity` bytes (default: never full).
 
     `conf` has the policy's settings under its own names: of PYTORCH_ALLOC_CONF for `torch`, of VRAM_CONF for
     `vram`. Work on the device completes `lag_us` after it was issued, so memory that `vram` used on one
     stream is not immediately free for another; the other policies use the recorded times.
+
+    `spill` is the host memory that `vram` may move cold memory to when the device is full. The result then
+    has a `SpillTraffic`.
     """
     policy_kind(policy)
     program = trace if isinstance(trace, Lifetimes) else lifetimes(trace)
-    replayer = _replayer(policy, program, capacity, dict(conf or {}), lag_us, keep_sizes=True)
+    replayer = _replayer(policy, program, capacity, spilling(policy, conf, spill), lag_us, keep_sizes=True)
     _feed(replayer, program)
-    answer = {**replayer.result(), "segment_sizes": replayer.segment_sizes()}
+    answer = {
+        **replayer.result(),
+        "segment_sizes": replayer.segment_sizes(),
+        "spill": _traffic(replayer.spill_steps(), program),
+    }
     return _result(policy, program, answer, trace if isinstance(trace, Trace) else None)
 
 
@@ -126,10 +188,11 @@ def compare(
     capacity: int | str | None = None,
     conf: Mapping[str, object] | Mapping[str, Mapping[str, object]] | None = None,
     lag_us: float = DEFAULT_LAG_US,
+    spill: int | str = 0,
 ) -> ReplayReport:
     """Run `trace` through each of `policies` under the same conditions.
 
-    `conf` has settings for all of them, or for each by its name.
+    `conf` has settings for all of them, or for each by its name. `spill` is for `vram` alone.
     """
     program = lifetimes(trace)
     own = recorded_setting(trace)
@@ -137,7 +200,15 @@ def compare(
     as_recorded = own and own.policy in policies and conf_of(own.policy, conf or {}) == own.conf
     results = [
         _with_step(
-            replay(program, name, capacity=capacity, conf=conf_of(name, conf or {}), lag_us=lag_us), trace
+            replay(
+                program,
+                name,
+                capacity=capacity,
+                conf=conf_of(name, conf or {}),
+                lag_us=lag_us,
+                spill=spill if name == SPILLING else 0,
+            ),
+            trace,
         )
         for name in policies
     ]
@@ -184,6 +255,44 @@ def replay_stream(
         answer = {**answer, "oom": {**answer["oom"], "event": failed_event, "step": None}}
         events = failed_event or 0
     return _named(policy, answer, events, answer["oom"])
+
+
+def spilling(policy: str, conf: Mapping[str, object] | None, spill: int | str) -> dict[str, object]:
+    """`conf` with the host memory that the policy may spill to."""
+    settings = dict(conf or {})
+    if spill == 0:
+        return settings
+    if policy != SPILLING:
+        raise ConfigError(f"only {SPILLING} spills to host memory, not {policy}", option="spill", value=spill)
+    return {**settings, "spill": spill}
+
+
+def _traffic(rows: list[dict[str, Any]], program: Lifetimes) -> SpillTraffic | None:
+    """The totals of `rows`: what spilling had done when each step began, and at the end."""
+    if not rows:
+        return None
+    starts = [0, *map(_time_at(program), program.steps)]
+    whole = [end - start for start, end in pairwise(starts[1:])]
+    last = program.time_us[-1] if len(program) else 0
+    ends = [*starts[1:], max(last, starts[-1] + int(median(whole)) if whole else last)]
+    before = {name: 0 for name in rows[-1]}
+    steps = step_us = 0
+    for row, start, end in zip(rows, starts, ends, strict=False):
+        if any(row[name] > before[name] for name in ("moved_out", "moved_back", "read")):
+            steps += 1
+            step_us += end - start
+        before = row
+    return SpillTraffic(**rows[-1], steps=steps, step_us=step_us)
+
+
+def _time_at(program: Lifetimes) -> Callable[[int], int]:
+    """When the first operation at or after an event took place."""
+
+    def time_at(event: int) -> int:
+        row = bisect_left(program.event, event)
+        return program.time_us[min(row, len(program) - 1)] if len(program) else 0
+
+    return time_at
 
 
 def conf_of(policy: str, conf: Mapping[str, Any]) -> dict[str, object]:
@@ -242,6 +351,7 @@ def _named(policy: str, answer: Mapping[str, Any], events: int, oom: dict[str, A
         events_per_second=events / max(answer["seconds"], 1e-9),
         oom=oom,
         segment_sizes=tuple(answer.get("segment_sizes", ())),
+        spill=answer["spill"] if isinstance(answer["spill"], SpillTraffic) else None,
     )
 
 
@@ -282,6 +392,7 @@ def _feed(replayer: Any, piece: Lifetimes) -> None:
         piece.event,
         piece.completed_event,
         piece.emptied,
+        piece.steps,
         check_cancelled,
     )
 

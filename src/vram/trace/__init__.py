@@ -16,6 +16,7 @@ from .files import DEFAULT_MAX_BYTES, BoundedReader, open_regular_file
 from .formats import read_parts
 from .lifetimes import ALLOCATE, AT_ONCE, FREE, Lifetimes, lifetimes, peak_allocated
 from .model import BEFORE, Action, Annotation, Block, BlockState, Frame, Segment, Trace
+from .moves import Move, find_moves, moved_by_tag
 from .notes import unpack
 from .pieces import belongs, join_pieces, list_pieces, rebased
 from .sandbox import read_in_child
@@ -34,12 +35,15 @@ __all__ = [
     "BlockState",
     "Frame",
     "Lifetimes",
+    "Move",
     "Segment",
     "Steps",
     "Trace",
     "TraceWriter",
+    "find_moves",
     "find_steps",
     "lifetimes",
+    "moved_by_tag",
     "open_trace",
     "peak_allocated",
 ]

@@ -17,6 +17,7 @@ from vram.arguments import require
 from .allocations import Allocations, find_allocations
 from .model import BEFORE, EMPTY_STACK, Action, Trace
 from .series import reserved_before, reserved_series
+from .steps import find_steps
 
 __all__ = ["ALLOCATE", "FREE", "Lifetimes", "held_series", "lifetimes", "peak_allocated", "rounded"]
 
@@ -46,7 +47,8 @@ class Lifetimes:
     The first operations are the allocations that were live before the first event (`carried` of them).
     `segment_size` and `segment_address` are the plain segments that the recorded allocator got from the
     driver, in order; none if the recording does not begin with the job, because earlier ones are unknown.
-    `emptied` are the events at which the program released cached memory (`torch.cuda.empty_cache`).
+    `emptied` are the events at which the program released cached memory (`torch.cuda.empty_cache`), `steps`
+    those at which its steps begin (`find_steps`).
     """
 
     allocations: int
@@ -63,6 +65,7 @@ class Lifetimes:
     segment_size: array[int] = field(default_factory=lambda: array("Q"))
     segment_address: array[int] = field(default_factory=lambda: array("Q"))
     emptied: array[int] = field(default_factory=lambda: array("q"))
+    steps: array[int] = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
         return len(self.op)
@@ -100,6 +103,7 @@ def lifetimes(trace: Trace) -> Lifetimes:
         event=event,
         **_segments(trace, complete=not carried),
         emptied=array("q", _emptied(trace)),
+        steps=array("q", find_steps(trace).first),
     )
 
 

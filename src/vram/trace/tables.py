@@ -13,6 +13,7 @@ from vram.arguments import require, whole_number
 
 from .checked import MAX_UINT64, fitting_text, integer
 from .model import Frame, Segment, Trace
+from .moves import RETURNED, SPILLED
 from .notes import GROWING, pack_segment, unpack
 
 __all__ = ["Tables", "make_trace"]
@@ -41,6 +42,10 @@ class Tables:
     def stack(self, frames: Sequence[Frame]) -> int:
         """The number of a stack, innermost frame first; 0 for none."""
         return self._intern("stacks", tuple(self._frame(*frame) for frame in frames))
+
+    def move(self, back: bool) -> int:
+        """The stack of an event that says that memory moved to the host, or back; see `vram.trace.moves`."""
+        return self.stack((RETURNED if back else SPILLED,))
 
     def _all(self) -> dict[str, list[Any]]:
         """Everything so far, as notes; annotations are not interned."""

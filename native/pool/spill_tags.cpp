@@ -1,0 +1,98 @@
+// Spilling by tag: moving everything under some tags to the host by hand, where it stays; and what the
+// journal says of every swap. See spiller.hpp.
+#include <algorithm>
+#include <new>
+
+#include "pool/spiller.hpp"
+#include "pool/turn.hpp"
+
+namespace vram {
+
+// The pages under live blocks with wanted tags; or with others.
+std::vector<bool> Spiller::pages_of(const Wanted& wanted, bool others) const {
+  std::vector<bool> found(stock().pages().end());
+  for (Index i = 1; i < blocks().end(); ++i) {
+    const Block& block = blocks()[i];
+    if (!block.allocated()) continue;
+    std::lock_guard guard(owner_of(block).lock);
+    if (!block.allocated() || (!wanted || wanted(block.tag)) == others) continue;
+    stock().each_page(block, [&](Index page, Units, Units) { found[page] = true; });
+  }
+  return found;
+}
+
+Status Spiller::park(const Wanted& wanted, std::uint64_t* moved) {
+  *moved = 0;
+  if (closed()) return {Code::closed, 0, "spill"};
+  const Turn turn(state_.turn);
+  std::unique_lock<std::mutex> lock;
+  if (!turn.ours()) return {Code::deadlock, 0, "spill"};
+  if (Status status = begin("spill", lock); !status.ok()) return status;
+  if (config_.spill == 0) return {Code::unsupported, 0, "spill"};
+  caches_.drain_all();
+  std::vector<SpillCandidate> victims = candidates(0);
+  const std::vector<bool> others = pages_of(wanted, true);
+  std::erase_if(victims, [&](const SpillCandidate& each) { return others[each.page]; });
+  if (Status status = to_host(victims, nullptr, lock, moved); !status.ok()) return status;
+  const std::vector<bool> ours = pages_of(wanted, false);
+  for (Index page = 1; page < ours.size(); ++page)
+    if (ours[page] && stock().pages()[page].spilled()) stock().set_parked(page, true);
+  return {};
+}
+
+Status Spiller::unpark(const Wanted& wanted, std::uint64_t* moved) {
+  *moved = 0;
+  if (closed()) return {Code::closed, 0, "prefetch"};
+  const Turn turn(state_.turn);
+  std::unique_lock<std::mutex> lock;
+  if (!turn.ours()) return {Code::deadlock, 0, "prefetch"};
+  if (Status status = begin("prefetch", lock); !status.ok()) return status;
+  caches_.drain_all();
+  lives_.complete();
+  const std::vector<bool> ours = pages_of(wanted, false);
+  std::vector<Index> pages = spilled_pages(0);
+  std::erase_if(pages, [&](Index page) { return !ours[page] || !stock().pages()[page].parked; });
+  return to_device(pages, lock, moved);
+}
+
+std::uint64_t Spiller::parked_bytes() const {
+  std::uint64_t bytes = 0;
+  const Slab<Page>& pages = stock().pages();
+  for (Index page = 1; page < pages.end() && stock().spilled_bytes() != 0; ++page)
+    if (pages[page].spilled() && pages[page].parked) bytes += pages[page].bytes();
+  return bytes;
+}
+
+// One event for each live block, with its bytes on the pages that moved. If the host has no memory for the
+// list, the journal does not have them.
+void Spiller::note_moves(const std::vector<Move>& moves, Action action) {
+  std::vector<std::pair<Index, std::uint64_t>> moved;
+  try {
+    for (const Move& move : moves) {
+      const Page& page = stock().pages()[move.to];
+      if (!move.exchanged || page.holder == 0) continue;
+      const Units first = stock().mappings()[page.holder].slot * Units{kSlotUnits};
+      const Units past = first + page.slots() * Units{kSlotUnits};
+      for (Index b = space().block_at(first); b != 0 && blocks()[b].offset < past; b = blocks()[b].after) {
+        const Block& block = blocks()[b];
+        const Units units = std::min(block.end(), past) - std::max(block.offset, first);
+        if (block.allocated()) moved.emplace_back(b, bytes_of(units));
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  std::sort(moved.begin(), moved.end());
+  for (std::size_t i = 0; i < moved.size();) {
+    const Index b = moved[i].first;
+    std::uint64_t bytes = 0;
+    for (; i < moved.size() && moved[i].first == b; ++i) bytes += moved[i].second;
+    const Block& block = blocks()[b];
+    StreamState& owner = owner_of(block);
+    std::lock_guard guard(owner.lock);
+    if (block.allocated())
+      log_.note(owner, action, space().address_of(block), bytes, block.tag, block.serial);
+  }
+}
+
+}  // namespace vram
