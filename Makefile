@@ -208,7 +208,7 @@ $(STAMPS)/$(NULL_GPU): $(STAMPS)/dev pyproject.toml
 	@touch $@
 
 # Tests for a CUDA device that run there as well; those that need results or time skip themselves.
-ON_NULL_GPU := $(addprefix tests/integrations/test_torch, .py _batch_sizes.py _calls.py _race.py) $(addprefix tests/gpu/test_, \
+ON_NULL_GPU := $(addprefix tests/integrations/test_torch, .py _batch_sizes.py _calls.py _race.py _spill.py) $(addprefix tests/gpu/test_, \
   exit_fork.py functions.py gpu_arena.py gpu_driver_pool.py gpu_watching.py memory.py)
 NULL_PYTEST = $(NULL_PYTHON) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 

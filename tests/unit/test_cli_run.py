@@ -70,6 +70,14 @@ def test_an_error_of_vram_in_the_program_is_the_programs(tmp_path: Path) -> None
     assert "Traceback" in ended.stderr and "script.py" in ended.stderr and "OutOfMemory" in ended.stderr
 
 
+def test_spill_is_a_setting_of_its_own(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "import os; print(os.environ['VRAM_CONF'])")
+    ended = run("--spill", "4GiB", "--conf", "stream_cache:9", script, cwd=tmp_path)
+    assert ended.stdout.strip() == "stream_cache:9,spill:4GiB"
+    refused = run("--spill", "much", script, cwd=tmp_path)
+    assert refused.returncode == 2 and "spill" in refused.stderr
+
+
 def test_settings_reach_the_program_and_its_children(tmp_path: Path) -> None:
     child = "import vram; print(vram.get_memory_manager().settings['stream_cache'])"
     script = write(

@@ -70,6 +70,11 @@ def _read_report(ctx: click.Context, param: click.Parameter, value: str | None) 
     help="Settings as in VRAM_CONF; child processes inherit them.",
 )
 @click.option(
+    "--spill",
+    metavar="SIZE|auto",
+    help="When a device is full, slow down instead of failing: move cold memory to so much host memory.",
+)
+@click.option(
     "--record",
     "recording",
     metavar="FILE",
@@ -106,6 +111,7 @@ def run_command(
     ctx: click.Context,
     with_torch: bool,
     conf: dict[str, object],
+    spill: str | None,
     recording: str | None,
     on_oom: str,
     report: str | None,
@@ -124,6 +130,8 @@ def run_command(
     """
     if module is None and not program:
         raise click.UsageError("name a script to run, or a module with -m")
+    if spill is not None:
+        conf = {**conf, "spill": spill}
     if null_gpu is not None or null_gpus is not None:
         _enter_null_gpu(null_gpu, null_gpus, ctx.meta[ARGUMENTS])
         if module is None:
