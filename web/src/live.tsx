@@ -125,7 +125,7 @@ function History(props: { rows: number[][] }) {
     plot.current = new uPlot({
       width, height: 180, legend: { show: false }, cursor: { y: false },
       scales: { x: { time: true }, y: { range: (_plot, _low, high) => [0, Math.max(1, high * 1.06)] } },
-      series: [{}, ...LINES.map(([name]) => ({ label: name, stroke: () => css(`${name}-line`), width: 1.5, points: { show: false } }))],
+      series: [{}, ...LINES.map(([name]) => ({ label: name, stroke: () => css(`${name}-line`), width: 1.5, points: { show: false }, paths: uPlot.paths.stepped!({ align: 1 }) }))],
       axes: [{ ...axis, size: 28 }, { ...axis, size: 66, splits: (_plot, _index, _low, high) => binarySteps(high), values: (_plot, splits) => splits.map(size) }],
     }, data(), host.current);
     return () => {

@@ -43,6 +43,8 @@ SMALLEST_SHARE = 0.0005
 MOST_EVENTS = 500
 DIFFERENCES = ("line", "module", "tag", "stream")
 """What two recordings are compared by."""
+NO_RECORDINGS = (".md", ".html", ".py")
+"""Files in a folder that are not listed: notes, reports and programs."""
 KEPT_OPEN = 4
 """Maximum number of recordings in memory."""
 
@@ -358,11 +360,15 @@ class Recordings:
 def _listed(paths: Iterable[Path]) -> Iterable[Path]:
     for path in paths:
         if path.is_dir():
-            yield from sorted(each for each in path.iterdir() if each.is_file() and each.name[0] != ".")
+            yield from sorted(filter(_may_be_recording, path.iterdir()))
         elif path.is_file():
             yield path
         else:
             raise TraceError(f"cannot open {path}: no such file or directory", place="file")
+
+
+def _may_be_recording(path: Path) -> bool:
+    return path.is_file() and path.name[0] != "." and path.suffix not in NO_RECORDINGS
 
 
 # ---- queries -----------------------------------------------------------------------------------------------
