@@ -98,7 +98,7 @@ export interface LivePool {
 }
 export interface LiveDevice {
   name: string; kind: string; total: number; pools: number; libraries: number; processes: number;
-  unknown: number; free: number;
+  unknown: number; free: number; utilization?: number | null;
 }
 export interface LiveStatus {
   pid: number; program: string; time: number;
@@ -106,5 +106,6 @@ export interface LiveStatus {
   streams: { pool: number; device: string; stream: number; live: number; cached: number; pending_blocks: number }[];
   tags: { tag: string | null; bytes: number; count: number }[];
   holders: { pool: number; tag: string | null; stack: [string, number, string][]; count: number; bytes: number }[];
+  processes?: { device: string; pid: number; name: string; bytes: number | null }[];
   history: number[][];
 }

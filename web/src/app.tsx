@@ -69,9 +69,9 @@ export function App() {
         </div>
       )}
       {state.busy && <Busy />}
-      {view !== "why" && view !== "files" && <h1 class="hidden">{NAMES[view]}</h1>}
       {wide ? (
         <main class="single">
+          {view !== "files" && <h1 class="hidden">{NAMES[view]}</h1>}
           {view === "live" && <Live />}
           {view === "files" && <Files />}
           {view === "compare" && !state.busy && <Compare />}
@@ -80,6 +80,7 @@ export function App() {
         about && (
           <main>
             <div class="stage">
+              {view !== "why" && <h1 class="hidden">{NAMES[view]}</h1>}
               <Overview />
               {view === "timeline" && <Timeline />}
               {view === "map" && <MemoryMap />}

@@ -4,11 +4,11 @@ import { count, share, size, time } from "./format";
 import { AccountBar, Frames } from "./parts";
 import { choose, nameOf, source, stackOf, stepBy, update, useStore } from "./state";
 
-const RESERVED = ["true-demand", "rounding", "pending", "fragmentation", "cached"];
+const USABLE = ["true-demand", "rounding", "pending", "fragmentation", "cached", "unused"];
 
-/** The parts that the allocator holds; the explanation shows the rest of the device. */
-function reserved(parts: Record<string, number>): Record<string, number> {
-  return Object.fromEntries(RESERVED.map((name) => [name, parts[name] ?? 0]));
+/** The parts that the allocator could use, as in the explanation, which shows the rest of the device as well. */
+function usable(parts: Record<string, number>): Record<string, number> {
+  return Object.fromEntries(USABLE.map((name) => [name, parts[name] ?? 0]));
 }
 
 /** The name of a pinned moment such as `0:1234`. */
@@ -65,10 +65,10 @@ export function Details() {
           <dl>
             <dt>allocated</dt><dd id="allocated">{size(moment.allocated)}</dd>
             <dt>reserved</dt><dd>{size(moment.reserved)}</dd>
-            <dt>fragmentation</dt><dd id="fragmentation">{share(moment.fragmentation, 1)}</dd>
+            <dt>fragmented, of reserved</dt><dd id="fragmentation">{share(moment.fragmentation, 1)}</dd>
             <dt>largest free block</dt><dd>{size(moment.largest_free)}</dd>
           </dl>
-          <AccountBar parts={reserved(moment.parts)} meanings={moment.meanings} />
+          <AccountBar parts={usable(moment.parts)} meanings={moment.meanings} />
         </section>
       )}
       {about.streams.length > 1 && (

@@ -79,9 +79,11 @@ export function Timeline() {
           ))}
         </fieldset>
         <span class="spread" />
+        <span class="group">
         <button type="button" onClick={() => chart.current?.zoom(0.5)} title="Zoom in (W)" aria-label="Zoom in">+</button>
         <button type="button" onClick={() => chart.current?.zoom(2)} title="Zoom out (S)" aria-label="Zoom out">−</button>
         <button type="button" onClick={() => chart.current?.whole()} title="Show the whole run (0)">Whole run</button>
+        </span>
       </div>
       <div class="chart" ref={box} tabIndex={0} role="application" aria-label="Memory over time"
         onKeyDown={(event) => onKey(event, chart.current)}>
@@ -138,6 +140,9 @@ function onKey(event: KeyboardEvent, chart: Chart | null): void {
 
 // ---- tooltip ----
 
+/** Pixels between the pointer and the tooltip. */
+const ASIDE = 14;
+
 /** Show what is at the pointer, beside it and inside the chart. */
 function showTip(tip: HTMLElement, pointed: Pointed | null, axis: Axis, width: number, height: number): void {
   tip.hidden = pointed === null;
@@ -151,8 +156,11 @@ function showTip(tip: HTMLElement, pointed: Pointed | null, axis: Axis, width: n
     return line;
   }));
   const [wide, high] = [tip.offsetWidth, tip.offsetHeight];
-  const left = pointed.left + 14 + wide > width ? Math.max(0, pointed.left - 14 - wide) : pointed.left + 14;
-  const top = Math.min(Math.max(0, pointed.top - high / 2), Math.max(0, height - high));
+  const [right, before] = [pointed.left + ASIDE, pointed.left - ASIDE - wide];
+  const beside = right + wide <= width || before >= 0;
+  const left = right + wide <= width ? right : beside ? before : Math.max(0, Math.min(pointed.left - wide / 2, width - wide));
+  const above = pointed.top - ASIDE - high;
+  const top = beside ? Math.min(Math.max(0, pointed.top - high / 2), Math.max(0, height - high)) : above >= 0 ? above : pointed.top + ASIDE;
   tip.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
 }
 

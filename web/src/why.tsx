@@ -67,7 +67,7 @@ function Evidence(props: { answer: Answer }) {
       <p class="text">{answer.headline}</p>
       <AccountBar parts={near(answer.bytes)} meanings={answer.meanings} legend={false} />
       <table class="wide">
-        <thead><tr><th>memory</th><th class="number">size</th><th class="number">share</th><th>meaning</th></tr></thead>
+        <thead><tr><th>memory</th><th class="number">size</th><th class="number">of usable</th><th>meaning</th></tr></thead>
         <tbody>
           {Object.entries(answer.bytes).filter(([, bytes]) => bytes > 0).map(([name, bytes]) => (
             <tr key={name}><td>{name}</td><td class="number">{size(bytes)}</td><td class="number">{shareOf(answer.shares[name] ?? null)}</td>
