@@ -58,7 +58,7 @@ def test_a_process_is_followed(serve: Callable[..., Any], open_tab: Callable[...
         "87 % busy",
         "7 MiB",
     ):
-        assert part in text.lower()
+        assert part.lower() in text.lower()
     assert tab.page.locator("img").count() == 0
     tab.page.click("text=Pause")
     tab.page.wait_for_selector("text=Resume")

@@ -84,7 +84,8 @@ class Observatory:
         """Everything at this moment; the `top` largest holders and tags, the last `history` samples.
 
         `holders` are live allocations by tag and stack, most bytes first; `tag_bytes` is the sum of their
-        tag. `processes` are others on the devices, as far as the driver tells. Holders and devices are as old as `holders_age_s` and `devices_age_s` say, because they are expensive to find.
+        tag. `processes` are others on the devices, as far as the driver tells. Holders and devices are as old
+        as `holders_age_s` and `devices_age_s` say, because they are expensive to find.
         """
         top = max(0, min(top, MOST_ROWS))
         with self._lock:

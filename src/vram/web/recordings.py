@@ -43,6 +43,8 @@ SMALLEST_SHARE = 0.0005
 MOST_EVENTS = 500
 DIFFERENCES = ("line", "module", "tag", "stream")
 """What two recordings are compared by."""
+KEPT_MOMENTS = 4
+"""Maximum number of moments whose memory is kept: views ask about the same one, the oldest is dropped."""
 NO_RECORDINGS = (".md", ".html", ".py")
 """Files in a folder that are not listed: notes, reports and programs."""
 KEPT_OPEN = 4
@@ -56,6 +58,7 @@ class Recording:
         """Answer queries about `trace`."""
         self.trace = trace
         self._lock = threading.RLock()
+        self._kept: dict[int, Memory] = {}
 
     @cached_property
     def _allocations(self) -> Allocations:
@@ -80,7 +83,14 @@ class Recording:
         """Return the memory held after an event."""
         with self._lock:
             memories = self._memories_made
-        return memories.at(event)
+            if event in self._kept:
+                return self._kept[event]
+        found = memories.at(event)
+        with self._lock:
+            self._kept[event] = found
+            while len(self._kept) > KEPT_MOMENTS:
+                self._kept.pop(next(iter(self._kept)))
+        return found
 
     # ---- answers ----
 
