@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from vram.arguments import require
 from vram.errors import ConfigError
 from vram.trace import Trace, allocations
 
@@ -56,7 +57,9 @@ class Allocations:
 def find_allocations(trace: Trace, found: allocations.Allocations | None = None) -> Allocations:
     """All of them; those made before the first event come first. `found` are those of `trace`, if known."""
     np = numpy()
-    found = allocations.find_allocations(trace) if found is None else found
+    if found is None:
+        found = allocations.find_allocations(trace)
+    found = require(found, allocations.Allocations, "found")
     columns = {each.name: np.asarray(getattr(found, each.name)) for each in fields(found)[1:]}
     size, held = columns["size"].astype(np.int64), columns["held"].astype(np.int64)
     held = np.where(held > 0, held, _rounded(trace, size))

@@ -125,7 +125,7 @@ class Memories:
     def __init__(self, trace: Trace, made: Allocations | None = None) -> None:
         """Find the allocations of `trace`, unless they are given."""
         self._trace = require(trace, Trace, "trace")
-        self._made = find_allocations(trace) if made is None else made
+        self._made = find_allocations(trace) if made is None else require(made, Allocations, "made")
         self._changes = events_of(trace, SEGMENT_ACTIONS)
         self._mappings = events_of(trace, MAPPING_ACTIONS)
         self._pages_move = pages_move(trace)

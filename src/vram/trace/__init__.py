@@ -63,6 +63,8 @@ def open_trace(
     where the error is. While a child reads, `progress` is called with the bytes read and those of the file.
     """
     require_path(path)
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function, not {type(progress).__name__}")
     options = (device, trusted, max_bytes, progress)
     trace = _open_file(path, *options)
     if not _is_stream(path):
