@@ -36,7 +36,7 @@ WEB_SOURCES := $(shell find web -name node_modules -prune -o -type f -print 2>/d
 CXX_FILES = $(shell find native benchmarks examples tests/process/c src/vram/torch -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test test-all check stubs format sanitize bench clean distclean setup native-test python-test \
-  native-build asan-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu test-peers web test-web test-null null-python
+  native-build asan-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu test-peers web test-web screenshots test-null null-python
 
 help:
 	@echo "make demo      set up .venv and run the tour on the default device"
@@ -44,6 +44,7 @@ help:
 	@echo "make test-all  exhaustive versions of sampled tests: every schedule, every failing call, 10 000 damaged files"
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
 	@echo "make web       build the page of vram serve (Node 20 or later); make test-web: test it in Chromium"
+	@echo "make screenshots  make the pictures of the page in docs/images"
 	@echo "make test-integrations  tests with CuPy, Numba, cuda.core, JAX, PyTorch and Dask (a large download)"
 	@echo "make test-null  tests of PyTorch on a null GPU: no GPU is needed (a large download)"
 	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
@@ -229,6 +230,11 @@ null-python:
 $(STAMPS)/browser: $(STAMPS)/dev pyproject.toml
 	@list=$$($(call requirements,project.optional-dependencies.browser)); $(PIP_INSTALL) -r <(echo "$$list")
 	@touch $@
+
+# The pictures of the page in docs/images, from the recordings in traces/.
+screenshots: setup $(STAMPS)/browser
+	@echo "== pictures of the page"
+	@$(BIN)/python docs/images/make_screenshots.py
 
 test-web: setup $(STAMPS)/browser
 	@echo "== tests of the page in a browser"

@@ -68,7 +68,7 @@ def measure(trace: Trace, seconds: float) -> dict[str, Any]:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 760})
         started = time.perf_counter()
-        page.goto(served.url)
+        page.goto(f"{served.url}&view=timeline")
         page.wait_for_selector("aside", timeout=120_000)
         page.wait_for_selector(".u-over")
         drawn = "document.querySelector('.chart canvas')?.getContext('2d').getImageData(300, 300, 600, 300)"

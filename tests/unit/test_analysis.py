@@ -419,13 +419,13 @@ def test_an_answer_for_an_unknown_limit_stays_true_once_the_limit_is_known(name:
 @pytest.mark.parametrize(("name", "limit"), RANGES)
 def test_an_allocator_needs_the_smallest_limit_at_which_a_replay_completes(name: str, limit: str) -> None:
     pytest.importorskip("vram._native")
-    from vram.analysis.remedies import TRIED, _with_request
+    from vram.analysis.remedies import TRIED, with_request
     from vram.replay import Setting, replay
 
     trace = recorded(name)
     found = explain(trace)
     assert found.request is not None
-    job = _with_request(trace, memory_at(trace, found.moment.event), found.request)
+    job = with_request(trace, memory_at(trace, found.moment.event), found.request)
     needs = {each.setting: each.needs for each in found.remedies if each.evidence}
     for policy in TRIED:
         size = needs[Setting(policy, {}).environment]

@@ -71,12 +71,12 @@ def other_process() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_rows_are_sorted_by_their_values_not_by_their_text(status: dict[str, Any]) -> None:
-    tags = next(table for table in TABLES if table.name == "tags")
-    assert [row[1] for row in tags.rows(status)] == ["64 MiB", "8 MiB", "2 MiB"]
-    assert [row[1] for row in tags.rows(status, reverse=True)] == ["2 MiB", "8 MiB", "64 MiB"]
-    assert [row[0] for row in tags.rows(status, sort=0)] == sorted([HOSTILE, "cache", "weights"])
-    assert [row[0] for row in tags.rows(status, wanted="WEIGHT")] == ["weights"]
-    assert tags.rows(status, wanted="nothing such") == []
+    holders = next(table for table in TABLES if table.name == "holders")
+    assert [row[1] for row in holders.rows(status)] == ["64 MiB", "8 MiB", "2 MiB"]
+    assert [row[1] for row in holders.rows(status, reverse=True)] == ["2 MiB", "8 MiB", "64 MiB"]
+    assert [row[0] for row in holders.rows(status, sort=0)] == sorted([HOSTILE, "cache", "weights"])
+    assert [row[0] for row in holders.rows(status, wanted="WEIGHT")] == ["weights"]
+    assert holders.rows(status, wanted="nothing such") == []
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
@@ -99,6 +99,32 @@ def test_a_device_is_a_sum_in_words(status: dict[str, Any]) -> None:
     assert "74 MiB allocated" in heading(status) and "2 pools" in heading(status)
 
 
+def test_holders_of_one_tag_are_together_below_the_largest_tag() -> None:
+    with vram.Pool(vram.Device.model("1GiB"), stacks="python") as pool:
+        kept = [pool.allocate("8MiB", tag="many")]
+        kept += [pool.allocate("10MiB", tag="one")]
+        kept += [pool.allocate("6MiB", tag="many")]
+        found = Observatory().status()
+        del kept
+    holders = next(table for table in TABLES if table.name == "holders")
+    rows = [(row[0], row[1], row[4]) for row in holders.rows(found)]
+    assert rows == [("many", "14 MiB", "8 MiB"), ("many", "14 MiB", "6 MiB"), ("one", "10 MiB", "10 MiB")]
+
+
+def test_other_processes_and_how_busy_a_device_is_are_told(status: dict[str, Any]) -> None:
+    device = {**status["devices"][0], "utilization": 87}
+    assert device_line(device).endswith("; 87 % busy")
+    others = [
+        {"device": "cuda:0", "pid": 11, "name": "python", "bytes": 3 << 30},
+        {"device": "cuda:0", "pid": 7, "name": "", "bytes": None},
+    ]
+    processes = next(table for table in TABLES if table.name == "processes")
+    assert processes.rows({**status, "processes": others}) == [
+        ("11", "python", "cuda:0", "3 GiB"),
+        ("7", "(not visible here)", "cuda:0", "not told"),
+    ]
+
+
 # ---- printed ----------------------------------------------------------------------------------------------
 
 
@@ -110,7 +136,7 @@ def test_once_prints_what_another_process_holds(vram_command: Command) -> None:
         assert str(pid) in out and "32 MiB allocated" in out
         assert "<string>:4" in out  # the line that holds them
         lines = [line for line in out.splitlines() if "weights" in line]
-        assert len(lines) == 2 and all("32 MiB" in line for line in lines)
+        assert len(lines) == 1 and lines[0].count("32 MiB") == 2, "the tag and its only holder"
         code, out, _ = vram_command("top", str(pid), "--json")
         assert code == 0 and json.loads(out)["pid"] == pid
         code, out, _ = vram_command("top", "-1", "--filter", "nothing such")
@@ -192,20 +218,20 @@ def test_the_screen_shows_pauses_sorts_and_filters(screen: Any, status: dict[str
 
             await pilot.press("3")
             await pilot.pause()
-            assert cells(app, "tags", 1) == ["64 MiB", "8 MiB", "2 MiB"]
-            assert cells(app, "tags", 0)[0] == "[red]?[31mtag[/red] & <b>"  # as text, nothing obeyed
+            assert cells(app, "holders", 1) == ["64 MiB", "8 MiB", "2 MiB"]
+            assert cells(app, "holders", 0)[0] == "[red]?[31mtag[/red] & <b>"  # as text, nothing obeyed
             await pilot.press("r")
-            assert cells(app, "tags", 1) == ["2 MiB", "8 MiB", "64 MiB"]
-            await pilot.press("s", "s", "s")  # past what is spilled and the blocks to the names
-            assert app.sorted_by["tags"] == 0
+            assert cells(app, "holders", 1) == ["2 MiB", "8 MiB", "64 MiB"]
+            await pilot.press(*"sssss")  # past the blocks to the names
+            assert app.sorted_by["holders"] == 0
             await pilot.press("slash", *"cach")
             await pilot.pause()
-            assert cells(app, "tags", 0) == ["cache"]
+            assert cells(app, "holders", 0) == ["cache"]
             await pilot.press("enter")
             assert "only rows with 'cach'" in text_of(app, "state")
             await pilot.press("escape")
             await pilot.pause()
-            assert len(cells(app, "tags", 0)) == 3
+            assert len(cells(app, "holders", 0)) == 3
 
             await pilot.press("p")
             await until(pilot, lambda: len(looks) > seen)
@@ -263,12 +289,12 @@ def test_the_screen_follows_a_real_process(screen: Any) -> None:
             async with app.run_test(size=(140, 40)) as pilot:
                 await until(pilot, lambda: app.status is not None)
                 assert cells(app, "pools", 1) == ["32 MiB"]
-                assert cells(app, "holders", 1) == ["weights"]
+                assert cells(app, "holders", 0) == ["weights"]
                 assert other.stdin is not None
                 other.stdin.write("100MiB\n")
                 other.stdin.flush()
                 await until(pilot, lambda: cells(app, "pools", 1) == ["132 MiB"])
-                await until(pilot, lambda: cells(app, "holders", 1) == ["later", "weights"])
+                await until(pilot, lambda: cells(app, "holders", 0) == ["later", "weights"])
                 other.kill()
                 await until(pilot, lambda: "ended" in text_of(app, "state"))
 

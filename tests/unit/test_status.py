@@ -111,6 +111,7 @@ def fake_nvml(running: list[tuple[int, int | None]], seen: list[bytes]) -> Simpl
             SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in running
         ],
         nvmlDeviceGetGraphicsRunningProcesses=lambda _handle: [],
+        nvmlDeviceGetUtilizationRates=lambda _handle: SimpleNamespace(gpu=87, memory=12),
     )
 
 
@@ -118,7 +119,7 @@ def test_the_driver_is_asked_about_the_right_gpu(monkeypatch: pytest.MonkeyPatch
     seen: list[bytes] = []
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([(os.getpid(), 25), (1, 10)], seen))
     about, memory = _memory_of(FakeGpu())  # type: ignore[arg-type]
-    assert seen == [b"00000001:1b:00.0"]
+    assert set(seen) == {b"00000001:1b:00.0"}
     assert about["source"] == "nvml"
     split = split_device(ours=20, **memory)
     assert split == {"total": 100, "pools": 20, "libraries": 5, "processes": 10, "unknown": 5, "free": 60}
@@ -133,6 +134,17 @@ def test_a_driver_that_does_not_say_leaves_the_rest_unknown(
     assert about["source"] == "device"
     split = split_device(ours=20, **memory)
     assert split == {"total": 100, "pools": 20, "libraries": 0, "processes": 0, "unknown": 20, "free": 60}
+
+
+def test_the_driver_tells_who_else_is_there_and_how_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = os.getppid()
+    running = [(os.getpid(), 25), (parent, 10), (2**22 + 1, None)]
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(running, []))
+    about, _ = _memory_of(FakeGpu())  # type: ignore[arg-type]
+    assert about["utilization"] == 87
+    known, unseen = about["others"]
+    assert (known["pid"], known["bytes"]) == (parent, 10) and known["name"]
+    assert unseen == {"pid": 2**22 + 1, "name": "", "bytes": None}
 
 
 def test_libraries_say_what_they_hold_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

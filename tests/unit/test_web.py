@@ -301,6 +301,7 @@ def test_a_taken_port_is_said_to_be(asker: Asker, built: None) -> None:
 def test_a_recording_is_described(asker: Asker) -> None:
     assert asker.ask("/api/start")[1] == {
         "files": [{"file": 0, "name": "job.pickle", "bytes": asker.page.recordings.names()[0]["bytes"]}],
+        "folder": "",
         "live": True,
     }
     about = asker.ask("/api/about?file=0")[1]
@@ -338,6 +339,77 @@ def test_holders_of_two_moments_are_compared(asker: Asker) -> None:
     assert (tree["tree"]["before"], tree["tree"]["bytes"]) == tuple(
         memory_at(small_job().trace(), event).allocated for event in (1, 4)
     )
+
+
+def test_events_are_listed_with_their_places(asker: Asker) -> None:
+    trace = small_job().trace()
+    listed = asker.ask("/api/events?file=0&first=1&count=3")[1]["events"]
+    assert [each["event"] for each in listed] == [1, 2, 3]
+    assert [each["size"] for each in listed] == list(trace.size[1:4])
+    assert all(each["label"] for each in listed)
+    assert len(asker.ask("/api/events?file=0&first=-5&count=900")[1]["events"]) == trace.events
+
+
+def test_an_index_has_a_line_for_each_recording(asker: Asker) -> None:
+    found = asker.ask("/api/summary?file=0")[1]
+    about = asker.ask("/api/about?file=0")[1]
+    assert found["most"] == about["most"]
+    assert found["failed"] == 64 * MIB
+    assert found["verdict"] == explain(small_job().trace()).verdict
+
+
+def test_the_peak_is_the_same_number_everywhere(asker: Asker) -> None:
+    about = asker.ask("/api/about?file=0")[1]
+    moment = asker.ask(f"/api/moment?file=0&event={about['peak']}")[1]
+    why = asker.ask(f"/api/why?file=0&event={about['peak']}")[1]
+    assert about["most"]["allocated"] == moment["allocated"] == why["allocated"]
+
+
+def test_a_plain_peak_has_advice(asker: Asker) -> None:
+    about = asker.ask("/api/about?file=0")[1]
+    assert asker.ask(f"/api/why?file=0&event={about['peak']}")[1]["remedies"]
+
+
+def test_reading_is_reported_up_to_the_whole_file(asker: Asker, job_file: Path) -> None:
+    before = asker.ask("/api/reading?file=0")[1]
+    asker.ask("/api/about?file=0")
+    after = asker.ask("/api/reading?file=0")[1]
+    assert (before["open"], after["open"]) == (False, True)
+    assert after["done"] == after["bytes"] == job_file.stat().st_size
+
+
+def test_a_dropped_file_is_opened_and_compared(asker: Asker, tmp_path: Path) -> None:
+    job = small_job()
+    job.alloc(20 * MIB, line=9)
+    body = job.save(tmp_path / "other.pickle").read_bytes()
+    status, answer = asker.ask("/api/open", "POST", body, x_vram_name="..%2F..%2Fevil%2Fother.pickle")
+    assert (status, answer["file"]) == (200, 1)
+    assert [each["name"] for each in answer["files"]] == ["job.pickle", "other.pickle"]
+    assert asker.ask("/api/about?file=1")[1]["events"] == job.trace().events
+    found = asker.ask("/api/difference?file=1&against_file=0&by=line")[1]
+    assert found["gap"] == sum(each["gap"] for each in found["groups"]) > 0
+    kept = asker.page._dropped
+    assert [each.name for each in kept.rglob("*.pickle")] == ["other.pickle"]
+    asker.page.close()
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("headers", [{"x_vram_token": None}, {"origin": "http://evil.example"}])
+def test_a_stranger_cannot_drop_a_file(asker: Asker, headers: dict[str, str | None]) -> None:
+    assert asker.ask("/api/open", "POST", b"data", **headers)[0] == 403
+    assert len(asker.page.recordings) == 1
+
+
+def test_an_empty_file_is_not_taken(asker: Asker) -> None:
+    assert asker.ask("/api/open", "POST", b"", x_vram_name="empty.pickle")[0] == 400
+    assert len(asker.page.recordings) == 1
+
+
+def test_a_sweep_of_a_failed_job_includes_the_failed_request() -> None:
+    pytest.importorskip("vram._native")
+    from vram.web.sweeps import sweep_answer
+
+    assert sweep_answer(small_job().trace(), ("vram",))["peak_allocated"] >= 64 * MIB
 
 
 def test_a_sweep_runs_and_tells_how_far_it_is(asker: Asker) -> None:

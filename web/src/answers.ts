@@ -1,16 +1,33 @@
 // Types of the server's answers; `vram.web.recordings` produces them.
 
 export interface FileName { file: number; name: string; bytes: number }
-export interface Start { files: FileName[]; live: boolean }
+export interface Start { files: FileName[]; folder?: string; live: boolean }
+export interface Reading { done: number; bytes: number; open: boolean }
+export interface Opened { file: number; files: FileName[] }
 
 export interface Mark { name: string; from: number; to: number; depth: number }
 export interface Failure { event: number; x: number; size: number }
+
+/** What the allocator could reserve: exactly `bytes`, or from `bytes` to below `below`; null if unknown. */
+export interface Limit { bytes: number | null; known: boolean; below: number | null }
+
+/** One line about a recording. */
+export interface Summary {
+  source: string; events: number; span_us: number; timed: boolean; peak: number; start: number; limit: Limit;
+  most: Record<string, number>; failed: number | null; verdict: string; fragmentation: number;
+}
+
+export interface Difference {
+  by: string; before: number; after: number; gap: number; events: [number, number];
+  groups: { group: string; before: number; after: number; gap: number; blocks_before: number; blocks_after: number }[];
+}
 
 export interface About {
   source: string; device: number; devices: number[]; events: number; dropped: number; truncated: boolean;
   timed: boolean; span_us: number; allocations: number; streams: string[]; tags: boolean; stacks: number;
   peak: number; start: number;
   most: Record<string, number>;
+  limit: Limit;
   failures: Failure[];
   steps: [number: number, event: number, time: number][];
   marks: Mark[];
@@ -37,6 +54,8 @@ export interface EventAnswer {
   tag: string; step: number | null;
 }
 
+export interface ListedEvent extends EventAnswer { event: number; label: string }
+
 export interface Moment {
   event: number; what: EventAnswer | null;
   allocated: number; requested: number; reserved: number;
@@ -54,7 +73,7 @@ export interface Remedy { what: string; setting: string; fits: boolean | null; n
 
 export interface Why {
   at: { kind: string; event: number; step: number | null };
-  verdict: string; headline: string; reason: string; text: string; note: string;
+  verdict: string; headline: string; reason: string; text: string; note: string; doubts: string[];
   request: { size: number; needed: number; stream: number; frames: string[] } | null;
   allocated: number; reserved: number; largest_free: number;
   bytes: Record<string, number>; shares: Record<string, number | null>; device: number; meanings: Record<string, string>;
@@ -80,7 +99,7 @@ export interface LivePool {
 }
 export interface LiveDevice {
   name: string; kind: string; total: number; pools: number; libraries: number; processes: number;
-  unknown: number; free: number;
+  unknown: number; free: number; utilization?: number | null;
 }
 export interface LiveStatus {
   pid: number; program: string; time: number;
@@ -88,5 +107,6 @@ export interface LiveStatus {
   streams: { pool: number; device: string; stream: number; live: number; cached: number; pending_blocks: number }[];
   tags: { tag: string | null; bytes: number; count: number }[];
   holders: { pool: number; tag: string | null; stack: [string, number, string][]; count: number; bytes: number }[];
+  processes?: { device: string; pid: number; name: string; bytes: number | null }[];
   history: number[][];
 }

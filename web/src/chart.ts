@@ -5,19 +5,24 @@
 import uPlot from "uplot";
 import type { About, Band, Level } from "./answers";
 import { css, holderColor } from "./colors";
-import { count, size, time } from "./format";
-import type { Axis } from "./state";
-import { extent, source } from "./state";
+import { count, shortLabel, size, time } from "./format";
+import { type Axis, type Entry, type Line, type Split, LINES, extent, source, stackOf } from "./state";
 
-export type Split = "allocations" | "stream" | "tag" | "module" | "line" | "none";
-export const LINES = ["reserved", "allocated", "pending", "cached", "free"] as const;
-export type Line = (typeof LINES)[number];
+/** What is at the pointer. `left` and `top` are in pixels of the chart. */
+export interface Pointed {
+  x: number; left: number; top: number;
+  values: Partial<Record<Line, number>>; band: Band | null; group: string; groupBytes: number;
+}
+
+/** One entry of the legend: a stack of the bands, or a group. */
+export interface LegendEntry { key: number | string; name: string; color: string; bytes: number }
 
 /** Events of the chart. The chart decides only what it draws. */
 export interface Listener {
-  onStretch(low: number, high: number): void;
-  onMoment(x: number, band: Band | null): void;
-  onHover(x: number | null, values: Partial<Record<Line, number>>, band: Band | null, group: string): void;
+  onStretch(low: number, high: number, entry: Entry): void;
+  onMoment(x: number, band: Band | null, group: string): void;
+  onHover(pointed: Pointed | null): void;
+  onDetail(): void;
   onError(error: unknown): void;
 }
 
@@ -29,7 +34,12 @@ interface Image { canvas: HTMLCanvasElement; low: number; high: number; top: num
 const ASIDE = 1; // number of screens to request on each side
 const MOST_COLUMNS = 6000;
 const SETTLE_MS = 70;
-const STEP_LANE = 13;
+const STEP_LANE = 16;
+/** The chart's margins, which the strip above shares. */
+export const PLOT_LEFT = 66;
+export const PLOT_RIGHT = 12;
+const LABEL_HEIGHT = 13;
+const MOST_ENTRIES = 14;
 
 export class Chart {
   private readonly plot: uPlot;
@@ -47,6 +57,10 @@ export class Chart {
   private momentX: number | null = null;
   private stack: number | null = null;
   private stream: string | null = null;
+  private group: string | null = null;
+  private known = 0;
+  private entry: Entry = "join";
+  private readonly labels = document.createElement("div");
 
   constructor(
     private readonly host: HTMLElement,
@@ -60,6 +74,8 @@ export class Chart {
     [this.low, this.high] = this.heard = stretch;
     host.setAttribute("aria-busy", "true");
     this.plot = new uPlot(this.options(width, height), [[], ...LINES.map(() => [])] as uPlot.AlignedData, host);
+    this.labels.className = "labels";
+    this.plot.over.append(this.labels);
     this.plot.over.addEventListener("wheel", this.onWheel, { passive: false });
     this.plot.over.addEventListener("mousedown", this.onPress, { capture: true });
     this.plot.over.addEventListener("click", this.onClick);
@@ -78,21 +94,36 @@ export class Chart {
 
   // ---- selection ----
 
-  mark(momentX: number | null, stack: number | null, stream: string | null): void {
-    if (stack !== this.stack || stream !== this.stream) this.image = null;
-    [this.momentX, this.stack, this.stream] = [momentX, stack, stream];
+  /** Show the selection. `known` is the number of known stacks: labels appear as they become known. */
+  mark(momentX: number | null, stack: number | null, stream: string | null, group: string | null, known: number): void {
+    if (stack !== this.stack || stream !== this.stream || group !== this.group || known !== this.known) this.image = null;
+    [this.momentX, this.stack, this.stream, this.group, this.known] = [momentX, stack, stream, group, known];
     this.redraw();
+  }
+
+  /** Whether there is something to draw. */
+  get ready(): boolean {
+    return this.detail !== null;
+  }
+
+  /** What the colors mean: bytes at the selected moment, or at the right edge if it is not visible. */
+  legend(): LegendEntry[] {
+    const { detail } = this;
+    if (!detail) return [];
+    const visible = this.momentX !== null && this.momentX >= this.low && this.momentX <= this.high;
+    const at = visible ? this.momentX! : this.high;
+    return detail.groups ? groupEntries(detail.groups, at) : bandEntries(detail.bands, at, this.low, this.high);
   }
 
   /** Show the range of the listener, unless the listener already knows it from this chart. */
   follow(low: number, high: number): void {
     if (low === this.heard[0] && high === this.heard[1]) return; // the chart may have moved in the meantime
     this.heard = [low, high];
-    this.stretch(low, high);
+    this.stretch(low, high, "join");
   }
 
   /** Show another range; the listener is notified once the range is stable. */
-  stretch(low: number, high: number): void {
+  stretch(low: number, high: number, entry: Entry = "push"): void {
     const end = extent(this.about, this.shown.axis);
     const least = this.shown.axis === "time" ? 1 : 2;
     const span = Math.min(Math.max(high - low, Math.min(least, end)), end);
@@ -101,20 +132,22 @@ export class Chart {
     [this.low, this.high] = [start, start + span];
     this.redraw();
     this.ensure(SETTLE_MS);
+    if (entry === "push") this.entry = "push";
     clearTimeout(this.told);
     this.told = window.setTimeout(() => {
       this.heard = [this.low, this.high];
-      this.listener.onStretch(this.low, this.high);
+      this.listener.onStretch(this.low, this.high, this.entry);
+      this.entry = "join";
     }, SETTLE_MS);
   }
 
   pan(screens: number): void {
     const by = (this.high - this.low) * screens;
-    this.stretch(this.low + by, this.high + by);
+    this.stretch(this.low + by, this.high + by, "join");
   }
 
-  zoom(factor: number, at = (this.low + this.high) / 2): void {
-    this.stretch(at - (at - this.low) * factor, at + (this.high - at) * factor);
+  zoom(factor: number, at = (this.low + this.high) / 2, entry: Entry = "push"): void {
+    this.stretch(at - (at - this.low) * factor, at + (this.high - at) * factor, entry);
   }
 
   whole(): void {
@@ -186,6 +219,7 @@ export class Chart {
     if (axis === "time" || !level.exact) this.top *= 1.04;
     const values = LINES.map((name) => (lines.includes(name) && known.get(name)) || level.x.map(() => null));
     this.plot.setData([level.x, ...values] as uPlot.AlignedData, false);
+    this.listener.onDetail();
     this.redraw();
     this.ensure(0);
   }
@@ -207,7 +241,7 @@ export class Chart {
     event.preventDefault();
     const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) ? event.deltaX : event.shiftKey ? event.deltaY : 0;
     if (sideways) this.pan((sideways / Math.max(1, this.plot.over.clientWidth)) * 1.2);
-    else this.zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 240))), this.plot.posToVal(event.offsetX, "x"));
+    else this.zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 240))), this.plot.posToVal(event.offsetX, "x"), "join");
   };
 
   /** Dragging with shift or the middle button pans; otherwise uPlot's brush zooms. */
@@ -231,13 +265,14 @@ export class Chart {
   private readonly onClick = (event: MouseEvent): void => {
     if (event.shiftKey) return;
     const x = this.plot.posToVal(event.offsetX, "x");
-    this.listener.onMoment(x, this.bandAt(x, this.plot.posToVal(event.offsetY, "y")));
+    const y = this.plot.posToVal(event.offsetY, "y");
+    this.listener.onMoment(x, this.bandAt(x, y), this.groupAt(x, y)[0]);
   };
 
   private hover(): void {
     const { left, top, idx } = this.plot.cursor;
     if (left === undefined || left < 0 || idx === null || idx === undefined || !this.detail) {
-      this.listener.onHover(null, {}, null, "");
+      this.listener.onHover(null);
       return;
     }
     const x = this.plot.posToVal(left, "x");
@@ -248,7 +283,10 @@ export class Chart {
         ? known[lastUpTo(this.detail.level.x, x)]
         : Math.max(known[idx - (idx % 2)] ?? 0, known[idx - (idx % 2) + 1] ?? 0);
     }
-    this.listener.onHover(x, values, this.bandAt(x, y), this.groupAt(idx, y));
+    const [group, groupBytes] = this.groupAt(x, y);
+    const { offsetLeft, offsetTop } = this.plot.over;
+    const place = { x, left: left + offsetLeft, top: (top ?? 0) + offsetTop };
+    this.listener.onHover({ ...place, values, band: this.bandAt(x, y), group, groupBytes });
   }
 
   bandAt(x: number, y: number): Band | null {
@@ -260,14 +298,17 @@ export class Chart {
     return null;
   }
 
-  private groupAt(index: number, y: number): string {
-    const { groups } = this.detail!;
+  private groupAt(x: number, y: number): [name: string, bytes: number] {
+    const groups = this.detail?.groups;
+    if (!groups) return ["", 0];
+    const index = lastUpTo(groups.x, x);
     let bottom = 0;
-    for (const { name, values } of groups?.series ?? []) {
-      bottom += values[index] ?? 0;
-      if (y < bottom) return name;
+    for (const { name, values } of groups.series) {
+      const bytes = valueAt(groups, values, index);
+      bottom += bytes;
+      if (y < bottom) return [name, bytes];
     }
-    return "";
+    return ["", 0];
   }
 
   // ---- drawing ----
@@ -289,10 +330,10 @@ export class Chart {
         ...(name === "allocated" && this.shown.split === "none" ? { fill: () => css("live-soft") } : {}),
       }))],
       axes: [
-        { ...axis, size: 28, space: 90, values: (_plot, splits) => splits.map((each) => format(each)) },
-        { ...axis, size: 66, gap: 6, splits: (_plot, _index, _low, high) => binarySteps(high), values: (_plot, splits) => splits.map(size) },
+        { ...axis, size: 28, space: 90, values: (plot, splits) => splits.map((each) => (fits(plot, each) ? format(each) : "")) },
+        { ...axis, size: PLOT_LEFT, gap: 6, splits: (_plot, _index, _low, high) => binarySteps(high), values: (_plot, splits) => splits.map(size) },
       ],
-      padding: [STEP_LANE + 4, 12, 0, 0],
+      padding: [STEP_LANE + 4, PLOT_RIGHT, 0, 0],
       hooks: {
         drawAxes: [() => this.drawBands()],
         draw: [() => this.drawMarks()],
@@ -374,8 +415,35 @@ export class Chart {
         }
         x = end;
       }
+      if (height >= LABEL_HEIGHT * (devicePixelRatio || 1)) this.paintLabel(context, place, band, height);
     }
     context.globalAlpha = 1;
+  }
+
+  /** Write what a band is where it stays at one height for long enough. */
+  private paintLabel(context: CanvasRenderingContext2D, place: Place, band: Band, height: number): void {
+    const stack = stackOf(band.stack);
+    if (!stack) return;
+    const ratio = devicePixelRatio || 1;
+    const { path } = band;
+    let [best, widest] = [-1, 60 * ratio];
+    const left = (index: number): number => (Math.max(path[index]!, this.low) - place.low) * place.xScale;
+    const right = (index: number): number =>
+      (Math.min(index + 2 < path.length ? path[index + 2]! : band.end, this.high) - place.low) * place.xScale;
+    for (let index = 0; index < path.length; index += 2) {
+      if (right(index) - left(index) > widest) [best, widest] = [index, right(index) - left(index)];
+    }
+    if (best < 0) return;
+    const y = place.height - path[best + 1]! * place.yScale - height / 2;
+    context.save();
+    context.beginPath();
+    context.rect(left(best), y - height / 2, widest - 4 * ratio, height);
+    context.clip();
+    context.font = css("axis-font").replace(/^\d+/, (pixels) => String(Number(pixels) * ratio));
+    context.textBaseline = "middle";
+    context.fillStyle = css("text");
+    context.fillText(`${size(band.size)}  ${shortLabel(stack.label)}`, left(best) + 4 * ratio, y);
+    context.restore();
   }
 
   /** Paint allocated memory below all bands: what the bands do not cover are smaller allocations. */
@@ -388,12 +456,13 @@ export class Chart {
 
   private paintGroups(context: CanvasRenderingContext2D, place: Place, groups: Level): void {
     let below: number[] | null = null;
-    for (const { name, values } of groups.series) {
+    for (const [order, { name, values }] of groups.series.entries()) {
       const settled = groups.exact ? values : smooth(values);
       const base: number[] | null = below;
       const above: number[] = settled.map((value, index) => value + (base?.[index] ?? 0));
-      context.fillStyle = name === "(others)" ? css("rest") : holderColor(name);
-      context.globalAlpha = this.shown.split === "stream" && this.stream !== null && name !== `stream ${this.stream}` ? 0.25 : 1;
+      context.fillStyle = groupColor(name, order);
+      const apart = this.shown.split === "stream" && this.stream !== null && name !== `stream ${this.stream}`;
+      context.globalAlpha = apart || (this.group !== null && name !== this.group) ? 0.25 : 1;
       area(context, place, groups, above, below);
       below = above;
     }
@@ -405,54 +474,56 @@ export class Chart {
     const ratio = devicePixelRatio || 1;
     const x = (value: number): number => this.plot.valToPos(value, "x", true);
     const inside = (value: number): boolean => value >= this.low && value <= this.high;
+    const wanted: Label[] = [];
     ctx.save();
-    ctx.font = css("axis-font");
-    ctx.textBaseline = "bottom";
-    this.drawSteps(ctx, x, ratio);
-    this.drawSpans(ctx, x, ratio);
     for (const failure of this.about.failures) {
       const at = this.shown.axis === "time" ? failure.x : failure.event;
       if (!inside(at)) continue;
       ctx.fillStyle = css("alarm");
-      ctx.fillRect(x(at) - ratio, bbox.top - STEP_LANE * ratio, 2 * ratio, bbox.height + STEP_LANE * ratio);
-      ctx.textAlign = x(at) > bbox.left + bbox.width / 2 ? "right" : "left";
-      ctx.fillText(" out of memory ", x(at), bbox.top + 14 * ratio);
+      ctx.fillRect(x(at) - ratio, bbox.top, 2 * ratio, bbox.height);
+      wanted.push({ text: "out of memory", kind: "alarm", x: (x(at) - bbox.left) / ratio, y: 2, room: Infinity });
     }
+    this.drawSteps(ctx, x, ratio, wanted);
+    this.drawSpans(ctx, x, ratio, wanted);
     if (this.momentX !== null && inside(this.momentX)) {
       ctx.fillStyle = css("accent");
-      ctx.fillRect(Math.round(x(this.momentX)), bbox.top - 6 * ratio, 1.5 * ratio, bbox.height + 6 * ratio);
+      ctx.fillRect(Math.round(x(this.momentX)), bbox.top, 1.5 * ratio, bbox.height);
       ctx.beginPath();
-      ctx.arc(Math.round(x(this.momentX)) + 0.75 * ratio, bbox.top - 6 * ratio, 3.5 * ratio, 0, 7);
+      ctx.arc(Math.round(x(this.momentX)) + 0.75 * ratio, bbox.top, 3.5 * ratio, 0, 7);
       ctx.fill();
     }
     ctx.restore();
+    placeLabels(this.labels, wanted, bbox.width / ratio, ctx);
   }
 
-  private drawSteps(ctx: CanvasRenderingContext2D, x: (value: number) => number, ratio: number): void {
+  /** Steps of the program: a lane above the chart with one block for each, and a line where it begins. */
+  private drawSteps(ctx: CanvasRenderingContext2D, x: (value: number) => number, ratio: number, wanted: Label[]): void {
     const { bbox } = this.plot;
-    let labelled = -Infinity;
+    const { steps } = this.about;
+    const place = (index: number): number => {
+      const step = steps[index];
+      return step ? (this.shown.axis === "time" ? step[2] : step[1]) : extent(this.about, this.shown.axis);
+    };
     let drawn = -Infinity;
-    ctx.textAlign = "left";
-    for (const [number, event, at] of this.about.steps) {
-      const place = this.shown.axis === "time" ? at : event;
-      if (place < this.low || place > this.high) continue;
-      const left = Math.round(x(place));
-      if (left - drawn < 4 * ratio) continue;
-      drawn = left;
-      ctx.fillStyle = css("step");
-      ctx.fillRect(left, bbox.top - STEP_LANE * ratio, ratio, bbox.height + STEP_LANE * ratio);
-      if (left - labelled > 56 * ratio && left < bbox.left + bbox.width - 40 * ratio) {
-        ctx.fillStyle = css("dim");
-        ctx.fillText(`step ${number}`, left + 3 * ratio, bbox.top - ratio);
-        labelled = left;
+    for (const [index, [number]] of steps.entries()) {
+      if (place(index + 1) < this.low || place(index) > this.high) continue;
+      const left = Math.max(bbox.left, Math.round(x(place(index))));
+      const right = Math.min(bbox.left + bbox.width, Math.round(x(place(index + 1))));
+      if (right <= left) continue;
+      ctx.fillStyle = css(index % 2 ? "step-odd" : "step-even");
+      ctx.fillRect(left, bbox.top - STEP_LANE * ratio, right - left, (STEP_LANE - 2) * ratio);
+      if (left - drawn >= 4 * ratio) {
+        ctx.fillStyle = css("step");
+        ctx.fillRect(left, bbox.top, ratio, bbox.height);
+        drawn = left;
       }
+      wanted.push({ text: `step ${number}`, kind: "step", x: (left - bbox.left) / ratio, y: -STEP_LANE, room: (right - left) / ratio });
     }
   }
 
-  private drawSpans(ctx: CanvasRenderingContext2D, x: (value: number) => number, ratio: number): void {
+  private drawSpans(ctx: CanvasRenderingContext2D, x: (value: number) => number, ratio: number, wanted: Label[]): void {
     if (this.shown.axis !== "time") return;
     const { bbox } = this.plot;
-    ctx.textAlign = "left";
     for (const mark of this.about.marks) {
       if (mark.to < this.low || mark.from > this.high) continue;
       const left = Math.max(x(Math.max(mark.from, this.low)), bbox.left);
@@ -460,17 +531,79 @@ export class Chart {
       const top = bbox.top + bbox.height - (mark.depth + 1) * 5 * ratio;
       ctx.fillStyle = css("span");
       ctx.fillRect(left, top, Math.max(right - left, ratio), 4 * ratio);
-      if (right - left > 8 * mark.name.length * ratio && mark.depth === 0) {
-        ctx.fillStyle = css("text");
-        ctx.fillText(mark.name, left + 3 * ratio, top - ratio);
-      }
+      const y = (top - bbox.top) / ratio - LABEL_HEIGHT;
+      if (mark.depth === 0) wanted.push({ text: mark.name, kind: "span", x: (left - bbox.left) / ratio, y, room: (right - left) / ratio });
     }
   }
 }
 
+/** Whether the label of an axis has room at a value: one at the right edge would be cut. */
+function fits(plot: uPlot, value: number): boolean {
+  return plot.valToPos(value, "x") < plot.bbox.width / (devicePixelRatio || 1) - 18;
+}
+
+interface Label { text: string; kind: string; x: number; y: number; room: number }
+const MOST_LABELS = 60;
+
+/** Show labels as far as they fit into their room and do not overlap; the first ones have priority. */
+function placeLabels(host: HTMLElement, wanted: Label[], width: number, ctx: CanvasRenderingContext2D): void {
+  const taken: [left: number, right: number, y: number][] = [];
+  const made: HTMLElement[] = [];
+  ctx.save();
+  ctx.font = css("axis-font");
+  for (const { text, kind, x, y, room } of wanted) {
+    const wide = ctx.measureText(text).width + 8;
+    if (wide > room || made.length >= MOST_LABELS) continue;
+    const left = Math.max(0, x + wide > width ? x - wide - 2 : x);
+    if (left + wide > width + 1) continue;
+    if (taken.some(([from, to, at]) => left < to && left + wide > from && Math.abs(at - y) < LABEL_HEIGHT)) continue;
+    taken.push([left, left + wide, y]);
+    const label = document.createElement("span");
+    label.className = kind;
+    label.textContent = text;
+    label.style.transform = `translate(${left}px, ${y}px)`;
+    made.push(label);
+  }
+  ctx.restore();
+  host.replaceChildren(...made);
+}
+
+/** The color of a group by its place: groups that are shown together differ. */
+function groupColor(name: string, place: number): string {
+  return name === "(others)" ? css("rest") : holderColor(place + 1);
+}
+
+function groupEntries(groups: Level, at: number): LegendEntry[] {
+  const index = lastUpTo(groups.x, at);
+  return groups.series.map(({ name, values }, place) => (
+    { key: name, name, color: groupColor(name, place), bytes: valueAt(groups, values, index) }));
+}
+
+/** A value of a level; a column that is not exact has its minimum and its maximum. */
+function valueAt(level: Level, values: number[], index: number): number {
+  if (index < 0) return 0;
+  return level.exact ? (values[index] ?? 0) : Math.max(values[index - (index % 2)] ?? 0, values[index - (index % 2) + 1] ?? 0);
+}
+
+/** The stacks that hold most at a place, then those that hold most anywhere in view. */
+function bandEntries(bands: Band[], at: number, low: number, high: number): LegendEntry[] {
+  const held = new Map<number, number>();
+  const ever = new Map<number, number>();
+  for (const band of bands) {
+    if (band.path[0]! > high || band.end < low) continue;
+    ever.set(band.stack, Math.max(ever.get(band.stack) ?? 0, band.held));
+    if (band.path[0]! <= at && at <= band.end) held.set(band.stack, (held.get(band.stack) ?? 0) + band.held);
+  }
+  const bytes = (stack: number): number => held.get(stack) ?? 0;
+  return [...ever.keys()]
+    .sort((one, other) => bytes(other) - bytes(one) || ever.get(other)! - ever.get(one)!)
+    .slice(0, MOST_ENTRIES)
+    .map((stack) => ({ key: stack, name: shortLabel(stackOf(stack)?.label ?? "…"), color: holderColor(stack), bytes: bytes(stack) }));
+}
+
 interface Place { low: number; high: number; xScale: number; yScale: number; height: number }
 
-/** Fill between two series over a range; exact values hold until the next one. */
+/** Fill between two series over a range, as steps: a value holds until the next one. */
 function area(context: CanvasRenderingContext2D, place: Place, level: Level, above: number[], below: number[] | null): void {
   const { x } = level;
   const first = Math.max(0, lastUpTo(x, place.low));
@@ -481,7 +614,7 @@ function area(context: CanvasRenderingContext2D, place: Place, level: Level, abo
     const left = (x[index]! - place.low) * place.xScale;
     const top = place.height - (above[index] ?? 0) * place.yScale;
     if (index === first) context.moveTo(left, place.height - (below?.[index] ?? 0) * place.yScale);
-    if (level.exact && index > first) context.lineTo(left, previous);
+    if (index > first) context.lineTo(left, previous);
     context.lineTo(left, top);
     previous = top;
     last = index;
@@ -491,7 +624,7 @@ function area(context: CanvasRenderingContext2D, place: Place, level: Level, abo
     const left = (x[index]! - place.low) * place.xScale;
     const bottom = place.height - (below?.[index] ?? 0) * place.yScale;
     context.lineTo(left, bottom);
-    if (level.exact && index > first) context.lineTo(left, place.height - (below?.[index - 1] ?? 0) * place.yScale);
+    if (index > first) context.lineTo(left, place.height - (below?.[index - 1] ?? 0) * place.yScale);
   }
   context.fill();
 }

@@ -2,23 +2,29 @@
 
 import { count, share, size, time } from "./format";
 import { AccountBar, Frames } from "./parts";
-import { choose, source, stackOf, stepBy, update, useStore } from "./state";
+import { choose, nameOf, source, stackOf, stepBy, update, useStore } from "./state";
 
-const RESERVED = ["true-demand", "rounding", "pending", "fragmentation", "cached"];
+const USABLE = ["true-demand", "rounding", "pending", "fragmentation", "cached", "unused"];
 
-/** The parts that the allocator holds; the explanation shows the rest of the device. */
-function reserved(parts: Record<string, number>): Record<string, number> {
-  return Object.fromEntries(RESERVED.map((name) => [name, parts[name] ?? 0]));
+/** The parts that the allocator could use, as in the explanation, which shows the rest of the device as well. */
+function usable(parts: Record<string, number>): Record<string, number> {
+  return Object.fromEntries(USABLE.map((name) => [name, parts[name] ?? 0]));
+}
+
+/** The name of a pinned moment such as `0:1234`. */
+export function pinnedName(against: string): string {
+  const [file = 0, event = 0] = against.split(":").map(Number);
+  return `event ${count(event)} of ${nameOf(file)}`;
 }
 
 export function Details() {
-  const { about, moment, event, stack, stream, pinned, file, start } = useStore();
+  const { about, moment, event, stack, stream, against, file } = useStore();
   if (!about) return null;
   const what = moment?.what;
   const chosen = stack ?? null;
   const found = chosen === null ? undefined : stackOf(chosen);
   return (
-    <aside aria-label="Selection">
+    <aside aria-label="Selection" tabIndex={0}>
       <section>
         <h2>Moment</h2>
         <div class="moment">
@@ -34,7 +40,7 @@ export function Details() {
           )}
           {!source.embedded && (
             <button type="button" class="small" title="Compare with this moment in the flame graph"
-              onClick={() => update({ pinned: { file, event, name: `event ${count(event)} of ${start?.files[file]?.name ?? ""}` } })}>
+              onClick={() => update({ against: `${file}:${event}` })}>
               Pin
             </button>
           )}
@@ -49,20 +55,20 @@ export function Details() {
             {what.tag && <><dt>tag</dt><dd>{what.tag}</dd></>}
           </dl>
         )}
-        {pinned && (
-          <p class="dim">Pinned: {pinned.name} <button type="button" class="small" onClick={() => update({ pinned: null })}>Unpin</button></p>
+        {/^\d+:\d+$/.test(against) && (
+          <p class="dim">Pinned: {pinnedName(against)} <button type="button" class="small" onClick={() => update({ against: "" })}>Unpin</button></p>
         )}
       </section>
       {moment && (
         <section>
           <h2>Memory</h2>
           <dl>
-            <dt>allocated</dt><dd>{size(moment.allocated)}</dd>
+            <dt>allocated</dt><dd id="allocated">{size(moment.allocated)}</dd>
             <dt>reserved</dt><dd>{size(moment.reserved)}</dd>
-            <dt>fragmentation</dt><dd id="fragmentation">{share(moment.fragmentation, 1)}</dd>
+            <dt>fragmented, of reserved</dt><dd id="fragmentation">{share(moment.fragmentation, 1)}</dd>
             <dt>largest free block</dt><dd>{size(moment.largest_free)}</dd>
           </dl>
-          <AccountBar parts={reserved(moment.parts)} meanings={moment.meanings} />
+          <AccountBar parts={usable(moment.parts)} meanings={moment.meanings} />
         </section>
       )}
       {about.streams.length > 1 && (

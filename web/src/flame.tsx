@@ -2,27 +2,25 @@
 
 import flamegraph, { type Box, type FlameGraph } from "d3-flame-graph";
 import { select } from "d3-selection";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { About, Holder } from "./answers";
 import { css, isDark, placeColor } from "./colors";
-import { count, plural, share, signed, size } from "./format";
+import { pinnedName } from "./details";
+import { count, functionFirst, plural, share, signed, size } from "./format";
 import { Choice, useSize, useTheme } from "./parts";
-import { message, source, update, useStore } from "./state";
+import { TREES, message, source, update, useStore } from "./state";
+import { inverted, matched, withoutFramework } from "./tree";
 
-type By = "stack" | "module" | "tag" | "stream";
-const BY: readonly (readonly [By, string])[] = [["stack", "stack"], ["module", "module"], ["tag", "tag"], ["stream", "stream"]];
+const BY = TREES.map((each) => [each, each] as const);
 
 /** A node as drawn: its width is the larger of the bytes before and now. */
 interface Node { name: string; value: number; bytes: number; before: number; blocks: number; stacks: number[]; children: Node[] }
 
 export function Flame() {
-  const { about, file, event, pinned, start, stack } = useStore();
+  const { about, file, event, start, stack, by, against, term, hidden, inverted: turned } = useStore();
   const theme = useTheme();
   const [box, width] = useSize<HTMLDivElement>();
-  const [by, setBy] = useState<By>("stack");
-  const [compare, setCompare] = useState("");
-  const [term, setTerm] = useState("");
-  const [answer, setAnswer] = useState<{ compared: boolean; tree: Node } | null>(null);
+  const [found, setFound] = useState<{ compared: boolean; tree: Holder } | null>(null);
   const [over, setOver] = useState<Node | null>(null);
   const graph = useRef<FlameGraph<Node> | null>(null);
   const host = useRef<HTMLDivElement>(null);
@@ -31,14 +29,18 @@ export function Flame() {
     if (!about) return;
     const asking = new AbortController();
     const load = async (): Promise<void> => {
-      const against = await other(compare, pinned, asking.signal);
-      const given = { file, event, by, ...against };
-      const found = await source.ask<{ compared: boolean; tree: Holder }>("holders", given, asking.signal);
-      setAnswer({ compared: found.compared, tree: widened(found.tree) });
+      const given = { file, event, by, ...(await other(against, asking.signal)) };
+      setFound(await source.ask<{ compared: boolean; tree: Holder }>("holders", given, asking.signal));
     };
-    load().catch((error: unknown) => asking.signal.aborted || update({ error: message(error) }));
+    load().catch((error: unknown) => asking.signal.aborted || update({ error: message(error) }, "join"));
     return () => asking.abort();
-  }, [about, file, event, by, compare, pinned]);
+  }, [about, file, event, by, against]);
+
+  const answer = useMemo(() => {
+    if (!found) return null;
+    const kept = hidden ? withoutFramework(found.tree) : found.tree;
+    return { compared: found.compared, tree: widened(turned ? inverted(kept, by === "stack" ? 0 : 1) : kept) };
+  }, [found, hidden, turned, by]);
 
   useEffect(() => {
     if (!answer || !host.current || width < 60) return;
@@ -50,7 +52,7 @@ export function Flame() {
       .selfValue(false)
       .transitionDuration(0)
       .sort((one, two) => two.data.value - one.data.value)
-      .getName((each) => each.data.name)
+      .getName((each) => functionFirst(each.data.name))
       .setLabelHandler((each) => told(each.data, answer))
       .setColorMapper((each) => color(each, answer.compared, stack))
       .setSearchMatch((each, wanted) => each.data.name.toLowerCase().includes(wanted.toLowerCase()))
@@ -72,7 +74,7 @@ export function Flame() {
 
   if (!about) return null;
   const choices: [string, string][] = [["", "nothing"]];
-  if (pinned) choices.push(["pinned", pinned.name]);
+  if (/^\d+:\d+$/.test(against)) choices.push([against, pinnedName(against)]);
   if (!source.embedded) {
     choices.push(["start", "the beginning"]);
     for (const each of start?.files ?? []) choices.push([`peak:${each.file}`, `peak of ${each.name}`]);
@@ -80,9 +82,12 @@ export function Flame() {
   return (
     <section class="view flame" aria-label="Flame graph">
       <div class="tools">
-        <Choice label="By" value={by} options={BY} onChange={setBy} />
-        {choices.length > 1 && <Choice label="Compare with" value={compare} options={choices} onChange={setCompare} />}
-        <input type="search" placeholder="Search" aria-label="Search" value={term} onInput={(typed) => setTerm(typed.currentTarget.value)} />
+        <Choice label="By" value={by} options={BY} onChange={(next) => update({ by: next })} />
+        {choices.length > 1 && <Choice label="Compare with" value={against} options={choices} onChange={(next) => update({ against: next })} />}
+        <label class="toggle"><input type="checkbox" checked={hidden} onChange={() => update({ hidden: !hidden })} />hide framework</label>
+        <label class="toggle"><input type="checkbox" checked={turned} onChange={() => update({ inverted: !turned })} />innermost first</label>
+        <input type="search" placeholder="Search" aria-label="Search" value={term} onInput={(typed) => update({ term: typed.currentTarget.value }, "join")} />
+        {answer && term && <span id="matched" role="status">{matchedText(answer.tree, term)}</span>}
         <span class="spread" />
         {answer && <span class="dim">{summary(answer)}</span>}
         <button type="button" onClick={() => graph.current?.resetZoom()}>Reset zoom</button>
@@ -93,13 +98,12 @@ export function Flame() {
   );
 }
 
-async function other(
-  compare: string, pinned: { file: number; event: number } | null, signal: AbortSignal,
-): Promise<Record<string, number>> {
-  if (compare === "pinned" && pinned) return { against_file: pinned.file, against: pinned.event };
-  if (compare === "start") return { against: 0 };
-  if (!compare.startsWith("peak:")) return {};
-  const file = Number(compare.slice(5));
+async function other(against: string, signal: AbortSignal): Promise<Record<string, number>> {
+  const pinned = /^(\d+):(\d+)$/.exec(against);
+  if (pinned) return { against_file: Number(pinned[1]), against: Number(pinned[2]) };
+  if (against === "start") return { against: 0 };
+  if (!/^peak:\d+$/.test(against)) return {};
+  const file = Number(against.slice(5));
   const about = await source.ask<About>("about", { file }, signal);
   return { against_file: file, against: about.peak };
 }
@@ -130,9 +134,15 @@ function holds(node: Node, stack: number): boolean {
   return node.stacks.includes(stack) || node.children.some((each) => holds(each, stack));
 }
 
+function matchedText(tree: Node, term: string): string {
+  const bytes = matched(tree, term);
+  return bytes ? `${size(bytes)} matched, ${share(bytes, tree.bytes)}` : "nothing matched";
+}
+
 function told(node: Node, answer: { compared: boolean; tree: Node }): string {
-  if (answer.compared) return `${node.name}   ·   ${size(node.before)} → ${size(node.bytes)} (${signed(node.bytes - node.before)})`;
-  return `${node.name}   ·   ${size(node.bytes)}   ·   ${share(node.bytes, answer.tree.bytes)}   ·   ${plural(node.blocks, "block")}`;
+  const name = functionFirst(node.name);
+  if (answer.compared) return `${name}   ·   ${size(node.before)} → ${size(node.bytes)} (${signed(node.bytes - node.before)})`;
+  return `${name}   ·   ${size(node.bytes)}   ·   ${share(node.bytes, answer.tree.bytes)}   ·   ${plural(node.blocks, "block")}`;
 }
 
 function summary(answer: { compared: boolean; tree: Node }): string {

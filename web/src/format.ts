@@ -37,3 +37,25 @@ export function share(part: number, whole: number): string {
 export function plural(value: number, what: string): string {
   return `${count(value)} ${what}${value === 1 ? "" : "s"}`;
 }
+
+/** A place such as `model/net.py:12 forward`, split into function, file and line; null for other names. */
+export function placeParts(name: string): { what: string; where: string } | null {
+  const found = /^(.*):(\d+) (.+)$/.exec(name);
+  return found ? { what: found[3]!, where: `${found[1]}:${found[2]}` } : null;
+}
+
+/** The same place with the function first: `forward  model/net.py:12`. A label may join two places by an arrow. */
+export function functionFirst(label: string): string {
+  return label.split(" ← ").map((name) => {
+    const parts = placeParts(name);
+    return parts ? `${parts.what}  ${parts.where}` : name;
+  }).join(" ← ");
+}
+
+/** A label in little room: the innermost place first, without folders, then the function that led to it. */
+export function shortLabel(label: string): string {
+  const places = label.split(" ← ").map((name) => placeParts(name) ?? { what: name, where: "" }).reverse();
+  const [inner, outer] = places;
+  const where = inner!.where.replace(/^.*[/\\]/, "");
+  return [`${inner!.what}  ${where}`.trim(), ...(outer ? [outer.what] : [])].join(" ← ");
+}

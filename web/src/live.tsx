@@ -57,6 +57,7 @@ export function Live() {
             </tbody>
           </table>
           <Holders status={status} />
+          <Processes status={status} />
         </div>
       )}
     </section>
@@ -75,7 +76,7 @@ function Device(props: { device: LiveDevice }) {
   const parts = DEVICE_PARTS.filter(([name]) => device[name] > 0);
   return (
     <div class="device">
-      <h2>{device.name} <span class="dim">{size(device.total)}</span></h2>
+      <h2>{device.name} <span class="dim">{size(device.total)}{device.utilization != null && `, ${device.utilization} % busy`}</span></h2>
       <div class="bar">{parts.map(([name, color, words]) => (
         <Slice key={name} share={device[name] / Math.max(1, device.total)} color={color} title={`${words}: ${size(device[name])}`} />
       ))}</div>
@@ -83,6 +84,26 @@ function Device(props: { device: LiveDevice }) {
         <span key={name}><i class={`dot ${color}`} />{words} {size(device[name])}</span>
       ))}</p>
     </div>
+  );
+}
+
+/** Other processes on the devices, as far as the driver tells. */
+function Processes(props: { status: LiveStatus }) {
+  const { processes } = props.status;
+  if (!processes?.length) return null;
+  return (
+    <>
+      <h2>Other processes</h2>
+      <table class="wide processes">
+        <thead><tr><th class="number">pid</th><th>process</th><th>device</th><th class="number">size</th></tr></thead>
+        <tbody>
+          {processes.map((each) => (
+            <tr key={`${each.device} ${each.pid}`}><td class="number">{String(each.pid)}</td><td>{each.name || "(not visible here)"}</td><td>{each.device}</td>
+              <td class="number">{each.bytes === null ? "not told" : size(each.bytes)}</td></tr>
+          ))}
+        </tbody>
+      </table>
+    </>
   );
 }
 
@@ -133,7 +154,7 @@ function History(props: { rows: number[][] }) {
     plot.current = new uPlot({
       width, height: 180, legend: { show: false }, cursor: { y: false },
       scales: { x: { time: true }, y: { range: (_plot, _low, high) => [0, Math.max(1, high * 1.06)] } },
-      series: [{}, ...LINES.map(([name]) => ({ label: name, stroke: () => css(`${name}-line`), width: 1.5, points: { show: false } }))],
+      series: [{}, ...LINES.map(([name]) => ({ label: name, stroke: () => css(`${name}-line`), width: 1.5, points: { show: false }, paths: uPlot.paths.stepped!({ align: 1 }) }))],
       axes: [{ ...axis, size: 28 }, { ...axis, size: 66, splits: (_plot, _index, _low, high) => binarySteps(high), values: (_plot, splits) => splits.map(size) }],
     }, data(), host.current);
     return () => {

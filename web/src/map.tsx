@@ -1,16 +1,18 @@
 // Map: segments by address, laid out like lines of text, with live and pending blocks, rounding and holes.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Moment, Piece, Segment } from "./answers";
+import type { ListedEvent, Moment, Piece, Segment } from "./answers";
 import { css, holderColor } from "./colors";
-import { count, plural, share, size } from "./format";
+import { count, functionFirst, plural, share, size } from "./format";
 import { prepared, useSize, useTheme } from "./parts";
-import { stackOf, update, useStore } from "./state";
+import { choose, source, stackOf, update, useStore } from "./state";
 
 const LINE = 17;
 const GAP = 3;
 const HEADING = 20;
-const LEFT = 8;
+/** Room for the address at which a line begins. */
+const LEFT = 104;
+const LISTED = 60;
 
 /** A part of a segment on one line. */
 interface Run { segment: Segment; from: number; to: number; x: number; y: number }
@@ -46,7 +48,7 @@ export function MemoryMap() {
         <button type="button" onClick={() => setZoom(Math.max(1, zoom / 2))} aria-label="Zoom out">−</button>
         <button type="button" onClick={() => { setZoom(1); setScroll(0); }}>All</button>
       </div>
-      <div class="readout">{over ? told(over) : "← and → step through events, with shift by a hundred. Click a block to select its stack."}</div>
+      <div class="readout">{over ? told(over) : "Point at a block to see its address, size and holder. Click it to select its stack."}</div>
       <div class="canvas" ref={box} tabIndex={0} role="img"
         aria-label={moment ? `${moment.segments.length} segments, ${size(moment.reserved)} reserved` : ""}
         onScroll={(event) => setScroll(event.currentTarget.scrollTop)}>
@@ -59,7 +61,42 @@ export function MemoryMap() {
         </div>
         <Filler height={layout?.height ?? 0} below={height} />
       </div>
+      {!source.embedded && <Events />}
     </section>
+  );
+}
+
+/** The events around the selected one; a row selects its event, and the map shows the memory after it. */
+function Events() {
+  const { about, file, event, stream } = useStore();
+  const [rows, setRows] = useState<ListedEvent[]>([]);
+  const list = useRef<HTMLDivElement>(null);
+  const first = Math.max(0, event - LISTED / 2);
+  useEffect(() => {
+    const asking = new AbortController();
+    source.ask<{ events: ListedEvent[] }>("events", { file, first, count: LISTED }, asking.signal)
+      .then((found) => setRows(found.events), () => undefined);
+    return () => asking.abort();
+  }, [about, file, first]);
+  useEffect(() => {
+    const box = list.current;
+    const row = box?.querySelector<HTMLElement>("tr[aria-selected=true]");
+    if (box && row) box.scrollTop = row.offsetTop - box.clientHeight / 2;
+  }, [rows, event]);
+  return (
+    <div class="events" ref={list} tabIndex={0} role="region" aria-label="Events">
+      <table class="wide" role="grid" aria-label="Events around the selected one">
+        <thead><tr><th class="number">event</th><th>action</th><th class="number">size</th><th>address</th><th>stream</th><th>by</th></tr></thead>
+        <tbody>
+          {rows.filter((each) => stream === null || each.stream === stream || each.event === event).map((each) => (
+            <tr key={each.event} aria-selected={each.event === event} onClick={() => void choose(each.event)}>
+              <td class="number"><button type="button" class="link">{count(each.event)}</button></td><td>{each.action.replaceAll("_", " ")}</td>
+              <td class="number">{size(each.size)}</td><td class="mono">{each.address}</td><td>{each.stream}</td><td class="what">{functionFirst(each.label)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
   );
 }
 
@@ -82,31 +119,28 @@ function Legend() {
 }
 
 function layOut(moment: Moment, width: number, height: number, zoom: number): Layout {
-  const lineWidth = width - 2 * LEFT - 10;
+  const lineWidth = width - LEFT - 14;
   const streams = new Map<string, Segment[]>();
   for (const segment of moment.segments) streams.set(segment.stream, [...(streams.get(segment.stream) ?? []), segment]);
-  const several = streams.size > 1;
-  const lines = Math.max(3, Math.floor((height - streams.size * (several ? HEADING : 0)) / (LINE + GAP)) - streams.size - 1);
+  const lines = Math.max(3, Math.floor((height - streams.size * HEADING) / (LINE + GAP)) - streams.size - 1);
   // Segments break lines, so try scales until everything fits.
   let perPixel = moment.reserved / lineWidth / lines;
-  let found = flow(streams, several, lineWidth, perPixel);
+  let found = flow(streams, lineWidth, perPixel);
   for (let attempt = 0; attempt < 12 && found.height > height; attempt++) {
     perPixel *= 1.08;
-    found = flow(streams, several, lineWidth, perPixel);
+    found = flow(streams, lineWidth, perPixel);
   }
-  return zoom === 1 ? found : flow(streams, several, lineWidth, perPixel / zoom);
+  return zoom === 1 ? found : flow(streams, lineWidth, perPixel / zoom);
 }
 
-function flow(streams: Map<string, Segment[]>, several: boolean, width: number, perPixel: number): Layout {
+function flow(streams: Map<string, Segment[]>, width: number, perPixel: number): Layout {
   const runs: Run[] = [];
   const headings: Heading[] = [];
   let y = 4;
   for (const [stream, segments] of streams) {
-    if (several) {
-      const bytes = segments.reduce((sum, each) => sum + each.size, 0);
-      headings.push({ text: `stream ${stream} · ${plural(segments.length, "segment")} · ${size(bytes)}`, y });
-      y += HEADING;
-    }
+    const bytes = segments.reduce((sum, each) => sum + each.size, 0);
+    headings.push({ text: `stream ${stream} · ${plural(segments.length, "segment")} · ${size(bytes)}`, y });
+    y += HEADING;
     let x = 0;
     for (const segment of segments) {
       let from = 0;
@@ -121,7 +155,7 @@ function flow(streams: Map<string, Segment[]>, several: boolean, width: number, 
       if (x > 0) x += Math.max(3, 0);
     }
     if (x > 0) y += LINE + GAP;
-    y += several ? 4 : 0;
+    y += 4;
   }
   return { runs, headings, height: y + 4, perPixel };
 }
@@ -131,11 +165,15 @@ function draw(
   stack: number | null, stream: string | null,
 ): void {
   const { perPixel } = layout;
-  const colors = { hole: css("hole"), cached: css("cached"), pending: css("pending"), rounding: css("rounding"), edge: css("edge"), accent: css("accent") };
+  const names = ["pending", "rounding", "edge", "accent", "text"] as const;
+  const colors: Colors = Object.fromEntries(names.map((name) => [name, css(name)]));
+  colors["hole"] = hatched(context, css("hole"), css("hatch"), 1);
+  colors["cached"] = hatched(context, css("cached"), css("hatch"), -1);
   context.font = css("axis-font");
   context.textBaseline = "middle";
   context.fillStyle = css("dim");
-  for (const heading of layout.headings) context.fillText(heading.text, LEFT, heading.y - scroll + HEADING / 2);
+  for (const heading of layout.headings) context.fillText(heading.text, 8, heading.y - scroll + HEADING / 2);
+  drawAddresses(context, layout, scroll, height);
   const [address, changed] = [moment.what?.address ?? "", moment.event];
   for (const run of layout.runs) {
     const y = run.y - scroll;
@@ -143,7 +181,7 @@ function draw(
     const end = run.x + (run.to - run.from) / perPixel;
     const apart = stream !== null && run.segment.stream !== stream;
     context.globalAlpha = apart ? 0.2 : 1;
-    context.fillStyle = run.segment.pieces.length ? colors.hole : colors.cached;
+    context.fillStyle = colors[run.segment.pieces.length ? "hole" : "cached"]!;
     context.fillRect(run.x, y, Math.max(end - run.x, 1), LINE);
     for (const piece of within(run)) {
       const left = run.x + Math.max(0, (piece[0] - run.from) / perPixel);
@@ -153,20 +191,52 @@ function draw(
       const touched = piece[7] === changed || hex(run.segment.address, piece[0]) === address;
       if (touched) {
         context.globalAlpha = 1;
-        context.strokeStyle = colors.accent;
+        context.strokeStyle = colors["accent"]!;
         context.lineWidth = 2;
         context.strokeRect(left + 0.5, y + 1, Math.max(right - left - 1, 2), LINE - 2);
       }
     }
     context.globalAlpha = 1;
-    context.fillStyle = colors.edge;
+    context.fillStyle = colors["edge"]!;
     if (run.from === 0) context.fillRect(run.x - 1, y, 1, LINE);
     if (run.to === run.segment.size) context.fillRect(end, y, 1, LINE);
   }
 }
 
+type Colors = Record<string, string | CanvasPattern>;
+
+/** A fill of diagonal lines, so that free memory differs from blocks by more than its color. */
+function hatched(context: CanvasRenderingContext2D, ground: string, lines: string, slope: 1 | -1): CanvasPattern | string {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const inside = tile.getContext("2d")!;
+  inside.fillStyle = ground;
+  inside.fillRect(0, 0, 6, 6);
+  inside.strokeStyle = lines;
+  inside.lineWidth = 1.2;
+  inside.beginPath();
+  for (const shift of [-6, 0, 6]) {
+    inside.moveTo(shift, slope > 0 ? 6 : 0);
+    inside.lineTo(shift + 6, slope > 0 ? 0 : 6);
+  }
+  inside.stroke();
+  return context.createPattern(tile, "repeat") ?? ground;
+}
+
+/** The address at the beginning of each line. */
+function drawAddresses(context: CanvasRenderingContext2D, layout: Layout, scroll: number, height: number): void {
+  context.save();
+  context.font = css("mono-font");
+  for (const run of layout.runs) {
+    const y = run.y - scroll;
+    if (run.x > LEFT || y > height || y + LINE < 0) continue;
+    context.fillText(hex(run.segment.address, run.from), 8, y + LINE / 2 + 1);
+  }
+  context.restore();
+}
+
 function paint(
-  context: CanvasRenderingContext2D, piece: Piece, left: number, right: number, y: number, colors: Record<string, string>,
+  context: CanvasRenderingContext2D, piece: Piece, left: number, right: number, y: number, colors: Colors,
 ): void {
   const [, bytes, held, requested, pending] = piece;
   const width = right - left;
@@ -185,6 +255,11 @@ function paint(
   if (width > 3) {
     context.fillStyle = colors["edge"]!;
     context.fillRect(right - 0.5, y, 0.5, LINE);
+  }
+  const text = size(held);
+  if (piece[5] === 1 && width > 7 * text.length + 8) {
+    context.fillStyle = colors["text"]!;
+    context.fillText(text, left + 4, y + LINE / 2 + 1);
   }
 }
 
@@ -231,7 +306,7 @@ function told(hit: Hit): string {
   if (blocks > 1) return `${plural(blocks, "small block")} in ${size(bytes)}, ${size(held)} in use   ·   ${where}`;
   const rounding = held > requested ? `, ${size(requested)} requested` : "";
   const since = event < 0 ? "allocated before the recording" : `since event ${count(event)}`;
-  const holder = stackOf(stack)?.label ?? "";
+  const holder = functionFirst(stackOf(stack)?.label ?? "");
   return [`${pending ? "pending" : "live"} ${size(bytes)}${rounding} at ${hex(segment.address, offset)}`, since, holder, where]
     .filter(Boolean).join("   ·   ");
 }

@@ -18,6 +18,7 @@ export function AccountBar(props: { parts: Record<string, number>; meanings: Rec
       </div>
       {props.legend !== false && (
         <table class="legend">
+          <thead class="hidden"><tr><th>memory</th><th>size</th><th>share of usable</th></tr></thead>
           <tbody>
             {entries.map(([name, bytes]) => (
               <tr key={name} title={props.meanings[name] ?? ""}>

@@ -1,6 +1,6 @@
 // The source of answers: the server, or, in a report, the page itself.
 
-import type { About, Level, LiveStatus, Moment, Start, SweepAnswer, SweepState } from "./answers";
+import type { About, Level, LiveStatus, Moment, Opened, Start, SweepAnswer, SweepState } from "./answers";
 
 export type Parameters = Record<string, string | number | undefined>;
 
@@ -8,6 +8,8 @@ export interface Source {
   /** True for a report, which contains only some answers. */
   readonly embedded: boolean;
   ask<T>(question: string, given?: Parameters, signal?: AbortSignal): Promise<T>;
+  /** Send a file, to be opened like those of the table. */
+  send(file: File): Promise<Opened>;
   /** Run a sweep and report its progress. */
   sweep(file: number, policies: string[], tell: (state: SweepState) => void): Promise<void>;
   live(tell: (status: LiveStatus) => void, signal: AbortSignal): Promise<void>;
@@ -33,6 +35,12 @@ class Server implements Source {
     return (await response.json()) as T;
   }
 
+  async send(file: File): Promise<Opened> {
+    const headers = { "X-Vram-Name": encodeURIComponent(file.name) };
+    const response = await this.fetch("api/open", { method: "POST", body: file, headers });
+    return (await response.json()) as Opened;
+  }
+
   async sweep(file: number, policies: string[], tell: (state: SweepState) => void): Promise<void> {
     const response = await this.fetch("api/sweep", { method: "POST", body: JSON.stringify({ file, policies }) });
     const { sweep } = (await response.json()) as { sweep: string };
@@ -49,7 +57,7 @@ class Server implements Source {
   }
 
   private async fetch(path: string, options: RequestInit): Promise<Response> {
-    const response = await fetch(path, { ...options, headers: { "X-Vram-Token": this.token } });
+    const response = await fetch(path, { ...options, headers: { ...options.headers, "X-Vram-Token": this.token } });
     if (response.ok) return response;
     const answer = (await response.json().catch(() => ({}))) as { error?: string };
     throw new Error(answer.error ?? `the server answered ${response.status}`);
@@ -119,6 +127,10 @@ class Embedded implements Source {
   async sweep(_file: number, _policies: string[], tell: (state: SweepState) => void): Promise<void> {
     const answer = this.written.sweep;
     tell(answer ? { done: 1, count: 1, answer } : { done: 0, count: 0, error: "this report contains no sweep" });
+  }
+
+  async send(): Promise<Opened> {
+    throw new Error("a report cannot open files; use vram serve");
   }
 
   async live(): Promise<void> {

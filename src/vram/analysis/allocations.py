@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from vram.arguments import require
 from vram.errors import ConfigError
 from vram.trace import Trace, allocations
 
 from .columns import Column, column, numpy
 from .groups import label_of, place_name
+from .memory import final_sizes
 from .places import Phases
 from .torch_rules import Rules
 
@@ -52,14 +54,25 @@ class Allocations:
         )
 
 
-def find_allocations(trace: Trace) -> Allocations:
-    """All of them; those made before the first event come first."""
+def find_allocations(trace: Trace, found: allocations.Allocations | None = None) -> Allocations:
+    """All of them; those made before the first event come first. `found` are those of `trace`, if known."""
     np = numpy()
-    found = allocations.find_allocations(trace)
+    if found is None:
+        found = allocations.find_allocations(trace)
+    found = require(found, allocations.Allocations, "found")
     columns = {each.name: np.asarray(getattr(found, each.name)) for each in fields(found)[1:]}
     size, held = columns["size"].astype(np.int64), columns["held"].astype(np.int64)
     held = np.where(held > 0, held, _rounded(trace, size))
+    _set_final(trace, columns, held)
     return Allocations(trace.events, **{**columns, "size": size, "held": held})
+
+
+def _set_final(trace: Trace, columns: dict[str, Column], held: Column) -> None:
+    """Set the sizes of blocks in use at the end, which the recording knows exactly."""
+    np = numpy()
+    final = final_sizes(trace)
+    for number in np.flatnonzero(columns["completed"] == trace.events).tolist():
+        held[number] = final.get(int(columns["address"][number]), held[number])
 
 
 def _rounded(trace: Trace, size: Column) -> Column:

@@ -19,7 +19,17 @@ from vram.trace.series import MAPPING_ACTIONS, SEGMENT_ACTIONS, events_of, pages
 
 from .torch_rules import LARGE_PAGE, SMALL_PAGE, Rules
 
-__all__ = ["Memories", "Memory", "free_pieces", "memory_at"]
+__all__ = ["Memories", "Memory", "final_sizes", "free_pieces", "memory_at"]
+
+
+def final_sizes(trace: Trace) -> dict[int, int]:
+    """The size of each block in use at the end, by address."""
+    return {
+        block.address: block.size
+        for segment in trace.segments
+        for block in segment.blocks
+        if block.state != BlockState.FREE
+    }
 
 
 def free_pieces(segment: Segment) -> Iterator[tuple[int, int]]:
@@ -112,19 +122,14 @@ def memory_at(trace: Trace, event: int) -> Memory:
 class Memories:
     """The memory of one recording at any of its events: what is the same for all of them is read once."""
 
-    def __init__(self, trace: Trace) -> None:
-        """Find the allocations of `trace`."""
+    def __init__(self, trace: Trace, made: Allocations | None = None) -> None:
+        """Find the allocations of `trace`, unless they are given."""
         self._trace = require(trace, Trace, "trace")
-        self._made = find_allocations(trace)
+        self._made = find_allocations(trace) if made is None else require(made, Allocations, "made")
         self._changes = events_of(trace, SEGMENT_ACTIONS)
         self._mappings = events_of(trace, MAPPING_ACTIONS)
         self._pages_move = pages_move(trace)
-        self._final = {
-            block.address: block.size
-            for segment in trace.segments
-            for block in segment.blocks
-            if block.state != BlockState.FREE
-        }
+        self._final = final_sizes(trace)
 
     def at(self, event: int) -> Memory:
         """What the allocator held after `event`; before the first with -1."""

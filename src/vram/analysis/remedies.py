@@ -21,7 +21,7 @@ from vram.trace.series import pages_move
 from .capacity import Capacity, Request, describe_limit
 from .memory import Memory
 
-__all__ = ["Remedy", "find_remedies"]
+__all__ = ["Remedy", "find_remedies", "with_request"]
 
 TRIED = {
     "torch-expandable": "expandable segments, which move free pages under any address",
@@ -67,12 +67,13 @@ def find_remedies(
     capacity: Capacity,
     progress: Progress = None,
 ) -> Iterator[Remedy]:
-    """What would help, what is shown to fit first. Nothing where nothing failed."""
+    """What would help, what is shown to fit first; where nothing failed, what would lower the memory."""
     if request is None:
+        yield from _where_nothing_failed(trace, verdict, account)
         return
     # TRIED are for programs on PyTorch, whose recordings have segments with addresses.
     of_torch = request.device_free is not None and not pages_move(trace)
-    program = lifetimes(_with_request(trace, memory, request))
+    program = lifetimes(with_request(trace, memory, request))
     tried = _replayed(program, capacity, progress) if of_torch else []
     spilled = _spilled(program, capacity, request, by_torch=of_torch)
     tried += [] if spilled is None else [spilled]
@@ -109,6 +110,33 @@ def _plain(verdict: str, account: Account, request: Request, empty_cache: str) -
             f"use less memory: free {format_size(max(0, missing - spare))}, reduce the batch size, "
             "checkpoint activations, or offload"
         )
+
+
+def _where_nothing_failed(trace: Trace, verdict: str, account: Account) -> Iterator[Remedy]:
+    """How to need less at a moment, starting with the verdict."""
+    of_torch = bool(trace.segments) and not pages_move(trace)
+    held = format_size(account.parts()[verdict]) if account.reserved else ""
+    if not held:
+        return
+    if verdict == "true-demand":
+        yield Remedy(
+            f"use less memory: the program requested {held} of the {format_size(account.reserved)} reserved; "
+            "start with the largest holder, reduce the batch size, checkpoint activations, or offload"
+        )
+        return
+    advice = {
+        "cached": "release unused segments before other programs need them: empty the cache",
+        "pending": "wait for the streams that still use freed memory, or free memory on its own stream",
+        "fragmentation": "reduce fragmentation: allocate long-lived memory first, and vary batch sizes less",
+        "rounding": "round up less: unset roundup_power2_divisions and max_split_size_mb",
+    }
+    empty_cache = "torch.cuda.empty_cache()" if of_torch and verdict == "cached" else ""
+    yield Remedy(f"{advice[verdict]}; this affects {held}", empty_cache)
+    if of_torch and verdict in ("cached", "fragmentation"):
+        from vram.replay import Setting  # here, so that reading a recording needs no more than itself
+
+        yield Remedy(TRIED["torch-expandable"], Setting("torch-expandable", {}).environment)
+        yield Remedy(TRIED["vram"], Setting("vram", {}).environment)
 
 
 def _larger(account: Account, request: Request, capacity: Capacity) -> Remedy:
@@ -215,7 +243,7 @@ def _evidence(needs: int | None, capacity: Capacity) -> str:
     return f"fits from {format_size(needs)}; {limit}"
 
 
-def _with_request(trace: Trace, memory: Memory, request: Request) -> Trace:
+def with_request(trace: Trace, memory: Memory, request: Request) -> Trace:
     """The recording up to the request that failed, as if it had been served."""
     end = memory.event
     columns: dict[str, Any] = {name: getattr(trace, name)[: end + 1] for name in COLUMNS}

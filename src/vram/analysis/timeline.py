@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from vram.errors import ConfigError
-from vram.trace import Trace
+from vram.trace import Trace, allocations
 from vram.trace.series import reserved_before, reserved_changes
 
 from .allocations import Allocations, Split, find_allocations, split_allocations
@@ -96,10 +96,10 @@ class Band:
 class Timeline:
     """What a recorded program and its allocator held over time, for queries about any range."""
 
-    def __init__(self, trace: Trace) -> None:
-        """Find the allocations of `trace`."""
+    def __init__(self, trace: Trace, found: allocations.Allocations | None = None) -> None:
+        """Find the allocations of `trace`, unless they are given as `found`."""
         self.trace = trace
-        self.allocations: Allocations = find_allocations(trace)
+        self.allocations: Allocations = find_allocations(trace, found)
 
     # ---- over time ----
 

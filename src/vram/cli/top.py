@@ -36,7 +36,7 @@ NEEDS_TEXTUAL = 'the live screen needs Textual: pip install "vram[tui]"; vram to
 @top_option
 @json_option
 def top_command(pid: int | None, once: bool, every: float, wanted: str, top: int, as_json: bool) -> None:
-    """Show what a running process holds: pools, streams, tags, holders, devices.
+    """Show what a running process holds, by pool, stream, tag and line, and who else uses its devices.
 
     PID is a process of yours that called vram.monitor() or was started with vram run --monitor. You can omit
     it if there is only one.
@@ -84,7 +84,7 @@ def _draw(status: Status, wanted: str, top: int) -> None:
 def _age(table: Table, status: Status) -> str:
     """Return the age of data that is not refreshed on every update."""
     old = status["holders_age_s"]
-    return f", {old:.0f} s ago" if table.name in ("tags", "holders") and old >= 1 else ""
+    return f", {old:.0f} s ago" if table.name == "holders" and old >= 1 else ""
 
 
 # ---- lines ------------------------------------------------------------------------------------------------

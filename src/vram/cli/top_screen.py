@@ -37,7 +37,7 @@ def show(look: Callable[[], Status], every: float, wanted: str) -> None:
 
 
 class TopScreen(App[None]):
-    """Pools, streams, tags and holders of one process, below the device totals and the history."""
+    """Pools, streams and holders of one process and other processes, below the devices and the history."""
 
     TITLE = "vram top"
     ENABLE_COMMAND_PALETTE = False

@@ -39,7 +39,11 @@ def device_line(device: Status) -> str:
         f"unknown {format_size(device['unknown'])}",
         f"free {format_size(device['free'])}",
     ]
-    return f"{device['name']}: {format_size(device['total'])} = {' + '.join(parts)}"
+    busy = device.get("utilization")
+    return (
+        f"{device['name']}: {format_size(device['total'])} = {' + '.join(parts)}"
+        f"{'' if busy is None else f'; {busy} % busy'}"
+    )
 
 
 # ---- tables -----------------------------------------------------------------------------------------------
@@ -111,21 +115,24 @@ def _stream(stream: Status) -> tuple[_Keyed, Cells]:
     return (shown, where, live, cached, pending), (shown, where, *_sizes(live, cached), f"{pending:,}")
 
 
-def _tag(tag: Status) -> tuple[_Keyed, Cells]:
-    name = "(no tag)" if tag["tag"] is None else tag["tag"]
-    sizes = (tag["bytes"], tag.get("spilled", 0))
-    return (name, *sizes, tag["count"]), (name, *_sizes(*sizes), f"{tag['count']:,}")
-
-
 def _holder(holder: Status) -> tuple[_Keyed, Cells]:
     frame = place_of([Frame(*each) for each in holder["stack"]])
     place = (
         f"{frame.filename}:{frame.line} in {frame.name}" if frame else "(no stack; enable the stacks setting)"
     )
-    tag = holder["tag"] or ""
+    tag = "(no tag)" if holder["tag"] is None else holder["tag"]
+    size, of_tag = holder["bytes"], holder["tag_bytes"]
     return (
-        (place, tag, holder["pool"], holder["bytes"], holder["count"]),
-        (place, tag, str(holder["pool"]), format_size(holder["bytes"]), f"{holder['count']:,}"),
+        (tag, (of_tag, tag, size), place, holder["pool"], size, holder["count"]),
+        (tag, format_size(of_tag), place, str(holder["pool"]), format_size(size), f"{holder['count']:,}"),
+    )
+
+
+def _process(process: Status) -> tuple[_Keyed, Cells]:
+    name, size = process["name"] or "(not visible here)", process["bytes"]
+    return (
+        (process["pid"], name, process["device"], -1 if size is None else size),
+        (str(process["pid"]), name, process["device"], "not told" if size is None else format_size(size)),
     )
 
 
@@ -137,6 +144,6 @@ TABLES = (
         1,
     ),
     Table("streams", "stream|pool|>live|>cached|>pending blocks", _stream, 2),
-    Table("tags", "tag|>bytes|>spilled|>blocks", _tag, 1),
-    Table("holders", "allocated at|tag|>pool|>bytes|>blocks", _holder, 3),
+    Table("holders", "tag|>of tag|allocated at|>pool|>bytes|>blocks", _holder, 1),
+    Table("processes", ">pid|process|device|>bytes", _process, 3),
 )

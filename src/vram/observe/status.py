@@ -90,8 +90,9 @@ class Observatory:
     def status(self, top: int = 20, history: int = SAMPLES) -> Answer:
         """Everything at this moment; the `top` largest holders and tags, the last `history` samples.
 
-        `holders` are live allocations by tag and stack, most bytes first. They and the split of the devices
-        are as old as `holders_age_s` and `devices_age_s` say, because they are expensive to find.
+        `holders` are live allocations by tag and stack, most bytes first; `tag_bytes` is the sum of their
+        tag. `processes` are others on the devices, as far as the driver tells. Holders and devices are as old
+        as `holders_age_s` and `devices_age_s` say, because they are expensive to find.
         """
         top = max(0, min(top, MOST_ROWS))
         with self._lock:
@@ -106,6 +107,7 @@ class Observatory:
             )
             streams = [stream for pool in described for stream in pool.pop("streams")]
             tags = _by_tag(holders)
+            of_tag = {each["tag"]: each["bytes"] for each in tags}
             devices = self._devices.look()
             return {
                 "protocol": 1,
@@ -121,7 +123,13 @@ class Observatory:
                 ],
                 "streams": streams[:MOST_ROWS],
                 "tags": tags[:top],
-                "holders": [{**each, "stack": _frames(each["stack"])} for each in holders[:top]],
+                "holders": [
+                    {**each, "stack": _frames(each["stack"]), "tag_bytes": of_tag[each["tag"]]}
+                    for each in holders[:top]
+                ],
+                "processes": [
+                    {"device": each["name"], **other} for each, _ in devices for other in each["others"]
+                ],
                 "left_out": {
                     "streams": max(0, len(streams) - MOST_ROWS),
                     "tags": max(0, len(tags) - top),
@@ -294,6 +302,7 @@ def _memory_of(device: Device) -> tuple[Answer, dict[str, Any]]:
     known = ask(device)
     source = source if known is not None else "device"
     about = {"name": device.name, "kind": device.kind, "named": named, "source": source}
+    about |= _activity(device)
     memory = {"total": total, "free": free, "libraries": sum(named.values()), **(known or {})}
     return about, memory
 
@@ -348,19 +357,54 @@ PCI_BUS, PCI_DEVICE, PCI_DOMAIN = 33, 34, 50
 def _nvml_memory(device: Device) -> dict[str, int] | None:
     """Memory by process according to NVML; None if it is unavailable."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()  # reference-counted, and cheap after the first call
-        attribute = device.backend.attribute  # type: ignore[attr-defined]
-        bus = f"{attribute(PCI_DOMAIN):08x}:{attribute(PCI_BUS):02x}:{attribute(PCI_DEVICE):02x}.0"
-        handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus.encode())
-        running = [
-            *pynvml.nvmlDeviceGetComputeRunningProcesses(handle),
-            *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle),
-        ]
+        return _by_process(_running(*_nvml_of(device)), os.getpid())
     except Exception:  # not installed, no permission, not supported: each has its own error
         return None
-    return _by_process([(each.pid, each.usedGpuMemory) for each in running], os.getpid())
+
+
+def _nvml_of(device: Device) -> tuple[Any, Any]:
+    """NVML and its handle of a device."""
+    import pynvml
+
+    pynvml.nvmlInit()  # reference-counted, and cheap after the first call
+    attribute = device.backend.attribute  # type: ignore[attr-defined]
+    bus = f"{attribute(PCI_DOMAIN):08x}:{attribute(PCI_BUS):02x}:{attribute(PCI_DEVICE):02x}.0"
+    return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(bus.encode())
+
+
+def _running(nvml: Any, handle: Any) -> list[tuple[int, int | None]]:
+    """Process and bytes (None: not told) of all that use a device."""
+    running = [
+        *nvml.nvmlDeviceGetComputeRunningProcesses(handle),
+        *nvml.nvmlDeviceGetGraphicsRunningProcesses(handle),
+    ]
+    return [(each.pid, each.usedGpuMemory) for each in running]
+
+
+def _activity(device: Device) -> Answer:
+    """How busy a device is, in percent, and who else uses it; None and nobody if the driver does not tell."""
+    found: Answer = {"utilization": None, "others": []}
+    if device.kind != "cuda":
+        return found
+    try:
+        nvml, handle = _nvml_of(device)
+        found["others"] = [
+            {"pid": pid, "name": _process_name(pid), "bytes": size}
+            for pid, size in dict(_running(nvml, handle)).items()
+            if pid != os.getpid()
+        ]
+        found["utilization"] = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except Exception:  # as above; what was found stays
+        pass
+    return found
+
+
+def _process_name(pid: int) -> str:
+    """The name of a process; empty if it is not visible here, as in a container."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _by_process(running: list[tuple[int, int | None]], own: int) -> dict[str, int] | None:

@@ -210,7 +210,7 @@ class _Activations:
         raw, config = pool.raw_stats(), pool.config()
         capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
         margin = self._margin + int(capacity * FIRST_MARGIN)
-        lacking = raw["bytes"]["current"] - raw["spilled_live"] + margin - capacity
+        lacking = raw["live"] - raw["spilled_live"] + margin - capacity
         while lacking > 0 and self._here:
             entry = self._here.popleft()()
             if entry is None or entry.storage is None:

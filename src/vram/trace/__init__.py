@@ -6,6 +6,7 @@ Needs neither the native core nor NumPy. `vram.replay` runs a trace through allo
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from vram.arguments import require_path
@@ -19,7 +20,7 @@ from .model import BEFORE, Action, Annotation, Block, BlockState, Frame, Segment
 from .moves import Move, find_moves, moved_by_tag
 from .notes import unpack
 from .pieces import belongs, join_pieces, list_pieces, rebased
-from .sandbox import read_in_child
+from .sandbox import Progress, read_in_child
 from .steps import STEP_PREFIX, Steps, find_steps
 
 __all__ = [
@@ -55,6 +56,7 @@ def open_trace(
     device: int | None = None,
     trusted: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
     """Read a recording as a `Trace`: a PyTorch memory snapshot, a log of RMM, or a file of vram.
 
@@ -62,10 +64,12 @@ def open_trace(
     several devices; the default is the one with most events. A rotated recording of vram opens as one trace.
     Unless it is `trusted`, a child process with limits reads the file; in no case is a class of it loaded.
     `max_bytes` bounds the file and its unpacked size. A malformed file raises `TraceError`; its `place` says
-    where the error is.
+    where the error is. While a child reads, `progress` is called with the bytes read and those of the file.
     """
     require_path(path)
-    options = (device, trusted, max_bytes)
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function, not {type(progress).__name__}")
+    options = (device, trusted, max_bytes, progress)
     trace = _open_file(path, *options)
     if not _is_stream(path):
         return trace
@@ -73,14 +77,16 @@ def open_trace(
     return rebased(join_pieces([*(piece for piece in pieces if belongs(piece, trace)), trace]))
 
 
-def _open_file(path: str | os.PathLike[str], device: int | None, trusted: bool, max_bytes: int) -> Trace:
+def _open_file(
+    path: str | os.PathLike[str], device: int | None, trusted: bool, max_bytes: int, progress: Progress = None
+) -> Trace:
     source = _shown(path)
     with open_regular_file(path, max_bytes) as file:
         try:
             if trusted:
                 reader = BoundedReader(file, max_bytes, max_expansion=None)
                 return unpack(*read_parts(reader, device), source)
-            return read_in_child(file, source, device, max_bytes)
+            return read_in_child(file, source, device, max_bytes, progress)
         except TraceError as error:
             raise TraceError(f"{source}: {error.message}", **error.facts) from error
 

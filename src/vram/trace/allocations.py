@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 from vram.arguments import require
 
@@ -140,10 +141,16 @@ def _append_left(trace: Trace, made: Allocations, mentioned: Container[int]) -> 
 
 def _ordered(made: Allocations, early: list[int], told: Sequence[int]) -> Allocations:
     """`made` by start, with the `early` ones in the order described above."""
+    bounds = [-1, *sorted(early), len(made)]  # the others stay in order: whole slices of them are copied
+    kept = [slice(one + 1, other) for one, other in pairwise(bounds) if one + 1 < other]
     early.sort(key=lambda number: (made.freed[number] != BEFORE, -told[number], made.address[number]))
-    order = [*early, *(number for number, start in enumerate(made.start) if start != BEFORE)]
-    columns = {each.name: getattr(made, each.name) for each in fields(made)[1:]}
+
+    def order(held: array[int]) -> array[int]:
+        ordered = array(held.typecode, map(held.__getitem__, early))
+        for each in kept:
+            ordered += held[each]
+        return ordered
+
     return Allocations(
-        made.events,
-        **{name: array(held.typecode, map(held.__getitem__, order)) for name, held in columns.items()},
+        made.events, **{each.name: order(getattr(made, each.name)) for each in fields(made)[1:]}
     )

@@ -9,11 +9,14 @@ import importlib.util
 import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 from array import array
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from vram.errors import TraceError
 
@@ -21,7 +24,7 @@ from .child import TOO_MUCH_MEMORY
 from .model import COLUMNS, Trace
 from .notes import unpack
 
-__all__ = ["read_in_child"]
+__all__ = ["Progress", "read_in_child"]
 
 # Isolated (-I), and without running any __init__: the child needs few modules. pyarrow comes from where the
 # caller finds it, and loads three times faster without numpy.
@@ -37,7 +40,13 @@ serve(sys.argv[2])
 """
 
 
-def read_in_child(file: io.FileIO, source: str, device: int | None, max_bytes: int) -> Trace:
+Progress: TypeAlias = Callable[[int, int], None] | None
+PROGRESS_SECONDS = 0.05
+
+
+def read_in_child(
+    file: io.FileIO, source: str, device: int | None, max_bytes: int, progress: Progress = None
+) -> Trace:
     """The trace in `file`, read by a child process."""
     package = str(Path(__file__).resolve().parent.parent)
     request = json.dumps({"device": device, "max_bytes": max_bytes})
@@ -57,10 +66,21 @@ def read_in_child(file: io.FileIO, source: str, device: int | None, max_bytes: i
         ) from error
     with child:
         try:
+            if progress is not None:
+                _follow(child, file.fileno(), progress)
             return _receive(child, source)
         except BaseException:
             child.kill()
             raise
+
+
+def _follow(child: subprocess.Popen[bytes], file: int, progress: Callable[[int, int], None]) -> None:
+    """Report how far the child has read until it answers. It shares the position in the file with us."""
+    assert child.stdout is not None
+    whole = os.fstat(file).st_size
+    while not select.select([child.stdout], [], [], PROGRESS_SECONDS)[0]:
+        progress(min(os.lseek(file, 0, os.SEEK_CUR), whole), whole)
+    progress(whole, whole)
 
 
 def _library_path() -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from vram.analysis import Memories, explain
 from vram.analysis.capacity import find_capacity, find_request, open_account
+from vram.analysis.differences import difference
 from vram.analysis.groups import Holder, compare_holders, holders, label_of
 from vram.analysis.layout import Piece, lay_out
 from vram.analysis.memory import Memory
@@ -23,6 +24,7 @@ from vram.analysis.timeline import AXES, Timeline
 from vram.core.verdict import MEANINGS, judge_moment, judge_request
 from vram.errors import ConfigError, TraceError
 from vram.trace import STEP_PREFIX, Action, Annotation, Trace, find_steps, open_trace
+from vram.trace.allocations import Allocations, find_allocations
 from vram.trace.series import events_of
 
 __all__ = ["Answer", "Parameters", "Recording", "Recordings"]
@@ -38,6 +40,13 @@ MOST_STACKS = 2000
 MOST_HOLDERS = 50
 SMALLEST_SHARE = 0.0005
 """Smaller shares of the total do not get their own box in a flame graph."""
+MOST_EVENTS = 500
+DIFFERENCES = ("line", "module", "tag", "stream")
+"""What two recordings are compared by."""
+KEPT_MOMENTS = 4
+"""Maximum number of moments whose memory is kept: views ask about the same one, the oldest is dropped."""
+NO_RECORDINGS = (".md", ".html", ".py")
+"""Files in a folder that are not listed: notes, reports and programs."""
 KEPT_OPEN = 4
 """Maximum number of recordings in memory."""
 
@@ -49,14 +58,20 @@ class Recording:
         """Answer queries about `trace`."""
         self.trace = trace
         self._lock = threading.RLock()
+        self._kept: dict[int, Memory] = {}
+
+    @cached_property
+    def _allocations(self) -> Allocations:
+        """Found once, for the timeline and for the memory at any moment."""
+        return find_allocations(self.trace)
 
     @cached_property
     def _timeline_made(self) -> Timeline:
-        return Timeline(self.trace)
+        return Timeline(self.trace, self._allocations)
 
     @cached_property
     def _memories_made(self) -> Memories:
-        return Memories(self.trace)
+        return Memories(self.trace, self._allocations)
 
     @property
     def timeline(self) -> Timeline:
@@ -68,7 +83,14 @@ class Recording:
         """Return the memory held after an event."""
         with self._lock:
             memories = self._memories_made
-        return memories.at(event)
+            if event in self._kept:
+                return self._kept[event]
+        found = memories.at(event)
+        with self._lock:
+            self._kept[event] = found
+            while len(self._kept) > KEPT_MOMENTS:
+                self._kept.pop(next(iter(self._kept)))
+        return found
 
     # ---- answers ----
 
@@ -87,7 +109,10 @@ class Recording:
             "tags": len(trace.tags) > 1 or any(not _is_step(mark) for mark in trace.annotations),
             "stacks": len(trace.stacks),
             "peak": self._peak(),
-            "most": {name: each.most for name, each in series.items()},
+            # The timeline rounds requests; blocks at the peak may be larger, and views show those.
+            "most": {name: each.most for name, each in series.items()}
+            | {"allocated": self.memory(self._peak()).allocated},
+            "limit": self._limit(),
             "failures": [
                 {"event": event, "x": trace.time_us[event], "size": trace.size[event]}
                 for event in _thinned(events_of(trace, [Action.OOM]))
@@ -96,6 +121,21 @@ class Recording:
             "marks": _thinned(_spans(trace.annotations, trace.span_us)),
             "start": self._first_moment(),
         }
+
+    def summary(self) -> Answer:
+        """Return one line about the recording, for the index and for comparisons."""
+        about = self.about()
+        found = explain_briefly(self.trace, self.memory(about["start"]))
+        failed = about["failures"][-1]["size"] if about["failures"] else None
+        kept = ("events", "span_us", "timed", "peak", "start", "limit", "source")
+        return {**{name: about[name] for name in kept}, "most": about["most"], "failed": failed, **found}
+
+    def _limit(self) -> Answer:
+        """Return what the allocator could reserve at the end: exact, or from `bytes` to below `below`."""
+        event = self._first_moment()
+        memory, request = self.memory(event), find_request(self.trace, event)
+        found = find_capacity(self.trace, memory, request, None)
+        return {"bytes": found.bytes if found.bound else None, "known": found.known, "below": found.below}
 
     def _peak(self) -> int:
         with self._lock:
@@ -167,18 +207,16 @@ class Recording:
         memory = self.memory(event)
         request = find_request(self.trace, event)
         account = open_account(memory, request, find_capacity(self.trace, memory, request, None))
-        verdict = judge_request(account, request.size, request.needed) if request else judge_moment(account)
         return {
             "event": event,
             "what": self._what(event),
             "allocated": memory.allocated,
             "requested": memory.requested,
             "reserved": memory.reserved,
-            "verdict": verdict,
+            **explain_briefly(self.trace, memory),
             "parts": account.parts(),
             "meanings": MEANINGS,
             "largest_free": memory.largest_free(),
-            "fragmentation": account.fragmentation / memory.reserved if memory.reserved else 0.0,
             "segments": [
                 {
                     "address": f"{laid.segment.address:#x}",
@@ -197,6 +235,17 @@ class Recording:
             *(piece.offset, piece.size, piece.held, piece.requested, piece.pending, piece.blocks),
             *(piece.stack, piece.event),
         ]
+
+    def events(self, first: int, count: int) -> Answer:
+        """Return events as a list, each with what `moment` says of it and its place in the program."""
+        last = min(max(first, 0) + count, self.trace.events)
+        rows = []
+        for event in range(max(first, 0), last):
+            found = self._what(event) or {}
+            rows.append(
+                {"event": event, **found, "label": label_of(self.trace, "stack", found["stack"] or None)}
+            )
+        return {"events": rows}
 
     def _what(self, event: int) -> Answer | None:
         """Return the event itself."""
@@ -227,20 +276,33 @@ class Recording:
         with self._lock:
             memories = self._memories_made
         found = explain(self.trace, at, memories=memories)
-        return {**found.to_json(MOST_HOLDERS), "meanings": MEANINGS}
+        return {**found.to_json(MOST_HOLDERS), "doubts": list(found.doubts), "meanings": MEANINGS}
 
     def _check_event(self, event: int) -> None:
         if not -1 <= event < max(self.trace.events, 0) and event != -1:
             raise ConfigError(f"event {event} does not exist; valid events are 0 to {self.trace.events - 1}")
 
 
+def explain_briefly(trace: Trace, memory: Memory) -> Answer:
+    """Return the verdict on a moment and the share that is fragmented, without trying other allocators."""
+    request = find_request(trace, memory.event)
+    account = open_account(memory, request, find_capacity(trace, memory, request, None))
+    verdict = judge_request(account, request.size, request.needed) if request else judge_moment(account)
+    share = account.fragmentation / memory.reserved if memory.reserved else 0.0
+    return {"verdict": verdict, "fragmentation": share}
+
+
 class Recordings:
-    """The files that a page may show: a fixed table, opened on demand."""
+    """The files that a page may show: a table, opened on demand. Only `add` extends it."""
 
     def __init__(self, paths: Iterable[Path], *, device: int | None = None) -> None:
         """Set the files. Directories are listed now; nothing is read yet."""
-        self._paths = list(_listed(paths))
+        given = list(paths)
+        self.folder = next((path.name or str(path) for path in given if path.is_dir()), "")
+        self._paths = list(_listed(given))
         self._device = device
+        self._summaries: dict[int, Answer] = {}
+        self._read: dict[int, tuple[int, int]] = {}
         self._open: OrderedDict[int, Recording] = OrderedDict()
         self._locks = [threading.Lock() for _ in self._paths]
         self._lock = threading.Lock()
@@ -264,12 +326,38 @@ class Recordings:
                 if number in self._open:
                     self._open.move_to_end(number)
                     return self._open[number]
-            found = Recording(open_trace(self._paths[number], device=self._device))
+            found = Recording(
+                open_trace(self._paths[number], device=self._device, progress=self._progress(number))
+            )
             with self._lock:
                 self._open[number] = found
                 while len(self._open) > KEPT_OPEN:
                     self._open.popitem(last=False)
             return found
+
+    def _progress(self, number: int) -> Callable[[int, int], None]:
+        def tell(done: int, whole: int) -> None:
+            self._read[number] = (done, whole)
+
+        return tell
+
+    def reading(self, number: int) -> Answer:
+        """Return how much of a file was read so far; never waits."""
+        done, whole = self._read.get(number, (0, 0))
+        return {"done": done, "bytes": whole, "open": number in self._open}
+
+    def summary(self, number: int) -> Answer:
+        """Return one line about a recording; kept, so that an index reads each file once."""
+        if number not in self._summaries:
+            self._summaries[number] = self.get(number).summary()
+        return self._summaries[number]
+
+    def add(self, path: Path) -> int:
+        """Add a file to the table and return its number."""
+        with self._lock:
+            self._paths.append(path)
+            self._locks.append(threading.Lock())
+            return len(self._paths) - 1
 
     def answer(self, question: str, given: Parameters) -> Answer:
         """Answer a query of the page by its name; raise ConfigError if it is unknown or invalid."""
@@ -282,11 +370,15 @@ class Recordings:
 def _listed(paths: Iterable[Path]) -> Iterable[Path]:
     for path in paths:
         if path.is_dir():
-            yield from sorted(each for each in path.iterdir() if each.is_file() and each.name[0] != ".")
+            yield from sorted(filter(_may_be_recording, path.iterdir()))
         elif path.is_file():
             yield path
         else:
             raise TraceError(f"cannot open {path}: no such file or directory", place="file")
+
+
+def _may_be_recording(path: Path) -> bool:
+    return path.is_file() and path.name[0] != "." and path.suffix not in NO_RECORDINGS
 
 
 # ---- queries -----------------------------------------------------------------------------------------------
@@ -351,6 +443,20 @@ def _holders(recordings: Recordings, given: Parameters) -> Answer:
     return {"compared": compared, "tree": found.to_json(least)}
 
 
+def _events(recordings: Recordings, given: Parameters) -> Answer:
+    count = min(max(_whole(given, "count", 100), 1), MOST_EVENTS)
+    return _recording(recordings, given).events(_whole(given, "first"), count)
+
+
+def _difference(recordings: Recordings, given: Parameters) -> Answer:
+    """Compare two recordings at their peaks; what each of them says of itself comes along."""
+    numbers = _whole(given, "file"), _whole(given, "against_file")
+    traces = [recordings.get(number).trace for number in reversed(numbers)]
+    by = given.get("by", "line")
+    found = difference(traces[0], traces[1], by if by in DIFFERENCES else "line").to_json()
+    return {**found, "groups": found["groups"][:MOST_HOLDERS]}
+
+
 _QUESTIONS: dict[str, Callable[[Recordings, Parameters], Answer]] = {
     "files": lambda recordings, given: {"files": recordings.names()},
     "about": lambda recordings, given: _recording(recordings, given).about(),
@@ -362,6 +468,10 @@ _QUESTIONS: dict[str, Callable[[Recordings, Parameters], Answer]] = {
     "stacks": _stacks,
     "moment": lambda recordings, given: _recording(recordings, given).moment(_whole(given, "event")),
     "holders": _holders,
+    "events": _events,
+    "difference": _difference,
+    "summary": lambda recordings, given: recordings.summary(_whole(given, "file")),
+    "reading": lambda recordings, given: recordings.reading(_whole(given, "file")),
     "why": lambda recordings, given: _recording(recordings, given).why(_whole(given, "event")),
 }
 

@@ -23,9 +23,11 @@ import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 from vram.errors import ConfigError, VramError
 from vram.system.descriptors import disown
+from vram.trace import DEFAULT_MAX_BYTES
 
 from .assets import built_page
 from .recordings import Answer, Recordings
@@ -39,7 +41,8 @@ TOKEN_HEADER = b"x-vram-token"
 LIVE_SECONDS = 1.0
 """Seconds between two updates from a running process, regardless of the number of open pages."""
 MOST_BODY = 4096
-"""Maximum number of bytes that the page may send."""
+"""Maximum number of bytes that the page may send, except for a dropped file."""
+MOST_NAME = 100
 SAFETY = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -93,7 +96,9 @@ class Page:
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
         self._socket = _bind(port)
         self.port: int = self._socket.getsockname()[1]
-        app = _Guard(_application(self.recordings, live, interval), self.port, self.token)
+        self._dropped: Path | None = None
+        app = _application(self.recordings, live, interval, self._folder_of_dropped)
+        app = _Guard(app, self.port, self.token)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -150,15 +155,22 @@ class Page:
         if self._thread is not None:
             self._thread.join(5.0)
         self._socket.close()
-        if self._opening is not None:
-            shutil.rmtree(self._opening, ignore_errors=True)
+        for folder in (self._opening, self._dropped):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder_of_dropped(self) -> Path:
+        """The folder of files that were dropped onto the page; only this user can read it."""
+        if self._dropped is None:
+            self._dropped = Path(tempfile.mkdtemp(prefix="vram-dropped-"))
+        return self._dropped
 
     def _leave_to_parent(self) -> None:
         """In the child of a fork, do not serve: the port and the connections belong to the parent."""
         connections = [each.transport for each in self._server.server_state.connections]
         sockets = [each.get_extra_info("socket") for each in connections if each is not None]
         disown([self._socket.fileno(), *(each.fileno() for each in sockets if each is not None)])
-        self._opening = None
+        self._opening = self._dropped = None
 
     def __enter__(self) -> Page:
         return self if self._thread is not None else self.start()
@@ -262,7 +274,9 @@ async def _answer(send: Send, status: int, answer: Answer) -> None:
 # ---- queries -----------------------------------------------------------------------------------------------
 
 
-def _application(recordings: Recordings, live: LiveStatus | None, interval: float) -> Any:
+def _application(
+    recordings: Recordings, live: LiveStatus | None, interval: float, dropped: Callable[[], Path]
+) -> Any:
     """Return the table of routes."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -285,7 +299,9 @@ def _application(recordings: Recordings, live: LiveStatus | None, interval: floa
         question = request.path_params["question"]
         try:
             if question == "start":
-                return in_json({"files": recordings.names(), "live": live is not None})
+                return in_json(
+                    {"files": recordings.names(), "folder": recordings.folder, "live": live is not None}
+                )
             answer = await run_in_threadpool(
                 lambda: json.dumps(
                     recordings.answer(question, dict(request.query_params)),
@@ -299,6 +315,13 @@ def _application(recordings: Recordings, live: LiveStatus | None, interval: floa
         except Exception as error:  # the page shows the error, the log has the traceback
             _log.exception("the query %s failed", question)
             return in_json({"error": f"{type(error).__name__}: {error}"}, 500)
+
+    async def take_file(request: Request) -> Response:
+        try:
+            path = await _received(request, dropped)
+            return in_json({"file": recordings.add(path), "files": recordings.names()})
+        except VramError as error:
+            return in_json({"error": str(error)}, 400)
 
     async def start_sweep(request: Request) -> Response:
         body = await _body(request)
@@ -324,12 +347,32 @@ def _application(recordings: Recordings, live: LiveStatus | None, interval: floa
     routes = [
         *(Route("/" + name, asset(name)) for name in built_page()),
         Route("/", asset("index.html")),
+        Route("/api/open", take_file, methods=["POST"]),
         Route("/api/sweep", start_sweep, methods=["POST"]),
         Route("/api/sweep/state", follow_sweep),
         Route("/api/live", follow_live),
         Route("/api/{question:str}", ask),
     ]
     return Starlette(routes=routes)
+
+
+async def _received(request: Any, dropped: Callable[[], Path]) -> Path:
+    """Write a file that was dropped onto the page into a folder of this user; it is opened like any other."""
+    name = unquote(request.headers.get("x-vram-name", ""))
+    name = "".join(each for each in name.replace("\\", "/").rpartition("/")[2] if each.isprintable())
+    folder = Path(tempfile.mkdtemp(dir=dropped()))
+    path = folder / (name.lstrip(".")[:MOST_NAME] or "recording")
+    received = 0
+    with path.open("xb") as file:
+        async for chunk in request.stream():
+            received += len(chunk)
+            if received > DEFAULT_MAX_BYTES:
+                break
+            file.write(chunk)
+    if not 0 < received <= DEFAULT_MAX_BYTES:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ConfigError(f"a dropped file must have 1 to {DEFAULT_MAX_BYTES} bytes")
+    return path
 
 
 async def _body(request: Any) -> bytes:
