@@ -26,8 +26,9 @@ LEAST_BYTES: Final = 1 << 20
 """Smaller tensors stay on the device."""
 MOST_OF_STORAGE: Final = 4
 """A view of a storage that is more than so many times as large stays on the device."""
-FIRST_MARGIN: Final = 1 / 16
-"""The share of the memory that is kept free before memory was short a second time."""
+FIRST_MARGIN: Final = 1 / 64
+"""The share of the memory that is kept free at first. Whenever pages had to move, what was lacking is added,
+because nothing tells what the program will allocate beyond what autograd saves."""
 READ_BYTES: Final = 32 << 20
 """The pool's counters are read after so much was saved, at most."""
 MOST_ENTRIES: Final = 4096
