@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 GROUPINGS = ("stack", "line", "module", "stream", "tag", "step", "size")
+"""How live blocks can be grouped; a line is the innermost line of the user's own program."""
 Key: TypeAlias = "str | int | None"
 
 UNKNOWN = {
