@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): links, the page of commands, and no public name without a place.
+"""Hooks of the documentation site (mkdocs.yml): links, the page of commands, and a check of public names.
 
 Links to files outside docs/ are relative, so that they work in a clone; on the site they lead to the
 repository. A link to a file that does not exist stays as it is, and the strict build refuses it.
@@ -81,6 +81,6 @@ def entry(name: str) -> str:
 
 
 def _inventory(path: Path) -> set[str]:
-    """The names in an inventory of Sphinx: four lines of text, then compressed lines that begin with a name."""
+    """The names in a Sphinx inventory: four lines of text, then compressed ones that start with a name."""
     packed = path.read_bytes().split(b"\n", 4)[4]
     return {line.split(" ", 1)[0] for line in zlib.decompress(packed).decode().splitlines()}

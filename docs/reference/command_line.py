@@ -13,8 +13,8 @@ HEAD = """\
 
 `vram COMMAND --help` shows the same in the terminal.
 
-Exit codes: 0 success; 1 a finding (out of memory, a leak, a difference above the limit); 2 wrong usage or a bad file;
-130 interrupted by Ctrl-C; 141 the reader of the output closed the pipe early.
+Exit codes: 0 success; 1 a finding (out of memory, a leak, a difference above the limit); 2 wrong usage or a
+bad file; 130 interrupted by Ctrl-C; 141 the reader of the output closed the pipe early.
 """
 
 
@@ -53,4 +53,3 @@ def _row(option: click.Option, context: click.Context) -> str:
     default = option.default if option.show_default and option.default is not None else None
     tail = f" Default: {default}." if default is not None else ""
     return "| {} | {} |".format(*(cell.replace("|", "\\|") for cell in (f"`{names}{value}`", about + tail)))
-

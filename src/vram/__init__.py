@@ -192,6 +192,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_PLACES[name]), _OTHER_NAMES.get(name, name))
     elif name in _MODULES:
         value = _module(name)
+    elif name == "_native" and importlib.util.find_spec("vram._native") is None:
+        raise importlib.import_module("vram.errors").MissingCore()
     elif name == "__version__":
         value = importlib.import_module("vram.system.version").version()
     else:
