@@ -64,8 +64,8 @@ class MissingCore(VramError, ImportError):
         super().__init__(
             message
             or "this installation of vram has no native core, which pools, replays, plans and predictions "
-            "need. Linux on x86_64 and aarch64 has it: pip install vram. Without it, vram explain, summary, leaks, "
-            "diff, merge, convert, serve and report work on recordings of other machines",
+            "need. Linux on x86_64 and aarch64 has it: pip install vram. Without it, vram explain, summary, "
+            "leaks, diff, merge, convert, serve and report work on recordings of other machines",
             **facts,
         )
 

@@ -293,11 +293,13 @@ def test_a_refusal_is_one_line_on_stderr(
     assert err.startswith("vram: ") and words in err
 
 
-def test_a_missing_pyarrow_is_named_and_explain_does_without(
-    job: str, monkeypatch: pytest.MonkeyPatch, vram_command: Any
+def test_a_missing_pyarrow_is_named_where_it_is_needed(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vram_command: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    code, _, err = vram_command("summary", job)
+    code, out, _ = vram_command("summary", job)
+    assert code == 0 and "live at event" in out
+    code, _, err = vram_command("merge", job, TRAINING, "-o", str(tmp_path / "ranks.parquet"))
     assert code == 2 and 'pip install "vram[trace]"' in err
     code, out, _ = vram_command("explain", job)
     assert code == 0 and out.startswith("The peak")

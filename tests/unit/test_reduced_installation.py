@@ -19,7 +19,11 @@ FOREIGN = ("vram._native", "fcntl", "resource", "termios", "tty", "pwd", "grp")
 
 
 def vram(missing: tuple[str, ...], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.modules.update(dict.fromkeys({missing!r})); import vram.cli; vram.cli.main({list(map(str, arguments))!r})"
+    return python(missing, f"import vram.cli; vram.cli.main({list(map(str, arguments))!r})")
+
+
+def python(missing: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n{code}"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
 
 
@@ -63,23 +67,23 @@ def test_explain_says_what_was_not_tried() -> None:
 
 def test_importing_a_pool_says_that_the_native_core_is_missing() -> None:
     code = (
-        f"import sys; sys.modules.update(dict.fromkeys({FOREIGN!r}));"
         "import vram, vram.errors, pickle\n"
         "try: vram.Pool\n"
-        "except vram.errors.MissingCore as error: print(isinstance(error, ImportError), pickle.loads(pickle.dumps(error)))"
+        "except vram.errors.MissingCore as error:\n"
+        "    print(isinstance(error, ImportError), pickle.loads(pickle.dumps(error)))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    result = python(FOREIGN, code)
     assert result.stdout.startswith("True this installation of vram has no native core"), result.stderr
 
 
 def test_plain_tables_name_what_arrow_would_add() -> None:
     code = (
-        f"import sys; sys.modules.update(dict.fromkeys({LIGHT!r})); import vram; from vram.analysis import summary\n"
+        "import vram; from vram.analysis import summary\n"
         f"table = summary(vram.open({str(PREFETCH)!r}))\n"
         "print(table.num_rows == len(table) == len(table.to_pylist()), table.column_names[0])\n"
         "try: table.to_pandas()\n"
         "except AttributeError as error: print(error)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    result = python(LIGHT, code)
     assert result.stdout.splitlines()[0] == "True group", result.stderr
     assert 'pip install "vram[trace]"' in result.stdout
