@@ -36,6 +36,7 @@ WEB_SOURCES := $(shell find web -name node_modules -prune -o -type f -print 2>/d
 CXX_FILES = $(shell find native benchmarks examples tests/process/c src/vram/torch -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test test-all check stubs format sanitize bench clean distclean setup native-test python-test \
+  docs wheel-check \
   native-build asan-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu test-peers web test-web test-null null-python
 
 help:
@@ -44,6 +45,7 @@ help:
 	@echo "make test-all  exhaustive versions of sampled tests: every schedule, every failing call, 10 000 damaged files"
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
 	@echo "make web       build the page of vram serve (Node 20 or later); make test-web: test it in Chromium"
+	@echo "make docs      build the documentation site into build/site; make wheel-check: check the wheel and the sdist"
 	@echo "make test-integrations  tests with CuPy, Numba, cuda.core, JAX, PyTorch and Dask (a large download)"
 	@echo "make test-null  tests of PyTorch on a null GPU: no GPU is needed (a large download)"
 	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
@@ -233,6 +235,35 @@ $(STAMPS)/browser: $(STAMPS)/dev pyproject.toml
 test-web: setup $(STAMPS)/browser
 	@echo "== tests of the page in a browser"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/web
+
+# ---- what is published ------------------------------------------------------------------------------
+
+# The documentation site. A broken link or a public name without a docstring fails it.
+$(STAMPS)/docs: $(STAMPS)/build pyproject.toml
+	@echo "== installing MkDocs"
+	@list=$$($(call requirements,project.optional-dependencies.docs)); $(PIP_INSTALL) -r <(echo "$$list")
+	@touch $@
+
+docs: $(STAMPS)/package $(STAMPS)/docs
+	@echo "== documentation site"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
+# A wheel of this platform, the pure-Python wheel and the source distribution, and what they must pass.
+# The page must be built (make web). The native core is taken from the build directory of `make setup`.
+$(STAMPS)/wheel: $(STAMPS)/build pyproject.toml
+	@echo "== installing tools for wheels"
+	@list=$$($(call requirements,project.optional-dependencies.wheel)); $(PIP_INSTALL) -r <(echo "$$list")
+	@touch $@
+
+wheel-check: $(STAMPS)/package $(STAMPS)/wheel
+	@echo "== wheels and source distribution"
+	@rm -rf build/dist && mkdir -p build/dist
+	@$(BIN)/python -m build --no-isolation --outdir build/dist --sdist . >build/dist/log 2>&1 || { cat build/dist/log; exit 1; }
+	@$(BIN)/python -m build --no-isolation --outdir build/dist --wheel . >>build/dist/log 2>&1 || { cat build/dist/log; exit 1; }
+	@VRAM_PURE_PYTHON=1 $(BIN)/python -m build --no-isolation --outdir build/dist --wheel . >>build/dist/log 2>&1 || \
+	  { cat build/dist/log; exit 1; }
+	@$(BIN)/python tests/process/check_wheels.py build/dist
 
 # ---- sanitizers -------------------------------------------------------------------------------------
 
