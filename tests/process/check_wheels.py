@@ -69,9 +69,8 @@ def _tracked() -> list[str]:
 def _check_files(what: str, found: set[str], wanted: list[str]) -> None:
     missing = sorted(set(wanted) - found)
     if missing:
-        hint = (
-            "; build the page with `make web` first" if any("web/static" in name for name in missing) else ""
-        )
+        page = any("web/static" in name for name in missing)
+        hint = "; build the page with `make web` first" if page else ""
         raise SystemExit(f"the {what} lacks {', '.join(missing[:10])}{hint}")
 
 

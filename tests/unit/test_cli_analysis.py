@@ -152,6 +152,21 @@ def test_a_gap_fails_only_above_what_is_allowed(job: str, vram_command: Any) -> 
     assert vram_command("diff", DEMANDING, job, "--fail-above", "64MiB")[0] == 0
 
 
+def test_a_difference_is_limited_by_a_percentage_and_written_as_markdown(job: str, vram_command: Any) -> None:
+    code, out, _ = vram_command("diff", job, DEMANDING, "--fail-above", "5%", "--markdown", "--top", "2")
+    lines = out.splitlines()
+    assert code == 1 and lines[0].startswith("### ❌ Peak GPU memory: +")
+    assert lines[2].endswith("This is more than the limit of 5%.")
+    assert lines[4:6] == ["| line | before | after | difference |", "|---|---:|---:|---:|"]
+    assert lines[6].startswith("| `") and " more | | | " in lines[8] and len(lines) == 9
+    code, out, _ = vram_command("diff", DEMANDING, job, "--fail-above", "5%", "--markdown")
+    assert code == 0 and out.startswith("### ✅ Peak GPU memory: -")
+    code, out, _ = vram_command("diff", job, job, "--markdown")
+    assert code == 0 and out.splitlines()[0] == "### Peak GPU memory: 0 B (+0.0%)"
+    code, _, err = vram_command("diff", job, job, "--fail-above", "-5%")
+    assert code == 2 and "neither a size such as" in err
+
+
 def test_leaks_of_all_steps_are_the_default(job: str, tmp_path: Path, vram_command: Any) -> None:
     code, out, _ = vram_command("leaks", job, "--json")
     assert (code, json.loads(out)) == (
