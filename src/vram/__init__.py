@@ -214,13 +214,13 @@ def _module(name: str) -> Any:
 
 def __dir__() -> list[str]:
     names = {*globals(), *__all__, *_MODULES}
-    if importlib.util.find_spec("vram._native") is None:
+    if any(importlib.util.find_spec(needed) is None for needed in ("vram._native", "numpy")):
         names = {name for name in names if _loads(name)}
     return sorted(names)
 
 
 def _loads(name: str) -> bool:
-    """Whether a name works where the native core is not built."""
+    """Whether a name works where the native core is not built, or NumPy is not installed."""
     try:
         return name in globals() or __getattr__(name) is not None
     except (AttributeError, ImportError):

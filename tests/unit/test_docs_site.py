@@ -36,9 +36,7 @@ def test_every_page_is_in_the_navigation() -> None:
 )
 def test_links_lead_to_files(page: Path) -> None:
     links = {link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link}
-    links = {
-        link for link in links if not link.endswith(".png")
-    }  # pictures are made apart; `make docs` checks
+    links = {link for link in links if not link.endswith(".png")}  # `make docs` checks those
     assert [link for link in sorted(links) if not (page.parent / link).exists()] == []
 
 

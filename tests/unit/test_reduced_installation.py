@@ -60,6 +60,14 @@ def test_a_command_without_the_native_core_says_what_works(command: tuple[str | 
     assert "Traceback" not in result.stderr
 
 
+def test_a_program_is_not_started_if_it_cannot_be_recorded(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('started')")
+    result = vram(LIGHT, "run", "--record", tmp_path / "run.vtrace", script)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert 'pip install "vram[trace]"' in result.stderr
+
+
 def test_explain_says_what_was_not_tried() -> None:
     result = vram(FOREIGN, "explain", FAILED)
     assert "not tried     other allocators" in result.stdout
