@@ -246,7 +246,7 @@ $(STAMPS)/docs: $(STAMPS)/build pyproject.toml
 
 docs: $(STAMPS)/package $(STAMPS)/docs
 	@echo "== documentation site"
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet, which does not count warnings
 	@echo "build/site/index.html"
 
 # A wheel of this platform, the pure-Python wheel and the source distribution, and what they must pass.

