@@ -606,6 +606,15 @@ def test_moved_lines_beside_new_ones_are_told_apart() -> None:
     assert [(row["group"], row["gap"]) for row in found.table.to_pylist()] == [("train.py:3 step", 5 * MIB)]
 
 
+def test_lines_that_moved_to_the_places_of_others_are_told_apart() -> None:
+    first, second = Job(), Job()
+    for number, size in ((1, 64), (2, 2), (3, 32)):
+        first.alloc(size * MIB, line=number)
+        second.alloc((size + 8 * (number == 3)) * MIB, line=number + 1)
+    found = difference(first.trace(), second.trace())
+    assert [(row["group"], row["gap"]) for row in found.table.to_pylist()] == [("train.py:4 step", 8 * MIB)]
+
+
 def test_a_run_does_not_differ_from_itself() -> None:
     found = difference(recorded("gpt2_train"), recorded("gpt2_train"))
     assert (found.gap, found.table.num_rows) == (0, 0)

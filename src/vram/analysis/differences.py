@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,6 +27,8 @@ __all__ = ["Difference", "difference"]
 Row: TypeAlias = "tuple[str, Group, Group]"
 _LINE = re.compile(r"(.+):(\d+) (.+)", re.DOTALL)
 """A line as `groups` names it: file, number and function."""
+MOST_PAIRS = 100_000
+"""Of lines in a function that are compared; beyond it, lines are the same only if their numbers are."""
 
 
 @dataclass(frozen=True)
@@ -114,34 +117,54 @@ def difference(first: Trace, second: Trace, by: str = "line", at: str | int | No
 def _join_moved(rows: list[Row]) -> list[Row]:
     """Rows in which a line that moved within its function is one row, under its new number.
 
-    Lines of one run only are joined within a file and function: first those that hold the same bytes in as
-    many blocks, then all others in their order if both runs have equally many of them.
+    If the lines of a function have other numbers in the second run, they are aligned in their order, so that
+    the sum of what differs is least.
     """
-    alone: defaultdict[tuple[str, str], tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
     kept = []
+    functions: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         place = _LINE.fullmatch(row[0])
-        if place is None or (row[1].blocks and row[2].blocks):
+        if place is None:
             kept.append(row)
         else:
-            alone[place[1], place[3]][bool(row[2].blocks)].append(row)
-    for before, after in alone.values():
-        kept += _joined(sorted(before, key=_number), sorted(after, key=_number))
+            functions[place[1], place[3]].append(row)
+    for lines in functions.values():
+        before = sorted((row for row in lines if row[1].blocks), key=_number)
+        after = sorted((row for row in lines if row[2].blocks), key=_number)
+        moved = before != after and len(before) * len(after) <= MOST_PAIRS
+        kept += _aligned(before, after) if moved else lines
     return kept
 
 
-def _joined(before: list[Row], after: list[Row]) -> list[Row]:
-    joined = []
-    for old in list(before):
-        same = (new for new in after if (new[2].bytes, new[2].blocks) == (old[1].bytes, old[1].blocks))
-        if (new := next(same, None)) is not None:
-            before.remove(old)
-            after.remove(new)
-            joined.append((new[0], old[1], new[2]))
-    if len(before) == len(after):
-        pairs = zip(before, after, strict=True)
-        return [*joined, *((new[0], old[1], new[2]) for old, new in pairs)]
-    return [*joined, *before, *after]
+def _aligned(before: list[Row], after: list[Row]) -> list[Row]:
+    """Pairs of lines in order, and lines without a partner, so that the sum of their differences is least."""
+    nothing = Group(None, "", 0, 0, 0)
+    least = [[0] * (len(after) + 1) for _ in range(len(before) + 1)]  # of the lines from there on
+    for i in range(len(before), -1, -1):
+        for j in range(len(after), -1, -1):
+            if i < len(before) or j < len(after):
+                least[i][j] = min(cost for cost, _, _ in _choices(least, before, after, i, j))
+    joined: list[Row] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        _, down, right = min(_choices(least, before, after, i, j))
+        old = before[i][1] if down else nothing
+        new = after[j][2] if right else nothing
+        joined.append((after[j][0] if right else before[i][0], old, new))
+        i, j = i + down, j + right
+    return joined
+
+
+def _choices(
+    least: list[list[int]], before: list[Row], after: list[Row], i: int, j: int
+) -> Iterator[tuple[int, int, int]]:
+    """The cost of pairing lines `i` and `j`, or of leaving out either, and how far each choice goes."""
+    if i < len(before) and j < len(after):
+        yield abs(before[i][1].bytes - after[j][2].bytes) + least[i + 1][j + 1], 1, 1
+    if i < len(before):
+        yield before[i][1].bytes + least[i + 1][j], 1, 0
+    if j < len(after):
+        yield after[j][2].bytes + least[i][j + 1], 0, 1
 
 
 def _number(row: Row) -> int:
