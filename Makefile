@@ -36,7 +36,6 @@ WEB_SOURCES := $(shell find web -name node_modules -prune -o -type f -print 2>/d
 CXX_FILES = $(shell find native benchmarks examples tests/process/c src/vram/torch -name '*.[ch]' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 
 .PHONY: help demo test test-all check stubs format sanitize bench clean distclean setup native-test python-test \
-  docs wheel-check \
   native-build asan-build sanitize-address sanitize-thread sanitize-python test-integrations test-gpu test-peers web test-web test-null null-python
 
 help:
@@ -45,13 +44,13 @@ help:
 	@echo "make test-all  exhaustive versions of sampled tests: every schedule, every failing call, 10 000 damaged files"
 	@echo "make check     ruff, mypy, import contracts, clang-format, stub diff"
 	@echo "make web       build the page of vram serve (Node 20 or later); make test-web: test it in Chromium"
-	@echo "make docs      build the documentation site into build/site; make wheel-check: check the wheel and the sdist"
 	@echo "make test-integrations  tests with CuPy, Numba, cuda.core, JAX, PyTorch and Dask (a large download)"
 	@echo "make test-null  tests of PyTorch on a null GPU: no GPU is needed (a large download)"
 	@echo "make sanitize  native tests under ASan+UBSan and TSan, Python tests under ASan"
 	@echo "make test-gpu  tests that need a CUDA device, without .venv or network"
 	@echo "make test-peers PEERS=folder  suites of PyTorch, CuPy and Numba with vram, on a GPU: docs/internals/testing.md"
 	@echo "make bench     run every benchmark"
+	@echo "make docs      build the documentation site into build/site; make wheel-check: check the wheel and the sdist"
 	@echo "make format    format Python and C++;  make stubs: regenerate src/vram/_native.pyi"
 	@echo "make clean     remove build outputs;   make distclean: remove .venv too"
 
@@ -237,6 +236,8 @@ test-web: setup $(STAMPS)/browser
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/web
 
 # ---- what is published ------------------------------------------------------------------------------
+
+.PHONY: docs wheel-check
 
 # The documentation site. A broken link or a public name without a docstring fails it.
 $(STAMPS)/docs: $(STAMPS)/build pyproject.toml
