@@ -51,6 +51,7 @@ help:
 	@echo "make test-gpu  tests that need a CUDA device, without .venv or network"
 	@echo "make test-peers PEERS=folder  suites of PyTorch, CuPy and Numba with vram, on a GPU: docs/internals/testing.md"
 	@echo "make bench     run every benchmark"
+	@echo "make docs      build the documentation site into build/site; make wheel-check: check the wheel and the sdist"
 	@echo "make format    format Python and C++;  make stubs: regenerate src/vram/_native.pyi"
 	@echo "make clean     remove build outputs;   make distclean: remove .venv too"
 
@@ -239,6 +240,37 @@ screenshots: setup $(STAMPS)/browser
 test-web: setup $(STAMPS)/browser
 	@echo "== tests of the page in a browser"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/web
+
+# ---- what is published ------------------------------------------------------------------------------
+
+.PHONY: docs wheel-check
+
+# The documentation site. A broken link or a public name without a docstring fails it.
+$(STAMPS)/docs: $(STAMPS)/build pyproject.toml
+	@echo "== installing MkDocs"
+	@list=$$($(call requirements,project.optional-dependencies.docs)); $(PIP_INSTALL) -r <(echo "$$list")
+	@touch $@
+
+docs: $(STAMPS)/package $(STAMPS)/docs
+	@echo "== documentation site"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet, which does not count warnings
+	@echo "build/site/index.html"
+
+# A wheel of this platform, the pure-Python wheel and the source distribution, and what they must pass.
+# The page must be built (make web). The native core is taken from the build directory of `make setup`.
+$(STAMPS)/wheel: $(STAMPS)/build pyproject.toml
+	@echo "== installing tools for wheels"
+	@list=$$($(call requirements,project.optional-dependencies.wheel)); $(PIP_INSTALL) -r <(echo "$$list")
+	@touch $@
+
+wheel-check: $(STAMPS)/package $(STAMPS)/wheel
+	@echo "== wheels and source distribution"
+	@rm -rf build/dist && mkdir -p build/dist
+	@$(BIN)/python -m build --no-isolation --outdir build/dist --sdist . >build/dist/log 2>&1 || { cat build/dist/log; exit 1; }
+	@$(BIN)/python -m build --no-isolation --outdir build/dist --wheel . >>build/dist/log 2>&1 || { cat build/dist/log; exit 1; }
+	@VRAM_PURE_PYTHON=1 $(BIN)/python -m build --no-isolation --outdir build/dist --wheel . >>build/dist/log 2>&1 || \
+	  { cat build/dist/log; exit 1; }
+	@$(BIN)/python tests/process/check_wheels.py build/dist
 
 # ---- sanitizers -------------------------------------------------------------------------------------
 

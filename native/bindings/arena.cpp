@@ -168,7 +168,7 @@ void drop_callbacks(ArenaCore& core) {
 
 void on_reset(nb::handle self, nb::object function) {
   if (PyCallable_Check(function.ptr()) == 0) {
-    PyErr_Format(PyExc_TypeError, "on_reset takes a callable, not %s", Py_TYPE(function.ptr())->tp_name);
+    PyErr_Format(PyExc_TypeError, "on_reset takes a callable, not %s", type_name(function.ptr()).c_str());
     throw nb::python_error();
   }
   ArenaCore& core = core_of(self);

@@ -512,12 +512,7 @@ void release_view(PyObject* object, Py_buffer*) { drop_view(self_of(object)); }
 // other libraries release later is leaked until the process ends.
 bool python_serves() {
   if (!Py_IsInitialized()) return false;
-#if PY_VERSION_HEX >= 0x030D0000
-  const bool ending = Py_IsFinalizing() != 0;
-#else
-  const bool ending = _Py_IsFinalizing() != 0;
-#endif
-  return !ending || PyGILState_Check() == 1;
+  return !is_finalizing() || has_gil();
 }
 
 template <typename Managed>
@@ -575,7 +570,7 @@ PyObject* make_capsule(PyBuffer* self, const DlDevice& device, const char* name)
     delete exported;
     return nullptr;
   }
-  Py_INCREF(self);
+  Py_INCREF(reinterpret_cast<PyObject*>(self));
   add_view(self);
   return capsule;
 }
@@ -590,7 +585,7 @@ bool two_numbers(PyObject* pair, const char* name, std::uint64_t* first, std::ui
     return true;
   }
   PyErr_Format(PyExc_TypeError, "%s must be a tuple of two integers, not %.100s", name,
-               Py_TYPE(pair)->tp_name);
+               type_name(pair).c_str());
   return false;
 }
 

@@ -28,6 +28,7 @@
 #include "backends/transfers.hpp"
 #include "bindings.hpp"
 #include "errors.hpp"
+#include "stable_abi.hpp"
 #include "waiting.hpp"
 
 namespace nb = nanobind;
@@ -47,7 +48,7 @@ std::atomic<int> calls_under_way{0};  // Python functions that stream threads wi
 std::atomic<int> forked{0};           // number of forks between the first process and this one
 
 // Whether this thread may use Python objects now (taking the GIL if needed).
-bool may_touch_python() { return python_up || (nb::is_alive() && PyGILState_Check()); }
+bool may_touch_python() { return python_up || (nb::is_alive() && has_gil()); }
 
 // The wait at exit for launched functions. A function that never returns would block the exit, so after a
 // while it prints what it waits for, and Ctrl-C ends the wait. A program that was already interrupted waits
@@ -335,7 +336,7 @@ void destroy(BoundBackend<Base>* backend) {
       delete backend;
     }
   };
-  if (python_up && PyGILState_Check()) {
+  if (python_up && has_gil()) {
     const Waiting scope;
     gone();
   } else {

@@ -81,7 +81,7 @@ int init(PyObject* object, PyObject* arguments, PyObject* keywords) {
 bool attribute_from(PyObject* name, DriverPoolAttribute* out) {
   if (!PyUnicode_Check(name)) {
     PyErr_Format(PyExc_TypeError, "the name of an attribute must be a str, not %.100s",
-                 Py_TYPE(name)->tp_name);
+                 type_name(name).c_str());
     return false;
   }
   for (int i = 0; i < kDriverPoolAttributes; ++i)

@@ -1,7 +1,10 @@
 // The extension module vram._native: only combines its parts.
 #include "bindings.hpp"
+#include "stable_abi.hpp"
 
 NB_MODULE(_native, module) {
+  if (const char* name = vram::missing_function(); name != nullptr)
+    throw nanobind::import_error((std::string("this Python lacks ") + name + ", which vram needs").c_str());
   // Devices live until the process ends, so nanobind must not report them as leaks.
   nanobind::set_leak_warnings(false);
   module.doc() = "The native core of vram. Private: use the classes of the vram package.";

@@ -52,7 +52,7 @@ constexpr const char* kOtherTags = "(other tags)";
 long known_tag(PyPool* self, PyObject* name) {
   if (name == nullptr || name == Py_None) return 0;
   if (!PyUnicode_Check(name)) {
-    PyErr_Format(PyExc_TypeError, "a tag must be a str, not %.100s", Py_TYPE(name)->tp_name);
+    PyErr_Format(PyExc_TypeError, "a tag must be a str, not %.100s", type_name(name).c_str());
     return -1;
   }
   if (PyObject* known = PyDict_GetItemWithError(self->tag_ids, name); known != nullptr)
@@ -104,7 +104,7 @@ long current_tag(PyPool* self, PyObject* given) {
   if (given != nullptr && given != Py_None) return tag_id(self, given);
   if (tag_variable == nullptr) return 0;
   PyObject* value = nullptr;
-  if (PyContextVar_Get(tag_variable, Py_None, &value) != 0) return -1;
+  if (context_var_get(tag_variable, Py_None, &value) != 0) return -1;
   const long id = tag_id(self, value);
   Py_XDECREF(value);
   return id;
@@ -615,7 +615,7 @@ bool call_back(PyPool* self, std::uint64_t size, StreamHandle stream) {
 // A function, or None; otherwise sets an error.
 bool is_callback(PyObject* function) {
   if (function == Py_None || PyCallable_Check(function) != 0) return true;
-  PyErr_Format(PyExc_TypeError, "the callback must be callable, not %.100s", Py_TYPE(function)->tp_name);
+  PyErr_Format(PyExc_TypeError, "the callback must be callable, not %.100s", type_name(function).c_str());
   return false;
 }
 
@@ -677,11 +677,11 @@ PyObject* set_spill_callback(PyObject* object, PyObject* function) {
 
 // Adds the labels of each tag in a sequence of names.
 bool add_labels(PyPool* self, PyObject* names, std::vector<std::uint32_t>* labels) {
-  PyObject* list = PySequence_Fast(names, "the names of tags");
+  PyObject* list = PySequence_List(names);
   if (list == nullptr) return false;
   bool good = true;
-  for (Py_ssize_t i = 0; good && i < PySequence_Fast_GET_SIZE(list); ++i) {
-    const long id = known_tag(self, PySequence_Fast_GET_ITEM(list, i));
+  for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(list); ++i) {
+    const long id = known_tag(self, PyList_GET_ITEM(list, i));
     good = id >= 0;
     if (id <= 0) continue;  // nothing was allocated with it
     const std::vector<std::uint32_t> more = labels_of(static_cast<std::uint32_t>(id));
@@ -834,7 +834,7 @@ PyObject* get_flag(const PoolConfig& config) {
 constexpr const char* kCrossStream[] = {"ready", "wait", "never"};
 
 bool set_cross_stream(PoolConfig& config, PyObject* value) {
-  const char* text = PyUnicode_AsUTF8(value);
+  const char* text = utf8_of(value);
   if (text == nullptr) return false;
   for (int i = 0; i < 3; ++i)
     if (std::strcmp(text, kCrossStream[i]) == 0) {
@@ -883,7 +883,7 @@ bool read_options(PyObject* dict, PoolConfig* config, std::vector<const Option*>
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
   while (PyDict_Next(dict, &position, &key, &value)) {
-    const char* name = PyUnicode_AsUTF8(key);
+    const char* name = utf8_of(key);
     if (name == nullptr) return false;
     const Option* option = nullptr;
     for (const Option& each : kOptions)
@@ -1207,7 +1207,7 @@ PyObject* new_pool(PyTypeObject* type, PyObject*, PyObject*) {
   } catch (const std::bad_alloc&) {
     return no_address_space();
   }
-  PyObject* object = type->tp_alloc(type, 0);
+  PyObject* object = allocate_object(type);
   if (object == nullptr) return nullptr;
   new (&self_of(object)->pool) PoolHandle(std::move(pool));
   self_of(object)->tag_names = PyList_New(0);
@@ -1283,7 +1283,7 @@ void dealloc(PyObject* object) {
   Py_CLEAR(self->tag_names);
   Py_CLEAR(self->tag_ids);
   PyTypeObject* type = Py_TYPE(object);
-  type->tp_free(object);
+  free_object(type, object);
   Py_DECREF(type);
 }
 

@@ -10,6 +10,7 @@
 
 #include "arena/arena.hpp"
 #include "pool/pool.hpp"
+#include "stable_abi.hpp"
 #include "waiting.hpp"
 
 namespace vram {

@@ -67,13 +67,13 @@ std::size_t walk(Walk& out) {
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
   while (frame != nullptr && count < kMostFrames) {
     PyCodeObject* code = PyFrame_GetCode(frame);
-    out[count++] = {code, PyFrame_GetLasti(frame)};
-    Py_DECREF(code);
-    PyFrameObject* caller = PyFrame_GetBack(frame);
-    Py_DECREF(frame);
+    out[count++] = {code, frame_get_lasti(frame)};
+    Py_DECREF(reinterpret_cast<PyObject*>(code));
+    PyFrameObject* caller = frame_get_back(frame);
+    Py_DECREF(reinterpret_cast<PyObject*>(frame));
     frame = caller;
   }
-  Py_XDECREF(frame);
+  Py_XDECREF(reinterpret_cast<PyObject*>(frame));
   return count;
 }
 
@@ -120,7 +120,7 @@ nb::object frame_at(const Place& place) {
   PyObject* make = python_function(frame_type, "vram.trace.model", "Frame");
   if (make == nullptr) throw nb::python_error();
   const nb::handle code(reinterpret_cast<PyObject*>(place.code));
-  const int line = PyCode_Addr2Line(place.code, place.instruction);
+  const int line = code_addr2line(place.code, place.instruction);
   nb::object frame = nb::handle(make)(code.attr("co_filename"), std::max(line, 0), code.attr("co_qualname"));
   if (table().frames.emplace(place, frame.ptr()).second) frame.inc_ref();
   return frame;
@@ -132,9 +132,12 @@ bool inside(const Place& place) {
     const auto file = nb::cast<std::string>(nb::module_::import_("vram").attr("__file__"));
     return file.substr(0, file.rfind('/') + 1);
   }();
-  const char* file = PyUnicode_AsUTF8(place.code->co_filename);
+  PyObject* name = PyObject_GetAttrString(reinterpret_cast<PyObject*>(place.code), "co_filename");
+  const char* file = name == nullptr ? nullptr : utf8_of(name);
   if (file == nullptr) PyErr_Clear();
-  return file != nullptr && std::strncmp(file, package.c_str(), package.size()) == 0;
+  const bool found = file != nullptr && std::strncmp(file, package.c_str(), package.size()) == 0;
+  Py_XDECREF(name);
+  return found;
 }
 
 nb::object frames_of(const Entry& entry) {
@@ -168,7 +171,7 @@ std::uint32_t label_here(std::uint32_t tag) {
     stacks.places.insert(stacks.places.end(), places.begin(),
                          places.begin() + static_cast<std::ptrdiff_t>(count));
     stacks.entries.push_back({hash, first, static_cast<std::uint32_t>(count), tag, nullptr});
-    for (std::size_t i = 0; i < count; ++i) Py_INCREF(places[i].code);
+    for (std::size_t i = 0; i < count; ++i) Py_INCREF(reinterpret_cast<PyObject*>(places[i].code));
     slot = number + 1;
     if (2 * stacks.entries.size() > stacks.slots.size()) grow(stacks);
   } catch (const std::bad_alloc&) {

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <utility>
 
+#include "stable_abi.hpp"
+
 namespace vram {
 
 namespace {

@@ -192,6 +192,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_PLACES[name]), _OTHER_NAMES.get(name, name))
     elif name in _MODULES:
         value = _module(name)
+    elif name == "_native" and importlib.util.find_spec("vram._native") is None:
+        raise importlib.import_module("vram.errors").MissingCore()
     elif name == "__version__":
         value = importlib.import_module("vram.system.version").version()
     else:
@@ -212,13 +214,13 @@ def _module(name: str) -> Any:
 
 def __dir__() -> list[str]:
     names = {*globals(), *__all__, *_MODULES}
-    if importlib.util.find_spec("vram._native") is None:
+    if any(importlib.util.find_spec(needed) is None for needed in ("vram._native", "numpy")):
         names = {name for name in names if _loads(name)}
     return sorted(names)
 
 
 def _loads(name: str) -> bool:
-    """Whether a name works where the native core is not built."""
+    """Whether a name works where the native core is not built, or NumPy is not installed."""
     try:
         return name in globals() or __getattr__(name) is not None
     except (AttributeError, ImportError):

@@ -7,7 +7,8 @@ VramError
 ├── Suspended        (also RuntimeError)  the buffer's memory was released by `Pool.suspend`
 ├── ConfigError      (also ValueError)    an unknown option or an invalid value
 ├── TraceError       (also ValueError)    a file cannot be read as a trace
-└── RaceError        (also RuntimeError)  memory was reused while another stream may still use it
+├── RaceError        (also RuntimeError)  memory was reused while another stream may still use it
+└── MissingCore      (also ImportError)   this installation has no native core, as on macOS and Windows
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "InvalidFree",
+    "MissingCore",
     "OutOfMemory",
     "RaceError",
     "Suspended",
@@ -53,6 +55,19 @@ def _rebuild(kind: type[VramError], message: str, facts: dict[str, Any]) -> Vram
 
 class OutOfMemory(VramError, MemoryError):
     """No rung of the ladder could serve the request. `report` says what is free and why it is unusable."""
+
+
+class MissingCore(VramError, ImportError):
+    """This installation has no native core, as on macOS and Windows. Recordings can be read without it."""
+
+    def __init__(self, message: str = "", **facts: Any) -> None:
+        super().__init__(
+            message
+            or "this installation of vram has no native core, which pools, replays, plans and predictions "
+            "need. Linux on x86_64 and aarch64 has it: pip install vram. Without it, vram explain, summary, "
+            "leaks, diff, merge, convert, serve and report work on recordings of other machines",
+            **facts,
+        )
 
 
 class InvalidFree(VramError, ValueError):

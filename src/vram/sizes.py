@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import operator
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import SupportsIndex
 
 from vram.arguments import shown
 from vram.errors import ConfigError
 
-__all__ = ["format_count", "format_size", "parse_size"]
+__all__ = ["GrowthLimit", "format_count", "format_size", "parse_size"]
 
 MAX_SIZE = 2**63
 """Sizes must be below this to fit every integer type on the way to the driver."""
@@ -97,3 +98,32 @@ def _bad(size: object, why: str) -> ConfigError:
 def format_count(count: int, what: str) -> str:
     """Return "1 block" or "5 blocks"."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+@dataclass(frozen=True)
+class GrowthLimit:
+    """The most by which memory may grow between two runs: `bytes`, or a `share` of the first run's."""
+
+    text: str
+    bytes: int | None = None
+    share: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> GrowthLimit:
+        """Read a size such as "64MiB", or a percentage such as "5%"."""
+        number = text.strip()
+        if not number.endswith("%"):
+            size = parse_size(number)
+            return cls(format_size(size), bytes=size)
+        try:
+            share = float(number.removesuffix("%")) / 100
+        except ValueError:
+            share = -1.0
+        if not 0 <= share < float("inf"):
+            raise ConfigError(f"{text!r} is neither a size such as 64MiB nor a percentage such as 5%")
+        return cls(number, share=share)
+
+    def exceeded(self, before: int, after: int) -> bool:
+        """Whether `after` is too much."""
+        allowed = self.bytes if self.share is None else self.share * before
+        return allowed is not None and after - before > allowed

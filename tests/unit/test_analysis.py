@@ -583,8 +583,39 @@ def test_a_gap_is_attributed_to_the_lines_that_make_it() -> None:
     found = difference(tagged_job().trace(), tagged_job(extra=100 * MIB).trace())
     assert found.gap == 100 * MIB
     assert found.table["group"].to_pylist() == ["train.py:2 step"]
+    assert found.growth == pytest.approx(100 / 112)
+
+
+def test_a_line_that_moved_within_its_function_is_the_same_line() -> None:
     moved = difference(tagged_job().trace(), tagged_job(line=7).trace())
-    assert (moved.gap, sorted(moved.table["gap"].to_pylist())) == (0, [-48 * MIB, 48 * MIB])
+    assert (moved.gap, moved.table.num_rows) == (0, 0)
+    grown = difference(tagged_job().trace(), tagged_job(line=7, extra=2 * MIB).trace())
+    assert grown.table.to_pylist() == [
+        {
+            "group": "train.py:7 step",
+            "before": 48 * MIB,
+            "after": 50 * MIB,
+            "gap": 2 * MIB,
+            "blocks_before": 2,
+            "blocks_after": 2,
+        }
+    ]
+
+
+def test_moved_lines_beside_new_ones_are_told_apart() -> None:
+    job = tagged_job(line=8)
+    job.alloc(5 * MIB, line=3)
+    found = difference(tagged_job().trace(), job.trace())
+    assert [(row["group"], row["gap"]) for row in found.table.to_pylist()] == [("train.py:3 step", 5 * MIB)]
+
+
+def test_lines_that_moved_to_the_places_of_others_are_told_apart() -> None:
+    first, second = Job(), Job()
+    for number, size in ((1, 64), (2, 2), (3, 32)):
+        first.alloc(size * MIB, line=number)
+        second.alloc((size + 8 * (number == 3)) * MIB, line=number + 1)
+    found = difference(first.trace(), second.trace())
+    assert [(row["group"], row["gap"]) for row in found.table.to_pylist()] == [("train.py:4 step", 8 * MIB)]
 
 
 def test_a_run_does_not_differ_from_itself() -> None:

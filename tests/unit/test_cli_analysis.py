@@ -152,6 +152,21 @@ def test_a_gap_fails_only_above_what_is_allowed(job: str, vram_command: Any) -> 
     assert vram_command("diff", DEMANDING, job, "--fail-above", "64MiB")[0] == 0
 
 
+def test_a_difference_is_limited_by_a_percentage_and_written_as_markdown(job: str, vram_command: Any) -> None:
+    code, out, _ = vram_command("diff", job, DEMANDING, "--fail-above", "5%", "--markdown", "--top", "2")
+    lines = out.splitlines()
+    assert code == 1 and lines[0].startswith("### ❌ Peak GPU memory: +")
+    assert lines[2].endswith("This is more than the limit of 5%.")
+    assert lines[4:6] == ["| line | before | after | difference |", "|---|---:|---:|---:|"]
+    assert lines[6].startswith("| `") and " more | | | " in lines[8] and len(lines) == 9
+    code, out, _ = vram_command("diff", DEMANDING, job, "--fail-above", "5%", "--markdown")
+    assert code == 0 and out.startswith("### ✅ Peak GPU memory: -")
+    code, out, _ = vram_command("diff", job, job, "--markdown")
+    assert code == 0 and out.splitlines()[0] == "### Peak GPU memory: 0 B (+0.0%)"
+    code, _, err = vram_command("diff", job, job, "--fail-above", "-5%")
+    assert code == 2 and "neither a size such as" in err
+
+
 def test_leaks_of_all_steps_are_the_default(job: str, tmp_path: Path, vram_command: Any) -> None:
     code, out, _ = vram_command("leaks", job, "--json")
     assert (code, json.loads(out)) == (
@@ -293,11 +308,13 @@ def test_a_refusal_is_one_line_on_stderr(
     assert err.startswith("vram: ") and words in err
 
 
-def test_a_missing_pyarrow_is_named_and_explain_does_without(
-    job: str, monkeypatch: pytest.MonkeyPatch, vram_command: Any
+def test_a_missing_pyarrow_is_named_where_it_is_needed(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vram_command: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    code, _, err = vram_command("summary", job)
+    code, out, _ = vram_command("summary", job)
+    assert code == 0 and "live at event" in out
+    code, _, err = vram_command("merge", job, TRAINING, "-o", str(tmp_path / "ranks.parquet"))
     assert code == 2 and 'pip install "vram[trace]"' in err
     code, out, _ = vram_command("explain", job)
     assert code == 0 and out.startswith("The peak")

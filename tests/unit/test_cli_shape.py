@@ -148,3 +148,13 @@ def test_the_help_shows_every_command_in_one_group(vram_command: Command) -> Non
         name for names in GROUPS.values() for name in names
     ]
     assert len(COMMANDS) == len(set(COMMANDS)) == sum(map(len, GROUPS.values()))
+
+
+def test_an_unknown_command_names_what_was_meant(vram_command: Command, tmp_path: Path) -> None:
+    code, _, err = vram_command("explian", "job.pickle")
+    assert code == 2 and "Did you mean explain" in err
+    recording = tmp_path / "job.pickle"
+    recording.write_bytes(b"")
+    code, _, err = vram_command(str(recording))
+    assert code == 2 and "To explain this file:" in err
+    assert "Did you mean" not in vram_command("zzzzzz")[2]

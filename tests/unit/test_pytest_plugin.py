@@ -321,3 +321,58 @@ def test_the_example_of_the_guide_does_what_it_says(run: Run) -> None:
     result = run(changed)
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*limit_vram_leaks allows 0 B*", "*test_it.py:* in Model.forward*"])
+
+
+# ---- comparing with another run ---------------------------------------------------------------------------
+
+STEP = (
+    MODEL
+    + """
+def test_step():
+    pool.allocate("{}MiB")
+
+def test_nothing():
+    pass
+"""
+)
+
+
+def test_peaks_are_compared_with_those_of_a_base(run: Run, pytester: pytest.Pytester) -> None:
+    saved = run(STEP.format(10), "--vram-save", "base.json")
+    assert saved.ret == 0 and (pytester.path / "base.json").is_file()
+    same = run(STEP.format(10), "--vram-compare", "base.json", "--vram-fail-above", "0%")
+    assert same.ret == 0
+    same.stdout.fnmatch_lines(["no test needs more or less than in base.json"])
+    more = run(STEP.format(11), "--vram-compare", "base.json")
+    assert more.ret == 0
+    more.stdout.fnmatch_lines(["*10 MiB*11 MiB*+1 MiB*test_it.py::test_step"])
+    for limit, status in (("10%", 0), ("1MiB", 0), ("9.9%", 1), ("512KiB", 1)):
+        result = run(STEP.format(11), "--vram-compare", "base.json", "--vram-fail-above", limit)
+        assert result.ret == status, limit
+    result.stdout.fnmatch_lines(
+        ["*test_it.py::test_step  TOO MUCH", "1 test exceeded --vram-fail-above 512 KiB"]
+    )
+
+
+def test_peaks_are_compared_under_xdist(run: Run) -> None:
+    pytest.importorskip("xdist")
+    assert run(STEP.format(10), "-p", "xdist", "-n", "1", "--vram-save", "base.json").ret == 0
+    arguments = ("-p", "xdist", "-n", "1", "--vram-compare", "base.json", "--vram-fail-above", "5%")
+    assert run(STEP.format(10), *arguments).ret == 0
+    assert run(STEP.format(12), *arguments).ret == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--vram-fail-above", "5%"), "--vram-fail-above needs --vram-compare"),
+        (("--vram-compare", "nowhere.json"), "cannot compare with nowhere.json"),
+        (("--vram-compare", "test_it.py"), "cannot compare with test_it.py"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_is_wrong_usage(
+    run: Run, arguments: tuple[str, ...], words: str
+) -> None:
+    result = run(STEP.format(1), *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{words}*"])

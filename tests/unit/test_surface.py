@@ -80,7 +80,11 @@ WITHOUT = "import sys; sys.modules.update(dict.fromkeys({missing!r})); import vr
 FRAMEWORKS = ("cupy", "numba", "cuda", "cuda.core", "distributed", "torch")
 
 
-@pytest.mark.parametrize("missing", [FRAMEWORKS, ("vram._native",)], ids=["frameworks", "native core"])
+@pytest.mark.parametrize(
+    "missing",
+    [FRAMEWORKS, ("vram._native",), (*FRAMEWORKS, "numpy", "pyarrow")],
+    ids=["frameworks", "native core", "extras"],
+)
 def test_help_works_without_optional_parts(missing: tuple[str, ...]) -> None:
     code = "members = dict(inspect.getmembers(vram)); pydoc.render_doc(vram); print('open' in members)"
     result = run(WITHOUT.format(missing=missing) + code)

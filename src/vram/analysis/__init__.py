@@ -1,6 +1,7 @@
 """Analysis of a recording: why memory ran out, who held it, what grew, and how runs differ.
 
-Pure functions of a `Trace`, with Arrow tables for tabular answers (pyarrow, `pip install "vram[trace]"`).
+Pure functions of a `Trace`. Tabular answers are Arrow tables if pyarrow is installed
+(`pip install "vram[trace]"`), and otherwise plain tables with `to_pylist()`.
 Needs no device, and the native core only to try other allocators. Front ends draw the results.
 """
 

@@ -5,6 +5,7 @@ Groups are a flat list, or a tree for a flame graph in which a node has the byte
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,9 @@ __all__ = [
 ]
 
 GROUPINGS = ("stack", "line", "module", "stream", "tag", "step", "size")
+"""How live blocks can be grouped; a line is the innermost line of the user's own program."""
 Key: TypeAlias = "str | int | None"
+_NUMBER = re.compile(r"(\d+)")
 
 UNKNOWN = {
     "stack": "(no stack recorded)",
@@ -92,6 +95,11 @@ def key_of(trace: Trace, by: str) -> Callable[[Block], Key]:
         return _stack_of(trace)
     named = cache(lambda stack: place_name(trace, by, stack))
     return lambda block: named(block.stack)
+
+
+def _in_order(label: str) -> tuple[str, ...]:
+    """A key that sorts numbers in labels as numbers: step 2 before step 10."""
+    return tuple(part.zfill(20) if part.isdecimal() else part for part in _NUMBER.split(label))
 
 
 def _stack_of(trace: Trace) -> Callable[[Block], Key]:
@@ -184,7 +192,7 @@ def group_blocks(trace: Trace, blocks: Iterable[Block], by: str) -> list[Group]:
         _group(trace, by, found, label, held)
         for (found, held), label in zip(members.items(), names, strict=True)
     ]
-    return sorted(groups, key=lambda group: (-group.bytes, group.label))
+    return sorted(groups, key=lambda group: (-group.bytes, _in_order(group.label)))
 
 
 def _group(trace: Trace, by: str, key: Key, label: str, blocks: list[Block]) -> Group:

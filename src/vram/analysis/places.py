@@ -17,8 +17,8 @@ __all__ = ["Phases", "frame_text", "module_of", "place_of", "redacted"]
 
 _LIBRARY = re.compile(r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]|^<frozen ")
 _NATIVE = re.compile(r"\.(c|cc|cpp|cu|h|hpp|so)(\.\d+)*$|^\??\??$")
-_PLUMBING = re.compile(r"(^|[/\\])torch(inductor[^/\\]*)?[/\\]")
-"""PyTorch, and the code that torch.compile generates: /tmp/torchinductor_USER."""
+_PLUMBING = re.compile(r"(^|[/\\])(torch(inductor[^/\\]*)?|vram[/\\]predict[/\\]inside)[/\\]")
+"""PyTorch, the code that torch.compile generates (/tmp/torchinductor_USER), and vram's own."""
 _ROOT = re.compile(
     r"^.*?(?:(?:site|dist)-packages|lib[/\\]python\d[^/\\]*(?:[/\\](?:site|dist)-packages)?)[/\\]"
 )

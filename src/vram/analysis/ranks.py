@@ -105,7 +105,7 @@ def merge(traces: Sequence[Trace], names: Iterable[str] | None = None) -> Merged
 
 
 def write_table(merged: Merged, path: Path) -> None:
-    """Write the rows: as JSON if the name ends in .json, else as Parquet."""
+    """Write the rows: as JSON if the name ends in .json, else as Parquet, which needs pyarrow."""
     require(merged, Merged, "merged")
     path = Path(require_path(path))
     try:
@@ -115,6 +115,11 @@ def write_table(merged: Merged, path: Path) -> None:
             import pyarrow.parquet
 
             pyarrow.parquet.write_table(merged.table, path)
+    except ImportError as error:
+        raise ConfigError(
+            "Parquet files need pyarrow, which is not installed; "
+            'pip install "vram[trace]", or name a .json file'
+        ) from error
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
 

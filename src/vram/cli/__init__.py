@@ -7,7 +7,9 @@ reader of the output closed the pipe early.
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import os
 import shlex
 from typing import Any
 
@@ -42,6 +44,18 @@ class _Vram(Commands):
         module = importlib.import_module(f"vram.cli.{cmd_name}")
         found: click.Command = getattr(module, f"{cmd_name}_command")
         return found
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command; a message about an unknown one names what was probably meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=2)
+            if os.path.exists(args[0]):
+                hint = f" To explain this file: {ctx.command_path} explain {shlex.quote(args[0])}"
+            else:
+                hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"{error.message}{hint}", ctx) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Show the commands in groups, under any name that the program was started by."""

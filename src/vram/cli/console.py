@@ -27,6 +27,7 @@ __all__ = [
     "BADGE_WIDTH",
     "FINDING",
     "INTERRUPTED",
+    "NOT_TRIED",
     "Commands",
     "at_option",
     "device_option",
@@ -62,6 +63,8 @@ GAP = 2
 """Spaces between the columns of a grid."""
 BADGE_WIDTH = 14
 """Columns before the text of an item of a list."""
+NOT_TRIED = "other allocators: the native core is not installed; Linux on x86_64 and aarch64 has it"
+"""What a command says that would have replayed the recording."""
 LEAST_WIDTH = 16
 """Minimum width of a text column in characters, even on a narrow terminal."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import rich_click as click
 from rich.console import Console
 
 from vram.analysis import GROUPINGS, Difference, difference
-from vram.sizes import format_size
+from vram.errors import ConfigError
+from vram.sizes import GrowthLimit, format_size
 from vram.trace import open_trace
 
 from .console import (
@@ -19,12 +21,19 @@ from .console import (
     draw_grid,
     draw_line,
     json_option,
+    one_line,
     open_console,
-    read_size,
     top_option,
 )
 
 __all__ = ["diff_command"]
+
+
+def _read_limit(ctx: click.Context, param: click.Parameter, value: str | None) -> GrowthLimit | None:
+    try:
+        return None if value is None else GrowthLimit.parse(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
 @click.command("diff")
@@ -40,10 +49,11 @@ __all__ = ["diff_command"]
 @at_option
 @click.option(
     "--fail-above",
-    metavar="SIZE",
-    callback=read_size,
-    help="Exit with 1 if B holds more than A by more than this, such as 64MiB.",
+    metavar="SIZE|PERCENT",
+    callback=_read_limit,
+    help="Exit with 1 if B holds more than A by more than this, such as 64MiB or 5%.",
 )
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
 @top_option
 @device_option
 @json_option
@@ -54,26 +64,65 @@ def diff_command(
     after: Path,
     by: str,
     at: str,
-    fail_above: int | None,
+    fail_above: GrowthLimit | None,
+    markdown: bool,
     top: int,
     device: int | None,
     as_json: bool,
 ) -> None:
-    """Show how much more memory run B holds than run A at the peak, and which lines of code allocate it."""
+    """Show how much more memory run B holds than run A at the peak, and which lines of code allocate it.
+
+    A line that only moved within its function counts as the same line, so that A and B can be recordings of
+    two versions of a program.
+    """
     first, second = (open_trace(path, device=device) for path in (before, after))
     found = difference(first, second, by, at)
-    failed = fail_above is not None and found.gap > fail_above
+    failed = fail_above is not None and fail_above.exceeded(found.before, found.after)
     if as_json:
         headings = [first.heading(), second.heading()]
-        document = {"traces": headings, **found.to_json(), "fail_above": fail_above, "failed": failed}
+        limit = fail_above and (fail_above.text if fail_above.bytes is None else fail_above.bytes)
+        document = {"traces": headings, **found.to_json(), "fail_above": limit, "failed": failed}
         click.echo(json.dumps(document))
+    elif markdown:
+        click.echo("\n".join(_markdown(found, top, fail_above)))
     else:
         console = open_console()
         _draw(found, (before.name, after.name), top, console)
         if fail_above is not None and failed:
-            draw_line(console, f"The difference exceeds the limit of {format_size(fail_above)}.", "bold")
+            draw_line(console, f"The difference exceeds the limit of {fail_above.text}.", "bold")
     if failed:
         ctx.exit(FINDING)
+
+
+def _markdown(found: Difference, top: int, limit: GrowthLimit | None) -> Iterator[str]:
+    """A heading, the totals, and a row for each group; names are code, which Markdown does not interpret."""
+    if limit is None:
+        mark, verdict = "", ""
+    elif limit.exceeded(found.before, found.after):
+        mark, verdict = "❌ ", f" This is more than the limit of {limit.text}."
+    else:
+        mark, verdict = "✅ ", f" The limit is {limit.text}."
+    share = f" ({found.growth:+.1%})" if found.before else ""
+    yield f"### {mark}Peak GPU memory: {_signed(found.gap)}{share}"
+    yield ""
+    yield f"{format_size(found.before)} before, {format_size(found.after)} after.{verdict}"
+    rows = found.table.to_pylist()
+    if not rows:
+        return
+    yield ""
+    yield f"| {found.by} | before | after | difference |"
+    yield "|---|---:|---:|---:|"
+    for row in rows[:top]:
+        sizes = (format_size(row["before"]), format_size(row["after"]), _signed(row["gap"]))
+        yield f"| {_code(row['group'])} | {' | '.join(sizes)} |"
+    if len(rows) > top:
+        rest = sum(row["gap"] for row in rows[top:])
+        yield f"| {len(rows) - top} more | | | {_signed(rest)} |"
+
+
+def _code(text: str) -> str:
+    """A name from an untrusted file as code in a cell."""
+    return "`" + one_line(text).replace("`", "'").replace("|", "\\|") + "`"
 
 
 def _draw(found: Difference, names: tuple[str, str], top: int, console: Console) -> None:

@@ -15,12 +15,14 @@ from vram.analysis.explanation import Remedy
 from vram.analysis.groups import UNKNOWN
 from vram.analysis.places import frame_text
 from vram.core.verdict import MEANINGS, OUTSIDE
+from vram.replay.run import can_replay
 from vram.sizes import format_size
 from vram.trace import open_trace
 
 from .console import (
     BADGE_WIDTH,
     FINDING,
+    NOT_TRIED,
     device_option,
     draw_grid,
     draw_item,
@@ -168,6 +170,8 @@ def _draw_next_steps(found: Explanation, console: Console, stacks: bool) -> None
         draw_item(console, word, style, f"{remedy.what}{f': {remedy.evidence}' if remedy.evidence else ''}")
         if remedy.setting:
             draw_line(console, remedy.setting, "cyan", indent=BADGE_WIDTH)
+    if found.request is not None and not can_replay():
+        draw_item(console, "not tried", "dim", NOT_TRIED)
     for what, command in _commands(found, stacks):
         draw_item(console, "see", "", what)
         draw_line(console, f"vram {command} {shlex.quote(found.trace.source)}", "cyan", indent=BADGE_WIDTH)

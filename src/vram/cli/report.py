@@ -6,10 +6,11 @@ from pathlib import Path
 
 import rich_click as click
 
+from vram.replay.run import can_replay
 from vram.sizes import format_size
 from vram.trace import open_trace
 
-from .console import device_option, draw_line, file_argument, open_console, progress_bar
+from .console import NOT_TRIED, device_option, draw_line, file_argument, open_console, progress_bar
 
 __all__ = ["report_command"]
 
@@ -42,4 +43,7 @@ def report_command(file: Path, output: Path, redact: bool, sweep: bool, device: 
     trace = open_trace(file, device=device)
     with progress_bar("trying settings") as show:
         write_report(trace, output, redact=redact, sweep=sweep, progress=show)
-    draw_line(open_console(), f"{output}: {format_size(output.stat().st_size)}")
+    console = open_console()
+    draw_line(console, f"{output}: {format_size(output.stat().st_size)}")
+    if sweep and not can_replay():
+        draw_line(console, f"not tried: {NOT_TRIED}", "dim")

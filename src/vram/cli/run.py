@@ -213,11 +213,16 @@ def _install_under_torch() -> None:
 
 
 def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> ProgramRecording:
-    """Record the program until the process ends; `ends` then writes the report."""
+    """Record the program until the process ends; `ends` then writes the report.
+
+    Raises before the program runs if no recording can be written.
+    """
     from vram.observe.recording import path_of_rank
+    from vram.trace.arrow import require_pyarrow
 
     from .program_recording import ProgramRecording
 
+    require_pyarrow()
     target = None if report is None else path_of_rank(_report_path(recording, report))
     if recording is None:
         folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="vram-run-"))

@@ -311,8 +311,8 @@ def _native_plan() -> Callable[..., Mapping[str, Any]]:
         native = importlib.import_module("vram._native")
     except ImportError as error:
         raise DeviceError(
-            f"planning needs the native core, which is not built here ({error}); install vram with pip, "
-            "or build it with `pip install .` in the source tree",
+            f"planning needs the native core, which is not built here ({error}). Linux on x86_64 and aarch64 "
+            "has it: install vram with pip, or build it with `pip install .` in the source tree",
             call="import",
         ) from error
     function: Callable[..., Mapping[str, Any]] = native.plan

@@ -397,13 +397,21 @@ def _feed(replayer: Any, piece: Lifetimes) -> None:
     )
 
 
+def can_replay() -> bool:
+    """Whether this installation has the native core, which replays need."""
+    try:
+        return bool(_native())
+    except DeviceError:
+        return False
+
+
 def _native() -> Any:
     try:
         return importlib.import_module("vram._native")
     except ImportError as error:
         raise DeviceError(
-            f"replay needs the native core, which is not built here ({error}); install vram with pip, "
-            "or build it with `pip install .` in the source tree",
+            f"replay needs the native core, which is not built here ({error}). Linux on x86_64 and aarch64 "
+            "has it: install vram with pip, or build it with `pip install .` in the source tree",
             call="import",
         ) from error
 

@@ -72,6 +72,11 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
+def require_pyarrow() -> None:
+    """Raise a TraceError that says what to install, where recordings can be neither read nor written."""
+    _pyarrow()
+
+
 @cache
 def _schema() -> Any:
     arrow = _pyarrow()

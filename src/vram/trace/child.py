@@ -1,7 +1,8 @@
 """The process that reads an untrusted file, started by `sandbox`: lowers its limits, reads, answers.
 
 It may use memory and processor time in proportion to the bytes it has read: the limits rise as bytes arrive.
-`formats` interprets the bytes.
+`formats` interprets the bytes. Where the system has no such limits (Windows, in part macOS), the bounds of
+`formats` remain.
 
 What it sends:    one line of JSON, then the bytes of the columns in the order of COLUMNS
     {"error": [message, facts]}
@@ -13,8 +14,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
-from typing import BinaryIO
+import sys
+from typing import Any, BinaryIO
 
 from vram.errors import TraceError
 
@@ -23,6 +24,13 @@ from .formats import Parts, read_parts
 from .model import COLUMNS
 
 __all__ = ["lower_limits", "raise_limits", "serve"]
+
+try:
+    import resource as _resource
+
+    resource: Any = _resource
+except ImportError:
+    resource = None
 
 # A snapshot takes about 7 bytes of memory for each of its own, and a second for every 20 MB.
 MEMORY_FLOOR_BYTES = 512 << 20
@@ -52,6 +60,8 @@ def serve(request: str) -> None:
 
 def lower_limits() -> None:
     """From here on: no core dump, no file written, no more memory and time than an empty snapshot needs."""
+    if resource is None:
+        return
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_FSIZE, 0)
     raise_limits(0)
@@ -59,6 +69,8 @@ def lower_limits() -> None:
 
 def raise_limits(count: int) -> None:
     """Allow what `count` bytes of a snapshot may need."""
+    if resource is None:
+        return
     _set_limit(resource.RLIMIT_AS, MEMORY_FLOOR_BYTES + MEMORY_FACTOR * count)
     _set_limit(resource.RLIMIT_CPU, PROCESSOR_FLOOR_SECONDS + count // BYTES_A_SECOND)
 
@@ -66,7 +78,11 @@ def raise_limits(count: int) -> None:
 def _set_limit(kind: int, value: int) -> None:
     hard = resource.getrlimit(kind)[1]
     soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (soft, hard))
+    try:
+        resource.setrlimit(kind, (soft, hard))
+    except (OSError, ValueError):
+        if sys.platform != "darwin":  # which does not limit addresses
+            raise
 
 
 def _send_error(error: TraceError, output: BinaryIO) -> None:

@@ -1,21 +1,28 @@
 """A recording's file belongs to one writer at a time: two would overwrite each other.
 
 A claim is a lock of the operating system on the file itself. It works between processes and within one, under
-any name of the file, and ends with the process.
+any name of the file, and ends with the process. Windows has no such lock; there a file is not protected.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from vram.errors import TraceError
 
 __all__ = ["Claim"]
+
+try:
+    import fcntl as _fcntl
+
+    fcntl: Any = _fcntl
+except ImportError:
+    fcntl = None
 
 
 class Claim:
@@ -52,7 +59,8 @@ class Claim:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with suppress(OSError):  # forked children share the lock and may still run
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                if fcntl is not None:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def __del__(self) -> None:
@@ -66,7 +74,7 @@ class Claim:
 
 def _take(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             _lock(descriptor, path)
             if _is_at(descriptor, path):
@@ -81,6 +89,8 @@ def _take(path: Path) -> int:
 def _lock(descriptor: int, path: Path) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise TraceError(f"{path} is not a regular file; name one to record to", place="file")
+    if fcntl is None:
+        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

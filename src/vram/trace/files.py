@@ -21,6 +21,7 @@ from vram.errors import TraceError
 __all__ = ["DEFAULT_MAX_BYTES", "BoundedReader", "open_regular_file"]
 
 DEFAULT_MAX_BYTES = 2 << 30
+"""Maximum size of a recording and of what it unpacks to, unless the caller sets another."""
 CHUNK_BYTES = 256 << 10
 
 # Recordings compress 20 to 40 times; a file that expands far more was made to exhaust memory.

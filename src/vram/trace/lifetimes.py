@@ -22,7 +22,9 @@ from .steps import find_steps
 __all__ = ["ALLOCATE", "FREE", "Lifetimes", "held_series", "lifetimes", "peak_allocated", "rounded"]
 
 ALLOCATE = 0
+"""In `op`: an allocation begins."""
 FREE = 1
+"""In `op`: the program frees it."""
 AT_ONCE = -1
 """In `completed_us` and `completed_event`: the memory was free for its own stream when the program freed
 it."""

@@ -112,7 +112,7 @@ def _failure(child: subprocess.Popen[bytes]) -> TraceError:
     assert child.stderr is not None
     complaint = child.stderr.read().decode("utf-8", "replace").strip()
     status = child.wait()
-    if status == -signal.SIGXCPU:
+    if status == -getattr(signal, "SIGXCPU", 0) != 0:
         reason = "reading it took more processor time than a recording of its size needs"
     elif "MemoryError" in complaint:
         reason = TOO_MUCH_MEMORY

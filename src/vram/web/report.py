@@ -19,6 +19,7 @@ from vram.analysis.groups import TREES
 from vram.analysis.places import redacted
 from vram.analysis.timeline import AXES
 from vram.errors import ConfigError
+from vram.replay.run import can_replay
 from vram.trace import Trace, find_steps
 
 from .assets import index_html
@@ -44,7 +45,8 @@ def write_report(
 ) -> None:
     """Write `trace` as a standalone page to `path`; with `redact`, without paths of this machine.
 
-    With `sweep`, the page contains the table of what other allocators would need; `progress` reports on it.
+    With `sweep`, the page contains the table of what other allocators would need, if the native core is
+    built; `progress` reports on it.
     """
     page = render_report(redacted(trace) if redact else trace, sweep=sweep, progress=progress)
     try:
@@ -61,7 +63,8 @@ def render_report(
     script = script.replace("</script", "<\\/script")
     recording = Recording(trace)
     data = _answers(recording)
-    data["sweep"] = sweep_answer(trace, progress=progress) if sweep and trace.events else None
+    sweep = sweep and bool(trace.events) and can_replay()
+    data["sweep"] = sweep_answer(trace, progress=progress) if sweep else None
     # The data contains names from an untrusted file, so it must not be able to end its element.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     policy = (
