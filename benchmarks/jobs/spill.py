@@ -6,8 +6,8 @@ Needs PyTorch and a CUDA device with host pages. Each run is a process of its ow
 no limit; its peak is what the job needs, and its losses are the reference. Algorithms are deterministic, so
 losses must be equal bit for bit. *Bound* is the step without a limit, and the time to move the missing memory
 to the host and back at 55 GB/s; *of bound* compares what the step took beyond that step with 1.5 times the
-latter. `--peer` runs `torch.autograd.graph.save_on_cpu(pin_memory=True)` over PyTorch's own allocator, with all
-and with 90 % of the memory.
+latter. `--peer` also runs `torch.autograd.graph.save_on_cpu(pin_memory=True)` over PyTorch's own allocator,
+with all and with 90 % of the memory.
 """
 
 from __future__ import annotations
