@@ -22,17 +22,24 @@ constexpr std::uint64_t kBatchShare = 32;
 constexpr std::uint64_t kMarginShare = 16;
 // Pages exchanged at a time with the mutex held.
 constexpr std::size_t kBatch = 8;
-// How often a wait for copies is repeated that the driver refuses.
-constexpr int kTries = 3;
+
+// Repeats a call without which memory would be lost, if the driver refuses it.
+template <typename Call>
+Status insist(Call call) {
+  constexpr int kTries = 3;
+  Status status = call();
+  for (int i = 1; i < kTries && !status.ok(); ++i) status = call();
+  return status;
+}
 
 }  // namespace
 
 void longest_untouched(std::vector<SpillCandidate>& candidates) {
-  std::stable_sort(
-      candidates.begin(), candidates.end(), [](const SpillCandidate& a, const SpillCandidate& b) {
-        return std::tuple(a.last, !a.first, b.age, b.block_bytes) <
-               std::tuple(b.last, !b.first, a.age, a.block_bytes);
-      });
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const SpillCandidate& a, const SpillCandidate& b) {
+                     return std::tuple(a.last, !a.first, b.age, b.block_bytes) <
+                            std::tuple(b.last, !b.first, a.age, a.block_bytes);
+                   });
 }
 
 // ---- one swap -------------------------------------------------------------------------------------------
@@ -113,16 +120,14 @@ Status Spiller::Swap::lend_addresses() {
 
 // A page that cannot be unmapped there stays set aside.
 void Spiller::Swap::take_addresses() {
+  if (addresses_ == 0 || lost_) return;
   Address at = addresses_;
-  bool all = !lost_;
-  for (std::size_t i = 0; i < lent_ && !lost_; ++i, at += moves_[i - 1].bytes) {
-    Status status = s_.backend_->unmap(at, moves_[i].bytes);
-    for (int tries = 1; tries < kTries && !status.ok(); ++tries)
-      status = s_.backend_->unmap(at, moves_[i].bytes);
-    all = all && status.ok();
-  }
-  if (addresses_ != 0 && all) (void)s_.backend_->space_release(addresses_, bytes_);
-  lost_ = !all;
+  Status status;
+  for (std::size_t i = 0; i < lent_ && status.ok(); ++i, at += moves_[i - 1].bytes)
+    status = insist([&] { return s_.backend_->unmap(at, moves_[i].bytes); });
+  if (status.ok()) status = insist([&] { return s_.backend_->space_release(addresses_, bytes_); });
+  lost_ = !status.ok();
+  addresses_ = 0;
   lent_ = 0;
 }
 
@@ -137,8 +142,7 @@ Status Spiller::Swap::copy(Gates& gates, Copies& copies, bool to_host) {
     }
     return queued;
   });
-  Status waited = copies.wait();
-  for (int i = 1; i < kTries && !waited.ok(); ++i) waited = copies.wait();
+  const Status waited = insist([&] { return copies.wait(); });
   lost_ = !waited.ok();
   return status.ok() ? waited : status;
 }

@@ -373,16 +373,6 @@ class Buffer:
 
     def __repr__(self) -> str: ...
 
-    def __buffer__(self, flags, /):
-        """
-        Return a buffer object that exposes the underlying memory of the object.
-        """
-
-    def __release_buffer__(self, buffer, /):
-        """
-        Release the buffer object that exposes the underlying memory of the object.
-        """
-
     def __len__(self) -> int: ...
 
     def free(self) -> None:
