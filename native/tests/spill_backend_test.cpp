@@ -8,6 +8,7 @@
 #include "backends/driver_costs.hpp"
 #include "backends/host.hpp"
 #include "backends/model.hpp"
+#include "pool/gates.hpp"
 #include "testing.hpp"
 
 using namespace vram;
@@ -161,6 +162,55 @@ TEST(every_lasting_stream_is_listed) {
   CHECK(model.foreign_create(&foreign).ok() && model.held_streams().size() == 1);
   CHECK(model.stream_adopt(foreign).ok());
   CHECK((model.held_streams() == std::vector<StreamHandle>{0, foreign}));
+}
+
+namespace {
+
+// A device on which queueing waits, as a driver does while another thread is in a call that waits for the
+// gates, for as many times as told.
+class Waiting : public ModelBackend {
+ public:
+  explicit Waiting(int times) : ModelBackend(kGiB, options()), times_(times) {}
+  Status gates_close(const std::vector<StreamHandle>& except,
+                     const std::function<void(GateHandle)>& closed) override {
+    const Status status = ModelBackend::gates_close(except, closed);
+    while (times_ > 0 && counts().gates > 0) std::this_thread::yield();
+    --times_;
+    return status;
+  }
+
+ private:
+  static ModelOptions options() {
+    ModelOptions options;
+    options.release_waits = true;
+    return options;
+  }
+  int times_;
+};
+
+}  // namespace
+
+TEST(gates_are_opened_if_closing_them_waits_for_another_thread) {
+  for (const int times : {0, 1, 3}) {
+    Waiting device(times);
+    const std::vector<StreamHandle> none;
+    Gates gates(device, none, kSoon);
+    CHECK(gates.close().ok() && device.counts().gates == 1);
+    CHECK(gates.queue([] { return Status{}; }).ok() && device.counts().gates == 1);
+    // Work that cannot be queued before the gates are open.
+    const Status queued = gates.queue([&] {
+      while (device.counts().gates > 0) std::this_thread::yield();
+      return Status{};
+    });
+    CHECK(queued.code == Code::not_ready && device.counts().gates == 0);
+    CHECK(gates.close().ok() && device.counts().gates == 1);
+    gates.open();
+    CHECK(device.counts().gates == 0);
+  }
+  Waiting device(1000);
+  const std::vector<StreamHandle> none;
+  Gates gates(device, none, 0.05);
+  CHECK(gates.close().code == Code::not_ready && device.counts().gates == 0);
 }
 
 TEST(a_wait_behind_another_threads_gate_ends_when_it_opens) {
