@@ -121,6 +121,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "suspend_blocks": lambda world: (None, False, None),
     "set_spill_callback": lambda world: (None,),
     "steer_spill": lambda world: ([], []),
+    "steer_spill_allocations": lambda world: ([], []),
     "spill_block": lambda world: (0,),
     "prefetch_block": lambda world: (0,),
     "park_blocks": lambda world: (None,),

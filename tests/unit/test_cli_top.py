@@ -107,7 +107,7 @@ def test_holders_of_one_tag_are_together_below_the_largest_tag() -> None:
         found = Observatory().status()
         del kept
     holders = next(table for table in TABLES if table.name == "holders")
-    rows = [(row[0], row[1], row[4]) for row in holders.rows(found)]
+    rows = [(row[0], row[1], row[4]) for row in holders.rows(found) if row[0] in ("many", "one")]
     assert rows == [("many", "14 MiB", "8 MiB"), ("many", "14 MiB", "6 MiB"), ("one", "10 MiB", "10 MiB")]
 
 

@@ -50,7 +50,7 @@ function NextStep(props: { answer: Answer }) {
       <h2>Next step</h2>
       {first ? <ul class="remedies first"><RemedyLine remedy={first} /></ul> : <p>Nothing to change here. Look at another moment, or at the largest holders below.</p>}
       {others.length > 0 && (
-        <details open={others.length < 5}><summary>{plural(others.length, "more option")}</summary>
+        <details open={others.length < 7}><summary>{plural(others.length, "more option")}</summary>
           <ul class="remedies">{others.map((each, index) => <RemedyLine key={index} remedy={each} />)}</ul></details>
       )}
       <p><button type="button" class="small" onClick={() => show("whatif")}>Try other allocators</button>{" "}
