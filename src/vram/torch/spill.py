@@ -206,7 +206,7 @@ class _Activations:
     def _make_room(self) -> None:
         """Let the earliest tensors leave while less than the margin is free."""
         pool = self._pool()
-        if pool is None:
+        if pool is None or self.torch.cuda.is_current_stream_capturing():
             return
         raw, config = pool.raw_stats(), pool.config()
         capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
