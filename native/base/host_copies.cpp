@@ -1,7 +1,6 @@
 // A copy is split into pieces that the crew and the caller take in turn. See host_copies.hpp.
 #include "base/host_copies.hpp"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,9 +9,10 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "base/waits.hpp"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -107,16 +107,14 @@ struct HostCopies::Crew {
       std::erase(copies, mine);
     }
   }
-  // Signals go to the program's own threads. If no thread can be started, the caller copies alone.
+  // If no thread can be started, the caller copies alone.
   void start(unsigned wanted) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      while (threads.size() < wanted) threads.emplace_back([this] { run(); });
-    } catch (const std::system_error&) {
+    threads.reserve(wanted);
+    while (threads.size() < wanted) {
+      std::thread started = start_quietly([this] { run(); });
+      if (!started.joinable()) return;
+      threads.push_back(std::move(started));
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 };
 

@@ -33,16 +33,21 @@ bool interrupted() {
   return ask();
 }
 
-// Signals go to the program's own threads.
-void run_elsewhere(std::function<void()> work) {
+std::thread start_quietly(std::function<void()> work) {
   sigset_t all, before;
+  std::thread started;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    std::thread(std::move(work)).detach();
+    started = std::thread(std::move(work));
   } catch (const std::exception&) {
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+void run_elsewhere(std::function<void()> work) {
+  if (std::thread started = start_quietly(std::move(work)); started.joinable()) started.detach();
 }
 
 }  // namespace vram

@@ -66,6 +66,9 @@ Status wait_by_asking(Ask ask) {
 
 // ---- closing objects that wait --------------------------------------------------------------------------
 
+// Starts a thread that leaves signals to the program's own threads. Not joinable: the process can have no
+// more.
+std::thread start_quietly(std::function<void()> work);
 // Runs the work on a separate thread. If none can be started, it never runs.
 void run_elsewhere(std::function<void()> work);
 

@@ -1,11 +1,6 @@
 // Closing gates on all streams without waiting forever.
 #include "pool/gates.hpp"
 
-#include <pthread.h>
-#include <signal.h>
-
-#include <system_error>
-
 namespace vram {
 
 namespace {
@@ -29,7 +24,8 @@ Opener::~Opener() {
 
 bool Opener::arm(double seconds) {
   const std::lock_guard lock(mutex_);
-  if (!thread_.joinable() && !start()) return false;
+  if (!thread_.joinable()) thread_ = start_quietly([this] { run(); });
+  if (!thread_.joinable()) return false;
   due_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   armed_ = true;
   fired_ = false;
@@ -41,19 +37,6 @@ bool Opener::disarm() {
   const std::lock_guard lock(mutex_);
   armed_ = false;
   return !fired_;
-}
-
-// Signals are left to the program's own threads.
-bool Opener::start() {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error&) {
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread_.joinable();
 }
 
 void Opener::run() {

@@ -28,7 +28,6 @@ class Opener {
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool start();
   void run();
 
   const std::function<void()> open_;

@@ -1,11 +1,9 @@
 // Growable buffers in stream order, and the thread that prepares pages for them.
 #include "pool/growables.hpp"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
-#include <system_error>
+
+#include "base/waits.hpp"
 
 namespace vram {
 
@@ -262,7 +260,8 @@ Preparer::~Preparer() {
 
 void Preparer::ask(const Job& job) {
   const std::lock_guard lock(mutex_);
-  if (!thread_.joinable() && !start()) return;
+  if (!thread_.joinable()) thread_ = start_quietly([this] { run(); });
+  if (!thread_.joinable()) return;
   const auto known = std::find_if(queue_.begin(), queue_.end(),
                                   [&](const Job& each) { return each.address == job.address; });
   if (known != queue_.end()) {
@@ -271,19 +270,6 @@ void Preparer::ask(const Job& job) {
     queue_.push_back(job);
   }
   changed_.notify_all();
-}
-
-// Signals are left to the program's own threads.
-bool Preparer::start() {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error&) {
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread_.joinable();
 }
 
 void Preparer::run() {

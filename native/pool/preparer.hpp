@@ -30,7 +30,6 @@ class Preparer {
   void ask(const Job& job);
 
  private:
-  bool start();
   void run();
 
   Growables& growables_;

@@ -191,6 +191,8 @@ class _Activations:
         self._here = deque(each for each in self._here if each() is not None)
         self._away = [each for each in self._away if each() is not None]
         self._known = {at: each for at, each in self._known.items() if each() is not None}
+        if not self._known:  # several threads may have counted at once
+            self.saved = self.ahead = self.host_bytes = 0
 
     def _entry(self, storage: Any) -> _Entry:
         """Return the entry of a storage; of one that has left, other parts may have changed since."""
@@ -216,10 +218,10 @@ class _Activations:
             entry = self._here.popleft()()
             if entry is None or entry.storage is None:
                 continue
-            if self.host_bytes + entry.bytes > config["spill"]:
+            if self.host_bytes + entry.bytes > config["spill"] or not entry.leave():
+                self._here.appendleft(entry.reference)
                 break
             lacking -= entry.bytes
-            entry.leave()
             self._away.append(entry.reference)
         self._unread = 0
         self._next_read = max(READ_BYTES, -lacking // 4)
@@ -234,7 +236,10 @@ class _Activations:
                 if entry is not None and entry.fetched is None:
                     if entry.index < index - AHEAD_TENSORS or self.ahead >= AHEAD_BYTES:
                         return
-                    entry.fetch()
+                    try:
+                        entry.fetch()
+                    except self.torch.OutOfMemoryError:
+                        return  # it is not needed yet
                 self._away.pop()
 
 
@@ -254,18 +259,22 @@ class _Entry:
         self.owner = owner
         self._stream = stream
 
-    def leave(self) -> None:
-        """Copy it to the host and drop it."""
-        self.owner.host_bytes += self.bytes
+    def leave(self) -> bool:
+        """Copy it to the host and drop it. False: there is no pinned memory for it."""
         torch, stream = self.owner.torch, self.owner.to_host
         flat = _flat(torch, self.storage)
-        self._host = torch.empty(self.bytes, dtype=torch.uint8, pin_memory=True)
+        try:
+            self._host = torch.empty(self.bytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError:
+            return False
+        self.owner.host_bytes += self.bytes
         stream.wait_stream(self._stream)
         with torch.no_grad(), torch.cuda.stream(stream):
             self._host.copy_(flat, non_blocking=True)
         self.left = stream.record_event()
         flat.record_stream(stream)
         self.storage = None
+        return True
 
     def fetch(self) -> None:
         """Begin to copy it back, into memory of the current stream."""
