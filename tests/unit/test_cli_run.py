@@ -75,7 +75,7 @@ def test_spill_is_a_setting_of_its_own(tmp_path: Path) -> None:
     ended = run("--spill", "4GiB", "--conf", "stream_cache:9", script, cwd=tmp_path)
     assert ended.stdout.strip() == "stream_cache:9,spill:4GiB"
     refused = run("--spill", "much", script, cwd=tmp_path)
-    assert refused.returncode == 2 and "spill" in refused.stderr
+    assert refused.returncode == 2 and "--spill: spill cannot be 'much'" in refused.stderr
 
 
 def test_settings_reach_the_program_and_its_children(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def run_command(
     if module is None and not program:
         raise click.UsageError("name a script to run, or a module with -m")
     if spill is not None:
+        read_options({"spill": spill}, source="--spill")
         conf = {**conf, "spill": spill}
     if null_gpu is not None or null_gpus is not None:
         _enter_null_gpu(null_gpu, null_gpus, ctx.meta[ARGUMENTS])
