@@ -6,8 +6,11 @@ Needs PyTorch and a CUDA device with host pages. Each run is a process of its ow
 no limit; its peak is what the job needs, and its losses are the reference. Algorithms are deterministic, so
 losses must be equal bit for bit. *Bound* is the step without a limit, and the time to move the missing memory
 to the host and back at 55 GB/s; *of bound* compares what the step took beyond that step with 1.5 times the
-latter. `--peer` also runs `torch.autograd.graph.save_on_cpu(pin_memory=True)` over PyTorch's own allocator,
-with all and with 90 % of the memory.
+latter. *Traffic* is what went over the bus in the whole job: pages and saved tensors that were copied, and
+what was in host memory at the end of each step, which the step is assumed to read once. *Predicted* is what a
+replay of the first run says. Both can be compared on a null GPU as well (`vram run --null-gpu h200`); times
+have no meaning there. `--peer` also runs `torch.autograd.graph.save_on_cpu(pin_memory=True)` over PyTorch's
+own allocator, with all and with 90 % of the memory.
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import vram
 from vram.bench.report import Column, Table, markdown
+from vram.replay import replay
+from vram.trace import open_trace
 
 JOBS = {
     "gpt2": 24,
@@ -41,9 +48,10 @@ WARM_STEPS = 4
 PEER_PERCENT = 90
 BYTES_PER_SECOND = 55e9
 RESULT = "RESULT "
+MOVED = [f"spill.{kind}_{way}_bytes" for kind in ("moved", "saved") for way in ("out", "back")]
 
 
-def measure(name: str, how: str, limit: int, spill: str) -> None:
+def measure(name: str, how: str, limit: int, spill: str, recording: str) -> None:
     """Run one job in this process; the last line of output is the result."""
     if how == "vram":
         import vram.torch
@@ -60,41 +68,45 @@ def measure(name: str, how: str, limit: int, spill: str) -> None:
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     steps = WORKLOADS[name][0](JOBS[name])
     on_cpu = torch.autograd.graph.save_on_cpu(pin_memory=True)
-    seconds, losses, moved = [], [], []
-    with on_cpu if how == "save_on_cpu" else contextlib.nullcontext():
-        while True:
+    seconds, losses, moved, there = [], [], [], []
+    with contextlib.ExitStack() as stack:
+        if how == "save_on_cpu":
+            stack.enter_context(on_cpu)
+        if recording:
+            stack.enter_context(vram.record(_pool(), recording))
+        for number in range(JOBS[name]):
             begun = time.perf_counter()
-            loss = next(steps, None)
-            if loss is None:
-                break
+            with vram.step(number):
+                loss = next(steps)
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begun)
             losses.append(float(loss))
-            moved.append(_moved() if how == "vram" else 0)
+            if how == "vram":
+                stats = _pool().stats()
+                moved.append(sum(stats[key] for key in MOVED))
+                there.append(stats["spill.bytes"])
     result: dict[str, Any] = {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "seconds": seconds,
         "losses": losses,
-        "pages": moved,
+        "moved": moved,
+        "there": there,
     }
     if how == "vram":
-        stats = vram.get_memory_manager().pool("cuda:0").stats()
+        stats = _pool().stats()
         result["spill"] = {key: stats[key] for key in stats if key.startswith("spill.")}
     print(RESULT + json.dumps(result), flush=True)
 
 
-def _moved() -> int:
-    import vram
-
-    stats = vram.get_memory_manager().pool("cuda:0").stats()
-    return int(stats["spill.moved_out_bytes"] + stats["spill.moved_back_bytes"])
+def _pool() -> vram.Pool:
+    return vram.get_memory_manager().pool("cuda:0")
 
 
-def run(name: str, how: str, limit: int = 0, spill: str = "0") -> dict[str, Any]:
+def run(name: str, how: str, limit: int = 0, spill: str = "0", recording: str = "") -> dict[str, Any]:
     """Run one job in a process of its own; on failure, the last line of its errors."""
     environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    command = [sys.executable, __file__, "--one", name, how, str(limit), spill]
+    command = [sys.executable, __file__, "--one", name, how, str(limit), spill, recording]
     try:
         ended = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=240
@@ -116,7 +128,7 @@ def row_of(reference: dict[str, Any], result: dict[str, Any], limit: int, share:
     pairs = list(zip(result["seconds"], reference["seconds"], strict=True))[WARM_STEPS:]
     bound = 2 * max(0, need - limit) / BYTES_PER_SECOND if limit else 0.0
     more = statistics.mean(ours - theirs for ours, theirs in pairs)
-    pages = result["pages"]
+    moved = result["moved"]
     return {
         "share": share,
         "completes": "yes",
@@ -126,9 +138,16 @@ def row_of(reference: dict[str, Any], result: dict[str, Any], limit: int, share:
         "bound_ms": 1e3 * bound,
         "of_bound": more / (1.5 * bound) if bound else None,
         "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
-        "pages": (pages[-1] - pages[WARM_STEPS - 1]) // max(1, len(pages) - WARM_STEPS),
+        "moved": (moved[-1] - moved[WARM_STEPS - 1]) // (len(moved) - WARM_STEPS) if moved else None,
+        "traffic": moved[-1] + sum(result["there"]) if moved else None,
         "reserved": result["reserved"],
     }
+
+
+def predicted(recording: Path, limit: int, spill: str) -> int | None:
+    """Return the traffic that a replay of the job without a limit predicts."""
+    found = replay(open_trace(recording), capacity=limit, spill=spill).spill
+    return found and found.moved_out + found.moved_back + found.read
 
 
 COLUMNS = (
@@ -141,7 +160,9 @@ COLUMNS = (
     Column("ratio", "times", "exact ratio"),
     Column("bound_ms", "moving what is lacking, ms", "ms"),
     Column("of_bound", "of 1.5 × that", "exact ratio"),
-    Column("pages", "pages moved per step", "bytes"),
+    Column("moved", "copied per step", "bytes"),
+    Column("traffic", "traffic of the job", "bytes"),
+    Column("predicted", "predicted", "bytes"),
     Column("reserved", "reserved", "bytes"),
 )
 
@@ -156,15 +177,17 @@ def main() -> None:
     parser.add_argument("--spill", default="64GiB", help="host memory to use")
     parser.add_argument("--peer", action="store_true", help="also run save_on_cpu")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        name, how, limit, spill = arguments.one
-        measure(name, how, int(limit), spill)
+        name, how, limit, spill, recording = arguments.one
+        measure(name, how, int(limit), spill, recording)
         return
+    folder = Path(tempfile.mkdtemp())
     rows, results = [], {}
     for name in arguments.jobs or JOBS:
-        reference = run(name, "vram")
+        recording = folder / f"{name}.vtrace"
+        reference = run(name, "vram", recording=str(recording))
         if "failed" in reference:
             rows.append({"job": name, "completes": f"no: {reference['failed'][:60]}"})
             continue
@@ -177,6 +200,8 @@ def main() -> None:
         for share, limit, how, spill in runs:
             result = run(name, how, limit, spill)
             row = {"job": name, **row_of(reference, result, limit, share)}
+            if how == "vram" and limit:
+                row["predicted"] = predicted(recording, limit, spill)
             rows.append(row)
             results[f"{name} {share}"] = {**result, "limit": limit}
             print(row, flush=True)

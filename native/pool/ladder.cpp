@@ -14,6 +14,8 @@ namespace {
 // Blocks up to this size may be lent to other streams: they seldom have a page to themselves that could move
 // instead.
 constexpr Units kLentUnits = static_cast<Units>(kMiB / kUnit);
+// How often pages move to the host for one request.
+constexpr int kMostSpills = 8;
 
 }  // namespace
 
@@ -336,24 +338,37 @@ Index Ladder::serve_give_back(Climb& climb) {
                                                                                        : 0;
 }
 
-// Moves pages that were not used for long to the host, before the request fails.
+// Moves pages that were not used for long to the host, before the request fails. What is lacking may grow
+// meanwhile, because one of the pages was partly under the place for the request, or because the driver has
+// less than it says; then more pages move.
 Index Ladder::serve_spill(Climb& climb) {
   if (!placement_.paged(climb.want)) return 0;
-  (void)fences_.poll(*climb.stream);
-  const std::uint64_t lacking = placement_.lacking(climb.want, climb.stream->passed, climb.place());
-  // The pool may still reserve a part of it; if the driver has none, all of it must come from the pool.
-  std::uint64_t unused = 0, total = 0;
-  if (!backend_->memory_info(&unused, &total).ok()) unused = 0;
-  const std::uint64_t within = std::min({lacking, budget(), unused / kSlotBytes * kSlotBytes});
-  for (const std::uint64_t reserve : {within, std::uint64_t{0}}) {
-    const std::uint64_t bytes = std::max(kSlotBytes, lacking - reserve);
-    const Status status = spiller_.make_room(bytes, *climb.stream, *climb.lock);
+  std::uint64_t wished = 0;
+  for (int turn = 0; turn < kMostSpills && climb.error.ok(); ++turn) {
+    (void)fences_.poll(*climb.stream);
+    std::uint64_t bytes = placement_.lacking(climb.want, climb.stream->passed, climb.place());
+    std::uint64_t unused = 0, total = 0;
+    if (backend_->memory_info(&unused, &total).ok())
+      bytes -= std::min({bytes, budget(), unused / kSlotBytes * kSlotBytes});
+    bytes = std::max(kSlotBytes, bytes);
+    const Status status = spiller_.make_room(bytes, wished, *climb.stream, *climb.lock);
     if (status.code == Code::closed || status.code == Code::interrupted) climb.error = status;
     if (!status.ok()) return 0;
     if (const Index block = search_again(climb)) return block;
-    if (!climb.error.ok() || within == 0) return 0;
+    if (!climb.error.ok()) return 0;
+    if (const Index block = serve_new_pages(climb)) return block;
+    wished = 4 * std::max(bytes, wished);
   }
   return 0;
+}
+
+// Gives free pages back to the driver for pages of other sizes: those that are free are too large for the
+// place.
+Index Ladder::serve_new_pages(Climb& climb) {
+  const std::uint64_t keep = placement_.reserved_bytes() - idle_bytes();
+  climb.error = placement_.release_free(keep, finished_, kMostAsked, false);
+  log_.note_reserved(*climb.stream);
+  return climb.error.ok() ? search_again(climb) : 0;
 }
 
 // Free memory of heaps that allow it, before the request fails; when it is freed it returns to the heap. A

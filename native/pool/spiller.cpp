@@ -393,7 +393,8 @@ Status Spiller::to_host(const std::vector<SpillCandidate>& victims, const Stream
   return status;
 }
 
-Status Spiller::make_room(std::uint64_t bytes, StreamState& taker, std::unique_lock<std::mutex>& lock) {
+Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState& taker,
+                          std::unique_lock<std::mutex>& lock) {
   if (config_.spill == 0 || !backend_->info().host_pages) return {Code::unsupported, 0, "spill"};
   const std::function<void(std::uint64_t)> hook = before_;
   const double patience = config_.spill_patience;
@@ -405,7 +406,7 @@ Status Spiller::make_room(std::uint64_t bytes, StreamState& taker, std::unique_l
   if (closed()) return {Code::closed, 0, "spill"};
   std::vector<SpillCandidate> victims = candidates(0);
   policy_(victims);
-  const std::uint64_t wished = std::min(kBatchBytes, placement_.reserved_bytes() / kBatchShare);
+  wished = std::max(wished, std::min(kBatchBytes, placement_.reserved_bytes() / kBatchShare));
   std::uint64_t sum = 0;
   std::size_t count = 0;
   std::size_t enough = 0;

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import logging
+import random
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -51,6 +52,23 @@ def test_a_full_pool_spills(pool: Pool) -> None:
     assert stats["waste.bytes"] >= 0
     assert buffers[0].spilled == BLOCK
     assert buffers[-1].spilled == 0
+
+
+@pytest.mark.parametrize("seed", range(48))
+def test_every_request_that_fits_the_device_is_served(seed: int) -> None:
+    dice = random.Random(seed)
+    capacity = dice.choice([128, 256, 512, 1024]) * MIB
+    largest = capacity // dice.choice([1, 2, 3, 4, 8, 16, 32])
+    most = capacity * dice.choice([1.1, 1.5, 3, 10])
+    with Pool(Device.model(capacity), spill="16GiB") as pool:
+        streams = [vram.Stream(pool.device) for _ in range(dice.choice([1, 3]))]
+        held = list[vram.Buffer]()
+        for _ in range(300):
+            size = int(largest * dice.random() ** dice.choice([1, 3])) + 1
+            while held and sum(each.size for each in held) + size > most:
+                held.pop(dice.randrange(len(held))).free()
+            held.append(pool.allocate(size, stream=dice.choice(streams)))
+        assert pool.check() is None
 
 
 def test_it_is_off_by_default(device: Device) -> None:

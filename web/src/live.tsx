@@ -68,7 +68,7 @@ export function Live() {
 function moved(pool: LivePool): string {
   const spill = pool.spill;
   if (!spill?.count) return "nothing was moved to host memory";
-  return `${size(spill.moved_out_bytes ?? 0)} moved to host memory, ${size(spill.moved_back_bytes ?? 0)} back, streams held for ${(spill.seconds ?? 0).toFixed(3)} s`;
+  return `${size(spill.moved_out_bytes ?? 0)} moved to host memory, ${size(spill.moved_back_bytes ?? 0)} back, ${size(spill.saved_out_bytes ?? 0)} of saved tensors copied to host memory, streams held for ${(spill.seconds ?? 0).toFixed(3)} s`;
 }
 
 function Device(props: { device: LiveDevice }) {

@@ -137,6 +137,7 @@ def _spilled_numbers(stats: Any) -> dict[str, str]:
         "spilled": format_size(stats.spilled),
         "moved to host memory so far": format_size(stats["spill.moved_out_bytes"]),
         "moved back so far": format_size(stats["spill.moved_back_bytes"]),
+        "saved tensors copied to host memory so far": format_size(stats["spill.saved_out_bytes"]),
         "streams held by swaps": f"{stats['spill.seconds']:.3f} s",
     }
 

@@ -31,7 +31,7 @@ from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.release import follow_threshold
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
-from vram.core.spill import Spilled, before_spill, spillable, spilled_of
+from vram.core.spill import SavedTensors, Spilled, before_spill, spillable, spilled_of
 from vram.core.stats import Raw, Stats, Uncounted, counts_of
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
@@ -97,6 +97,7 @@ class Pool(Closing, _native.PoolCore):
         self._recorder: Any = None  # the vram.Recorder of this pool, which sets it
         self._peaks = Peaks()
         self._apart = Uncounted()  # requests of warmup and reserve
+        self._saved = SavedTensors()
         self._callbacks = _Callbacks()
         self._futures: set[Future[Any]] = set()
         self._store: Pool | None = None
@@ -196,7 +197,7 @@ class Pool(Closing, _native.PoolCore):
 
     def raw_stats(self) -> Raw:
         """The native counts, without what `warmup` and `reserve` do: statistics are about the program."""
-        return self._apart.taken_from(super().raw_stats())
+        return self._saved.added_to(self._apart.taken_from(super().raw_stats()))
 
     def _free_all(self, addresses: list[int]) -> None:
         """Free blocks that the program has not seen, even if zeroing fails; raises the first failure."""

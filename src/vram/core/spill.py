@@ -20,7 +20,7 @@ from vram.core.ticker import every_second
 from vram.errors import VramError
 from vram.sizes import format_size
 
-__all__ = ["Spilled", "before_spill", "on_shortage", "spillable", "spilled_of"]
+__all__ = ["SavedTensors", "Spilled", "before_spill", "on_shortage", "spillable", "spilled_of"]
 
 MOST_RETURNED: Final = 1 << 30
 """Bytes that return at a time: about 20 ms during which streams are held."""
@@ -43,6 +43,26 @@ class Spilled:
     bytes: int
     stream: int
     tag: str | None
+
+
+@dataclass(slots=True)
+class SavedTensors:
+    """What a framework copied to host memory ahead of need, which the native pool does not know about."""
+
+    bytes: int = 0
+    """In host memory now."""
+    out_bytes: int = 0
+    """Copied to host memory so far."""
+    back_bytes: int = 0
+
+    def added_to(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The native counts of a pool, with these."""
+        raw["spill"] |= {
+            "saved": self.bytes,
+            "saved_out_bytes": self.out_bytes,
+            "saved_back_bytes": self.back_bytes,
+        }
+        return raw
 
 
 def spillable(memory: Any) -> bool:

@@ -56,8 +56,10 @@ COUNTERS = {
     "vram_out_of_memory": ("out_of_memory", "Requests that could not be served."),
 }
 SPILLING = {
-    "vram_spill_moved_out_bytes": ("moved_out_bytes", "Bytes moved to host memory."),
-    "vram_spill_moved_back_bytes": ("moved_back_bytes", "Bytes moved back to the device."),
+    "vram_spill_moved_out_bytes": ("moved_out_bytes", "Bytes of pages moved to host memory."),
+    "vram_spill_moved_back_bytes": ("moved_back_bytes", "Bytes of pages moved back to the device."),
+    "vram_spill_saved_out_bytes": ("saved_out_bytes", "Bytes of saved tensors copied to host memory."),
+    "vram_spill_saved_back_bytes": ("saved_back_bytes", "Bytes of saved tensors copied back."),
     "vram_spill_swaps": ("count", "Swaps to host memory."),
     "vram_spill_held_seconds": ("seconds", "Time for which swaps held the streams."),
 }

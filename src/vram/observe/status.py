@@ -33,6 +33,7 @@ MOST_ROWS = 1000
 """The most holders, tags and streams in one answer; the rest is counted."""
 SPILL_NUMBERS = (
     *("host_bytes", "parked_bytes", "moved_out_bytes", "moved_back_bytes"),
+    *("saved_bytes", "saved_out_bytes", "saved_back_bytes"),
     *("count", "returns", "late", "failures", "seconds"),
 )
 """What is told of a pool's spilling, by the names of its statistics; nothing for a driver's pool."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from vram.core.spill import on_shortage
+from vram.core.spill import SavedTensors, on_shortage
 
 __all__ = ["steer_spilling"]
 
@@ -154,9 +154,9 @@ class _Activations:
         self.to_device = torch.cuda.Stream(self.device)
         self.fixed: set[int] = set()  # addresses of parameters
         self.ahead = 0  # bytes that have returned and are not used yet
-        self.host_bytes = 0
         self.saved = 0  # tensors
         self._pool = weakref.ref(pool)
+        self._copied: SavedTensors = pool._saved
         self._lock = threading.Lock()  # the backward pass runs in threads of its own
         self._here: deque[weakref.ref[_Entry]] = deque()  # on the device, the earliest first
         self._away: list[weakref.ref[_Entry]] = []  # on the host, the earliest first
@@ -168,6 +168,12 @@ class _Activations:
     def shortage(self, needed: int) -> None:
         """Keep more memory free from now on: pages had to move."""
         self._margin += needed
+
+    def count(self, bytes: int, *, out: int = 0, back: int = 0) -> None:
+        """Count what is in host memory, and what was copied."""
+        self._copied.bytes += bytes
+        self._copied.out_bytes += out
+        self._copied.back_bytes += back
 
     # -- saving
 
@@ -192,7 +198,7 @@ class _Activations:
         self._away = [each for each in self._away if each() is not None]
         self._known = {at: each for at, each in self._known.items() if each() is not None}
         if not self._known:  # several threads may have counted at once
-            self.saved = self.ahead = self.host_bytes = 0
+            self.saved = self.ahead = self._copied.bytes = 0
 
     def _entry(self, storage: Any) -> _Entry:
         """Return the entry of a storage; of one that has left, other parts may have changed since."""
@@ -218,7 +224,7 @@ class _Activations:
             entry = self._here.popleft()()
             if entry is None or entry.storage is None:
                 continue
-            if self.host_bytes + entry.bytes > config["spill"] or not entry.leave():
+            if self._copied.bytes + entry.bytes > config["spill"] or not entry.leave():
                 self._here.appendleft(entry.reference)
                 break
             lacking -= entry.bytes
@@ -267,7 +273,7 @@ class _Entry:
             self._host = torch.empty(self.bytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError:
             return False
-        self.owner.host_bytes += self.bytes
+        self.owner.count(self.bytes, out=self.bytes)
         stream.wait_stream(self._stream)
         with torch.no_grad(), torch.cuda.stream(stream):
             self._host.copy_(flat, non_blocking=True)
@@ -287,6 +293,7 @@ class _Entry:
         flat.record_stream(stream)
         self._arrived = stream.record_event()
         self.owner.ahead += self.bytes
+        self.owner.count(0, back=self.bytes)
         self.fetched = flat.untyped_storage()
 
     def use(self) -> Any:
@@ -308,7 +315,7 @@ class _Entry:
     def __del__(self) -> None:
         self._note_use()
         if self._host is not None:
-            self.owner.host_bytes -= self.bytes
+            self.owner.count(-self.bytes)
 
 
 class _Saved:
