@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 GROUPS = {
     "Explain a recording": ("explain", "summary", "leaks", "diff", "merge", "replay", "plan", "convert"),
-    "Watch a program, or look at a recording": ("serve", "report", "top"),
+    "Watch a program, or look at a recording": ("serve", "report", "top", "attach"),
     "Run a program": ("run", "predict", "torch", "demo"),
     "Measure and inspect this machine": ("bench", "lab", "doctor", "info", "completion"),
 }

@@ -58,7 +58,7 @@ READER_LEFT = 128 + 13
 """What shells report for a program ended by SIGPIPE."""
 PIPED_WIDTH = 120
 SHOWN_AFTER_S = 1.0
-MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
+MICROSECONDS = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6}
 GAP = 2
 """Spaces between the columns of a grid."""
 BADGE_WIDTH = 14
@@ -239,14 +239,16 @@ def read_size(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         raise click.BadParameter(str(error), ctx, param) from error
 
 
-def read_duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
+def read_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """Parse `5ms` as 5000.0 microseconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|µs|ms|s)", value.strip())
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|µs|ms|s|min)", value.strip())
     if match:
         return float(match[1]) * MICROSECONDS[match[2]]
     if value.strip() == "0":
         return 0.0
-    raise click.BadParameter(f"{value!r} is not a duration; write 5ms, 250us or 0.1s", ctx, param)
+    raise click.BadParameter(f"{value!r} is not a duration; write 5ms, 0.1s or 2min", ctx, param)
 
 
 def read_conf(ctx: click.Context, param: click.Parameter, value: str) -> dict[str, object]:
