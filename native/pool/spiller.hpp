@@ -38,8 +38,8 @@ class Spiller : PoolPart {
       : PoolPart(state), log_(log), caches_(caches), pending_(pending), lives_(lives), shares_(shares) {}
 
   // Moves pages to the host until the stream has at least `bytes` more of free device pages, and `wished` if
-  // there are so many. Nothing moves if there are not enough. pre: the lock is held; it is released meanwhile.
-  // not_ready: a stream did not arrive.
+  // there are so many. Nothing moves if there are not enough. pre: the lock is held; it is released
+  // meanwhile. not_ready: a stream did not arrive.
   Status make_room(std::uint64_t bytes, std::uint64_t wished, StreamState& taker,
                    std::unique_lock<std::mutex>& lock);
   // Returns at most `most` bytes to free device pages, youngest first, unless less than the margin would stay

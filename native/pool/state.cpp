@@ -25,8 +25,8 @@ PlacementOptions placement_options(const Backend& backend, const PoolConfig& con
   PlacementOptions options;
   const DeviceInfo& device = backend.info();
   options.pages = config.pages && device.pages;
-  // Many times as many addresses as there is memory, so that pages find new addresses and old ones need not be
-  // unmapped.
+  // Many times as many addresses as there is memory, so that pages find new addresses and old ones need not
+  // be unmapped.
   const std::uint64_t spill = std::min(config.spill, kMaxSpaceBytes);
   const std::uint64_t wished = 16 * std::clamp(device.total_bytes + spill, kGiB, kMaxSpaceBytes);
   options.space_bytes = std::min(round_up(wished, kSlotBytes), kMaxSpaceBytes - kSlotBytes);
