@@ -26,9 +26,10 @@ LEAST_BYTES: Final = 1 << 20
 """Smaller tensors stay on the device."""
 MOST_OF_STORAGE: Final = 4
 """A view of a storage that is more than so many times as large stays on the device."""
-FIRST_MARGIN: Final = 1 / 64
-"""The share of the memory that is kept free at first. Whenever pages had to move, what was lacking is added,
-because nothing tells what the program will allocate beyond what autograd saves."""
+LEAST_MARGIN: Final = 1 / 64
+"""The share of the memory that is kept free beyond what recent steps needed."""
+RECENT_STEPS: Final = 8
+"""Steps that tell how much the program allocates after its last saved tensor. Steps may differ in length."""
 READ_BYTES: Final = 32 << 20
 """The pool's counters are read after so much was saved, at most."""
 MOST_ENTRIES: Final = 4096
@@ -161,13 +162,16 @@ class _Activations:
         self._here: deque[weakref.ref[_Entry]] = deque()  # on the device, the earliest first
         self._away: list[weakref.ref[_Entry]] = []  # on the host, the earliest first
         self._known: dict[int, weakref.ref[_Entry]] = {}  # by address
-        self._margin = 0
+        self._needs: deque[int] = deque(maxlen=RECENT_STEPS)  # bytes after the last look, by step
+        self._short = 0  # bytes that were lacking in this step
+        self._watch: Any = None  # of the pool's peak in this step
+        self._seen = 0  # bytes in use at the last look
         self._unread = 0  # bytes saved since the pool's counters were read
         self._next_read = 0
 
     def shortage(self, needed: int) -> None:
-        """Keep more memory free from now on: pages had to move."""
-        self._margin += needed
+        """Keep more memory free in this step: pages had to move."""
+        self._short += needed
 
     def count(self, bytes: int, *, out: int = 0, back: int = 0) -> None:
         """Count what is in host memory, and what was copied."""
@@ -183,6 +187,8 @@ class _Activations:
         if not _worth(self.torch, tensor, storage.nbytes()) or storage.data_ptr() in self.fixed:
             return tensor
         with self._lock:
+            if self.saved == 0:
+                self._begin_step()
             if self.saved == 0 or len(self._here) > MOST_ENTRIES:
                 self._forget()
             entry = self._entry(storage)
@@ -191,6 +197,19 @@ class _Activations:
             if self._unread >= self._next_read:
                 self._make_room()
         return _Saved(entry, tensor)
+
+    def _begin_step(self) -> None:
+        """Learn from the last step how much memory is needed beyond what was in use at the last look."""
+        pool = self._pool()
+        if pool is None:
+            return
+        if self._watch is not None:
+            peak = pool._peaks.end(pool, self._watch)["peak_live"]
+            self._needs.append(max(0, peak - self._seen))
+            self._short = 0
+        raw, self._watch = pool._peaks.begin(pool)
+        self._seen = raw["live"]
+        self._next_read = 0
 
     def _forget(self) -> None:
         """Forget what no saved tensor uses anymore."""
@@ -218,7 +237,7 @@ class _Activations:
             return
         raw, config = pool.raw_stats(), pool.config()
         capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
-        margin = self._margin + int(capacity * FIRST_MARGIN)
+        margin = max(self._needs, default=0) + self._short + int(capacity * LEAST_MARGIN)
         lacking = raw["live"] - raw["spilled_live"] + margin - capacity
         while lacking > 0 and self._here:
             entry = self._here.popleft()()
@@ -229,6 +248,7 @@ class _Activations:
                 break
             lacking -= entry.bytes
             self._away.append(entry.reference)
+        self._seen = lacking + capacity - margin + raw["spilled_live"]
         self._unread = 0
         self._next_read = max(READ_BYTES, -lacking // 4)
 
