@@ -31,9 +31,21 @@ from vram.analysis.explanation import Remedy
 from vram.analysis.groups import stack_labels
 from vram.analysis.idle import _segment_of
 from vram.analysis.places import place_of
+from vram.analysis.remedies import as_intended
 from vram.core.verdict import VERDICTS, Account, judge_moment, judge_request
 from vram.errors import ConfigError
-from vram.trace import Action, Block, BlockState, Frame, Segment, Trace, open_trace
+from vram.sizes import format_size, parse_size
+from vram.trace import (
+    Action,
+    Block,
+    BlockState,
+    Frame,
+    Segment,
+    Trace,
+    lifetimes,
+    open_trace,
+    peak_allocated,
+)
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 
@@ -217,6 +229,34 @@ def test_a_limit_that_is_not_recorded_leaves_a_doubt_that_is_said() -> None:
     assert "The limit is not in the recording" in found.text
     assert "With a limit of 9.43 GiB or more the verdict would be fragmentation" in found.text
     assert "verdict would be" not in explain(recorded("oom_gpt2_train_9000"), capacity="9000MiB").text
+
+
+@pytest.mark.parametrize(
+    ("capacity", "why"),
+    [
+        ("8GiB", "8.06 GiB were reserved"),
+        ("20GiB", "with 9.59 GiB the request would have been served"),
+    ],
+)
+def test_a_capacity_that_cannot_be_right_is_not_used_and_that_is_said(capacity: str, why: str) -> None:
+    trace = recorded("oom_gpt2_train_9000")
+    found, unknown = explain(trace, capacity=capacity), explain(trace)
+    size = format_size(parse_size(capacity))
+    objection = f"The capacity of {size} contradicts the recording and is not used: {why}."
+    assert found.capacity.note == f"{objection} {unknown.capacity.note}"
+    assert (found.account, found.capacity.bytes) == (unknown.account, unknown.capacity.bytes)
+
+
+def test_a_capacity_larger_than_what_was_visible_is_the_size_of_the_device() -> None:
+    found = explain(recorded("oom_gpt2_train_9000"), capacity="141GiB")
+    assert found.account.device == 141 * GIB
+    assert not any("contradicts" in doubt for doubt in found.doubts)
+
+
+def test_a_capacity_below_what_was_visible_on_a_full_device_is_not_used() -> None:
+    trace = demanding().trace()
+    assert "contradicts the recording" in explain(trace, capacity="1MiB").text
+    assert explain(trace, capacity="1MiB").account == explain(trace).account
 
 
 def fragmented() -> Job:
@@ -434,6 +474,19 @@ def test_an_allocator_needs_the_smallest_limit_at_which_a_replay_completes(name:
         assert replay(job, policy, capacity=size - 2 * MIB).oom is not None
 
 
+def test_a_job_that_continued_after_a_failure_is_replayed_as_it_was() -> None:
+    failed = [
+        (Action.ALLOC, 4096, 8 * MIB),
+        (Action.OOM, 0, 64 * MIB),
+        (Action.FREE_REQUESTED, 4096, 8 * MIB),
+    ]
+    assert peak_allocated(lifetimes(as_intended(trace_of(failed)))) == 72 * MIB
+    continued = trace_of([*failed, (Action.ALLOC, 4096, 16 * MIB)])
+    assert as_intended(continued) is continued
+    completed = trace_of(failed[:1])
+    assert as_intended(completed) is completed
+
+
 def test_progress_is_told_for_each_replay() -> None:
     pytest.importorskip("vram._native")
     told: list[tuple[int, int]] = []
@@ -488,7 +541,7 @@ def frame(line: int) -> Frame:
 @pytest.mark.parametrize(
     ("at", "words"),
     [
-        ("oom", "has no out-of-memory; ask for its peak"),
+        ("oom", "has no out-of-memory error; use --at peak, or name an event"),
         ("noon", "not a moment; write oom, peak"),
         ("99999", "has events 0 to"),
         ("step:3", "it has none; mark them with vram.step"),
@@ -823,7 +876,7 @@ def test_a_job_that_needs_too_much_is_tried_with_spill() -> None:
     assert line is not None and line.fits is True
     assert line.what == "would complete with spill"
     assert re.fullmatch(r"[\d.]+ GiB moved a step, about [\d.]+x the time", line.evidence)
-    assert line.setting == "VRAM_CONF=spill:2GiB vram run --torch"
+    assert line.setting == "vram run --torch --spill 2GiB"
     assert spill_line(explain(recorded("oom_llama_varlen_ckpt_13400"))) is None  # vram needs no spill for it
     assert spill_line(explain(recorded("gpt2_train"))) is None  # nothing failed
 

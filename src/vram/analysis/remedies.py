@@ -16,17 +16,17 @@ from vram.errors import VramError
 from vram.sizes import format_size
 from vram.trace import Action, Lifetimes, Trace, lifetimes, peak_allocated
 from vram.trace.model import COLUMNS
-from vram.trace.series import pages_move
+from vram.trace.series import events_of, pages_move
 
-from .capacity import Capacity, Request, describe_limit
-from .memory import Memory
+from .capacity import Capacity, Request, describe_limit, find_request
+from .memory import Memory, memory_at
 
-__all__ = ["Remedy", "find_remedies", "with_request"]
+__all__ = ["Remedy", "as_intended", "find_remedies", "with_request"]
 
 TRIED = {
-    "torch-expandable": "expandable segments, which move free pages under any address",
-    "cuda-async": "the driver's own pool",
-    "vram": "vram under the program",
+    "torch-expandable": "PyTorch's expandable segments, which map free pages where they are needed",
+    "cuda-async": "the CUDA driver's own pool",
+    "vram": "vram's allocator",
 }
 """Allocators a failed job is tried with, in words."""
 SPILL_SECONDS = 5.0
@@ -216,10 +216,9 @@ def _spilled(program: Lifetimes, capacity: Capacity, request: Request, *, by_tor
     spill = result.spill
     times = "" if spill.slowdown is None else f", about {spill.slowdown:.1f}x the time"
     host = f"{-(-spill.peak // GIB)}GiB"
-    own = f"VRAM_CONF=spill:{host}"
     return Remedy(
         SPILLED,
-        Setting("vram", {"spill": host}).environment if by_torch else own,
+        f"{Setting('vram', {}).environment} --spill {host}" if by_torch else f"VRAM_CONF=spill:{host}",
         fits=True,
         evidence=f"{format_size(spill.moved_in_step)} moved a step{times}",
     )
@@ -241,6 +240,19 @@ def _evidence(needs: int | None, capacity: Capacity) -> str:
     if needs is None:
         return f"does not complete with any limit that was tried; {limit}"
     return f"fits from {format_size(needs)}; {limit}"
+
+
+def as_intended(trace: Trace) -> Trace:
+    """A job that ended with a failed request as if the request had been served; other jobs as they are.
+
+    A program that allocated again after the failure continued without that memory.
+    """
+    failures = events_of(trace, [Action.OOM])
+    event = failures[-1] if failures else trace.events
+    request = find_request(trace, event) if failures else None
+    if request is None or Action.ALLOC in trace.action[event:]:
+        return trace
+    return with_request(trace, memory_at(trace, event), request)
 
 
 def with_request(trace: Trace, memory: Memory, request: Request) -> Trace:

@@ -46,7 +46,10 @@ def summary_command(file: Path, by: str, at: str, top: int, device: int | None, 
         return
     console = open_console()
     step = "" if moment.step is None else f" in step {moment.step}"
-    draw_line(console, f"{file.name}: {format_size(whole)} live at event {moment.event}{step}", "bold")
+    when = f"event {moment.event}{step}"
+    if moment.kind == "end":
+        when = "the end of the recording, which has no events"
+    draw_line(console, f"{file.name}: {format_size(whole)} live at {when}", "bold")
     rest = format_size(sum(row["bytes"] for row in rows[top:]))
     draw_grid(
         console,
