@@ -31,7 +31,6 @@ from vram.analysis.explanation import Remedy
 from vram.analysis.groups import stack_labels
 from vram.analysis.idle import _segment_of
 from vram.analysis.places import place_of
-from vram.analysis.remedies import as_intended
 from vram.core.verdict import VERDICTS, Account, judge_moment, judge_request
 from vram.errors import ConfigError
 from vram.sizes import format_size, parse_size
@@ -46,6 +45,7 @@ from vram.trace import (
     open_trace,
     peak_allocated,
 )
+from vram.trace.lifetimes import intended
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 
@@ -465,7 +465,7 @@ def test_an_allocator_needs_the_smallest_limit_at_which_a_replay_completes(name:
     trace = recorded(name)
     found = explain(trace)
     assert found.request is not None
-    job = with_request(trace, memory_at(trace, found.moment.event), found.request)
+    job = with_request(trace, memory_at(trace, found.moment.event))
     needs = {each.setting: each.needs for each in found.remedies if each.evidence}
     for policy in TRIED:
         size = needs[Setting(policy, {}).environment]
@@ -480,11 +480,22 @@ def test_a_job_that_continued_after_a_failure_is_replayed_as_it_was() -> None:
         (Action.OOM, 0, 64 * MIB),
         (Action.FREE_REQUESTED, 4096, 8 * MIB),
     ]
-    assert peak_allocated(lifetimes(as_intended(trace_of(failed)))) == 72 * MIB
+    assert peak_allocated(intended(trace_of(failed))) == 72 * MIB
     continued = trace_of([*failed, (Action.ALLOC, 4096, 16 * MIB)])
-    assert as_intended(continued) is continued
+    assert intended(continued) == lifetimes(continued)
     completed = trace_of(failed[:1])
-    assert as_intended(completed) is completed
+    assert intended(completed) == lifetimes(completed)
+
+
+def test_what_an_allocator_releases_before_it_fails_is_released_by_no_program() -> None:
+    """With the request that failed, a replay holds what was measured in runs that completed."""
+    pytest.importorskip("vram._native")
+    from vram.replay import replay
+
+    trace = recorded("oom_llama_varlen_ckpt_13400")
+    assert not intended(trace).emptied
+    for policy, measured in {"torch": 17_864, "torch-expandable": 13_850}.items():
+        assert replay(trace, policy).peak_reserved == measured * MIB
 
 
 def test_progress_is_told_for_each_replay() -> None:

@@ -14,14 +14,14 @@ from typing import Any
 from vram.core.verdict import Account
 from vram.errors import VramError
 from vram.sizes import format_size
-from vram.trace import Action, Lifetimes, Trace, lifetimes, peak_allocated
+from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
 from vram.trace.model import COLUMNS
-from vram.trace.series import events_of, pages_move
+from vram.trace.series import pages_move
 
-from .capacity import Capacity, Request, describe_limit, find_request
-from .memory import Memory, memory_at
+from .capacity import Capacity, Request, describe_limit
+from .memory import Memory
 
-__all__ = ["Remedy", "as_intended", "find_remedies", "with_request"]
+__all__ = ["Remedy", "find_remedies", "with_request"]
 
 TRIED = {
     "torch-expandable": "PyTorch's expandable segments, which map free pages where they are needed",
@@ -35,8 +35,6 @@ EXPECTED_REPLAYS = 14
 """About how many replays find the smallest limit of one allocator, for the progress bar."""
 SPILLED = "would complete with spill"
 GIB = 1 << 30
-ELSEWHERE = 1 << 62
-"""An address that no recording has."""
 
 Progress = Callable[[int, int], None] | None
 
@@ -73,7 +71,7 @@ def find_remedies(
         return
     # TRIED are for programs on PyTorch, whose recordings have segments with addresses.
     of_torch = request.device_free is not None and not pages_move(trace)
-    program = lifetimes(with_request(trace, memory, request))
+    program = with_request(trace, memory)
     tried = _replayed(program, capacity, progress) if of_torch else []
     spilled = _spilled(program, capacity, request, by_torch=of_torch)
     tried += [] if spilled is None else [spilled]
@@ -242,24 +240,8 @@ def _evidence(needs: int | None, capacity: Capacity) -> str:
     return f"fits from {format_size(needs)}; {limit}"
 
 
-def as_intended(trace: Trace) -> Trace:
-    """A job that ended with a failed request as if the request had been served; other jobs as they are.
-
-    A program that allocated again after the failure continued without that memory.
-    """
-    failures = events_of(trace, [Action.OOM])
-    event = failures[-1] if failures else trace.events
-    request = find_request(trace, event) if failures else None
-    if request is None or Action.ALLOC in trace.action[event:]:
-        return trace
-    return with_request(trace, memory_at(trace, event), request)
-
-
-def with_request(trace: Trace, memory: Memory, request: Request) -> Trace:
-    """The recording up to the request that failed, as if it had been served."""
+def with_request(trace: Trace, memory: Memory) -> Lifetimes:
+    """The job up to the request that failed, as if it had been served."""
     end = memory.event
     columns: dict[str, Any] = {name: getattr(trace, name)[: end + 1] for name in COLUMNS}
-    columns["action"][end] = Action.ALLOC
-    columns["address"][end] = ELSEWHERE
-    columns["size"][end] = request.size
-    return replace(trace, **columns, segments=memory.segments)
+    return lifetimes(replace(trace, **columns, segments=memory.segments), served=end)

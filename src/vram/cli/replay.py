@@ -14,7 +14,6 @@ from rich.console import Console
 
 from vram.analysis.capacity import describe_limit, recorded_capacity
 from vram.analysis.moments import require_contents
-from vram.analysis.remedies import as_intended
 from vram.replay import (
     POLICIES,
     Ranked,
@@ -31,6 +30,7 @@ from vram.replay.run import SPILLING
 from vram.replay.sweep import collapsed, worthwhile
 from vram.sizes import format_count, format_size
 from vram.trace import Trace, open_trace
+from vram.trace.lifetimes import last_failure
 
 from .console import (
     FINDING,
@@ -149,7 +149,7 @@ def replay_command(
         traces = [_open(path, device) for path in files]
         with progress_bar("settings") as progress:
             rankings = sweep_all(
-                map(as_intended, traces),
+                traces,
                 policies=policies or None,
                 capacity=capacity,
                 lag_us=lag,
@@ -165,9 +165,8 @@ def replay_command(
             for done, path in enumerate(files):
                 progress(done, len(files))
                 trace = _open(path, device)
-                intended = as_intended(trace)
-                reports.append(_compare(intended, policies, capacity, conf, lag, spill or 0))
-                notes.append([*_notes(trace, intended, capacity)])
+                reports.append(_compare(trace, policies, capacity, conf, lag, spill or 0))
+                notes.append([*_notes(trace, capacity)])
         _show_reports(reports, notes, as_json)
         failed = any(result.oom for report in reports for result in report.results)
     if failed:
@@ -201,10 +200,10 @@ def _compare(
     return compare(trace, chosen, capacity=capacity, conf=conf, lag_us=lag, spill=spill)
 
 
-def _notes(trace: Trace, intended: Trace, capacity: int | None) -> Iterator[str]:
+def _notes(trace: Trace, capacity: int | None) -> Iterator[str]:
     """What a reader must know of the recorded job."""
-    if intended is not trace:
-        size = format_size(intended.size[-1])
+    if (failure := last_failure(trace)) is not None:
+        size = format_size(trace.size[failure])
         yield f"The recording ends with a failed request for {size}; the replays serve it."
     if capacity is None and (limit := _limit(trace, None)):
         yield f"The limit of the recorded job was {limit}; --capacity replays under a limit."

@@ -6,10 +6,10 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
-from vram.analysis.remedies import as_intended
 from vram.errors import ConfigError
 from vram.replay import POLICY_KINDS, grid, sweep
-from vram.trace import Trace, lifetimes, peak_allocated
+from vram.trace import Trace, peak_allocated
+from vram.trace.lifetimes import intended
 
 __all__ = ["POLICIES", "Sweep", "sweep_answer"]
 
@@ -19,7 +19,7 @@ POLICIES = ("torch", "torch-expandable", "cuda-async", "vram")
 
 def sweep_answer(trace: Trace, policies: tuple[str, ...] = POLICIES, progress: Any = None) -> dict[str, Any]:
     """Return the ranked table of a sweep over `trace`, as plain data."""
-    program = lifetimes(as_intended(trace))  # what fits must fit the failed request, too
+    program = intended(trace)
     ranked = sweep(program, policies=policies, jobs=2, progress=progress)
     return {
         "peak_allocated": peak_allocated(program),
