@@ -102,7 +102,7 @@ def test_what_is_left_out_can_be_asked_for_as_it_is_written(vram_command: Any) -
     _, out, _ = vram_command("explain", FRAGMENTED)
     hint = next(line for line in out.splitlines() if "vram summary" in line)
     code, out, err = vram_command(*shlex.split(hint.partition(": vram ")[2]))
-    assert (code, err) == (0, "") and "live at event 52377 in step 8" in out
+    assert (code, err) == (0, "") and "live at the out-of-memory error, event 52377 in step 8\n" in out
 
 
 def test_memory_without_a_stack_is_explained_where_other_memory_has_one(
@@ -142,9 +142,8 @@ def test_names_in_a_file_cannot_talk_to_the_terminal(tmp_path: Path, vram_comman
 def test_summary_names_the_holders(job: str, vram_command: Any) -> None:
     code, out, err = vram_command("summary", job, "--by", "line")
     assert (code, err) == (0, "")
-    assert (
-        out.startswith("job.pickle: 44 MiB live at event") and "train.py:6 step  32 MiB  72.7%       1" in out
-    )
+    assert out.startswith("job.pickle: 44 MiB live at the peak, event ")
+    assert "train.py:6 step  32 MiB  72.7%       1" in out
     code, out, _ = vram_command("summary", job, "--by", "step", "--json")
     groups = json.loads(out)["groups"]
     assert (code, [group["key"] for group in groups]) == (0, [2, 0, 1])
@@ -359,7 +358,7 @@ def test_a_missing_pyarrow_is_named_where_it_is_needed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     code, out, _ = vram_command("summary", job)
-    assert code == 0 and "live at event" in out
+    assert code == 0 and "live at the peak, event" in out
     code, _, err = vram_command("merge", job, TRAINING, "-o", str(tmp_path / "ranks.parquet"))
     assert code == 2 and 'pip install "vram[trace]"' in err
     code, out, _ = vram_command("explain", job)

@@ -94,8 +94,7 @@ def lifetimes(trace: Trace, *, served: int | None = None) -> Lifetimes:
     Allocations from before the first event come first; see `find_allocations`. The request that failed at the
     event `served` counts as an allocation.
     """
-    if not isinstance(trace, Trace):
-        raise TypeError(f"{type(trace).__name__} is not a Trace; vram.open reads one from a file")
+    _require_trace(trace)
     made = find_allocations(trace if served is None else _with_served(trace, served))
     carried = bisect_right(made.start, BEFORE)
     op, identity, event = _operations(trace, made, carried)
@@ -124,7 +123,13 @@ def lifetimes(trace: Trace, *, served: int | None = None) -> Lifetimes:
 
 def intended(trace: Trace) -> Lifetimes:
     """The program in `trace`; a failed request that it ends with is served."""
-    return lifetimes(trace, served=last_failure(trace) if isinstance(trace, Trace) else None)
+    _require_trace(trace)
+    return lifetimes(trace, served=last_failure(trace))
+
+
+def _require_trace(trace: object) -> None:
+    if not isinstance(trace, Trace):
+        raise TypeError(f"{type(trace).__name__} is not a Trace; vram.open reads one from a file")
 
 
 def last_failure(trace: Trace) -> int | None:
