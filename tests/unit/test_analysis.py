@@ -33,7 +33,19 @@ from vram.analysis.idle import _segment_of
 from vram.analysis.places import place_of
 from vram.core.verdict import VERDICTS, Account, judge_moment, judge_request
 from vram.errors import ConfigError
-from vram.trace import Action, Block, BlockState, Frame, Segment, Trace, open_trace
+from vram.sizes import format_size, parse_size
+from vram.trace import (
+    Action,
+    Block,
+    BlockState,
+    Frame,
+    Segment,
+    Trace,
+    lifetimes,
+    open_trace,
+    peak_allocated,
+)
+from vram.trace.lifetimes import intended
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 
@@ -217,6 +229,34 @@ def test_a_limit_that_is_not_recorded_leaves_a_doubt_that_is_said() -> None:
     assert "The limit is not in the recording" in found.text
     assert "With a limit of 9.43 GiB or more the verdict would be fragmentation" in found.text
     assert "verdict would be" not in explain(recorded("oom_gpt2_train_9000"), capacity="9000MiB").text
+
+
+@pytest.mark.parametrize(
+    ("capacity", "why"),
+    [
+        ("8GiB", "8.06 GiB were reserved"),
+        ("20GiB", "with 9.59 GiB the request would have been served"),
+    ],
+)
+def test_a_capacity_that_cannot_be_right_is_not_used_and_that_is_said(capacity: str, why: str) -> None:
+    trace = recorded("oom_gpt2_train_9000")
+    found, unknown = explain(trace, capacity=capacity), explain(trace)
+    size = format_size(parse_size(capacity))
+    objection = f"The capacity of {size} contradicts the recording and is not used: {why}."
+    assert found.capacity.note == f"{objection} {unknown.capacity.note}"
+    assert (found.account, found.capacity.bytes) == (unknown.account, unknown.capacity.bytes)
+
+
+def test_a_capacity_larger_than_what_was_visible_is_the_size_of_the_device() -> None:
+    found = explain(recorded("oom_gpt2_train_9000"), capacity="141GiB")
+    assert found.account.device == 141 * GIB
+    assert not any("contradicts" in doubt for doubt in found.doubts)
+
+
+def test_a_capacity_below_what_was_visible_on_a_full_device_is_not_used() -> None:
+    trace = demanding().trace()
+    assert "contradicts the recording" in explain(trace, capacity="1MiB").text
+    assert explain(trace, capacity="1MiB").account == explain(trace).account
 
 
 def fragmented() -> Job:
@@ -425,13 +465,37 @@ def test_an_allocator_needs_the_smallest_limit_at_which_a_replay_completes(name:
     trace = recorded(name)
     found = explain(trace)
     assert found.request is not None
-    job = with_request(trace, memory_at(trace, found.moment.event), found.request)
+    job = with_request(trace, memory_at(trace, found.moment.event))
     needs = {each.setting: each.needs for each in found.remedies if each.evidence}
     for policy in TRIED:
         size = needs[Setting(policy, {}).environment]
         assert size is not None
         assert replay(job, policy, capacity=size).oom is None
         assert replay(job, policy, capacity=size - 2 * MIB).oom is not None
+
+
+def test_a_job_that_continued_after_a_failure_is_replayed_as_it_was() -> None:
+    failed = [
+        (Action.ALLOC, 4096, 8 * MIB),
+        (Action.OOM, 0, 64 * MIB),
+        (Action.FREE_REQUESTED, 4096, 8 * MIB),
+    ]
+    assert peak_allocated(intended(trace_of(failed))) == 72 * MIB
+    continued = trace_of([*failed, (Action.ALLOC, 4096, 16 * MIB)])
+    assert intended(continued) == lifetimes(continued)
+    completed = trace_of(failed[:1])
+    assert intended(completed) == lifetimes(completed)
+
+
+def test_what_an_allocator_releases_before_it_fails_is_released_by_no_program() -> None:
+    """With the request that failed, a replay holds what was measured in runs that completed."""
+    pytest.importorskip("vram._native")
+    from vram.replay import replay
+
+    trace = recorded("oom_llama_varlen_ckpt_13400")
+    assert not intended(trace).emptied
+    for policy, measured in {"torch": 17_864, "torch-expandable": 13_850}.items():
+        assert replay(trace, policy).peak_reserved == measured * MIB
 
 
 def test_progress_is_told_for_each_replay() -> None:
@@ -488,7 +552,7 @@ def frame(line: int) -> Frame:
 @pytest.mark.parametrize(
     ("at", "words"),
     [
-        ("oom", "has no out-of-memory; ask for its peak"),
+        ("oom", "has no out-of-memory error; use --at peak, or name an event"),
         ("noon", "not a moment; write oom, peak"),
         ("99999", "has events 0 to"),
         ("step:3", "it has none; mark them with vram.step"),
@@ -823,7 +887,7 @@ def test_a_job_that_needs_too_much_is_tried_with_spill() -> None:
     assert line is not None and line.fits is True
     assert line.what == "would complete with spill"
     assert re.fullmatch(r"[\d.]+ GiB moved a step, about [\d.]+x the time", line.evidence)
-    assert line.setting == "VRAM_CONF=spill:2GiB vram run --torch"
+    assert line.setting == "vram run --torch --spill 2GiB"
     assert spill_line(explain(recorded("oom_llama_varlen_ckpt_13400"))) is None  # vram needs no spill for it
     assert spill_line(explain(recorded("gpt2_train"))) is None  # nothing failed
 

@@ -102,12 +102,23 @@ def test_what_is_left_out_can_be_asked_for_as_it_is_written(vram_command: Any) -
     _, out, _ = vram_command("explain", FRAGMENTED)
     hint = next(line for line in out.splitlines() if "vram summary" in line)
     code, out, err = vram_command(*shlex.split(hint.partition(": vram ")[2]))
-    assert (code, err) == (0, "") and "live at event 52377 in step 8" in out
+    assert (code, err) == (0, "") and "live at the out-of-memory error, event 52377 in step 8\n" in out
+
+
+def test_memory_without_a_stack_is_explained_where_other_memory_has_one(
+    tmp_path: Path, vram_command: Any
+) -> None:
+    why = "Backward passes run on threads without Python frames"
+    assert why in vram_command("explain", FRAGMENTED)[1]
+    assert why not in vram_command("explain", DEMANDING)[1]  # it failed in its first forward pass
 
 
 def test_without_an_out_of_memory_the_peak_is_explained(vram_command: Any) -> None:
     code, out, _ = vram_command("explain", TRAINING)
-    assert code == 0 and out.startswith("The peak is at event 14789")
+    assert code == 0
+    assert out.startswith("No request failed in this recording. Its peak is at event 14789 in step 7: ")
+    _, out, _ = vram_command("explain", DEMANDING, "--at", "peak")
+    assert out.startswith("The peak is at event 1148: ")
     code, out, _ = vram_command("explain", TRAINING, "--at", "step:1", "--json")
     assert (code, json.loads(out)["at"]["kind"]) == (0, "event")
 
@@ -131,9 +142,8 @@ def test_names_in_a_file_cannot_talk_to_the_terminal(tmp_path: Path, vram_comman
 def test_summary_names_the_holders(job: str, vram_command: Any) -> None:
     code, out, err = vram_command("summary", job, "--by", "line")
     assert (code, err) == (0, "")
-    assert (
-        out.startswith("job.pickle: 44 MiB live at event") and "train.py:6 step  32 MiB  72.7%       1" in out
-    )
+    assert out.startswith("job.pickle: 44 MiB live at the peak, event ")
+    assert "train.py:6 step  32 MiB  72.7%       1" in out
     code, out, _ = vram_command("summary", job, "--by", "step", "--json")
     groups = json.loads(out)["groups"]
     assert (code, [group["key"] for group in groups]) == (0, [2, 0, 1])
@@ -188,6 +198,40 @@ def test_leaks_are_a_finding(job: str, vram_command: Any) -> None:
     assert code == 1 and "12 MiB likely leaked" in out and "100%" in out
     code, out, _ = vram_command("leaks", TRAINING, "--between", "step:2,step:9")
     assert code == 0 and "no leak is likely" in out
+
+
+def test_without_steps_a_leak_is_in_doubt(vram_command: Any) -> None:
+    """The first forward pass of a job: nothing that it holds is a leak."""
+    _, out, _ = vram_command("leaks", DEMANDING, "--top", "1")
+    title, doubt, *_ = out.splitlines()
+    assert title.endswith("10 slices: 6.53 GiB may have leaked")
+    assert doubt == (
+        "The recording has no steps, so memory that a single step holds looks like a leak; "
+        "mark steps with vram.step."
+    )
+
+
+@pytest.fixture
+def without_history(tmp_path: Path) -> str:
+    """A snapshot of a program that did not record its history."""
+    made = Job()
+    made.alloc(40 * MIB)
+    return str(made.save(tmp_path / "now.pickle", since=len(made.events)))
+
+
+def test_a_snapshot_without_a_history_is_described_as_such(without_history: str, vram_command: Any) -> None:
+    _, out, _ = vram_command("summary", without_history)
+    assert out.startswith("now.pickle: 40 MiB live at the end of the recording, which has no events\n")
+    _, out, _ = vram_command("merge", without_history, "--json")
+    assert json.loads(out)["ranks"][0]["peak_allocated"] == 40 * MIB
+
+
+@pytest.mark.parametrize("verb", ["explain", "summary", "leaks", "replay", "replay --sweep", "plan"])
+def test_an_empty_recording_is_refused(verb: str, tmp_path: Path, vram_command: Any) -> None:
+    path = tmp_path / "empty.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
+    code, out, err = vram_command(*verb.split(), str(path))
+    assert (code, out) == (2, "") and "empty.pickle has no events; record them with" in err
 
 
 def test_merge_writes_the_ranks_and_names_the_odd_one(job: str, tmp_path: Path, vram_command: Any) -> None:
@@ -292,7 +336,8 @@ def test_wrong_usage_exits_with_2(arguments: list[str], vram_command: Any) -> No
     [
         (["explain", "/nowhere"], "cannot open /nowhere: No such file or directory"),
         (["explain", "/dev/null"], "/dev/null is not a regular file"),
-        (["explain", "JOB", "--at", "oom"], "has no out-of-memory; ask for its peak"),
+        (["explain", str(TRACES)], f"{TRACES} is a directory; name a recording in it"),
+        (["explain", "JOB", "--at", "oom"], "has no out-of-memory error; use --at peak, or name an event"),
         (["explain", "JOB", "--at", "soon"], "'soon' is not a moment"),
         (["summary", "JOB", "--at", "999"], "there is no event 999"),
         (["leaks", "JOB", "--between", "step:0"], "is not a range"),
@@ -313,11 +358,11 @@ def test_a_missing_pyarrow_is_named_where_it_is_needed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     code, out, _ = vram_command("summary", job)
-    assert code == 0 and "live at event" in out
+    assert code == 0 and "live at the peak, event" in out
     code, _, err = vram_command("merge", job, TRAINING, "-o", str(tmp_path / "ranks.parquet"))
     assert code == 2 and 'pip install "vram[trace]"' in err
     code, out, _ = vram_command("explain", job)
-    assert code == 0 and out.startswith("The peak")
+    assert code == 0 and "Its peak is at event" in out
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

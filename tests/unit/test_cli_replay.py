@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from made_jobs import Job, trace_of
 
+from vram.analysis import explain
 from vram.errors import ConfigError, DeviceError
 from vram.replay.sweep import collapsed, worthwhile
 from vram.trace import Annotation, lifetimes, open_trace
+from vram.trace.lifetimes import intended
 
 engine = importlib.import_module("vram.replay")
 main = importlib.import_module("vram.cli").main
@@ -84,7 +86,7 @@ def test_json_of_one_file_is_one_object(fake: Any, vram_command: Any) -> None:
     document = json.loads(out)
     assert list(document) == ["trace", "policies", "recorded"]
     heading = {"source": SMALL, "device": 0, "events": 1152, "dropped": 0, "truncated": False}
-    assert document["trace"] == {**heading, "peak_allocated": 8_473_424_384}
+    assert document["trace"] == {**heading, "peak_allocated": 10_120_245_760}
     assert [list(policy) for policy in document["policies"]] == [POLICY_KEYS] * 4
     assert document["policies"][0]["ratio"] == 1.01
     assert document["policies"][0]["oom"] is None
@@ -118,6 +120,35 @@ def test_pytorchs_allocators_and_vram_are_compared_by_default(vram_command: Any)
     assert "The limit of the recorded job was between 8.09 GiB and 9.59 GiB" in out
     assert "less memory than the recorded torch, for" in out and "more driver time" in out
     assert "To use it: vram run --torch" in out
+
+
+def test_equal_needs_are_not_a_difference(fake: Any, vram_command: Any) -> None:
+    fake()
+    _, out, _ = vram_command("replay", SMALL)
+    assert "vram needs as much memory as the recorded torch, for 0 µs" in out
+
+
+@needs_native
+def test_what_completes_where_the_recorded_allocator_does_not_is_said(vram_command: Any) -> None:
+    _, out, _ = vram_command("replay", SMALL, "--capacity", "9.48GiB")
+    assert "vram completes, unlike the recorded torch. To use it: vram run --torch" in out
+
+
+@needs_native
+def test_the_request_that_failed_is_part_of_the_job(vram_command: Any) -> None:
+    needs = {each.setting: each.needs for each in explain(open_trace(SMALL)).remedies}
+    code, out, _ = vram_command("replay", SMALL, "--json", "--capacity", str(needs["vram run --torch"]))
+    assert code == 1
+    ends = {each["policy"]: each["oom"] and each["oom"]["event"] for each in json.loads(out)["policies"]}
+    assert ends == {"torch": 1151, "torch-expandable": 1151, "cuda-async": 1151, "vram": None}
+    _, out, _ = vram_command("replay", SMALL)
+    assert "The recording ends with a failed request for 1.53 GiB; the replays serve it." in out
+    _, out, _ = vram_command("replay", SMALL, "--sweep", "--policy", "torch-expandable", "--json")
+    smallest = {each["environment"]: each["smallest_capacity"] for each in json.loads(out)["sweep"]}
+    expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert smallest[expandable] == needs[expandable]
+    _, out, _ = vram_command("replay", str(TRACES / "gpt2_train.pickle.xz"))
+    assert "failed request" not in out
 
 
 @needs_native
@@ -248,7 +279,7 @@ def test_without_capacity_the_device_is_never_full(fake: Any) -> None:
 
 def test_speed_counts_recorded_events_up_to_the_last_one_run(fake: Any) -> None:
     trace = open_trace(SMALL)
-    program = lifetimes(trace)
+    program = intended(trace)
     fake(seconds=0.5)
     assert engine.replay(trace).events_per_second == 2 * (program.event[-1] + 1)
     fake(seconds=0.5, oom={**OUT_OF_MEMORY, "event": 100})

@@ -303,6 +303,23 @@ def path(folder: Path) -> str:
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
+@pytest.mark.parametrize("end", ["", "raise SystemExit", "raise SystemExit(3)"])
+def test_what_a_program_keeps_to_its_end_is_recorded_as_kept(end: str, tmp_path: Path) -> None:
+    """Otherwise nothing that it holds would ever look like a leak."""
+    text = f"""
+import vram
+pool = vram.get_memory_manager().pool("model:1GiB")
+kept = []
+for number in range(8):
+    with vram.step(number):
+        kept.append(pool.allocate("2MiB"))
+{end}
+"""
+    run("--record", "run.vtrace", write(tmp_path, "script.py", text), cwd=tmp_path)
+    leaks = vram.analysis.find_leaks(vram.open(tmp_path / "run.vtrace"))
+    assert [row["bytes"] for row in leaks.likely] == [8 * 2 << 20]
+
+
 def test_what_a_last_thread_allocates_is_recorded(tmp_path: Path) -> None:
     text = (
         "import threading, time, vram\n"

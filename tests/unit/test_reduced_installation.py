@@ -32,7 +32,7 @@ def python(missing: tuple[str, ...], code: str) -> subprocess.CompletedProcess[s
     ("command", "status", "expected"),
     [
         (("explain", FAILED), 1, "Verdict: true-demand"),
-        (("summary", PREFETCH, "--by", "line"), 0, "live at event"),
+        (("summary", PREFETCH, "--by", "line"), 0, "live at the peak, event"),
         (("leaks", PREFETCH), 0, "no leak is likely"),
         (("diff", PREFETCH, FAILED, "--fail-above", "1GiB"), 1, "exceeds the limit"),
         (("merge", PREFETCH, FAILED, "--json"), 0, '"peak_allocated"'),

@@ -281,7 +281,7 @@ def test_the_device_with_most_events_is_opened_unless_one_is_chosen(opened: Any)
     assert (opened(content).device, opened(content).devices) == (1, (0, 1, 3))
     assert opened(content, device=0).events == 1
     assert len(opened(content, device=3).segments) == 1
-    with pytest.raises(TraceError, match="device 2 is not in this snapshot; it has 0, 1, 3"):
+    with pytest.raises(TraceError, match="device 2 is not in this snapshot; it has devices 0, 1, 3"):
         opened(content, device=2)
 
 
@@ -485,7 +485,7 @@ def one_block(**changes: Any) -> dict[str, Any]:
 BAD_SHAPES: dict[str, tuple[Any, str]] = {
     "not a dict": (7, "snapshot is 7, expected a dict"),
     "list of numbers": ([1], r"segments\[0\] is 1, expected a dict"),
-    "no segments": ({"device_traces": []}, "snapshot has no 'segments'"),
+    "no segments": ({"device_traces": []}, "not a PyTorch memory snapshot: it has no 'segments'"),
     "traces as dict": ({"segments": [], "device_traces": {}}, "device_traces is a value of type dict"),
     "events as text": (
         {"segments": [], "device_traces": ["x"]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import subprocess
 import sys
 from array import array
@@ -304,7 +305,7 @@ def test_a_column_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 def test_another_device_is_refused(tmp_path: Path) -> None:
     begin(tmp_path / "run.vtrace", device=2).close()
-    with pytest.raises(TraceError, match="device 1 is not in this file; it has 2"):
+    with pytest.raises(TraceError, match="device 1 is not in this file; it has device 2"):
         open_trace(tmp_path / "run.vtrace", device=1)
 
 
@@ -379,7 +380,9 @@ def test_a_bad_line_is_named(case: str, tmp_path: Path) -> None:
     [
         (b"", "the file is empty"),
         (gzip.compress(b"", mtime=0), "the file is empty"),
-        (b"hello", "neither a log of RMM nor a recording of vram, and no pickle that can be read"),
+        (b"hello", "not a PyTorch memory snapshot, an RMM log or a vram recording"),
+        (b"PK\x03\x04" + bytes(64), "not a PyTorch memory snapshot, an RMM log or a vram recording"),
+        (pickle.dumps({"segments": ["x" * 99]})[:-40], "the snapshot is truncated"),
     ],
 )
 def test_a_file_that_is_no_recording_is_called_so(content: bytes, words: str, tmp_path: Path) -> None:

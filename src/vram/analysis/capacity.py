@@ -7,6 +7,7 @@ or the limit (`set_per_process_memory_fraction`). What is unknown is bounded, an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from vram.core.verdict import Account
 from vram.sizes import format_size
@@ -92,13 +93,29 @@ def find_capacity(trace: Trace, memory: Memory, request: Request | None, given: 
     if request is None:
         bounds = [size for size in (given, limit, total) if size is not None]
         return Capacity(min(bounds, default=None), bool(bounds), None, total=total or given)
-    if request.limited and given is not None and memory.reserved <= given < memory.reserved + request.needed:
-        limit = given
-    elif given is not None:
-        total = given
-    if request.limited:
-        return _limit(trace, memory, request, limit, total)
-    return _device(trace, memory, request, total)
+    objection = "" if given is None else _objection(memory, request, given)
+    if given is not None and not objection:
+        if request.limited and given < memory.reserved + request.needed:
+            limit = given
+        else:
+            total = given
+    find = partial(_limit, limit=limit) if request.limited else _device
+    found = find(trace, memory, request, total=total)
+    return replace(found, note=f"{objection} {found.note}".strip())
+
+
+def _objection(memory: Memory, request: Request, given: int) -> str:
+    """Why `given` can be neither the limit nor the size of the device; empty if it can be one of them."""
+    served, visible = memory.reserved + request.needed, memory.reserved + (request.device_free or 0)
+    if given < memory.reserved:
+        why = f"{format_size(memory.reserved)} were reserved"
+    elif given >= visible or (request.limited and given < served):
+        return ""
+    elif request.limited:
+        why = f"with {format_size(served)} the request would have been served"
+    else:
+        why = f"the program could use {format_size(visible)}"
+    return f"The capacity of {format_size(given)} contradicts the recording and is not used: {why}."
 
 
 def recorded_capacity(trace: Trace) -> Capacity:
@@ -135,7 +152,7 @@ def _limit(trace: Trace, memory: Memory, request: Request, limit: int | None, to
     least = max(memory.reserved, min(_most_reserved(trace, memory, request), below - 1))
     note = (
         f"The limit is not in the recording: it was at least {format_size(least)}, the most ever reserved, "
-        f"and below {format_size(below)}, which was refused. Pass the limit as the capacity if you know it."
+        f"and below {format_size(below)}, which was refused. If you know the limit, pass it with --capacity."
     )
     return Capacity(least, False, "limit", below=below, total=total, note=note)
 
@@ -166,12 +183,12 @@ def _device(trace: Trace, memory: Memory, request: Request, total: int | None) -
         note = (
             f"The size of the device is not in the recording. The program sees {format_size(visible)} of it, "
             "less than it would see alone on any known GPU, so others hold at least "
-            f"{format_size(total - visible)}. Pass the size as the capacity to know exactly."
+            f"{format_size(total - visible)}. If you know the size, pass it with --capacity."
         )
     else:
         note = (
             f"The size of the device is not in the recording; {format_size(visible)} of it are visible. If "
-            "it is much larger, others hold the rest. Pass its size as the capacity to know."
+            "it is much larger, others hold the rest. If you know its size, pass it with --capacity."
         )
     return Capacity(visible, True, "device", total=total, note=note)
 

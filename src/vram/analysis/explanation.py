@@ -13,7 +13,8 @@ from typing import Any
 from vram.arguments import require, whole_number
 from vram.core.verdict import MEANINGS, Account, judge_moment, judge_request
 from vram.sizes import format_count, format_size, parse_size
-from vram.trace import Trace
+from vram.trace import Action, Trace
+from vram.trace.series import events_of
 
 from .capacity import Capacity, Request, find_capacity, find_request, open_account
 from .columns import arrow_table
@@ -50,7 +51,7 @@ class Explanation:
 
     @property
     def headline(self) -> str:
-        """What happened, in one sentence."""
+        """What happened."""
         return _what(self)
 
     @property
@@ -246,6 +247,8 @@ def _what(found: Explanation) -> str:
         if moment.kind == "end":
             return f"The recording has no events; at its end there are {held}."
         name = "The peak" if moment.kind == "peak" else "The moment"
+        if moment.kind == "peak" and not events_of(found.trace, [Action.OOM]):
+            name = "No request failed in this recording. Its peak"
         return f"{name} is at event {moment.event}{step}: {held}."
     place = place_of(found.trace.frames_of(request.stack))
     where = f" at {frame_text(place)}" if place else ""

@@ -60,8 +60,6 @@ def difference_html(found: Any) -> str:
 
 def leaks_html(found: Any) -> str:
     """What a range of events left behind, by stack."""
-    leaked = sum(row["bytes"] for row in found.likely)
-    what = f"{format_size(leaked)} likely leaked" if found.likely else "no leak is likely"
     rows = [
         (
             row["group"],
@@ -72,7 +70,7 @@ def leaks_html(found: Any) -> str:
         )
         for row in found.table.to_pylist()
     ]
-    title = f"Events {found.first} to {found.last}, {format_count(found.steps, found.unit)}: {what}"
+    title = f"Events {found.first} to {found.last}, {format_count(found.steps, found.unit)}: {found.headline}"
     return heading(title) + _first(f"stack|>left|>blocks|>per {found.unit}|>confidence", rows)
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from vram.sizes import format_count
+from vram.sizes import format_count, format_size
 from vram.trace import Block, Trace, find_steps
 
 from .columns import arrow_table
@@ -48,6 +48,24 @@ class Leaks:
     def likely(self) -> list[dict[str, Any]]:
         """The rows that count as leaks."""
         return [row for row in self.table.to_pylist() if row["confidence"] >= LIKELY]
+
+    @property
+    def headline(self) -> str:
+        """What was found, in a few words."""
+        if not self.likely:
+            return "no leak is likely"
+        leaked = format_size(sum(row["bytes"] for row in self.likely))
+        return f"{leaked} {'may have' if self.doubt else 'likely'} leaked"
+
+    @property
+    def doubt(self) -> str:
+        """Why leaks may not be leaks; empty if they were found by steps."""
+        if self.unit == "step" or not self.likely:
+            return ""
+        return (
+            "The recording has no steps, so memory that a single step holds looks like a leak; "
+            "mark steps with vram.step."
+        )
 
     def _repr_html_(self) -> str:
         from .html import leaks_html

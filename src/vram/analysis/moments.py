@@ -16,7 +16,7 @@ from vram.trace.series import events_of
 
 from .torch_rules import Rules
 
-__all__ = ["Moment", "allocated_series", "find_moment", "find_window", "peak_event"]
+__all__ = ["Moment", "allocated_series", "find_moment", "find_window", "peak_event", "require_contents"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
         at = "oom" if failures else "peak"
     if at == "oom":
         if not failures:
-            raise ConfigError(f"{trace.source} has no out-of-memory; ask for its peak, or for an event")
+            raise ConfigError(f"{trace.source} has no out-of-memory error; use --at peak, or name an event")
         return Moment("oom", failures[-1], steps.of(failures[-1]))
     if at == "peak":
         event = peak_event(trace)
@@ -56,9 +56,16 @@ def find_moment(trace: Trace, at: str | int | None = None) -> Moment:
 
 
 def _end(trace: Trace, at: str | int | None) -> Moment:
-    if not trace.segments or at not in (None, "peak"):
+    require_contents(trace)
+    if at not in (None, "peak"):
         raise _no_events(trace)
     return Moment("end", -1, None)
+
+
+def require_contents(trace: Trace) -> None:
+    """Raise a ConfigError if `trace` has neither events nor memory."""
+    if not trace.events and not trace.segments:
+        raise _no_events(trace)
 
 
 def _no_events(trace: Trace) -> ConfigError:

@@ -136,7 +136,8 @@ def _names(traces: Sequence[Trace]) -> list[str]:
 def _rows(trace: Trace) -> list[_Row]:
     """The whole run, then each step; steps with the same number, as in several epochs, are one row."""
     if not trace.events:
-        return [_Row(None, 0, 0, 0)]
+        held = memory_at(trace, -1)
+        return [_Row(None, held.allocated, held.reserved, held.allocated)]
     peak = peak_event(trace)
     allocated, reserved = allocated_series(trace), reserved_series(trace)
     before = memory_at(trace, peak).allocated - allocated[peak]

@@ -14,7 +14,7 @@ from typing import Any
 from vram.core.verdict import Account
 from vram.errors import VramError
 from vram.sizes import format_size
-from vram.trace import Action, Lifetimes, Trace, lifetimes, peak_allocated
+from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
 from vram.trace.model import COLUMNS
 from vram.trace.series import pages_move
 
@@ -24,9 +24,9 @@ from .memory import Memory
 __all__ = ["Remedy", "find_remedies", "with_request"]
 
 TRIED = {
-    "torch-expandable": "expandable segments, which move free pages under any address",
-    "cuda-async": "the driver's own pool",
-    "vram": "vram under the program",
+    "torch-expandable": "PyTorch's expandable segments, which map free pages where they are needed",
+    "cuda-async": "the CUDA driver's own pool",
+    "vram": "vram's allocator",
 }
 """Allocators a failed job is tried with, in words."""
 SPILL_SECONDS = 5.0
@@ -35,8 +35,6 @@ EXPECTED_REPLAYS = 14
 """About how many replays find the smallest limit of one allocator, for the progress bar."""
 SPILLED = "would complete with spill"
 GIB = 1 << 30
-ELSEWHERE = 1 << 62
-"""An address that no recording has."""
 
 Progress = Callable[[int, int], None] | None
 
@@ -73,7 +71,7 @@ def find_remedies(
         return
     # TRIED are for programs on PyTorch, whose recordings have segments with addresses.
     of_torch = request.device_free is not None and not pages_move(trace)
-    program = lifetimes(with_request(trace, memory, request))
+    program = with_request(trace, memory)
     tried = _replayed(program, capacity, progress) if of_torch else []
     spilled = _spilled(program, capacity, request, by_torch=of_torch)
     tried += [] if spilled is None else [spilled]
@@ -216,10 +214,9 @@ def _spilled(program: Lifetimes, capacity: Capacity, request: Request, *, by_tor
     spill = result.spill
     times = "" if spill.slowdown is None else f", about {spill.slowdown:.1f}x the time"
     host = f"{-(-spill.peak // GIB)}GiB"
-    own = f"VRAM_CONF=spill:{host}"
     return Remedy(
         SPILLED,
-        Setting("vram", {"spill": host}).environment if by_torch else own,
+        f"{Setting('vram', {}).environment} --spill {host}" if by_torch else f"VRAM_CONF=spill:{host}",
         fits=True,
         evidence=f"{format_size(spill.moved_in_step)} moved a step{times}",
     )
@@ -243,11 +240,8 @@ def _evidence(needs: int | None, capacity: Capacity) -> str:
     return f"fits from {format_size(needs)}; {limit}"
 
 
-def with_request(trace: Trace, memory: Memory, request: Request) -> Trace:
-    """The recording up to the request that failed, as if it had been served."""
+def with_request(trace: Trace, memory: Memory) -> Lifetimes:
+    """The job up to the request that failed, as if it had been served."""
     end = memory.event
     columns: dict[str, Any] = {name: getattr(trace, name)[: end + 1] for name in COLUMNS}
-    columns["action"][end] = Action.ALLOC
-    columns["address"][end] = ELSEWHERE
-    columns["size"][end] = request.size
-    return replace(trace, **columns, segments=memory.segments)
+    return lifetimes(replace(trace, **columns, segments=memory.segments), served=end)

@@ -40,6 +40,7 @@ __all__ = ["explain_command"]
 
 MOST_HOLDERS = 5
 MOST_IN_JSON = 50
+WITHOUT_STACK = "Backward passes run on threads without Python frames, so their memory has no stack."
 
 
 @click.command("explain")
@@ -153,6 +154,9 @@ def _draw_holders(found: Explanation, by: str, console: Console, stacks: bool) -
         top=MOST_HOLDERS,
         rest=f"vram summary {shlex.quote(found.trace.source)}{at} --by {by}",
     )
+    known = {bool(group.frames) for group in groups}
+    if by == "stack" and len(known) == 2 and found.trace.settings.get("allocator") != "vram":
+        draw_paragraph(console, WITHOUT_STACK, "dim")
     for group in groups[:MOST_HOLDERS] if stacks and by == "stack" else ():
         draw_title(console, f"{format_size(group.bytes)} allocated at, innermost call first")
         _draw_frames(group.frames, console)

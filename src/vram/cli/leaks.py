@@ -17,6 +17,7 @@ from .console import (
     device_option,
     draw_grid,
     draw_line,
+    draw_paragraph,
     file_argument,
     json_option,
     open_console,
@@ -57,10 +58,10 @@ def leaks_command(
 
 
 def _draw(found: Leaks, name: str, top: int, console: Console) -> None:
-    leaked = sum(row["bytes"] for row in found.likely)
-    what = f"{format_size(leaked)} likely leaked" if found.likely else "no leak is likely"
     stretch = f"events {found.first} to {found.last}, {format_count(found.steps, found.unit)}"
-    draw_line(console, f"{name}, {stretch}: {what}", "bold")
+    draw_line(console, f"{name}, {stretch}: {found.headline}", "bold")
+    if found.doubt:
+        draw_paragraph(console, found.doubt, "dim")
     rows = found.table.to_pylist()
     if not rows:
         draw_line(console, "Nothing allocated in this range was still live at its end.")

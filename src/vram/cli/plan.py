@@ -7,7 +7,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from vram.analysis.moments import find_window
+from vram.analysis.moments import find_window, require_contents
 from vram.lifetimes.plan import Plan, plan, read_csv
 from vram.sizes import format_size
 from vram.trace import open_trace
@@ -76,6 +76,7 @@ def plan_command(
         found = plan(read_csv(file), align=align or 1, capacity=capacity, time_limit=time_limit)
     else:
         trace = open_trace(file, device=device)
+        require_contents(trace)
         part = None if between is None else find_window(trace, between)
         found = plan(
             trace, align=align or TRACE_ALIGN, capacity=capacity, time_limit=time_limit, between=part

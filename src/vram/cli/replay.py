@@ -13,6 +13,7 @@ import rich_click as click
 from rich.console import Console
 
 from vram.analysis.capacity import describe_limit, recorded_capacity
+from vram.analysis.moments import require_contents
 from vram.replay import (
     POLICIES,
     Ranked,
@@ -29,6 +30,7 @@ from vram.replay.run import SPILLING
 from vram.replay.sweep import collapsed, worthwhile
 from vram.sizes import format_count, format_size
 from vram.trace import Trace, open_trace
+from vram.trace.lifetimes import last_failure
 
 from .console import (
     FINDING,
@@ -144,7 +146,7 @@ def replay_command(
     if not sweep and (executor or jobs > 1):
         raise click.UsageError("-j and --executor require --sweep")
     if sweep:
-        traces = [open_trace(path, device=device) for path in files]
+        traces = [_open(path, device) for path in files]
         with progress_bar("settings") as progress:
             rankings = sweep_all(
                 traces,
@@ -158,17 +160,23 @@ def replay_command(
         _show_sweeps(traces, rankings, capacity, as_json)
         failed = any(all(each.smallest_capacity is None for each in ranked) for ranked in rankings)
     else:
-        reports, limits = [], []
+        reports, notes = [], []
         with progress_bar("files") as progress:
             for done, path in enumerate(files):
                 progress(done, len(files))
-                trace = open_trace(path, device=device)
+                trace = _open(path, device)
                 reports.append(_compare(trace, policies, capacity, conf, lag, spill or 0))
-                limits.append(_limit(trace, capacity))
-        _show_reports(reports, limits, as_json)
+                notes.append([*_notes(trace, capacity)])
+        _show_reports(reports, notes, as_json)
         failed = any(result.oom for report in reports for result in report.results)
     if failed:
         ctx.exit(FINDING)
+
+
+def _open(path: Path, device: int | None) -> Trace:
+    trace = open_trace(path, device=device)
+    require_contents(trace)
+    return trace
 
 
 def _print_json(documents: list[dict[str, Any]]) -> None:
@@ -192,18 +200,27 @@ def _compare(
     return compare(trace, chosen, capacity=capacity, conf=conf, lag_us=lag, spill=spill)
 
 
+def _notes(trace: Trace, capacity: int | None) -> Iterator[str]:
+    """What a reader must know of the recorded job."""
+    if (failure := last_failure(trace)) is not None:
+        size = format_size(trace.size[failure])
+        yield f"The recording ends with a failed request for {size}; the replays serve it."
+    if capacity is None and (limit := _limit(trace, None)):
+        yield f"The limit of the recorded job was {limit}; --capacity replays under a limit."
+
+
 def _limit(trace: Trace, capacity: int | None) -> str:
     """The limit that matters, in words; empty if none is known."""
     return describe_limit(recorded_capacity(trace)) if capacity is None else format_size(capacity)
 
 
-def _show_reports(reports: list[ReplayReport], limits: list[str], as_json: bool) -> None:
+def _show_reports(reports: list[ReplayReport], notes: list[list[str]], as_json: bool) -> None:
     if as_json:
         _print_json([report.to_json() for report in reports])
         return
     console = open_console()
-    for report, limit in zip(reports, limits, strict=True):
-        _draw(report, limit, console)
+    for report, lines in zip(reports, notes, strict=True):
+        _draw(report, lines, console)
 
 
 # --- a sweep ------------------------------------------------------------------------------------------------
@@ -275,12 +292,12 @@ def _best_of_each_policy(ranked: tuple[Ranked, ...]) -> list[tuple[int, Ranked]]
 # --- a replay -----------------------------------------------------------------------------------------------
 
 
-def _draw(report: ReplayReport, limit: str, console: Console) -> None:
+def _draw(report: ReplayReport, notes: list[str], console: Console) -> None:
     name, events = Path(report.heading["source"]).name, report.heading["events"]
     draw_line(console, f"{name}: {events} events over {_duration(report.span_us)}", "bold")
     completed = [result for result in report.results if result.oom is None]
     worth = worthwhile([(each.peak_reserved, each.driver_us) for each in completed])
-    good = [each for each, marked in zip(completed, worth, strict=True) if marked and len(completed) > 1]
+    good = [each for each, marked in zip(completed, worth, strict=True) if marked and len(report.results) > 1]
     draw_grid(
         console,
         COLUMNS,
@@ -289,8 +306,8 @@ def _draw(report: ReplayReport, limit: str, console: Console) -> None:
     )
     if good:
         draw_line(console, LEGEND, "dim")
-    if limit and report.capacity is None:
-        draw_line(console, f"The limit of the recorded job was {limit}; --capacity replays under a limit.")
+    for note in notes:
+        draw_line(console, note)
     for result in report.results:
         if len(report.results) == 1 or result.oom is not None:
             draw_line(console, _sentence(result, report))
@@ -303,16 +320,20 @@ def _draw(report: ReplayReport, limit: str, console: Console) -> None:
 
 def _trade(result: ReplayResult, report: ReplayReport) -> str:
     """What a policy costs in memory and driver time beside the recorded one, and how to use it."""
-    use = f"To use it: {Setting(result.policy, {}).environment}"
+    setting = Setting(result.policy, {}).environment
     other = next((each for each in report.results if each.policy == report.recorded), None)
-    if other is None or other.oom is not None:
-        return f"{result.policy}: {use}"
+    if other is None:
+        return f"To use {result.policy}: {setting}"
+    if other.oom is not None:
+        return f"{result.policy} completes, unlike the recorded {other.policy}. To use it: {setting}"
     memory, driver = result.peak_reserved - other.peak_reserved, result.driver_us - other.driver_us
+    part = f"{format_size(abs(memory))} ({abs(memory) / max(1, other.peak_reserved):.1%})"
+    needs = f"{part} {'less' if memory < 0 else 'more'} memory than" if memory else "as much memory as"
     share = f" ({abs(driver) / report.span_us:.1%} of the recorded time)" if report.span_us else ""
     return (
-        f"{result.policy} needs {format_size(abs(memory))} ({abs(memory) / max(1, other.peak_reserved):.1%}) "
-        f"{'less' if memory <= 0 else 'more'} memory than the recorded {other.policy}, for "
-        f"{_duration(abs(driver))} {'less' if driver <= 0 else 'more'} driver time{share}. {use}"
+        f"{result.policy} needs {needs} the recorded {other.policy}, for "
+        f"{_duration(abs(driver))} {'less' if driver <= 0 else 'more'} driver time{share}. "
+        f"To use it: {setting}"
     )
 
 

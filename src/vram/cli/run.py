@@ -28,6 +28,8 @@ FAILED = 1
 ARGUMENTS = "vram.cli.run.arguments"
 """Where the context keeps the words of the command as they were written."""
 NOT_THE_PROGRAM = (__file__, "<frozen runpy>", runpy.__file__)
+kept_variables: list[dict[str, Any]] = []
+"""Those of the program, until the process ends."""
 
 
 class _RunCommand(click.RichCommand):
@@ -295,12 +297,18 @@ def _find(module: str | None, program: tuple[str, ...]) -> None:
 
 
 def _run(module: str | None, program: tuple[str, ...]) -> None:
-    if module is not None:
-        sys.argv = [module, *program]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        return
-    sys.argv = list(program)
-    runpy.run_path(program[0], run_name="__main__")
+    """Run the program. Its variables stay, as under Python, so that a recording ends with what they hold."""
+    try:
+        if module is not None:
+            sys.argv = [module, *program]
+            kept_variables.append(runpy.run_module(module, run_name="__main__", alter_sys=True))
+        else:
+            sys.argv = list(program)
+            kept_variables.append(runpy.run_path(program[0], run_name="__main__"))
+    except BaseException as error:
+        if (place := _of_program(error.__traceback__)) is not None:
+            kept_variables.append(place.tb_frame.f_globals)
+        raise
 
 
 def _end_as_python_does(error: BaseException) -> NoReturn:

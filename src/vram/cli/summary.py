@@ -8,7 +8,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from vram.analysis import GROUPINGS, find_moment, summary
+from vram.analysis import GROUPINGS, Moment, find_moment, summary
 from vram.sizes import format_size
 from vram.trace import moved_by_tag, open_trace
 
@@ -24,6 +24,9 @@ from .console import (
 )
 
 __all__ = ["summary_command"]
+
+KINDS = {"peak": "the peak, ", "oom": "the out-of-memory error, "}
+"""Moments that have a name."""
 
 
 @click.command("summary")
@@ -45,8 +48,7 @@ def summary_command(file: Path, by: str, at: str, top: int, device: int | None, 
         click.echo(json.dumps({"trace": trace.heading(), **at_moment}))
         return
     console = open_console()
-    step = "" if moment.step is None else f" in step {moment.step}"
-    draw_line(console, f"{file.name}: {format_size(whole)} live at event {moment.event}{step}", "bold")
+    draw_line(console, f"{file.name}: {format_size(whole)} live at {_when(moment)}", "bold")
     rest = format_size(sum(row["bytes"] for row in rows[top:]))
     draw_grid(
         console,
@@ -63,3 +65,10 @@ def summary_command(file: Path, by: str, at: str, top: int, device: int | None, 
         draw_line(
             console, f"Spilled, {label}: {format_size(out)} moved to host memory, {format_size(back)} back."
         )
+
+
+def _when(moment: Moment) -> str:
+    if moment.kind == "end":
+        return "the end of the recording, which has no events"
+    step = "" if moment.step is None else f" in step {moment.step}"
+    return f"{KINDS.get(moment.kind, '')}event {moment.event}{step}"

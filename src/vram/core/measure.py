@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from vram.core.locks import new_lock
 from vram.core.stats import KINDS, Counts, Raw, both, fragmentation, ratio, ready
-from vram.sizes import format_size
+from vram.sizes import format_count, format_size
 
 __all__ = ["Follow", "Measurement", "Peaks"]
 
@@ -297,6 +297,7 @@ class Measurement:
         if self._unfollow is None:
             return "<vram.Measurement, not begun>"
         return (
-            f"<vram.Measurement {self.allocations} allocations of {format_size(self.bytes)}, "
-            f"{self.frees} frees, peak {format_size(self.peak)}, hit rate {self.hit_rate:.1%}>"
+            f"<vram.Measurement {format_count(self.allocations, 'allocation')} of {format_size(self.bytes)}, "
+            f"{format_count(self.frees, 'free')}, peak {format_size(self.peak)}, "
+            f"hit rate {self.hit_rate:.1%}>"
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from vram.arguments import require, shown
 from vram.errors import ConfigError
-from vram.sizes import format_size
+from vram.sizes import format_count, format_size
 from vram.trace.model import Frame
 
 __all__ = ["Block", "Leak", "Mark", "Segment", "Snapshot", "Stack", "backed_runs"]
@@ -134,7 +134,8 @@ class Snapshot:
     def __repr__(self) -> str:
         live = sum(1 for _ in self.blocks("live"))
         return (
-            f"<vram.Snapshot of {self.device}: {len(self.segments)} segments, {live} live blocks, "
+            f"<vram.Snapshot of {self.device}: {format_count(len(self.segments), 'segment')}, "
+            f"{format_count(live, 'live block')}, "
             f"{format_size(self.allocated)} allocated, {format_size(self.reserved)} reserved>"
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from vram.sizes import format_size
+from vram.sizes import format_count, format_size
 
 __all__ = [
     *("KINDS", "MEASURES", "Counts", "Raw", "Stats", "Uncounted"),
@@ -204,7 +204,7 @@ class Stats(Mapping[str, float]):
 
     def __repr__(self) -> str:
         return (
-            f"<vram.Stats {format_size(self.allocated)} allocated in {self.live} blocks, "
+            f"<vram.Stats {format_size(self.allocated)} allocated in {format_count(self.live, 'block')}, "
             f"{format_size(self.reserved)} reserved, hit rate {self.hit_rate:.1%}, "
             f"fragmentation {self.fragmentation:.1%}>"
         )

@@ -30,8 +30,8 @@ def require_library(module: str, name: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"vram's adaptor for {name} needs the module {module}, which cannot be imported: {error}.  "
-            f"Install {name}, or do not use its adaptor.",
+            f"vram's adaptor for {name} needs the module {module}, which cannot be imported: {error}. "
+            f"Install {name} first.",
             name=module,
         ) from error
 

@@ -35,7 +35,8 @@ def keep_failures(kinds: Iterable[str], folder: str | os.PathLike[str] = ".") ->
     wanted = tuple(kinds)
     unknown = [kind for kind in wanted if kind not in KINDS]
     if unknown or not wanted:
-        raise ConfigError(f"{', '.join(unknown) or 'nothing'} cannot be kept; choose of {', '.join(KINDS)}")
+        what = f"unknown evidence {', '.join(map(repr, unknown))}" if unknown else "no evidence is named"
+        raise ConfigError(f"{what}; valid: {', '.join(KINDS)}")
     numbers = itertools.count(1)
 
     def keep(pool: Pool, error: OutOfMemory) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from vram.arguments import real_number, require
 from vram.errors import ConfigError, DeviceError
 from vram.sizes import parse_size
-from vram.trace import Lifetimes, Trace, find_steps, lifetimes, peak_allocated
+from vram.trace import Lifetimes, Trace, find_steps, peak_allocated
+from vram.trace.lifetimes import intended
 
 from .executors import check_cancelled
 from .policies import POLICY_KINDS, policy_kind
@@ -166,11 +167,13 @@ def replay(
     `vram`. Work on the device completes `lag_us` after it was issued, so memory that `vram` used on one
     stream is not immediately free for another; the other policies use the recorded times.
 
+    A failed request that `trace` ends with is served, too.
+
     `spill` is the host memory that `vram` may move cold memory to when the device is full. The result then
     has a `SpillTraffic`.
     """
     policy_kind(policy)
-    program = trace if isinstance(trace, Lifetimes) else lifetimes(trace)
+    program = trace if isinstance(trace, Lifetimes) else intended(trace)
     replayer = _replayer(policy, program, capacity, spilling(policy, conf, spill), lag_us, keep_sizes=True)
     _feed(replayer, program)
     answer = {
@@ -194,7 +197,7 @@ def compare(
 
     `conf` has settings for all of them, or for each by its name. `spill` is for `vram` alone.
     """
-    program = lifetimes(trace)
+    program = intended(trace)
     own = recorded_setting(trace)
     policies = tuple(policies)
     as_recorded = own and own.policy in policies and conf_of(own.policy, conf or {}) == own.conf

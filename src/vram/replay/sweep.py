@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from vram.arguments import require
 from vram.sizes import parse_size
-from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
+from vram.trace import Lifetimes, Trace, peak_allocated
+from vram.trace.lifetimes import intended
 
 from .executors import run_all
 from .policies import policy_kind
@@ -137,7 +138,7 @@ def sweep_all(
     chosen = grid(policies) if settings is None else tuple(settings)
     for setting in chosen:
         require(setting, Setting, "each of the settings")
-    programs = [trace if isinstance(trace, Lifetimes) else lifetimes(trace) for trace in traces]
+    programs = [trace if isinstance(trace, Lifetimes) else intended(trace) for trace in traces]
     limit = None if capacity is None else parse_size(capacity)
     tasks = [
         (place, Question(setting.policy, dict(setting.conf), least, limit, lag_us))

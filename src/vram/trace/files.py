@@ -40,6 +40,8 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int) -> io.FileIO
         raise TraceError(f"cannot open {Path(path)}: {error.strerror}", place="file") from error
     status = os.fstat(descriptor)
     try:
+        if stat.S_ISDIR(status.st_mode):
+            raise TraceError(f"{Path(path)} is a directory; name a recording in it", place="file")
         if not stat.S_ISREG(status.st_mode):
             raise TraceError(
                 f"{Path(path)} is not a regular file; save the recording to one first", place="file"

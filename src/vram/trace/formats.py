@@ -29,7 +29,7 @@ def read_parts(reader: BoundedReader, device: int | None = None) -> Parts:
     """Return the contents of `reader`. `device` selects one of several; only snapshots have several."""
     head = reader.peek(HEAD_BYTES)
     if not head:
-        raise TraceError("the file is empty; the recording was not written, or not yet", place="byte 0")
+        raise TraceError("the file is empty; no recording has been written to it yet", place="byte 0")
     if head.startswith(STREAM_MAGIC):
         notes, columns = read_stream(reader)
     elif head.startswith(PARQUET_MAGIC):
@@ -40,7 +40,7 @@ def read_parts(reader: BoundedReader, device: int | None = None) -> Parts:
         return _apart(read_snapshot(reader, device))
     held = integer(notes.get("device"), "device")
     if device not in (None, held):
-        raise TraceError(f"device {device} is not in this file; it has {held}", place="file")
+        raise TraceError(f"device {device} is not in this file; it has device {held}", place="file")
     return notes, columns
 
 

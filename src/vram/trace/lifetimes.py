@@ -9,17 +9,27 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from vram.arguments import require
 
 from .allocations import Allocations, find_allocations
 from .model import BEFORE, EMPTY_STACK, Action, Trace
-from .series import reserved_before, reserved_series
+from .series import events_of, reserved_before, reserved_series
 from .steps import find_steps
 
-__all__ = ["ALLOCATE", "FREE", "Lifetimes", "held_series", "lifetimes", "peak_allocated", "rounded"]
+__all__ = [
+    "ALLOCATE",
+    "FREE",
+    "Lifetimes",
+    "held_series",
+    "intended",
+    "last_failure",
+    "lifetimes",
+    "peak_allocated",
+    "rounded",
+]
 
 ALLOCATE = 0
 """In `op`: an allocation begins."""
@@ -29,6 +39,8 @@ AT_ONCE = -1
 """In `completed_us` and `completed_event`: the memory was free for its own stream when the program freed
 it."""
 
+ELSEWHERE = 1 << 62
+"""An address that no recording has."""
 GRANULE_BYTES = 512
 """Every allocator compared here rounds requests up to a multiple of this."""
 
@@ -76,14 +88,14 @@ class Lifetimes:
         return f"<Lifetimes: {len(self):,} operations of {self.allocations:,} allocations>"
 
 
-def lifetimes(trace: Trace) -> Lifetimes:
+def lifetimes(trace: Trace, *, served: int | None = None) -> Lifetimes:
     """The program in `trace`. An allocation ends when its free is requested.
 
-    Allocations from before the first event come first; see `find_allocations`.
+    Allocations from before the first event come first; see `find_allocations`. The request that failed at the
+    event `served` counts as an allocation.
     """
-    if not isinstance(trace, Trace):
-        raise TypeError(f"{type(trace).__name__} is not a Trace; vram.open reads one from a file")
-    made = find_allocations(trace)
+    _require_trace(trace)
+    made = find_allocations(trace if served is None else _with_served(trace, served))
     carried = bisect_right(made.start, BEFORE)
     op, identity, event = _operations(trace, made, carried)
     delays = _delays(made)
@@ -107,6 +119,32 @@ def lifetimes(trace: Trace) -> Lifetimes:
         emptied=array("q", _emptied(trace)),
         steps=array("q", find_steps(trace).first),
     )
+
+
+def intended(trace: Trace) -> Lifetimes:
+    """The program in `trace`; a failed request that it ends with is served."""
+    _require_trace(trace)
+    return lifetimes(trace, served=last_failure(trace))
+
+
+def _require_trace(trace: object) -> None:
+    if not isinstance(trace, Trace):
+        raise TypeError(f"{type(trace).__name__} is not a Trace; vram.open reads one from a file")
+
+
+def last_failure(trace: Trace) -> int | None:
+    """The event of the failed request that `trace` ends with.
+
+    None if no request failed, or if the program allocated again, and so continued without that memory.
+    """
+    failures = events_of(trace, [Action.OOM])
+    return failures[-1] if failures and Action.ALLOC not in trace.action[failures[-1] :] else None
+
+
+def _with_served(trace: Trace, event: int) -> Trace:
+    action, address = trace.action[:], trace.address[:]
+    action[event], address[event] = Action.ALLOC, ELSEWHERE
+    return replace(trace, action=action, address=address)
 
 
 def _operations(trace: Trace, made: Allocations, carried: int) -> tuple[array[int], array[int], array[int]]:

@@ -14,6 +14,7 @@ from html import escape
 from typing import NamedTuple
 
 from vram.arguments import whole_number
+from vram.sizes import format_count
 
 __all__ = [
     "BEFORE",
@@ -222,5 +223,6 @@ class Trace:
     def __repr__(self) -> str:
         return (
             f"<Trace {self.source!r}: {self.events} events on device {self.device}, "
-            f"{len(self.streams)} streams, {len(self.stacks)} stacks, {len(self.segments)} segments>"
+            f"{format_count(len(self.streams), 'stream')}, {format_count(len(self.stacks), 'stack')}, "
+            f"{format_count(len(self.segments), 'segment')}>"
         )

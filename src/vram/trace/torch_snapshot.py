@@ -76,6 +76,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _unpickle(reader: BoundedReader) -> Any:
+    head = reader.peek(1)
     try:
         with io.BufferedReader(reader, CHUNK_BYTES) as buffered:
             return _PlainUnpickler(buffered).load()
@@ -87,12 +88,17 @@ def _unpickle(reader: BoundedReader) -> Any:
             place=f"pickle, before byte {reader.count}",
         ) from error
     except Exception as error:  # a damaged pickle can raise any error
-        raise TraceError(
-            "neither a log of RMM nor a recording of vram, and no pickle that can be read "
-            f"({type(error).__name__}: {str(error)[:200].rstrip('.')}). A memory snapshot of PyTorch is "
-            "written by torch.cuda.memory._dump_snapshot",
-            place=f"pickle, before byte {reader.count}",
-        ) from error
+        raise TraceError(_unreadable(head, error), place=f"pickle, before byte {reader.count}") from error
+
+
+def _unreadable(head: bytes, error: Exception) -> str:
+    detail = f"({type(error).__name__}: {str(error)[:200].rstrip('.')})"
+    if head == pickle.PROTO and (isinstance(error, EOFError) or "truncated" in str(error)):
+        return f"the snapshot is truncated {detail}; copy the file or write the snapshot again"
+    return (
+        f"this is not a PyTorch memory snapshot, an RMM log or a vram recording {detail}; "
+        "torch.cuda.memory._dump_snapshot writes a snapshot"
+    )
 
 
 @contextmanager
@@ -114,9 +120,10 @@ def decode_snapshot(snapshot: Any, device: int | None) -> Trace:
     """The events and segments of one device of `torch.cuda.memory._snapshot()`."""
     if type(snapshot) is list:  # torch.cuda.memory_snapshot(): segments and no events
         snapshot = {"segments": snapshot}
-    as_dict(snapshot, "snapshot")
+    if "segments" not in as_dict(snapshot, "snapshot"):
+        raise TraceError("this is not a PyTorch memory snapshot: it has no 'segments'", place="snapshot")
     traces = as_list(snapshot.get("device_traces", []), "device_traces")
-    segments = as_list(get(snapshot, "segments", "snapshot"), "segments")
+    segments = as_list(snapshot["segments"], "segments")
     devices = _devices(traces, segments)
     chosen = _choose_device(device, devices, traces)
     events = traces[chosen] if chosen < len(traces) else []
@@ -163,7 +170,8 @@ def _choose_device(device: int | None, devices: tuple[int, ...], traces: Sequenc
         return max(devices, key=lambda index: (len(traces[index]) if index < len(traces) else 0, -index))
     if device not in devices:
         known = ", ".join(map(str, devices[:16]))
-        raise TraceError(f"device {device} is not in this snapshot; it has {known}", place="device_traces")
+        has = f"device{'s' if len(devices) > 1 else ''} {known}"
+        raise TraceError(f"device {device} is not in this snapshot; it has {has}", place="device_traces")
     return device
 
 

@@ -6,13 +6,10 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
-from vram.analysis import memory_at
-from vram.analysis.capacity import find_request
-from vram.analysis.remedies import with_request
 from vram.errors import ConfigError
 from vram.replay import POLICY_KINDS, grid, sweep
-from vram.trace import Action, Trace, lifetimes, peak_allocated
-from vram.trace.series import events_of
+from vram.trace import Trace, peak_allocated
+from vram.trace.lifetimes import intended
 
 __all__ = ["POLICIES", "Sweep", "sweep_answer"]
 
@@ -22,20 +19,13 @@ POLICIES = ("torch", "torch-expandable", "cuda-async", "vram")
 
 def sweep_answer(trace: Trace, policies: tuple[str, ...] = POLICIES, progress: Any = None) -> dict[str, Any]:
     """Return the ranked table of a sweep over `trace`, as plain data."""
-    program = lifetimes(_as_wanted(trace))
+    program = intended(trace)
     ranked = sweep(program, policies=policies, jobs=2, progress=progress)
     return {
         "peak_allocated": peak_allocated(program),
         "policies": list(policies),
         "ranked": [asdict(each) for each in ranked],
     }
-
-
-def _as_wanted(trace: Trace) -> Trace:
-    """A job that ran out of memory as if its last request had been served: what fits must fit that, too."""
-    failures = events_of(trace, [Action.OOM])
-    request = find_request(trace, failures[-1]) if failures else None
-    return trace if request is None else with_request(trace, memory_at(trace, failures[-1]), request)
 
 
 class Sweep:
