@@ -10,6 +10,7 @@ import random
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,30 @@ def test_memory_returns_when_there_is_room(pool: Pool) -> None:
     assert pool.stats().spilled == 0
     assert pool.stats()["spill.moved_back_bytes"] >= spilled - BLOCK
     assert all(buffer.spilled == 0 for buffer in buffers)
+
+
+def test_what_returned_too_early_returns_later_next_time(pool: Pool) -> None:
+    kept = [pool.allocate(BLOCK) for _ in range(5)]
+
+    def seconds_until_it_returns() -> int:
+        more = [pool.allocate(BLOCK) for _ in range(6)]
+        assert pool.stats().spilled
+        more.clear()
+        gc.collect()
+        before = pool.stats()["spill.returns"]
+        for second in range(1, 200):
+            pool.device.synchronize()
+            pool.device.backend.advance(1e5)
+            spill._tick()
+            if pool.stats()["spill.returns"] > before:
+                return second
+        return 200
+
+    waits = [seconds_until_it_returns() for _ in range(9)]
+    assert all(later > earlier for earlier, later in pairwise(waits[:6])), waits
+    assert waits[5] > 8 * waits[0]
+    assert max(waits) <= spill.MOST_PATIENCE + waits[0]
+    del kept
 
 
 def test_trim_releases_host_memory_that_is_not_in_use(pool: Pool) -> None:

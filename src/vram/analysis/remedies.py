@@ -207,7 +207,7 @@ def _spilled(program: Lifetimes, capacity: Capacity, request: Request, *, by_tor
         result = run_within(SPILL_SECONDS, work)
     except VramError:  # the native core is not built here
         return None
-    if result is None or result.spill is None or (result.oom is None and not result.spill.swaps):
+    if result is None or result.spill is None or (result.oom is None and not result.spill.moved_out):
         return None  # too slow to try; or the job completes without
     if result.oom is not None:
         return Remedy("spilling to host memory", fits=False, evidence="does not complete either")

@@ -372,11 +372,13 @@ def _sentence(result: ReplayResult, report: ReplayReport) -> str:
 
 def _spilled(spill: SpillTraffic) -> str:
     """What spilling moves and costs."""
-    if not spill.swaps:
+    if not spill.moved_out:
         return "Nothing is spilled."
     times = (
         "" if spill.slowdown is None else f", about {spill.slowdown:.2f}x the recorded time of these steps"
     )
+    if spill.saved:
+        return _saved(spill, times)
     return (
         f"Spilling moves {format_size(spill.moved_out)} to host memory in "
         f"{format_count(spill.swaps, 'swap')} and {format_size(spill.moved_back)} back in {spill.returns}, "
@@ -384,6 +386,23 @@ def _spilled(spill: SpillTraffic) -> str:
         f"in a step, {format_size(spill.read)} are read over the bus in {_duration(spill.read_us)}. "
         f"This affects {format_count(spill.steps, 'step')}{times}. At most {format_size(spill.peak)} are in "
         f"host memory, which takes {_duration(spill.created_us)} to create once."
+    )
+
+
+def _saved(spill: SpillTraffic, times: str) -> str:
+    """What spilling moves and costs under PyTorch."""
+    older = spill.moved_out - spill.saved
+    besides = (
+        f" {format_size(older)} of older memory move once, and {format_size(spill.read)} of it are read over "
+        "the bus."
+        if older
+        else ""
+    )
+    return (
+        f"Under PyTorch, {format_size(spill.saved)} of saved tensors are copied to host memory and back "
+        f"ahead of need, which takes {_duration(spill.held_us)} if nothing overlaps with computation."
+        f"{besides} This affects {format_count(spill.steps, 'step')}{times}. "
+        f"At most {format_size(spill.peak)} are in host memory."
     )
 
 

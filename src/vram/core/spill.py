@@ -24,14 +24,39 @@ __all__ = ["SavedTensors", "Spilled", "before_spill", "on_shortage", "spillable"
 
 MOST_RETURNED: Final = 1 << 30
 """Bytes that return at a time: about 20 ms during which streams are held."""
+MOST_PATIENCE: Final = 64
+"""Seconds."""
 BUS_SPEED: Final = "about 50 GB/s on a PCIe 5 bus"
 
 _log = logging.getLogger("vram")
-_spilling: dict[int, tuple[weakref.ref[Any], int]] = {}
-"""The pools that have spilled, and how often they had when they were last looked at."""
+_spilling: dict[int, _Following] = {}
+"""The pools that have spilled."""
 _shortage: list[Callable[[Any, int], None]] = []
 _lock = new_lock()
 _end: End | None = None  # guarded by the lock; None: no pool has spilled
+
+
+@dataclass(slots=True)
+class _Following:
+    """Brings the memory of one pool back when it was not short of memory for a while."""
+
+    pool: weakref.ref[Any]
+    spills: int = -1  # when it was looked at last
+    calm: int = 0  # seconds without a spill
+    patience: int = 1  # seconds without a spill after which memory returns
+    returned: bool = False  # since the last spill
+
+    def look(self, pool: Any) -> None:
+        """Called once a second. What returned too early, and had to move again, returns later next time."""
+        spills = pool.raw_stats()["spill"]["spills"]
+        if spills != self.spills:
+            if self.returned:
+                self.patience = min(2 * self.patience, MOST_PATIENCE)
+            self.spills, self.calm, self.returned = spills, 0, False
+            return
+        self.calm += 1
+        if self.calm >= self.patience:
+            self.returned |= pool.bring_back(MOST_RETURNED) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +138,7 @@ def _follow(pool: Any) -> bool:
     number = id(pool)
     if number in _spilling:
         return False
-    _spilling[number] = (weakref.ref(pool, lambda _: _spilling.pop(number, None)), -1)
+    _spilling[number] = _Following(weakref.ref(pool, lambda _: _spilling.pop(number, None)))
     with _lock:
         if _end is None:
             _end = every_second(_tick)
@@ -121,17 +146,13 @@ def _follow(pool: Any) -> bool:
 
 
 def _tick() -> None:
-    for number, (reference, spills) in tuple(_spilling.items()):
-        pool = reference()
+    for following in tuple(_spilling.values()):
+        pool = following.pool()
         if pool is None or pool.closed:
             continue
         # It may be closed meanwhile. If the device has failed, the program's own calls report it.
         with contextlib.suppress(VramError):
-            now = pool.raw_stats()["spill"]["spills"]
-            if number in _spilling:
-                _spilling[number] = (reference, now)
-            if now == spills:  # memory was not short during the last second
-                pool.bring_back(MOST_RETURNED)
+            following.look(pool)
 
 
 def _after_fork_in_child() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from vram.arguments import real_number, require
@@ -20,6 +17,7 @@ from vram.trace.lifetimes import intended
 from .executors import check_cancelled
 from .policies import POLICY_KINDS, policy_kind
 from .recorded import recorded_setting
+from .traffic import SpillTraffic, traffic
 
 __all__ = [
     "DEFAULT_LAG_US",
@@ -41,47 +39,6 @@ MOST_STREAMS = 1 << 15
 """The most streams of one pool, including the default one."""
 DEFAULT_LAG_US = 5000.0
 """How long work takes on the model device, in recorded time."""
-
-
-@dataclass(frozen=True)
-class SpillTraffic:
-    """What spilling to host memory did and would cost, in bytes, counts and microseconds.
-
-    `moved_out` and `moved_back` were copied in `swaps` and `returns`, which held all streams for `held_us`.
-    `read` was used in place over the bus, for which it takes `read_us`. A recording has no uses of memory, so
-    this is assumed: a block in host memory is read once before it is freed, and once in each step at whose
-    end it is there. `created_us` is what creating the host memory takes once, while the streams run; `peak`
-    is the most host memory. `steps` and `step_us` are the number and the recorded
-    time of the steps in which any of this happened (without steps: 1, and the whole recording). A recording
-    may end inside a step, so the last one counts as long as the median of the others, or longer.
-    """
-
-    moved_out: int
-    moved_back: int
-    read: int
-    swaps: int
-    returns: int
-    peak: int
-    held_us: float
-    read_us: float
-    created_us: float
-    steps: int
-    step_us: int
-
-    @property
-    def added_us(self) -> float:
-        """How much longer the job takes."""
-        return self.held_us + self.read_us
-
-    @property
-    def moved_in_step(self) -> int:
-        """Bytes over the bus in each of the steps, in both directions."""
-        return (self.moved_out + self.moved_back + self.read) // max(1, self.steps)
-
-    @property
-    def slowdown(self) -> float | None:
-        """How many times as long these steps take; None if the recording has no times."""
-        return 1 + self.added_us / self.step_us if self.step_us else None
 
 
 @dataclass(frozen=True)
@@ -179,7 +136,7 @@ def replay(
     answer = {
         **replayer.result(),
         "segment_sizes": replayer.segment_sizes(),
-        "spill": _traffic(replayer.spill_steps(), program),
+        "spill": traffic(replayer.spill_steps(), program, read_capacity(capacity)),
     }
     return _result(policy, program, answer, trace if isinstance(trace, Trace) else None)
 
@@ -268,34 +225,6 @@ def spilling(policy: str, conf: Mapping[str, object] | None, spill: int | str) -
     if policy != SPILLING:
         raise ConfigError(f"only {SPILLING} spills to host memory, not {policy}", option="spill", value=spill)
     return {**settings, "spill": spill}
-
-
-def _traffic(rows: list[dict[str, Any]], program: Lifetimes) -> SpillTraffic | None:
-    """The totals of `rows`: what spilling had done when each step began, and at the end."""
-    if not rows:
-        return None
-    starts = [0, *map(_time_at(program), program.steps)]
-    whole = [end - start for start, end in pairwise(starts[1:])]
-    last = program.time_us[-1] if len(program) else 0
-    ends = [*starts[1:], max(last, starts[-1] + int(median(whole)) if whole else last)]
-    before = {name: 0 for name in rows[-1]}
-    steps = step_us = 0
-    for row, start, end in zip(rows, starts, ends, strict=False):
-        if any(row[name] > before[name] for name in ("moved_out", "moved_back", "read")):
-            steps += 1
-            step_us += end - start
-        before = row
-    return SpillTraffic(**rows[-1], steps=steps, step_us=step_us)
-
-
-def _time_at(program: Lifetimes) -> Callable[[int], int]:
-    """When the first operation at or after an event took place."""
-
-    def time_at(event: int) -> int:
-        row = bisect_left(program.event, event)
-        return program.time_us[min(row, len(program) - 1)] if len(program) else 0
-
-    return time_at
 
 
 def conf_of(policy: str, conf: Mapping[str, Any]) -> dict[str, object]:

@@ -27,9 +27,11 @@ LEAST_BYTES: Final = 1 << 20
 MOST_OF_STORAGE: Final = 4
 """A view of a storage that is more than so many times as large stays on the device."""
 LEAST_MARGIN: Final = 1 / 64
-"""The share of the memory that is kept free beyond what recent steps needed."""
+"""The share of the memory that is kept free beyond what recent steps needed, for rounding and fragments."""
+SLACK_STEPS: Final = 16
+"""If that is too little, more is kept free; the surplus decreases by one part in so many in each step."""
 RECENT_STEPS: Final = 8
-"""Steps that tell how much the program allocates after its last saved tensor. Steps may differ in length."""
+"""Steps that tell how much the program allocates beyond what autograd saves. Steps may differ in length."""
 READ_BYTES: Final = 32 << 20
 """The pool's counters are read after so much was saved, at most."""
 MOST_ENTRIES: Final = 4096
@@ -162,16 +164,20 @@ class _Activations:
         self._here: deque[weakref.ref[_Entry]] = deque()  # on the device, the earliest first
         self._away: list[weakref.ref[_Entry]] = []  # on the host, the earliest first
         self._known: dict[int, weakref.ref[_Entry]] = {}  # by address
-        self._needs: deque[int] = deque(maxlen=RECENT_STEPS)  # bytes after the last look, by step
-        self._short = 0  # bytes that were lacking in this step
+        self._needs = _Needs()
         self._watch: Any = None  # of the pool's peak in this step
-        self._seen = 0  # bytes in use at the last look
-        self._unread = 0  # bytes saved since the pool's counters were read
+        self._slack = 0  # bytes that were lacking in spite of what recent steps needed
+        self._was_short = False  # in this step
+        self._begin = 0  # bytes in use when the step began
+        self._seen = 0  # … when the pool's counters were read last
+        self._left = 0  # bytes that have left in this step
+        self._unread = 0  # bytes saved since the counters were read
         self._next_read = 0
 
     def shortage(self, needed: int) -> None:
-        """Keep more memory free in this step: pages had to move."""
-        self._short += needed
+        """Keep more memory free from now on: pages had to move."""
+        self._slack += needed
+        self._was_short = True
 
     def count(self, bytes: int, *, out: int = 0, back: int = 0) -> None:
         """Count what is in host memory, and what was copied."""
@@ -193,23 +199,27 @@ class _Activations:
                 self._forget()
             entry = self._entry(storage)
             self.saved += 1
-            self._unread += storage.nbytes()
             if self._unread >= self._next_read:
                 self._make_room()
         return _Saved(entry, tensor)
 
     def _begin_step(self) -> None:
-        """Learn from the last step how much memory is needed beyond what was in use at the last look."""
+        """Learn how much the last step needed beyond what was in use when it saved its last tensor."""
         pool = self._pool()
         if pool is None:
             return
         if self._watch is not None:
             peak = pool._peaks.end(pool, self._watch)["peak_live"]
-            self._needs.append(max(0, peak - self._seen))
-            self._short = 0
+            last = self._seen + self._unread
+            if not self._needs.known:  # until now the slack stood for them
+                self._slack = 0
+            elif not self._was_short:
+                self._slack -= self._slack // SLACK_STEPS
+            self._needs.add(max(0, peak - last), last + self._left - self._begin)
         raw, self._watch = pool._peaks.begin(pool)
-        self._seen = raw["live"]
-        self._next_read = 0
+        self._begin = self._seen = raw["live"]
+        self._was_short = False
+        self._left = self._unread = self._next_read = 0
 
     def _forget(self) -> None:
         """Forget what no saved tensor uses anymore."""
@@ -228,6 +238,7 @@ class _Activations:
         made = _Entry(self, storage, self.torch.cuda.current_stream(self.device), self.saved)
         self._known[storage.data_ptr()] = made.reference
         self._here.append(made.reference)
+        self._unread += made.bytes
         return made
 
     def _make_room(self) -> None:
@@ -237,7 +248,8 @@ class _Activations:
             return
         raw, config = pool.raw_stats(), pool.config()
         capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
-        margin = max(self._needs, default=0) + self._short + int(capacity * LEAST_MARGIN)
+        grown = raw["live"] + self._left - self._begin
+        margin = self._needs.expected(grown) + self._slack + int(capacity * LEAST_MARGIN)
         lacking = raw["live"] - raw["spilled_live"] + margin - capacity
         while lacking > 0 and self._here:
             entry = self._here.popleft()()
@@ -247,6 +259,7 @@ class _Activations:
                 self._here.appendleft(entry.reference)
                 break
             lacking -= entry.bytes
+            self._left += entry.bytes
             self._away.append(entry.reference)
         self._seen = lacking + capacity - margin + raw["spilled_live"]
         self._unread = 0
@@ -267,6 +280,33 @@ class _Activations:
                     except self.torch.OutOfMemoryError:
                         return  # it is not needed yet
                 self._away.pop()
+
+
+class _Needs:
+    """How much recent steps needed beyond what was in use when they saved their last tensor.
+
+    Shorter steps need less, in proportion to what they save.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: deque[int] = deque(maxlen=RECENT_STEPS)
+        self._shares: deque[float] = deque(maxlen=RECENT_STEPS)
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a step."""
+        return bool(self._bytes)
+
+    def add(self, needed: int, saved: int) -> None:
+        """Note a step that needed so much after its memory had grown by `saved`."""
+        self._bytes.append(needed)
+        self._shares.append(needed / max(saved, LEAST_BYTES))
+
+    def expected(self, saved: int) -> int:
+        """Return what a step needs whose memory has grown by `saved`."""
+        if not self.known:
+            return 0
+        return min(max(self._bytes), int(max(self._shares) * max(saved, 0)))
 
 
 class _Entry:

@@ -17,7 +17,7 @@ from vram.arguments import require
 from .allocations import Allocations, find_allocations
 from .model import BEFORE, EMPTY_STACK, Action, Trace
 from .series import events_of, reserved_before, reserved_series
-from .steps import find_steps
+from .steps import OPTIMIZER_PREFIX, find_steps
 
 __all__ = [
     "ALLOCATE",
@@ -62,7 +62,8 @@ class Lifetimes:
     `segment_size` and `segment_address` are the plain segments that the recorded allocator got from the
     driver, in order; none if the recording does not begin with the job, because earlier ones are unknown.
     `emptied` are the events at which the program released cached memory (`torch.cuda.empty_cache`), `steps`
-    those at which its steps begin (`find_steps`).
+    those at which its steps begin (`find_steps`). `saves_tensors` is set if it trains with PyTorch and keeps
+    the tensors for the backward pass in memory, instead of computing them again.
     """
 
     allocations: int
@@ -80,6 +81,7 @@ class Lifetimes:
     segment_address: array[int] = field(default_factory=lambda: array("Q"))
     emptied: array[int] = field(default_factory=lambda: array("q"))
     steps: array[int] = field(default_factory=lambda: array("q"))
+    saves_tensors: bool = False
 
     def __len__(self) -> int:
         return len(self.op)
@@ -118,7 +120,17 @@ def lifetimes(trace: Trace, *, served: int | None = None) -> Lifetimes:
         **_segments(trace, complete=not carried),
         emptied=array("q", _emptied(trace)),
         steps=array("q", find_steps(trace).first),
+        saves_tensors=_saves_tensors(trace),
     )
+
+
+def _saves_tensors(trace: Trace) -> bool:
+    """Whether PyTorch's autograd keeps tensors, as far as the stacks and marks tell."""
+    places = {frame.filename.replace("\\", "/") for frame in trace.frames}
+    trains = any(mark.name.startswith(OPTIMIZER_PREFIX) for mark in trace.annotations) or any(
+        "torch/optim/" in place or "torch/autograd/" in place for place in places
+    )
+    return trains and not any(place.endswith("torch/utils/checkpoint.py") for place in places)
 
 
 def intended(trace: Trace) -> Lifetimes:

@@ -1,0 +1,156 @@
+"""What spilling to host memory moves, and what it costs, by step."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from vram.trace import ALLOCATE, Lifetimes
+
+__all__ = ["SpillTraffic", "traffic"]
+
+KEPT_FREE = 1 / 64
+"""The share of the memory that `vram.torch` keeps free at the peak of a step."""
+BUS_BYTES_PER_US = 55e3
+READ_BYTES_PER_US = 50e3
+CREATE_US_PER_BYTE = 200 / (1 << 20)
+"""Measured on an H200 (PCIe 5): copies, kernels that read host memory in place, and new host memory."""
+
+
+@dataclass(frozen=True)
+class SpillTraffic:
+    """What spilling to host memory did and would cost, in bytes, counts and microseconds.
+
+    `moved_out` and `moved_back` were copied in `swaps` and `returns`, which held all streams for `held_us`.
+    `read` was used in place over the bus, for which it takes `read_us`. A recording has no uses of memory, so
+    this is assumed: a block in host memory is read once before it is freed, and once in each step at whose
+    end it is there. `created_us` is what creating the host memory takes once, while the streams run; `peak`
+    is the most host memory. `steps` and `step_us` are the number and the recorded time of the steps in which
+    any of this happened (without steps: 1, and the whole recording). A recording may end inside a step, so
+    the last one counts as long as the median of the others, or longer.
+
+    `saved` is the part of `moved_out`, and of `moved_back`, that is tensors which PyTorch saves for the
+    backward pass. They are copied ahead of need, and `held_us` has the time of these copies, as if none of it
+    overlapped with computation.
+    """
+
+    moved_out: int
+    moved_back: int
+    read: int
+    swaps: int
+    returns: int
+    peak: int
+    held_us: float
+    read_us: float
+    created_us: float
+    steps: int
+    step_us: int
+    saved: int = 0
+
+    @property
+    def added_us(self) -> float:
+        """How much longer the job takes."""
+        return self.held_us + self.read_us
+
+    @property
+    def moved_in_step(self) -> int:
+        """Bytes over the bus in each of the steps, in both directions."""
+        return (self.moved_out + self.moved_back + self.read) // max(1, self.steps)
+
+    @property
+    def slowdown(self) -> float | None:
+        """How many times as long these steps take; None if the recording has no times."""
+        return 1 + self.added_us / self.step_us if self.step_us else None
+
+
+def traffic(rows: list[dict[str, Any]], program: Lifetimes, capacity: int) -> SpillTraffic | None:
+    """The totals of `rows`: what spilling had done when each step began, and at the end.
+
+    `rows` are of pages alone. Under PyTorch saved tensors leave before pages must, if the program has any.
+    """
+    if not rows:
+        return None
+    if program.saves_tensors and program.steps and rows[-1]["swaps"]:
+        rows = _rows_of_saved(program, capacity)
+    starts = [0, *map(_time_at(program), program.steps)]
+    whole = [end - start for start, end in pairwise(starts[1:])]
+    last = program.time_us[-1] if len(program) else 0
+    ends = [*starts[1:], max(last, starts[-1] + int(median(whole)) if whole else last)]
+    before = {name: 0 for name in rows[-1]}
+    steps = step_us = 0
+    for row, start, end in zip(rows, starts, ends, strict=False):
+        if any(row[name] > before[name] for name in ("moved_out", "moved_back", "read")):
+            steps += 1
+            step_us += end - start
+        before = row
+    return SpillTraffic(**rows[-1], steps=steps, step_us=step_us)
+
+
+def _time_at(program: Lifetimes) -> Callable[[int], int]:
+    """When the first operation at or after an event took place."""
+
+    def time_at(event: int) -> int:
+        row = bisect_left(program.event, event)
+        return program.time_us[min(row, len(program) - 1)] if len(program) else 0
+
+    return time_at
+
+
+# ---- saved tensors ----------------------------------------------------------------------------------------
+
+
+def _rows_of_saved(program: Lifetimes, capacity: int) -> list[dict[str, Any]]:
+    """The rows of a program whose saved tensors leave: in each step as much as is lacking at its peak.
+
+    What a step allocates is taken for saved tensors. If that is not enough, older memory moves as well and is
+    read in place.
+    """
+    row = {"moved_out": 0, "moved_back": 0, "read": 0, "swaps": 0, "returns": 0, "peak": 0}
+    times = {"held_us": 0.0, "read_us": 0.0, "created_us": 0.0}
+    rows, moved = [{**row, **times, "saved": 0}], 0
+    for begin, peak in _steps_of(program):
+        lacking = max(0, peak - int(capacity * (1 - KEPT_FREE)))
+        saved = min(lacking, peak - begin)
+        older = lacking - saved
+        more, moved = max(0, older - moved), max(older, moved)
+        last = rows[-1]
+        made = {
+            "moved_out": last["moved_out"] + saved + more,
+            "moved_back": last["moved_back"] + saved,
+            "saved": last["saved"] + saved,
+            "read": last["read"] + older,
+            "swaps": last["swaps"] + bool(more),
+            "returns": 0,
+            "peak": max(last["peak"], lacking),
+        }
+        rows.append(made | _times(made))
+    return rows
+
+
+def _times(row: dict[str, Any]) -> dict[str, float]:
+    return {
+        "held_us": (row["moved_out"] + row["moved_back"]) / BUS_BYTES_PER_US,
+        "read_us": row["read"] / READ_BYTES_PER_US,
+        "created_us": row["peak"] * CREATE_US_PER_BYTE,
+    }
+
+
+def _steps_of(program: Lifetimes) -> Iterator[tuple[int, int]]:
+    """The bytes in use at the beginning of each step, and at its peak."""
+    starts = iter(program.steps)
+    start = next(starts, None)
+    begin = peak = live = 0
+    begun = False
+    for op, size, event in zip(program.op, program.size, program.event, strict=True):
+        while start is not None and event >= start:
+            if begun:
+                yield begin, peak
+            begin = peak = live
+            begun, start = True, next(starts, None)
+        live += size if op == ALLOCATE else -size
+        peak = max(peak, live)
+    yield begin, peak
