@@ -194,8 +194,8 @@ def test_what_returned_too_early_returns_later_next_time(pool: Pool) -> None:
         return 200
 
     waits = [seconds_until_it_returns() for _ in range(9)]
-    assert all(later > earlier for earlier, later in pairwise(waits[:6])), waits
-    assert waits[5] > 8 * waits[0]
+    assert all(later >= earlier for earlier, later in pairwise(waits)), waits
+    assert waits[5] > 8 * waits[0] and len(set(waits)) > 5
     assert max(waits) <= spill.MOST_PATIENCE + waits[0]
     del kept
 
