@@ -146,3 +146,70 @@ def test_a_graph_that_is_used_twice() -> None:
         **SHORT,
     )
     assert first == second
+
+
+def test_as_much_leaves_as_a_step_lacks() -> None:
+    program = """
+    for _ in range(10):
+        step()
+    before = pool.stats()["spill.saved_out_bytes"]
+    for _ in range(4):
+        step()
+    print(json.dumps([(pool.stats()["spill.saved_out_bytes"] - before) / 4, pool.stats().peak_allocated]))
+    """
+    none, peak = told(MODEL, program, **ENOUGH)
+    left, _ = told(MODEL, program, **SHORT)
+    lacking = peak - (800 << 20)
+    assert none == 0
+    assert 0.8 * lacking < left < 1.3 * lacking
+
+
+def test_nothing_leaves_if_it_cannot_lower_the_peak() -> None:
+    """The optimizer needs most, when the backward pass has used all that was saved."""
+    early, late, pages = told(
+        MODEL.replace("randn(8192,", "randn(512,").replace("AdamW(", "AdamW(foreach=True, params="),
+        """
+        for _ in range(10):
+            step()
+        early = pool.stats()["spill.saved_out_bytes"]
+        for _ in range(4):
+            step()
+        late = pool.stats()["spill.saved_out_bytes"] - early
+        print(json.dumps([early, late, moved()]))
+        """,
+        **ENOUGH,
+        LIMIT="300MiB",
+    )
+    assert pages > 0
+    assert late == 0
+
+
+def test_a_tensor_that_is_saved_again_leaves_once() -> None:
+    assert "done" in output(
+        MODEL,
+        """
+        import gc
+        import vram.torch.spill
+        for _ in range(3):
+            step()
+        activations, = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
+        activations._slack = 1 << 40  # everything leaves as soon as it is saved
+        tensor = torch.ones(8 << 20, device="cuda")
+        first = activations.pack(tensor)
+        assert first._entry.storage is None
+        assert activations.pack(tensor[: 4 << 20])._entry is first._entry
+        copied = pool.stats()["spill.saved_out_bytes"]
+        again = activations.pack(tensor)
+        assert again._entry is first._entry and pool.stats()["spill.saved_out_bytes"] == copied
+        tensor.add_(1)
+        changed = activations.pack(tensor)
+        assert changed._entry is not first._entry
+        at = tensor.data_ptr()
+        del tensor
+        torch.cuda.synchronize()
+        other = torch.ones(8 << 20, device="cuda")
+        assert activations.pack(other)._entry not in (first._entry, changed._entry)
+        print("done", other.data_ptr() == at)
+        """,
+        **SHORT,
+    )

@@ -155,6 +155,7 @@ class _Activations:
         self.device = torch.device("cuda", index)
         self.to_host = torch.cuda.Stream(self.device)
         self.to_device = torch.cuda.Stream(self.device)
+        self.weak_reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
         self.fixed: set[int] = set()  # addresses of parameters
         self.ahead = 0  # bytes that have returned and are not used yet
         self.saved = 0  # tensors
@@ -165,7 +166,8 @@ class _Activations:
         self._away: list[weakref.ref[_Entry]] = []  # on the host, the earliest first
         self._known: dict[int, weakref.ref[_Entry]] = {}  # by address
         self._needs = _Needs()
-        self._watch: Any = None  # of the pool's peak in this step
+        self._watch: Any = None  # of the pool's peak, while more could leave
+        self._need: tuple[int, int] | None = None  # of this step
         self._slack = 0  # bytes that were lacking in spite of what recent steps needed
         self._was_short = False  # in this step
         self._begin = 0  # bytes in use when the step began
@@ -176,8 +178,9 @@ class _Activations:
 
     def shortage(self, needed: int) -> None:
         """Keep more memory free from now on: pages had to move."""
-        self._slack += needed
-        self._was_short = True
+        if self._watch is not None and self.saved:
+            self._slack += needed
+            self._was_short = True
 
     def count(self, bytes: int, *, out: int = 0, back: int = 0) -> None:
         """Count what is in host memory, and what was copied."""
@@ -190,36 +193,52 @@ class _Activations:
     def pack(self, tensor: Any) -> Any:
         """Return what stands for a saved tensor until the backward pass needs it."""
         storage = tensor.untyped_storage()
-        if not _worth(self.torch, tensor, storage.nbytes()) or storage.data_ptr() in self.fixed:
+        if storage.data_ptr() in self.fixed:
+            return tensor
+        if not _worth(self.torch, tensor, storage.nbytes()):
+            self._unread += storage.nbytes()
             return tensor
         with self._lock:
             if self.saved == 0:
                 self._begin_step()
             if self.saved == 0 or len(self._here) > MOST_ENTRIES:
                 self._forget()
-            entry = self._entry(storage)
+            entry = self._entry(storage, tensor._version)
             self.saved += 1
             if self._unread >= self._next_read:
                 self._make_room()
         return _Saved(entry, tensor)
 
     def _begin_step(self) -> None:
-        """Learn how much the last step needed beyond what was in use when it saved its last tensor."""
+        """Learn from the last step, and watch the peak of this one."""
         pool = self._pool()
         if pool is None:
             return
         if self._watch is not None:
-            peak = pool._peaks.end(pool, self._watch)["peak_live"]
-            last = self._seen + self._unread
+            pool._peaks.end(pool, self._watch)
+        if self._need is not None:
             if not self._needs.known:  # until now the slack stood for them
                 self._slack = 0
             elif not self._was_short:
                 self._slack -= self._slack // SLACK_STEPS
-            self._needs.add(max(0, peak - last), last + self._left - self._begin)
+            self._needs.add(*self._need)
         raw, self._watch = pool._peaks.begin(pool)
         self._begin = self._seen = raw["live"]
-        self._was_short = False
+        self._need, self._was_short = None, False
         self._left = self._unread = self._next_read = 0
+
+    def _note_need(self, pool: Any, *, over: bool) -> None:
+        """Note how much was needed beyond what was in use when the last tensor was saved.
+
+        It is over when the backward pass uses the first tensor that has left: all others have been used, so
+        later peaks cannot be lowered by letting more leave. What returned ahead of need was not needed.
+        """
+        raw = (pool._peaks.end if over else pool._peaks.of)(pool, self._watch)
+        last = self._seen + self._unread
+        before = 0 if self._need is None else self._need[0]
+        self._need = (max(before, raw["peak_live"] - self.ahead - last), last + self._left - self._begin)
+        if over:
+            self._watch = None
 
     def _forget(self) -> None:
         """Forget what no saved tensor uses anymore."""
@@ -229,13 +248,14 @@ class _Activations:
         if not self._known:  # several threads may have counted at once
             self.saved = self.ahead = self._copied.bytes = 0
 
-    def _entry(self, storage: Any) -> _Entry:
-        """Return the entry of a storage; of one that has left, other parts may have changed since."""
+    def _entry(self, storage: Any, version: int) -> _Entry:
+        """Return the entry of a storage. One that has left stands for it while the contents are the same."""
         reference = self._known.get(storage.data_ptr())
         known = None if reference is None else reference()
-        if known is not None and known.storage is not None:
+        if known is not None and known.holds(version):
             return known
-        made = _Entry(self, storage, self.torch.cuda.current_stream(self.device), self.saved)
+        stream = self.torch.cuda.current_stream(self.device)
+        made = _Entry(self, storage, version, stream, self.saved)
         self._known[storage.data_ptr()] = made.reference
         self._here.append(made.reference)
         self._unread += made.bytes
@@ -247,7 +267,7 @@ class _Activations:
         if pool is None or self.torch.cuda.is_current_stream_capturing():
             return
         raw, config = pool.raw_stats(), pool.config()
-        capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
+        capacity = _capacity(pool, raw, config)
         grown = raw["live"] + self._left - self._begin
         margin = self._needs.expected(grown) + self._slack + int(capacity * LEAST_MARGIN)
         lacking = raw["live"] - raw["spilled_live"] + margin - capacity
@@ -265,15 +285,26 @@ class _Activations:
         self._unread = 0
         self._next_read = max(READ_BYTES, -lacking // 4)
 
+    @staticmethod
+    def _free(pool: Any) -> int:
+        """Bytes that the program may allocate before the device is full."""
+        raw = pool.raw_stats()
+        return int(_capacity(pool, raw, pool.config()) - raw["live"] + raw["spilled_live"])
+
     # -- using
 
-    def used(self, index: int) -> None:
+    def used(self, index: int, *, away: bool) -> None:
         """Begin the next returns: the backward pass uses what was saved as number `index`."""
         with self._lock:
+            pool = self._pool()
+            if pool is not None and self._watch is not None and (away or self._need is None):
+                self._note_need(pool, over=away)
             while self._away:
                 entry = self._away[-1]()
                 if entry is not None and entry.fetched is None:
                     if entry.index < index - AHEAD_TENSORS or self.ahead >= AHEAD_BYTES:
+                        return
+                    if pool is None or self._free(pool) < entry.bytes:
                         return
                     try:
                         entry.fetch()
@@ -283,36 +314,29 @@ class _Activations:
 
 
 class _Needs:
-    """How much recent steps needed beyond what was in use when they saved their last tensor.
-
-    Shorter steps need less, in proportion to what they save.
-    """
+    """How much recent steps needed beyond what was in use when they saved their last tensor."""
 
     def __init__(self) -> None:
-        self._bytes: deque[int] = deque(maxlen=RECENT_STEPS)
-        self._shares: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._steps: deque[tuple[int, int]] = deque(maxlen=RECENT_STEPS)
 
     @property
     def known(self) -> bool:
         """Whether there was a step."""
-        return bool(self._bytes)
+        return bool(self._steps)
 
     def add(self, needed: int, saved: int) -> None:
         """Note a step that needed so much after its memory had grown by `saved`."""
-        self._bytes.append(needed)
-        self._shares.append(needed / max(saved, LEAST_BYTES))
+        self._steps.append((needed, max(saved, LEAST_BYTES)))
 
-    def expected(self, saved: int) -> int:
-        """Return what a step needs whose memory has grown by `saved`."""
-        if not self.known:
-            return 0
-        return min(max(self._bytes), int(max(self._shares) * max(saved, 0)))
+    def expected(self, grown: int) -> int:
+        """Return what a step needs whose memory has grown so much: shorter ones less, in proportion."""
+        return max((needed * min(grown, saved) // saved for needed, saved in self._steps), default=0)
 
 
 class _Entry:
     """One storage with saved tensors: on the device, on the host, or returned."""
 
-    def __init__(self, owner: _Activations, storage: Any, stream: Any, index: int) -> None:
+    def __init__(self, owner: _Activations, storage: Any, version: int, stream: Any, index: int) -> None:
         self.reference: weakref.ref[_Entry] = weakref.ref(self)
         self.storage = storage  # None: it has left
         self.bytes: int = storage.nbytes()
@@ -322,8 +346,16 @@ class _Entry:
         self._arrived: Any = None
         self._used = False
         self._host: Any = None
+        self._version = version
+        self._alive: Any = None  # refers to the storage that has left, until everybody has dropped it
         self.owner = owner
         self._stream = stream
+
+    def holds(self, version: int) -> bool:
+        """Return whether it has the contents of the storage at its address, which is at this version."""
+        if self.storage is not None:
+            return True
+        return version == self._version and self._alive is not None and not self._alive.expired()
 
     def leave(self) -> bool:
         """Copy it to the host and drop it. False: there is no pinned memory for it."""
@@ -339,6 +371,7 @@ class _Entry:
             self._host.copy_(flat, non_blocking=True)
         self.left = stream.record_event()
         flat.record_stream(stream)
+        self._alive = self.owner.weak_reference(self.storage)
         self.storage = None
         return True
 
@@ -358,7 +391,7 @@ class _Entry:
 
     def use(self) -> Any:
         """Return the storage, usable on the current stream."""
-        self.owner.used(self.index)
+        self.owner.used(self.index, away=self.storage is None)
         if self.storage is not None:
             return self.storage
         if self.fetched is None:
@@ -397,6 +430,11 @@ class _Saved:
 
     def __del__(self) -> None:
         self._entry.owner.saved -= 1
+
+
+def _capacity(pool: Any, raw: dict[str, Any], config: dict[str, Any]) -> int:
+    """Return how much device memory the pool can have."""
+    return int(config["limit"] or raw["reserved"]["current"] + pool.device.free_memory)
 
 
 # ---- tensors ----------------------------------------------------------------------------------------------
