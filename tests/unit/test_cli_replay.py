@@ -392,7 +392,7 @@ def test_under_pytorch_saved_tensors_are_predicted_to_leave_ahead() -> None:
     assert (spill.read, spill.swaps, spill.steps, spill.peak) == (0, 0, 3, 17 * MIB)
     assert spill.moved_in_step == 2 * 17 * MIB
     assert spill.held_us == pytest.approx(2 * spill.saved / 55e3)
-    # What a step allocates is not enough: older memory moves once, and is read in each step.
+    # What a step allocates is not enough: other memory moves once, and is read in each step.
     more = engine.replay(trace, capacity=48 * MIB, spill="1GiB").spill
     assert (more.saved, more.swaps) == (3 * 32 * MIB + 4 * MIB, 1)
     assert more.moved_out - more.saved == more.read // 4 == 48 * MIB // 64

@@ -391,11 +391,11 @@ def _spilled(spill: SpillTraffic) -> str:
 
 def _saved(spill: SpillTraffic, times: str) -> str:
     """What spilling moves and costs under PyTorch."""
-    older = spill.moved_out - spill.saved
+    others = spill.moved_out - spill.saved
     besides = (
-        f" {format_size(older)} of older memory move once, and {format_size(spill.read)} of it are read over "
-        "the bus."
-        if older
+        f" {format_size(others)} of other memory move once, and {format_size(spill.read)} of it are read "
+        "over the bus."
+        if others
         else ""
     )
     return (

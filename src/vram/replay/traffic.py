@@ -74,7 +74,7 @@ def traffic(rows: list[dict[str, Any]], program: Lifetimes, capacity: int) -> Sp
     """
     if not rows:
         return None
-    if program.saves_tensors and program.steps and rows[-1]["swaps"]:
+    if program.forward and program.steps and rows[-1]["swaps"]:
         rows = _rows_of_saved(program, capacity)
     starts = [0, *map(_time_at(program), program.steps)]
     whole = [end - start for start, end in pairwise(starts[1:])]
@@ -106,23 +106,23 @@ def _time_at(program: Lifetimes) -> Callable[[int], int]:
 def _rows_of_saved(program: Lifetimes, capacity: int) -> list[dict[str, Any]]:
     """The rows of a program whose saved tensors leave: in each step as much as is lacking at its peak.
 
-    What a step allocates is taken for saved tensors. If that is not enough, older memory moves as well and is
-    read in place.
+    What the forward pass of a step allocated is taken for saved tensors. If that is not enough, other memory
+    moves once and is read in place.
     """
     row = {"moved_out": 0, "moved_back": 0, "read": 0, "swaps": 0, "returns": 0, "peak": 0}
     times = {"held_us": 0.0, "read_us": 0.0, "created_us": 0.0}
     rows, moved = [{**row, **times, "saved": 0}], 0
-    for begin, peak in _steps_of(program):
+    for peak, there in _peaks_of(program):
         lacking = max(0, peak - int(capacity * (1 - KEPT_FREE)))
-        saved = min(lacking, peak - begin)
-        older = lacking - saved
-        more, moved = max(0, older - moved), max(older, moved)
+        saved = min(lacking, there)
+        others = lacking - saved
+        more, moved = max(0, others - moved), max(others, moved)
         last = rows[-1]
         made = {
             "moved_out": last["moved_out"] + saved + more,
             "moved_back": last["moved_back"] + saved,
             "saved": last["saved"] + saved,
-            "read": last["read"] + older,
+            "read": last["read"] + others,
             "swaps": last["swaps"] + bool(more),
             "returns": 0,
             "peak": max(last["peak"], lacking),
@@ -139,18 +139,29 @@ def _times(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _steps_of(program: Lifetimes) -> Iterator[tuple[int, int]]:
-    """The bytes in use at the beginning of each step, and at its peak."""
+def _peaks_of(program: Lifetimes) -> Iterator[tuple[int, int]]:
+    """The bytes in use at the peak of each step, and how much of that its forward pass allocated."""
     starts = iter(program.steps)
     start = next(starts, None)
-    begin = peak = live = 0
+    live = forward = 0
+    peak, there = 0, 0
+    own: set[int] = set()  # allocations of this step's forward pass
     begun = False
-    for op, size, event in zip(program.op, program.size, program.event, strict=True):
+    for op, number, size, event in zip(program.op, program.id, program.size, program.event, strict=True):
         while start is not None and event >= start:
             if begun:
-                yield begin, peak
-            begin = peak = live
+                yield peak, there
+            peak, there, forward = live, 0, 0
+            own.clear()
             begun, start = True, next(starts, None)
-        live += size if op == ALLOCATE else -size
-        peak = max(peak, live)
-    yield begin, peak
+        made = op == ALLOCATE
+        live += size if made else -size
+        if made and program.forward[number]:
+            own.add(number)
+            forward += size
+        elif number in own:
+            own.remove(number)
+            forward -= size
+        if live > peak:
+            peak, there = live, forward
+    yield peak, there

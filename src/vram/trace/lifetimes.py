@@ -45,6 +45,10 @@ GRANULE_BYTES = 512
 """Every allocator compared here rounds requests up to a multiple of this."""
 
 
+NOT_FORWARD = ("torch/optim/", "torch/autograd/")
+"""Parts of the paths of PyTorch's files in the stacks of optimizers and backward passes."""
+
+
 @dataclass(frozen=True)
 class Lifetimes:
     """One entry per operation, in the order of the program.
@@ -62,8 +66,9 @@ class Lifetimes:
     `segment_size` and `segment_address` are the plain segments that the recorded allocator got from the
     driver, in order; none if the recording does not begin with the job, because earlier ones are unknown.
     `emptied` are the events at which the program released cached memory (`torch.cuda.empty_cache`), `steps`
-    those at which its steps begin (`find_steps`). `saves_tensors` is set if it trains with PyTorch and keeps
-    the tensors for the backward pass in memory, instead of computing them again.
+    those at which its steps begin (`find_steps`). `forward` has 1 for each allocation that a forward pass
+    made and that may be saved for the backward pass, else 0. It is empty if the program does not train with
+    PyTorch, or computes such tensors again.
     """
 
     allocations: int
@@ -81,7 +86,7 @@ class Lifetimes:
     segment_address: array[int] = field(default_factory=lambda: array("Q"))
     emptied: array[int] = field(default_factory=lambda: array("q"))
     steps: array[int] = field(default_factory=lambda: array("q"))
-    saves_tensors: bool = False
+    forward: array[int] = field(default_factory=lambda: array("B"))
 
     def __len__(self) -> int:
         return len(self.op)
@@ -120,17 +125,20 @@ def lifetimes(trace: Trace, *, served: int | None = None) -> Lifetimes:
         **_segments(trace, complete=not carried),
         emptied=array("q", _emptied(trace)),
         steps=array("q", find_steps(trace).first),
-        saves_tensors=_saves_tensors(trace),
+        forward=_made_by_forward(trace, made),
     )
 
 
-def _saves_tensors(trace: Trace) -> bool:
-    """Whether PyTorch's autograd keeps tensors, as far as the stacks and marks tell."""
-    places = {frame.filename.replace("\\", "/") for frame in trace.frames}
-    trains = any(mark.name.startswith(OPTIMIZER_PREFIX) for mark in trace.annotations) or any(
-        "torch/optim/" in place or "torch/autograd/" in place for place in places
-    )
-    return trains and not any(place.endswith("torch/utils/checkpoint.py") for place in places)
+def _made_by_forward(trace: Trace, made: Allocations) -> array[int]:
+    """For each allocation, whether a forward pass of PyTorch made it; empty if nothing is saved."""
+    places = [frame.filename.replace("\\", "/") for frame in trace.frames]
+    apart = {number for number, place in enumerate(places) if any(part in place for part in NOT_FORWARD)}
+    trains = any(mark.name.startswith(OPTIMIZER_PREFIX) for mark in trace.annotations)
+    if not (apart or trains) or any(place.endswith("torch/utils/checkpoint.py") for place in places):
+        return array("B")
+    # Backward passes run in threads without Python stacks. Without any stack, all may be of forward passes.
+    forward = [not apart.intersection(stack) and bool(stack or not places) for stack in trace.stacks]
+    return array("B", [start != BEFORE and forward[trace.stack[start]] for start in made.start])
 
 
 def intended(trace: Trace) -> Lifetimes:
