@@ -118,7 +118,7 @@ function Holders(props: { status: LiveStatus }) {
         <tbody>
           {holders.slice(0, 20).map((each, index) => (
             <tr key={index} title={each.stack.map(([file, line, name]) => `${file}:${line} ${name}`).join("\n")}>
-              <td><Meter share={each.bytes / most}>{each.stack[0] ? `${each.stack[0][0]}:${each.stack[0][1]} ${each.stack[0][2]}` : "(no stack recorded)"}</Meter></td>
+              <td><Meter share={each.bytes / most}>{each.stack[0] ? `${each.stack[0][0]}:${each.stack[0][1]} ${each.stack[0][2]}` : "(no Python stack, as in a backward pass)"}</Meter></td>
               <td>{each.tag ?? ""}</td><td class="number">{size(each.bytes)}</td><td class="number">{count(each.count)}</td>
             </tr>
           ))}

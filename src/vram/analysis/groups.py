@@ -14,10 +14,11 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from vram.errors import ConfigError
-from vram.sizes import format_size
+from vram.sizes import format_count, format_size
 from vram.trace import BEFORE, Block, Frame, Trace, find_steps
+from vram.trace.model import NO_STACK
 
-from .columns import arrow_table
+from .columns import Table
 from .memory import memory_at
 from .moments import find_moment
 from .places import Phases, frame_text, module_of, place_of
@@ -45,9 +46,9 @@ Key: TypeAlias = "str | int | None"
 _NUMBER = re.compile(r"(\d+)")
 
 UNKNOWN = {
-    "stack": "(no stack recorded)",
-    "line": "(no stack recorded)",
-    "module": "(no stack recorded)",
+    "stack": NO_STACK,
+    "line": NO_STACK,
+    "module": NO_STACK,
     "tag": "(no tag)",
     "step": "(outside steps)",
 }
@@ -64,6 +65,9 @@ class Group:
     requested: int
     blocks: int
     frames: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Group {self.label!r}: {format_size(self.bytes)} in {format_count(self.blocks, 'block')}>"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `frames` only where there is a stack."""
@@ -207,8 +211,8 @@ def _group(trace: Trace, by: str, key: Key, label: str, blocks: list[Block]) -> 
     )
 
 
-def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> Any:
-    """Who holds memory at a moment, as an Arrow table, most bytes first.
+def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> Table:
+    """Who holds memory at a moment, as a `Table`, most bytes first.
 
     Columns: `group` (its name), `key` (number of the stream or step, bytes of the size class; else null),
     `bytes`, `requested`, `blocks`, `share` of all live bytes, and `frames` of a stack, innermost first.
@@ -216,7 +220,7 @@ def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> A
     memory = memory_at(trace, find_moment(trace, at).event)
     groups = group_blocks(trace, memory.blocks(), check_grouping(by))
     whole = max(1, memory.allocated)
-    return arrow_table(
+    return Table(
         {
             "group": ("string", [group.label for group in groups]),
             "key": ("uint64", [group.key if isinstance(group.key, int) else None for group in groups]),
