@@ -218,8 +218,8 @@ def find_gpu(name: str) -> Gpu:
     nearest = [gpu for gpu in GPUS if _names(gpu) & set(near)] or GPUS
     what = "the nearest are" if near else "there are"
     raise ConfigError(
-        f"no GPU is named {name!r}; {what} {_list(nearest)}. For another one, give its memory: "
-        "--memory 24GiB",
+        f"no GPU is named {name!r}; {what} {_list(nearest)}. vram predict --memory 24GiB predicts for "
+        "any amount of memory",
         value=name,
     )
 
