@@ -172,7 +172,8 @@ def what_if() -> None:
     plain = next(each for each in ranked if each.policy == "torch" and not each.conf)
     for each in sorted([*best.values(), plain], key=lambda each: each.rank):
         needs = vram.format_size(each.smallest_capacity or 0)
-        print(f"{each.rank:>3} of {len(ranked)}  {each.policy:17}{needs:>10}  {each.environment}")
+        setting = each.environment or "defaults"
+        print(f"{each.rank:>3} of {len(ranked)}  {each.policy:17}{needs:>10}  {setting}")
 
 
 def look_further() -> None:

@@ -114,6 +114,17 @@ _PLACES = {
     "tag": "vram.core.tags",
     "unload_ipython_extension": "vram.views.notebook",
 }
+# Names that people look for here, and where they are.
+_ELSEWHERE = {
+    "difference": "vram.analysis.difference(vram.open(BEFORE), vram.open(AFTER))",
+    "explain": "vram.analysis.explain(vram.open(FILE))",
+    "find_leaks": "vram.analysis.find_leaks(vram.open(FILE))",
+    "install": "vram.torch.install()",
+    "memory_at": "vram.analysis.memory_at(vram.open(FILE), EVENT)",
+    "merge": "vram.analysis.merge([vram.open(FILE), ...])",
+    "summary": "vram.analysis.summary(vram.open(FILE))",
+    "watch": "vram.torch.watch(FILE)",
+}
 _OTHER_NAMES = {"open": "open_trace"}
 _MODULES = (
     "analysis",
@@ -197,7 +208,8 @@ def __getattr__(name: str) -> Any:
     elif name == "__version__":
         value = importlib.import_module("vram.system.version").version()
     else:
-        raise AttributeError(f"module 'vram' has no attribute {name!r}")
+        hint = f"; use {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"module 'vram' has no attribute {name!r}{hint}")
     globals()[name] = value
     return value
 

@@ -539,7 +539,23 @@ def test_stacks_that_differ_have_labels_that_differ() -> None:
         assert len({group.label for group in groups}) == len(groups)
     apart = stack_labels([[frame(1), frame(2), frame(9)], [frame(1), frame(3), frame(9)], []])
     named = [f"a.py:1 f ← a.py:{line} f ← a.py:1 f" for line in (2, 3)]
-    assert apart == [*named, "(no stack recorded)"]
+    assert apart == [*named, "(no Python stack, as in a backward pass)"]
+
+
+def test_labels_have_calls_of_the_framework_only_where_no_other_differs() -> None:
+    call, inner = Frame(f"{MODULE}/module.py", 9, "_call_impl"), Frame(f"{MODULE}/conv.py", 5, "forward")
+    model = [Frame("site-packages/model/layers.py", line, "forward") for line in (2, 3)]
+    own = frame(1)
+    apart = stack_labels([[inner, call, model[0], call, own], [inner, call, call, model[1], own]])
+    assert apart == [
+        f"a.py:1 f ← model/layers.py:{line} forward ← torch/nn/modules/conv.py:5 forward" for line in (2, 3)
+    ]
+    alike = stack_labels([[inner, call, own], [inner, call, call, own]])
+    calls = [f"torch/nn/modules/module.py:9 _call_impl{times}" for times in ("", " ×2")]
+    assert alike == [f"a.py:1 f ← {each} ← torch/nn/modules/conv.py:5 forward" for each in calls]
+
+
+MODULE = "site-packages/torch/nn/modules"
 
 
 def frame(line: int) -> Frame:
@@ -805,7 +821,7 @@ def test_a_merged_run_is_written(name: str, tmp_path: Path) -> None:
     if name.endswith("json"):
         assert json.loads((tmp_path / name).read_text()) == found.to_json()
     else:
-        assert parquet.read_table(tmp_path / name).equals(found.table)
+        assert parquet.read_table(tmp_path / name).equals(found.table.to_arrow())
 
 
 def test_nothing_and_ranks_of_one_name_cannot_be_merged() -> None:

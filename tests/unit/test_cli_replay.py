@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from made_jobs import Job, trace_of
 
+import vram
 from vram.analysis import explain
 from vram.errors import ConfigError, DeviceError
+from vram.replay import Setting
 from vram.replay.sweep import collapsed, worthwhile
 from vram.trace import Annotation, Frame, lifetimes, open_trace
 from vram.trace.lifetimes import intended
@@ -147,8 +149,28 @@ def test_the_request_that_failed_is_part_of_the_job(vram_command: Any) -> None:
     smallest = {each["environment"]: each["smallest_capacity"] for each in json.loads(out)["sweep"]}
     expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     assert smallest[expandable] == needs[expandable]
+    _, out, _ = vram_command("replay", SMALL, "--sweep", "--policy", "torch-expandable")
+    assert "The recording ends with a failed request for 1.53 GiB; the replays serve it." in out
     _, out, _ = vram_command("replay", str(TRACES / "gpt2_train.pickle.xz"))
     assert "failed request" not in out
+
+
+@needs_native
+def test_programs_of_vrams_pools_are_not_advised_to_set_up_pytorch(tmp_path: Path, vram_command: Any) -> None:
+    path = str(tmp_path / "pool.vtrace")
+    with vram.Pool(vram.Device.model("1GiB")) as pool, vram.record(pool, path):
+        kept = [pool.allocate("3MiB") for _ in range(8)]
+        del kept
+    for words in ((), ("--sweep", "--policy", "vram", "--policy", "torch")):
+        _, out, _ = vram_command("replay", path, *words)
+        assert "torch" in out and "PYTORCH" not in out and "vram run --torch" not in out
+
+
+@needs_native
+def test_pytorchs_defaults_need_no_variable(vram_command: Any) -> None:
+    assert Setting("torch", {}).environment == ""
+    _, out, _ = vram_command("replay", str(TRACES / "gpt2_train.pickle.xz"), "--sweep", "--policy", "torch")
+    assert "PYTORCH_CUDA_ALLOC_CONF=\n" not in out
 
 
 @needs_native

@@ -241,11 +241,14 @@ def test_a_report_needs_no_recording_of_its_own(tmp_path: Path, built: None) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "script.py"]
 
 
-def test_a_program_without_pools_has_no_report(tmp_path: Path, built: None) -> None:
+def test_a_report_of_nothing_is_an_error_that_says_why(tmp_path: Path, built: None) -> None:
     script = write(tmp_path, "script.py", "print('ran')")
     ended = run("--report", "html", script, cwd=tmp_path)
-    assert (ended.returncode, ended.stdout) == (0, "ran\n")
-    assert "no report: nothing was recorded: the program used neither PyTorch nor a pool" in ended.stderr
+    assert (ended.returncode, ended.stdout) == (2, "ran\n")
+    assert ended.stderr.count("nothing was recorded: the program used neither PyTorch nor a pool") == 1
+    script = write(tmp_path, "script.py", "raise SystemExit(3)")
+    ended = run("--report", "html", script, cwd=tmp_path)
+    assert ended.returncode == 3 and "no report: nothing was recorded" in ended.stderr
 
 
 def test_a_recording_of_nothing_is_an_error_that_says_why(tmp_path: Path) -> None:
@@ -294,6 +297,13 @@ def test_without_pytorch_vram_says_what_can_be_done(tmp_path: Path) -> None:
     ended = run("--torch", write(tmp_path, "script.py", ""), cwd=tmp_path, PYTHONPATH=path(tmp_path))
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert "--torch needs PyTorch" in ended.stderr and all(words in ended.stderr for words in WAYS)
+
+
+def test_without_pytorch_watching_it_says_what_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match="Install PyTorch first") as raised:
+        vram.torch.watch("run.vtrace")
+    assert all(words in str(raised.value) for words in WAYS)
 
 
 WAYS = ("vram demo", "vram explain", "vram predict")

@@ -36,6 +36,7 @@ def test_a_row_is_a_line_and_nothing_is_cut(capsys: pytest.CaptureFixture[str]) 
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and lines[1].split() == [LONG, "1,234", LONG]
     assert "size > 0" in lines[0]
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_a_fact_is_a_line_and_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,12 @@ def test_a_device_is_a_sum_in_words(status: dict[str, Any]) -> None:
     assert "74 MiB allocated" in heading(status) and "2 pools" in heading(status)
 
 
+def test_saved_tensors_in_host_memory_are_said(status: dict[str, Any]) -> None:
+    assert "saved tensors" not in heading(status)
+    status["pools"][0]["spill"] = {"saved_bytes": 3 << 20}
+    assert "3 MiB of saved tensors in host memory" in heading(status)
+
+
 def test_holders_of_one_tag_are_together_below_the_largest_tag() -> None:
     with vram.Pool(vram.Device.model("1GiB"), stacks="python") as pool:
         kept = [pool.allocate("8MiB", tag="many")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from contextlib import redirect_stdout
 from html.parser import HTMLParser
 from typing import Any
@@ -86,6 +87,12 @@ ANSWERS = {
     "find_leaks": lambda trace, pool: analysis.find_leaks(trace),
     "merge": lambda trace, pool: analysis.merge([trace]),
     "memory_at": lambda trace, pool: analysis.memory_at(trace, 3),
+    "summary": lambda trace, pool: analysis.summary(trace),
+    "explain.table": lambda trace, pool: analysis.explain(trace).table(),
+    "difference.table": lambda trace, pool: analysis.difference(trace, trace).table,
+    "find_leaks.table": lambda trace, pool: analysis.find_leaks(trace).table,
+    "merge.table": lambda trace, pool: analysis.merge([trace]).table,
+    "gpus": lambda trace, pool: vram.predict.gpus(),
     "replay": lambda trace, pool: replay(trace, "torch"),
     "compare": lambda trace, pool: compare(trace, ["torch", "vram"]),
     "sweep": lambda trace, pool: sweep(trace, policies=["torch"]),
@@ -97,6 +104,9 @@ ANSWERS = {
     "arena_report": lambda trace, pool: vram.arena_report(vram.Arena(pool)),
 }
 ONE_LINE = {
+    "group": lambda trace, pool: analysis.explain(trace).holders["stack"][0],
+    "grid": lambda trace, pool: vram.replay.grid(),
+    "memories": lambda trace, pool: analysis.Memories(trace),
     "lifetimes": lambda trace, pool: vram.trace.lifetimes(trace),
     "find_steps": lambda trace, pool: vram.trace.find_steps(trace),
     "leaks": lambda trace, pool: pool.leaks(),
@@ -133,6 +143,19 @@ def test_handles_and_columns_are_one_line(name: str, job: Any, pool: vram.Pool) 
     kept = [pool.allocate("1MiB") for _ in range(500)]
     assert len(repr(ONE_LINE[name](job, pool))) <= MOST_LETTERS
     del kept
+
+
+def test_a_table_is_one_for_everything_that_reads_arrow(job: Any) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    found = analysis.summary(job)
+    assert pyarrow.table(found) == found.to_arrow() and isinstance(found.to_arrow(), pyarrow.Table)
+    assert (
+        found["bytes"].to_pylist()
+        == found.to_pydict()["bytes"]
+        == [row["bytes"] for row in found.to_pylist()]
+    )
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert HOSTILE in read(found._repr_html_()).text
 
 
 def test_an_explanation_shows_names_as_text(job: Any) -> None:

@@ -49,7 +49,7 @@ def test_an_ambiguous_name_lists_what_it_may_be() -> None:
 
 
 def test_an_unknown_name_lists_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"rtx-4090.*--memory 24GiB") as raised:
+    with pytest.raises(ConfigError, match=r"rtx-4090.*vram predict --memory 24GiB") as raised:
         find_gpu("rtx4091")
     assert "h200" not in str(raised.value)
     with pytest.raises(ConfigError, match=r"there are b200, h200"):

@@ -38,6 +38,7 @@ def test_other_gpus_have_contexts_of_their_own(tmp_path: Path) -> None:
     found = predicted(tmp_path, gpu="h200")
     room = {each.gpu.key: each.room for each in found.table()}
     assert room["h200"] == found.room
+    assert len(repr(found.table())) < 400 and "<td" in found.table()._repr_html_()
     context = find_gpu("h200").overhead - find_gpu("a100-80gb").overhead
     assert context and room["a100-80gb"] == find_gpu("a100-80gb").memory - found.peak_used + context
 
@@ -73,7 +74,7 @@ def test_places_are_seen_from_the_current_folder(tmp_path: Path, monkeypatch: py
     job.save(tmp_path / "1.pickle")
     assert [group.label for group in predicted(tmp_path).holders()] == [
         "my.py:3 step",
-        "(no line: a backward pass, or a thread of a library)",
+        "(no Python stack, as in a backward pass)",
     ]
 
 

@@ -25,6 +25,17 @@ def test_an_out_of_memory_in_the_eighth_step_is_in_the_eighth_step() -> None:
     assert steps.of(0) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("gpt2_train", 4), ("llama_varlen_ckpt", 10), ("resnet_multiscale", 10), ("multistream_prefetch", 20)],
+)
+def test_what_is_freed_after_the_last_optimizer_step_is_no_step(name: str, count: int) -> None:
+    trace = open_trace(TRACES / f"{name}.pickle.xz", trusted=True)
+    steps = find_steps(trace)
+    assert steps.numbers == tuple(range(1, count + 1))
+    assert steps.of(trace.events - 1) == count
+
+
 def test_marks_of_ours_count_before_an_optimizers() -> None:
     trace = at_times(
         [0, 10, 20, 30, 40],

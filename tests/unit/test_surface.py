@@ -110,3 +110,11 @@ def test_missing_name_is_an_attribute_error() -> None:
     missing = "no_such_name"
     with pytest.raises(AttributeError, match=missing):
         getattr(vram, missing)
+
+
+@pytest.mark.parametrize("name", sorted(vars(vram)["_ELSEWHERE"]))
+def test_a_name_that_is_elsewhere_is_an_error_that_says_where(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; use vram\.") as raised:
+        getattr(vram, name)
+    module, function = str(raised.value).split("use vram.")[1].split("(")[0].split(".")
+    assert callable(getattr(getattr(vram, module), function))

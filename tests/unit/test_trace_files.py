@@ -380,6 +380,7 @@ def test_a_bad_line_is_named(case: str, tmp_path: Path) -> None:
     [
         (b"", "the file is empty"),
         (gzip.compress(b"", mtime=0), "the file is empty"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "not a PyTorch memory snapshot, an RMM log or a vram recording"),
         (b"hello", "not a PyTorch memory snapshot, an RMM log or a vram recording"),
         (b"PK\x03\x04" + bytes(64), "not a PyTorch memory snapshot, an RMM log or a vram recording"),
         (pickle.dumps({"segments": ["x" * 99]})[:-40], "the snapshot is truncated"),

@@ -563,6 +563,13 @@ def test_missing_libraries_are_named(
     assert 'pip install "vram[web]"' in error
 
 
+def test_serve_of_a_bad_file_fails_at_once(tmp_path: Path, built: None, vram_command: Any) -> None:
+    image = tmp_path / "image.png"
+    image.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    code, out, error = vram_command("serve", str(image))
+    assert (code, out) == (2, "") and error == vram_command("explain", str(image))[2]
+
+
 def test_over_ssh_serve_says_how_to_reach_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     from vram.cli import serve
 

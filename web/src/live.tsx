@@ -67,8 +67,10 @@ export function Live() {
 /** What spilling has moved so far. A process with an older vram does not tell. */
 function moved(pool: LivePool): string {
   const spill = pool.spill;
-  if (!spill?.count) return "nothing was moved to host memory";
-  return `${size(spill.moved_out_bytes ?? 0)} moved to host memory, ${size(spill.moved_back_bytes ?? 0)} back, ${size(spill.saved_out_bytes ?? 0)} of saved tensors copied to host memory, streams held for ${(spill.seconds ?? 0).toFixed(3)} s`;
+  const told: string[] = [];
+  if (spill?.count) told.push(`${size(spill.moved_out_bytes ?? 0)} moved to host memory, ${size(spill.moved_back_bytes ?? 0)} back, streams held for ${(spill.seconds ?? 0).toFixed(3)} s`);
+  if (spill?.saved_out_bytes) told.push(`saved tensors: ${size(spill.saved_bytes ?? 0)} in host memory now, ${size(spill.saved_out_bytes)} copied there, ${size(spill.saved_back_bytes ?? 0)} back`);
+  return told.join("; ") || "nothing was moved to host memory";
 }
 
 function Device(props: { device: LiveDevice }) {
@@ -118,7 +120,7 @@ function Holders(props: { status: LiveStatus }) {
         <tbody>
           {holders.slice(0, 20).map((each, index) => (
             <tr key={index} title={each.stack.map(([file, line, name]) => `${file}:${line} ${name}`).join("\n")}>
-              <td><Meter share={each.bytes / most}>{each.stack[0] ? `${each.stack[0][0]}:${each.stack[0][1]} ${each.stack[0][2]}` : "(no stack recorded)"}</Meter></td>
+              <td><Meter share={each.bytes / most}>{each.stack[0] ? `${each.stack[0][0]}:${each.stack[0][1]} ${each.stack[0][2]}` : "(no stack; enable the stacks setting)"}</Meter></td>
               <td>{each.tag ?? ""}</td><td class="number">{size(each.bytes)}</td><td class="number">{count(each.count)}</td>
             </tr>
           ))}

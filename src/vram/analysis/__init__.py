@@ -1,12 +1,13 @@
 """Analysis of a recording: why memory ran out, who held it, what grew, and how runs differ.
 
-Pure functions of a `Trace`. Tabular answers are Arrow tables if pyarrow is installed
-(`pip install "vram[trace]"`), and otherwise plain tables with `to_pylist()`.
+Pure functions of a `Trace`. Tabular answers are a `Table`: an Arrow table if pyarrow is installed
+(`pip install "vram[trace]"`), and otherwise a plain table with `to_pylist()`.
 Needs no device, and the native core only to try other allocators. Front ends draw the results.
 """
 
 from __future__ import annotations
 
+from .columns import Table
 from .differences import Difference, difference
 from .explanation import Explanation, explain
 from .groups import GROUPINGS, Group, summary
@@ -26,6 +27,7 @@ __all__ = [
     "Merged",
     "Moment",
     "Rank",
+    "Table",
     "difference",
     "explain",
     "find_leaks",

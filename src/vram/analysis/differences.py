@@ -17,7 +17,7 @@ from vram.errors import ConfigError
 from vram.sizes import format_count
 from vram.trace import Trace
 
-from .columns import arrow_table
+from .columns import Table
 from .groups import Group, check_grouping, group_blocks
 from .memory import memory_at
 from .moments import find_moment
@@ -43,7 +43,7 @@ class Difference:
     before: int
     after: int
     events: tuple[int, int]
-    table: Any
+    table: Table
 
     @property
     def gap(self) -> int:
@@ -101,7 +101,7 @@ def difference(first: Trace, second: Trace, by: str = "line", at: str | int | No
         sum(group.bytes for group in sides[0].values()),
         sum(group.bytes for group in sides[1].values()),
         events,
-        arrow_table(
+        Table(
             {
                 "group": ("string", [label for label, _, _ in rows]),
                 "before": ("int64", [before.bytes for _, before, _ in rows]),

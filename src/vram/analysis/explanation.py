@@ -17,7 +17,7 @@ from vram.trace import Action, Trace
 from vram.trace.series import events_of
 
 from .capacity import Capacity, Request, find_capacity, find_request, open_account
-from .columns import arrow_table
+from .columns import Table
 from .groups import Group, group_blocks
 from .memory import Memories, Memory
 from .moments import Moment, find_moment
@@ -78,13 +78,13 @@ class Explanation:
         what = "peak" if self.request is None else "out of memory"
         return f"<Explanation of {self.trace.source!r}: {what} at event {self.moment.event}, {self.verdict}>"
 
-    def table(self) -> Any:
-        """The account as an Arrow table: `kind`, `bytes`, `share` of what the job could use, and `meaning`.
+    def table(self) -> Table:
+        """The account as a `Table`: `kind`, `bytes`, `share` of what the job could use, and `meaning`.
 
         Memory of the device that the job could not use has no share.
         """
         parts = self.account.parts()
-        return arrow_table(
+        return Table(
             {
                 "kind": ("string", list(parts)),
                 "bytes": ("int64", list(parts.values())),

@@ -14,13 +14,14 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from vram.errors import ConfigError
-from vram.sizes import format_size
+from vram.sizes import format_count, format_size
 from vram.trace import BEFORE, Block, Frame, Trace, find_steps
+from vram.trace.model import NO_STACK
 
-from .columns import arrow_table
+from .columns import Table
 from .memory import memory_at
 from .moments import find_moment
-from .places import Phases, frame_text, module_of, place_of
+from .places import Phases, frame_text, is_framework, module_of, place_of
 
 __all__ = [
     "GROUPINGS",
@@ -45,9 +46,9 @@ Key: TypeAlias = "str | int | None"
 _NUMBER = re.compile(r"(\d+)")
 
 UNKNOWN = {
-    "stack": "(no stack recorded)",
-    "line": "(no stack recorded)",
-    "module": "(no stack recorded)",
+    "stack": NO_STACK,
+    "line": NO_STACK,
+    "module": NO_STACK,
     "tag": "(no tag)",
     "step": "(outside steps)",
 }
@@ -64,6 +65,9 @@ class Group:
     requested: int
     blocks: int
     frames: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Group {self.label!r}: {format_size(self.bytes)} in {format_count(self.blocks, 'block')}>"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `frames` only where there is a stack."""
@@ -131,46 +135,59 @@ def label_of(trace: Trace, by: str, key: Key) -> str:
         return UNKNOWN[by]
     if by == "stack":
         frames = trace.frames_of(int(key))
-        return _stack_label(frames, ())
+        return _stack_label(frames)
     if by == "size":
         return f"up to {format_size(int(key))}"
     return f"{by} {key}" if by in ("stream", "step") else str(key)
 
 
-def _stack_label(frames: Sequence[Frame], between: Iterable[int]) -> str:
-    """The line of the program and the innermost call, with the calls at `between`, counted from inside."""
+Call: TypeAlias = tuple[Frame, int]
+"""A frame, and how often it follows itself: recursion."""
+
+
+def _stack_label(frames: Sequence[Frame], between: Iterable[Call] = ()) -> str:
+    """The line of the program and the innermost call, with calls `between` them."""
     place = place_of(frames)
     inner = frame_text(frames[0])
     own = frame_text(place) if place else inner
-    calls = [frame_text(frames[depth]) for depth in sorted(between, reverse=True) if depth < len(frames)]
-    if own == inner and not calls:
-        return own
-    runs = [(call, len([*run])) for call, run in groupby(calls)]
-    return " ← ".join([own, *(f"{call} ×{times}" if times > 1 else call for call, times in runs), inner])
+    calls = [f"{frame_text(call)} ×{times}" if times > 1 else frame_text(call) for call, times in between]
+    return own if own == inner and not calls else " ← ".join([own, *calls, inner])
 
 
 def stack_labels(stacks: Sequence[Sequence[Frame]]) -> list[str]:
-    """A short name for each stack. Where names are equal, calls in which the stacks differ are added."""
-    labels = [_stack_label(frames, ()) if frames else UNKNOWN["stack"] for frames in stacks]
-    alike: defaultdict[str, list[int]] = defaultdict(list)
-    for place, label in enumerate(labels):
-        alike[label].append(place)
-    for places in alike.values():
-        held = [stacks[place] for place in places]
-        between = _differing_depths(held) if len(held) > 1 and held[0] else ()
-        for place in places if between else ():
-            labels[place] = _stack_label(stacks[place], between)
+    """A short name for each stack. Where names are equal, calls in which the stacks differ are added.
+
+    Calls inside the framework are added only to stacks that do not differ in others.
+    """
+    labels = [_stack_label(frames) if frames else UNKNOWN["stack"] for frames in stacks]
+    for framework in (False, True):
+        alike: defaultdict[str, list[int]] = defaultdict(list)
+        for place, label in enumerate(labels):
+            alike[label].append(place)
+        for places in (each for each in alike.values() if len(each) > 1 and stacks[each[0]]):
+            calls = [_calls(stacks[place], framework) for place in places]
+            depths = _differing_depths(calls)
+            for place, made in zip(places, calls, strict=True) if depths else ():
+                labels[place] = _stack_label(
+                    stacks[place], [made[depth] for depth in reversed(depths) if depth < len(made)]
+                )
     return labels
 
 
-def _differing_depths(stacks: Sequence[Sequence[Frame]]) -> list[int]:
+def _calls(frames: Sequence[Frame], framework: bool) -> list[Call]:
+    """The calls of a stack, innermost first: the first, and after it those of the framework if wanted."""
+    kept = [frame for frame in frames[1:] if framework or not is_framework(frame)]
+    return [(call, len([*run])) for call, run in groupby((frames[0], *kept))]
+
+
+def _differing_depths(stacks: Sequence[Sequence[Call]]) -> list[int]:
     """Depths at which the calls of `stacks` tell them apart, from the innermost outwards; few of them."""
     depths: list[int] = []
-    known: list[tuple[Frame | None, ...]] = [()] * len(stacks)
-    for depth in range(1, max(map(len, stacks))):
-        calls = [frames[depth] if depth < len(frames) else None for frames in stacks]
+    known: list[tuple[Call | None, ...]] = [()] * len(stacks)
+    for depth in range(max(map(len, stacks))):
+        calls = [stack[depth] if depth < len(stack) else None for stack in stacks]
         finer = [(*before, call) for before, call in zip(known, calls, strict=True)]
-        if len(set(finer)) > len(set(known)):
+        if len(set(finer)) > max(1, len(set(known))):
             depths.append(depth)
             known = finer
         if len(set(known)) == len(stacks):
@@ -207,8 +224,8 @@ def _group(trace: Trace, by: str, key: Key, label: str, blocks: list[Block]) -> 
     )
 
 
-def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> Any:
-    """Who holds memory at a moment, as an Arrow table, most bytes first.
+def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> Table:
+    """Who holds memory at a moment, as a `Table`, most bytes first.
 
     Columns: `group` (its name), `key` (number of the stream or step, bytes of the size class; else null),
     `bytes`, `requested`, `blocks`, `share` of all live bytes, and `frames` of a stack, innermost first.
@@ -216,7 +233,7 @@ def summary(trace: Trace, by: str = "stack", at: str | int | None = "peak") -> A
     memory = memory_at(trace, find_moment(trace, at).event)
     groups = group_blocks(trace, memory.blocks(), check_grouping(by))
     whole = max(1, memory.allocated)
-    return arrow_table(
+    return Table(
         {
             "group": ("string", [group.label for group in groups]),
             "key": ("uint64", [group.key if isinstance(group.key, int) else None for group in groups]),

@@ -10,9 +10,16 @@ from vram.core.html import heading, table
 from vram.core.verdict import MEANINGS
 from vram.sizes import format_count, format_size
 
-__all__ = ["difference_html", "explanation_html", "leaks_html", "memory_html", "merged_html"]
+__all__ = ["difference_html", "explanation_html", "leaks_html", "memory_html", "merged_html", "table_html"]
 
 MOST_ROWS = 10
+SHARES = ("share", "confidence", "deviation")
+"""Columns of tables whose values are parts of a whole."""
+SIZES = (
+    *("bytes", "requested", "bytes_at_end", "growth", "before", "after", "gap"),
+    *("peak_allocated", "peak_reserved", "allocated_at_end"),
+)
+"""Columns of tables whose values are bytes."""
 FITS = {True: "fits", None: "may fit", False: "does not fit"}
 
 
@@ -103,3 +110,27 @@ def memory_html(memory: Any) -> str:
 
 def _signed(size: int) -> str:
     return f"{'−' if size < 0 else '+'}{format_size(abs(size))}"
+
+
+def table_html(found: Any) -> str:
+    """The first rows, without the frames of stacks."""
+    rows = found.to_pylist()
+    names = [name for name in found.column_names if name != "frames"]
+    titles = "|".join(name if _is_text(rows, name) else f">{name}" for name in names)
+    return _first(titles, [[_value(name, row[name]) for name in names] for row in rows])
+
+
+def _is_text(rows: Sequence[Any], name: str) -> bool:
+    return any(isinstance(row[name], str) for row in rows)
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if name in SHARES:
+        return f"{value:.1%}"
+    if name in SIZES:
+        return _signed(value) if name == "gap" else format_size(round(value))
+    return f"{value:,}"

@@ -14,7 +14,7 @@ from typing import Any
 from vram.sizes import format_count, format_size
 from vram.trace import Block, Trace, find_steps
 
-from .columns import arrow_table
+from .columns import Table
 from .groups import stack_labels
 from .memory import memory_at
 from .moments import find_window
@@ -42,7 +42,7 @@ class Leaks:
     last: int
     unit: str
     steps: int
-    table: Any
+    table: Table
 
     @property
     def likely(self) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def find_leaks(trace: Trace, between: str | None = None) -> Leaks:
         "bytes_at_end": "int64",
         "frames": "strings",
     }
-    table = arrow_table({name: (kind, [row[name] for row in rows]) for name, kind in kinds.items()})
+    table = Table({name: (kind, [row[name] for row in rows]) for name, kind in kinds.items()})
     return Leaks(first, last, unit, len(starts), table)
 
 

@@ -131,6 +131,9 @@ class Memories:
         self._pages_move = pages_move(trace)
         self._final = final_sizes(trace)
 
+    def __repr__(self) -> str:
+        return f"<Memories of {self._trace.source!r}: {self._trace.events} events>"
+
     def at(self, event: int) -> Memory:
         """What the allocator held after `event`; before the first with -1."""
         event = whole_number(event, "event", least=-1, most=self._trace.events - 1)

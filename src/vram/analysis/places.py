@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from vram.trace import STEP_PREFIX, Annotation, Frame, Trace
 
-__all__ = ["Phases", "frame_text", "module_of", "place_of", "redacted"]
+__all__ = ["Phases", "frame_text", "is_framework", "module_of", "place_of", "redacted"]
 
 _LIBRARY = re.compile(r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]|^<frozen ")
 _NATIVE = re.compile(r"\.(c|cc|cpp|cu|h|hpp|so)(\.\d+)*$|^\??\??$")
@@ -41,6 +41,11 @@ def _rank(filename: str) -> int:
     if _NATIVE.search(filename) or _PLUMBING.search(filename):
         return 2
     return 1 if _LIBRARY.search(filename) else 0
+
+
+def is_framework(frame: Frame) -> bool:
+    """Whether a call is inside PyTorch, native code or vram."""
+    return _rank(frame.filename) == 2
 
 
 def frame_text(frame: Frame) -> str:

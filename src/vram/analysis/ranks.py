@@ -18,7 +18,7 @@ from vram.errors import ConfigError
 from vram.trace import Action, Trace, find_steps
 from vram.trace.series import events_of, reserved_series
 
-from .columns import arrow_table
+from .columns import Table
 from .memory import memory_at
 from .moments import allocated_series, peak_event
 
@@ -55,7 +55,7 @@ class Merged:
 
     ranks: tuple[Rank, ...]
     common_steps: tuple[int, ...]
-    table: Any
+    table: Table
 
     def _repr_html_(self) -> str:
         from .html import merged_html
@@ -114,7 +114,7 @@ def write_table(merged: Merged, path: Path) -> None:
         else:
             import pyarrow.parquet
 
-            pyarrow.parquet.write_table(merged.table, path)
+            pyarrow.parquet.write_table(merged.table.to_arrow(), path)
     except ImportError as error:
         raise ConfigError(
             "Parquet files need pyarrow, which is not installed; "
@@ -182,9 +182,9 @@ def _rank(name: str, trace: Trace, rows: list[_Row], middles: dict[int | None, f
     )
 
 
-def _table(ranks: list[Rank], rows: dict[str, list[_Row]], middles: dict[int | None, float]) -> Any:
+def _table(ranks: list[Rank], rows: dict[str, list[_Row]], middles: dict[int | None, float]) -> Table:
     flat = [(rank.name, row) for rank in ranks for row in rows[rank.name]]
-    return arrow_table(
+    return Table(
         {
             "rank": ("string", [name for name, _ in flat]),
             "step": ("int64", [row.step for _, row in flat]),

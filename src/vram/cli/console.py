@@ -206,10 +206,38 @@ def draw_grid(
     cells = [[one_line(cell) for cell in row] for row in rows[:top]]
     numbers = [title.startswith(">") for title in columns.split("|")]
     titles = [title.removeprefix(">") for title in columns.split("|")]
+    if _is_piped(console):
+        _print_rows(console, [titles, *cells], numbers)
+    else:
+        _print_table(console, titles, cells, numbers, styles or {})
+    if len(rows) > len(cells):
+        draw_line(console, f"and {len(rows) - len(cells)} more: {rest}", "dim")
+
+
+def _print_rows(console: Console, rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> None:
+    """Print each row as one line that ends with its last letter."""
+    widths = _widths(rows[0], rows[1:])
+    for row in rows:
+        padding = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            space + cell if number else cell + space
+            for cell, space, number in zip(row, padding, numbers, strict=True)
+        ]
+        console.print(Text((" " * GAP).join(cells).rstrip()), soft_wrap=True)
+
+
+def _print_table(
+    console: Console,
+    titles: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    numbers: Sequence[bool],
+    styles: Mapping[str, str],
+) -> None:
+    """Print a table that is no wider than the terminal, if that is possible."""
     gaps = GAP * (len(titles) - 1)
     least = _widths(titles, cells)
     width, room = sum(least), console.width - gaps
-    if width > room and not _is_piped(console):
+    if width > room:
         titles = [title.replace(" ", "\n") if numbers[i] else title for i, title in enumerate(titles)]
         folded = _widths(titles, cells)
         least = [each if numbers[i] else min(each, LEAST_WIDTH) for i, each in enumerate(folded)]
@@ -219,10 +247,8 @@ def draw_grid(
         justify: JustifyMethod = "right" if number else "left"
         table.add_column(title, justify=justify, overflow="fold", no_wrap=number, min_width=letters)
     for row in cells:
-        table.add_row(*map(Text, row), style=(styles or {}).get(row[0], ""))
+        table.add_row(*map(Text, row), style=styles.get(row[0], ""))
     console.print(table, crop=False)
-    if len(rows) > len(cells):
-        draw_line(console, f"and {len(rows) - len(cells)} more: {rest}", "dim")
 
 
 def _widths(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:

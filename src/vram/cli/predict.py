@@ -277,7 +277,7 @@ def _draw_settings(found: Prediction, console: Console) -> None:
                 if each.smallest_capacity is None
                 else format_size(each.smallest_capacity + found.gpu.overhead),
                 format_size(each.peak_reserved),
-                each.environment if each.conf or each.policy != "torch" else "(default)",
+                each.environment or "defaults",
             )
             for each in ranked
         ],

@@ -26,6 +26,7 @@ from vram.replay import (
     recorded_setting,
     sweep_all,
 )
+from vram.replay.recorded import uses_torch
 from vram.replay.run import SPILLING
 from vram.replay.sweep import collapsed, worthwhile
 from vram.sizes import format_count, format_size
@@ -54,6 +55,8 @@ COMPARED = ("torch", "torch-expandable", "cuda-async", "vram")
 """What a PyTorch job can use without changing its code."""
 RECORDED, WORTHWHILE = "recorded", "*"
 """Mark the setting that the recording was made with, and those that no other beats in memory and time."""
+DEFAULTS = "unset PYTORCH_CUDA_ALLOC_CONF"
+"""How to use PyTorch's allocator with its defaults."""
 LEGEND = f"{WORTHWHILE} no other needs less memory without more driver time"
 
 
@@ -160,14 +163,14 @@ def replay_command(
         _show_sweeps(traces, rankings, capacity, as_json)
         failed = any(all(each.smallest_capacity is None for each in ranked) for ranked in rankings)
     else:
-        reports, notes = [], []
+        reports, traces = [], []
         with progress_bar("files") as progress:
             for done, path in enumerate(files):
                 progress(done, len(files))
                 trace = _open(path, device)
                 reports.append(_compare(trace, policies, capacity, conf, lag, spill or 0))
-                notes.append([*_notes(trace, capacity)])
-        _show_reports(reports, notes, as_json)
+                traces.append(trace)
+        _show_reports(reports, traces, capacity, as_json)
         failed = any(result.oom for report in reports for result in report.results)
     if failed:
         ctx.exit(FINDING)
@@ -200,11 +203,15 @@ def _compare(
     return compare(trace, chosen, capacity=capacity, conf=conf, lag_us=lag, spill=spill)
 
 
-def _notes(trace: Trace, capacity: int | None) -> Iterator[str]:
-    """What a reader must know of the recorded job."""
+def _failed_request(trace: Trace) -> Iterator[str]:
     if (failure := last_failure(trace)) is not None:
         size = format_size(trace.size[failure])
         yield f"The recording ends with a failed request for {size}; the replays serve it."
+
+
+def _notes(trace: Trace, capacity: int | None) -> Iterator[str]:
+    """What a reader must know of the recorded job."""
+    yield from _failed_request(trace)
     if capacity is None and (limit := _limit(trace, None)):
         yield f"The limit of the recorded job was {limit}; --capacity replays under a limit."
 
@@ -214,13 +221,23 @@ def _limit(trace: Trace, capacity: int | None) -> str:
     return describe_limit(recorded_capacity(trace)) if capacity is None else format_size(capacity)
 
 
-def _show_reports(reports: list[ReplayReport], notes: list[list[str]], as_json: bool) -> None:
+def _use(trace: Trace, setting: Setting | Ranked) -> str:
+    """The line that makes the recorded job use a setting; empty if there is none."""
+    if uses_torch(trace):
+        return setting.environment or DEFAULTS
+    pairs = ",".join(f"{key}:{value}" for key, value in setting.conf.items())
+    return f"VRAM_CONF={pairs}" if setting.policy == "vram" and pairs else ""
+
+
+def _show_reports(
+    reports: list[ReplayReport], traces: list[Trace], capacity: int | None, as_json: bool
+) -> None:
     if as_json:
         _print_json([report.to_json() for report in reports])
         return
     console = open_console()
-    for report, lines in zip(reports, notes, strict=True):
-        _draw(report, lines, console)
+    for report, trace in zip(reports, traces, strict=True):
+        _draw(report, trace, capacity, console)
 
 
 # --- a sweep ------------------------------------------------------------------------------------------------
@@ -240,9 +257,11 @@ def _show_sweeps(traces: list[Trace], rankings: list[Ranking], capacity: int | N
         draw_line(console, f"{Path(trace.source).name}: {format_count(len(ranked), 'setting')}", "bold")
         draw_grid(console, SWEEP_COLUMNS, [*_sweep_rows(trace, ranked)])
         draw_line(console, LEGEND, "dim")
+        for line in _failed_request(trace):
+            draw_line(console, line)
         if limit := _limit(trace, capacity):
             draw_line(console, f"The limit {'was' if capacity is None else 'is'} {limit}.")
-        for line in _best(ranked, capacity):
+        for line in _best(trace, ranked, capacity):
             draw_line(console, line)
         console.print()
 
@@ -268,7 +287,7 @@ def _sweep_rows(trace: Trace, ranked: Ranking) -> Iterator[list[str]]:
         ]
 
 
-def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> Iterator[str]:
+def _best(trace: Trace, ranked: tuple[Ranked, ...], capacity: int | None) -> Iterator[str]:
     best = ranked[0]
     if best.smallest_capacity is None:
         held = "" if capacity is None else f" with {format_size(capacity)}"
@@ -276,8 +295,10 @@ def _best(ranked: tuple[Ranked, ...], capacity: int | None) -> Iterator[str]:
         return
     for position, (size, each) in enumerate(_best_of_each_policy(ranked)):
         device = "A device with " if position == 0 else ""
-        yield f"{device}{format_size(size)} is enough with {each.policy}:"
-        yield each.environment
+        line = _use(trace, each)
+        yield f"{device}{format_size(size)} is enough with {each.policy}{':' if line else '.'}"
+        if line:
+            yield line
 
 
 def _best_of_each_policy(ranked: tuple[Ranked, ...]) -> list[tuple[int, Ranked]]:
@@ -292,7 +313,7 @@ def _best_of_each_policy(ranked: tuple[Ranked, ...]) -> list[tuple[int, Ranked]]
 # --- a replay -----------------------------------------------------------------------------------------------
 
 
-def _draw(report: ReplayReport, notes: list[str], console: Console) -> None:
+def _draw(report: ReplayReport, trace: Trace, capacity: int | None, console: Console) -> None:
     name, events = Path(report.heading["source"]).name, report.heading["events"]
     draw_line(console, f"{name}: {events} events over {_duration(report.span_us)}", "bold")
     completed = [result for result in report.results if result.oom is None]
@@ -306,7 +327,7 @@ def _draw(report: ReplayReport, notes: list[str], console: Console) -> None:
     )
     if good:
         draw_line(console, LEGEND, "dim")
-    for note in notes:
+    for note in _notes(trace, capacity):
         draw_line(console, note)
     for result in report.results:
         if len(report.results) == 1 or result.oom is not None:
@@ -314,26 +335,26 @@ def _draw(report: ReplayReport, notes: list[str], console: Console) -> None:
             if result.spill is not None:
                 draw_line(console, _spilled(result.spill))
         elif result in good and result.policy != report.recorded:
-            draw_line(console, _trade(result, report))
+            draw_line(console, _trade(result, report, trace))
     console.print()
 
 
-def _trade(result: ReplayResult, report: ReplayReport) -> str:
+def _trade(result: ReplayResult, report: ReplayReport, trace: Trace) -> str:
     """What a policy costs in memory and driver time beside the recorded one, and how to use it."""
-    setting = Setting(result.policy, {}).environment
+    line = _use(trace, Setting(result.policy, {}))
+    use = f" To use it: {line}" if line else ""
     other = next((each for each in report.results if each.policy == report.recorded), None)
     if other is None:
-        return f"To use {result.policy}: {setting}"
+        return f"To use {result.policy}: {line}"
     if other.oom is not None:
-        return f"{result.policy} completes, unlike the recorded {other.policy}. To use it: {setting}"
+        return f"{result.policy} completes, unlike the recorded {other.policy}.{use}"
     memory, driver = result.peak_reserved - other.peak_reserved, result.driver_us - other.driver_us
     part = f"{format_size(abs(memory))} ({abs(memory) / max(1, other.peak_reserved):.1%})"
     needs = f"{part} {'less' if memory < 0 else 'more'} memory than" if memory else "as much memory as"
     share = f" ({abs(driver) / report.span_us:.1%} of the recorded time)" if report.span_us else ""
     return (
         f"{result.policy} needs {needs} the recorded {other.policy}, for "
-        f"{_duration(abs(driver))} {'less' if driver <= 0 else 'more'} driver time{share}. "
-        f"To use it: {setting}"
+        f"{_duration(abs(driver))} {'less' if driver <= 0 else 'more'} driver time{share}.{use}"
     )
 
 

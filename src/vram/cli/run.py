@@ -32,6 +32,10 @@ kept_variables: list[dict[str, Any]] = []
 """Those of the program, until the process ends."""
 
 
+class NothingRecorded(ConfigError):
+    """The program completed without using memory that can be recorded."""
+
+
 class _RunCommand(click.RichCommand):
     """A command whose own options end where the program begins, as in `python`."""
 
@@ -74,7 +78,7 @@ def _read_report(ctx: click.Context, param: click.Parameter, value: str | None) 
 @click.option(
     "--spill",
     metavar="SIZE|auto",
-    help="When a device is full, slow down instead of failing: move cold memory to so much host memory.",
+    help="When a device is full, move cold memory to host memory, at most SIZE, instead of failing.",
 )
 @click.option(
     "--record",
@@ -159,7 +163,7 @@ def run_command(
                 raise
         except BaseException as error:
             _end_as_python_does(error)
-        if recorded is not None and recording is not None:
+        if recorded is not None:
             _require_events(recorded)
 
 
@@ -167,7 +171,7 @@ def _require_events(recorded: ProgramRecording) -> None:
     """Fail if the program completed and nothing was recorded."""
     recorded.wait()
     if not recorded.events:
-        raise ConfigError(f"nothing was recorded: {recorded.why_empty()}")
+        raise NothingRecorded(f"nothing was recorded: {recorded.why_empty()}")
 
 
 def _enter_null_gpu(name: str | None, count: int | None, arguments: tuple[str, ...]) -> None:
@@ -207,12 +211,11 @@ def _configure(conf: dict[str, object]) -> None:
 
 def _install_under_torch() -> None:
     import vram.torch
-    from vram.torch.gpu import WITHOUT_GPU
 
     try:
         vram.torch.install()
     except ImportError as error:
-        raise ConfigError(f"--torch needs PyTorch: {error} {WITHOUT_GPU}") from error
+        raise ConfigError(f"--torch needs PyTorch: {error}") from error
 
 
 def _record(ends: contextlib.ExitStack, recording: str | None, report: str | None) -> ProgramRecording:
@@ -232,7 +235,7 @@ def _record(ends: contextlib.ExitStack, recording: str | None, report: str | Non
         recording = os.path.join(folder, "run.vtrace")
     recorded = ProgramRecording(os.path.abspath(recording))
     if target is not None:
-        ends.callback(_write_reports, recorded, target)
+        ends.push(lambda _kind, error, _trace: _end_reports(error, recorded, target))
     return recorded
 
 
@@ -245,6 +248,12 @@ def _report_path(recording: str | None, report: str) -> Path:
         return Path(report).absolute()
     beside_it = Path(recording or f"vram-run-{os.getpid()}").with_suffix(".html")
     return beside_it.absolute()
+
+
+def _end_reports(error: BaseException | None, recorded: ProgramRecording, target: Path) -> None:
+    """Write the reports however the program ended, unless there is nothing to report."""
+    if not isinstance(error, NothingRecorded):
+        _write_reports(recorded, target)
 
 
 def _write_reports(recorded: ProgramRecording, target: Path) -> None:

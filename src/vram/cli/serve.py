@@ -7,12 +7,16 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from vram.errors import ConfigError
 
-from .console import device_option, open_console
+from .console import device_option, open_console, progress_bar
+
+if TYPE_CHECKING:
+    from vram.web import Page
 
 __all__ = ["serve_command"]
 
@@ -45,16 +49,23 @@ def serve_command(
         raise ConfigError("specify a recording, a directory of recordings, or a running process with --pid")
     live = None if pid is None else attach(pid).status
     page = Page(files, live=live, port=port, device=device)
+    try:
+        _serve(page, files, opened)
+    finally:
+        page.close()
+
+
+def _serve(page: Page, files: tuple[Path, ...], opened: bool | None) -> None:
+    if len(files) == 1 and not files[0].is_dir():
+        with progress_bar("reading") as show:
+            page.recordings.get(0, show)  # a file that cannot be read fails here, not in the browser
     open_console().print(page.url, soft_wrap=True, markup=False)
     sys.stdout.flush()
     if opened or (opened is None and _has_desktop()):
         page.open_browser()
     elif opened is None:
         click.echo(_tunnel(page.port), err=True)
-    try:
-        page.run()
-    finally:
-        page.close()
+    page.run()
 
 
 def _tunnel(port: int) -> str:

@@ -22,7 +22,9 @@ def heading(status: Status) -> str:
     held = sum(pool["allocated"] for pool in status["pools"])
     kept = sum(pool["reserved"] for pool in status["pools"])
     away = sum(pool.get("spilled", 0) for pool in status["pools"])  # older processes do not tell
+    saved = sum(pool.get("spill", {}).get("saved_bytes", 0) for pool in status["pools"])
     spilled = f", {format_size(away)} spilled" if away else ""
+    spilled += f", {format_size(saved)} of saved tensors in host memory" if saved else ""
     return (
         f"{status['program']} ({status['pid']}): {format_size(held)} allocated, {format_size(kept)} reserved"
         f"{spilled} in {format_count(len(status['pools']), 'pool')}, {rate:,.0f} allocations/s"

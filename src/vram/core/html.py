@@ -301,7 +301,7 @@ def ranking_html(ranking: Sequence[Any]) -> str:
             "none" if each.smallest_capacity is None else format_size(each.smallest_capacity),
             format_size(each.peak_reserved),
             str(each.retries),
-            each.environment,
+            each.environment or "defaults",
         )
         for each in ranking
     ]

@@ -55,6 +55,10 @@ COUNTERS = {
     ),
     "vram_out_of_memory": ("out_of_memory", "Requests that could not be served."),
 }
+SAVED = {
+    "vram_spill_saved_bytes": ("saved_bytes", "Bytes of PyTorch's saved tensors that are in pinned memory."),
+}
+"""Gauges of pools that can spill."""
 SPILLING = {
     "vram_spill_moved_out_bytes": ("moved_out_bytes", "Bytes of pages moved to host memory."),
     "vram_spill_moved_back_bytes": ("moved_back_bytes", "Bytes of pages moved back to the device."),
@@ -126,12 +130,13 @@ class Metrics(Closing):
                     if pool[key] is not None:
                         family.add_metric(_labels(pool), pool[key])
                 yield family
-        for name, (key, text) in SPILLING.items():
-            family = CounterMetricFamily(name, text, labels=POOL)
-            for pool in told["pools"]:
-                if key in pool["spill"]:
-                    family.add_metric(_labels(pool), pool["spill"][key])
-            yield family
+        for families, make in ((SAVED, GaugeMetricFamily), (SPILLING, CounterMetricFamily)):
+            for name, (key, text) in families.items():
+                family = make(name, text, labels=POOL)
+                for pool in told["pools"]:
+                    if key in pool["spill"]:
+                        family.add_metric(_labels(pool), pool["spill"][key])
+                yield family
         rungs = CounterMetricFamily(
             "vram_rung_allocations", "Allocations served by each rung of the ladder.", labels=(*POOL, "rung")
         )

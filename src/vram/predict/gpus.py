@@ -14,7 +14,7 @@ from vram.arguments import require, whole_number
 from vram.errors import ConfigError
 from vram.sizes import format_size, parse_size
 
-__all__ = ["DEFAULT_GPU", "GPUS", "Gpu", "find_gpu", "gpus", "read_gpu"]
+__all__ = ["DEFAULT_GPU", "GPUS", "Gpu", "Gpus", "find_gpu", "gpus", "read_gpu"]
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -182,9 +182,23 @@ GPUS = (
 _NOISE = re.compile(r"^(nvidia|tesla|geforce|quadro)+")
 
 
-def gpus() -> tuple[Gpu, ...]:
+class Gpus(tuple[Gpu, ...]):
+    """GPUs: a tuple that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<Gpus: {_list(self)}>"
+
+    def _repr_html_(self) -> str:
+        from .html import gpus_html
+
+        return gpus_html(self)
+
+
+def gpus() -> Gpus:
     """Every GPU that `vram.predict` knows by name."""
-    return GPUS
+    return Gpus(GPUS)
 
 
 def find_gpu(name: str) -> Gpu:
@@ -204,8 +218,8 @@ def find_gpu(name: str) -> Gpu:
     nearest = [gpu for gpu in GPUS if _names(gpu) & set(near)] or GPUS
     what = "the nearest are" if near else "there are"
     raise ConfigError(
-        f"no GPU is named {name!r}; {what} {_list(nearest)}. For another one, give its memory: "
-        "--memory 24GiB",
+        f"no GPU is named {name!r}; {what} {_list(nearest)}. vram predict --memory 24GiB predicts for "
+        "any amount of memory",
         value=name,
     )
 

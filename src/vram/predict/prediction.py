@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vram.analysis.groups import GROUPINGS, UNKNOWN, Group, group_blocks
+from vram.analysis.groups import GROUPINGS, Group, group_blocks
 from vram.analysis.memory import memory_at
 from vram.analysis.moments import find_moment
 from vram.arguments import shown
@@ -26,7 +26,7 @@ from vram.trace.convert import convert
 from .gpus import GPUS, Gpu
 from .program import Ended, Program
 
-__all__ = ["Failure", "Fit", "Prediction", "Use", "failure_text"]
+__all__ = ["Failure", "Fit", "Fits", "Prediction", "Use", "failure_text"]
 
 Show: TypeAlias = "Callable[[int, int], None]"
 """Shows how many of how many settings were tried."""
@@ -99,6 +99,21 @@ class Fit:
     gpu: Gpu
     fits: str
     room: int
+
+
+class Fits(tuple[Fit, ...]):
+    """Whether a program fits GPUs: a tuple that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        fitting = ", ".join(each.gpu.key for each in self if each.fits == "yes")
+        return f"<Fits of {len(self)} GPUs; enough memory: {fitting or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        from .html import fits_html
+
+        return fits_html(self)
 
 
 class Prediction:
@@ -218,14 +233,14 @@ class Prediction:
         """What is left of the GPU's memory at the peak."""
         return self.gpu.memory - self.peak_used
 
-    def table(self) -> tuple[Fit, ...]:
+    def table(self) -> Fits:
         """Whether the program would fit other GPUs, the largest first.
 
         The peak is that of this prediction; other GPUs choose other kernels with other workspaces. If the
         program ran out of memory, the peak is that of a run without a limit.
         """
         ordered = sorted(GPUS, key=lambda each: -each.memory)
-        return tuple(Fit(gpu, self._fits_on(gpu), gpu.memory - self.known._used_of(gpu)) for gpu in ordered)
+        return Fits(Fit(gpu, self._fits_on(gpu), gpu.memory - self.known._used_of(gpu)) for gpu in ordered)
 
     def _fits_on(self, gpu: Gpu) -> str:
         """A larger GPU than one that was too small may be enough, another one is not."""
@@ -295,7 +310,7 @@ class Prediction:
         failed = self.outcome == "out of memory" and Action.OOM in self.trace.action
         memory = memory_at(self.trace, find_moment(self.trace, "oom" if failed else "peak").event)
         groups = group_blocks(self.trace, memory.blocks(), by)
-        return [replace(group, label=_label(group, by)) for group in groups]
+        return [replace(group, label=_near(group.label)) for group in groups]
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
         """Write the recording to `path`, and those of other processes and devices beside it.
@@ -401,13 +416,6 @@ class Prediction:
         from .html import prediction_html
 
         return prediction_html(self)
-
-
-def _label(group: Group, by: str) -> str:
-    """The name of a group, with files as seen from here; threads of a backward pass have no Python stack."""
-    if by in ("line", "stack", "module") and group.label == UNKNOWN[by]:
-        return "(no line: a backward pass, or a thread of a library)"
-    return _near(group.label)
 
 
 def _near(place: str) -> str:

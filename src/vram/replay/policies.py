@@ -25,7 +25,7 @@ DIVISION_INTERVALS = 16
 class PolicyKind:
     """One allocator. `settings` maps each option to its name in the native core and the reader of its value.
 
-    `environment` writes settings as the line to paste before the job.
+    `environment` writes settings as the line to paste before the job; empty if none is needed.
     """
 
     name: str
@@ -108,10 +108,12 @@ def _power_of_two(key: str, text: str) -> int:
 
 
 def _pytorch(first: str = "") -> Callable[[Mapping[str, object]], str]:
+    """PyTorch reads one variable; its defaults need none."""
+
     def write(conf: Mapping[str, object]) -> str:
         pairs = [first] if first else []
         pairs += [f"{key}:{value}" for key, value in conf.items()]
-        return f"PYTORCH_CUDA_ALLOC_CONF={','.join(pairs)}"
+        return f"PYTORCH_CUDA_ALLOC_CONF={','.join(pairs)}" if pairs else ""
 
     return write
 

@@ -10,7 +10,7 @@ from vram.trace import Trace
 
 from .policies import policy_kind
 
-__all__ = ["Setting", "recorded_setting"]
+__all__ = ["Setting", "recorded_setting", "uses_torch"]
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ class Setting:
 
     @property
     def environment(self) -> str:
-        """The line to paste: environment variables, or for RMM a line of Python."""
+        """Line to paste: environment variables, for RMM a line of Python, empty for PyTorch's defaults."""
         return policy_kind(self.policy).environment(self.conf)
 
 
@@ -39,6 +39,14 @@ def recorded_setting(trace: Trace) -> Setting | None:
     if "expandable_segments" not in settings:  # not a snapshot of PyTorch, or one of an old version
         return None
     return Setting("torch-expandable" if settings["expandable_segments"] else "torch", dict(_conf(settings)))
+
+
+def uses_torch(trace: Trace) -> bool:
+    """Whether the recorded job can be one of PyTorch, and not only of pools of vram."""
+    if trace.settings.get("allocator") != "vram":
+        return True
+    on_gpu = str(trace.settings.get("device", "")).startswith("cuda")
+    return on_gpu and (not trace.frames or any("/torch/" in f"/{each.filename}" for each in trace.frames))
 
 
 def _conf(settings: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from .policies import policy_kind
 from .recorded import Setting
 from .run import DEFAULT_LAG_US, ReplayResult, replay
 
-__all__ = ["Ranked", "Ranking", "collapsed", "grid", "suggest", "sweep", "sweep_all", "worthwhile"]
+__all__ = ["Grid", "Ranked", "Ranking", "collapsed", "grid", "suggest", "sweep", "sweep_all", "worthwhile"]
 
 CAPACITY_STEP = 2 << 20
 """The smallest device is found to this precision: the driver allocates no less."""
@@ -73,7 +73,7 @@ class Ranking(tuple[Ranked, ...]):
 
     def __repr__(self) -> str:
         first = self[0] if self else None
-        best = f", the best with {first.policy}: {first.environment}" if isinstance(first, Ranked) else ""
+        best = f", the best with {first.policy}: {first.environment or 'defaults'}" if first else ""
         return f"<Ranking of {len(self)} settings{best}>"
 
     def _repr_html_(self) -> str:
@@ -82,7 +82,16 @@ class Ranking(tuple[Ranked, ...]):
         return ranking_html(self)
 
 
-def grid(policies: Iterable[str] | None = None) -> tuple[Setting, ...]:
+class Grid(tuple[Setting, ...]):
+    """Settings to try: a tuple with a short repr."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<Grid of {len(self)} settings of {', '.join(dict.fromkeys(each.policy for each in self))}>"
+
+
+def grid(policies: Iterable[str] | None = None) -> Grid:
     """The sensible settings of each allocator, its defaults first."""
     found = []
     for policy in dict.fromkeys(_GRID if policies is None else policies):
@@ -90,7 +99,7 @@ def grid(policies: Iterable[str] | None = None) -> tuple[Setting, ...]:
         for values in product(*options.values()):
             conf = {key: value for key, value in zip(options, values, strict=True) if value is not None}
             found.append(Setting(policy, conf))
-    return tuple(found)
+    return Grid(found)
 
 
 def sweep(

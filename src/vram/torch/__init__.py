@@ -19,10 +19,9 @@ from vram.core.locks import new_lock
 from vram.core.manager import get_memory_manager
 from vram.core.pool import PinnedPool, Pool
 from vram.errors import DeviceError
-from vram.integrations.adaptors import require_library
 from vram.observe.recorder import PoolsRecorder, record_pools
 from vram.torch.companion import ALLOCATOR, load_companion, thrower
-from vram.torch.gpu import WITHOUT_GPU, require_cuda_build, require_gpu
+from vram.torch.gpu import WITHOUT_GPU, require_cuda_build, require_gpu, require_torch
 from vram.torch.inherit import inherit
 from vram.torch.patches import History, Patches, replacements
 from vram.torch.spill import steer_spilling
@@ -87,7 +86,7 @@ def install(**config: Any) -> None:
     features, and a warning says so. Calling `install` again only applies `config`. Processes that
     `multiprocessing` starts afterwards, by `spawn` or `forkserver`, use vram with the same `config`.
     """
-    torch = require_library("torch", "PyTorch")
+    torch = require_torch()
     with _installation.lock:
         if _installation.allocator is None:
             _require_unused(torch)
@@ -127,7 +126,7 @@ def mem_pool(device: Any = None) -> Any:
     Without `install()`, PyTorch's own allocator stays in use and takes whole segments; this works also after
     the first use of CUDA. `device` is an index or a torch.device. Default: the current device.
     """
-    torch = require_library("torch", "PyTorch")
+    torch = require_torch()
     if isinstance(_installation.allocator, ctypes.CDLL):
         with torch.cuda.device(_index(torch, device)):
             return torch.cuda.MemPool()
@@ -186,7 +185,7 @@ def watch(path: str | os.PathLike[str], **options: Any) -> Watch | PoolsRecorder
     (`run.rank-3.vtrace`). `rotate` and `keep` are those of `vram.record`. Marks of `vram.step` and
     `vram.annotate` are recorded as well. Without a GPU it raises a DeviceError that says what works there.
     """
-    torch = require_library("torch", "PyTorch")
+    torch = require_torch()
     if installed():
         return record_pools(get_memory_manager(), path, **options)
     require_gpu(torch)

@@ -6,13 +6,22 @@ from typing import Any
 
 from vram import _native
 from vram.errors import DeviceError
+from vram.integrations.adaptors import require_library
 
-__all__ = ["WITHOUT_GPU", "require_cuda_build", "require_gpu"]
+__all__ = ["WITHOUT_GPU", "require_cuda_build", "require_gpu", "require_torch"]
 
 WITHOUT_GPU = (
     "Without a GPU, `vram demo` shows what vram does, `vram explain FILE` explains a recording of another "
     "machine, and `vram predict train.py` predicts the memory that a program needs."
 )
+
+
+def require_torch() -> Any:
+    """The module torch, or an ImportError that says what works without it."""
+    try:
+        return require_library("torch", "PyTorch")
+    except ImportError as error:
+        raise ImportError(f"{error} {WITHOUT_GPU}", name="torch") from error
 
 
 def require_cuda_build(torch: Any) -> None:

@@ -19,6 +19,7 @@ from vram.sizes import format_count
 __all__ = [
     "BEFORE",
     "COLUMNS",
+    "NO_STACK",
     "Action",
     "Annotation",
     "Block",
@@ -40,6 +41,8 @@ COLUMNS = {
 """The columns of a trace and their types, as typecodes of `array`."""
 EMPTY_STACK = 0
 """The stack of an event that was recorded without one: `stacks[0]` is always `()`."""
+NO_STACK = "(no Python stack, as in a backward pass)"
+"""What a person sees in place of the empty stack. Threads of PyTorch's backward pass run no Python code."""
 BEFORE = -1
 """In place of the number of an event: it happened before the first one."""
 NO_TAG = 0

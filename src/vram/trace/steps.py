@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from vram.arguments import require, whole_number
 
-from .model import Annotation, Trace
+from .model import Action, Annotation, Trace
 
 __all__ = ["LAST_STEP", "STEP_PREFIX", "Steps", "find_steps"]
 
@@ -63,7 +63,10 @@ class Steps:
 
 
 def find_steps(trace: Trace) -> Steps:
-    """The steps of a trace. PyTorch's are numbered from 1: each ends where its optimizer's step does."""
+    """The steps of a trace. PyTorch's are numbered from 1: each ends where its optimizer's step does.
+
+    What follows the last one is a step of its own if it allocates, and otherwise belongs to the last.
+    """
     require(trace, Trace, "trace")
     marks = [mark for mark in trace.annotations if mark.stage == "START" and _number(mark) is not None]
     if marks:
@@ -74,11 +77,16 @@ def find_steps(trace: Trace) -> Steps:
     ]
     ends = [mark for mark in ends if mark.name == ends[0].name]
     starts = [0, *(_first_event(trace, mark.time_us) for mark in ends)]
-    if ends and starts[-1] >= trace.events:
+    if ends and not _allocates(trace, starts[-1]):
         starts.pop()
     return Steps(
         tuple(range(1, len(starts) + 1)) if ends else (), tuple(starts) if ends else (), trace.events
     )
+
+
+def _allocates(trace: Trace, first: int) -> bool:
+    """Whether the events from `first` on are more than the cleanup after the last step."""
+    return any(action in (Action.ALLOC, Action.OOM) for action in trace.action[first:])
 
 
 def _number(mark: Annotation) -> int | None:

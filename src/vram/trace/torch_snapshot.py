@@ -44,6 +44,11 @@ _BLOCK_STATES = {
     "active_awaiting_free": BlockState.PENDING,
     "inactive": BlockState.FREE,
 }
+NO_RECORDING = (
+    "this is not a PyTorch memory snapshot, an RMM log or a vram recording; "
+    "torch.cuda.memory._dump_snapshot writes a snapshot"
+)
+
 # The errors of a column that does not convert.
 _NOT_A_COLUMN = (KeyError, TypeError, ValueError, OverflowError)
 
@@ -68,11 +73,8 @@ class _PlainUnpickler(pickle.Unpickler):
         )
 
     def persistent_load(self, pid: Any, /) -> NoReturn:
-        raise TraceError(
-            "the pickle refers to an object outside itself; a memory snapshot holds plain data only, "
-            "so nothing was loaded. This file is not a snapshot, or it is hostile",
-            place="pickle",
-        )
+        # A pickle of something else, such as a checkpoint; or no pickle: images and archives read like this.
+        raise TraceError(NO_RECORDING, place="pickle")
 
 
 def _unpickle(reader: BoundedReader) -> Any:
@@ -95,10 +97,7 @@ def _unreadable(head: bytes, error: Exception) -> str:
     detail = f"({type(error).__name__}: {str(error)[:200].rstrip('.')})"
     if head == pickle.PROTO and (isinstance(error, EOFError) or "truncated" in str(error)):
         return f"the snapshot is truncated {detail}; copy the file or write the snapshot again"
-    return (
-        f"this is not a PyTorch memory snapshot, an RMM log or a vram recording {detail}; "
-        "torch.cuda.memory._dump_snapshot writes a snapshot"
-    )
+    return f"{NO_RECORDING} {detail}" if head == pickle.PROTO else NO_RECORDING
 
 
 @contextmanager

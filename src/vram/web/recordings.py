@@ -317,8 +317,8 @@ class Recordings:
             for number, path in enumerate(self._paths)
         ]
 
-    def get(self, number: int) -> Recording:
-        """Return the recording with that number, read if needed."""
+    def get(self, number: int, progress: Callable[[int, int], None] | None = None) -> Recording:
+        """Return the recording with that number, read if needed; `progress` is that of `vram.open`."""
         if not 0 <= number < len(self._paths):
             raise ConfigError(f"recording {number} does not exist; there are {len(self._paths)}")
         with self._locks[number]:
@@ -327,7 +327,9 @@ class Recordings:
                     self._open.move_to_end(number)
                     return self._open[number]
             found = Recording(
-                open_trace(self._paths[number], device=self._device, progress=self._progress(number))
+                open_trace(
+                    self._paths[number], device=self._device, progress=self._progress(number, progress)
+                )
             )
             with self._lock:
                 self._open[number] = found
@@ -335,9 +337,11 @@ class Recordings:
                     self._open.popitem(last=False)
             return found
 
-    def _progress(self, number: int) -> Callable[[int, int], None]:
+    def _progress(self, number: int, also: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
         def tell(done: int, whole: int) -> None:
             self._read[number] = (done, whole)
+            if also is not None:
+                also(done, whole)
 
         return tell
 
