@@ -110,7 +110,7 @@ int stats(int device, VramStats* out) {
   *out = {};
   Pool* const pool = Plug::pool(device);
   if (pool == nullptr) return 0;
-  const PoolStats from = pool->stats();
+  const PoolStats from = pool->stats_of_framework();
   for (int kind = 0; kind < 2; ++kind) {
     out->allocations[kind] = meter(from.allocations[kind]);
     out->bytes[kind] = meter(from.bytes[kind]);
@@ -136,7 +136,7 @@ int stats(int device, VramStats* out) {
 }
 
 void reset_peaks(int device) {
-  each_pool(device, [](int, Pool& pool) { pool.reset_peak(); });
+  each_pool(device, [](int, Pool& pool) { pool.reset_peak_of_framework(); });
 }
 
 int add_peer(int device, int peer) {

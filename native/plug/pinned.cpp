@@ -199,7 +199,7 @@ void vram_engine_pinned_stats(VramPinnedStats* out) try {
   if (pool == nullptr) return;
   free_passed();
   (void)pool->coalesce();  // blocks whose work has ended are no longer in use
-  const PoolStats stats = pool->stats();
+  const PoolStats stats = pool->stats_of_framework();
   out->active = sum(stats.allocations);
   out->active.current += stats.pending_blocks;
   out->active_bytes = sum(stats.bytes);
@@ -215,6 +215,6 @@ void vram_engine_pinned_stats(VramPinnedStats* out) try {
 }
 
 void vram_engine_pinned_reset_peaks(void) {
-  if (Pool* const pool = PinnedPlug::pool()) pool->reset_peak();
+  if (Pool* const pool = PinnedPlug::pool()) pool->reset_peak_of_framework();
 }
 }  // extern "C"

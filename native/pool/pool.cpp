@@ -536,9 +536,4 @@ Status Pool::close() {
   return status;
 }
 
-void Pool::reset_peak() {
-  std::unique_lock<std::mutex> lock;
-  if (state_.look(&lock)) accounts_.reset_peaks();
-}
-
 }  // namespace vram

@@ -181,7 +181,10 @@ class Pool final : public Allocator {
 
   // ---- looking ----------------------------------------------------------------------------------------
   PoolStats stats() const override { return report_.stats(); }
-  void reset_peak() override;
+  void reset_peak() override { report_.reset_peaks(); }
+  // The same for a framework that uses the pool and resets the peaks apart from the program.
+  PoolStats stats_of_framework() const { return report_.stats(PeakReader::framework); }
+  void reset_peak_of_framework() { report_.reset_peaks(PeakReader::framework); }
   std::vector<SegmentInfo> snapshot() const override { return report_.snapshot(); }
   // The same, but of addresses only the runs that have memory, with their blocks clipped to them. Every page
   // is in one of them, so their bytes add up to what is reserved.

@@ -6,6 +6,24 @@
 
 namespace vram {
 
+namespace {
+
+void raise_peaks(PoolStats& to, const PoolStats& from) {
+  const auto raise = [](std::uint64_t& a, std::uint64_t b) { a = std::max(a, b); };
+  for (int kind = 0; kind < 2; ++kind) {
+    raise(to.allocations[kind].peak, from.allocations[kind].peak);
+    raise(to.bytes[kind].peak, from.bytes[kind].peak);
+    raise(to.requested[kind].peak, from.requested[kind].peak);
+  }
+  raise(to.reserved.peak, from.reserved.peak);
+  raise(to.segments.peak, from.segments.peak);
+  raise(to.pending.peak, from.pending.peak);
+  raise(to.peak_live, from.peak_live);
+  raise(to.peak_active, from.peak_active);
+}
+
+}  // namespace
+
 Status Report::fail(const Climb& climb, OutOfMemoryReport* report) {
   ++out_of_memory_;
   const OutOfMemoryReport why = explain(climb.size, *climb.stream);
@@ -68,10 +86,26 @@ std::uint64_t Report::bytes_on(bool (*counts)(const Page&)) const {
   return bytes;
 }
 
-PoolStats Report::stats() const {
-  PoolStats stats;
+PoolStats Report::stats(PeakReader reader) const {
   std::unique_lock<std::mutex> lock;
-  if (!look(&lock)) return stats;
+  if (!look(&lock)) return {};
+  PoolStats stats = gather();
+  raise_peaks(stats, peaks_[static_cast<int>(reader)]);
+  return stats;
+}
+
+// The counted peaks restart for all, so what the other readers have not read is kept.
+void Report::reset_peaks(PeakReader reader) {
+  std::unique_lock<std::mutex> lock;
+  if (!look(&lock)) return;
+  const PoolStats now = gather();
+  for (PoolStats& peaks : peaks_) raise_peaks(peaks, now);
+  peaks_[static_cast<int>(reader)] = {};
+  accounts_.reset_peaks();
+}
+
+PoolStats Report::gather() const {
+  PoolStats stats;
   const auto sum = [](Meter& into, const Meter& from) {
     into.current += from.current;
     into.peak += from.peak;

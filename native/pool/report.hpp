@@ -1,10 +1,14 @@
 // What a pool says of itself: statistics, snapshots, the reasons of an out-of-memory error, check(). Defines
-// Report. It changes nothing.
+// Report. It changes nothing but peaks.
 #pragma once
 
 #include "pool/ladder.hpp"
 
 namespace vram {
+
+// Who resets the peaks, each for itself.
+enum class PeakReader : std::uint8_t { program, framework };
+inline constexpr int kPeakReaders = 2;
 
 class Report : PoolPart {
  public:
@@ -19,7 +23,9 @@ class Report : PoolPart {
         spiller_(spiller),
         ladder_(ladder) {}
 
-  PoolStats stats() const;
+  // With the peaks since this reader has reset them last.
+  PoolStats stats(PeakReader reader = PeakReader::program) const;
+  void reset_peaks(PeakReader reader = PeakReader::program);
   std::uint64_t live_bytes() const;
   // In the caches of streams, without those of graphs and heaps. Under the pool's mutex.
   std::uint64_t cached_bytes() const;
@@ -37,6 +43,7 @@ class Report : PoolPart {
   BlockInfo describe(const Block& block) const;
 
  private:
+  PoolStats gather() const;  // under the mutex
   SegmentInfo describe(const Segment& segment, Units from, Units to) const;
   std::uint64_t suspended_live() const;
   std::uint64_t spilled_live() const;
@@ -52,6 +59,7 @@ class Report : PoolPart {
   const Spiller& spiller_;
   const Ladder& ladder_;
   std::uint64_t out_of_memory_ = 0;
+  PoolStats peaks_[kPeakReaders];  // before the peaks restarted last; only peaks are used
 };
 
 }  // namespace vram

@@ -57,6 +57,32 @@ def test_training_gives_the_numbers_of_the_default_allocator() -> None:
     assert output(INSTALL, TRAINING) == output(WITHOUT, TRAINING)
 
 
+def test_the_peaks_of_pytorch_and_of_measurements_are_apart() -> None:
+    assert "done" in output(
+        INSTALL,
+        """
+        MIB = 1 << 20
+
+        def use(mib):
+            torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+        torch.cuda.reset_peak_memory_stats()
+        use(64)
+        with vram.measure() as measured:
+            use(8)
+        assert 8 * MIB <= measured.peak < 64 * MIB, measured
+        assert torch.cuda.max_memory_allocated() >= 64 * MIB
+        with vram.measure() as measured:
+            use(32)
+            torch.cuda.reset_peak_memory_stats()
+            use(4)
+        assert 32 * MIB <= measured.peak < 64 * MIB, measured
+        assert 4 * MIB <= torch.cuda.max_memory_allocated() < 32 * MIB
+        print("done")
+        """,
+    )
+
+
 def test_a_settled_loop_makes_no_driver_call() -> None:
     calls = told(
         INSTALL,
