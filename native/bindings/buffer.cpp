@@ -253,7 +253,8 @@ Status queue_work(PyBuffer* self, PyBuffer* peer, Queue queue) {
   return self->pool->pool.call([&](Allocator& pool) {
     const Allocator::Access access(pool);
     const Allocator::Access to_peer(*others);
-    return access.refused() || to_peer.refused() ? Status{Code::closed, 0, "use"} : queue();
+    if (access.refused() || to_peer.refused()) return Status{Code::closed, 0, "use"};
+    return pool.backend().beside_swaps(queue);
   });
 }
 
