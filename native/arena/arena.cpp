@@ -209,7 +209,8 @@ Status Arena::clear(Chunk& chunk) {
 Status Arena::set_bytes(Address from, std::uint8_t value, std::uint64_t bytes) {
   const Allocator::Access access(*pool_);
   if (access.refused()) return {Code::closed, 0, "arena"};
-  if (!host_) return bytes == 0 ? Status{} : backend_.fill(from, value, bytes, stream());
+  if (!host_ && bytes == 0) return {};
+  if (!host_) return backend_.beside_swaps([&] { return backend_.fill(from, value, bytes, stream()); });
   std::memset(reinterpret_cast<void*>(from), value, bytes);
   return {};
 }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/types.hpp"
+#include "base/waits.hpp"
 
 namespace vram {
 
@@ -118,6 +119,18 @@ class Backend {
   // Whoever closes gates on several streams holds this meanwhile. Two sets of gates that were closed in
   // different orders would wait for each other.
   std::mutex& gates_turn() { return gates_turn_; }
+  // Makes a call that queues work on memory of a pool, with no lock of a pool held. While pages are exchanged
+  // under their addresses, these have none for a moment, and a driver may refuse the call (invalid); it is
+  // then made again after the swap.
+  template <typename Call>
+  Status beside_swaps(Call call) {
+    constexpr double kMostSeconds = 10;
+    const Status status = call();
+    if (status.code != Code::invalid || !info().host_pages) return status;
+    if (!lock_within(gates_turn_, kMostSeconds)) return status;
+    const std::unique_lock turn(gates_turn_, std::adopt_lock);
+    return call();
+  }
 
   // ---- memory shared between processes ---------------------------------------------------------
   // A file descriptor of the page, which the caller closes. It keeps the memory until it is closed, as does

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 
 #include "backends/driver_costs.hpp"
 #include "base/forks.hpp"
@@ -630,7 +632,12 @@ Status ModelBackend::wait_for(Call call, StreamHandle handle, std::uint64_t posi
       host_wait_us_ += moment - now_us();
     }
     move_clock(moment, lock);
-    while (stream->done < position && await_gates(lock)) move_clock(stream->tail, lock);
+    // What the stream waits for completes later than was known if it was queued behind a gate.
+    while (stream->done < position) {
+      const double next = next_completion();
+      if (std::isinf(next) && !await_gates(lock)) break;
+      move_clock(std::isinf(next) ? stream->tail : next, lock);
+    }
     return {stream->done >= position ? Code::ok : Code::deadlock, 0, kCallNames[call]};
   }
   if (stream->done >= position) return kOk;
@@ -843,6 +850,15 @@ ModelBackend::Stream* ModelBackend::first_ready() {
     if (earlier) first = stream.get();
   }
   return first;
+}
+
+// Lag: the next time at which a stream's first operation may complete; infinite if there is none.
+double ModelBackend::next_completion() const {
+  double next = std::numeric_limits<double>::infinity();
+  for (const auto& stream : streams_)
+    if (!stream->operations.empty() && stream->operations.front().finish > now_us())
+      next = std::min(next, stream->operations.front().finish);
+  return next;
 }
 
 // Lag: executes what the clock has passed, in order of completion.

@@ -493,6 +493,7 @@ class ModelBackend : public Backend, public DriverPoolBackend {
   bool step_locked(StreamHandle handle, Lock& lock);
   bool step_round(Lock& lock);
   Stream* first_ready();
+  double next_completion() const;
   void settle(Lock& lock);
   void settle_group(Lock& lock);
   bool settle_one();  // false if there is nothing that this thread may execute

@@ -83,15 +83,20 @@ bool raise_over(PyBuffer* self) {
 
 bool over(PyBuffer* self) { return self->piece->over->load(std::memory_order_acquire); }
 
-bool require_live(PyBuffer* self) {
+// Live, and possibly suspended.
+bool require_held(PyBuffer* self) {
   if (self->piece != nullptr && over(self)) return raise_over(self);
-  if (self->live && self->pool->closing == 0 && !self->pool->pool->closed()) [[likely]] {
-    if (!self->pool->pool->suspended(self->address)) [[likely]]
-      return true;
-    raise({Code::suspended, 0, "suspended"}, "use the buffer");
-    return false;
-  }
+  if (self->live && self->pool->closing == 0 && !self->pool->pool->closed()) [[likely]]
+    return true;
   raise({self->live ? Code::closed : Code::invalid, 0, "free"}, "use the buffer");
+  return false;
+}
+
+bool require_live(PyBuffer* self) {
+  if (!require_held(self)) return false;
+  if (!self->pool->pool->suspended(self->address)) [[likely]]
+    return true;
+  raise({Code::suspended, 0, "suspended"}, "use the buffer");
   return false;
 }
 
@@ -174,8 +179,7 @@ void dealloc(PyObject* object) {
 
 PyObject* free_method(PyObject* object, PyObject*) {
   PyBuffer* self = self_of(object);
-  const bool suspended = self->live && self->pool->pool->suspended(self->address);
-  if (!suspended && !require_live(self)) return nullptr;
+  if (!require_held(self)) return nullptr;
   if (self->piece != nullptr)
     return raise({Code::invalid, 0, "free"},
                  "free a part of an arena; its memory is released with its scope or at a reset");
@@ -249,7 +253,8 @@ Status queue_work(PyBuffer* self, PyBuffer* peer, Queue queue) {
   return self->pool->pool.call([&](Allocator& pool) {
     const Allocator::Access access(pool);
     const Allocator::Access to_peer(*others);
-    return access.refused() || to_peer.refused() ? Status{Code::closed, 0, "use"} : queue();
+    if (access.refused() || to_peer.refused()) return Status{Code::closed, 0, "use"};
+    return pool.backend().beside_swaps(queue);
   });
 }
 

@@ -56,6 +56,8 @@ const char* advice(const Status& status) {
       if (std::strcmp(status.call, "suspend") == 0)
         return "its memory consists of plain segments, which cannot be released under live buffers. Use a "
                "vram.Pool with pages=True on a device that supports pages (Device.pages).";
+      if (std::strcmp(status.call, "spill") == 0 || std::strcmp(status.call, "prefetch") == 0)
+        return "it needs a pool with pages and the option spill, on a device that can map host memory.";
       if (std::strcmp(status.call, Pool::kTooManyStreams) == 0)
         return "the pool supports 65535 streams at a time and has reached this number. Close unused streams, "
                "or use fewer streams.";
@@ -79,6 +81,10 @@ const char* advice(const Status& status) {
       return "the call came from work on a stream and would wait for later work on that stream, which cannot "
              "start before the call returns. Make the call from another thread, or launch less work behind "
              "it.";
+    case Code::not_ready:
+      return "work on a stream did not complete in time, so no memory was moved. Call it again after that "
+             "work "
+             "has completed.";
     case Code::interrupted:
       return "the wait was interrupted. The work continues and nothing has changed; call it again.";
     default:

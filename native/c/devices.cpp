@@ -276,7 +276,11 @@ vram_status vram_copy(vram_device* handle, void* to, const void* from, size_t by
     if (bytes == 0) return VRAM_OK;
     if (to == nullptr) return null_pointer(call, "to");
     if (from == nullptr) return null_pointer(call, "from");
-    return result(device.backend->copy(address_of(to), address_of(from), bytes, handle_of(stream)), call);
+    Backend& backend = *device.backend;
+    const auto copy = [&] {
+      return backend.copy(address_of(to), address_of(from), bytes, handle_of(stream));
+    };
+    return result(backend.beside_swaps(copy), call);
   });
 }
 
@@ -284,7 +288,9 @@ vram_status vram_fill(vram_device* handle, void* to, unsigned char value, size_t
   return with_device(handle, __func__, [&, call = __func__](Device& device) {
     if (bytes == 0) return VRAM_OK;
     if (to == nullptr) return null_pointer(call, "to");
-    return result(device.backend->fill(address_of(to), value, bytes, handle_of(stream)), call);
+    Backend& backend = *device.backend;
+    const auto fill = [&] { return backend.fill(address_of(to), value, bytes, handle_of(stream)); };
+    return result(backend.beside_swaps(fill), call);
   });
 }
 

@@ -3,6 +3,7 @@
 #include "pool/ladder.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/waits.hpp"
@@ -77,11 +78,14 @@ Index Ladder::search_again(Climb& climb) {
 }
 
 Index Ladder::try_rungs(Climb& climb, Rungs rungs, Rung* served) {
-  for (const Step& step : steps_) {
-    if ((rungs & only(step.rung)) == 0) continue;
-    if (step.rung == Rung::flush) ++retries_;
-    *served = step.rung;
-    const Index block = (this->*step.serve)(climb);
+  // A rung may release the mutex, and another thread or a callback may arrange the steps anew meanwhile.
+  std::array<Step, kRungs> steps{};
+  const auto end = std::copy(steps_.begin(), steps_.end(), steps.begin());
+  for (auto step = steps.begin(); step != end; ++step) {
+    if ((rungs & only(step->rung)) == 0) continue;
+    if (step->rung == Rung::flush) ++retries_;
+    *served = step->rung;
+    const Index block = (this->*step->serve)(climb);
     if (block != 0 || !climb.error.ok()) return block;
   }
   return 0;
@@ -352,11 +356,14 @@ Index Ladder::serve_spill(Climb& climb) {
       bytes -= std::min({bytes, budget(), unused / kSlotBytes * kSlotBytes});
     bytes = std::max(kSlotBytes, bytes);
     const Status status = spiller_.make_room(bytes, wished, *climb.stream, *climb.lock);
-    if (status.code == Code::closed || status.code == Code::interrupted) climb.error = status;
-    if (!status.ok()) return 0;
+    if (closed()) climb.error = {Code::closed, 0, "allocate"};
+    if (status.code == Code::interrupted) climb.error = status;
+    if (!climb.error.ok()) return 0;
+    // Even if nothing could move: others may have freed memory while the mutex was released.
     if (const Index block = search_again(climb)) return block;
     if (!climb.error.ok()) return 0;
     if (const Index block = serve_new_pages(climb)) return block;
+    if (!status.ok()) return 0;
     wished = 4 * std::max(bytes, wished);
   }
   return 0;

@@ -353,7 +353,8 @@ void Pool::free_claimed(Index i, bool suspended, bool busy) {
 // Zeroes what was just allocated, without the mutex.
 Status Pool::zero_new(Address address, std::uint64_t bytes, StreamHandle stream) {
   const Access access(*this);
-  return access.refused() ? Status{Code::closed, 0, "allocate"} : zeroing_.fill(address, bytes, stream);
+  if (access.refused()) return {Code::closed, 0, "allocate"};
+  return state_.backend->beside_swaps([&] { return zeroing_.fill(address, bytes, stream); });
 }
 
 Status Pool::record_stream(Address address, StreamHandle handle) {

@@ -268,7 +268,8 @@ std::vector<SpillCandidate> Spiller::candidates(Index only) const {
 std::vector<Index> Spiller::spilled_pages(Index only) const {
   const Slab<Page>& pages = stock().pages();
   std::vector<std::uint64_t> ages(pages.end(), ~std::uint64_t{0});
-  std::vector<bool> comes(pages.end());
+  std::vector<bool> wanted(pages.end());
+  std::vector<bool> fixed(pages.end());
   for (Index i = 1; i < blocks().end(); ++i) {
     const Block& block = blocks()[i];
     if (block.is(BlockState::none) || block.is(BlockState::free) || space().segment(block).plain) continue;
@@ -279,12 +280,13 @@ std::vector<Index> Spiller::spilled_pages(Index only) const {
     stock().each_page(block, [&](Index page, Units, Units) {
       if (!pages[page].spilled() || pages[page].suspended) return;
       ages[page] = std::min<std::uint64_t>(ages[page], age);
-      comes[page] = !stay && (comes[page] || only == 0 || only == i);
+      if (only == 0 || only == i) wanted[page] = true;
+      if (stay) fixed[page] = true;
     });
   }
   std::vector<Index> result;
   for (Index p = 1; p < pages.end(); ++p)
-    if (comes[p]) result.push_back(p);
+    if (wanted[p] && !fixed[p]) result.push_back(p);
   std::stable_sort(result.begin(), result.end(), [&](Index a, Index b) { return ages[a] < ages[b]; });
   return result;
 }
@@ -341,7 +343,8 @@ void Spiller::mark_blocks(Index page) {
        b = blocks()[b].after) {
     Block& block = blocks()[b];
     std::lock_guard guard(owner_of(block).lock);
-    if (block.is(BlockState::live)) block.used_elsewhere = true;
+    // A cached block may become live before it is drained.
+    if (block.is(BlockState::live) || block.is(BlockState::cached)) block.used_elsewhere = true;
   }
 }
 
@@ -393,6 +396,26 @@ Status Spiller::to_host(const std::vector<SpillCandidate>& victims, const Stream
   return status;
 }
 
+// Keeps those candidates that go, in their order: until they have `wished` bytes, without pages that are too
+// large for the host memory that is left. Returns how many of them have `bytes`; 0: all of them have less.
+std::size_t Spiller::choose(std::uint64_t bytes, std::uint64_t wished,
+                            std::vector<SpillCandidate>& candidates) const {
+  std::uint64_t left = config_.spill - std::min(config_.spill, stock().spilled_bytes());
+  std::uint64_t sum = 0;
+  std::size_t count = 0;
+  std::size_t enough = 0;
+  for (const SpillCandidate& each : std::vector(candidates)) {
+    if (sum >= std::max(bytes, wished)) break;
+    if (each.bytes > left) continue;
+    candidates[count++] = each;
+    left -= each.bytes;
+    sum += each.bytes;
+    if (enough == 0 && sum >= bytes) enough = count;
+  }
+  candidates.resize(count);
+  return enough;
+}
+
 Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState& taker,
                           std::unique_lock<std::mutex>& lock) {
   if (config_.spill == 0 || !backend_->info().host_pages) return {Code::unsupported, 0, "spill"};
@@ -404,19 +427,20 @@ Status Spiller::make_room(std::uint64_t bytes, std::uint64_t wished, StreamState
   lock.lock();
   if (!turn.ours()) return {Code::deadlock, 0, "spill"};
   if (closed()) return {Code::closed, 0, "spill"};
-  std::vector<SpillCandidate> victims = candidates(0);
-  policy_(victims);
+  std::vector<SpillCandidate> all = candidates(0);
+  policy_(all);
   wished = std::max(wished, std::min(kBatchBytes, placement_.reserved_bytes() / kBatchShare));
-  std::uint64_t sum = 0;
-  std::size_t count = 0;
-  std::size_t enough = 0;
-  for (; count < victims.size() && sum < std::max(bytes, wished); ++count) {
-    sum += victims[count].bytes;
-    if (enough == 0 && sum >= bytes) enough = count + 1;
+  std::vector<SpillCandidate> victims = all;
+  std::size_t enough = choose(bytes, wished, victims);
+  if (enough == 0) {
+    // Small pages may have left no host memory for large ones: the other way round, all of it is used.
+    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+    victims.swap(all);
+    enough = choose(bytes, 0, victims);
   }
   if (enough == 0) return {Code::out_of_memory, 0, "spill"};
   std::uint64_t moved = 0;
-  for (const std::size_t some : {count, enough}) {
+  for (const std::size_t some : {victims.size(), enough}) {
     victims.resize(std::min(victims.size(), some));
     const Status status = to_host(victims, &taker, lock, &moved);
     // With less host memory than wished, what is needed goes.

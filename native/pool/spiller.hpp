@@ -82,6 +82,8 @@ class Spiller : PoolPart {
   std::vector<SpillCandidate> candidates(Index only) const;
   bool stays(Index block) const;
   SpillWish wish_of(Index block) const;
+  std::size_t choose(std::uint64_t bytes, std::uint64_t wished,
+                     std::vector<SpillCandidate>& candidates) const;
   Status to_host(const std::vector<SpillCandidate>& victims, const StreamState* taker,
                  std::unique_lock<std::mutex>& lock, std::uint64_t* moved);
   Status to_device(const std::vector<Index>& pages, std::unique_lock<std::mutex>& lock, std::uint64_t* moved);

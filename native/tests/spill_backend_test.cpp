@@ -130,6 +130,30 @@ TEST(an_event_behind_a_gate_holds_those_who_wait_for_it) {
   });
 }
 
+TEST(what_waits_for_work_that_a_gate_delayed_can_be_waited_for) {
+  everywhere([](Backend& device) {
+    StreamHandle waits = 0, delayed = 0, other = 0;
+    EventHandle event = 0;
+    CHECK(device.stream_create(&waits).ok() && device.stream_create(&delayed).ok());
+    CHECK(device.stream_create(&other).ok() && device.event_create(&event).ok());
+    for (const bool by_gate : {true, false}) {
+      GateHandle gate = 0;
+      CHECK(device.gate_close(delayed, &gate).ok() && device.gate_wait(gate, kSoon).ok());
+      CHECK(device.launch(delayed, [] {}).ok() && device.event_record(event, delayed).ok());
+      CHECK(device.stream_wait(waits, event).ok());
+      CHECK(device.launch(other, [] {}).ok() && device.stream_synchronize(other).ok());  // time passes
+      device.gate_open(gate);
+      if (by_gate) {
+        CHECK(device.gate_close(waits, &gate).ok() && device.gate_wait(gate, kSoon).ok());
+        device.gate_open(gate);
+      }
+      CHECK(device.stream_synchronize(waits).ok() && device.event_query(event).ok());
+    }
+    CHECK(device.event_destroy(event).ok());
+    for (const StreamHandle stream : {waits, delayed, other}) CHECK(device.stream_destroy(stream).ok());
+  });
+}
+
 TEST(a_gate_can_be_opened_before_the_stream_arrives) {
   everywhere([](Backend& device) {
     std::atomic<bool> go{false};

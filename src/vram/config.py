@@ -132,9 +132,14 @@ def _release_threshold(value: Any) -> int:
 
 def _spill(value: Any) -> int | str:
     """Parse bytes of host memory (0: none), or "auto"."""
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
+    word = value.lower() if isinstance(value, str) else value
+    if word in (None, "none"):
         return 0
-    return AUTO if value == AUTO else parse_size(value)
+    if word == AUTO:
+        return AUTO
+    if _written_share(value):  # as in limit=0.5; it would be less than a byte
+        raise ValueError
+    return parse_size(value)
 
 
 def _page(value: Any) -> int:

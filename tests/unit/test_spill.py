@@ -7,8 +7,10 @@ import gc
 import json
 import logging
 import random
+import threading
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -72,13 +74,41 @@ def test_every_request_that_fits_the_device_is_served(seed: int) -> None:
         assert pool.check() is None
 
 
+@pytest.mark.parametrize("budget", [2, 8, 31, 32])
+def test_small_pages_move_if_host_memory_is_too_small_for_large_ones(budget: int) -> None:
+    with Pool(Device.model("2GiB"), spill=budget * MIB) as pool:
+        large = pool.allocate("1920MiB")  # older, in pages of 32 MiB
+        small = [pool.allocate(2 * MIB) for _ in range(64)]
+        pool.allocate(2 * MIB)
+        assert 0 < pool.stats().spilled <= budget * MIB
+        assert large.spilled == (32 * MIB if budget == 32 else 0)
+        assert len(small) == 64
+
+
+def test_a_request_gets_memory_that_others_free_while_it_waits_for_its_turn(pool: Pool) -> None:
+    kept = [pool.allocate(BLOCK) for _ in range(8)]
+    pool.set_spill_callback(lambda needed: pool.suspend(keep="mapped"))  # after which nothing can move
+    assert pool.allocate(BLOCK).spilled == 0
+    assert pool.stats()["spill.parked_bytes"] == len(kept) * BLOCK
+
+
+@pytest.mark.parametrize(("before", "after"), [("never", "ready"), ("ready", "never"), ("wait", "never")])
+def test_options_can_change_while_a_request_fails(device: Device, before: str, after: str) -> None:
+    with Pool(device, spill="64MiB", cross_stream=before) as pool:
+        kept = [pool.allocate(BLOCK) for _ in range(8)]
+        pool.on_oom(lambda *_: pool.reconfigure({"cross_stream": after}))
+        kept.append(pool.allocate(BLOCK))
+        assert pool.stats().spilled
+        assert pool.check() is None
+
+
 def test_it_is_off_by_default(device: Device) -> None:
     with Pool(device) as pool:
         kept = [pool.allocate(BLOCK) for _ in range(8)]
         with pytest.raises(OutOfMemory, match=r'spill="4') as caught:
             pool.allocate(BLOCK)
         assert "spilled to host memory" not in str(caught.value)
-        with pytest.raises(DeviceError):
+        with pytest.raises(DeviceError, match="needs a pool with pages and the option spill"):
             kept[0].spill()
         assert pool.config()["spill"] == 0
         assert pool.spilled() == []
@@ -135,6 +165,15 @@ def test_wishes_of_tags(pool: Pool) -> None:
     assert never.spilled == 0
     with pytest.raises(ConfigError, match="neither 'first' nor 'never'"):
         vram.tag("x", spill="last")  # type: ignore[arg-type]
+
+
+def test_wishes_count_for_moves_by_hand(pool: Pool) -> None:
+    with vram.tag("stays by test_spill", spill="never"):
+        never = pool.allocate(BLOCK)
+    other = pool.allocate(BLOCK)
+    assert never.spill() == 0
+    assert pool.suspend(keep="mapped") == BLOCK
+    assert (never.spilled, other.spilled) == (0, BLOCK)
 
 
 def test_wishes_count_for_allocations_with_stacks(device: Device) -> None:
@@ -224,8 +263,11 @@ def test_options(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(device) as pool, Pool(Device("host")) as host, vram.PinnedPool(device) as pinned:
         assert pool.config()["spill"] == 8 * MIB
         assert host.config()["spill"] == pinned.config()["spill"] == 0
-    with pytest.raises(ConfigError, match="spill"):
-        Pool(device, spill="much")
+    with Pool(device, spill="AUTO") as pool:
+        assert pool.config()["spill"] > 0
+    for wrong in ("much", -1, "0.5", 0.5, 1 << 63, True):
+        with pytest.raises(ConfigError, match="spill cannot be"):
+            Pool(device, spill=wrong)
     with pytest.raises(ConfigError, match="host memory already"):
         Pool("host", spill="1GiB")
 
@@ -420,6 +462,37 @@ def test_what_needs_host_pages_says_so(device: Device) -> None:
 
 
 # ---- together with the rest --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_page_that_another_librarys_stream_uses_does_not_return(pool: Pool, used: int) -> None:
+    buffers = [pool.allocate(MIB) for _ in range(2)]  # on one page
+    assert buffers[0].spill() == 2 * MIB
+    buffers[used].record_stream(pool.device.backend.foreign_create())
+    assert [buffer.prefetch() for buffer in buffers] == [0, 0]
+    assert pool.bring_back(1 << 30) == 0
+    assert [buffer.spilled for buffer in buffers] == [MIB, MIB]
+
+
+def test_other_threads_queue_work_while_pages_move(pool: Pool) -> None:
+    """For a moment the addresses have no page, and the device refuses work on them."""
+    buffer = pool.allocate(4 * BLOCK)
+    done = threading.Event()
+
+    def swap() -> None:
+        while not done.is_set():
+            buffer.spill()
+            buffer.prefetch()
+
+    with ThreadPoolExecutor(1) as executor:
+        swapping = executor.submit(swap)
+        try:
+            while not swapping.done() and pool.raw_stats()["spill"]["spills"] < 1500:
+                for _ in range(20):
+                    buffer.fill(1)
+        finally:
+            done.set()
+        swapping.result()
 
 
 def test_the_race_checker_sees_no_race_in_a_swap_and_finds_those_there_are(device: Device) -> None:

@@ -31,7 +31,7 @@ from vram.core.observer import closing, failures, register, resuming, suspending
 from vram.core.oom import explain_out_of_memory
 from vram.core.release import follow_threshold
 from vram.core.snapshot import Leak, Mark, Snapshot, Stack, leaks_of, mark_of
-from vram.core.spill import SavedTensors, Spilled, before_spill, spillable, spilled_of
+from vram.core.spill import SavedTensors, Spilled, before_spill, spillable, spilled_of, steer
 from vram.core.stats import Raw, Stats, Uncounted, counts_of
 from vram.core.tags import current_tag
 from vram.errors import ConfigError, DeviceError, OutOfMemory
@@ -342,6 +342,7 @@ class Pool(Closing, _native.PoolCore):
     def park_blocks(self, tag: str | None, /) -> int:
         """Move allocations under `tag`, or all, to host memory, where they stay; returns the bytes moved."""
         self._know_streams()
+        steer(self)
         return super().park_blocks(tag)
 
     def unpark_blocks(self, tag: str | None, /) -> int:
@@ -383,6 +384,7 @@ class Pool(Closing, _native.PoolCore):
     def spill_block(self, ptr: int, /) -> int:
         """Move an allocation to host memory; returns the bytes that moved."""
         self._know_streams()
+        steer(self)
         return super().spill_block(ptr)
 
     def prefetch_block(self, ptr: int, /) -> int:

@@ -20,7 +20,7 @@ from vram.core.ticker import every_second
 from vram.errors import VramError
 from vram.sizes import format_size
 
-__all__ = ["SavedTensors", "Spilled", "before_spill", "on_shortage", "spillable", "spilled_of"]
+__all__ = ["SavedTensors", "Spilled", "before_spill", "on_shortage", "spillable", "spilled_of", "steer"]
 
 MOST_RETURNED: Final = 1 << 30
 """Bytes that return at a time: about 20 ms during which streams are held."""
@@ -110,13 +110,18 @@ def on_shortage(callback: Callable[[Any, int], None]) -> None:
     _shortage.append(callback)
 
 
+def steer(pool: Any) -> None:
+    """Tell the pool the wishes of tags, before it moves memory to the host."""
+    first, never = spill_wishes()
+    if first or never:
+        pool.steer_spill(first, never)
+
+
 def before_spill(pool: Any, needed: int) -> None:
     """The pool is about to move memory to the host because it needs `needed` bytes more than it has."""
     for callback in tuple(_shortage):
         callback(pool, needed)
-    first, never = spill_wishes()
-    if first or never:
-        pool.steer_spill(first, never)
+    steer(pool)
     if not _follow(pool):
         return
     raw = pool.raw_stats()
