@@ -14,7 +14,8 @@ from typing import Any
 from vram.core.verdict import Account
 from vram.errors import VramError
 from vram.sizes import format_size
-from vram.trace import Lifetimes, Trace, lifetimes, peak_allocated
+from vram.trace import Lifetimes, Trace, peak_allocated
+from vram.trace.lifetimes import with_served
 from vram.trace.model import COLUMNS
 from vram.trace.series import pages_move
 
@@ -244,4 +245,4 @@ def with_request(trace: Trace, memory: Memory) -> Lifetimes:
     """The job up to the request that failed, as if it had been served."""
     end = memory.event
     columns: dict[str, Any] = {name: getattr(trace, name)[: end + 1] for name in COLUMNS}
-    return lifetimes(replace(trace, **columns, segments=memory.segments), served=end)
+    return with_served(replace(trace, **columns, segments=memory.segments), end)

@@ -95,14 +95,16 @@ class Lifetimes:
         return f"<Lifetimes: {len(self):,} operations of {self.allocations:,} allocations>"
 
 
-def lifetimes(trace: Trace, *, served: int | None = None) -> Lifetimes:
+def lifetimes(trace: Trace) -> Lifetimes:
     """The program in `trace`. An allocation ends when its free is requested.
 
-    Allocations from before the first event come first; see `find_allocations`. The request that failed at the
-    event `served` counts as an allocation.
+    Allocations from before the first event come first; see `find_allocations`.
     """
     _require_trace(trace)
-    made = find_allocations(trace if served is None else _with_served(trace, served))
+    return _lifetimes(trace, find_allocations(trace))
+
+
+def _lifetimes(trace: Trace, made: Allocations) -> Lifetimes:
     carried = bisect_right(made.start, BEFORE)
     op, identity, event = _operations(trace, made, carried)
     delays = _delays(made)
@@ -142,9 +144,15 @@ def _made_by_forward(trace: Trace, made: Allocations) -> array[int]:
 
 
 def intended(trace: Trace) -> Lifetimes:
-    """The program in `trace`; a failed request that it ends with is served."""
+    """The program in `trace`; a failed request that it ends with counts as an allocation."""
     _require_trace(trace)
-    return lifetimes(trace, served=last_failure(trace))
+    failed = last_failure(trace)
+    return lifetimes(trace) if failed is None else with_served(trace, failed)
+
+
+def with_served(trace: Trace, event: int) -> Lifetimes:
+    """The program in `trace`; the request that failed at `event` counts as an allocation."""
+    return _lifetimes(trace, find_allocations(_with_served(trace, event)))
 
 
 def _require_trace(trace: object) -> None:
