@@ -97,16 +97,19 @@ def test_an_untouched_pool_has_calm_numbers(pool: vram.Pool) -> None:
     assert (stats.hit_rate, stats.waste_ratio, stats.fragmentation, stats.reserved) == (0, 1, 0, 0)
 
 
-def test_pending_memory_is_active() -> None:
+@pytest.mark.parametrize(("size", "kind"), [(2 * MIB, "large_pool"), (MIB // 2, "small_pool")])
+def test_pending_memory_is_active(size: int, kind: str) -> None:
     device = Device.model("1GiB", manual=True)
     pool, side = vram.Pool(device), vram.Stream(device)
-    buffer = pool.allocate(2 * MIB)
+    buffer = pool.allocate(size)
     buffer.record_stream(side)
     side.launch(lambda: None)
     buffer.free()
     stats = pool.stats()
-    assert (stats.allocated, stats.pending) == (0, 2 * MIB)
-    assert (stats["active.all.current"], stats["active_bytes.all.current"]) == (1, 2 * MIB)
+    assert (stats.allocated, stats.pending) == (0, size)
+    for pools in ("all", kind):
+        assert (stats[f"active.{pools}.current"], stats[f"active_bytes.{pools}.current"]) == (1, size)
+    assert all(value >= 0 for key, value in stats.items() if key.startswith("active"))
     device.synchronize()
     pool.coalesce()
 

@@ -354,11 +354,13 @@ def _split(kinds: Mapping[str, Mapping[str, int]], peak: int | None = None) -> d
 
 
 def _active(kinds: Mapping[str, Mapping[str, int]], pending: int, peak: int | None) -> dict[str, _Four]:
+    """What is allocated, or freed and still used. What is still used counts as large, as far as it can be."""
     stat = _split(kinds, peak)
-    for pool in ("all", "large_pool"):
+    large = min(pending, stat["large_pool"][3])
+    for pool, used in (("all", pending), ("small_pool", pending - large), ("large_pool", large)):
         current, highest, allocated, freed = stat[pool]
-        active = current + pending
-        stat[pool] = (active, max(highest, active), allocated, freed - pending)
+        active = current + used
+        stat[pool] = (active, max(highest, active), allocated, freed - used)
     return stat
 
 

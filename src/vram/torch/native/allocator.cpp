@@ -97,15 +97,19 @@ StatArray undivided(const Stat& from) {
   return result;
 }
 
-// Allocated, or freed and still used by a stream.
+// Allocated, or freed and still used by a stream. What is still used counts as large, as far as it can be.
 StatArray with_pending(StatArray from, std::uint64_t pending, std::uint64_t peak = 0) {
-  for (const std::size_t type : {kAll, kLarge}) {
-    Stat& each = from[type];
-    each.current += static_cast<std::int64_t>(pending);
-    each.freed -= static_cast<std::int64_t>(pending);
-    if (type == kAll && peak != 0) each.peak = static_cast<std::int64_t>(peak);
-    each.peak = std::max(each.peak, each.current);
-  }
+  const auto used = static_cast<std::int64_t>(pending);
+  const std::int64_t large = std::min(used, from[kLarge].freed);
+  const auto add = [&](std::size_t type, std::int64_t more) {
+    from[type].current += more;
+    from[type].freed -= more;
+    from[type].peak = std::max(from[type].peak, from[type].current);
+  };
+  if (peak != 0) from[kAll].peak = static_cast<std::int64_t>(peak);
+  add(kAll, used);
+  add(kSmall, used - large);
+  add(kLarge, large);
   return from;
 }
 
