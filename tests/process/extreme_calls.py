@@ -96,6 +96,7 @@ LEFT_OUT = {
     "vram.race.RaceChecker.use": "an inactive checker looks at nothing",
     "vram.Measurement": "takes what the native core returned",
     "vram.predict.Prediction": "takes what a predicted program left",
+    "vram.analysis.Table.__getitem__": "asks the Arrow table",
 }
 """What is on the surface and not called, with the reason. A class stands for its constructor."""
 
@@ -297,6 +298,7 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "vram.analysis.Memories": (ANYWHERE, cached(lambda: vram.analysis.Memories(a_trace(0)))),
     "vram.analysis.Memory": (ANYWHERE, cached(lambda: vram.analysis.memory_at(a_trace(0), 1))),
     "vram.analysis.Merged": (ANYWHERE, cached(lambda: vram.analysis.merge([a_trace(0)]))),
+    "vram.analysis.Table": (ANYWHERE, cached(lambda: vram.analysis.summary(a_trace(0)))),
     "vram.analysis.Moment": (ANYWHERE, cached(lambda: vram.analysis.find_moment(a_trace(0)))),
     "vram.analysis.Group": (
         ANYWHERE,

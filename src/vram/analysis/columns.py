@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from vram.arguments import require
 from vram.errors import ConfigError
 from vram.trace import Trace
 
@@ -42,6 +43,7 @@ class Table:
 
     def __init__(self, columns: Mapping[str, tuple[str, Sequence[Any]]]) -> None:
         """Keep the columns; each is the name of its type ("int64", "string", "strings", …) and its values."""
+        require(columns, Mapping, "columns")  # type: ignore[type-abstract]
         self._columns = {name: (kind, list(values)) for name, (kind, values) in columns.items()}
         self._built: Any = None
 

@@ -73,7 +73,11 @@ class Ranking(tuple[Ranked, ...]):
 
     def __repr__(self) -> str:
         first = self[0] if self else None
-        best = f", the best with {first.policy}: {first.environment or 'defaults'}" if first else ""
+        best = (
+            f", the best with {first.policy}: {first.environment or 'defaults'}"
+            if isinstance(first, Ranked)
+            else ""
+        )
         return f"<Ranking of {len(self)} settings{best}>"
 
     def _repr_html_(self) -> str:
