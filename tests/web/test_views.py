@@ -356,7 +356,7 @@ def test_a_folder_has_an_index(look: Callable[..., Any], tmp_path: Path) -> None
     tab.wait("document.querySelectorAll('section.files .meter').length === 2")
     rows = tab.page.locator("section.files tbody tr").all_inner_texts()
     assert len(rows) == 3
-    assert "no pickle that can be read" in rows[0]
+    assert "this is not a PyTorch memory snapshot" in rows[0]
     assert "out of memory" in rows[1] and "64 MiB" in rows[1]
     assert "completed" in rows[2] and "30 MiB" in rows[2]
     tab.page.click("text=failed.pickle >> visible=true")
