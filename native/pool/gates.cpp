@@ -103,11 +103,15 @@ void Gates::add(GateHandle gate) {
   backend_.gate_open(gate);
 }
 
+// Without the mutex: a device that closes gates may hold a lock of its own when it calls add().
 void Gates::let_go() {
-  const std::lock_guard lock(mutex_);
-  letting_go_ = true;
-  for (const GateHandle gate : closed_) backend_.gate_open(gate);
-  closed_.clear();
+  std::vector<GateHandle> gates;
+  {
+    const std::lock_guard lock(mutex_);
+    letting_go_ = true;
+    gates.swap(closed_);
+  }
+  for (const GateHandle gate : gates) backend_.gate_open(gate);
 }
 
 }  // namespace vram
