@@ -36,6 +36,9 @@ UNLIMITED = -1
 AUTO = "auto"
 AUTO_SHARE = 2
 """`spill="auto"` takes at most one in this many bytes of the free host memory."""
+KEPT_FREE = 1 / 64
+"""The share of the memory that spilling keeps free at the peak of a step of PyTorch, for rounding and
+fragments."""
 NO_THRESHOLD = 2**64 - 1
 """What `Pool.config()` returns as the release threshold if there is none."""
 DEFAULT_WARMUP = ((4 << 10, 50), (64 << 10, 20), (1 * MIB, 10))

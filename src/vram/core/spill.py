@@ -20,12 +20,20 @@ from vram.core.ticker import every_second
 from vram.errors import VramError
 from vram.sizes import format_size
 
-__all__ = ["SavedTensors", "Spilled", "before_spill", "on_shortage", "spillable", "spilled_of", "steer"]
+__all__ = [
+    "SavedTensors",
+    "Spilled",
+    "before_spill",
+    "on_shortage",
+    "spillable",
+    "spilled_of",
+    "steer",
+]
 
 MOST_RETURNED: Final = 1 << 30
 """Bytes that return at a time: about 20 ms during which streams are held."""
 MOST_PATIENCE: Final = 64
-"""Seconds."""
+"""Seconds without a spill after which memory returns, at most."""
 BUS_SPEED: Final = "about 50 GB/s on a PCIe 5 bus"
 
 _log = logging.getLogger("vram")

@@ -9,16 +9,14 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from vram.config import KEPT_FREE
 from vram.trace import ALLOCATE, Lifetimes
 
 __all__ = ["SpillTraffic", "traffic"]
 
-KEPT_FREE = 1 / 64
-"""The share of the memory that `vram.torch` keeps free at the peak of a step."""
 BUS_BYTES_PER_US = 55e3
 READ_BYTES_PER_US = 50e3
-CREATE_US_PER_BYTE = 200 / (1 << 20)
-"""Measured on an H200 (PCIe 5): copies, kernels that read host memory in place, and new host memory."""
+"""Copies, and kernels that read host memory in place: the prices of native/backends/driver_costs.hpp."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,8 @@ class SpillTraffic:
     `moved_out` and `moved_back` were copied in `swaps` and `returns`, which held all streams for `held_us`.
     `read` was used in place over the bus, for which it takes `read_us`. A recording has no uses of memory, so
     this is assumed: a block in host memory is read once before it is freed, and once in each step at whose
-    end it is there. `created_us` is what creating the host memory takes once, while the streams run; `peak`
-    is the most host memory. `steps` and `step_us` are the number and the recorded time of the steps in which
+    end it is there. `created_us` is what creating host pages takes once, while the streams run; `peak` is the
+    most host memory. `steps` and `step_us` are the number and the recorded time of the steps in which
     any of this happened (without steps: 1, and the whole recording). A recording may end inside a step, so
     the last one counts as long as the median of the others, or longer.
 
@@ -135,7 +133,7 @@ def _times(row: dict[str, Any]) -> dict[str, float]:
     return {
         "held_us": (row["moved_out"] + row["moved_back"]) / BUS_BYTES_PER_US,
         "read_us": row["read"] / READ_BYTES_PER_US,
-        "created_us": row["peak"] * CREATE_US_PER_BYTE,
+        "created_us": 0.0,
     }
 
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from vram.config import KEPT_FREE
 from vram.core.spill import SavedTensors, on_shortage
 
 __all__ = ["steer_spilling"]
@@ -26,10 +27,9 @@ LEAST_BYTES: Final = 1 << 20
 """Smaller tensors stay on the device."""
 MOST_OF_STORAGE: Final = 4
 """A view of a storage that is more than so many times as large stays on the device."""
-LEAST_MARGIN: Final = 1 / 64
-"""The share of the memory that is kept free beyond what recent steps needed, for rounding and fragments."""
 SLACK_STEPS: Final = 16
-"""If that is too little, more is kept free; the surplus decreases by one part in so many in each step."""
+"""If what recent steps needed is not enough, more is kept free. This surplus decreases by one part in so many
+in each step."""
 RECENT_STEPS: Final = 8
 """Steps that tell how much the program allocates beyond what autograd saves. Steps may differ in length."""
 READ_BYTES: Final = 32 << 20
@@ -168,6 +168,7 @@ class _Activations:
         self._needs = _Needs()
         self._watch: Any = None  # of the pool's peak, while more could leave
         self._need: tuple[int, int] | None = None  # of this step
+        self._capacity = 0  # bytes that the pool could have when its counters were read last
         self._slack = 0  # bytes that were lacking in spite of what recent steps needed
         self._was_short = False  # in this step
         self._begin = 0  # bytes in use when the step began
@@ -267,9 +268,9 @@ class _Activations:
         if pool is None or self.torch.cuda.is_current_stream_capturing():
             return
         raw, config = pool.raw_stats(), pool.config()
-        capacity = _capacity(pool, raw, config)
+        capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
         grown = raw["live"] + self._left - self._begin
-        margin = self._needs.expected(grown) + self._slack + int(capacity * LEAST_MARGIN)
+        margin = self._needs.expected(grown) + self._slack + int(capacity * KEPT_FREE)
         lacking = raw["live"] - raw["spilled_live"] + margin - capacity
         while lacking > 0 and self._here:
             entry = self._here.popleft()()
@@ -282,14 +283,9 @@ class _Activations:
             self._left += entry.bytes
             self._away.append(entry.reference)
         self._seen = lacking + capacity - margin + raw["spilled_live"]
+        self._capacity = capacity
         self._unread = 0
         self._next_read = max(READ_BYTES, -lacking // 4)
-
-    @staticmethod
-    def _free(pool: Any) -> int:
-        """Bytes that the program may allocate before the device is full."""
-        raw = pool.raw_stats()
-        return int(_capacity(pool, raw, pool.config()) - raw["live"] + raw["spilled_live"])
 
     # -- using
 
@@ -304,13 +300,18 @@ class _Activations:
                 if entry is not None and entry.fetched is None:
                     if entry.index < index - AHEAD_TENSORS or self.ahead >= AHEAD_BYTES:
                         return
-                    if pool is None or self._free(pool) < entry.bytes:
+                    if pool is None or not self._fits(pool, entry.bytes):
                         return
                     try:
                         entry.fetch()
                     except self.torch.OutOfMemoryError:
                         return  # it is not needed yet
                 self._away.pop()
+
+    def _fits(self, pool: Any, bytes: int) -> bool:
+        """Return whether the device has room for so much."""
+        raw = pool.raw_stats()
+        return bool(raw["live"] - raw["spilled_live"] + bytes <= self._capacity)
 
 
 class _Needs:
@@ -330,6 +331,7 @@ class _Needs:
 
     def expected(self, grown: int) -> int:
         """Return what a step needs whose memory has grown so much: shorter ones less, in proportion."""
+        grown = max(0, grown)
         return max((needed * min(grown, saved) // saved for needed, saved in self._steps), default=0)
 
 
@@ -430,11 +432,6 @@ class _Saved:
 
     def __del__(self) -> None:
         self._entry.owner.saved -= 1
-
-
-def _capacity(pool: Any, raw: dict[str, Any], config: dict[str, Any]) -> int:
-    """Return how much device memory the pool can have."""
-    return int(config["limit"] or raw["reserved"]["current"] + pool.device.free_memory)
 
 
 # ---- tensors ----------------------------------------------------------------------------------------------
