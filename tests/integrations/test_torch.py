@@ -792,7 +792,7 @@ def test_memory_is_released_when_another_process_has_used_it(tmp_path: Path) -> 
 
 def test_install_after_the_first_use_says_what_to_do() -> None:
     output(
-        WITHOUT,
+        "import torch",
         """
         import vram, vram.torch
         torch.ones(1, device="cuda")
@@ -831,7 +831,7 @@ def test_the_end_with_live_tensors_is_quiet() -> None:
 
 def test_a_mem_pool_takes_its_segments_from_vram() -> None:
     output(
-        WITHOUT,
+        "import torch",
         """
         import vram, vram.torch
         outside = torch.ones(1 << 20, device="cuda")
@@ -854,7 +854,7 @@ def test_a_mem_pool_takes_its_segments_from_vram() -> None:
 @pytest.mark.real_gpu
 def test_kernels_write_into_a_mem_pool_of_vram() -> None:
     output(
-        WITHOUT,
+        "import torch",
         """
         import vram.torch
         with torch.cuda.use_mem_pool(vram.torch.mem_pool()):
@@ -868,7 +868,9 @@ def test_a_script_is_run_on_vram_without_a_change(tmp_path: Path) -> None:
     pytest.importorskip("rich_click")
     script = tmp_path / "train.py"
     script.write_text(
-        textwrap.dedent(WITHOUT + TRAINING) + "print(torch.cuda.memory_stats()['num_device_alloc'] > 0)\n"
+        "import torch\n"
+        + textwrap.dedent(TRAINING)
+        + "print(torch.cuda.memory_stats()['num_device_alloc'] > 0)\n"
         "import vram; print(vram.get_memory_manager().pool('cuda:0').stats().allocations > 100)\n"
     )
     start = ["vram", "run", "--torch", str(script)]

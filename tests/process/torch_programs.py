@@ -17,8 +17,15 @@ INSTALL = """
     import torch
 """
 WITHOUT = """
+    import atexit, os, sys
     import torch
+    def end():
+        sys.stdout.flush()
+        os._exit(hasattr(sys, "last_value"))
+    atexit.register(end)
 """
+"""For comparison: PyTorch with its own allocator, without the end of the interpreter, in which a thread of
+PyTorch can abort the process. Programs with vram end as usual, because their end is tested as well."""
 
 
 def run(*parts: str, arguments: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
