@@ -213,3 +213,244 @@ def test_a_tensor_that_is_saved_again_leaves_once() -> None:
         """,
         **SHORT,
     )
+
+
+STEERED = """
+    for _ in range(3):
+        step()
+    import gc
+    import vram.torch.spill
+    activations, = [each for each in gc.get_objects() if isinstance(each, vram.torch.spill._Activations)]
+    def leave_at_once():
+        activations._slack, activations._next_read = 1 << 40, 0
+
+    class Wrapped(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+        def forward(self, *args):
+            return self.function(*args)
+"""
+
+
+@pytest.mark.parametrize("count", [16, 8 << 20], ids=["small", "large"])
+@pytest.mark.parametrize("away", [False, True], ids=["here", "away"])
+def test_a_saved_tensor_that_was_changed_is_an_error(count: int, away: bool) -> None:
+    """As with PyTorch's own saved tensors: a gradient from changed contents would be wrong."""
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        f"""
+        if {away}: leave_at_once()
+        x = torch.ones({count}, device="cuda", requires_grad=True)
+        saved = x * 1
+        y = Wrapped(lambda t: t.square())(saved)
+        with torch.no_grad():
+            saved.add_(1)
+        try:
+            y.sum().backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error), error
+        else:
+            raise AssertionError("it went unnoticed")
+        y = Wrapped(lambda t: t.square())(x * 1)
+        y.sum().backward()
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+def test_sparse_tensors_are_saved() -> None:
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        """
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, sparse):
+                ctx.save_for_backward(sparse)
+                return x * 2
+            @staticmethod
+            def backward(ctx, gradient):
+                sparse, = ctx.saved_tensors
+                assert sparse.is_sparse and sparse._nnz() == 1 << 18
+                return gradient, None
+        indices, values = torch.zeros(2, 1 << 18, dtype=torch.int64), torch.ones(1 << 18)
+        sparse = torch.sparse_coo_tensor(indices, values, (1 << 18, 64), check_invariants=False).cuda()
+        x = torch.ones(64, 16, device="cuda", requires_grad=True)
+        Wrapped(Function.apply)(x, sparse).sum().backward()
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+def test_function_transforms_work() -> None:
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        """
+        from torch.func import functional_call, grad, vjp, vmap
+        leave_at_once()
+        small = nn.Linear(1024, 1024).cuda()
+        given = dict(small.named_parameters())
+        batch = torch.randn(2048, 1024, device="cuda")
+        def loss(given, x):
+            return functional_call(small, given, (x,)).pow(2).mean()
+        grad(loss)(given, batch)  # a transform around a module
+        inner = Wrapped(lambda x: grad(lambda t: t.pow(2).sum())(x) + x.pow(2))  # and inside of one
+        inner(torch.randn(2048, 1024, device="cuda", requires_grad=True)).sum().backward()
+        vmap(inner.function)(batch)
+        per_sample = vmap(grad(loss), in_dims=(None, 0))(given, batch[:4])
+        assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+        step()
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+def test_storage_that_is_resized_stays() -> None:
+    """Sharded training empties gathered weights after use, and fills them again before the next."""
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        """
+        gathered = torch.ones(1024, 1024, device="cuda")
+        x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+        def forward(x):
+            y = x @ gathered
+            gathered.untyped_storage().resize_(0)
+            leave_at_once()
+            return y @ torch.ones(1024, 4096, device="cuda")
+        y = Wrapped(forward)(x)
+        Wrapped(lambda t: t.exp())(torch.ones(16 << 20, device="cuda", requires_grad=True))
+        gathered.untyped_storage().resize_(4 << 20)
+        y.sum().backward()
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+def test_compiled_models_and_parts_of_models() -> None:
+    part, whole = told(
+        MODEL,
+        STEERED,
+        """
+        leave_at_once()
+        compiled = torch.compile(layers[0], backend="aot_eager", fullgraph=True)
+        def left_by(model):
+            before = pool.stats()["spill.saved_out_bytes"]
+            for _ in range(3):
+                model(torch.randn(8192, 1024, device="cuda")).pow(2).mean().backward()
+            return pool.stats()["spill.saved_out_bytes"] - before
+        print(json.dumps([left_by(Wrapped(lambda x: layers[1](compiled(x)))), left_by(compiled)]))
+        """,
+        **SHORT,
+    )
+    assert part > whole > 0
+
+
+def test_checkpointed_parts_of_a_model() -> None:
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        """
+        from torch.utils.checkpoint import checkpoint
+        leave_at_once()
+        for reentrant in (False, True):
+            whole = Wrapped(lambda x: checkpoint(model, layers[0](x), use_reentrant=reentrant))
+            for _ in range(2):
+                whole(torch.randn(8192, 1024, device="cuda")).pow(2).mean().backward()
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+def test_a_second_derivative() -> None:
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        """
+        leave_at_once()
+        x = torch.randn(2048, 1024, device="cuda", requires_grad=True)
+        y = model(x).pow(2).mean()
+        g, = torch.autograd.grad(y, x, create_graph=True)
+        g.pow(2).sum().backward()
+        assert x.grad is not None
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+def test_a_graph_is_captured_while_tensors_are_away() -> None:
+    assert "done" in output(
+        MODEL,
+        STEERED,
+        """
+        leave_at_once()
+        kept = model(torch.randn(8192, 1024, device="cuda")).pow(2).mean()
+        small = nn.Sequential(nn.Linear(256, 256), nn.GELU()).cuda()
+        sample = torch.randn(4096, 256, device="cuda", requires_grad=True)
+        graphed = torch.cuda.make_graphed_callables(small, (sample,))
+        for _ in range(3):
+            graphed(sample).sum().backward()
+        kept.backward()
+        print("done")
+        """,
+        **SHORT,
+    )
+
+
+def test_a_forward_pass_without_a_backward_pass_leaves_nothing() -> None:
+    before, after = told(
+        MODEL,
+        STEERED,
+        """
+        head = nn.Linear(1024, 16).cuda()
+        def forward():
+            model(torch.randn(1024, 1024, device="cuda"))
+            Wrapped(lambda x: torch.exp(head(x)))(torch.randn(4096, 1024, device="cuda"))
+        forward()
+        before = pool.stats().allocated
+        for _ in range(20):
+            forward()
+        print(json.dumps([before, pool.stats().allocated]))
+        """,
+        **SHORT,
+    )
+    assert after == before
+
+
+def test_copies_are_ordered_with_all_streams_of_the_program() -> None:
+    """What returns may be allocated on the stream of one branch, and used and freed on that of another."""
+    found, copied = told(
+        MODEL,
+        STEERED,
+        """
+        leave_at_once()
+        side = torch.cuda.Stream()
+        def forward(x):
+            z = model[:4](x)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                y = model[4:8](x)
+            x.record_stream(side)
+            torch.cuda.current_stream().wait_stream(side)
+            y.record_stream(torch.cuda.current_stream())
+            return model[8:](y + z)
+        before = pool.stats()["spill.saved_back_bytes"]
+        with vram.race_check("collect") as checker:
+            for _ in range(3):
+                Wrapped(forward)(torch.randn(8192, 1024, device="cuda")).pow(2).mean().backward()
+        found = [str(each) for each in checker.races]
+        print(json.dumps([found, pool.stats()["spill.saved_back_bytes"] - before]))
+        """,
+        **SHORT,
+    )
+    assert copied > 100 << 20
+    assert not found, "\n\n".join(found)

@@ -478,6 +478,25 @@ def views_in_inference_mode(e: Bench):
     e.main.wait_stream(e.a)
 
 
+@correct
+def another_storage_for_a_tensor(e: Bench):
+    x = ones()
+    e.a.wait_stream(e.main)
+    with torch.cuda.stream(e.a):
+        y = torch.empty(0, device="cuda").set_(x)
+    x.sum()
+    e.main.wait_stream(e.a)
+    y.zero_()
+
+
+@racy("unordered")
+def written_through_another_storage(e: Bench):
+    x = ones()
+    with torch.cuda.stream(e.a):
+        torch.empty(0, device="cuda").set_(x.untyped_storage()).zero_()
+    torch.cuda.synchronize()
+
+
 @racy("unordered")
 def a_sparse_tensor(e: Bench):
     index = torch.tensor([[0, 1], [1, 0]], device="cuda")

@@ -62,15 +62,15 @@ def _roles(torch: Any, func: Any) -> Roles:
     if schema is None:  # an operator that takes functions: everything given to it counts as read
         return Roles(str(func), (), writes_results=True)
     space, name = schema.name.split("::")
-    inplace_view = torch.Tag.inplace_view in func.tags
-    unused = name in _FACTS or _is_factory(name) or (inplace_view and name not in _RESIZES)
+    view = torch.Tag.inplace_view in func.tags and name not in _RESIZES
+    unused = name in _FACTS or _is_factory(name) or view
     arguments = tuple(
         (each.name, Role.NOTHING if unused else _role(each.alias_info)) for each in schema.arguments
     )
     return Roles(
         name if space == "aten" else f"{space}.{name}",
         arguments,
-        writes_results=not name.startswith(("empty", "new_empty")),
+        writes_results=not view and not name.startswith(("empty", "new_empty")),
         composite=_is_composite(torch, func),
         records_stream=name == "record_stream",
         statistics=not name.endswith("backward") and {each.name for each in schema.arguments} >= _STATISTICS,

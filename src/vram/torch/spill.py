@@ -80,9 +80,9 @@ class _Steering:
         if activations is not None:
             activations.shortage(needed)
             return
-        self._activations[index] = _Activations(self._torch, index, pool)
+        self._activations[index] = _Activations(self._torch, index, pool, self.addresses)
         if self._scope is None:
-            self._scope = _Scope(self._torch, self._activations, self.addresses)
+            self._scope = _Scope(self._torch, self._activations)
 
     def _states(self) -> Iterator[Any]:
         for optimizer in tuple(self._optimizers):
@@ -99,31 +99,49 @@ class _Scope:
     """Lets the activations of a model's forward pass come to `_Activations`: from the outermost module on.
 
     PyTorch's hooks for saved tensors are a stack for each thread, so they are pushed only where no others are
-    active, and popped when the module returns.
+    active, and popped when the module returns. Function transforms refuse to run while there are hooks, so
+    these are popped before one begins.
     """
 
-    def __init__(
-        self, torch: Any, activations: dict[int, _Activations], parameters: Callable[[int], set[int]]
-    ) -> None:
+    def __init__(self, torch: Any, activations: dict[int, _Activations]) -> None:
         self._torch = torch
         self._autograd = torch._C._autograd
         self._activations = activations
-        self._parameters = parameters
         self._thread = threading.local()
         modules = torch.nn.modules.module
-        modules.register_module_forward_pre_hook(self._enter)
-        modules.register_module_forward_hook(self._leave, always_call=True)
+        is_compiling = torch.compiler.is_compiling
 
-    def _enter(self, module: Any, _args: Any) -> None:
+        # The compiler of PyTorch reads these functions and leaves out what follows their first line.
+        def enter(module: Any, _args: Any) -> None:
+            if not is_compiling():
+                self._enter(module)
+
+        def leave(module: Any, _args: Any, _output: Any) -> None:
+            if not is_compiling():
+                self._leave(module)
+
+        modules.register_module_forward_pre_hook(enter)
+        modules.register_module_forward_hook(leave, always_call=True)
+        disable = torch.autograd.graph.disable_saved_tensors_hooks
+
+        @functools.wraps(disable)
+        def disable_saved_tensors_hooks(error_message: str) -> Any:
+            if not is_compiling():
+                self._leave(getattr(self._thread, "module", None))
+            return disable(error_message)
+
+        torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
+
+    def _enter(self, module: Any) -> None:
         if getattr(self._thread, "module", None) is not None or not self._saves():
             return
         self._thread.module = module
-        for index, activations in tuple(self._activations.items()):
-            activations.fixed = self._parameters(index)
+        for activations in tuple(self._activations.values()):
+            activations.enter()
         self._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
 
-    def _leave(self, module: Any, _args: Any, _output: Any) -> None:
-        if getattr(self._thread, "module", None) is module:
+    def _leave(self, module: Any) -> None:
+        if module is not None and getattr(self._thread, "module", None) is module:
             self._thread.module = None
             self._autograd._pop_saved_tensors_default_hooks()
 
@@ -132,33 +150,44 @@ class _Scope:
         return bool(
             torch.is_grad_enabled()
             and torch._C._current_graph_task_id() == -1  # not computed again by the backward pass
-            and not torch.compiler.is_compiling()
+            and self._autograd._saved_tensors_hooks_is_enabled()
             and self._autograd._top_saved_tensors_default_hooks(False) is None
         )
 
     def _pack(self, tensor: Any) -> Any:
-        if type(tensor) is not self._torch.Tensor or not tensor.is_cuda:
-            return tensor
-        activations = self._activations.get(tensor.get_device())
-        return tensor if activations is None else activations.pack(tensor)
+        if type(tensor) is self._torch.Tensor and tensor.is_cuda:
+            activations = self._activations.get(tensor.get_device())
+            saved = None if activations is None else activations.pack(tensor)
+            if saved is not None:
+                return saved
+        # Without detach(), it would lead to the graph that keeps it, and neither would ever be freed.
+        return tensor.detach(), tensor._version
 
     @staticmethod
     def _unpack(saved: Any) -> Any:
-        return saved.unpack() if isinstance(saved, _Saved) else saved
+        if isinstance(saved, _Saved):
+            return saved.unpack()
+        tensor, version = saved
+        _check_version(tensor, version, tensor.size())
+        return tensor
 
 
 class _Activations:
     """The saved tensors of one device, in the order in which they were saved."""
 
-    def __init__(self, torch: Any, index: int, pool: Any) -> None:
+    def __init__(self, torch: Any, index: int, pool: Any, parameters: Callable[[int], set[int]]) -> None:
         self.torch = torch
         self.device = torch.device("cuda", index)
+        self.nothing = torch.empty(0, device=self.device)
         self.to_host = torch.cuda.Stream(self.device)
         self.to_device = torch.cuda.Stream(self.device)
         self.weak_reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
-        self.fixed: set[int] = set()  # addresses of parameters
         self.ahead = 0  # bytes that have returned and are not used yet
         self.saved = 0  # tensors
+        self._parameters = parameters
+        self._fixed: set[int] = set()  # addresses of parameters
+        self._entered = True  # a module, since these were looked up
+        self._moment: _Moment | None = None  # of the tensors saved last
         self._pool = weakref.ref(pool)
         self._copied: SavedTensors = pool._saved
         self._lock = threading.Lock()  # the backward pass runs in threads of its own
@@ -191,15 +220,25 @@ class _Activations:
 
     # -- saving
 
-    def pack(self, tensor: Any) -> Any:
-        """Return what stands for a saved tensor until the backward pass needs it."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() in self.fixed:
-            return tensor
-        if not _worth(self.torch, tensor, storage.nbytes()):
-            self._unread += storage.nbytes()
-            return tensor
+    def enter(self) -> None:
+        """Note that an outermost module begins."""
+        self._entered = True
+
+    def pack(self, tensor: Any) -> _Saved | None:
+        """Return what stands for a saved tensor until the backward pass needs it. None: it stays."""
+        storage = _storage(self.torch, tensor)
+        if storage is None:
+            return None
         with self._lock:
+            if self._entered and self.saved == 0:
+                self._entered, self._fixed = False, self._parameters(self.device.index)
+            if storage.data_ptr() in self._fixed:
+                return None
+            if not LEAST_BYTES <= storage.nbytes() <= MOST_OF_STORAGE * tensor.nbytes:
+                self._unread += storage.nbytes()
+                return None
+            if self.torch.cuda.is_current_stream_capturing():
+                return None
             if self.saved == 0:
                 self._begin_step()
             if self.saved == 0 or len(self._here) > MOST_ENTRIES:
@@ -251,12 +290,15 @@ class _Activations:
 
     def _entry(self, storage: Any, version: int) -> _Entry:
         """Return the entry of a storage. One that has left stands for it while the contents are the same."""
+        stream = self.torch.cuda.current_stream(self.device)
+        if self._moment is None or self._moment.stream != stream:
+            self._moment = _Moment(stream)
         reference = self._known.get(storage.data_ptr())
         known = None if reference is None else reference()
         if known is not None and known.holds(version):
+            known.save(version, self._moment)
             return known
-        stream = self.torch.cuda.current_stream(self.device)
-        made = _Entry(self, storage, version, stream, self.saved)
+        made = _Entry(self, storage, version, self._moment, self.saved)
         self._known[storage.data_ptr()] = made.reference
         self._here.append(made.reference)
         self._unread += made.bytes
@@ -265,8 +307,11 @@ class _Activations:
     def _make_room(self) -> None:
         """Let the earliest tensors leave while less than the margin is free."""
         pool = self._pool()
-        if pool is None or self.torch.cuda.is_current_stream_capturing():
+        if pool is None:
             return
+        if self._moment is not None:
+            self._moment.event()
+            self._moment = None
         raw, config = pool.raw_stats(), pool.config()
         capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
         grown = raw["live"] + self._left - self._begin
@@ -274,7 +319,7 @@ class _Activations:
         lacking = raw["live"] - raw["spilled_live"] + margin - capacity
         while lacking > 0 and self._here:
             entry = self._here.popleft()()
-            if entry is None or entry.storage is None:
+            if entry is None or entry.storage is None or entry.resized:
                 continue
             if self._copied.bytes + entry.bytes > config["spill"] or not entry.leave():
                 self._here.appendleft(entry.reference)
@@ -295,6 +340,8 @@ class _Activations:
             pool = self._pool()
             if pool is not None and self._watch is not None and (away or self._need is None):
                 self._note_need(pool, over=away)
+            if self._away and self.torch.cuda.is_current_stream_capturing():
+                return
             while self._away:
                 entry = self._away[-1]()
                 if entry is not None and entry.fetched is None:
@@ -335,29 +382,54 @@ class _Needs:
         return max((needed * min(grown, saved) // saved for needed, saved in self._steps), default=0)
 
 
+class _Moment:
+    """A moment of a stream: all work queued before it is awaited."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self._event: Any = None
+
+    def event(self) -> Any:
+        """Return its event. The moment is now unless it has passed."""
+        if self._event is None:
+            self._event = self.stream.record_event()
+        return self._event
+
+
 class _Entry:
     """One storage with saved tensors: on the device, on the host, or returned."""
 
-    def __init__(self, owner: _Activations, storage: Any, version: int, stream: Any, index: int) -> None:
+    def __init__(self, owner: _Activations, storage: Any, version: int, moment: _Moment, index: int) -> None:
         self.reference: weakref.ref[_Entry] = weakref.ref(self)
         self.storage = storage  # None: it has left
         self.bytes: int = storage.nbytes()
         self.index = index
         self.left: Any = None  # the event behind the copy to the host
         self.fetched: Any = None  # the storage that it has returned to
+        self._home: Any = None  # the stream that this belongs to
         self._arrived: Any = None
         self._used = False
         self._host: Any = None
         self._version = version
         self._alive: Any = None  # refers to the storage that has left, until everybody has dropped it
         self.owner = owner
-        self._stream = stream
+        self._moment = moment  # when it was saved last
+
+    @property
+    def resized(self) -> bool:
+        """Whether the storage is empty now, or has another size: its owner fills it before it is used."""
+        return bool(self.storage.nbytes() != self.bytes)
 
     def holds(self, version: int) -> bool:
         """Return whether it has the contents of the storage at its address, which is at this version."""
         if self.storage is not None:
             return True
         return version == self._version and self._alive is not None and not self._alive.expired()
+
+    def save(self, version: int, moment: _Moment) -> None:
+        """Note that the same storage was saved again."""
+        if self.storage is not None:
+            self._version, self._moment = version, moment
 
     def leave(self) -> bool:
         """Copy it to the host and drop it. False: there is no pinned memory for it."""
@@ -368,7 +440,7 @@ class _Entry:
         except RuntimeError:
             return False
         self.owner.count(self.bytes, out=self.bytes)
-        stream.wait_stream(self._stream)
+        stream.wait_event(self._moment.event())  # and not for what was queued since
         with torch.no_grad(), torch.cuda.stream(stream):
             self._host.copy_(flat, non_blocking=True)
         self.left = stream.record_event()
@@ -381,7 +453,8 @@ class _Entry:
         """Begin to copy it back, into memory of the current stream."""
         torch, stream = self.owner.torch, self.owner.to_device
         flat = torch.empty(self.bytes, dtype=torch.uint8, device=self.owner.device)
-        stream.wait_stream(torch.cuda.current_stream(self.owner.device))
+        self._home = torch.cuda.current_stream(self.owner.device)
+        stream.wait_stream(self._home)
         stream.wait_event(self.left)
         with torch.no_grad(), torch.cuda.stream(stream):
             flat.copy_(self._host, non_blocking=True)
@@ -398,7 +471,10 @@ class _Entry:
             return self.storage
         if self.fetched is None:
             self.fetch()
-        self.owner.torch.cuda.current_stream(self.owner.device).wait_event(self._arrived)
+        stream = self.owner.torch.cuda.current_stream(self.owner.device)
+        stream.wait_event(self._arrived)
+        if stream != self._home:
+            _flat(self.owner.torch, self.fetched).record_stream(stream)
         self._note_use()
         return self.fetched
 
@@ -416,16 +492,20 @@ class _Entry:
 class _Saved:
     """Stands for one saved tensor: a view of an entry's storage."""
 
-    __slots__ = ("_dtype", "_entry", "_view")
+    __slots__ = ("_counter", "_dtype", "_entry", "_version", "_view")
 
     def __init__(self, entry: _Entry, tensor: Any) -> None:
         self._entry = entry
         self._dtype = tensor.dtype
         self._view = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        self._version = tensor._version
+        self._counter = tensor.detach()
+        self._counter.data = entry.owner.nothing  # it shares the tensor's version, and not its memory
 
     def unpack(self) -> Any:
         """Return the tensor."""
         entry = self._entry
+        _check_version(self._counter, self._version, self._view[1])
         storage = entry.use()
         empty = entry.owner.torch.empty(0, dtype=self._dtype, device=storage.device)
         return empty.set_(storage, *self._view)
@@ -434,16 +514,27 @@ class _Saved:
         self._entry.owner.saved -= 1
 
 
+def _check_version(counter: Any, version: int, size: Any) -> None:
+    """Raise if a tensor was changed after it was saved, as PyTorch does where there are no hooks."""
+    if counter._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a tensor of size {list(size)} is at version {counter._version}; expected version {version}. "
+            "torch.autograd.set_detect_anomaly(True) shows the operation that saved it."
+        )
+
+
 # ---- tensors ----------------------------------------------------------------------------------------------
 
 
-def _worth(torch: Any, tensor: Any, storage_bytes: int) -> bool:
-    """Return whether a saved tensor may leave: a large one, and not a small part of something larger."""
-    if storage_bytes < LEAST_BYTES or tensor.layout is not torch.strided:
-        return False
-    if tensor.is_conj() or tensor.is_neg():
-        return False
-    return bool(storage_bytes <= MOST_OF_STORAGE * tensor.numel() * tensor.element_size())
+def _storage(torch: Any, tensor: Any) -> Any:
+    """Return the storage that has a tensor's values as they are, or None."""
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # it has none of its own
+        return None
 
 
 def _flat(torch: Any, storage: Any) -> Any:
