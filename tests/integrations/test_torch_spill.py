@@ -353,6 +353,27 @@ def test_compiled_models_and_parts_of_models() -> None:
     assert part > whole > 0
 
 
+def test_a_default_device_and_a_default_type() -> None:
+    left, back = told(
+        MODEL,
+        STEERED,
+        """
+        torch.set_default_device("cuda")
+        torch.set_default_dtype(torch.bfloat16)
+        leave_at_once()
+        def copied():
+            stats = pool.stats()
+            return [stats["spill.saved_out_bytes"], stats["spill.saved_back_bytes"]]
+        before = copied()
+        half = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
+        half(torch.randn(8192, 1024)).pow(2).mean().backward()
+        print(json.dumps([after - early for after, early in zip(copied(), before)]))
+        """,
+        **SHORT,
+    )
+    assert left >= back >= 48 << 20
+
+
 def test_checkpointed_parts_of_a_model() -> None:
     assert "done" in output(
         MODEL,

@@ -149,6 +149,7 @@ class _Scope:
         torch = self._torch
         return bool(
             torch.is_grad_enabled()
+            and not torch.jit.is_tracing()
             and torch._C._current_graph_task_id() == -1  # not computed again by the backward pass
             and self._autograd._saved_tensors_hooks_is_enabled()
             and self._autograd._top_saved_tensors_default_hooks(False) is None
@@ -436,7 +437,7 @@ class _Entry:
         torch, stream = self.owner.torch, self.owner.to_host
         flat = _flat(torch, self.storage)
         try:
-            self._host = torch.empty(self.bytes, dtype=torch.uint8, pin_memory=True)
+            self._host = torch.empty(self.bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError:
             return False
         self.owner.count(self.bytes, out=self.bytes)
