@@ -207,7 +207,7 @@ STATE = """
                 (torch.cuda.StreamContext, "__enter__"),
                 (torch.cuda.Stream, "query"), (torch.cuda.Event, "query"),
                 (torch.cuda.CUDAGraph, "capture_begin"), (torch.cuda.CUDAGraph, "capture_end"),
-                (torch.cuda.CUDAGraph, "replay"), (threading.Thread, "start"),
+                (torch.cuda.CUDAGraph, "replay"), (threading.Thread, "start"), (torch, "compile"),
             )],
             [len(each.callback_list) for name, each in vars(_gpu_trace).items() if "Callbacks" in name],
             ctypes.c_bool.in_dll(library, "_ZN3c104impl8GPUTrace9haveStateE").value,
@@ -311,6 +311,33 @@ def test_another_thread_goes_on_after_the_check() -> None:
         """,
     )
     assert found == [1, 2, False]
+
+
+def test_functions_are_compiled_before_and_after_a_check_but_not_during_it() -> None:
+    found = told(
+        WITHOUT,
+        STREAMS,
+        """
+        compiled = []
+        def backend(graph, inputs):
+            compiled.append(len(inputs))
+            return graph.forward
+        compile = torch.compile(backend=backend, dynamic=False)
+        old, new = compile(lambda x: x * 2), compile(lambda x: x * 3)
+        one, two = torch.ones(1, device="cuda"), torch.ones(2, device="cuda")
+        old(one)
+        counts = [len(compiled)]
+        with vram.race_check():
+            old(one), old(two), new(one)
+            counts.append(len(compiled))
+        old(one)
+        counts.append(len(compiled))
+        old(two), new(one)
+        counts.append(len(compiled))
+        print(json.dumps(counts))
+        """,
+    )
+    assert found == [1, 1, 1, 3]
 
 
 # ---- memory of the checker itself --------------------------------------------------------------------------

@@ -1512,6 +1512,23 @@ def streams_of_any_device_without_waiting(e: Bench):
 
 
 @correct
+def functions_for_the_compiler(e: Bench):
+    torch._dynamo.reset()
+    x = torch.randn(4, 8, device="cuda")
+    torch.compile(lambda v: (v * 2).sin(), backend="aot_eager", fullgraph=True)(x)
+    torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
+
+
+@racy("unordered")
+def a_function_that_was_compiled_reads_too_early(e: Bench):
+    torch._dynamo.reset()
+    double = torch.compile(lambda v: v * 2, backend="aot_eager", fullgraph=True)
+    x = ones()
+    with torch.cuda.stream(e.a):
+        e.kept = double(x)  # type: ignore[attr-defined]
+
+
+@correct
 def functions_of_functions(e: Bench):
     w = torch.randn(8, 8, device="cuda")
     torch.func.vmap(torch.func.grad(lambda v: (w @ v).sum()))(torch.randn(4, 8, device="cuda"))

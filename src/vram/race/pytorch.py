@@ -392,13 +392,15 @@ class Follower:
         self._replace(cuda.CUDAGraph, "capture_end", self._capture_end)
         self._replace(cuda.CUDAGraph, "replay", self._replay)
         self._replace(threading.Thread, "start", self._start_thread)
+        self._replace(self._torch, "compile", self._compile)
+        self._run_uncompiled()
 
     def _replace(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
-        def call(this: Any, *args: Any, **kwargs: Any) -> Any:
-            return replacement(functools.partial(original, this), this, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return replacement(functools.partial(original, *args[:1]), *args, **kwargs)
 
         self._patches.append((owner, name, owner.__dict__.get(name)))
         setattr(owner, name, call)
@@ -444,6 +446,25 @@ class Follower:
         self._watch.on_replay(self._current(self._here()), graph)
         with self._unwatched():
             return original()
+
+    def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args[1:], **kwargs)
+        self._run_uncompiled()
+        return result
+
+    def _run_uncompiled(self) -> None:
+        """Let functions for the compiler run as they are written, once the compiler is there.
+
+        It would compile the check itself, and never again compile what it met while a mode is active.
+        """
+        compiler = sys.modules.get("torch._dynamo.eval_frame")
+        known = any(owner is compiler for owner, _, _ in self._patches)
+        if self.active and not known and hasattr(compiler, "_callback_from_stance"):
+            self._replace(compiler, "_callback_from_stance", self._compiler_callback)
+
+    def _compiler_callback(self, original: Callable[[], Any], callback: Any) -> Any:
+        exports = getattr(getattr(callback, "_torchdynamo_orig_backend", None), "_export", False)
+        return original() if exports else None
 
     @contextlib.contextmanager
     def _unwatched(self) -> Iterator[None]:
