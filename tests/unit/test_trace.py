@@ -34,6 +34,7 @@ from vram.trace import (
     open_trace,
     peak_allocated,
 )
+from vram.trace.series import events_of
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 MIB = 1 << 20
@@ -104,6 +105,13 @@ def program_of(content: Lifetimes) -> list[tuple[int, int, int]]:
 
 
 # --- real recordings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_events_are_found_by_action_whether_rare_or_not(name: str) -> None:
+    trace = recorded(name)
+    for wanted in (*((each,) for each in Action), tuple(Action), ()):
+        assert events_of(trace, wanted) == [i for i, each in enumerate(trace.action) if each in wanted]
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

@@ -245,14 +245,13 @@ class _Reader:
 
     @cached_property
     def _last(self) -> dict[int, int]:
-        """For each address the last event up to this one that mentions it."""
+        """For each address the last event up to this one that mentions it: of its latest allocation."""
         made, now = self._made, self._event
         last: dict[int, int] = {}
         rows = zip(made.address, made.start, made.freed, made.completed, strict=True)
         for address, start, freed, completed in rows:
             if start <= now:
-                event = completed if completed <= now else freed if freed <= now else start
-                last[address] = max(event, last.get(address, event))
+                last[address] = completed if completed <= now else freed if freed <= now else start
         return last
 
     @cached_property

@@ -62,19 +62,23 @@ def find_allocations(trace: Trace) -> Allocations:
     found = _Finder(require(trace, Trace, "trace"))
     found.read_events()
     told = found.told
+
+    def gathered(column: array[int]) -> list[int]:
+        return [column[event] for event in told]
+
     made = Allocations(
         trace.events,
         start=array("q", found.start),
         freed=array("q", found.freed),
         completed=array("q", found.completed),
-        address=array("Q", map(trace.address.__getitem__, told)),
-        size=array("Q", map(trace.size.__getitem__, told)),
+        address=array("Q", gathered(trace.address)),
+        size=array("Q", gathered(trace.size)),
         held=array("Q", bytes(8 * len(told))),
-        stream=array("I", map(trace.stream.__getitem__, told)),
-        stack=array("I", map(trace.stack.__getitem__, told)),
-        tag=array("I", map(trace.tag.__getitem__, told)),
+        stream=array("I", gathered(trace.stream)),
+        stack=array("I", gathered(trace.stack)),
+        tag=array("I", gathered(trace.tag)),
     )
-    early = [number for number, start in enumerate(made.start) if start == BEFORE]
+    early = found.early
     for number in early:  # the stack and tag of its free do not tell who made it
         made.stack[number] = made.tag[number] = 0
     early += _append_left(trace, made, found.at)
@@ -90,6 +94,7 @@ class _Finder:
         self.trace = trace
         self.at: dict[int, int] = {}
         self.told: list[int] = []  # the event that first mentions each allocation
+        self.early: list[int] = []  # allocations from before the first event
         self.start: list[int] = []
         self.freed: list[int] = []
         self.completed: list[int] = []
@@ -97,28 +102,35 @@ class _Finder:
     def read_events(self) -> None:
         """The longest loop of preparing a replay, so it is written for speed."""
         allocate, complete, free = int(Action.ALLOC), int(Action.FREE_COMPLETED), self.FREE
-        at, freed, completed, events = self.at, self.freed, self.completed, self.trace.events
-        seen, told, started = at.get, self.told.append, self.start.append
-        for event, (action, address) in enumerate(zip(self.trace.action, self.trace.address, strict=True)):
-            if action > complete:
-                continue
-            number = seen(address)
-            if action == allocate or number is None:
-                if number is not None and number != free:  # its free, or its completion, was not recorded
-                    freed[number] = min(freed[number], event)
-                    completed[number] = event
-                number = at[address] = len(freed)
+        trace, at, freed, completed = self.trace, self.at, self.freed, self.completed
+        seen, told, started, events = at.get, self.told.append, self.start.append, trace.events
+        for event, action, address in zip(range(events), trace.action, trace.address, strict=True):
+            if action == allocate:
+                before = seen(address, free)
+                if before != free:  # its free, or its completion, was not recorded
+                    freed[before] = min(freed[before], event)
+                    completed[before] = event
+                at[address] = len(freed)
                 told(event)
-                started(event if action == allocate else BEFORE)
-                freed.append(BEFORE if action == complete else events)
+                started(event)
+                freed.append(events)
                 completed.append(events)
-            if action == allocate or number == free:
-                continue
-            if freed[number] > event:
-                freed[number] = event
-            if action == complete:
-                completed[number] = event
-                at[address] = free
+            elif action <= complete:
+                number = seen(address)
+                if number is None:  # it was made before the first event
+                    number = at[address] = len(freed)
+                    self.early.append(number)
+                    told(event)
+                    started(BEFORE)
+                    freed.append(BEFORE if action == complete else events)
+                    completed.append(events)
+                if number == free:
+                    continue
+                if freed[number] > event:
+                    freed[number] = event
+                if action == complete:
+                    completed[number] = event
+                    at[address] = free
 
 
 def _append_left(trace: Trace, made: Allocations, mentioned: Container[int]) -> list[int]:
