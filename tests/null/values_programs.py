@@ -502,6 +502,146 @@ def vmap_and_subclasses(d):
     return [a.tolist()]
 
 
+# ---- transforms, modes, tracers and compilers -------------------------------------------------------------
+
+
+@exact
+def transforms(d):
+    mask = torch.tensor([True, False, True], device=d)
+
+    def total(x):
+        weights = torch.ones(3, device=d) + torch.zeros_like(x) + torch.arange(3, device=d)
+        return (x * weights)[mask].sum()
+
+    def written(row):
+        copy = torch.zeros_like(row)
+        copy[1] = row[0]
+        return copy.fill_(2).zero_().copy_(row)
+
+    x = torch.ones(3, device=d)
+    model = nn.Linear(3, 2, device=d)
+    weights = dict(model.named_parameters())
+
+    def loss(weights, row, label):
+        out = torch.func.functional_call(model, weights, (row[None],))
+        return F.cross_entropy(out, label[None])
+
+    rows, labels = torch.ones(4, 3, device=d), torch.zeros(4, dtype=torch.int64, device=d)
+    per_row = torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, rows, labels)
+    return [
+        torch.func.grad(total)(x).shape,
+        torch.vmap(written)(rows).shape,
+        torch.vmap(lambda i: x[i])(torch.tensor([2, 0], device=d)).shape,
+        torch.func.hessian(lambda x: (x**3).sum())(x).shape,
+        torch.func.jacfwd(lambda x: x * x.new_ones(3))(x).shape,
+        torch.func.functionalize(lambda x: torch.zeros(3, device=d).add_(x))(x).shape,
+        [each.shape for each in per_row.values()],
+        mask.tolist(),
+    ]
+
+
+@exact
+def modes_and_tracers_see_only_the_program(d):
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    numbers = torch.tensor([1, 2, 3], device=d)
+    with Seeing():
+        (numbers + 1).add_(2)
+        torch.arange(3, device=d)
+        read = numbers.sum().item()
+
+    def compute(x):
+        return (x + 1) * 2 + torch.arange(3, device=d)
+
+    traced = torch.jit.trace(compute, numbers, check_trace=False)
+    return [
+        seen,
+        read,
+        [node.name for node in make_fx(compute)(numbers).graph.nodes],
+        [node.kind() for node in traced.graph.nodes() if node.kind() != "prim::Constant"],
+        traced(numbers).tolist() if d == "cpu" else [4, 7, 10],
+    ]
+
+
+@exact
+def modes_around_compiled_functions_end(d):
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    double = torch.compile(lambda x: x * 2, backend="aot_eager")
+    before = torch._C._len_torch_function_stack()
+    with torch.device(d):
+        double(torch.ones(3, device=d))
+    with Mode():
+        double(torch.ones(3, device=d))
+    known = torch.tensor([1, 2], device=d) + 1
+    return [torch.ones(1).device.type, torch._C._len_torch_function_stack() - before, known.tolist()]
+
+
+@exact
+def compiled_backward_passes(d):
+    model = nn.Linear(4, 4, device=d)
+
+    @torch.compile(backend="aot_eager")
+    def train(x):
+        model(x).sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        train(torch.ones(2, 4, device=d))
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        model(torch.ones(2, 4, device=d)).sum().backward()
+    return model.weight.grad.shape
+
+
+@exact
+def arguments_by_name(d):
+    a = torch.zeros(4, dtype=torch.int64, device=d)
+    a.index_put_((torch.tensor([1, 2], device=d),), values=torch.tensor([5, 6], device=d))
+    a.index_put_(indices=(torch.tensor([0], device=d),), values=torch.tensor([4], device=d))
+    counts = torch.tensor([1, 2], device=d)
+    return [
+        a.tolist(),
+        torch.repeat_interleave(repeats=counts).tolist(),
+        F.one_hot(tensor=counts).tolist(),
+        torch.equal(input=a, other=a),
+        torch.fill_(input=torch.ones(2, device=d), value=7).shape,
+        a.sum().new_zeros(2).tolist(),
+        torch.ones_like(a.sum()).item(),
+    ]
+
+
+class _Annotated(torch.Tensor):
+    """A subclass without functions of its own, as those of torchvision."""
+
+
+class _Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        row = torch.tensor([1.0, 2.0, 2.0]).as_subclass(_Annotated)
+        assert not row.isnan().any()
+        return [row.max().item(), row.argmax().item(), len(row.unique())]
+
+
+@exact
+def subclasses_in_a_worker_of_a_data_loader(d):
+    torch.ones(1, device=d)
+    loader = torch.utils.data.DataLoader(_Rows(), num_workers=1, multiprocessing_context="fork")
+    return [[each.item() for each in row] for row in loader]
+
+
 # ---- guesses ----------------------------------------------------------------------------------------------
 
 
@@ -707,6 +847,8 @@ def collectives(d):
         known = torch.tensor([5], device=d)
         dist.reduce_scatter_tensor(known, count)
         assert known.item() == 0
+        dist.all_to_all(output_tensor_list=[known, known], input_tensor_list=[known, known])
+        dist.reduce(tensor=known, dst=0)
     finally:
         dist.destroy_process_group()
 

@@ -77,11 +77,14 @@ def _all_to_all_single(values: Values, output: Any, input: Any, *_args: Any, **_
     _give(values, [output], [input])
 
 
-def _all_to_all(values: Values, outputs: Any, inputs: Any, *_args: Any, **_options: Any) -> None:
-    _give(values, outputs, inputs)
+def _all_to_all(
+    values: Values, output_tensor_list: Any, input_tensor_list: Any, *_args: Any, **_options: Any
+) -> None:
+    _give(values, output_tensor_list, input_tensor_list)
 
 
-def _unknown(values: Values, output: Any, *_args: Any, **_options: Any) -> None:
+def _unknown(values: Values, *args: Any, **options: Any) -> None:
+    output = args[0] if args else options.get("output", options.get("tensor"))
     values.drop([output] if isinstance(output, torch.Tensor) and output.is_cuda else [])
 
 

@@ -10,7 +10,7 @@ import torch
 from .functions import CONSTANTS, FLOATS, LOGIC, RANDOM
 from .plausible import TRUTHS, results
 from .reading import copied, numbers
-from .shadows import MOST_FLOATS, most_elements, on_the_cpu
+from .shadows import MOST_FLOATS, device_storage, is_plain, most_elements, on_the_cpu
 
 if TYPE_CHECKING:
     from .values import Values
@@ -27,7 +27,7 @@ WIDE = 1 << 18
 
 def constant(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A new tensor with the same number everywhere, whatever the arguments contain."""
-    out = func(*_numbered_after_tensor(values, args), **_numbered(values, kwargs))
+    out = func(*_numbered_after_tensor(values, name, args), **_numbered(values, kwargs))
     if _is_followed(out):
         fill = CONSTANTS[name]
         with on_the_cpu():
@@ -38,7 +38,7 @@ def constant(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs
 
 def factory(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A new tensor that is computed from the arguments."""
-    args, kwargs = _numbered_after_tensor(values, args), _numbered(values, kwargs)
+    args, kwargs = _numbered_after_tensor(values, name, args), _numbered(values, kwargs)
     if name in RANDOM and torch.cuda.is_initialized():
         values.noise.seed(None, kwargs.get("generator"))
     out = func(*args, **kwargs)
@@ -51,7 +51,7 @@ def factory(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs:
                 contents = values.noise.draw(name, out, args, kwargs)
                 _put(values, out, contents, RANDOM_NUMBERS, wide=wide)
         else:
-            like = name.endswith("_like") or name.startswith("new_")
+            like = _is_like(name)
             known = values.look(args[1:] if like else args, kwargs)
             source = (torch.zeros((), dtype=args[0].dtype).expand(args[0].shape),) if like else ()
             contents = values.compute(name, func, source + args[like:], {**kwargs, "device": "cpu"}, known)
@@ -59,9 +59,14 @@ def factory(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs:
     return out
 
 
-def _numbered_after_tensor(values: Values, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _is_like(name: str) -> bool:
+    """Whether a function makes a tensor that is like its first argument."""
+    return name.endswith("_like") or name.startswith("new_")
+
+
+def _numbered_after_tensor(values: Values, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments with numbers in the place of integers on the device, except for a first tensor."""
-    if args and isinstance(args[0], torch.Tensor) and args[0].dim():
+    if args and _is_like(name):
         return (args[0], *numbers(values, args[1:]))
     numbered: tuple[Any, ...] = numbers(values, args)
     return numbered
@@ -90,9 +95,11 @@ def convert(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs:
 
 def overwrite(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A write that does not depend on what was there."""
-    to = args[0]
+    to = args[0] if args else None
     if not isinstance(to, torch.Tensor) or not (to.is_cuda or name == "copy_"):
         return func(*args, **kwargs)
+    if not device_storage(to):
+        return values.call(name, func, args, kwargs)
     whole = not to.is_cuda or to.numel() * to.itemsize == to.untyped_storage().nbytes()
     if name == "copy_" and whole:
         source = args[1] if len(args) > 1 else kwargs["src"]
@@ -109,14 +116,14 @@ def overwrite(values: Values, name: str, func: Any, args: tuple[Any, ...], kwarg
 def plausible(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Indices and truth values that can be made up where the arguments are not known."""
     known = values.look(args, kwargs, wide=name in ("sort", "argsort"))
-    if not known.unknown or "out" in kwargs:
+    if not known.unknown or not known.device or "out" in kwargs:
         return values.call(name, func, args, kwargs, wide=True)
     drawn = name in RANDOM
     values.noise.seed(None, kwargs.get("generator"), advance=not drawn)
     out = func(*args, **kwargs)
     found = [out] if isinstance(out, torch.Tensor) else list(out)
     assumed = f"not known: {str(TRUTHS[name]).lower()}" if name in TRUTHS else PLAUSIBLE
-    if all(type(each) is torch.Tensor and each.is_cuda for each in found):
+    if all(is_plain(each) and each.is_cuda for each in found):
         with contextlib.suppress(Exception), on_the_cpu():
             for tensor, contents in zip(
                 found, results(name, values.noise, found, args, kwargs), strict=False
@@ -150,7 +157,9 @@ def finite(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: 
 
 
 def _is_followed(out: Any) -> bool:
-    return type(out) is torch.Tensor and out.is_cuda and out.numel() <= most_elements(out.dtype)
+    if type(out) is not torch.Tensor or not out.is_cuda or not is_plain(out):
+        return False
+    return bool(out.numel() <= most_elements(out.dtype))
 
 
 def _put(values: Values, out: Any, contents: Any, assumed: str | None, *, wide: bool = False) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .announce import announcing
-from .shadows import most_elements
+from .shadows import is_plain, most_elements
 
 if TYPE_CHECKING:
     from .values import Values
@@ -44,7 +44,12 @@ def numbers(values: Values, value: Any, *, masks: bool = False) -> Any:
     With `masks`, true and false are not numbers.
     """
     if isinstance(value, torch.Tensor):
-        if value.is_cuda and value.dim() == 0 and not (masks and value.dtype == torch.bool):
+        if (
+            value.is_cuda
+            and value.dim() == 0
+            and is_plain(value)
+            and not (masks and value.dtype == torch.bool)
+        ):
             return read(values, "item", torch.Tensor.item, (value,), {})
         return value
     if type(value) in (tuple, list):

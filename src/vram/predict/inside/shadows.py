@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 __all__ = [
     "MOST_FLOATS",
@@ -19,6 +20,8 @@ __all__ = [
     "Shadow",
     "Shadows",
     "device_storage",
+    "is_plain",
+    "is_wrapped",
     "most_elements",
     "on_the_cpu",
     "version_of",
@@ -30,6 +33,8 @@ MOST_FLOATS = 1 << 12
 """Elements of any other tensor: floating-point numbers rarely decide what a program does."""
 MOST_BYTES = 512 << 20
 """Bytes of all shadows together."""
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+"""Subclasses of tensors, such as fake and distributed ones, are not followed."""
 
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -93,6 +98,8 @@ class Shadows:
 
     def put(self, tensor: Any, values: Any, assumed: str | None, *, wide: bool = False) -> None:
         """The contents of the CUDA `tensor` are now `values`, a CPU tensor of its shape. May drop them."""
+        if not device_storage(tensor):
+            return
         storage = tensor.untyped_storage()
         shadow = self._by_address.get(storage._cdata)
         if shadow is not None and shadow.nbytes == storage.nbytes():
@@ -120,6 +127,8 @@ class Shadows:
     @staticmethod
     def covers(tensor: Any) -> bool:
         """Whether all of a storage is known once this tensor is."""
+        if not device_storage(tensor):
+            return False
         nbytes: int = tensor.untyped_storage().nbytes()
         return tensor.numel() * tensor.itemsize == nbytes and not tensor.is_conj()
 
@@ -176,8 +185,27 @@ def device_storage(tensor: Any) -> int:
     return address
 
 
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor is neither of a subclass nor wrapped by a transform such as torch.vmap."""
+    return type(tensor) in PLAIN and not is_wrapped(tensor)
+
+
+def is_wrapped(tensor: Any) -> bool:
+    """Whether a tensor stands for another one in a transform."""
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return wrapped
+
+
 @contextlib.contextmanager
 def on_the_cpu() -> Iterator[None]:
-    """Compute with shadows: without gradients, unseen by modes and subclasses."""
-    with torch._C._InferenceMode(True), torch._C.DisableTorchFunction():
+    """Compute with shadows: without gradients, unseen by modes, subclasses, transforms and tracers."""
+    with contextlib.ExitStack() as ends:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            ends.enter_context(temporarily_clear_interpreter_stack())
+        if torch._C._is_tracing():
+            ends.callback(torch._C._set_tracing_state, torch._C._get_tracing_state())
+            torch._C._set_tracing_state(None)
+        ends.enter_context(torch._C._DisableTorchDispatch())
+        ends.enter_context(torch._C._InferenceMode(True))
+        ends.enter_context(torch._C.DisableTorchFunction())
         yield

@@ -10,7 +10,7 @@ import torch
 from .announce import announcing, remember_mask
 from .creation import plausible
 from .reading import UNKNOWN, numbers
-from .shadows import on_the_cpu
+from .shadows import is_wrapped, on_the_cpu
 
 if TYPE_CHECKING:
     from .values import Values
@@ -47,11 +47,17 @@ def get(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dic
 
 def put(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Assignment to a view, or to a selection by masks and indices."""
-    tensor, index, value = args[:3]
-    index = numbers(values, index, masks=True)
+    tensor, *given = args
+    for key in ("indices", "values"):
+        if key in kwargs:
+            given.insert(key == "values", kwargs[key])
+    if len(given) < 2:
+        return func(*args, **kwargs)  # raises
+    kwargs = {key: each for key, each in kwargs.items() if key not in ("indices", "values")}
+    index, value = numbers(values, given[0], masks=True), given[1]
     one = not isinstance(value, torch.Tensor) or value.dim() == 0  # fills without counting
     return _select(
-        values, [] if one else _masks(index), value, name, func, (tensor, index, *args[2:]), kwargs
+        values, [] if one else _masks(index), value, name, func, (tensor, index, *given[1:]), kwargs
     )
 
 
@@ -63,7 +69,7 @@ def sized(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: d
 def counted(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions that read from the device how large their result is."""
     known = values.look(args, kwargs)
-    if not known.tensors and not known.unknown:
+    if not known.device:
         return func(*args, **kwargs)
     try:
         contents = values.compute(name, func, args, kwargs, known)
@@ -139,6 +145,8 @@ def _count(values: Values, mask: Any, value: Any) -> int:
     else:
         count = int(mask.numel())
         values.guess("shape", count, SELECTED)
+    while is_wrapped(mask):  # by torch.func.grad, whose backward pass asks as well
+        mask = torch._C._functorch.get_unwrapped(mask)
     remember_mask(mask, count)
     return count
 
@@ -151,7 +159,7 @@ def _masks(index: Any) -> list[Any]:
 def _reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Any) -> list[int] | None:
     """What a function reads from the device on its way to these contents. None: nothing that matters."""
     first = contents if isinstance(contents, torch.Tensor) else contents[0]
-    source = args[0] if args else kwargs["input"]
+    source = args[0] if args else next(iter(kwargs.values()))
     if name == "repeat_interleave":
         if kwargs.get("output_size") is not None or _repeats(args, kwargs) is None:
             return None
@@ -178,7 +186,7 @@ def shadow_count(distinct: Any, source: Any) -> int:
 
 def _default_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int] | None:
     """What a function of unknown arguments reads: all elements are distinct, and each is repeated once."""
-    source = args[0] if args else kwargs["input"]
+    source = args[0] if args else next(iter(kwargs.values()))
     if "unique" in name:
         dim = _unique_dim(name, args, kwargs)
         return [source.numel() if dim is None else source.shape[dim]]

@@ -13,7 +13,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -25,13 +25,11 @@ from .collectives import follow_collectives
 from .functions import RANDOM, TABLES, UNPREDICTABLE, functions, mutates, transparent
 from .guesses import Guess, Guesses
 from .plausible import Noise
-from .shadows import Shadow, Shadows, device_storage, on_the_cpu, version_of
+from .shadows import Shadow, Shadows, device_storage, is_plain, on_the_cpu, version_of
 
 __all__ = ["Guess", "Known", "Unknown", "Values", "begin", "end", "guesses", "tensors_in"]
 
 RANDOM_NUMBERS = "random numbers of the same distribution"
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-"""Subclasses of tensors, such as fake and distributed ones, are not followed."""
 
 _HANDLERS: dict[str, Any] = {**reading.HANDLERS, **creation.HANDLERS, **sizes.HANDLERS}
 
@@ -43,13 +41,14 @@ class Unknown(Exception):
 class Known:
     """What is known of the tensors in the arguments of a call."""
 
-    __slots__ = ("shadows", "tensors", "unknown")
+    __slots__ = ("device", "shadows", "tensors", "unknown")
 
-    def __init__(self, unknown: bool = False) -> None:
+    def __init__(self, *, unknown: bool = False, device: bool = False) -> None:
         """Begin without tensors."""
         self.tensors: list[Any] = []  # on the device, with known contents
         self.shadows: dict[int, Shadow] = {}  # of these, by their identity
-        self.unknown = unknown  # there are others on the device
+        self.unknown = unknown  # there are others, on the device or of a subclass
+        self.device = device  # there are some on the device
 
     @property
     def assumed(self) -> str | None:
@@ -58,7 +57,8 @@ class Known:
 
 
 _NO_TENSORS = Known()
-_ONLY_UNKNOWN = Known(unknown=True)
+_ONLY_UNKNOWN = Known(unknown=True, device=True)
+_ON_THE_HOST = Known(unknown=True)
 
 
 class Values(TorchFunctionMode):  # type: ignore[misc]
@@ -84,7 +84,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         """Follow the values of this thread, of threads that start from now on, and of backward passes."""
         torch._C._push_on_torch_function_stack(self)
         self._patch(threading.Thread, "_bootstrap_inner", self._following)
-        self._patch(torch.autograd, "_engine_run_backward", self._following)
+        self._patch(torch.autograd, "_engine_run_backward", self._following_backward)
         follow_collectives(self, self._patch)
         if "torch._dynamo.eval_frame" in sys.modules:
             self._prepare_compiler()
@@ -121,6 +121,19 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
 
         return followed
 
+    def _following_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Have a backward pass run with its values followed, unless it is compiled."""
+        follow = self._following(function)
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            compiler = sys.modules.get("torch._dynamo.compiled_autograd")
+            if not getattr(compiler, "compiled_autograd_enabled", False):
+                return follow(*args, **kwargs)
+            with self._unfollowed():
+                return function(*args, **kwargs)
+
+        return followed
+
     def _before_compiler(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Prepare the compiler on its first use; it is not imported before."""
 
@@ -135,7 +148,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
     def _prepare_compiler(self) -> None:
         from torch._dynamo import eval_frame, trace_rules
 
-        trace_rules.add(__name__)  # never compile functions of this file
+        trace_rules.add(__package__)  # never compile functions of this folder
         self._patch(eval_frame._TorchDynamoContext, "__call__", self._wrapping_compiled)
 
     def _wrapping_compiled(self, wrap: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,13 +161,8 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
 
             @functools.wraps(compiled)
             def unfollowed(*args: Any, **kwargs: Any) -> Any:
-                if not self._here():
+                with self._unfollowed():
                     return compiled(*args, **kwargs)
-                self._remove()
-                try:
-                    return compiled(*args, **kwargs)
-                finally:
-                    torch._C._push_on_torch_function_stack(self)
 
             unfollowed._torchdynamo_wrapper_id = id(unfollowed)  # type: ignore[attr-defined]
             return unfollowed
@@ -166,8 +174,23 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         count = torch._C._len_torch_function_stack()
         return any(torch._C._get_function_stack_at(each) is self for each in range(count))
 
-    def _remove(self) -> None:
-        """Leave the modes of this thread, wherever this one is among them."""
+    @contextlib.contextmanager
+    def _unfollowed(self) -> Iterator[None]:
+        """Do not follow values here. The modes of this thread keep their order: each is left as the last."""
+        if not self._here():
+            yield
+            return
+        above = self._remove()
+        try:
+            yield
+        finally:
+            for _mode in above:
+                torch._C._pop_torch_function_stack()
+            for mode in (self, *reversed(above)):
+                torch._C._push_on_torch_function_stack(mode)
+
+    def _remove(self) -> list[Any]:
+        """Leave the modes of this thread, wherever this one is among them; returns those above it."""
         above = []
         while torch._C._len_torch_function_stack():
             mode = torch._C._pop_torch_function_stack()
@@ -176,6 +199,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
             above.append(mode)
         for mode in reversed(above):
             torch._C._push_on_torch_function_stack(mode)
+        return above
 
     # ---- every call ---------------------------------------------------------------------------------------
 
@@ -234,26 +258,27 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
         for key, value in kwargs.items():
             if key != "out" and isinstance(value, (torch.Tensor, list, tuple)):
                 found = found + tensors_in(value)
-        known, unknown = None, False
+        known, unknown, device = None, False, False
         for tensor in found:
             if tensor.is_cuda:
-                shadow = self.shadows.find(tensor) if type(tensor) in PLAIN else None
+                device = True
+                shadow = self.shadows.find(tensor) if is_plain(tensor) else None
                 if shadow is None or (shadow.wide and not wide):
                     unknown = True
                 if shadow is not None:
-                    known = known or Known()
+                    known = known or Known(device=True)
                     known.tensors.append(tensor)
                     known.shadows[id(tensor)] = shadow
-            elif type(tensor) not in PLAIN:
+            elif not is_plain(tensor):
                 unknown = True
         if known is None:
-            return _ONLY_UNKNOWN if unknown else _NO_TENSORS
+            return (_ONLY_UNKNOWN if device else _ON_THE_HOST) if unknown else _NO_TENSORS
         known.unknown = unknown
         return known
 
     def shadow(self, tensor: Any) -> Shadow | None:
         """The shadow of a tensor on the device, if it is a plain one and its contents are known."""
-        return self.shadows.find(tensor) if type(tensor) in PLAIN else None
+        return self.shadows.find(tensor) if is_plain(tensor) else None
 
     def compute(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: Known
@@ -286,7 +311,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]
                 if not device.is_cuda:
                     if device is not value:
                         device.data.copy_(value)  # does not count as a write
-                elif device.shape == value.shape:
+                elif device.shape == value.shape and is_plain(device):
                     self.shadows.put(device, value, assumed)
                 else:
                     self.shadows.drop(device)
