@@ -303,6 +303,8 @@ def test_function_transforms_work() -> None:
         inner(torch.randn(2048, 1024, device="cuda", requires_grad=True)).sum().backward()
         vmap(inner.function)(batch)
         per_sample = vmap(grad(loss), in_dims=(None, 0))(given, batch[:4])
+        compiled = torch.compile(inner.function, backend="aot_eager", fullgraph=True)
+        Wrapped(compiled)(torch.randn(2048, 1024, device="cuda", requires_grad=True)).sum().backward()
         assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
         step()
         print("done")

@@ -122,15 +122,15 @@ class _Scope:
 
         modules.register_module_forward_pre_hook(enter)
         modules.register_module_forward_hook(leave, always_call=True)
-        disable = torch.autograd.graph.disable_saved_tensors_hooks
+        # The compiler knows torch.autograd.graph.disable_saved_tensors_hooks, so that one cannot be replaced.
+        disable = self._autograd._saved_tensors_hooks_disable
 
         @functools.wraps(disable)
-        def disable_saved_tensors_hooks(error_message: str) -> Any:
-            if not is_compiling():
-                self._leave(getattr(self._thread, "module", None))
-            return disable(error_message)
+        def disable_hooks(*args: Any, **kwargs: Any) -> None:
+            self._leave(getattr(self._thread, "module", None))
+            disable(*args, **kwargs)
 
-        torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
+        self._autograd._saved_tensors_hooks_disable = disable_hooks
 
     def _enter(self, module: Any) -> None:
         if getattr(self._thread, "module", None) is not None or not self._saves():
@@ -244,11 +244,10 @@ class _Activations:
                 self._begin_step()
             if self.saved == 0 or len(self._here) > MOST_ENTRIES:
                 self._forget()
-            entry = self._entry(storage, tensor._version)
-            self.saved += 1
+            saved = _Saved(self._entry(storage, tensor._version), tensor)
             if self._unread >= self._next_read:
                 self._make_room()
-        return _Saved(entry, tensor)
+        return saved
 
     def _begin_step(self) -> None:
         """Learn from the last step, and watch the peak of this one."""
@@ -497,6 +496,7 @@ class _Saved:
 
     def __init__(self, entry: _Entry, tensor: Any) -> None:
         self._entry = entry
+        entry.owner.saved += 1
         self._dtype = tensor.dtype
         self._view = (tensor.storage_offset(), tensor.size(), tensor.stride())
         self._version = tensor._version

@@ -20,7 +20,7 @@ from typing import Any
 
 from vram.errors import DeviceError, TraceError
 from vram.observe.recorder import DEFAULT_KEEP
-from vram.observe.recording import Recording, beside, path_of_rank
+from vram.observe.recording import Recording, beside, path_of_rank, require_writable
 from vram.sizes import parse_size
 from vram.trace import Segment, Trace, TraceWriter
 from vram.trace.torch_snapshot import decode_snapshot
@@ -56,6 +56,7 @@ class Watch(Recording):
         super().__init__(path_of_rank(Path(path)))
         for other in Watch.open_ones():
             raise DeviceError(f"PyTorch is watched already, into {other.path}; close that one first")
+        require_writable(self.path)
         self._memory = torch.cuda.memory
         self._options: dict[str, Any] = {
             "piece_bytes": None if rotate is None else parse_size(rotate),
@@ -64,7 +65,12 @@ class Watch(Recording):
         self._every = every
         self._files: dict[int, _DeviceFile] = {}
         self._marks: deque[tuple[str, str, int]] = deque()
-        _begin_history(self._memory, entries)
+        self._entries = entries
+        self._kept_by_program = _keeps_history(torch)
+        self._record_history: Callable[..., None] = self._memory._record_memory_history
+        self._failure: Exception | None = None
+        _begin_history(self._record_history, entries)
+        self._memory._record_memory_history = self._history_changes
         _observe_out_of_memory(torch)
         self._start("vram-watch")
 
@@ -79,12 +85,33 @@ class Watch(Recording):
         pause = self._every
         while not self._ending.wait(pause):
             begin = time.monotonic()
-            try:
-                self.flush()
-            except Exception as error:
-                _log.error("recording of PyTorch to %s stopped: %s", self.path, error)
-                self._leave()
+            with self._lock:
+                self._write_or_fail()
             pause = max(self._every, (time.monotonic() - begin) / MOST_SHARE)
+
+    def _write_or_fail(self) -> None:
+        try:
+            if not self.closed:
+                self._write()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """The file cannot be written. The program continues, and close() reports the error."""
+        _log.error("recording of PyTorch to %s stopped: %s", self.path, error)
+        self._failure = error
+        self._leave()
+
+    def _history_changes(self, *args: Any, **kwargs: Any) -> None:
+        """The program switches PyTorch's history on or off, which this recording needs to stay on."""
+        with self._lock:
+            self._write_or_fail()
+            self._record_history(*args, **kwargs)
+            self._kept_by_program = bool(args[0] if args else kwargs.get("enabled", "all"))
+            if not self._kept_by_program and not self.closed:
+                _begin_history(self._record_history, self._entries)
+                for file in self._files.values():
+                    file.begin_again()
 
     def _write(self) -> None:
         marked = [self._marks.popleft() for _ in range(len(self._marks))]
@@ -117,20 +144,38 @@ class Watch(Recording):
         return [(file.path, f"cuda:{device}") for device, file in self._files.items()]
 
     def close(self) -> None:
-        """Write the remaining events and the current segments, and turn off PyTorch's history."""
+        """Write the remaining events and the current segments, and turn off PyTorch's history.
+
+        The history stays on if the program has turned it on itself. Raises a TraceError if the file could not
+        be written completely.
+        """
         with self._lock:
             if not self.closed:
+                self._write_or_fail()
                 try:
-                    self._write()
-                finally:
-                    self._leave()
-                    for file in self._files.values():
+                    for file in self._files.values() if self._failure is None else ():
                         file.close()
+                except Exception as error:
+                    self._fail(error)
+                self._leave()
+            failure, self._failure = self._failure, None
         self._join()
+        if failure is not None:
+            raise TraceError(
+                f"the recording to {self.path} ended early, after {self.events} events: {failure}",
+                place="file",
+                events=self.events,
+            ) from failure
+
+    def _leave_to_parent(self) -> None:
+        super()._leave_to_parent()
+        self._memory._record_memory_history = self._record_history
 
     def _stop(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._memory._record_memory_history(enabled=None)
+        self._memory._record_memory_history = self._record_history
+        if not self._kept_by_program:
+            with contextlib.suppress(RuntimeError):
+                self._record_history(enabled=None)
 
 
 class _DeviceFile:
@@ -165,6 +210,10 @@ class _DeviceFile:
         self._marks_seen = len(theirs)
         self._append(trace, offset, ran_over=ran_over)
         self._settings = {"allocator": "torch", **trace.settings}
+
+    def begin_again(self) -> None:
+        """All events of the next snapshot are new."""
+        self._tail = []
 
     def _first_new(self, events: Sequence[dict[str, Any]]) -> int:
         """Return the index of the first event that the last read did not have; 0 if none of those is left."""
@@ -211,9 +260,16 @@ def _renumbered(segment: Segment, streams: Sequence[int], stacks: Sequence[int])
 # ---- PyTorch's side ---------------------------------------------------------------------------------------
 
 
-def _begin_history(memory: Any, entries: int) -> None:
+def _keeps_history(torch: Any) -> bool:
+    """Whether the program has switched PyTorch's history on, as far as this version and allocator tell."""
+    try:
+        return bool(torch._C._cuda_isHistoryEnabled())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _begin_history(record: Callable[..., None], entries: int) -> None:
     """Make PyTorch keep Python stacks and `entries` events, with the arguments that this version accepts."""
-    record: Callable[..., None] = memory._record_memory_history
     wanted = {"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": entries}
     try:
         taken = inspect.signature(record).parameters
