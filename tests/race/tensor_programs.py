@@ -1516,7 +1516,19 @@ def functions_for_the_compiler(e: Bench):
     torch._dynamo.reset()
     x = torch.randn(4, 8, device="cuda")
     torch.compile(lambda v: (v * 2).sin(), backend="aot_eager", fullgraph=True)(x)
-    torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
+    w = torch.randn(8, device="cuda", requires_grad=True)
+    torch.cond(x.sum() > 0, lambda v: v * w, lambda v: v - w, (x,)).backward(x)
+    assert w.grad is not None
+
+
+@racy("unordered")
+def a_branch_reads_too_early(e: Bench):
+    torch._dynamo.reset()
+    x, y = ones(), ones()
+    torch.cuda.synchronize()
+    y.add_(1)
+    with torch.cuda.stream(e.a):
+        e.kept = torch.cond(x.sum() > 0, lambda v: v + y, lambda v: v - y, (x,))  # type: ignore[attr-defined]
 
 
 @racy("unordered")

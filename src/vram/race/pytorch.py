@@ -455,7 +455,7 @@ class Follower:
     def _run_uncompiled(self) -> None:
         """Let functions for the compiler run as they are written, once the compiler is there.
 
-        It would compile the check itself, and never again compile what it met while a mode is active.
+        It would compile the check itself, or leave no operators to see.
         """
         compiler = sys.modules.get("torch._dynamo.eval_frame")
         known = any(owner is compiler for owner, _, _ in self._patches)
@@ -463,8 +463,10 @@ class Follower:
             self._replace(compiler, "_callback_from_stance", self._compiler_callback)
 
     def _compiler_callback(self, original: Callable[[], Any], callback: Any) -> Any:
+        """Let the compiler only trace, for exports and for operators that take functions, as torch.cond."""
         exports = getattr(getattr(callback, "_torchdynamo_orig_backend", None), "_export", False)
-        return original() if exports else None
+        lifts = getattr(sys.modules.get("torch._higher_order_ops.utils"), "_in_hop_compile", bool)
+        return original() if exports or lifts() else None
 
     @contextlib.contextmanager
     def _unwatched(self) -> Iterator[None]:
@@ -520,6 +522,10 @@ def _mode_class(torch: Any) -> Any:
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return False  # which would import it
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True  # otherwise the compiler never again compiles what it meets
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
