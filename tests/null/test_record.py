@@ -31,10 +31,13 @@ for number in range(3):
 """
 
 
-def record(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def record(
+    folder: Path, text: str, *options: str, file: str = "run.vtrace"
+) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(text)
+    command = [sys.executable, "-m", "vram", "run", "--null-gpu", "h200", "--record", file]
     return subprocess.run(
-        [*(sys.executable, "-m", "vram", "run", "--null-gpu", "h200", "--record", "run.vtrace"), "train.py"],
+        [*command, *options, "train.py"],
         capture_output=True,
         text=True,
         timeout=600,
@@ -73,3 +76,68 @@ def test_a_program_that_uses_no_gpu_memory_is_an_error_with_the_reason(tmp_path:
     ended = record(tmp_path, "import torch\nprint(torch.zeros(3).sum())\n")
     assert ended.returncode == 2 and "tensor(0.)" in ended.stdout
     assert "nothing was recorded: the program imported PyTorch, but allocated no GPU memory" in ended.stderr
+
+
+HISTORY = """
+import torch
+
+def ask():
+    return torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+
+first = ask()
+torch.cuda.memory._record_memory_history(max_entries=100)
+second = ask()
+assert any(torch.cuda.memory._snapshot()["device_traces"])
+torch.cuda.memory._record_memory_history(enabled=None)
+third = ask()
+"""
+
+
+def test_a_program_that_switches_pytorchs_history_on_and_off_is_recorded(tmp_path: Path) -> None:
+    ended = record(tmp_path, HISTORY)
+    assert ended.returncode == 0, ended.stderr
+    trace = vram.open(tmp_path / "run.vtrace")
+    asked = [event for event in range(trace.events) if trace.action[event] == Action.ALLOC]
+    assert [trace.size[event] for event in asked] == [3 << 20] * 3
+    assert trace.dropped == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--torch",)])
+def test_a_file_that_cannot_be_written_is_an_error_before_the_program_runs(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    ended = record(tmp_path, "print('runs')\n" + PLAIN, *options, file="missing/run.vtrace")
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert "cannot record to" in ended.stderr and "there is no directory" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+FULL = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--torch",)])
+def test_a_full_disk_does_not_end_the_program(tmp_path: Path, options: tuple[str, ...]) -> None:
+    for end, status in (("raise SystemExit(7)", 7), ("", 2)):
+        ended = record(tmp_path, f"{FULL}{PLAIN}print('done')\n{end}\n", *options)
+        assert (ended.returncode, ended.stdout) == (status, "done\n"), ended.stderr
+        assert "Traceback" not in ended.stderr and "File too large" in ended.stderr
+
+
+def test_a_history_that_the_program_keeps_is_left_on(tmp_path: Path) -> None:
+    watched = """
+import torch, vram.torch
+torch.cuda.memory._record_memory_history()
+with vram.torch.watch("inner.vtrace"):
+    first = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+second = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+events = torch.cuda.memory._snapshot()["device_traces"][0]
+assert [each["size"] for each in events if each["action"] == "alloc"] == [3 << 20, 5 << 20]
+"""
+    (tmp_path / "watched.py").write_text(watched)
+    command = [sys.executable, "-m", "vram", "run", "--null-gpu", "h200", "watched.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr

@@ -346,6 +346,35 @@ def test_a_file_that_cannot_be_written_ends_the_recording_and_not_the_program(
     recorder.close()
 
 
+def test_a_file_that_cannot_be_written_does_not_hide_the_error_of_the_program(
+    pool: vram.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_arguments: object, **_more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    recorder = vram.record(pool, tmp_path / "run.vtrace")
+    monkeypatch.setattr(recorder._writer, "append", full)
+    with pytest.raises(ValueError, match="its own"), recorder:
+        pool.free(pool.malloc(1000))
+        raise ValueError("its own")
+    assert "No space left" in caplog.text
+
+
+def test_a_new_pool_whose_file_cannot_be_written_is_usable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    with pytest.raises(vram.TraceError, match="there is no directory"):
+        record_pools(vram.MemoryManager(), folder / "run.vtrace")
+    folder.mkdir()
+    manager = vram.MemoryManager()
+    with record_pools(manager, folder / "run.vtrace"):
+        folder.rmdir()
+        pool = manager.pool("host")
+        pool.free(pool.malloc(1000))
+    assert "host is not recorded" in caplog.text
+
+
 @pytest.mark.parametrize("wrong", [{"stacks": "native"}, {"keep": 0}, {"rotate": "often"}])
 def test_wrong_options_are_refused(pool: vram.Pool, tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(vram.ConfigError):

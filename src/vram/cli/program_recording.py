@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vram.core.manager import get_memory_manager
 from vram.core.observer import marks
-from vram.errors import DeviceError
+from vram.errors import DeviceError, VramError
 from vram.observe.recorder import record_pools
 from vram.predict.inside.imports import after_import
 
@@ -67,7 +67,10 @@ class ProgramRecording:
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
         for recording in self._recordings():
-            recording.flush()
+            try:
+                recording.flush()
+            except (VramError, OSError) as error:  # the end of the process logs it
+                self._failure = error
 
     def close(self) -> None:
         """End the recordings."""

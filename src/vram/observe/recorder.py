@@ -21,7 +21,7 @@ from vram.core.journal import device_number, trace_segments, trace_settings
 from vram.core.manager import MemoryManager
 from vram.core.pool import Pool
 from vram.errors import ConfigError, DeviceError, OutOfMemory, TraceError, VramError
-from vram.observe.recording import Recording, beside, path_of_rank
+from vram.observe.recording import Recording, beside, close_after, path_of_rank, require_writable
 from vram.sizes import parse_size
 from vram.trace import Action, Segment, TraceWriter
 from vram.trace.checked import MAX_INT64
@@ -228,15 +228,23 @@ class PoolsRecorder(Closing):
     def __init__(self, manager: MemoryManager, path: str | os.PathLike[str], **options: Any) -> None:
         """Record existing pools from now on, and new ones from their first allocation on."""
         self.path = path_of_rank(Path(path))
+        require_writable(self.path)
         self.recorders: list[Recorder] = []
         self._options = options
+        self._begun = False
         self._end = manager._follow(self._record)
+        self._begun = True
 
     def _record(self, pool: Pool) -> None:
         names = [recorder.pool.device.name for recorder in self.recorders]
         again = f"-{names.count(pool.device.name) + 1}" if pool.device.name in names else ""
         path = beside(self.path, pool.device.name + again) if names else self.path
-        self.recorders.append(self._recorder(pool, path))
+        try:
+            self.recorders.append(self._recorder(pool, path))
+        except (VramError, OSError) as error:
+            if not self._begun:
+                raise
+            _log.error("%s is not recorded to %s: %s", pool.device.name, path, error)
 
     def _recorder(self, pool: Pool, path: Path) -> Recorder:
         try:
@@ -247,6 +255,9 @@ class PoolsRecorder(Closing):
         own = beside(path, f"pid-{os.getpid()}")
         _log.warning("another recording is being written to %s; this one goes to %s", path, own)
         return Recorder(pool, own, **self._options)
+
+    def __exit__(self, *exception: object) -> None:
+        close_after(exception, self)
 
     def close(self) -> None:
         """End every recording; new pools are not recorded."""

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from vram.core.closing import Closing
 from vram.core.locks import new_event, new_lock
@@ -20,7 +20,7 @@ from vram.core.observer import marks
 from vram.errors import TraceError
 from vram.trace import TraceWriter
 
-__all__ = ["Recording", "beside", "path_of_rank"]
+__all__ = ["Recording", "beside", "close_after", "path_of_rank", "require_writable"]
 
 _log = logging.getLogger("vram")
 
@@ -102,6 +102,9 @@ class Recording(Closing, abc.ABC):
         if self._thread is not threading.current_thread():
             self._thread.join()
 
+    def __exit__(self, *exception: object) -> None:
+        close_after(exception, self)
+
     @classmethod
     def open_ones(cls) -> list[Self]:
         """The open recordings of this class, oldest first."""
@@ -139,18 +142,49 @@ def path_of_rank(path: Path) -> Path:
     return path
 
 
+def require_writable(path: Path) -> None:
+    """Raise a TraceError if no recording can be written to `path`; nothing is created."""
+    why = None
+    if not path.parent.is_dir():
+        why = f"there is no directory {path.parent}"
+    elif path.exists() and not path.is_file():
+        why = "it is not a regular file"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "it is not writable"
+    if why is not None:
+        raise TraceError(f"cannot record to {path}: {why}", place="file")
+
+
 # ---- the end of the process, and forks --------------------------------------------------------------------
 
 _open: list[Recording] = []
 _parents: list[Recording] = []  # kept forever: their end would write into the parent's file
 
 
+class _Closable(Protocol):
+    path: Path
+
+    def close(self) -> None: ...
+
+
+def close_after(exception: tuple[object, ...], recording: _Closable) -> None:
+    """End a recording at the end of a `with` block, whose own exception stays the one that is raised."""
+    if not any(exception):
+        recording.close()
+    else:
+        _close_and_log(recording)
+
+
+def _close_and_log(recording: _Closable) -> None:
+    try:
+        recording.close()
+    except (TraceError, RuntimeError, OSError) as error:
+        _log.error("the end of the recording to %s is missing: %s", recording.path, error)
+
+
 def _close_all() -> None:
     for recording in tuple(_open):
-        try:
-            recording.close()
-        except (TraceError, RuntimeError, OSError) as error:
-            _log.error("the end of the recording to %s is missing: %s", recording.path, error)
+        _close_and_log(recording)
 
 
 def _after_fork_in_child() -> None:
