@@ -1512,6 +1512,13 @@ def streams_of_any_device_without_waiting(e: Bench):
 
 
 @correct
+def second_derivatives(e: Bench):
+    x = torch.randn(4, device="cuda")
+    torch.func.hessian(lambda v: v.sin().sum())(x)
+    torch.func.jvp(lambda v: v * torch.zeros_like(v), (x,), (x,))
+
+
+@correct
 def functions_for_the_compiler(e: Bench):
     torch._dynamo.reset()
     x = torch.randn(4, 8, device="cuda")

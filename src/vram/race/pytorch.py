@@ -295,6 +295,8 @@ class Follower:
 
     def _parts(self, tensor: Any) -> Iterator[Any]:
         torch = self._torch
+        if tensor._is_zerotensor():
+            return  # autograd's zeros, which have no memory
         if tensor.layout is torch.strided:
             yield tensor
         elif tensor.layout is torch.sparse_coo:
