@@ -609,6 +609,7 @@ def arguments_by_name(d):
     a = torch.zeros(4, dtype=torch.int64, device=d)
     a.index_put_((torch.tensor([1, 2], device=d),), values=torch.tensor([5, 6], device=d))
     a.index_put_(indices=(torch.tensor([0], device=d),), values=torch.tensor([4], device=d))
+    torch.index_put_(input=a, indices=(torch.tensor([3], device=d),), values=torch.tensor([7], device=d))
     counts = torch.tensor([1, 2], device=d)
     return [
         a.tolist(),

@@ -23,6 +23,8 @@ SPREAD = "not known: indices are spread at random"
 SAME = {**dict.fromkeys(("eq", "__eq__"), True), **dict.fromkeys(("ne", "__ne__"), False)}
 """Comparisons of a tensor with itself: a search for elements that are not numbers."""
 MASKS = (torch.bool, torch.uint8)
+ASSIGNED = ("input", "indices", "values")
+"""The names of the arguments of an assignment."""
 
 
 def selection(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -47,13 +49,11 @@ def get(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dic
 
 def put(values: Values, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Assignment to a view, or to a selection by masks and indices."""
-    tensor, *given = args
-    for key in ("indices", "values"):
-        if key in kwargs:
-            given.insert(key == "values", kwargs[key])
-    if len(given) < 2:
+    named = [kwargs[key] for key in ASSIGNED if key in kwargs]
+    if len(args) + len(named) < len(ASSIGNED):
         return func(*args, **kwargs)  # raises
-    kwargs = {key: each for key, each in kwargs.items() if key not in ("indices", "values")}
+    tensor, *given = (*args, *named)
+    kwargs = {key: each for key, each in kwargs.items() if key not in ASSIGNED}
     index, value = numbers(values, given[0], masks=True), given[1]
     one = not isinstance(value, torch.Tensor) or value.dim() == 0  # fills without counting
     return _select(
