@@ -127,9 +127,25 @@ def test_a_full_disk_does_not_end_the_program(tmp_path: Path, options: tuple[str
         assert "Traceback" not in ended.stderr and "File too large" in ended.stderr
 
 
+def watch(folder: Path, text: str) -> None:
+    (folder / "watched.py").write_text(text)
+    command = [sys.executable, "-m", "vram", "run", "--null-gpu", "h200", "watched.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_watching_can_begin_before_the_first_use_of_cuda(tmp_path: Path) -> None:
+    watch(
+        tmp_path,
+        "import vram.torch\nwatched = vram.torch.watch('run.vtrace')\n" + PLAIN + "watched.close()\n",
+    )
+    assert vram.open(tmp_path / "run.vtrace").events
+
+
 def test_a_history_that_the_program_keeps_is_left_on(tmp_path: Path) -> None:
     watched = """
 import torch, vram.torch
+torch.cuda.init()
 torch.cuda.memory._record_memory_history()
 with vram.torch.watch("inner.vtrace"):
     first = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
@@ -137,7 +153,4 @@ second = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
 events = torch.cuda.memory._snapshot()["device_traces"][0]
 assert [each["size"] for each in events if each["action"] == "alloc"] == [3 << 20, 5 << 20]
 """
-    (tmp_path / "watched.py").write_text(watched)
-    command = [sys.executable, "-m", "vram", "run", "--null-gpu", "h200", "watched.py"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    watch(tmp_path, watched)

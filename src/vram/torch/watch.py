@@ -263,7 +263,8 @@ def _renumbered(segment: Segment, streams: Sequence[int], stacks: Sequence[int])
 def _keeps_history(torch: Any) -> bool:
     """Whether the program has switched PyTorch's history on, as far as this version and allocator tell."""
     try:
-        return bool(torch._C._cuda_isHistoryEnabled())
+        # Before PyTorch has used CUDA, it has no allocator to ask, and crashes.
+        return bool(torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled())
     except (AttributeError, RuntimeError):
         return False
 
