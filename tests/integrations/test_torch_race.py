@@ -286,6 +286,25 @@ def test_modes_of_the_program_may_begin_and_end_in_any_order() -> None:
     assert after == before
 
 
+def test_an_exception_survives_that_memory_is_freed_meanwhile() -> None:
+    """Only with vram's allocator: in the callbacks of PyTorch's own, the exception is lost."""
+    assert "done" in output(
+        INSTALL,
+        """
+        import vram
+        with vram.race_check():
+            for _ in range(20):
+                try:
+                    print(torch.ones(4, device="cuda") * 2, {}["missing"])  # the temporary is freed
+                except KeyError as error:
+                    assert error.args == ("missing",)
+                else:
+                    raise AssertionError
+        print("done")
+        """,
+    )
+
+
 def test_another_thread_goes_on_after_the_check() -> None:
     found = told(
         WITHOUT,

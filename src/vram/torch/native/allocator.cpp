@@ -18,6 +18,12 @@
 #include "history.hpp"
 #include "host_allocator.hpp"
 
+// Of Python itself, whose headers need not be installed.
+using PyObject = struct _object;
+extern "C" int PyGILState_Check(void);
+extern "C" void PyErr_Fetch(PyObject** type, PyObject** value, PyObject** traceback);
+extern "C" void PyErr_Restore(PyObject* type, PyObject* value, PyObject* traceback);
+
 namespace vram_torch {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
@@ -44,6 +50,15 @@ c10::DeviceIndex current_device() {
   c10::DeviceIndex device = 0;
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
   return device;
+}
+
+// The callbacks are Python code. If the free is part of unwinding an exception of Python, they would destroy it.
+void tell_freed(const c10::impl::PyInterpreter& trace, const void* address) {
+  const bool in_python = PyGILState_Check() != 0;
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  if (in_python) PyErr_Fetch(&type, &value, &traceback);
+  trace->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, number(address));
+  if (in_python) PyErr_Restore(type, value, traceback);
 }
 
 // ---- settings -------------------------------------------------------------------------------------------
@@ -251,7 +266,7 @@ class VramAllocator final : public CUDAAllocator {
 
   void release(void* address) {
     if (const auto* const trace = c10::impl::GPUTrace::get_trace()) [[unlikely]]
-      (*trace)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, number(address));
+      tell_freed(*trace, address);
     if (history.active() || c10::memoryProfilingEnabled()) [[unlikely]]
       return release_noted(address);
     (void)engine->free(address);
