@@ -864,6 +864,32 @@ def test_kernels_write_into_a_mem_pool_of_vram() -> None:
     )
 
 
+def test_tags_and_marks_inside_compiled_functions_do_not_stop_the_compiler(tmp_path: Path) -> None:
+    graphs, operators, allocated = told(
+        INSTALL,
+        """
+        import json, sys
+        import vram
+        from torch._dynamo.testing import CompileCounter
+        counter = CompileCounter()
+        @vram.tag("whole")
+        def function(x):
+            with vram.step(1), vram.annotate("first"), vram.tag("part"):
+                y = x.sin()
+            return y.cos()
+        compiled = torch.compile(function, backend=counter, fullgraph=True)
+        pool = vram.get_memory_manager().pool("cuda:0")
+        with vram.record(pool, sys.argv[1]), vram.tag("outside"):
+            result = compiled(torch.ones(1 << 20, device="cuda"))
+        tags = {block.tag for block in pool.snapshot().allocations() if block.address == result.data_ptr()}
+        print(json.dumps([counter.frame_count, counter.op_count, list(tags)]))
+        """,
+        arguments=(str(tmp_path / "job.vtrace"),),
+    )
+    assert (graphs, operators) == (1, 2)
+    assert allocated == ["outside"]
+
+
 def test_a_script_is_run_on_vram_without_a_change(tmp_path: Path) -> None:
     pytest.importorskip("rich_click")
     script = tmp_path / "train.py"

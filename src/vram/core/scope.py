@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["Scope"]
+__all__ = ["Scope", "is_compiling"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -41,7 +42,18 @@ class Scope:
 
         @functools.wraps(function)
         def inside(*arguments: Any, **keywords: Any) -> Any:
+            if is_compiling():
+                return function(*arguments, **keywords)
             with self:
                 return function(*arguments, **keywords)
 
         return inside  # type: ignore[return-value]
+
+
+def is_compiling() -> bool:
+    """Return whether PyTorch's compiler reads this code, which then has no effect.
+
+    It cannot read context variables or clocks. Without this, it would leave out the program's function.
+    """
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and bool(compiler.is_compiling())

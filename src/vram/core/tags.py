@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Literal
 
 from vram.arguments import require_label, shown
-from vram.core.scope import Scope
+from vram.core.scope import Scope, is_compiling
 from vram.errors import ConfigError
 
 __all__ = ["current_tag", "spill_wishes", "tag"]
@@ -53,12 +53,16 @@ class tag(Scope):
         return self._name
 
     def __enter__(self) -> tag:
+        if is_compiling():
+            return self
         _register()
         _outer.set((*_outer.get(), _current.get()))
         _current.set(self.name)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if is_compiling():
+            return
         *outer, before = _outer.get()
         _current.set(before)
         _outer.set(tuple(outer))

@@ -11,7 +11,7 @@ from typing import SupportsIndex
 
 from vram.arguments import require_label, shown
 from vram.core.observer import marks
-from vram.core.scope import Scope
+from vram.core.scope import Scope, is_compiling
 from vram.trace.steps import LAST_STEP, STEP_PREFIX
 
 __all__ = ["annotate", "step"]
@@ -32,11 +32,13 @@ class annotate(Scope):
         return self._name
 
     def __enter__(self) -> annotate:
-        marks.tell("START", self.name)
+        if not is_compiling():
+            marks.tell("START", self.name)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        marks.tell("END", self.name)
+        if not is_compiling():
+            marks.tell("END", self.name)
 
     def __repr__(self) -> str:
         return f"vram.{type(self).__name__}({self.name!r})"
