@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +20,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 MIB, GIB = 1 << 20, 1 << 30
 MakePool = Callable[..., Pool]
+THREADS = 8
+OPERATIONS = int(os.environ.get("VRAM_GPU_SPILL_OPERATIONS", "20000"))
+"""Of all threads together, in the test with random operations."""
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +120,62 @@ def test_work_of_other_threads_during_swaps(device: Device, work: Work, make_poo
         thread.join()
     device.synchronize()
     assert work.take_counts()[0] == 0
+
+
+def test_random_work_of_many_threads(device: Device, work: Work, make_pool: MakePool) -> None:
+    """Twice as much memory as the limit allows, moved by hand and by shortage; each thread has a stream."""
+    pool = make_pool(limit="2GiB", spill="4GiB")
+    share = 4 * GIB // THREADS
+    failures: list[Exception] = []
+
+    def run(number: int) -> None:
+        chance, stream, live = random.Random(number), Stream(device), dict[Any, int]()
+        used = 0
+        for _ in range(OPERATIONS // THREADS):
+            size = int(2 ** chance.uniform(12, 26)) // 512 * 512
+            what = chance.random()
+            if (what < 0.35 or not live) and used + size <= share:
+                buffer = pool.allocate(size, stream=stream)
+                used += size
+                live[buffer] = work.new_seed()
+                work.fill(buffer.ptr, buffer.size, live[buffer], stream.handle)
+                continue
+            buffer = chance.choice(tuple(live))
+            if what < 0.6:
+                work.check(buffer.ptr, buffer.size, live[buffer], stream.handle)
+            elif what < 0.7:
+                live[buffer] = work.new_seed()
+                work.fill(buffer.ptr, buffer.size, live[buffer], stream.handle)
+            elif what < 0.9:
+                work.check(buffer.ptr, buffer.size, live.pop(buffer), stream.handle)
+                used -= buffer.size
+                buffer.free()
+            elif what < 0.95:
+                buffer.spill()
+            else:
+                with contextlib.suppress(OutOfMemory):  # there may be no room for it
+                    buffer.prefetch()
+        for buffer, seed in live.items():
+            work.check(buffer.ptr, buffer.size, seed, stream.handle)
+            buffer.free()
+        stream.synchronize()
+
+    def guarded(number: int) -> None:
+        try:
+            run(number)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    device.synchronize()
+    assert not failures, failures
+    assert work.take_counts()[0] == 0
+    stats = pool.stats()
+    assert stats["spill.count"] > 0 and stats.allocated == 0
 
 
 def test_legacy_and_thread_default_streams_are_held(device: Device, work: Work, make_pool: MakePool) -> None:
