@@ -52,7 +52,7 @@ c10::DeviceIndex current_device() {
   return device;
 }
 
-// The callbacks are Python code. If the free is part of unwinding an exception of Python, they would destroy it.
+// The callbacks are Python code. If an exception of Python is being unwound, they would destroy it.
 void tell_freed(const c10::impl::PyInterpreter& trace, const void* address) {
   const bool in_python = PyGILState_Check() != 0;
   PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
