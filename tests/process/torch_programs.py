@@ -26,10 +26,15 @@ WITHOUT = """
 """
 """For comparison: PyTorch with its own allocator, without the end of the interpreter, in which a thread of
 PyTorch can abort the process. Programs with vram end as usual, because their end is tested as well."""
+REST = """
+    import time
+    time.sleep(0.05)
+"""
+"""Threads of PyTorch release a graph after backward() has returned, and can abort a process that ends."""
 
 
 def run(*parts: str, arguments: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
-    program = "\n".join(textwrap.dedent(part) for part in parts)
+    program = "\n".join(textwrap.dedent(part) for part in (*parts, REST))
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", program, *arguments],
         env={**os.environ, **environment},
