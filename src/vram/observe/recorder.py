@@ -87,7 +87,6 @@ class Recorder(Recording):
             piece_bytes=None if rotate is None else parse_size(rotate),
             max_pieces=keep,
         )
-        self._failure: Exception | None = None
         self._marks: dict[int, tuple[str, str]] = {}
         self._mark_numbers = itertools.count()
         self._written_at = time.monotonic()
@@ -161,36 +160,12 @@ class Recorder(Recording):
             self._writer.flush()
         self._written_at = time.monotonic()
 
-    def _fail(self, error: Exception) -> None:
-        """The file cannot be written. The program continues, and close() reports the error."""
-        _log.error("the recording to %s ends after %d events: %s", self.path, self.events, error)
-        self._failure = error
-        self._leave()
-
     # ---- the end ------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Write the rest, and the current segments and blocks. Closing again does nothing.
-
-        Raises a TraceError if the file could not be written completely.
-        """
-        with self._lock:
-            if not self.closed:
-                try:
-                    segments, settings = self._ending_state()
-                    self._write()
-                    self._writer.close(segments, settings)
-                except Exception as error:
-                    self._fail(error)
-                self._leave()
-            failure, self._failure = self._failure, None
-        self._join()
-        if failure is not None:
-            raise TraceError(
-                f"the recording to {self.path} ended early, after {self.events} events: {failure}",
-                place="file",
-                events=self.events,
-            ) from failure
+    def _finish(self) -> None:
+        segments, settings = self._ending_state()
+        self._write()
+        self._writer.close(segments, settings)
 
     def _stop(self) -> None:
         self._events.record(0)

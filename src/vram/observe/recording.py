@@ -35,6 +35,7 @@ class Recording(Closing, abc.ABC):
         self.path = path
         self._lock = new_lock()  # of the file; a finalizer may come in between
         self._ending = new_event()
+        self._failure: Exception | None = None  # that ended it, until close() raises it
 
     def _start(self, thread: str) -> None:
         self._end_marks = marks.add(self.mark)
@@ -67,9 +68,26 @@ class Recording(Closing, abc.ABC):
             if not self.closed:
                 self._write()
 
-    @abc.abstractmethod
     def close(self) -> None:
-        """Write the rest and end. Closing again does nothing."""
+        """Write the rest, and what is in use at the end. Closing again does nothing.
+
+        Raises a TraceError if the file could not be written completely.
+        """
+        with self._lock:
+            if not self.closed:
+                try:
+                    self._finish()
+                except Exception as error:
+                    self._fail(error)
+                self._leave()
+            failure, self._failure = self._failure, None
+        self._join()
+        if failure is not None:
+            raise TraceError(
+                f"the recording to {self.path} ended early, after {self.events} events: {failure}",
+                place="file",
+                events=self.events,
+            ) from failure
 
     @abc.abstractmethod
     def _writers(self) -> Sequence[TraceWriter]:
@@ -84,8 +102,18 @@ class Recording(Closing, abc.ABC):
         """Write what is new."""
 
     @abc.abstractmethod
+    def _finish(self) -> None:
+        """Write what is new, and what is in use at the end."""
+
+    @abc.abstractmethod
     def _stop(self) -> None:
         """Have the allocator record no more."""
+
+    def _fail(self, error: Exception) -> None:
+        """The file cannot be written. The program continues, and close() reports the error."""
+        _log.error("the recording to %s ends after %d events: %s", self.path, self.events, error)
+        self._failure = error
+        self._leave()
 
     def _leave(self) -> None:
         if not self.closed:

@@ -68,7 +68,6 @@ class Watch(Recording):
         self._entries = entries
         self._kept_by_program = _keeps_history(torch)
         self._record_history: Callable[..., None] = self._memory._record_memory_history
-        self._failure: Exception | None = None
         _begin_history(self._record_history, entries)
         self._memory._record_memory_history = self._history_changes
         _observe_out_of_memory(torch)
@@ -95,12 +94,6 @@ class Watch(Recording):
                 self._write()
         except Exception as error:
             self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        """The file cannot be written. The program continues, and close() reports the error."""
-        _log.error("recording of PyTorch to %s stopped: %s", self.path, error)
-        self._failure = error
-        self._leave()
 
     def _history_changes(self, *args: Any, **kwargs: Any) -> None:
         """The program switches PyTorch's history on or off, which this recording needs to stay on."""
@@ -143,35 +136,17 @@ class Watch(Recording):
         """The files, and the devices whose memory they have."""
         return [(file.path, f"cuda:{device}") for device, file in self._files.items()]
 
-    def close(self) -> None:
-        """Write the remaining events and the current segments, and turn off PyTorch's history.
-
-        The history stays on if the program has turned it on itself. Raises a TraceError if the file could not
-        be written completely.
-        """
-        with self._lock:
-            if not self.closed:
-                self._write_or_fail()
-                try:
-                    for file in self._files.values() if self._failure is None else ():
-                        file.close()
-                except Exception as error:
-                    self._fail(error)
-                self._leave()
-            failure, self._failure = self._failure, None
-        self._join()
-        if failure is not None:
-            raise TraceError(
-                f"the recording to {self.path} ended early, after {self.events} events: {failure}",
-                place="file",
-                events=self.events,
-            ) from failure
+    def _finish(self) -> None:
+        self._write()
+        for file in self._files.values():
+            file.close()
 
     def _leave_to_parent(self) -> None:
         super()._leave_to_parent()
         self._memory._record_memory_history = self._record_history
 
     def _stop(self) -> None:
+        """Turn off PyTorch's history, unless the program has turned it on itself."""
         self._memory._record_memory_history = self._record_history
         if not self._kept_by_program:
             with contextlib.suppress(RuntimeError):
