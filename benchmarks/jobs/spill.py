@@ -39,7 +39,7 @@ JOBS = {
     "llama_recorded": 10,
     "resnet": 30,
     "experts": 12,
-    "decode": 6,
+    "decode": 300,
     "streams": 40,
 }
 """Each job and its steps."""

@@ -774,13 +774,15 @@ PyObject* unpark_blocks(PyObject* object, PyObject* tag) {
   return move_tag(object, tag, &Pool::unpark, "move allocations back to the device");
 }
 
-// bring_back(most): returns the bytes that returned to the device.
-PyObject* bring_back(PyObject* object, PyObject* argument) {
-  std::uint64_t most = 0, returned = 0;
-  if (!whole_from(argument, "most", kAny, &most)) return nullptr;
+// bring_back(most, wait): returns the bytes that returned to the device.
+PyObject* bring_back(PyObject* object, PyObject* arguments) {
+  Whole most{"most"};
+  std::uint64_t returned = 0;
+  int wait = 0;
+  if (!PyArg_ParseTuple(arguments, "O&|p:bring_back", whole_argument, &most, &wait)) return nullptr;
   const std::shared_ptr<Pool> pool = own_pool(object);
   if (pool == nullptr) return PyLong_FromLong(0);
-  const Status status = waiting([&] { return pool->bring_back(most, &returned); });
+  const Status status = waiting([&] { return pool->bring_back(most.value, &returned, wait != 0); });
   if (!status.ok()) return raise(status, "bring spilled memory back");
   return PyLong_FromUnsignedLongLong(returned);
 }
@@ -1348,9 +1350,10 @@ PyMethodDef methods[] = {
      "moved."},
     {"unpark_blocks", unpark_blocks, METH_O,
      "unpark_blocks(tag, /)\n--\n\nMove parked allocations back to the device. Return the bytes that moved."},
-    {"bring_back", bring_back, METH_O,
-     "bring_back(most, /)\n--\n\nMove at most so many bytes back to the device while enough of it is free. "
-     "Return the bytes that moved."},
+    {"bring_back", bring_back, METH_VARARGS,
+     "bring_back(most, wait=False, /)\n--\n\nMove at most so many bytes back to the device while enough of "
+     "it "
+     "is free; with `wait`, after all work queued so far. Return the bytes that moved."},
     {"release_unused", release_unused, METH_O,
      "release_unused(wait, /)\n--\n\nRelease unused memory beyond the release threshold, with what the "
      "streams' caches keep.\n\n`wait`: wait for the device if memory is still in use."},

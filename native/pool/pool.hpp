@@ -121,8 +121,8 @@ class Pool final : public Allocator {
   // ---- spilling to host memory (spiller.cpp, spill_tags.cpp)
   // ----------------------------------------------------------- Returns pages from the host while enough
   // device memory is free; bounded.
-  Status bring_back(std::uint64_t most, std::uint64_t* returned) {
-    return spiller_.bring_back(most, returned);
+  Status bring_back(std::uint64_t most, std::uint64_t* returned, bool wait = false) {
+    return spiller_.bring_back(most, returned, wait);
   }
   // Moves the pages of the allocation that contains the address to the host, or back. A page stays if it
   // cannot move.

@@ -264,10 +264,14 @@ std::vector<SpillCandidate> Spiller::candidates(Index only) const {
   return result;
 }
 
-// Pages on the host that may return, the youngest blocks' first; if `only` is given, those under this block.
+// Pages on the host that may return: those that should have gone last come first, then those of the youngest
+// blocks. If `only` is given, those under this block.
 std::vector<Index> Spiller::spilled_pages(Index only) const {
   const Slab<Page>& pages = stock().pages();
-  std::vector<std::uint64_t> ages(pages.end(), ~std::uint64_t{0});
+  const auto rank = [](SpillWish wish) {
+    return wish == SpillWish::last ? 0 : wish == SpillWish::first ? 2 : 1;
+  };
+  std::vector<std::pair<int, std::uint64_t>> order(pages.end(), {rank(SpillWish::first), ~std::uint64_t{0}});
   std::vector<bool> wanted(pages.end());
   std::vector<bool> fixed(pages.end());
   for (Index i = 1; i < blocks().end(); ++i) {
@@ -276,10 +280,11 @@ std::vector<Index> Spiller::spilled_pages(Index only) const {
     const bool stay = stays(i);
     StreamState& owner = owner_of(block);
     std::lock_guard guard(owner.lock);
+    const int wish = rank(block.is(BlockState::live) ? wish_of(i) : SpillWish::first);
     const std::uint32_t age = static_cast<std::uint32_t>(owner.slow_serial + owner.hits) - block.serial;
     stock().each_page(block, [&](Index page, Units, Units) {
       if (!pages[page].spilled() || pages[page].suspended) return;
-      ages[page] = std::min<std::uint64_t>(ages[page], age);
+      order[page] = std::min(order[page], {wish, age});
       if (only == 0 || only == i) wanted[page] = true;
       if (stay) fixed[page] = true;
     });
@@ -287,7 +292,7 @@ std::vector<Index> Spiller::spilled_pages(Index only) const {
   std::vector<Index> result;
   for (Index p = 1; p < pages.end(); ++p)
     if (wanted[p] && !fixed[p]) result.push_back(p);
-  std::stable_sort(result.begin(), result.end(), [&](Index a, Index b) { return ages[a] < ages[b]; });
+  std::stable_sort(result.begin(), result.end(), [&](Index a, Index b) { return order[a] < order[b]; });
   return result;
 }
 
@@ -521,7 +526,7 @@ Status Spiller::to_device(const std::vector<Index>& which, std::unique_lock<std:
   return status.ok() ? lacking : status;
 }
 
-Status Spiller::bring_back(std::uint64_t most, std::uint64_t* returned) {
+Status Spiller::bring_back(std::uint64_t most, std::uint64_t* returned, bool wait) {
   *returned = 0;
   if (closed()) return {Code::closed, 0, "spill"};
   const Turn turn(state_.turn);
@@ -529,6 +534,8 @@ Status Spiller::bring_back(std::uint64_t most, std::uint64_t* returned) {
   if (!turn.ours()) return {Code::deadlock, 0, "spill"};
   if (Status status = enter("spill", &lock); !status.ok()) return status;
   if (stock().spilled_bytes() == 0) return {};
+  if (wait)
+    if (Status status = lives_.wait_until_idle(lock); !status.ok()) return status;
   lives_.complete();
   caches_.drain_all();
   const std::uint64_t all = config_.limit != 0 ? std::min(config_.limit, backend_->info().total_bytes)

@@ -42,9 +42,10 @@ class Spiller : PoolPart {
   // meanwhile. not_ready: a stream did not arrive.
   Status make_room(std::uint64_t bytes, std::uint64_t wished, StreamState& taker,
                    std::unique_lock<std::mutex>& lock);
-  // Returns at most `most` bytes to free device pages, youngest first, unless less than the margin would stay
-  // free. *returned: how many.
-  Status bring_back(std::uint64_t most, std::uint64_t* returned);
+  // Returns at most `most` bytes to free device pages, unless less than the margin would stay
+  // free. What was freed counts as free only if its last use has completed; with `wait`, that is awaited.
+  // *returned: how many.
+  Status bring_back(std::uint64_t most, std::uint64_t* returned, bool wait = false);
   // The same by hand, for the pages of one allocation. A page stays where it is if it cannot move.
   // out_of_memory: there is not enough memory on the other side for all of them.
   Status spill(Address address, std::uint64_t* moved);

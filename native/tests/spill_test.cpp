@@ -154,6 +154,35 @@ TEST(freed_memory_brings_pages_back) {
   CHECK(program.right() && program.ends());
 }
 
+TEST(pages_that_should_have_gone_last_return_first) {
+  Program program;
+  const Address first = program.get(), last = program.get(), other = program.get();
+  program.world.pool->steer_spill({{first, SpillWish::first}, {last, SpillWish::last}});
+  std::uint64_t moved = 0;
+  for (const Address address : {last, other, first}) CHECK(program.use(address) && program.spill(address));
+  for (const Address address : {last, other, first}) {
+    CHECK(program.where(address) == Location::host);
+    CHECK(program.world.pool->bring_back(kBlock, &moved).ok() && moved == kBlock);
+    CHECK(program.where(address) == Location::device);
+  }
+  CHECK(program.right() && program.ends());
+}
+
+TEST(pages_return_to_memory_that_is_still_in_use_if_the_caller_waits) {
+  Program program;
+  std::vector<Address> blocks;
+  for (int i = 0; i < 12; ++i) blocks.push_back(program.get());
+  for (int i = 6; i < 12; ++i) {
+    CHECK(program.use(blocks[static_cast<std::size_t>(i)]));
+    CHECK(program.drop(blocks[static_cast<std::size_t>(i)]));
+  }
+  std::uint64_t returned = 0;
+  const std::uint64_t there = program.world.stats().spilled;
+  CHECK(there != 0 && program.world.pool->bring_back(kGiB, &returned).ok() && returned == 0);
+  CHECK(program.world.pool->bring_back(kGiB, &returned, true).ok() && returned == there);
+  CHECK(program.right() && program.ends());
+}
+
 TEST(a_block_can_be_spilled_and_fetched_by_hand) {
   Program program;
   const Address a = program.get();

@@ -572,7 +572,7 @@ class PoolCore:
 
     def bring_back(self, most: int, /) -> int:
         """
-        Move at most so many bytes back to the device while enough of it is free. Return the bytes that moved.
+        Move at most so many bytes back to the device while enough of it is free; with `wait`, after all work queued so far. Return the bytes that moved.
         """
 
     def release_unused(self, wait: bool, /) -> None:

@@ -392,10 +392,13 @@ class Pool(Closing, _native.PoolCore):
         self._know_streams()
         return super().prefetch_block(ptr)
 
-    def bring_back(self, most: int, /) -> int:
-        """Move at most so many bytes back to the device while enough of it is free; returns how many."""
+    def bring_back(self, most: int, wait: bool = False, /) -> int:
+        """Move at most so many bytes back to the device while enough of it is free; returns how many.
+
+        With `wait`, memory counts as free that queued work still uses: this waits for it.
+        """
         self._know_streams()
-        return super().bring_back(most)
+        return super().bring_back(most, wait)
 
     def _know_streams(self) -> None:
         """A swap holds the streams that vram knows; PyTorch's may not have been used for memory yet."""

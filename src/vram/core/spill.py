@@ -25,6 +25,7 @@ __all__ = [
     "Spilled",
     "before_spill",
     "on_shortage",
+    "postpone_return",
     "spillable",
     "spilled_of",
     "steer",
@@ -50,7 +51,7 @@ class _Following:
 
     pool: weakref.ref[Any]
     spills: int = -1  # when it was looked at last
-    calm: int = 0  # seconds without a spill
+    calm: int = 0  # seconds without a spill; negative: postponed
     patience: int = 1  # seconds without a spill after which memory returns
     returned: bool = False  # since the last spill
 
@@ -60,7 +61,7 @@ class _Following:
         if spills != self.spills:
             if self.returned:
                 self.patience = min(2 * self.patience, MOST_PATIENCE)
-            self.spills, self.calm, self.returned = spills, 0, False
+            self.spills, self.calm, self.returned = spills, min(self.calm, 0), False
             return
         self.calm += 1
         if self.calm >= self.patience:
@@ -116,6 +117,13 @@ def spilled_of(pool: Any) -> list[Spilled]:
 def on_shortage(callback: Callable[[Any, int], None]) -> None:
     """Call `callback(pool, needed)` whenever a pool is about to choose what moves to the host."""
     _shortage.append(callback)
+
+
+def postpone_return(pool: Any) -> None:
+    """Bring nothing back for a while: a framework does so itself, when it knows that there is room."""
+    following = _spilling.get(id(pool))
+    if following is not None:
+        following.calm = -MOST_PATIENCE
 
 
 def steer(pool: Any) -> None:

@@ -5,21 +5,24 @@ module makes that rare, and chooses better. Parameters go last, because matrix p
 and states of optimizers go first, because a step reads them once. After memory was short for the first time,
 the tensors that autograd saves for the backward pass are copied to pinned memory, the earliest first, while
 the device is nearly full. They return before the backward pass needs them, and the copies overlap with
-computation.
+computation. Pages that had moved return when a step begins, if saved tensors can make room for them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from vram.config import KEPT_FREE
-from vram.core.spill import SavedTensors, on_shortage
+from vram.core.spill import SavedTensors, on_shortage, postpone_return
+from vram.errors import VramError
 
 __all__ = ["steer_spilling"]
 
@@ -39,6 +42,10 @@ AHEAD_BYTES: Final = 256 << 20
 """How much returns before it is needed: 5 ms of copying."""
 AHEAD_TENSORS: Final = 16
 """Saved tensors that are used between the begin of a return and its use, at least."""
+LOOKS: Final = 32
+"""While pages are on the host, the peak is looked at about so many times in a backward pass."""
+MOST_PATIENCE: Final = 64
+"""Steps after which pages return, at most."""
 
 
 @functools.cache
@@ -195,9 +202,13 @@ class _Activations:
         self._here: deque[weakref.ref[_Entry]] = deque()  # on the device, the earliest first
         self._away: list[weakref.ref[_Entry]] = []  # on the host, the earliest first
         self._known: dict[int, weakref.ref[_Entry]] = {}  # by address
-        self._needs = _Needs()
+        self._steps = _Steps()
+        self._pages = _Pages()
         self._watch: Any = None  # of the pool's peak, while more could leave
-        self._need: tuple[int, int] | None = None  # of this step
+        self._need: _Step | None = None  # of this step
+        self._due = 0  # bytes that leave as soon as they are saved
+        self._bytes = 0  # saved in this step
+        self._lacking = 0  # bytes, when the pool's counters were read last; negative: there was room
         self._capacity = 0  # bytes that the pool could have when its counters were read last
         self._slack = 0  # bytes that were lacking in spite of what recent steps needed
         self._was_short = False  # in this step
@@ -209,6 +220,7 @@ class _Activations:
 
     def shortage(self, needed: int) -> None:
         """Keep more memory free from now on: pages had to move."""
+        self._pages.moved = True
         if self._watch is not None and self.saved:
             self._slack += needed
             self._was_short = True
@@ -257,15 +269,18 @@ class _Activations:
         if self._watch is not None:
             pool._peaks.end(pool, self._watch)
         if self._need is not None:
-            if not self._needs.known:  # until now the slack stood for them
+            if not self._steps.known:  # until now the slack stood for them
                 self._slack = 0
             elif not self._was_short:
                 self._slack -= self._slack // SLACK_STEPS
-            self._needs.add(*self._need)
+            self._steps.add(self._need)
+        self._due = self._steps.least_due
+        kept = self._slack + int(self._capacity * KEPT_FREE)
+        self._pages.begin_step(pool, self._capacity - kept)
         raw, self._watch = pool._peaks.begin(pool)
         self._begin = self._seen = raw["live"]
         self._need, self._was_short = None, False
-        self._left = self._unread = self._next_read = 0
+        self._bytes = self._left = self._unread = self._next_read = 0
 
     def _note_need(self, pool: Any, *, over: bool) -> None:
         """Note how much was needed beyond what was in use when the last tensor was saved.
@@ -275,8 +290,12 @@ class _Activations:
         """
         raw = (pool._peaks.end if over else pool._peaks.of)(pool, self._watch)
         last = self._seen + self._unread
-        before = 0 if self._need is None else self._need[0]
-        self._need = (max(before, raw["peak_live"] - self.ahead - last), last + self._left - self._begin)
+        before = 0 if self._need is None else self._need.needed
+        self._need = _Step(
+            needed=max(before, raw["peak_live"] - self.ahead - last),
+            saved=max(last + self._left - self._begin, LEAST_BYTES),
+            due=max(0, self._left + self._lacking + self._unread),
+        )
         if over:
             self._watch = None
 
@@ -298,14 +317,15 @@ class _Activations:
         if known is not None and known.holds(version):
             known.save(version, self._moment)
             return known
-        made = _Entry(self, storage, version, self._moment, self.saved)
+        made = _Entry(self, storage, version, self._moment, self.saved, self._bytes)
         self._known[storage.data_ptr()] = made.reference
         self._here.append(made.reference)
         self._unread += made.bytes
+        self._bytes += made.bytes
         return made
 
     def _make_room(self) -> None:
-        """Let the earliest tensors leave while less than the margin is free."""
+        """Let the earliest tensors leave: those that are due, and more while less than the margin is free."""
         pool = self._pool()
         if pool is None:
             return
@@ -315,37 +335,44 @@ class _Activations:
         raw, config = pool.raw_stats(), pool.config()
         capacity = config["limit"] or raw["reserved"]["current"] + pool.device.free_memory
         grown = raw["live"] + self._left - self._begin
-        margin = self._needs.expected(grown) + self._slack + int(capacity * KEPT_FREE)
+        margin = self._steps.expected(grown) + self._slack + int(capacity * KEPT_FREE)
         lacking = raw["live"] - raw["spilled_live"] + margin - capacity
-        while lacking > 0 and self._here:
+        due = self._due - self._left
+        while self._here:
             entry = self._here.popleft()()
             if entry is None or entry.storage is None or entry.resized:
                 continue
-            if self._copied.bytes + entry.bytes > config["spill"] or not entry.leave():
+            wanted = lacking > 0 or entry.bytes <= due
+            if not wanted or self._copied.bytes + entry.bytes > config["spill"] or not entry.leave():
                 self._here.appendleft(entry.reference)
                 break
             lacking -= entry.bytes
+            due -= entry.bytes
             self._left += entry.bytes
             self._away.append(entry.reference)
         self._seen = lacking + capacity - margin + raw["spilled_live"]
+        self._lacking = lacking
         self._capacity = capacity
         self._unread = 0
-        self._next_read = max(READ_BYTES, -lacking // 4)
+        self._next_read = READ_BYTES if due > 0 else max(READ_BYTES, -lacking // 4)
 
     # -- using
 
-    def used(self, index: int, *, away: bool) -> None:
-        """Begin the next returns: the backward pass uses what was saved as number `index`."""
+    def used(self, used: _Entry, *, away: bool) -> None:
+        """Begin the next returns: the backward pass uses an entry."""
         with self._lock:
             pool = self._pool()
             if pool is not None and self._watch is not None and (away or self._need is None):
                 self._note_need(pool, over=away)
+            if pool is not None:
+                cover = max(0, used.before - self._left) + self.ahead
+                self._pages.note_use(pool, used.before, cover, self._bytes)
             if self._away and self.torch.cuda.is_current_stream_capturing():
                 return
             while self._away:
                 entry = self._away[-1]()
                 if entry is not None and entry.fetched is None:
-                    if entry.index < index - AHEAD_TENSORS or self.ahead >= AHEAD_BYTES:
+                    if entry.index < used.index - AHEAD_TENSORS or self.ahead >= AHEAD_BYTES:
                         return
                     if pool is None or not self._fits(pool, entry.bytes):
                         return
@@ -361,25 +388,110 @@ class _Activations:
         return bool(raw["live"] - raw["spilled_live"] + bytes <= self._capacity)
 
 
-class _Needs:
-    """How much recent steps needed beyond what was in use when they saved their last tensor."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one step needed, in bytes."""
+
+    needed: int
+    """Beyond what was in use when the last tensor was saved."""
+    saved: int
+    """Growth of memory until then."""
+    due: int
+    """Saved tensors that had to leave."""
+
+
+class _Steps:
+    """What recent steps needed."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, int]] = deque(maxlen=RECENT_STEPS)
+        self._steps: deque[_Step] = deque(maxlen=RECENT_STEPS)
 
     @property
     def known(self) -> bool:
         """Whether there was a step."""
         return bool(self._steps)
 
-    def add(self, needed: int, saved: int) -> None:
-        """Note a step that needed so much after its memory had grown by `saved`."""
-        self._steps.append((needed, max(saved, LEAST_BYTES)))
+    @property
+    def least_due(self) -> int:
+        """Bytes that had to leave in each of them. They may leave at once, while there is time to copy."""
+        return min((step.due for step in self._steps), default=0)
+
+    def add(self, step: _Step) -> None:
+        """Note a step."""
+        self._steps.append(step)
 
     def expected(self, grown: int) -> int:
         """Return what a step needs whose memory has grown so much: shorter ones less, in proportion."""
         grown = max(0, grown)
-        return max((needed * min(grown, saved) // saved for needed, saved in self._steps), default=0)
+        return max((step.needed * min(grown, step.saved) // step.saved for step in self._steps), default=0)
+
+
+class _Pages:
+    """Brings pages back when a step begins, as far as no recent step would have been short of memory.
+
+    Saved tensors are cheaper to have on the host than pages: their copies overlap with computation, while
+    kernels wait for each access to a page there, and an optimizer reads its states several times. So while
+    pages are on the host, this looks for the least that a step needs on the device: at each moment, what was
+    in use less the saved tensors that were not needed yet and could have left.
+    """
+
+    def __init__(self) -> None:
+        self.moved = False  # to the host, in this step
+        self._watch: Any = None  # of the pool's peak since the last look, while pages are on the host
+        self._at = 0  # bytes saved before the tensor that was used at the last look
+        self._least = 0  # bytes that this step needs on the device
+        self._recent: deque[int] = deque(maxlen=RECENT_STEPS)  # … and steps before it
+        self._waited = 0  # steps since the last return that was too early
+        self._patience = 1  # … after which pages may return
+        self._returned = False  # pages, since they moved last
+
+    def begin_step(self, pool: Any, capacity: int) -> None:
+        """Learn from the last step, and let pages return. Steps may use `capacity` bytes."""
+        postpone_return(pool)
+        if self._watch is not None:
+            self._look(pool, 0)
+            pool._peaks.end(pool, self._watch)
+            self._recent.append(self._least)
+            self._waited += 1
+        if self.moved and self._returned:
+            self._put_off()
+        there = pool.raw_stats()["spilled_live"]
+        if there and self._recent and self._waited >= self._patience:
+            there -= self._bring_back(pool, there - max(0, max(self._recent) - capacity))
+        self.moved = False
+        self._watch = pool._peaks.begin(pool)[1] if there else None
+        self._least = self._at = 0
+
+    def note_use(self, pool: Any, before: int, cover: int, saved: int) -> None:
+        """The backward pass uses a tensor, and `before` bytes of the step's `saved` were saved before it.
+
+        Of these, `cover` bytes are on the device and could have left.
+        """
+        if self._watch is not None and (self._at == 0 or before <= self._at - saved // LOOKS):
+            self._at = before
+            self._look(pool, cover)
+
+    def _look(self, pool: Any, cover: int) -> None:
+        """Note what was needed since the last look, at most."""
+        raw = pool._peaks.end(pool, self._watch)
+        self._least = max(self._least, raw["peak_live"] - cover)
+        self._watch = pool._peaks.begin(pool)[1]
+
+    def _bring_back(self, pool: Any, most: int) -> int:
+        if most <= 0:
+            return 0
+        returned = 0
+        with contextlib.suppress(VramError):  # another thread moves memory, or captures a graph
+            returned = pool.bring_back(most, True)
+        if returned:
+            self._returned = True
+        else:
+            self._put_off()
+        return int(returned)
+
+    def _put_off(self) -> None:
+        self._waited, self._returned = 0, False
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
 
 
 class _Moment:
@@ -399,11 +511,14 @@ class _Moment:
 class _Entry:
     """One storage with saved tensors: on the device, on the host, or returned."""
 
-    def __init__(self, owner: _Activations, storage: Any, version: int, moment: _Moment, index: int) -> None:
+    def __init__(
+        self, owner: _Activations, storage: Any, version: int, moment: _Moment, index: int, before: int
+    ) -> None:
         self.reference: weakref.ref[_Entry] = weakref.ref(self)
         self.storage = storage  # None: it has left
         self.bytes: int = storage.nbytes()
         self.index = index
+        self.before = before  # bytes that the step had saved before it
         self.left: Any = None  # the event behind the copy to the host
         self.fetched: Any = None  # the storage that it has returned to
         self._home: Any = None  # the stream that this belongs to
@@ -466,7 +581,7 @@ class _Entry:
 
     def use(self) -> Any:
         """Return the storage, usable on the current stream."""
-        self.owner.used(self.index, away=self.storage is None)
+        self.owner.used(self, away=self.storage is None)
         if self.storage is not None:
             return self.storage
         if self.fetched is None:
